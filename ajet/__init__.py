@@ -1,0 +1,84 @@
+"""Train the model behind your agent.
+
+    import ajet
+
+    @ajet.workflow
+    async def solve(question: str) -> str: ...
+
+    @ajet.judge
+    def exact(output: str, answer: str) -> float: ...
+
+Names are loaded when first used, so that `import ajet` stays light.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ajet_sdk.config import Config as Config
+    from ajet_sdk.decorators import judge as judge
+    from ajet_sdk.decorators import workflow as workflow
+    from ajet_sdk.environment import GymEnv as GymEnv
+    from ajet_sdk.errors import AjetError as AjetError
+    from ajet_sdk.model import Model as Model
+    from ajet_sdk.run import AgentJetJob as AgentJetJob
+    from ajet_sdk.run import AjetJob as AjetJob
+    from ajet_sdk.run import AstunerJob as AstunerJob
+    from ajet_sdk.backbones.debug import bp as bp
+    from ajet_sdk.run import run as run
+    from ajet_sdk.run import serve as serve
+    from ajet_sdk.run import train as train
+    from ajet_sdk.samples import build as build
+    from ajet_sdk.timelines import Merged as Merged
+    from ajet_sdk.timelines import merge as merge
+    from ajet_sdk.capture import trace as trace
+    from ajet_sdk.types import Call as Call
+    from ajet_sdk.types import Episode as Episode
+    from ajet_sdk.types import LedgerEntry as LedgerEntry
+    from ajet_sdk.types import Reward as Reward
+    from ajet_sdk.types import Run as Run
+    from ajet_sdk.types import Sample as Sample
+    from ajet_sdk.types import Split as Split
+    from ajet_sdk.types import Task as Task
+    from ajet_sdk.types import Timeline as Timeline
+    from ajet_sdk.types import TunedModel as TunedModel
+    from ajet_sdk.workflow import AjetTuner as AjetTuner
+    from ajet_sdk.workflow import BaseJudge as BaseJudge
+    from ajet_sdk.workflow import Workflow as Workflow
+    from ajet_sdk.workflow import WorkflowOutput as WorkflowOutput
+    from ajet_sdk.workflow import WorkflowTask as WorkflowTask
+
+_HOMES = {
+    "config": ("Config",),
+    "decorators": ("judge", "workflow"),
+    "environment": ("GymEnv",),
+    "errors": ("AjetError",),
+    "model": ("Model",),
+    "run": ("AgentJetJob", "AjetJob", "AstunerJob", "run", "serve", "train"),
+    "backbones.debug": ("bp",),
+    "samples": ("build",),
+    "timelines": ("Merged", "merge"),
+    "capture": ("trace",),
+    "types": (
+        "Call", "Episode", "LedgerEntry", "Reward", "Run", "Sample", "Split", "Task", "Timeline", "TunedModel",
+    ),
+    "workflow": ("AjetTuner", "BaseJudge", "Workflow", "WorkflowOutput", "WorkflowTask"),
+}  # fmt: skip
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__version__ = "0.1.0"
+__all__ = sorted(_HOME_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'ajet' has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"ajet_sdk.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return [*__all__, "__version__"]

@@ -1,0 +1,137 @@
+"""Every error that ajet raises on purpose.
+
+    AjetError
+    ├── ConfigError          (ValueError)    a config file, an override or an argument is wrong
+    ├── SignatureError       (TypeError)     a decorated function cannot be called with what a run has
+    ├── TaskError            (ValueError)    a row of a dataset is wrong; names file and line
+    ├── MissingExtra         (ImportError)   an optional dependency is absent; prints the line that installs it
+    ├── TraceError           (RuntimeError)  a trace file cannot be opened, read or written
+    │   ├── TraceLocked                      another process owns the file
+    │   ├── TraceVersionError                the file is newer than this ajet, or not a trace at all
+    │   └── QueryError                       a query is not one SELECT, took too long, or failed
+    ├── EngineError          (RuntimeError)  a model could not answer
+    │   ├── RequestRefused                   the request itself is wrong (HTTP 400): names the parameter
+    │   ├── ContextOverflow                  prompt and reply do not fit the model's length
+    │   └── EngineUnavailable                connection lost, 429 or 5xx after every retry
+    ├── EpisodeError         (RuntimeError)  an episode ended without a usable outcome
+    │   ├── EpisodeTimeout   (TimeoutError)
+    │   ├── ModelAmbiguous                   the agent names several models and none is said to be the policy
+    │   └── NoReward                         neither workflow nor judge gave a reward
+    ├── TrainingError        (RuntimeError)  a run stops: too few sound episodes, a ledger that does not balance
+    └── CheckpointError      (RuntimeError)  a checkpoint is incomplete or belongs to another config
+
+An infrastructure fault (`infrastructure` is true) is worth another try; a fault of the agent's own code is data.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+__all__ = [
+    "AjetError",
+    "CheckpointError",
+    "ConfigError",
+    "ContextOverflow",
+    "EngineError",
+    "EngineUnavailable",
+    "EpisodeError",
+    "EpisodeTimeout",
+    "MissingExtra",
+    "ModelAmbiguous",
+    "NoReward",
+    "QueryError",
+    "RequestRefused",
+    "SignatureError",
+    "TaskError",
+    "TraceError",
+    "TraceLocked",
+    "TraceVersionError",
+    "TrainingError",
+]
+
+
+class AjetError(Exception):
+    """Base of every error raised on purpose; its message says what, where and what to do next."""
+
+    infrastructure: ClassVar[bool] = False
+
+
+class ConfigError(AjetError, ValueError):
+    """A config file, an override or an argument is wrong."""
+
+
+class SignatureError(AjetError, TypeError):
+    """A decorated function asks for a parameter that nothing can fill."""
+
+
+class TaskError(AjetError, ValueError):
+    """A row of a dataset is wrong; the message names file and line."""
+
+
+class MissingExtra(AjetError, ImportError):
+    """An optional dependency is absent; the message is the line that installs it."""
+
+    def __init__(self, package: str, extra: str) -> None:
+        super().__init__(f'{package} is not installed. Install it with: pip install "ajet[{extra}]"')
+
+
+class TraceError(AjetError, RuntimeError):
+    """A trace file cannot be opened, read or written."""
+
+
+class TraceLocked(TraceError):
+    """Another live process owns the trace file."""
+
+
+class TraceVersionError(TraceError):
+    """The file was written by a newer ajet, or is not a trace file."""
+
+
+class QueryError(TraceError):
+    """A query is not exactly one SELECT or EXPLAIN, took too long, or failed."""
+
+
+class EngineError(AjetError, RuntimeError):
+    """A model could not answer."""
+
+
+class RequestRefused(EngineError):
+    """The request itself is wrong; `parameter` names what cannot be honoured (HTTP 400)."""
+
+    def __init__(self, message: str, parameter: str | None = None) -> None:
+        super().__init__(message)
+        self.parameter = parameter
+
+
+class ContextOverflow(EngineError):
+    """Prompt and reply do not fit the model's length."""
+
+
+class EngineUnavailable(EngineError):
+    """The engine did not answer: connection lost, 429 or 5xx after every retry."""
+
+    infrastructure: ClassVar[bool] = True
+
+
+class EpisodeError(AjetError, RuntimeError):
+    """An episode ended without a usable outcome."""
+
+
+class EpisodeTimeout(EpisodeError, TimeoutError):
+    """The workflow or the judge ran past its time limit."""
+
+
+class ModelAmbiguous(EpisodeError):
+    """The agent names several models and none of them is said to be the policy."""
+
+
+class NoReward(EpisodeError):
+    """Neither the workflow nor a judge gave a reward."""
+
+
+class TrainingError(AjetError, RuntimeError):
+    """A run stops; the message carries the first cause."""
+
+
+class CheckpointError(AjetError, RuntimeError):
+    """A checkpoint is incomplete or belongs to another config."""

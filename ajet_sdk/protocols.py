@@ -1,0 +1,194 @@
+"""The seams: each protocol here has two or more implementations.
+
+An `Engine` answers requests; a `Sampler` continues token ids and is made an engine by `engines.chat.TokenEngine`;
+a `Tokenizer` is what exact ids need of one; a `TraceReader` queries a trace, live or at rest; a `Judge` scores an
+output; a `Backbone` runs a `Job`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+from ajet_sdk.types import Task, TunedModel
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from ajet_sdk.config import Config
+
+__all__ = [
+    "Answer",
+    "Ask",
+    "Backbone",
+    "Choice",
+    "Engine",
+    "Job",
+    "Judge",
+    "Route",
+    "Sampled",
+    "Sampler",
+    "Sampling",
+    "Tokenizer",
+    "TraceReader",
+]
+
+Route = Literal["chat/completions", "completions"]
+
+
+@dataclass(frozen=True, slots=True)
+class Sampling:
+    """How to sample: the parameters really used, after a run's own have overridden the agent's."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = -1
+    """-1: no limit."""
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    n: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request to an engine."""
+
+    route: Route
+    body: Mapping[str, Any]
+    """The JSON as the agent sent it. An engine takes messages, tools and prompt from it, never sampling."""
+    sampling: Sampling
+    episode_id: str
+    agent: str
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """One reply. `message` for chat, `text` for completions; ids are None where the engine cannot know them."""
+
+    message: dict[str, Any] | None
+    text: str | None
+    finish_reason: str
+    output_ids: Sequence[int] | None = None
+    logprobs: Sequence[float] | None = None
+    tokens: Sequence[bytes] | None = None
+    """The bytes of each output token, where `logprobs` was asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What an engine says to an `Ask`: `sampling.n` choices over one prompt."""
+
+    choices: tuple[Choice, ...]
+    model: str
+    prompt_ids: Sequence[int] | None = None
+    policy_version: int | None = None
+    usage: Mapping[str, int] = field(default_factory=dict)
+    """prompt_tokens, completion_tokens, total_tokens."""
+
+
+class Engine(Protocol):
+    """Answers requests, many at once, from any event loop."""
+
+    model: str
+    """The name it answers to."""
+
+    async def answer(self, ask: Ask) -> Answer:
+        """Raises RequestRefused (400), ContextOverflow, EngineUnavailable. Cancelling frees what the request holds."""
+        ...
+
+    def forget(self, episode_id: str) -> None:
+        """Drop whatever is kept for an episode (ids, KV); the episode is over."""
+        ...
+
+    async def aclose(self) -> None:
+        """Stop and free everything."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """Tokens sampled after a prompt. `output_ids` ends with the end-of-turn token where one was sampled."""
+
+    output_ids: Sequence[int]
+    logprobs: Sequence[float]
+    finish_reason: Literal["stop", "length"]
+    policy_version: int | None
+    text: str | None = None
+    """Where a stop string cut the text: the text before it. Else None, and the ids say it all."""
+
+
+class Sampler(Protocol):
+    """Continues token ids."""
+
+    model: str
+    max_model_len: int
+
+    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> list[Sampled]:
+        """`sampling.n` continuations. Prompts of one `session` tend to extend each other: its KV may be kept."""
+        ...
+
+    def forget(self, session: str) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+class Tokenizer(Protocol):
+    """What exact ids need of a tokenizer. Encoding adds no special tokens; decoding drops none."""
+
+    chat_template: str | None
+    variables: Mapping[str, Any]
+    """The template's variables beside messages and tools: bos_token, eos_token, ..."""
+    eos_ids: frozenset[int]
+    """Ids that end a turn."""
+
+    def encode(self, text: str) -> list[int]: ...
+
+    def decode(self, ids: Sequence[int]) -> str: ...
+
+    def is_special(self, token_id: int) -> bool: ...
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The exact bytes of one token."""
+        ...
+
+
+class TraceReader(Protocol):
+    """Queries a trace, whether its owner is alive or not."""
+
+    def query(self, sql: str, parameters: Sequence[Any] = ()) -> pa.Table:
+        """One SELECT or EXPLAIN, read-only, interrupted after 30 s. Raises QueryError."""
+        ...
+
+    def close(self) -> None: ...
+
+
+Judge = Callable[..., Any] | Callable[..., Awaitable[Any]]
+"""A function whose parameters are filled by name (`output`, `task`, `episode`, `model`, `env`, metadata keys)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """Everything a backbone needs, resolved: no class path or file name is left to look up."""
+
+    config: Config
+    workflow: Any
+    """A decorated function or a `Workflow` class."""
+    judge: Any | None
+    """A decorated function, a `BaseJudge`, or None where the workflow gives its own reward."""
+    train: Sequence[Task]
+    val: Sequence[Task]
+    run_id: str
+    directory: Path
+    """launcher_record/{experiment_name}"""
+    resume: bool = False
+    debug_tags: frozenset[str] = frozenset()
+
+
+@runtime_checkable
+class Backbone(Protocol):
+    """Runs a job to its end over an open gateway and trace writer."""
+
+    async def __call__(self, job: Job, gateway: Any, writer: Any) -> TunedModel: ...

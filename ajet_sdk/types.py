@@ -1,0 +1,318 @@
+"""The vocabulary: what a task, a call, an episode, a timeline and a sample are.
+
+Every model is frozen and refuses unknown fields. Token ids are read-only int32 arrays and log-probabilities read-only
+float32 arrays; any sequence is accepted and converted once. Shapes: T is the number of tokens of a timeline.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from uuid import uuid4
+
+import numpy as np
+import numpy.typing as npt
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+
+__all__ = [
+    "Bools",
+    "Call",
+    "Episode",
+    "Feedback",
+    "Floats",
+    "Ids",
+    "LedgerEntry",
+    "Metric",
+    "Outcome",
+    "Phase",
+    "Reward",
+    "Run",
+    "Sample",
+    "Span",
+    "Split",
+    "Status",
+    "Task",
+    "Timeline",
+    "TunedModel",
+    "new_id",
+    "now",
+]
+
+Phase = Literal["rollout", "judge"]
+Status = Literal["succeeded", "failed", "timeout", "aborted"]
+Outcome = Literal[
+    "superseded",
+    "evaluation",
+    "untrainable",
+    "undelivered",
+    "failed",
+    "stale",
+    "zero_advantage",
+    "truncated",
+    "trained",
+]
+
+
+def new_id() -> str:
+    """A fresh opaque id."""
+    return uuid4().hex
+
+
+def now() -> datetime:
+    """The current time, UTC and aware."""
+    return datetime.now(timezone.utc)
+
+
+def _read_only(dtype: type[np.generic]) -> Any:
+    def convert(value: Any) -> Any:
+        if isinstance(value, np.ndarray) and value.dtype == dtype and not value.flags.writeable:
+            return value
+        array = np.array(value, dtype=dtype)
+        if array.ndim != 1:
+            raise ValueError(f"expected one dimension, got {array.ndim}")
+        array.flags.writeable = False
+        return array
+
+    return BeforeValidator(convert)
+
+
+_as_list = PlainSerializer(lambda array: array.tolist(), when_used="json")
+Ids = Annotated[npt.NDArray[np.int32], _read_only(np.int32), _as_list]
+Floats = Annotated[npt.NDArray[np.float32], _read_only(np.float32), _as_list]
+Bools = Annotated[npt.NDArray[np.bool_], _read_only(np.bool_), _as_list]
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+
+    def __eq__(self, other: object) -> bool:
+        if type(self) is not type(other):
+            return NotImplemented
+        return all(_same(getattr(self, name), getattr(other, name)) for name in type(self).model_fields)
+
+    __hash__ = None  # type: ignore[assignment]  # arrays and dicts inside: compare, do not hash
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray) or isinstance(b, np.ndarray):
+        return (
+            isinstance(a, np.ndarray)
+            and isinstance(b, np.ndarray)
+            and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
+        )
+    return bool(a == b)
+
+
+class Task(_Frozen):
+    """One problem for the agent. `task_id` is a stable hash of the content where the source gives none."""
+
+    main_query: str = ""
+    init_messages: list[dict[str, Any]] = Field(default_factory=list)
+    task_id: str = ""
+    env_type: str = ""
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _identify(cls, data: Any) -> Any:
+        if isinstance(data, Mapping) and not data.get("task_id"):
+            content = {k: data.get(k) for k in ("main_query", "init_messages", "env_type", "metadata") if data.get(k)}
+            text = json.dumps(content, sort_keys=True, ensure_ascii=False, default=str)
+            return {**data, "task_id": hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}
+        return data
+
+
+class Call(_Frozen):
+    """One choice of one LLM request, as the engine saw it. Ids and log-probabilities are None where it cannot know."""
+
+    call_id: str = Field(default_factory=new_id)
+    episode_id: str
+    index: int = 0
+    """Order of completion within the episode."""
+    agent: str = "default"
+    target_tag: str | None = None
+    trainable: bool = True
+    model: str = ""
+    policy_version: int | None = None
+    """Number of optimiser updates applied to the model that answered; None for a model that is not the policy."""
+    request: dict[str, Any] = Field(default_factory=dict)
+    """The JSON as the client sent it."""
+    response: dict[str, Any] = Field(default_factory=dict)
+    """The JSON as the client received it, with this choice only."""
+    prompt_ids: Ids | None = None
+    output_ids: Ids | None = None
+    logprobs: Floats | None = None
+    """Log-probability of each output id under the distribution really sampled from."""
+    finish_reason: str | None = None
+    started_at: datetime = Field(default_factory=now)
+    ended_at: datetime = Field(default_factory=now)
+    error: str | None = None
+    """`undelivered` where the client was gone before the last byte; else the engine's message."""
+    request_id: str = ""
+    """Shared by the `n` choices of one request."""
+    sampling: dict[str, Any] = Field(default_factory=dict)
+    """The parameters really used."""
+    phase: Phase = "rollout"
+
+    @model_validator(mode="after")
+    def _lengths(self) -> Call:
+        if self.logprobs is not None and (self.output_ids is None or len(self.logprobs) != len(self.output_ids)):
+            n = None if self.output_ids is None else len(self.output_ids)
+            raise ValueError(f"call {self.call_id}: {len(self.logprobs)} logprobs for {n} output ids")
+        return self
+
+
+class Reward(_Frozen):
+    """A judged value. It counts for one call, for one agent's calls, or (neither named) for the whole episode."""
+
+    name: str = "reward"
+    value: float = Field(allow_inf_nan=False)
+    weight: float = Field(default=1.0, allow_inf_nan=False)
+    reason: str | None = None
+    agent: str | None = None
+    call_id: str | None = None
+
+
+class Episode(_Frozen):
+    """One attempt at one task, finished: what was said, what it was worth, how it ended."""
+
+    episode_id: str = Field(default_factory=new_id)
+    run_id: str = ""
+    group_id: str = ""
+    """Minted per position in a batch; the attempts of one position share it."""
+    attempt: int = 0
+    step: int = 0
+    split: Literal["train", "val"] = "train"
+    task: Task = Field(default_factory=Task)
+    output: Any = None
+    calls: tuple[Call, ...] = ()
+    rewards: tuple[Reward, ...] = ()
+    status: Status = "succeeded"
+    error: str | None = None
+    metrics: dict[str, float] = Field(default_factory=dict)
+    is_success: bool | None = None
+    started_at: datetime = Field(default_factory=now)
+    ended_at: datetime = Field(default_factory=now)
+    cause: str | None = None
+    """The error's class name: failures are summarised by it."""
+    infrastructure: bool = False
+    """The failure was not the agent's doing: the attempt is worth another try."""
+
+    def value(self, agent: str | None = None, call_id: str | None = None) -> float | None:
+        """Weighted sum of the rewards that name the call, its agent, or neither; None where none does."""
+        mine = [r for r in self.rewards if r.call_id in (None, call_id) and r.agent in (None, agent)]
+        return sum(r.value * r.weight for r in mine) if mine else None
+
+    @property
+    def reward(self) -> float | None:
+        """Weighted sum of every reward, whatever it names; None where there is none. For display and metrics."""
+        return sum(r.value * r.weight for r in self.rewards) if self.rewards else None
+
+
+class Span(_Frozen):
+    """Where the sampled tokens of one call stand in a timeline: token_ids[start:end], all masked in."""
+
+    call_id: str
+    start: int
+    end: int
+
+
+class Timeline(_Frozen):
+    """A token sequence with the tokens to train on masked in. All arrays have length T."""
+
+    agent: str
+    token_ids: Ids
+    loss_mask: Bools
+    logprobs: Floats
+    """The sampler's log-probability where masked in, else 0."""
+    call_ids: tuple[str, ...]
+    """Every call whose prompt or output stands in this timeline, in order."""
+    policy_version: int | None = None
+    """The oldest version among the masked-in calls."""
+    spans: tuple[Span, ...] = ()
+    """The masked-in calls and their places, in order; together they are exactly `loss_mask`."""
+
+
+class Split(_Frozen):
+    """Why a call did not extend an earlier timeline."""
+
+    call_id: str
+    parent_call_id: str | None
+    """The call it was expected to extend."""
+    at_token: int
+    """Position of the first token that differs."""
+    cause: str
+    extra_tokens: int
+    """Tokens that are trained on once more because of the split (the new timeline's unmasked prefix)."""
+    hint: str = ""
+
+
+class Sample(_Frozen):
+    """One training sequence. `advantages` has length T and is 0 where masked."""
+
+    timeline: Timeline
+    episode_id: str
+    group_id: str
+    reward: float
+    advantages: Floats
+
+
+class LedgerEntry(_Frozen):
+    """What became of `tokens` sampled tokens of a trainable call."""
+
+    run_id: str
+    step: int
+    episode_id: str
+    call_id: str
+    outcome: Outcome
+    tokens: int
+
+
+class Metric(_Frozen):
+    """One number of a run at a step."""
+
+    run_id: str
+    step: int
+    name: str
+    value: float
+    at: datetime = Field(default_factory=now)
+
+
+class Feedback(_Frozen):
+    """What a person said of an episode or a call."""
+
+    feedback_id: str = Field(default_factory=new_id)
+    episode_id: str
+    call_id: str | None = None
+    author: str = ""
+    score: float | None = None
+    comment: str | None = None
+    correction: str | None = None
+    at: datetime = Field(default_factory=now)
+
+
+class Run(_Frozen):
+    """One execution of a job."""
+
+    run_id: str = Field(default_factory=new_id)
+    name: str = ""
+    config: dict[str, Any] = Field(default_factory=dict)
+    backbone: str = ""
+    status: Literal["running", "finished", "failed", "interrupted"] = "running"
+    started_at: datetime = Field(default_factory=now)
+    ended_at: datetime | None = None
+    error: str | None = None
+
+
+class TunedModel(_Frozen):
+    """The result of training: a Hugging Face checkpoint (`path`) and the last value of each metric."""
+
+    path: Path | None
+    metrics: dict[str, float] = Field(default_factory=dict)
+    run_id: str = ""
+    episodes: Sequence[Episode] = ()
+    """The episodes of a run that trains nothing (`debug`); empty otherwise."""

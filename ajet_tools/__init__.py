@@ -1,0 +1,1 @@
+"""The tools over traces and datasets: command line and terminal interface."""
