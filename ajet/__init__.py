@@ -14,9 +14,13 @@ Names are loaded when first used, so that `import ajet` stays light.
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ajet_sdk.backbones.debug import bp as bp
+    from ajet_sdk.capture import trace as trace
     from ajet_sdk.config import Config as Config
     from ajet_sdk.decorators import judge as judge
     from ajet_sdk.decorators import workflow as workflow
@@ -26,14 +30,12 @@ if TYPE_CHECKING:
     from ajet_sdk.run import AgentJetJob as AgentJetJob
     from ajet_sdk.run import AjetJob as AjetJob
     from ajet_sdk.run import AstunerJob as AstunerJob
-    from ajet_sdk.backbones.debug import bp as bp
     from ajet_sdk.run import run as run
     from ajet_sdk.run import serve as serve
     from ajet_sdk.run import train as train
     from ajet_sdk.samples import build as build
     from ajet_sdk.timelines import Merged as Merged
     from ajet_sdk.timelines import merge as merge
-    from ajet_sdk.capture import trace as trace
     from ajet_sdk.types import Call as Call
     from ajet_sdk.types import Episode as Episode
     from ajet_sdk.types import LedgerEntry as LedgerEntry
@@ -68,6 +70,15 @@ _HOMES = {
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 
+# Programs written for AgentJet also import these paths; `ajet.workflow` stays the decorator.
+_PATHS = {
+    "ajet.workflow": "workflow",
+    "ajet.schema": "types",
+    "ajet.schema.task": "workflow",
+    "ajet.task_judge": "workflow",
+    "ajet.task_judge.base_judge": "workflow",
+}
+
 __version__ = "0.1.0"
 __all__ = sorted(_HOME_OF)
 
@@ -78,6 +89,23 @@ def __getattr__(name: str) -> Any:
     value = getattr(importlib.import_module(f"ajet_sdk.{_HOME_OF[name]}"), name)
     globals()[name] = value
     return value
+
+
+class _Path(ModuleType):
+    """A module path of AgentJet's: its names are ours, loaded when asked for."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        for home in dict.fromkeys((_PATHS[self.__name__], "workflow", "types")):
+            module = importlib.import_module(f"ajet_sdk.{home}")
+            if hasattr(module, name):
+                return getattr(module, name)
+        raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+
+
+for _path in _PATHS:
+    sys.modules.setdefault(_path, _Path(_path))
 
 
 def __dir__() -> list[str]:

@@ -7,7 +7,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TEXTUAL_ANIMATIONS", "none")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
-from hypothesis import HealthCheck, settings  # noqa: E402  the environment comes first
+from hypothesis import HealthCheck, settings
 
 _quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("default", max_examples=60, deadline=None, suppress_health_check=_quiet)

@@ -1,0 +1,84 @@
+"""The structure that the design promises: layers, a light import, exports that match, a reference that is complete."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ajet
+
+ROOT = Path(__file__).parents[1]
+HEAVY = {"torch", "transformers", "ray", "vllm", "trinity", "textual", "polars", "duckdb", "openai", "pyarrow"}
+
+
+def python(code: str) -> str:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_an_import_points_down() -> None:
+    lint = Path(sys.executable).with_name("lint-imports")
+    done = subprocess.run([lint], capture_output=True, text=True, cwd=ROOT, timeout=120)
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_layers_contract_can_fail(tmp_path: Path) -> None:
+    """The contract is not vacuous: every module of ours below `run` stands in one of its layers."""
+    text = (ROOT / "pyproject.toml").read_text()
+    layers = text[text.index("layers = [") :]
+    modules = [p for p in (ROOT / "ajet_sdk").iterdir() if not p.name.startswith(("_", "py.")) and p.name != "run.py"]
+    missing = [p.stem for p in modules if f"ajet_sdk.{p.stem} " not in layers and f'ajet_sdk.{p.stem}"' not in layers]
+    assert missing == []
+
+
+def test_import_is_light() -> None:
+    loaded = python("import sys, ajet; ajet.workflow; ajet.judge; print(*{m.split('.')[0] for m in sys.modules})")
+    assert HEAVY.isdisjoint(loaded.split())
+
+
+def test_import_is_fast() -> None:
+    """Under 0.3 s, the best of five: a busy machine only ever adds."""
+    code = "import time; t = time.perf_counter(); import ajet; print(time.perf_counter() - t)"
+    assert min(float(python(code)) for _ in range(5)) < 0.3
+
+
+@pytest.mark.parametrize("name", ajet.__all__)
+def test_every_export_loads(name: str) -> None:
+    assert getattr(ajet, name) is not None
+    assert name in dir(ajet)
+
+
+def test_the_exports_are_what_type_checkers_see() -> None:
+    tree = ast.parse((ROOT / "ajet/__init__.py").read_text())
+    guarded = next(n for n in tree.body if isinstance(n, ast.If))
+    typed = {alias.asname for n in guarded.body if isinstance(n, ast.ImportFrom) for alias in n.names}
+    assert typed == set(ajet.__all__)
+
+
+def test_an_unknown_name_says_so() -> None:
+    with pytest.raises(AttributeError, match="nothing"):
+        ajet.nothing  # noqa: B018
+
+
+def test_the_import_name_holds_nothing_else() -> None:
+    names = {p.name for p in (ROOT / "ajet").iterdir() if p.name != "__pycache__"}
+    assert names == {"__init__.py", "__main__.py", "py.typed"}
+
+
+def test_paths_of_earlier_programs_work() -> None:
+    code = (
+        "from ajet.workflow import Workflow; from ajet.schema.task import Task, WorkflowTask, WorkflowOutput;"
+        "from ajet.task_judge.base_judge import BaseJudge; import ajet;"
+        "assert ajet.Workflow is Workflow and ajet.Task is Task and ajet.BaseJudge is BaseJudge;"
+        "assert callable(ajet.workflow)"
+    )
+    python(code)
+
+
+def test_the_justfile_is_short() -> None:
+    assert len((ROOT / "justfile").read_text().splitlines()) <= 50
