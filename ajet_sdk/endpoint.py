@@ -1,0 +1,151 @@
+"""An OpenAI-compatible endpoint that is posted JSON, with backoff on 429, 5xx and connection loss, never on other 4xx."""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import json
+import random
+import ssl
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from email.utils import parsedate_to_datetime
+from typing import TYPE_CHECKING, Any, NoReturn
+from urllib.parse import urlsplit
+
+from ajet_sdk.errors import ContextOverflow, EngineError, EngineUnavailable, RequestRefused
+
+if TYPE_CHECKING:
+    import httpx
+
+__all__ = ["Endpoint", "is_loopback", "json_bytes"]
+
+LONGEST_WAIT = 60.0
+"""Seconds; a longer Retry-After is cut to it."""
+
+
+def is_loopback(url: str) -> bool:
+    """Whether `url` names this machine, so that no proxy may stand between."""
+    host = urlsplit(url).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def json_bytes(value: Any) -> bytes:
+    """Compact JSON in UTF-8; lone surrogates (a reply cut inside a character) become escapes."""
+    try:
+        return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+    except UnicodeEncodeError:
+        return json.dumps(value, separators=(",", ":")).encode()
+
+
+class Endpoint:
+    """One base URL with a key. It belongs to the event loop in which it is first used."""
+
+    def __init__(
+        self, base_url: str, api_key: str, *, timeout: float, connect_timeout: float = 10.0, retries: int = 4
+    ) -> None:
+        import httpx
+
+        self.base_url = base_url.rstrip("/")
+        local = is_loopback(base_url)
+        self.retries = 0 if local and "/episodes/" in base_url else retries
+        self._client = httpx.AsyncClient(
+            headers={"authorization": f"Bearer {api_key}", "content-type": "application/json"},
+            timeout=httpx.Timeout(timeout, connect=connect_timeout),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
+            trust_env=not local,
+            verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if base_url.startswith("http://") else True,
+        )
+
+    async def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The JSON answer. Raises RequestRefused, ContextOverflow, EngineUnavailable, EngineError."""
+        import httpx
+
+        url, content = f"{self.base_url}/{route}", json_bytes(body)
+        for attempt in range(self.retries + 1):
+            try:
+                response = await self._client.post(url, content=content)
+            except httpx.TransportError as error:
+                if attempt == self.retries:
+                    raise EngineUnavailable(
+                        f"{url} could not be reached ({type(error).__name__}: {error}) in {attempt + 1} attempts; "
+                        "check the base URL and that the server runs"
+                    ) from error
+                await asyncio.sleep(_pause(attempt, None))
+                continue
+            if response.status_code < 400:
+                return _parsed(response)
+            if not _retryable(response) or attempt == self.retries:
+                _raise(response, attempt + 1)
+            await asyncio.sleep(_pause(attempt, response.headers.get("retry-after")))
+        raise EngineUnavailable(f"{url} was not asked at all: retries is {self.retries}")
+
+    async def get(self, route: str) -> dict[str, Any]:
+        """The JSON at `route`, asked for once."""
+        import httpx
+
+        try:
+            response = await self._client.get(f"{self.base_url}/{route}")
+        except httpx.TransportError as error:
+            raise EngineUnavailable(f"{self.base_url}/{route} could not be reached: {error}") from error
+        if response.status_code >= 400:
+            _raise(response, 1)
+        return _parsed(response)
+
+    async def aclose(self) -> None:
+        await self._client.aclose()
+
+
+def _retryable(response: httpx.Response) -> bool:
+    said = response.headers.get("x-should-retry")
+    if said in ("true", "false"):
+        return bool(said == "true")
+    return response.status_code == 429 or response.status_code >= 500
+
+
+def _pause(attempt: int, retry_after: str | None) -> float:
+    """Seconds to wait: what the server says, else 0.5 · 2^attempt, both with up to a quarter of jitter."""
+    seconds = min(0.5 * 2.0**attempt, 8.0)
+    if retry_after:
+        try:
+            seconds = float(retry_after)
+        except ValueError:
+            try:
+                seconds = (parsedate_to_datetime(retry_after) - datetime.now(timezone.utc)).total_seconds()
+            except (TypeError, ValueError):
+                pass
+    return min(max(seconds, 0.0), LONGEST_WAIT) * (1 + random.random() / 4)
+
+
+def _parsed(response: httpx.Response) -> dict[str, Any]:
+    try:
+        parsed = response.json()
+    except ValueError as error:
+        raise EngineUnavailable(f"{response.url} answered {response.status_code} without JSON: {error}") from error
+    if not isinstance(parsed, dict):
+        raise EngineUnavailable(f"{response.url} answered JSON that is no object: {str(parsed)[:200]}")
+    return parsed
+
+
+def _raise(response: httpx.Response, attempts: int) -> NoReturn:
+    status, url = response.status_code, response.url
+    try:
+        said = response.json()
+    except ValueError:
+        said = {}
+    error = said.get("error", said) if isinstance(said, dict) else {}
+    error = error if isinstance(error, dict) else {"message": str(error)}
+    message = str(error.get("message") or response.text[:500] or response.reason_phrase)
+    where = f"{url} answered {status}: {message}"
+    if error.get("code") == "context_length_exceeded" or (status == 400 and "maximum context length" in message):
+        raise ContextOverflow(message)
+    if status in (400, 413, 422):
+        raise RequestRefused(message, error.get("param"))
+    if status == 429 or status >= 500:
+        raise EngineUnavailable(f"{where} ({attempts} attempts)")
+    if status in (401, 403):
+        raise EngineError(f"{where}; check the API key")
+    raise EngineError(where)

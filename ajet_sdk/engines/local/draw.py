@@ -1,0 +1,97 @@
+"""Drawing tokens from logits: temperature, top-k, top-p, and noise that belongs to the request alone.
+
+B is the number of rows, V the size of the vocabulary. The noise of a token is a hash of its request's seed and its
+place in the reply, so what a request gets does not depend on which others share its batch.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+__all__ = ["Draw", "draw", "mix", "uniform"]
+
+_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_MASK = (1 << 64) - 1
+
+
+def _scramble(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
+    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014, fig. 16)."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return x ^ (x >> np.uint64(31))
+
+
+def mix(*parts: int) -> int:
+    """One 64-bit seed from several integers; their order matters."""
+    state = np.zeros(1, dtype=np.uint64)
+    for part in parts:
+        state = _scramble(state * _GOLDEN + np.uint64(part & _MASK) + _GOLDEN)
+    return int(state[0])
+
+
+def uniform(seeds_B: npt.NDArray[np.uint64], places_B: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
+    """Numbers in [0, 1), one per row, a function of the row's seed and of the token's place in the reply alone."""
+    bits = _scramble(seeds_B + (places_B.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
+class Draw:
+    """The sampling parameters of the rows of one batch, prepared once and used for many steps."""
+
+    def __init__(
+        self,
+        temperature_B: npt.NDArray[np.float32],
+        top_k_B: npt.NDArray[np.int64],
+        top_p_B: npt.NDArray[np.float32],
+        device: torch.device,
+    ) -> None:
+        greedy = temperature_B <= 0
+        scale = np.where(greedy, np.float32(1), temperature_B)
+        limited = ((top_k_B > 0) | (top_p_B < 1)) & ~greedy
+
+        def tensor(array: npt.NDArray[Any]) -> torch.Tensor:
+            return torch.from_numpy(np.ascontiguousarray(array)).to(device)
+
+        self.all_greedy = bool(greedy.all())
+        self.greedy_B = tensor(greedy) if greedy.any() else None
+        self.scale_B1 = tensor(scale)[:, None] if (scale != 1).any() else None
+        self.limited = tensor(np.flatnonzero(limited)) if limited.any() else None
+        if self.limited is not None:
+            self.top_k = tensor(np.where(top_k_B > 0, top_k_B, np.iinfo(np.int64).max)[limited])
+            self.top_p = tensor(top_p_B[limited])
+
+
+def _limit(logits_BV: torch.Tensor, top_k_B: torch.Tensor, top_p_B: torch.Tensor) -> torch.Tensor:
+    """Top-k, then the smallest set of the most likely tokens whose probability reaches top-p; the rest is -inf."""
+    ordered, order = logits_BV.sort(dim=-1, descending=True, stable=True)
+    rank = torch.arange(ordered.shape[-1], device=ordered.device)
+    ordered = ordered.masked_fill(rank >= top_k_B[:, None], -torch.inf)
+    probabilities = ordered.double().softmax(-1)
+    before = probabilities.cumsum(-1) - probabilities
+    drop = (before >= top_p_B[:, None].double()) & (rank > 0)
+    return torch.empty_like(logits_BV).scatter_(-1, order, ordered.masked_fill(drop, -torch.inf))
+
+
+def draw(logits_BV: torch.Tensor, how: Draw, uniform_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens and their log-probabilities under the distribution drawn from, each of shape B.
+
+    Greedy rows (temperature 0) report the model's own log-probability (temperature 1): a point mass would say 0.
+    """
+    logits = logits_BV.float()
+    if how.scale_B1 is not None:
+        logits = logits / how.scale_B1
+    if how.limited is not None:
+        logits = logits.index_copy(0, how.limited, _limit(logits[how.limited], how.top_k, how.top_p))
+    logprobs = torch.log_softmax(logits, -1)
+    if how.all_greedy:
+        tokens = logits.argmax(-1)
+    else:
+        cdf = logprobs.exp().cumsum(-1, dtype=torch.float64)
+        tokens = torch.searchsorted(cdf, (uniform_B * cdf[:, -1])[:, None], right=True)[:, 0]
+        if how.greedy_B is not None:
+            tokens = torch.where(how.greedy_B, logits.argmax(-1), tokens)
+    return tokens, logprobs.gather(-1, tokens[:, None])[:, 0]

@@ -1,0 +1,108 @@
+"""Loading a causal language model from a directory or a name, and making an engine of it."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from transformers import AutoModelForCausalLM
+
+from ajet_sdk.errors import ConfigError, MissingExtra
+
+if TYPE_CHECKING:
+    from ajet_sdk.config import Config
+    from ajet_sdk.engines.chat import TokenEngine
+
+__all__ = ["load_model", "local_engine"]
+
+_SMALL = 20_000_000
+"""Parameters below which one thread beats several."""
+
+
+def load_model(
+    path: str | Path,
+    *,
+    dtype: str = "auto",
+    attn_implementation: str = "auto",
+    device: str = "auto",
+    lora: Any | None = None,
+) -> Any:
+    """The model at `path`, ready to sample.
+
+    dtype `auto` is float32 on a CPU and bfloat16 on a GPU. A directory that holds a LoRA adapter loads its base model
+    and the adapter; `lora` (r, alpha, dropout, target_modules) adds a new one to train. Raises ConfigError.
+    """
+    place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
+    kind = (torch.bfloat16 if place.type == "cuda" else torch.float32) if dtype == "auto" else _dtype(dtype)
+    adapter = Path(path) / "adapter_config.json"
+    base = json.loads(adapter.read_text())["base_model_name_or_path"] if adapter.is_file() else path
+    extra = {} if attn_implementation == "auto" else {"attn_implementation": attn_implementation}
+    try:
+        model = AutoModelForCausalLM.from_pretrained(base, dtype=kind, **extra)
+    except (OSError, ValueError, ImportError) as error:
+        raise ConfigError(f"model.path: no causal language model can be loaded from {base}: {error}") from error
+    if adapter.is_file():
+        model = _peft().PeftModel.from_pretrained(model, str(path), is_trainable=lora is not None)
+    elif lora is not None and lora.enabled:
+        model = _with_lora(model, lora)
+    if place.type == "cpu" and "OMP_NUM_THREADS" not in os.environ and model.num_parameters() < _SMALL:
+        torch.set_num_threads(1)
+    return model.to(place).eval()
+
+
+def _dtype(name: str) -> torch.dtype:
+    found = getattr(torch, name.removeprefix("torch."), None)
+    if not isinstance(found, torch.dtype):
+        raise ConfigError(f"model.dtype: {name} is no torch dtype; use auto, float32, bfloat16 or float16")
+    return found
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise MissingExtra("peft", "local") from error
+    return peft
+
+
+def _with_lora(model: Any, lora: Any) -> Any:
+    peft = _peft()
+    targets = lora.target_modules
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM",
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
+        target_modules=targets if isinstance(targets, str) else list(targets),
+    )
+    return peft.get_peft_model(model, config)
+
+
+def local_engine(config: Config) -> TokenEngine:
+    """An engine over the model that `config.model` names, in this process."""
+    from ajet_sdk.engines.chat import TokenEngine
+    from ajet_sdk.engines.local.sampler import LocalSampler
+    from ajet_sdk.engines.local.tokenizer import HFTokenizer
+
+    spec = config.model
+    if spec.path is None:
+        raise ConfigError("model.path is not set: the local engine needs a directory or a hub name")
+    tokenizer = HFTokenizer(spec.path)
+    model = load_model(
+        spec.path, dtype=spec.dtype, attn_implementation=spec.attn_implementation, device=spec.device, lora=spec.lora
+    )
+    name = spec.name or Path(spec.path).name
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or config.rollout.max_model_len
+    sampler = LocalSampler(
+        model,
+        tokenizer,
+        model_name=name,
+        max_model_len=min(config.rollout.max_model_len, longest),
+        max_batch=config.rollout.max_env_worker,
+        seed=config.trainer_common.seed,
+        deterministic=config.rollout.deterministic,
+    )
+    return TokenEngine(sampler, tokenizer)

@@ -1,0 +1,313 @@
+"""The sampler: one worker thread that owns the model, a queue in front of it, futures behind it.
+
+Requests come from any event loop. The worker drains its queue into the running batch before every token, so a new
+request waits for one token of the others and never for the end of a reply.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+
+from ajet_sdk.engines.local.draw import mix
+from ajet_sdk.engines.local.jobs import Job, Request, StopWatch
+from ajet_sdk.engines.local.plain import Plain
+from ajet_sdk.engines.local.slots import Slots
+from ajet_sdk.errors import ContextOverflow, EngineUnavailable, RequestRefused
+from ajet_sdk.protocols import Sampled, Sampling, Tokenizer
+
+__all__ = ["LocalSampler"]
+
+_log = logging.getLogger(__name__)
+
+
+class _Batch(Protocol):
+    """What advances many jobs by a token at a time: `Slots`, or `Plain` where a model needs it."""
+
+    @property
+    def running(self) -> int: ...
+    @property
+    def resting(self) -> int: ...
+    def admit(self, jobs: Sequence[Job]) -> list[Job]: ...
+    def step(self) -> list[Job]: ...
+    def cancel(self, jobs: Iterable[Job]) -> None: ...
+    def forget(self, session: str) -> None: ...
+    def clear(self) -> None: ...
+    def jobs(self) -> list[Job]: ...
+
+
+class LocalSampler:
+    """Implements `protocols.Sampler` over a transformers model in this process.
+
+    `policy_version` is stamped on every reply; a trainer changes it, and the weights, inside `exclusive()`.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Tokenizer,
+        *,
+        model_name: str,
+        max_model_len: int,
+        max_batch: int = 256,
+        seed: int = 0,
+        deterministic: bool = False,
+        kv_bytes: int | None = None,
+        policy_version: int | None = 0,
+    ) -> None:
+        self.model = model_name
+        self.max_model_len = max_model_len
+        self.policy_version = policy_version
+        self.module = model
+        self._tokenizer, self._seed = tokenizer, seed
+        self._max_batch = 1 if deterministic else max_batch
+        self._vocabulary = int(model.get_input_embeddings().num_embeddings)
+        self._batch = self._make_batch(kv_bytes, share=not deterministic)
+        self._ordinal = count()
+        self._condition = threading.Condition()
+        self._arrived: deque[Request] = deque()
+        self._orders: deque[Callable[[], None]] = deque()
+        self._waiting: deque[Job] = deque()
+        self._gates: deque[_Gate] = deque()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="ajet-sampler", daemon=True)
+        self._thread.start()
+
+    def _make_batch(self, kv_bytes: int | None, share: bool) -> _Batch:
+        eos = self._tokenizer.eos_ids
+        device = next(self.module.parameters()).device
+        if reason := unplain(self.module):
+            _log.warning("The model has %s: it is sampled one conversation at a time, which is slow.", reason)
+            return Plain(self.module, eos_ids=eos, keep=self._max_batch)
+        return Slots(
+            self.module,
+            eos_ids=eos,
+            vocabulary=self._vocabulary,
+            max_rows=self._max_batch,
+            kv_bytes=_kv_budget(device) if kv_bytes is None else kv_bytes,
+            share=share,
+        )
+
+    # The asyncio side
+
+    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> list[Sampled]:
+        """`sampling.n` continuations of the prompt. Raises ContextOverflow, RequestRefused, EngineUnavailable."""
+        request = self._request(prompt_ids, sampling, session)
+        with self._condition:
+            if self._closed:
+                raise EngineUnavailable(f"the sampler of {self.model} is closed")
+            self._arrived.append(request)
+            self._condition.notify()
+        try:
+            return await request.future
+        finally:
+            if request.unfinished:
+                request.cancelled = True
+                self._order(lambda: self._cancel(request))
+
+    def _request(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> Request:
+        prompt = np.asarray(prompt_ids, dtype=np.int32)
+        if not len(prompt):
+            raise RequestRefused("the prompt has no tokens", "prompt")
+        if prompt.min() < 0 or prompt.max() >= self._vocabulary:
+            raise RequestRefused(f"the prompt has ids outside of the model's {self._vocabulary}", "prompt")
+        room = self.max_model_len - len(prompt)
+        if room < 1:
+            raise ContextOverflow(
+                f"the prompt has {len(prompt)} tokens and {self.model} takes {self.max_model_len} with the reply: "
+                "shorten the conversation or raise rollout.max_model_len"
+            )
+        if sampling.n < 1:
+            raise RequestRefused(f"n must be at least 1 (got {sampling.n})", "n")
+        if sampling.max_tokens is not None and sampling.max_tokens < 1:
+            raise RequestRefused(f"max_tokens must be at least 1 (got {sampling.max_tokens})", "max_tokens")
+        seed = mix(self._seed, next(self._ordinal)) if sampling.seed is None else sampling.seed
+        loop = asyncio.get_running_loop()
+        max_new = min(room, sampling.max_tokens or room)
+        request = Request(prompt, sampling, session, seed, max_new, loop, loop.create_future())
+        for i in range(sampling.n):
+            stop = StopWatch(sampling.stop, self._tokenizer.token_bytes) if sampling.stop else None
+            request.jobs.append(Job(request, mix(seed, i), stop))
+        request.unfinished = sampling.n
+        return request
+
+    def forget(self, session: str) -> None:
+        """Drop what is kept of a session."""
+        self._order(lambda: self._batch.forget(session))
+
+    @asynccontextmanager
+    async def exclusive(self) -> AsyncIterator[None]:
+        """The model to oneself: running calls finish first, new ones wait, and all keys and values are dropped."""
+        gate = _Gate(asyncio.get_running_loop())
+        with self._condition:
+            if self._closed:
+                raise EngineUnavailable(f"the sampler of {self.model} is closed")
+            self._gates.append(gate)
+            self._condition.notify()
+        try:
+            await gate.entered
+            yield
+        finally:
+            gate.left = True
+            self._order(lambda: None)
+
+    async def aclose(self) -> None:
+        """Stop; calls that run or wait fail with EngineUnavailable."""
+        with self._condition:
+            self._closed = True
+            self._condition.notify()
+        await asyncio.to_thread(self._thread.join)
+
+    def _order(self, order: Callable[[], None]) -> None:
+        with self._condition:
+            self._orders.append(order)
+            self._condition.notify()
+
+    # The worker's side
+
+    def _work(self) -> None:
+        with torch.inference_mode():
+            while self._next():
+                try:
+                    self._advance()
+                except Exception as error:  # noqa: BLE001  (kept and handed to every caller that it concerns)
+                    _log.exception("Sampling failed; the calls that ran are told, and all keys and values are dropped.")
+                    self._fail(self._batch.jobs(), error)
+                    self._batch.clear()
+        self._fail([*self._batch.jobs(), *self._waiting], EngineUnavailable(f"the sampler of {self.model} was closed"))
+
+    def _next(self) -> bool:
+        """Wait for something to do, and take it in; False once closed."""
+        with self._condition:
+            while not (self._arrived or self._orders or self._closed or self._startable()):
+                self._condition.wait()
+            while self._arrived:
+                self._waiting.extend(self._arrived.popleft().jobs)
+            orders = list(self._orders)
+            self._orders.clear()
+        for order in orders:
+            order()
+        return not self._closed
+
+    def _startable(self) -> bool:
+        if self._gates:
+            gate = self._gates[0]
+            return self._batch.running > 0 or not gate.open or gate.left
+        return bool(self._batch.running or self._waiting)
+
+    def _advance(self) -> None:
+        if self._gates and not self._pass_gate():
+            return
+        done: list[Job] = []
+        if not self._gates and self._waiting and (room := self._max_batch - self._batch.running) > 0:
+            if self.module.training:
+                self.module.eval()
+            jobs = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
+            for job in jobs:
+                job.policy_version = self.policy_version
+            try:
+                done += self._batch.admit(jobs)
+            except Exception:
+                self._waiting.extendleft(job for job in reversed(jobs) if job.place is None)
+                raise
+        done += self._batch.step()
+        self._deliver(done)
+
+    def _pass_gate(self) -> bool:
+        """Let the first exclusive user in or out; False while it is inside."""
+        gate = self._gates[0]
+        if gate.left:
+            self._gates.popleft()
+            if gate.open:
+                self._batch.clear()
+            return True
+        if not self._batch.running and not gate.open:
+            gate.enter()
+        return not gate.open
+
+    def _deliver(self, done: Sequence[Job]) -> None:
+        ready: dict[asyncio.AbstractEventLoop, list[Request]] = {}
+        for job in done:
+            request = job.request
+            request.unfinished -= 1
+            if not request.unfinished:
+                ready.setdefault(request.loop, []).append(request)
+        for loop, requests in ready.items():
+            _call(loop, _resolve, requests)
+
+    def _cancel(self, request: Request) -> None:
+        self._batch.cancel(request.jobs)
+        self._waiting = deque(job for job in self._waiting if job.request is not request)
+
+    def _fail(self, jobs: Iterable[Job], error: Exception) -> None:
+        if not isinstance(error, EngineUnavailable):
+            cause = error
+            error = EngineUnavailable(f"{self.model} could not sample: {type(cause).__name__}: {cause}")
+            error.__cause__ = cause
+        for request in {id(job.request): job.request for job in jobs}.values():
+            request.unfinished = 0
+            _call(request.loop, _reject, request, error)
+
+
+class _Gate:
+    """One user of `exclusive`, from asking to leaving."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self.entered: asyncio.Future[None] = loop.create_future()
+        self.open = False
+        self.left = False
+
+    def enter(self) -> None:
+        self.open = True
+        _call(self._loop, _open, self.entered)
+
+
+def _open(entered: asyncio.Future[None]) -> None:
+    if not entered.done():
+        entered.set_result(None)
+
+
+def _resolve(requests: Sequence[Request]) -> None:
+    for request in requests:
+        if not request.future.done():
+            request.future.set_result([job.sampled() for job in request.jobs])
+
+
+def _reject(request: Request, error: Exception) -> None:
+    if not request.future.done():
+        request.future.set_exception(error)
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any) -> None:
+    try:
+        loop.call_soon_threadsafe(function, *arguments)
+    except RuntimeError:
+        _log.debug("An event loop was closed while a call of its own was sampled.")
+
+
+def _kv_budget(device: torch.device) -> int:
+    """Bytes for keys and values: 1 GiB on a CPU, three tenths of what is free on a GPU."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0] * 0.3)
+    return 1 << 30
+
+
+def unplain(model: Any) -> str | None:
+    """What keeps a model from the fast path; None where every layer is plain attention over the whole context."""
+    config = model.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    if kinds:
+        return "layers of type " + ", ".join(sorted(kinds))
+    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        return "a sliding window"
+    return None

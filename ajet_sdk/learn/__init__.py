@@ -1,0 +1,1 @@
+"""The local learner: loss, trainer, checkpoints, and recipes that make small models."""

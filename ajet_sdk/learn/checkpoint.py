@@ -1,0 +1,154 @@
+"""Checkpoints: everything that the next step depends on, in a directory that is whole or absent.
+
+`checkpoint/{run_id}/step_000020/` holds the model (a Hugging Face checkpoint; with LoRA its adapter), `trainer.pt`
+(optimiser, master weights, random state) and `state.json`. It is written beside its place and renamed into it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ajet_sdk.errors import CheckpointError
+from ajet_sdk.learn.trainer import Trainer
+
+__all__ = ["Progress", "export", "latest", "restore", "save"]
+
+_STATE, _TRAINER, _PREFIX = "state.json", "trainer.pt", "step_"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """How far a run has come. The data position is the step: the order of tasks follows from seed and step."""
+
+    step: int
+    """Steps done."""
+    policy_version: int
+    fingerprint: str
+    """Of the settings that a resumed run has to share."""
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+def save(directory: Path, trainer: Trainer, tokenizer: Any, progress: Progress, keep: int) -> Path:
+    """Write a checkpoint of this step and remove all but the newest `keep`. Returns its path."""
+    directory.mkdir(parents=True, exist_ok=True)
+    place = directory / f"{_PREFIX}{progress.step:06d}"
+    fresh = directory / f".{place.name}.{os.getpid()}"
+    if fresh.exists():
+        shutil.rmtree(fresh)
+    fresh.mkdir()
+    _write_model(fresh, trainer.model, tokenizer)
+    torch.save(trainer.state(), fresh / _TRAINER)
+    (fresh / _STATE).write_text(json.dumps(asdict(progress), indent=1))
+    _replace(fresh, place)
+    for old in _steps(directory)[: -max(1, keep)]:
+        shutil.rmtree(old)
+    return place
+
+
+def latest(directory: Path) -> Path | None:
+    """The newest whole checkpoint of a run, or None."""
+    steps = _steps(directory)
+    return steps[-1] if steps else None
+
+
+def read(path: Path) -> Progress:
+    """How far the run of a checkpoint had come. Raises CheckpointError where it cannot be read."""
+    try:
+        return Progress(**json.loads((path / _STATE).read_text()))
+    except (OSError, ValueError, TypeError) as error:
+        raise CheckpointError(f"{path} is not a whole checkpoint: {error}") from error
+
+
+def restore(path: Path, trainer: Trainer, fingerprint: str) -> Progress:
+    """Put model and trainer back as they were. Raises CheckpointError where the checkpoint is of another job."""
+    progress = read(path)
+    if progress.fingerprint != fingerprint:
+        raise CheckpointError(
+            f"{path} belongs to other settings (model, data, seed or optimiser differ); "
+            "start without --resume, or put the config back as it was"
+        )
+    try:
+        _read_model(path, trainer.model)
+        trainer.restore(torch.load(path / _TRAINER, weights_only=True, map_location="cpu"))
+    except (OSError, RuntimeError, KeyError, ValueError) as error:
+        raise CheckpointError(f"{path} cannot be restored: {error}") from error
+    return progress
+
+
+def export(place: Path, model: Any, tokenizer: Any) -> Path:
+    """Write the result as a Hugging Face checkpoint; a LoRA model merged, its adapter beside it in `adapter/`."""
+    fresh = place.with_name(f".{place.name}.{os.getpid()}")
+    if fresh.exists():
+        shutil.rmtree(fresh)
+    fresh.mkdir(parents=True)
+    if hasattr(model, "merge_adapter"):
+        model.save_pretrained(fresh / "adapter")
+        _write_merged(fresh, model)
+    else:
+        model.save_pretrained(fresh)
+    tokenizer.save_pretrained(fresh)
+    _replace(fresh, place)
+    return place
+
+
+def _write_merged(place: Path, model: Any) -> None:
+    """Save the base model with the adapter's weights added in; the model itself is as before."""
+    model.merge_adapter()
+    try:
+        weights = {
+            name.replace(".base_layer.", "."): tensor
+            for name, tensor in model.get_base_model().state_dict().items()
+            if "lora_" not in name
+        }
+        model.get_base_model().save_pretrained(place, state_dict=weights)
+    finally:
+        model.unmerge_adapter()
+
+
+def _write_model(place: Path, model: Any, tokenizer: Any) -> None:
+    model.save_pretrained(place)
+    tokenizer.save_pretrained(place)
+
+
+def _read_model(path: Path, model: Any) -> None:
+    """Load the weights of a checkpoint into a model of the same shape, in place."""
+    from safetensors.torch import load_file
+
+    if hasattr(model, "merge_adapter"):
+        from peft import set_peft_model_state_dict
+
+        set_peft_model_state_dict(model, load_file(path / "adapter_model.safetensors"))
+        return
+    weights: dict[str, torch.Tensor] = {}
+    for file in sorted(path.glob("model*.safetensors")):
+        weights |= load_file(file)
+    missing, unexpected = model.load_state_dict(weights, strict=False)
+    model.tie_weights()
+    tied = set(getattr(model, "_tied_weights_keys", None) or ())
+    if unexpected or set(missing) - tied:
+        raise CheckpointError(f"{path} holds another model: missing {missing[:3]}, unexpected {unexpected[:3]}")
+
+
+def _replace(fresh: Path, place: Path) -> None:
+    """Rename a finished directory into its place; one that is there already is moved aside first."""
+    if place.exists():
+        aside = place.with_name(f".{place.name}.old")
+        if aside.exists():
+            shutil.rmtree(aside)
+        place.rename(aside)
+        fresh.rename(place)
+        shutil.rmtree(aside)
+    else:
+        fresh.rename(place)
+
+
+def _steps(directory: Path) -> list[Path]:
+    """Whole checkpoints, oldest first."""
+    return sorted(p for p in directory.glob(f"{_PREFIX}*") if (p / _STATE).is_file())

@@ -1,0 +1,201 @@
+"""The loss: clipped policy gradient over the tokens that were sampled, with optional KL and entropy terms.
+
+Letters of shapes: B rows of a micro-batch, T its padded length, N trained tokens in it, V the vocabulary.
+
+Sources: the clipped surrogate is PPO's (Schulman et al. 2017, arXiv:1707.06347, eq. 7) with the two bounds apart as in
+DAPO (Yu et al. 2025, arXiv:2503.14476, eq. 10) and a mean over tokens (ibid., eq. 8); group-relative advantages are
+GRPO's (Shao et al. 2024, arXiv:2402.03300). The denominator of the ratio is the sampler's own log-probability. The
+estimators k1, k2, k3 of the KL divergence are Schulman's (2020, "Approximating KL divergence").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.types import Sample
+
+__all__ = ["LossSettings", "MicroBatch", "Scored", "collate", "kl_estimate", "micro_batches", "score", "token_loss"]
+
+_MAX_LOG_RATIO = 20.0
+
+
+@dataclass(frozen=True, slots=True)
+class LossSettings:
+    """Which terms the loss has. `kl_coef` 0 and `entropy_coef` 0 leave those terms out."""
+
+    clip_ratio_low: float = 0.2
+    clip_ratio_high: float = 0.28
+    kl_coef: float = 0.0
+    kl_type: str = "low_var_kl"
+    entropy_coef: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Rows padded on the right, and the trained tokens picked out of them.
+
+    `positions_N` indexes the flattened (B, T) grid at the token before each trained one, whose logits predict it.
+    """
+
+    ids_BT: torch.Tensor
+    positions_N: torch.Tensor
+    targets_N: torch.Tensor
+    sampler_N: torch.Tensor
+    advantages_N: torch.Tensor
+    temperatures_N: torch.Tensor | None
+    """None where every token was sampled at temperature 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Log-probability of each trained token, and the entropy of the distribution at its position."""
+
+    logprobs_N: torch.Tensor
+    entropy_N: torch.Tensor | None
+
+
+def micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
+    """Indices grouped so that rows × longest row stays within `budget` tokens and rows of one group are of like length.
+
+    A row longer than the budget stands alone.
+    """
+    groups: list[list[int]] = []
+    longest = 0
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if groups and (len(groups[-1]) + 1) * longest <= budget:
+            groups[-1].append(index)
+        else:
+            groups.append([index])
+            longest = lengths[index]
+    return groups
+
+
+def trained_length(sample: Sample) -> int:
+    """Number of input tokens that the loss of a sample needs: up to the one before its last trained token."""
+    trained = np.flatnonzero(sample.timeline.loss_mask)
+    return int(trained[-1]) if len(trained) else 0
+
+
+def collate(
+    samples: Sequence[Sample], temperature: float | Mapping[str, float], device: torch.device | str = "cpu"
+) -> MicroBatch:
+    """Pad the samples on the right; a mapping gives the temperature of each call by `call_id`.
+
+    A causal model never looks right, so that padding there needs no attention mask. Tokens after the last trained
+    one are left out, and a trained token at position 0 has no context and is left out too.
+    """
+    width = max(1, max(trained_length(s) for s in samples))
+    ids_BT = np.zeros((len(samples), width), dtype=np.int64)
+    positions, targets, sampler, advantages, temperatures = [], [], [], [], []
+    for row, sample in enumerate(samples):
+        line = sample.timeline
+        used = min(width, len(line.token_ids))
+        ids_BT[row, :used] = line.token_ids[:used]
+        at = np.flatnonzero(line.loss_mask)
+        at = at[at > 0]
+        positions.append(row * width + at - 1)
+        targets.append(line.token_ids[at])
+        sampler.append(line.logprobs[at])
+        advantages.append(sample.advantages[at])
+        temperatures.append(_temperatures(sample, temperature)[at])
+    heat = np.concatenate(temperatures)
+    return MicroBatch(
+        ids_BT=torch.from_numpy(ids_BT).to(device),
+        positions_N=torch.from_numpy(np.concatenate(positions)).to(device),
+        targets_N=torch.from_numpy(np.concatenate(targets).astype(np.int64)).to(device),
+        sampler_N=torch.from_numpy(np.concatenate(sampler)).to(device),
+        advantages_N=torch.from_numpy(np.concatenate(advantages)).to(device),
+        temperatures_N=None if np.all(heat == 1.0) else torch.from_numpy(heat).to(device),
+    )
+
+
+def _temperatures(sample: Sample, temperature: float | Mapping[str, float]) -> np.ndarray[Any, Any]:
+    line = sample.timeline
+    if not isinstance(temperature, Mapping):
+        return np.full(len(line.token_ids), temperature if temperature > 0 else 1.0, dtype=np.float32)
+    heat_T = np.ones(len(line.token_ids), dtype=np.float32)
+    for span in line.spans:
+        heat_T[span.start : span.end] = temperature.get(span.call_id) or 1.0
+    return heat_T
+
+
+def score(model: Any, batch: MicroBatch, *, entropy: bool, entropy_grad: bool = False) -> Scored:
+    """Run the model and read off the trained tokens' log-probabilities under the sampling temperature.
+
+    The language-model head, the costliest layer of a small model, is applied to trained positions only: a hook hands
+    it the gathered hidden states, so whatever the model does to its logits afterwards (scaling, soft caps) is kept.
+    """
+
+    def gather(_module: Any, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        hidden_BTH = args[0]
+        return (hidden_BTH.reshape(-1, hidden_BTH.shape[-1])[batch.positions_N].unsqueeze(0), *args[1:])
+
+    hook = model.get_output_embeddings().register_forward_pre_hook(gather)
+    try:
+        logits_NV = model(input_ids=batch.ids_BT, use_cache=False).logits[0]
+    finally:
+        hook.remove()
+    if logits_NV.dtype in (torch.bfloat16, torch.float16):
+        logits_NV = logits_NV.float()
+    if batch.temperatures_N is not None:
+        logits_NV = logits_NV / batch.temperatures_N.to(logits_NV.dtype).unsqueeze(1)
+    log_z_N = torch.logsumexp(logits_NV, dim=-1)
+    logprobs_N = logits_NV.gather(1, batch.targets_N.unsqueeze(1)).squeeze(1) - log_z_N
+    if not entropy:
+        return Scored(logprobs_N, None)
+    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
+        probs_NV = torch.exp(logits_NV - log_z_N.unsqueeze(1))
+        return Scored(logprobs_N, log_z_N - (probs_NV * logits_NV).sum(-1))
+
+
+def kl_estimate(logprobs_N: torch.Tensor, reference_N: torch.Tensor, kind: str) -> torch.Tensor:
+    """Per-token estimate of KL(policy ‖ reference) from one sample: k1 (`kl`), `abs`, k2 (`mse`), k3 (`low_var_kl`).
+
+    k3 is unbiased, never negative and of low variance; with r = log reference - log policy it is exp(r) - 1 - r.
+    """
+    if kind in ("kl", "k1"):
+        return logprobs_N - reference_N
+    if kind == "abs":
+        return (logprobs_N - reference_N).abs()
+    if kind in ("mse", "k2"):
+        return 0.5 * (logprobs_N - reference_N).square()
+    if kind in ("low_var_kl", "k3"):
+        r_N = (reference_N - logprobs_N).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+        return torch.expm1(r_N) - r_N
+    raise ConfigError(
+        f"trainer_common.kl_loss_type {kind!r} is not known; there are k1 (kl), abs, k2 (mse), k3 (low_var_kl)"
+    )
+
+
+def token_loss(
+    scored: Scored, batch: MicroBatch, settings: LossSettings, reference_N: torch.Tensor | None = None
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The loss of each trained token (N) and, detached, what is worth logging of it (each N).
+
+    The sum over an optimiser step divided by its number of trained tokens is the step's loss.
+    """
+    log_ratio_N = (scored.logprobs_N - batch.sampler_N).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    ratio_N = log_ratio_N.exp()
+    bounded_N = ratio_N.clamp(1.0 - settings.clip_ratio_low, 1.0 + settings.clip_ratio_high)
+    gain_N, bounded_gain_N = ratio_N * batch.advantages_N, bounded_N * batch.advantages_N
+    loss_N = -torch.minimum(gain_N, bounded_gain_N)
+    seen = {
+        "gap": (scored.logprobs_N - batch.sampler_N).abs(),
+        "sampler_kl": ratio_N - 1.0 - log_ratio_N,
+        "clip_share": (bounded_gain_N < gain_N).to(loss_N.dtype),
+    }
+    if reference_N is not None:
+        kl_N = kl_estimate(scored.logprobs_N, reference_N, settings.kl_type)
+        loss_N = loss_N + settings.kl_coef * kl_N
+        seen["kl"] = kl_N
+    if scored.entropy_N is not None:
+        seen["entropy"] = scored.entropy_N
+        if settings.entropy_coef:
+            loss_N = loss_N - settings.entropy_coef * scored.entropy_N
+    return loss_N, {name: value.detach() for name, value in seen.items()}

@@ -1,0 +1,252 @@
+"""The trainer: samples in, one or more optimiser updates done, numbers worth logging out."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ajet_sdk.errors import ConfigError, TrainingError
+from ajet_sdk.learn.loss import LossSettings, MicroBatch, collate, micro_batches, score, token_loss, trained_length
+from ajet_sdk.types import Sample
+
+if TYPE_CHECKING:
+    from ajet_sdk.config import Config
+
+__all__ = ["Trainer", "TrainerSettings", "default_lr", "trainable_parameters"]
+
+
+@dataclass(frozen=True, slots=True)
+class TrainerSettings:
+    """How the weights move."""
+
+    lr: float
+    loss: LossSettings = field(default_factory=LossSettings)
+    weight_decay: float = 0.0
+    betas: tuple[float, float] = (0.9, 0.95)
+    warmup_steps: int = 5
+    grad_clip: float = 1.0
+    mini_batch_num: int = 1
+    """Optimiser updates per step and epoch; each takes its share of the samples."""
+    ppo_epochs: int = 1
+    micro_batch_tokens: int = 8192
+    """Padded tokens in one forward and backward pass; bounds memory and changes no result."""
+    seed: int = 0
+
+    @classmethod
+    def of(cls, config: Config, lr: float) -> TrainerSettings:
+        """The settings that a config asks for."""
+        common, optim = config.trainer_common, config.trainer_common.optim
+        if common.algorithm.use_kl_in_reward:
+            raise ConfigError(
+                "trainer_common.algorithm.use_kl_in_reward: the local backbone takes the KL term in the loss; "
+                "set it to false and use trainer_common.use_kl_loss with kl_loss_coef"
+            )
+        return cls(
+            lr=lr,
+            loss=LossSettings(
+                clip_ratio_low=common.clip_ratio_low,
+                clip_ratio_high=common.clip_ratio_high,
+                kl_coef=common.kl_loss_coef if common.use_kl_loss else 0.0,
+                kl_type=common.kl_loss_type,
+                entropy_coef=common.entropy_coef,
+            ),
+            weight_decay=optim.weight_decay,
+            betas=(optim.betas[0], optim.betas[1]),
+            warmup_steps=optim.warmup_steps,
+            grad_clip=optim.grad_clip,
+            mini_batch_num=common.mini_batch_num,
+            ppo_epochs=common.ppo_epochs,
+            micro_batch_tokens=common.micro_batch_tokens,
+            seed=common.seed,
+        )
+
+
+def trainable_parameters(model: Any) -> list[torch.nn.Parameter]:
+    """The parameters that training moves: all of a full model, the adapter's of a LoRA model."""
+    return [p for p in model.parameters() if p.requires_grad]
+
+
+def default_lr(parameters: int, *, lora: bool) -> float:
+    """A learning rate for a model of that many parameters in all: smaller for larger models, ten times up for LoRA.
+
+    Full weights go from 1e-3 at a million parameters and less to 1e-6 at a billion and more, straight between on
+    logarithmic axes. The factor for LoRA is Schulman et al.'s (2025, "LoRA Without Regret"), capped at 1e-3.
+    """
+    share = min(1.0, max(0.0, (math.log10(max(parameters, 1)) - 6.0) / 3.0))
+    full = 10.0 ** (-3.0 - 3.0 * share)
+    return float(f"{min(1e-3, full * 10) if lora else full:.1e}")
+
+
+class Trainer:
+    """Applies the policy-gradient loss to a model, in place.
+
+    Weights below fp32 get fp32 master copies, for which AdamW's small steps are not lost to rounding. With a KL term a
+    full model is copied once, as it is now, to be the frozen reference; a LoRA model is its own with the adapter off.
+    """
+
+    def __init__(self, model: Any, settings: TrainerSettings) -> None:
+        self.model = model
+        self.settings = settings
+        self.updates = 0
+        """Optimiser updates applied: the policy's version."""
+        self.parameters = trainable_parameters(model)
+        if not self.parameters:
+            raise ConfigError("the model has no trainable parameter")
+        self.masters = [p if p.dtype == torch.float32 or p.dtype == torch.float64 else p.detach().float()
+                        for p in self.parameters]  # fmt: skip
+        self.optimizer = torch.optim.AdamW(
+            self.masters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
+        )
+        self._adapter = hasattr(model, "disable_adapter")
+        self._reference = self._freeze() if settings.loss.kl_coef and not self._adapter else None
+
+    @property
+    def device(self) -> torch.device:
+        return self.parameters[0].device
+
+    def step(self, samples: Sequence[Sample], temperature: float | Mapping[str, float] = 1.0) -> dict[str, float]:
+        """Train on the samples; `temperature` is the one they were sampled at, or a mapping by `call_id`.
+
+        Returns metrics without their `train/` prefix. Raises TrainingError where the loss is not finite.
+        """
+        if not samples:
+            raise TrainingError("there is no sample to train on")
+        started, tally = time.perf_counter(), Tally()
+        self.model.train()
+        try:
+            for epoch in range(self.settings.ppo_epochs):
+                for number, share in enumerate(self._shares(len(samples))):
+                    first = epoch == 0 and number == 0
+                    self._update([samples[i] for i in share], temperature, tally, first=first)
+        finally:
+            self.model.eval()
+        seconds = time.perf_counter() - started
+        tokens = sum(len(s.timeline.token_ids) for s in samples)
+        return tally.means() | {"lr": self._lr(), "seconds": seconds, "tokens_per_second": tokens / seconds}
+
+    def _shares(self, count: int) -> list[list[int]]:
+        """Positions of the samples of each mini-batch, drawn anew from the seed for every epoch."""
+        order = list(range(count))
+        number = min(self.settings.mini_batch_num, count)
+        if number > 1:
+            random.Random(f"{self.settings.seed}/{self.updates}").shuffle(order)
+        return [order[i::number] for i in range(number)]
+
+    def _update(
+        self, samples: Sequence[Sample], temperature: float | Mapping[str, float], tally: Tally, *, first: bool
+    ) -> None:
+        groups = micro_batches([trained_length(s) for s in samples], self.settings.micro_batch_tokens)
+        total = sum(int(s.timeline.loss_mask.sum()) for s in samples)
+        for group in groups:
+            batch = collate([samples[i] for i in group], temperature, self.device)
+            self._backward(batch, total, tally, first=first)
+        norm = self._apply()
+        tally.add("grad_norm", torch.tensor([norm]))
+
+    def _backward(self, batch: MicroBatch, total: int, tally: Tally, *, first: bool) -> None:
+        settings = self.settings.loss
+        reference_N = self._reference_logprobs(batch) if settings.kl_coef else None
+        scored = score(self.model, batch, entropy=True, entropy_grad=bool(settings.entropy_coef))
+        loss_N, seen = token_loss(scored, batch, settings, reference_N)
+        (loss_N.sum() / total).backward()
+        tally.add("loss", loss_N.detach())
+        gap_N = seen.pop("gap")
+        if first:  # later updates compare two different policies
+            tally.add("logprob_gap_mean", gap_N)
+            tally.maximum("logprob_gap_max", gap_N)
+        for name, value_N in seen.items():
+            tally.add(name, value_N)
+
+    def _reference_logprobs(self, batch: MicroBatch) -> torch.Tensor:
+        with torch.no_grad():
+            if self._reference is not None:
+                return score(self._reference, batch, entropy=False).logprobs_N
+            with self.model.disable_adapter():
+                self.model.eval()
+                try:
+                    return score(self.model, batch, entropy=False).logprobs_N
+                finally:
+                    self.model.train()
+
+    def _apply(self) -> float:
+        """One optimiser update from the gradients at hand. Returns their norm before clipping."""
+        for master, parameter in zip(self.masters, self.parameters, strict=True):
+            if master is not parameter:
+                master.grad = None if parameter.grad is None else parameter.grad.float()
+        norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.settings.grad_clip))
+        if not math.isfinite(norm):
+            self._clear()
+            raise TrainingError(
+                f"the gradient of update {self.updates + 1} is not finite; try a smaller trainer_common.optim.lr"
+            )
+        for group in self.optimizer.param_groups:
+            group["lr"] = self._lr()
+        self.optimizer.step()
+        for master, parameter in zip(self.masters, self.parameters, strict=True):
+            if master is not parameter:
+                with torch.no_grad():
+                    parameter.copy_(master)
+        self._clear()
+        self.updates += 1
+        return norm
+
+    def _clear(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+        for parameter in self.parameters:
+            parameter.grad = None
+
+    def _lr(self) -> float:
+        return self.settings.lr * min(1.0, (self.updates + 1) / max(1, self.settings.warmup_steps))
+
+    def _freeze(self) -> Any:
+        reference = copy.deepcopy(self.model).eval()
+        reference.requires_grad_(False)
+        return reference
+
+    def state(self) -> dict[str, Any]:
+        """Everything beside the weights that the next step depends on; tensors, numbers and lists only."""
+        masters = [m.detach() for m, p in zip(self.masters, self.parameters, strict=True) if m is not p]
+        state = {"updates": self.updates, "optimizer": self.optimizer.state_dict(), "masters": masters}
+        state["rng"] = torch.get_rng_state()
+        if torch.cuda.is_available():
+            state["cuda_rng"] = torch.cuda.get_rng_state_all()
+        return state
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Take up the state of an earlier trainer; the model's weights are restored apart from it."""
+        self.updates = int(state["updates"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        lower = [m for m, p in zip(self.masters, self.parameters, strict=True) if m is not p]
+        with torch.no_grad():
+            for master, saved in zip(lower, state["masters"], strict=True):
+                master.copy_(saved)
+        torch.set_rng_state(state["rng"])
+        if "cuda_rng" in state and torch.cuda.is_available():
+            torch.cuda.set_rng_state_all(state["cuda_rng"])
+
+
+class Tally:
+    """Sums and maxima of per-token values over the micro-batches of a step; read once, at its end."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[torch.Tensor, int]] = {}
+        self._maxima: dict[str, torch.Tensor] = {}
+
+    def add(self, name: str, values: torch.Tensor) -> None:
+        total, count = self._sums.get(name, (torch.zeros((), device=values.device), 0))
+        self._sums[name] = (total + values.sum(), count + values.numel())
+
+    def maximum(self, name: str, values: torch.Tensor) -> None:
+        top = values.max()
+        self._maxima[name] = torch.maximum(self._maxima[name], top) if name in self._maxima else top
+
+    def means(self) -> dict[str, float]:
+        means = {name: float(total) / max(1, count) for name, (total, count) in self._sums.items()}
+        return means | {name: float(top) for name, top in self._maxima.items()}

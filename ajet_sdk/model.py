@@ -1,0 +1,244 @@
+"""The `Model` handle, and the context variables that say which episode is active and who observes.
+
+Two context variables are all that the lower floors share with the hooks in `capture`:
+
+- `current_episode` holds the `ActiveEpisode` that an outgoing LLM request belongs to, or None. `run_episode` sets it to
+  `OpenEpisode.active` while the workflow runs; `OpenEpisode.judging()` sets it to the judge's.
+- `observer` holds an `Observer` while `ajet.trace(path)` is on, or None. A decorated function that is called when
+  `current_episode` is None and `observer` is not None makes itself an observed episode, and nothing more:
+
+      with watching.episode(name, arguments) as seen:     # sets current_episode; records an exception and lets it pass
+          seen.output = await function(**arguments)
+
+  Both may be read with `.get()`; outside of a run and of `ajet.trace` both are None and a decorated function is as
+  if undecorated. Observing never raises and never delays.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+from urllib.parse import parse_qsl, quote, unquote
+from weakref import WeakKeyDictionary
+
+from ajet_sdk.endpoint import Endpoint, is_loopback
+from ajet_sdk.errors import EngineError
+from ajet_sdk.types import Phase
+
+if TYPE_CHECKING:
+    from openai import AsyncOpenAI, OpenAI
+
+__all__ = [
+    "ActiveEpisode",
+    "Exchange",
+    "Identity",
+    "Message",
+    "Model",
+    "Observed",
+    "Observer",
+    "Recorder",
+    "current_episode",
+    "observer",
+]
+
+TIMEOUT = 600.0
+"""Seconds that a handle waits for one reply."""
+
+Verdict = Literal["policy", "other"]
+
+
+@dataclass(frozen=True, slots=True)
+class Exchange:
+    """One LLM request that passed through to its own endpoint, and what came back. It holds no header and no key."""
+
+    route: str
+    model: str
+    agent: str
+    target_tag: str | None
+    phase: Phase
+    request: dict[str, Any]
+    response: dict[str, Any]
+    started_at: float
+    """Unix seconds."""
+    ended_at: float
+    error: str | None = None
+
+
+class Recorder(Protocol):
+    """What the hooks ask of an episode."""
+
+    def answers(self, model: str) -> Verdict:
+        """Whether the policy answers a captured request for `model`. "policy" also where the answer is an error."""
+        ...
+
+    def observed(self, exchange: Exchange) -> None:
+        """Record a request that passed through."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ActiveEpisode:
+    """The episode that a request of this context belongs to."""
+
+    episode_id: str
+    recorder: Recorder
+    gateway_url: str = ""
+    """http://127.0.0.1:PORT, empty where the episode is only observed."""
+    api_key: str = ""
+    """The key of captured requests; handles have one of their own."""
+    phase: Phase = "rollout"
+    uses_handle: bool = False
+    """The function uses a `Model` handle: what it sends otherwise is not the policy's."""
+    pid: int = field(default_factory=os.getpid)
+
+    @property
+    def reroutes(self) -> bool:
+        """Whether any captured request of this episode may go to the gateway."""
+        return bool(self.gateway_url) and self.phase == "rollout" and not self.uses_handle
+
+    @property
+    def base_url(self) -> str:
+        """Where the policy answers captured requests."""
+        return f"{self.gateway_url}/episodes/{self.episode_id}/default/v1"
+
+
+class Observed(Protocol):
+    """An observed call of a decorated function; set `output` before the block ends."""
+
+    output: Any
+
+
+class Observer(Protocol):
+    """Records a deployed agent."""
+
+    def episode(self, name: str, arguments: Mapping[str, Any]) -> AbstractContextManager[Observed]:
+        """Make the block one episode. An exception is recorded as the episode's failure and passes on."""
+        ...
+
+
+current_episode: ContextVar[ActiveEpisode | None] = ContextVar("ajet_current_episode", default=None)
+observer: ContextVar[Observer | None] = ContextVar("ajet_observer", default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """Who asks: one path segment of a handle's base URL, so that it needs no state and survives processes."""
+
+    agent: str = "default"
+    target_tag: str | None = None
+    trainable: bool = True
+    debug_model: str | None = None
+
+    def segment(self) -> str:
+        """`villager;target=wolf;trainable=0;debug=gpt-4o`, percent-encoded, absent parts left out."""
+        parts = [quote(self.agent, safe="")]
+        if self.target_tag is not None:
+            parts.append("target=" + quote(self.target_tag, safe=""))
+        if not self.trainable:
+            parts.append("trainable=0")
+        if self.debug_model is not None:
+            parts.append("debug=" + quote(self.debug_model, safe=""))
+        return ";".join(parts)
+
+    @classmethod
+    def parse(cls, segment: str) -> Identity:
+        """The inverse of `segment`, on the raw (still encoded) text."""
+        agent, _, rest = segment.partition(";")
+        named = dict(parse_qsl(rest, separator=";", keep_blank_values=True)) if rest else {}
+        return cls(
+            agent=unquote(agent),
+            target_tag=named.get("target"),
+            trainable=named.get("trainable") != "0",
+            debug_model=named.get("debug"),
+        )
+
+
+class Message(dict[str, Any]):
+    """An assistant message as a dict; its keys can be read as attributes too, None where absent."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self.get(name)
+
+
+class Model:
+    """A model to ask: an OpenAI-compatible endpoint, its key and a name.
+
+    In a run it is the policy, as one agent of one episode. It can be handed to any framework that takes a base URL.
+    """
+
+    def __init__(self, base_url: str, api_key: str, name: str, *, timeout: float = TIMEOUT) -> None:
+        self.base_url = base_url.rstrip("/")
+        self.api_key = api_key
+        self.name = name
+        self.timeout = timeout
+        self._endpoints: WeakKeyDictionary[asyncio.AbstractEventLoop, Endpoint] = WeakKeyDictionary()
+
+    def __repr__(self) -> str:
+        return f"Model({self.name!r} at {self.base_url})"
+
+    def agent(
+        self, name: str, target_tag: str | None = None, trainable: bool = True, debug_model: str | None = None
+    ) -> Model:
+        """The same model as another agent of the episode; agents never share a timeline.
+
+        `target_tag` is what `trainable_targets` names (the agent's name where None). A call outside of the targets goes
+        to `debug_model`. Raises EngineError for a model that is no episode's.
+        """
+        head, found, rest = self.base_url.partition("/episodes/")
+        pieces = rest.split("/")
+        if not found or len(pieces) != 3:
+            raise EngineError(f"{self!r} is not the model of an episode: agents can be told apart only in a run")
+        segment = Identity(name, target_tag, trainable, debug_model).segment()
+        return Model(
+            f"{head}/episodes/{pieces[0]}/{segment}/{pieces[2]}", self.api_key, self.name, timeout=self.timeout
+        )
+
+    async def chat(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
+    ) -> Message:
+        """The model's next message. `params` are those of `chat/completions`, except `stream`.
+
+        Raises RequestRefused (400), ContextOverflow, EngineUnavailable (429 and 5xx after every retry), EngineError.
+        """
+        body: dict[str, Any] = {"model": self.name, "messages": [dict(m) for m in messages], **params}
+        if tools:
+            body["tools"] = list(tools)
+        reply = await self._endpoint().post("chat/completions", body)
+        return Message(reply["choices"][0]["message"])
+
+    def _endpoint(self) -> Endpoint:
+        loop = asyncio.get_running_loop()
+        if loop not in self._endpoints:
+            self._endpoints[loop] = Endpoint(self.base_url, self.api_key, timeout=self.timeout)
+        return self._endpoints[loop]
+
+    def openai(self) -> OpenAI:
+        """An `openai.OpenAI` client for this model."""
+        import openai
+
+        return openai.OpenAI(**self._client_arguments("DefaultHttpxClient"))
+
+    def async_openai(self) -> AsyncOpenAI:
+        """An `openai.AsyncOpenAI` client for this model."""
+        import openai
+
+        return openai.AsyncOpenAI(**self._client_arguments("DefaultAsyncHttpxClient"))
+
+    def _client_arguments(self, client: str) -> dict[str, Any]:
+        arguments: dict[str, Any] = {"base_url": self.base_url, "api_key": self.api_key, "timeout": self.timeout}
+        if is_loopback(self.base_url):
+            import ssl
+
+            import openai
+
+            # Plain HTTP: no proxy, and an empty TLS context, for loading the system's certificates costs 30 ms a client.
+            empty = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            arguments["http_client"] = getattr(openai, client)(trust_env=False, verify=empty, timeout=self.timeout)
+        return arguments

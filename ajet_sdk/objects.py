@@ -1,0 +1,125 @@
+"""Objects named by text: `package.module->Name`, `path/file.py->Name`, `file.py:name`."""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import importlib
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from ajet_sdk.errors import ConfigError
+
+__all__ = ["load_object"]
+
+
+def load_object(class_path: str, relative_to: Path | None = None) -> Any:
+    """Import what a class path names.
+
+    A file is looked for beside `relative_to` first, then in the working directory. It is imported once, however often
+    it is named, under its own name, so that its functions can be pickled. Raises ConfigError that says what is missing,
+    or what failed where while the module was imported.
+    """
+    place, arrow, name = class_path.partition("->")
+    if not arrow:
+        place, _, name = class_path.rpartition(":")
+    place, name = place.strip(), name.strip()
+    if not place or not name:
+        raise ConfigError(
+            f"a class path reads package.module->Name, path/file.py->Name or file.py:name (got {class_path!r})"
+        )
+    if place.endswith(".py") or "/" in place or "\\" in place:
+        module = _import_file(_find(place, relative_to, class_path), class_path)
+    else:
+        module = _import_module(place, relative_to, class_path)
+    value: Any = module
+    for step in name.split("."):
+        if not hasattr(value, step):
+            names = [n for n in vars(value) if not n.startswith("_")] if hasattr(value, "__dict__") else []
+            near = difflib.get_close_matches(step, names, n=1, cutoff=0.5)
+            hint = (
+                f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(names)[:12]) or 'no public names'}"
+            )
+            raise ConfigError(f"{class_path}: {place} has no {step!r}; {hint}")
+        value = getattr(value, step)
+    return value
+
+
+def _find(place: str, relative_to: Path | None, class_path: str) -> Path:
+    path = Path(place).expanduser()
+    if not path.suffix:
+        path = path.with_suffix(".py")
+    bases = [Path.cwd()] if path.is_absolute() or relative_to is None else [relative_to, Path.cwd()]
+    for base in bases:
+        if (base / path).is_file():
+            return (base / path).resolve()
+    looked = " or ".join(str(base) for base in dict.fromkeys(bases))
+    raise ConfigError(f"{class_path}: there is no file {path}" + ("" if path.is_absolute() else f" in {looked}"))
+
+
+def _import_file(path: Path, class_path: str) -> ModuleType:
+    for module in list(sys.modules.values()):
+        file = getattr(module, "__file__", None)
+        if file and module.__name__ != "__main__" and Path(file).name == path.name and Path(file).resolve() == path:
+            return module
+    name = path.stem
+    taken = name in sys.modules or (_importable(name) and not _same_folder_first(path))
+    if taken or not name.isidentifier():
+        name = f"{name}_{hashlib.blake2b(str(path).encode(), digest_size=4).hexdigest()}"
+    folder = str(path.parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{class_path}: {path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        sys.modules.pop(name, None)
+        raise _failed(class_path, error) from error
+    return module
+
+
+def _importable(name: str) -> bool:
+    try:
+        return importlib.util.find_spec(name) is not None
+    except (ImportError, ValueError):
+        return False
+
+
+def _same_folder_first(path: Path) -> bool:
+    spec = importlib.util.find_spec(path.stem)
+    return spec is not None and spec.origin is not None and Path(spec.origin).resolve() == path
+
+
+def _import_module(place: str, relative_to: Path | None, class_path: str) -> ModuleType:
+    for folder in dict.fromkeys([str(Path.cwd()), *([str(relative_to)] if relative_to else [])]):
+        if folder not in sys.path:
+            sys.path.append(folder)
+    importlib.invalidate_caches()
+    try:
+        return importlib.import_module(place)
+    except ModuleNotFoundError as error:
+        if error.name and (place == error.name or place.startswith(error.name + ".")):
+            raise ConfigError(
+                f"{class_path}: there is no module {error.name!r} here or among the installed packages"
+            ) from None
+        raise _failed(class_path, error) from error
+    except Exception as error:
+        raise _failed(class_path, error) from error
+
+
+def _failed(class_path: str, error: Exception) -> ConfigError:
+    """What failed while a user's module was imported, and where in it."""
+    if isinstance(error, SyntaxError):
+        where = f" ({Path(error.filename or '?').name} line {error.lineno})"
+        return ConfigError(f"{class_path} cannot be imported: SyntaxError: {error.msg}{where}")
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if "importlib" not in f.filename]
+    where = f" ({Path(frames[-1].filename).name} line {frames[-1].lineno})" if len(frames) > 1 else ""
+    return ConfigError(f"{class_path} cannot be imported: {type(error).__name__}: {error}{where}")

@@ -1,0 +1,156 @@
+"""Where a config's values are read from: YAML with line numbers, overrides, arguments; no knowledge of the keys."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ajet_sdk.errors import ConfigError
+
+__all__ = ["Source", "read_document", "read_override"]
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML where `1e-6` is a number: YAML 1.1 wants `1.0e-6` and would read text."""
+
+
+_Loader.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+_FLOAT = yaml.resolver.re.compile(r"^[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$")  # type: ignore[attr-defined]
+_Loader.add_implicit_resolver("tag:yaml.org,2002:float", _FLOAT, list("-+0123456789"))
+
+
+@dataclass
+class Source:
+    """A document under construction, and for each value set in it (by dotted path) where it came from."""
+
+    document: dict[str, Any] = field(default_factory=dict)
+    origins: dict[str, str] = field(default_factory=dict)
+
+    def merge(self, values: Mapping[str, Any], origin: str) -> None:
+        """Lay `values` over the document; mappings merge, everything else is replaced."""
+        self._merge(self.document, values, "", origin)
+
+    def _merge(self, into: dict[str, Any], values: Mapping[str, Any], prefix: str, origin: str) -> None:
+        for name, value in values.items():
+            path = f"{prefix}{name}"
+            if isinstance(value, Mapping) and value and isinstance(into.get(name) or {}, dict):
+                into[name] = into.get(name) or {}
+                self._merge(into[name], value, f"{path}.", origin)
+            else:
+                into[name] = deepcopy(value)
+                self._forget(path)
+                self.origins[path] = origin
+
+    def set(self, path: str, value: Any) -> None:
+        """Lay one override over the document."""
+        nested: Any = value
+        for step in reversed(path.split(".")):
+            nested = {step: nested}
+        self.merge(nested, "on the command line")
+
+    def origin(self, path: str) -> str | None:
+        """Where the value at a path came from; that of the nearest part of it that was set."""
+        while path:
+            if path in self.origins:
+                return self.origins[path]
+            inside = next((origin for known, origin in self.origins.items() if known.startswith(path + ".")), None)
+            if inside:
+                return inside
+            path = path.rpartition(".")[0]
+        return None
+
+    def _forget(self, path: str) -> None:
+        for known in [known for known in self.origins if known.startswith(path + ".")]:
+            del self.origins[known]
+
+
+def read_document(path: Path, sections: Sequence[str]) -> Source:
+    """Read a YAML file that has the root `ajet:`; `sections` are the names below it, for messages."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"there is no config file {path}{_beside(path)}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"cannot read the config file {path}: {error}") from error
+    loader = _Loader(text)
+    try:
+        node = loader.get_single_node()
+        origins = _lines(node, path.name)
+        document = loader.construct_document(node) if node is not None else None
+    except yaml.MarkedYAMLError as error:
+        line = error.problem_mark.line + 1 if error.problem_mark else "?"
+        raise ConfigError(f"{path.name} line {line} is not YAML: {error.problem or error.context}") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"{path.name} is not YAML: {error}") from None
+    finally:
+        loader.dispose()
+    if not isinstance(document, dict):
+        raise ConfigError(f"{path.name} must be a mapping with the root `ajet:` (got {type(document).__name__})")
+    _check_root(document, path.name, origins, sections)
+    return Source(document, origins)
+
+
+def _check_root(document: Mapping[Any, Any], name: str, origins: Mapping[str, str], sections: Sequence[str]) -> None:
+    if "ajet" in document:
+        return
+    near = difflib.get_close_matches("ajet", [str(root) for root in document], n=1, cutoff=0.6)
+    if near:
+        raise ConfigError(f"{name} has no root `ajet:`; is {near[0]} ({origins.get(near[0], name)}) a slip for it?")
+    ours = [str(root) for root in document if root in sections]
+    if ours:
+        raise ConfigError(f"{name} has no root `ajet:`; put {', '.join(ours)} under it")
+    raise ConfigError(f"{name} has no root `ajet:`; it has {', '.join(map(str, document)) or 'nothing'}")
+
+
+def _lines(node: yaml.Node | None, name: str, prefix: str = "") -> dict[str, str]:
+    """Each path of the document with its file and line; a key that stands twice is an error."""
+    found: dict[str, str] = {}
+    if not isinstance(node, yaml.MappingNode):
+        return found
+    seen: dict[str, int] = {}
+    for key_node, value_node in node.value:
+        step, line = str(key_node.value), key_node.start_mark.line + 1
+        if step == "<<":
+            continue
+        if step in seen:
+            raise ConfigError(f"{prefix}{step} stands twice in {name}: line {seen[step]} and line {line}")
+        seen[step] = line
+        if isinstance(value_node, yaml.MappingNode) and value_node.value:
+            found.update(_lines(value_node, name, f"{prefix}{step}."))
+            found.setdefault(f"{prefix}{step}", f"in {name} line {line}")
+        else:
+            found[f"{prefix}{step}"] = f"in {name} line {line}"
+    return found
+
+
+def _beside(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f"; there is no directory {path.parent} either"
+    names = sorted(p.name for p in path.parent.iterdir() if p.suffix in (".yaml", ".yml"))
+    near = difflib.get_close_matches(path.name, names, n=1, cutoff=0.5)
+    return f"; did you mean {path.with_name(near[0])}?" if near else ""
+
+
+def read_override(text: str, known: Sequence[str], roots: Sequence[str]) -> tuple[str, Any]:
+    """`ajet.rollout.num_repeat=8` as path and value; `known` are our sections and `roots` the file's roots."""
+    path, equals, value = text.partition("=")
+    path = path.strip()
+    if not equals or not path or any(not step for step in path.split(".")):
+        raise ConfigError(f"an override reads key=value, e.g. ajet.rollout.num_repeat=8 (got {text!r})")
+    root = path.split(".")[0]
+    if root != "ajet" and root not in roots:
+        if root in known:
+            raise ConfigError(f"an override begins with its root: ajet.{text}")
+        raise ConfigError(
+            f"{text}: the config has no root {root!r}; it has {', '.join(dict.fromkeys(('ajet', *roots)))}"
+        )
+    try:
+        return path, yaml.load(value, Loader=_Loader)  # a SafeLoader
+    except yaml.YAMLError as error:
+        raise ConfigError(f"the value of the override {text!r} is not YAML: {str(error).splitlines()[0]}") from None
