@@ -241,7 +241,7 @@ def _explain(error: ValidationError, source: Source) -> list[str]:
     """A line for each thing that is wrong: the key, what it must be, what it is and where."""
     lines: dict[str, str] = {}
     for item in error.errors(include_url=False):
-        steps = [str(step) for step in item["loc"] if step not in _BRANCHES and "[" not in str(step)]
+        steps = [step for step in item["loc"] if isinstance(step, str) and step not in _BRANCHES and "[" not in step]
         if item["type"] == "extra_forbidden":
             path = ".".join(steps)
             lines.setdefault(path, _unknown_key(steps, source))
@@ -260,9 +260,7 @@ _BRANCHES = ("str", "int", "float", "bool")  # what pydantic adds to the place o
 def _got(path: str, source: Source) -> str:
     value: Any = source.document.get("ajet")
     for step in path.split("."):
-        if isinstance(value, list) and step.isdigit() and int(step) < len(value):
-            value = value[int(step)]
-        elif isinstance(value, Mapping) and step in value:
+        if isinstance(value, Mapping) and step in value:
             value = value[step]
         else:
             return f"(the default is {_default(path)!r})"
@@ -320,9 +318,8 @@ def _unknown_key(steps: list[str], source: Source) -> str:
     path, last, parent = ".".join(steps), steps[-1], ".".join(steps[:-1])
     known = list(keys())
     siblings = [p for p in known if p.rpartition(".")[0] == parent]
-    near = difflib.get_close_matches(path, siblings, n=1, cutoff=0.7)
-    near = near or [p for p in known if p.rpartition(".")[2] == last]
-    near = near or difflib.get_close_matches(path, siblings, n=1, cutoff=0.4) or _closest_name(last, known)
+    near = _closest(last, siblings, 0.7) or [p for p in known if p.rpartition(".")[2] == last]
+    near = near or _closest(last, siblings, 0.5) or _closest(last, known, 0.6)
     hint = (
         f"; did you mean {near[0]}?"
         if near
@@ -332,9 +329,10 @@ def _unknown_key(steps: list[str], source: Source) -> str:
     return f"{path} is not a key" + (f" ({where})" if where else "") + hint
 
 
-def _closest_name(last: str, known: Sequence[str]) -> list[str]:
-    names = difflib.get_close_matches(last, [p.rpartition(".")[2] for p in known], n=1, cutoff=0.6)
-    return [p for p in known if names and p.rpartition(".")[2] == names[0]]
+def _closest(last: str, paths: Sequence[str], cutoff: float) -> list[str]:
+    """The paths whose last step is most like `last`."""
+    names = difflib.get_close_matches(last, [p.rpartition(".")[2] for p in paths], n=1, cutoff=cutoff)
+    return [p for p in paths if names and p.rpartition(".")[2] == names[0]]
 
 
 def keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:

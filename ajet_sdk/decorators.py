@@ -3,7 +3,7 @@
 A run fills the function's parameters by name:
 
     task      the Task (annotated `str`: its main_query)
-    model     a Model handle for the policy (annotated `str`, or with a `str` default: the policy's name, or the default)
+    model     a Model handle for the policy (annotated `str`: the policy's name, or the parameter's default)
     env       the environment of the task
     episode   the Episode: its ids before, its output and calls for a judge
     output    what the workflow returned (judges only)
@@ -86,7 +86,8 @@ def workflow(
     Raises SignatureError for a parameter that cannot be given by name.
     """
     targets = _targets(trainable_targets)
-    return _decorate(function, _Tag("workflow", name, _positive(timeout), targets))
+    decorated: F | Callable[[F], F] = _decorate(function, _Tag("workflow", name, _positive(timeout), targets))
+    return decorated
 
 
 @overload
@@ -103,7 +104,8 @@ def judge(
 
     Raises SignatureError for a parameter that cannot be given by name.
     """
-    return _decorate(function, _Tag("judge", name, _positive(timeout), None))
+    decorated: F | Callable[[F], F] = _decorate(function, _Tag("judge", name, _positive(timeout), None))
+    return decorated
 
 
 def _positive(timeout: float | None) -> float | None:
@@ -160,7 +162,7 @@ def _tagged(function: Any, tag: _Tag) -> Any:
 
 
 def _watched(wrapper: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> AbstractContextManager[Any]:
-    """An observed episode under `ajet.trace`; elsewhere nothing. In a run, a nested workflow joins the outer episode."""
+    """An observed episode under `ajet.trace`; elsewhere nothing: in a run, a nested workflow joins the outer one."""
     watching, tag = observer.get(), wrapper.__ajet__
     if watching is None or current_episode.get() is not None or tag.kind != "workflow":
         return nullcontext(SimpleNamespace())
@@ -218,7 +220,7 @@ def spec_of(function: Any, kind: Kind) -> Spec:
 
 
 def _wants_text(parameter: inspect.Parameter) -> bool:
-    return parameter.annotation in (str, "str") or isinstance(parameter.default, str)
+    return parameter.annotation in _STRINGS[:-1] or isinstance(parameter.default, str)
 
 
 def bind(spec: Spec, task: Task, given: Mapping[str, Any]) -> dict[str, Any]:
@@ -228,10 +230,9 @@ def bind(spec: Spec, task: Task, given: Mapping[str, Any]) -> dict[str, Any]:
     """
     arguments: dict[str, Any] = {}
     missing: list[inspect.Parameter] = []
-    for name, parameter in spec.parameters.items():
-        if _fill(parameter, task, given, arguments):
-            continue
-        missing.append(parameter)
+    for parameter in spec.parameters.values():
+        if not _fill(parameter, task, given, arguments):
+            missing.append(parameter)
     texts = [p for p in missing if p.annotation in _STRINGS]
     if spec.kind == "workflow" and task.main_query and len(missing) == len(texts) == 1:
         arguments[missing[0].name] = task.main_query

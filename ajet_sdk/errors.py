@@ -13,6 +13,7 @@
     │   ├── RequestRefused                   the request itself is wrong (HTTP 400): names the parameter
     │   ├── ContextOverflow                  prompt and reply do not fit the model's length
     │   └── EngineUnavailable                connection lost, 429 or 5xx after every retry
+    ├── EnvironmentUnavailable (RuntimeError)  an environment service did not answer
     ├── EpisodeError         (RuntimeError)  an episode ended without a usable outcome
     │   ├── EpisodeTimeout   (TimeoutError)
     │   ├── ModelAmbiguous                   the agent names several models and none is said to be the policy
@@ -34,6 +35,7 @@ __all__ = [
     "ContextOverflow",
     "EngineError",
     "EngineUnavailable",
+    "EnvironmentUnavailable",
     "EpisodeError",
     "EpisodeTimeout",
     "MissingExtra",
@@ -109,6 +111,12 @@ class ContextOverflow(EngineError):
 
 class EngineUnavailable(EngineError):
     """The engine did not answer: connection lost, 429 or 5xx after every retry."""
+
+    infrastructure: ClassVar[bool] = True
+
+
+class EnvironmentUnavailable(AjetError, RuntimeError):
+    """An environment service did not answer, or not with what it should."""
 
     infrastructure: ClassVar[bool] = True
 

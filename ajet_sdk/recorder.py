@@ -7,8 +7,9 @@ import itertools
 import secrets
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import Future
 from contextvars import Token
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timezone
 from types import TracebackType
 from typing import Any
@@ -77,16 +78,11 @@ class Pending:
             self.engine, self.trainable = self._debug_engine(name), False
         sampling = asked(self.body)
         ordinal = self.episode.next_ordinal(self.identity.agent)
+        own_seed = sampling.seed is not None and (spec.sampling is None or not self.trainable)
+        seed = sampling.seed if own_seed else mixed_seed(sampling.seed, spec.seed, self.identity.agent, ordinal)
         if self.trainable:
-            seed = sampling.seed if spec.sampling is None and sampling.seed is not None else None
-            if seed is None:
-                seed = mixed_seed(sampling.seed, spec.seed, self.identity.agent, ordinal)
             sampling = used(sampling, spec.sampling, max_tokens=spec.max_tokens)
-        else:
-            seed = sampling.seed
-            if seed is None:
-                seed = mixed_seed(None, spec.seed, self.identity.agent, ordinal)
-        self.sampling = Sampling(**{**asdict(sampling), "seed": seed})
+        self.sampling = replace(sampling, seed=seed)
         return self.sampling
 
     def _debug_engine(self, name: str) -> Engine:
@@ -157,7 +153,7 @@ class OpenEpisode:
         spec: EpisodeSpec,
         url: str,
         put: Callable[[Call], None] | None,
-        run: Callable[[Coroutine[Any, Any, None]], asyncio.Future[None]],
+        run: Callable[[Coroutine[Any, Any, None]], Future[None]],
         end_keys: Callable[[OpenEpisode, bool], None],
     ) -> None:
         self.spec = spec
@@ -202,6 +198,11 @@ class OpenEpisode:
         segment = Identity(agent, target_tag, trainable, debug_model).segment()
         base_url = f"{self.url}/episodes/{self.episode_id}/{segment}/v1"
         return Model(base_url, key, self.spec.engine.model, timeout=self.spec.call_timeout)
+
+    @property
+    def judged(self) -> bool:
+        """Whether the workflow is over."""
+        return self._judging
 
     # What the hooks ask (`model.Recorder`)
 
@@ -259,14 +260,14 @@ class OpenEpisode:
         """
         return Judging(self)
 
-    def close_rollout(self) -> asyncio.Future[None]:
+    def close_rollout(self) -> Future[None]:
         self._judging = True
         return self._run(self._close(False))
 
     async def finish(self) -> tuple[Call, ...]:
         """Revoke every key (later requests: 410), cancel what is in flight (undelivered) and return the calls."""
         self._judging = True
-        await asyncio.wrap_future(self._run(self._close(True)))  # type: ignore[arg-type]
+        await asyncio.wrap_future(self._run(self._close(True)))
         return self.calls
 
     async def _close(self, final: bool) -> None:
@@ -290,11 +291,11 @@ class Judging:
         return active
 
     def __enter__(self) -> ActiveEpisode:
-        self._episode.close_rollout().result(timeout=30)  # type: ignore[call-arg]
+        self._episode.close_rollout().result(timeout=30)
         return self._enter()
 
     async def __aenter__(self) -> ActiveEpisode:
-        await asyncio.wrap_future(self._episode.close_rollout())  # type: ignore[arg-type]
+        await asyncio.wrap_future(self._episode.close_rollout())
         return self._enter()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
@@ -327,5 +328,3 @@ def observed_call(episode_id: str, exchange: Exchange) -> Call:
         request_id=new_id(),
         phase=exchange.phase,
     )
-
-

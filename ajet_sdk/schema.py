@@ -185,7 +185,7 @@ class JsonlDatasetFile(Section):
 
 class HuggingfaceDatRepo(Section):
     dataset_path: str | None = key(
-        None, "A hub name such as openai/gsm8k, or a directory of Parquet, JSON or JSON-lines files."
+        None, "A hub name such as openai/gsm8k, or a directory of Parquet, Arrow or JSON files."
     )
     dataset_name: str | None = key(None, "The dataset's configuration, e.g. main; in a directory, a sub-directory.")
     training_split: str = key("train", "The split to train on.")
@@ -287,7 +287,7 @@ class TaskJudge(Section):
     )
     judge_protocol: str | None = key(
         None,
-        "Class path of the judge for `customized_protocol`, a function or a BaseJudge; null: the workflow's own reward.",
+        "Class path of the judge for `customized_protocol`: a function or a BaseJudge; null: the workflow's reward.",
     )
     answer_key: str = key("answer", "Where a task's metadata holds the right answer (exact, regex, math).")
     pattern: str | None = key(

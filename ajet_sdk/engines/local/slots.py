@@ -17,6 +17,7 @@ import numpy.typing as npt
 import torch
 
 from ajet_sdk.engines.local.draw import Draw, draw, uniform
+from ajet_sdk.engines.local.forward import forward_of
 from ajet_sdk.engines.local.jobs import Job, StopWatch
 from ajet_sdk.engines.local.kv import RowCache
 
@@ -53,11 +54,14 @@ class Slots:
         self._dtype: torch.dtype = model.dtype
         self._eos = np.zeros(vocabulary, dtype=bool)
         self._eos[[i for i in eos_ids if i < vocabulary]] = True
+        self._cache = RowCache(0, 0)
+        self._forward = forward_of(model, self._cache)
         self.clear()
 
     def clear(self) -> None:
         """Forget every conversation; none may be running."""
-        self._cache = RowCache(0, 0)
+        self._cache.drop(0, 0)
+        self._forward.refresh()
         self._ids: npt.NDArray[np.int32] = np.zeros((0, 1), dtype=np.int32)
         self._logprobs: npt.NDArray[np.float32] = np.zeros((0, 1), dtype=np.float32)
         for name, dtype in (
@@ -266,10 +270,9 @@ class Slots:
             mask = self._mask(self._tensor(places_BT), window)
         else:
             self._cache.fresh(write)
-        last, which = np.unique(todo - 1, return_inverse=True)
-        logits = self._forward(ids, self._tensor(places_BT), mask, self._tensor(last))
+        logits = self._forward(ids, self._tensor(places_BT), mask, None if (todo == width).all() else self._tensor(todo - 1))
         self._length[rows] = begin + todo
-        return logits[torch.arange(len(rows), device=logits.device), self._tensor(which)]
+        return logits
 
     def _decode(self) -> torch.Tensor:
         """Advance every running row by the token sampled last; the logits behind it, [B, V]."""
@@ -287,7 +290,7 @@ class Slots:
         else:
             self._cache.extend(write, self._tensor(rows), window)
         places_B1 = self._tensor(places[:, None])
-        logits = self._forward(self._tensor(ids), places_B1, self._mask(places_B1, window), 1)[:, -1]
+        logits = self._forward(self._tensor(ids), places_B1, self._mask(places_B1, window), None)
         self._length[rows] += 1
         return logits[self._tensor(rows)] if dense and len(rows) < span else logits
 
@@ -296,19 +299,6 @@ class Slots:
         hidden = torch.arange(window, device=places_BT.device) > places_BT[:, :, None]
         mask = torch.zeros(hidden.shape, dtype=self._dtype, device=hidden.device)
         return mask.masked_fill_(hidden, -torch.inf)[:, None]
-
-    def _forward(
-        self, ids: torch.Tensor, places: torch.Tensor, mask: torch.Tensor | None, keep: torch.Tensor | int
-    ) -> torch.Tensor:
-        logits: torch.Tensor = self.model(
-            input_ids=ids,
-            position_ids=places,
-            attention_mask=mask,
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=keep,
-        ).logits
-        return logits
 
     # Sampling
 

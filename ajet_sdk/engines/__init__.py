@@ -1,0 +1,39 @@
+"""What answers requests: `scripted`, `remote`, and `local`. Each loads only what it needs."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from ajet_sdk.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ajet_sdk.config import Config
+    from ajet_sdk.protocols import Engine
+
+__all__ = ["open_engine"]
+
+
+def open_engine(config: Config) -> Engine:
+    """The engine that `config.model` names: a URL, a script, or weights. Raises ConfigError where it names none."""
+    model = config.model
+    if model.scripted:
+        from ajet_sdk.config import load_object
+        from ajet_sdk.engines.scripted import ScriptedEngine
+
+        replies = load_object(model.scripted, relative_to=config.source.parent if config.source else None)
+        if hasattr(replies, "answer"):
+            return replies  # type: ignore[no-any-return]
+        return ScriptedEngine(replies, model=model.name or "scripted", max_model_len=config.rollout.max_model_len)
+    if model.base_url:
+        from ajet_sdk.engines.remote import RemoteEngine
+
+        key, name = os.environ.get(model.api_key_env, ""), model.name or model.path
+        if not name:
+            raise ConfigError(f"model.base_url is {model.base_url}, but model.name does not say which model to ask for")
+        return RemoteEngine(model.base_url, key or "none", str(name))
+    if not model.path:
+        raise ConfigError("no model is named: set model.path (weights), model.base_url (an endpoint) or model.scripted")
+    from ajet_sdk.engines.local import local_engine
+
+    return local_engine(config)  # type: ignore[no-any-return]

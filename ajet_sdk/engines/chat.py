@@ -1,0 +1,204 @@
+"""`TokenEngine`: messages to ids, a sampler's continuation, and back to messages, for any chat template."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import jinja2
+
+from ajet_sdk.engines.formats import ReplyFormat, call_id, learn
+from ajet_sdk.errors import ContextOverflow, RequestRefused
+from ajet_sdk.protocols import Answer, Ask, Choice, Sampled, Sampler, Sampling, Tokenizer
+from ajet_sdk.sampling import refuse_unhonoured
+
+if TYPE_CHECKING:
+    from ajet_sdk.tokens import EpisodeTokens
+
+__all__ = ["Chat", "Conversation", "TokenEngine"]
+
+NO_LIMIT = 2**31
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """One request as tokens, ready to be continued."""
+
+    ask: Ask
+    prompt_ids: Sequence[int]
+    prompt_text: str
+    sampling: Sampling
+    prompt: Any = None
+    """The `tokens.Prompt`, for chat."""
+
+
+class Chat:
+    """Everything of an engine but the sampling: refusals, exact ids per episode and agent, and the reading of replies."""
+
+    def __init__(self, tokenizer: Tokenizer, *, max_model_len: int | None = None, tool_call_parser: str = "auto") -> None:
+        self.tokenizer = tokenizer
+        self.max_model_len = max_model_len or NO_LIMIT
+        self._parser = tool_call_parser
+        self._format: ReplyFormat | None = None
+        self._tokens: defaultdict[str, dict[str, EpisodeTokens]] = defaultdict(dict)
+
+    @property
+    def format(self) -> ReplyFormat:
+        """How the template spells tool calls and reasoning; learnt at first use."""
+        if self._format is None:
+            self._format = learn(self.tokenizer, self._parser)
+        return self._format
+
+    def begin(self, ask: Ask) -> Conversation:
+        """The request as tokens. Raises RequestRefused, ContextOverflow."""
+        refuse_unhonoured(ask.body)
+        if ask.route == "completions":
+            text, ids, prompt = *self._plain(ask.body.get("prompt")), None
+        else:
+            prompt = self._prompt(ask)
+            text, ids = prompt.text, prompt.ids
+        left = self.max_model_len - len(ids)
+        if left < 1:
+            raise ContextOverflow(
+                f"This model's maximum context length is {self.max_model_len} tokens, and the prompt has {len(ids)}; "
+                "shorten the conversation or raise max_model_len"
+            )
+        limit = min(left, ask.sampling.max_tokens or NO_LIMIT)
+        sampling = replace(ask.sampling, max_tokens=limit if limit < NO_LIMIT else None)
+        return Conversation(ask, ids, text, sampling, prompt)
+
+    def _prompt(self, ask: Ask) -> Any:
+        messages, tools = _checked_messages(ask.body["messages"]), _tools(ask.body)
+        arguments = ask.body.get("chat_template_kwargs") or {}
+        if not isinstance(arguments, Mapping):
+            raise RequestRefused("chat_template_kwargs must be an object", "chat_template_kwargs")
+        if ask.body.get("reasoning_effort") is not None:
+            arguments = {"reasoning_effort": ask.body["reasoning_effort"], **arguments}
+        try:
+            return self.tokens(ask.episode_id, ask.agent).prompt(messages, tools, **arguments)
+        except (jinja2.TemplateError, TypeError, KeyError, AttributeError) as error:
+            raise RequestRefused(
+                f"the chat template refuses these messages: {type(error).__name__}: {error}", "messages"
+            ) from error
+
+    def tokens(self, episode_id: str, agent: str) -> EpisodeTokens:
+        """The ids of an agent's conversations so far."""
+        from ajet_sdk.tokens import EpisodeTokens
+
+        agents = self._tokens[episode_id]
+        if agent not in agents:
+            agents[agent] = EpisodeTokens(self.tokenizer)
+        return agents[agent]
+
+    def _plain(self, prompt: Any) -> tuple[str, list[int]]:
+        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            return prompt, self.tokenizer.encode(prompt)
+        if isinstance(prompt, list) and prompt and all(isinstance(i, int) and i >= 0 for i in prompt):
+            return self.tokenizer.decode(prompt), prompt
+        raise RequestRefused("prompt must be one string or one list of token ids", "prompt")
+
+    def choice(self, conversation: Conversation, sampled: Sampled, index: int) -> Choice:
+        """What the agent gets for one continuation; its ids are kept for the conversation's next prompt."""
+        ids = [int(i) for i in sampled.output_ids]
+        body = conversation.ask.body
+        tokens = [self.tokenizer.token_bytes(i) for i in ids] if body.get("logprobs") not in (None, False) else None
+        text = sampled.text
+        if text is None:
+            text = self.tokenizer.decode(ids[:-1] if ids and ids[-1] in self.tokenizer.eos_ids else ids)
+        if conversation.prompt is None:
+            return Choice(None, text, sampled.finish_reason, ids, sampled.logprobs, tokens)
+        message, called = self.message(conversation, text, ids, index)
+        self.tokens(conversation.ask.episode_id, conversation.ask.agent).commit(conversation.prompt, ids, message)
+        finish = "tool_calls" if called and sampled.finish_reason == "stop" else sampled.finish_reason
+        return Choice(message, None, finish, ids, sampled.logprobs, tokens)
+
+    def message(self, conversation: Conversation, text: str, ids: Sequence[int], index: int) -> tuple[dict[str, Any], bool]:
+        """The reply as an assistant message, and whether it calls a tool."""
+        body = conversation.ask.body
+        tools = _tools(body) if body.get("tool_choice") != "none" else None
+        parsed = self.format.parse(text, prompt=conversation.prompt_text[-200:], tools=tools or ())
+        message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
+        if parsed.reasoning is not None:
+            message["reasoning_content"] = parsed.reasoning
+        if parsed.calls:
+            message["tool_calls"] = [
+                {
+                    "id": call_id(conversation.prompt_ids, ids, index, number),
+                    "type": "function",
+                    "function": {"name": name, "arguments": arguments},
+                }
+                for number, (name, arguments) in enumerate(parsed.calls)
+            ]
+        return message, bool(parsed.calls)
+
+    def answer(self, conversation: Conversation, sampled: Sequence[Sampled], model: str) -> Answer:
+        """The answer of all choices."""
+        choices = tuple(self.choice(conversation, one, index) for index, one in enumerate(sampled))
+        prompt, output = len(conversation.prompt_ids), sum(len(one.output_ids) for one in sampled)
+        return Answer(
+            choices=choices,
+            model=model,
+            prompt_ids=conversation.prompt_ids,
+            policy_version=sampled[0].policy_version if sampled else None,
+            usage={"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output},
+        )
+
+    def forget(self, episode_id: str) -> list[str]:
+        """Drop an episode; returns its agents."""
+        return list(self._tokens.pop(episode_id, ()))
+
+
+class TokenEngine:
+    """An engine made of a sampler and a tokenizer. `local` and `scripted` differ in the sampler only."""
+
+    def __init__(self, sampler: Sampler, tokenizer: Tokenizer, *, tool_call_parser: str = "auto") -> None:
+        self.sampler = sampler
+        self.model = sampler.model
+        self.chat = Chat(tokenizer, max_model_len=sampler.max_model_len, tool_call_parser=tool_call_parser)
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.chat.tokenizer
+
+    async def answer(self, ask: Ask) -> Answer:
+        """Raises RequestRefused, ContextOverflow, EngineUnavailable."""
+        conversation = self.chat.begin(ask)
+        session = _session(ask.episode_id, ask.agent)
+        sampled = await self.sampler.sample(conversation.prompt_ids, conversation.sampling, session)
+        return self.chat.answer(conversation, sampled, self.model)
+
+    def forget(self, episode_id: str) -> None:
+        for agent in self.chat.forget(episode_id):
+            self.sampler.forget(_session(episode_id, agent))
+
+    async def aclose(self) -> None:
+        await self.sampler.aclose()
+
+
+def _session(episode_id: str, agent: str) -> str:
+    return f"{episode_id}/{agent}"
+
+
+def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
+    tools = body.get("tools")
+    if tools is None or tools == []:
+        return None
+    if not isinstance(tools, list) or not all(isinstance(t, dict) and isinstance(t.get("function"), dict) for t in tools):
+        raise RequestRefused('tools must be a list of {"type": "function", "function": {…}}', "tools")
+    return tools
+
+
+def _checked_messages(messages: Any) -> list[dict[str, Any]]:
+    for index, message in enumerate(messages):
+        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
+            raise RequestRefused(f"messages[{index}] must be an object with a role", "messages")
+        content = message.get("content")
+        for part in content if isinstance(content, list) else ():
+            kind = part.get("type") if isinstance(part, dict) else "string" if isinstance(part, str) else None
+            if kind not in ("text", "string", "input_text", "output_text", "refusal", "thinking", "reasoning"):
+                raise RequestRefused(f"messages[{index}] holds a part of type {kind!r}; only text is read here", "messages")
+    return list(messages)

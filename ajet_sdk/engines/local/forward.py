@@ -1,0 +1,247 @@
+"""One forward pass over rows of a `RowCache`: through the model itself, or, for the Llama family, in far fewer steps.
+
+On a small model, and on any model at a small batch, the time of a pass is the number of its operations; transformers
+spends about four times as many as the arithmetic needs. `forward_of` takes the short way only where it gives the same
+logits on a trial. Shapes: B rows, T tokens each, N = B * T, W places seen, H heads of size D, V the vocabulary.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ajet_sdk.engines.local.kv import RowCache
+
+__all__ = ["Forward", "LlamaForward", "ModelForward", "forward_of"]
+
+_log = logging.getLogger(__name__)
+_FAMILY = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
+_STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
+_FUSE_BELOW = 20_000_000
+"""Parameters up to which weights are copied side by side, to be multiplied at once."""
+
+
+class Forward(Protocol):
+    """A pass over the rows that `cache` was told of; the logits behind each row's token at `last_B`, [B, V]."""
+
+    def __call__(
+        self, ids_BT: torch.Tensor, places_BT: torch.Tensor, mask: torch.Tensor | None, last_B: torch.Tensor | None
+    ) -> torch.Tensor: ...
+
+    def refresh(self) -> None:
+        """The weights have changed."""
+        ...
+
+
+class ModelForward:
+    """The model's own pass. `last_B` None: each row's last token is its T-th."""
+
+    def __init__(self, model: Any, cache: RowCache) -> None:
+        self._model, self._cache = model, cache
+
+    def refresh(self) -> None:
+        return
+
+    def __call__(
+        self, ids_BT: torch.Tensor, places_BT: torch.Tensor, mask: torch.Tensor | None, last_B: torch.Tensor | None
+    ) -> torch.Tensor:
+        if last_B is None:
+            keep: torch.Tensor | int = 1
+        else:
+            keep, which_B = last_B.unique(return_inverse=True)
+        logits: torch.Tensor = self._model(
+            input_ids=ids_BT,
+            position_ids=places_BT,
+            attention_mask=mask,
+            past_key_values=self._cache,
+            use_cache=True,
+            logits_to_keep=keep,
+        ).logits
+        if last_B is None:
+            return logits[:, -1]
+        return logits[torch.arange(len(ids_BT), device=logits.device), which_B]
+
+
+@dataclass(slots=True)
+class _Layer:
+    norm: torch.Tensor
+    projections: list[tuple[torch.Tensor, torch.Tensor | None]]
+    """Weight and bias of query, key and value; one pair where they are fused."""
+    head_norm: torch.Tensor | None
+    """The scale of the query and key heads' own norm, [heads of both, D]."""
+    out: tuple[torch.Tensor, torch.Tensor | None]
+    mlp_norm: torch.Tensor
+    gates: list[torch.Tensor]
+    down: torch.Tensor
+
+
+class LlamaForward:
+    """The arithmetic of Llama, Mistral, Qwen 2 and Qwen 3 over the model's own weights."""
+
+    def __init__(self, model: Any, cache: RowCache) -> None:
+        self._model, self._cache = model, cache
+        config = model.config
+        self._heads: int = config.num_attention_heads
+        self._kv: int = config.num_key_value_heads
+        self._size: int = getattr(config, "head_dim", None) or config.hidden_size // self._heads
+        self._eps: float = config.rms_norm_eps
+        self._fuse = sum(p.numel() for p in model.parameters()) < _FUSE_BELOW
+        self._cos = self._sin = torch.empty(0)
+        self._layers: list[_Layer] = []
+
+    def refresh(self) -> None:
+        self._layers = []
+
+    def _prepare(self) -> None:
+        body = self._model.model
+        self._layers = [self._layer(layer) for layer in body.layers]
+
+    def _layer(self, layer: Any) -> _Layer:
+        attention, mlp = layer.self_attn, layer.mlp
+        projections = [(m.weight, m.bias) for m in (attention.q_proj, attention.k_proj, attention.v_proj)]
+        gates = [mlp.gate_proj.weight, mlp.up_proj.weight]
+        if self._fuse:
+            biases = [bias for _, bias in projections if bias is not None]
+            weight = torch.cat([weight for weight, _ in projections])
+            projections = [(weight, torch.cat(biases) if biases else None)]
+            gates = [torch.cat(gates)]
+        head_norm = None
+        if hasattr(attention, "q_norm"):
+            scales = [attention.q_norm.weight.expand(self._heads, -1), attention.k_norm.weight.expand(self._kv, -1)]
+            head_norm = torch.cat(scales)
+        return _Layer(
+            norm=layer.input_layernorm.weight,
+            projections=projections,
+            head_norm=head_norm,
+            out=(attention.o_proj.weight.t(), attention.o_proj.bias),
+            mlp_norm=layer.post_attention_layernorm.weight,
+            gates=gates,
+            down=mlp.down_proj.weight.t(),
+        )
+
+    def _rotation(self, places_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if self._cache.capacity > len(self._cos):
+            every = torch.arange(self._cache.capacity + 64, device=places_N.device)
+            weight = self._model.model.embed_tokens.weight
+            cos, sin = self._model.model.rotary_emb(weight[:1], every[None])
+            half = self._size // 2
+            self._cos, self._sin = cos[0], torch.cat((-sin[0, :, :half], sin[0, :, half:]), -1)
+        return self._cos[places_N][:, None], self._sin[places_N][:, None]
+
+    def __call__(
+        self, ids_BT: torch.Tensor, places_BT: torch.Tensor, mask: torch.Tensor | None, last_B: torch.Tensor | None
+    ) -> torch.Tensor:
+        if not self._layers:
+            self._prepare()
+        body = self._model.model
+        shape = (*ids_BT.shape, -1, self._size)
+        x = F.embedding(ids_BT.reshape(-1), body.embed_tokens.weight)
+        cos, sin = self._rotation(places_BT.reshape(-1))
+        width = (x.shape[-1],)
+        for i, layer in enumerate(self._layers):
+            h = F.rms_norm(x, width, layer.norm, self._eps)
+            attended = self._attend(i, layer, h, cos, sin, mask, shape)
+            x = torch.addmm(x, attended, layer.out[0])
+            if layer.out[1] is not None:
+                x = x + layer.out[1]
+            h = F.rms_norm(x, width, layer.mlp_norm, self._eps)
+            if len(layer.gates) == 1:
+                gate, up = F.linear(h, layer.gates[0]).chunk(2, -1)
+            else:
+                gate, up = F.linear(h, layer.gates[0]), F.linear(h, layer.gates[1])
+            x = torch.addmm(x, F.silu(gate).mul_(up), layer.down)
+        batch, length = ids_BT.shape
+        if last_B is not None:
+            x = x[torch.arange(batch, device=x.device) * length + last_B]
+        elif length > 1:
+            x = x.view(batch, length, -1)[:, -1]
+        return F.linear(F.rms_norm(x, width, body.norm.weight, self._eps), self._model.lm_head.weight)
+
+    def _attend(
+        self,
+        index: int,
+        layer: _Layer,
+        h: torch.Tensor,
+        cos: torch.Tensor,
+        sin: torch.Tensor,
+        mask: torch.Tensor | None,
+        shape: tuple[int, ...],
+    ) -> torch.Tensor:
+        parts = [F.linear(h, weight, bias) for weight, bias in layer.projections]
+        qkv = (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).view(len(h), -1, self._size)
+        both, half = self._heads + self._kv, self._size // 2
+        qk = qkv[:, :both]
+        if layer.head_norm is not None:
+            qk = F.rms_norm(qk, (self._size,), None, self._eps) * layer.head_norm
+        qk = torch.addcmul(qk * cos, torch.cat((qk[..., half:], qk[..., :half]), -1), sin)
+        batch, length = shape[0], shape[1]
+        key = qk[:, self._heads :].view(shape).transpose(1, 2)
+        value = qkv[:, both:].view(shape).transpose(1, 2)
+        key, value = self._cache.update(key, value, index)
+        query, group = qk[:, : self._heads], self._heads // self._kv
+        if length == 1:
+            packed = query.reshape(batch, self._kv, group, self._size)
+            out = F.scaled_dot_product_attention(packed, key, value, attn_mask=mask)
+            return out.reshape(batch, -1)
+        query = query.view(shape).transpose(1, 2)
+        if group > 1:
+            key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
+        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
+        return out.transpose(1, 2).reshape(len(h), -1)
+
+
+def _in_family(model: Any) -> bool:
+    if type(model).__name__ not in _FAMILY:
+        return False
+    if getattr(model.config, "hidden_act", None) != "silu" or model.lm_head.bias is not None:
+        return False
+    if model.config.rope_parameters.get("rope_type", "default") not in _STATIC_ROPE:
+        return False
+    linears = [m for layer in model.model.layers for m in layer.modules() if hasattr(m, "weight") and m.weight.ndim == 2]
+    mlp_biases = [m.bias for layer in model.model.layers for m in layer.mlp.children() if isinstance(m, nn.Linear)]
+    return all(type(m) is nn.Linear for m in linears) and not any(bias is not None for bias in mlp_biases)
+
+
+def forward_of(model: Any, cache: RowCache) -> Forward:
+    """The shortest pass that gives the model's own logits."""
+    plain = ModelForward(model, cache)
+    if not _in_family(model):
+        return plain
+    short = LlamaForward(model, cache)
+    gap = _gap(model, short, cache)
+    if gap <= (1e-3 if model.dtype == torch.float32 else 0.25):
+        return short
+    _log.warning("The short forward pass is off by %.2g for %s: the model's own is used.", gap, type(model).__name__)
+    return plain
+
+
+def _gap(model: Any, forward: Forward, cache: RowCache) -> float:
+    """The largest difference of the logits from the model's own, over a fresh pass, an extension and one token."""
+    device = model.device
+    length = 7
+    ids = (torch.arange(2 * length, device=device).view(2, length) * 7919 + 13) % model.config.vocab_size
+    cache.drop(2, length)
+    rows, places = torch.arange(2, device=device), torch.arange(length, device=device).expand(2, -1)
+    gap = 0.0
+    with torch.inference_mode():
+        expected = model(input_ids=ids, use_cache=False).logits
+        for begin, end in ((0, 3), (3, 6), (6, 7)):
+            at = places[:, begin:end]
+            write = (rows[:, None] * length + at).reshape(-1)
+            mask = None
+            if begin:
+                cache.extend(write, rows, end)
+                hidden = torch.arange(end, device=device) > at[:, :, None]
+                mask = torch.zeros(hidden.shape, dtype=model.dtype, device=device)
+                mask = mask.masked_fill_(hidden, -torch.inf)[:, None]
+            else:
+                cache.fresh(write)
+            logits = forward(ids[:, begin:end], at, mask, None)
+            gap = max(gap, float((logits - expected[:, end - 1]).abs().max()))
+    cache.drop(0, 0)
+    return gap

@@ -1,0 +1,210 @@
+"""`ScriptedEngine`: deterministic replies with ids, for tests, demonstrations and replays. `ByteTokenizer` goes with it."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import re
+from collections import Counter, defaultdict, deque
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, cast
+
+from ajet_sdk.engines.chat import Chat, Conversation
+from ajet_sdk.engines.formats import renderer
+from ajet_sdk.errors import EngineError
+from ajet_sdk.protocols import Answer, Ask, Choice, Sampled, Tokenizer
+from ajet_sdk.types import Call
+
+__all__ = ["ByteTokenizer", "ScriptedEngine"]
+
+Reply = str | Mapping[str, Any]
+Replies = Callable[[Ask], Any] | Sequence[Reply]
+
+SPECIALS = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>")
+
+TEMPLATE = """\
+{%- if tools %}{{ '<|im_start|>tools\\n' + (tools | tojson) + '<|im_end|>\\n' }}{% endif -%}
+{%- for message in messages -%}
+{{- '<|im_start|>' + message.role + '\\n' -}}
+{%- if message.reasoning_content %}{{ '<think>' + message.reasoning_content + '</think>' }}{% endif -%}
+{{- message.content or '' -}}
+{%- for call in message.tool_calls or [] -%}
+{%- set arguments = call.function.arguments -%}
+{{- '<tool_call>{"name": ' + (call.function.name | tojson) + ', "arguments": ' -}}
+{{- (arguments if arguments is string else (arguments | tojson)) + '}</tool_call>' -}}
+{%- endfor -%}
+{{- '<|im_end|>\\n' -}}
+{%- endfor -%}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif -%}
+"""
+
+
+class ByteTokenizer:
+    """One id per byte, and six specials from 256 on: a real tokenizer with a chat template, and nothing to load."""
+
+    chat_template: str | None = TEMPLATE
+    variables: Mapping[str, Any] = {"bos_token": "", "eos_token": "<|im_end|>"}
+    eos_ids: frozenset[int] = frozenset({256 + SPECIALS.index("<|im_end|>")})
+    vocab_size = 256 + len(SPECIALS)
+
+    _split = re.compile("(" + "|".join(map(re.escape, SPECIALS)) + ")")
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = []
+        for piece in self._split.split(text):
+            if piece in SPECIALS:
+                ids.append(256 + SPECIALS.index(piece))
+            else:
+                ids.extend(piece.encode("utf-8", "surrogatepass"))
+        return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return b"".join(self.token_bytes(i) for i in ids).decode("utf-8", "replace")
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id >= 256
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes([token_id]) if token_id < 256 else SPECIALS[token_id - 256].encode()
+
+
+class ScriptedEngine:
+    """Says what it is told to say.
+
+    `replies` is a function of the `Ask` (sync or async), or a sequence that each agent of each episode goes through from
+    the start. A reply is a string, an assistant message (dict; its tool calls are spelt as the template does), or from a
+    function a list with one of these for each of the `n` choices. An exception that the function raises is the engine's.
+    `logprob` is every token's log-probability, or a function of the ids.
+    """
+
+    def __init__(
+        self,
+        replies: Replies,
+        tokenizer: Tokenizer | None = None,
+        *,
+        model: str = "scripted",
+        logprob: float | Callable[[Sequence[int]], Sequence[float]] = -1.0,
+        max_model_len: int | None = None,
+        policy_version: int | None = 0,
+    ) -> None:
+        self.model = model
+        self.policy_version = policy_version
+        self.chat = Chat(tokenizer or ByteTokenizer(), max_model_len=max_model_len)
+        self._replies = replies
+        self._logprob = logprob
+        self._turns: Counter[tuple[str, str]] = Counter()
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self.chat.tokenizer
+
+    @classmethod
+    def replaying(cls, calls: Iterable[Call], tokenizer: Tokenizer | None = None) -> ScriptedEngine:
+        """An engine that answers each recorded request as it was answered, ids and log-probabilities included.
+
+        Equal requests of an agent are answered in the order of the recording, from the start in every episode. A request
+        that was not recorded raises EngineError.
+        """
+        return _Replay(calls, tokenizer)
+
+    async def answer(self, ask: Ask) -> Answer:
+        """Raises EngineError where the script is at its end, and what the function raises."""
+        conversation = self.chat.begin(ask)
+        said = await self._said(ask)
+        sampled = [self._sampled(conversation, said[min(i, len(said) - 1)]) for i in range(ask.sampling.n)]
+        return self.chat.answer(conversation, sampled, self.model)
+
+    async def _said(self, ask: Ask) -> Sequence[Reply]:
+        if callable(self._replies):
+            said = self._replies(ask)
+            if inspect.isawaitable(said):
+                said = await cast(Awaitable[Any], said)
+        else:
+            turn = self._turns[ask.episode_id, ask.agent]
+            self._turns[ask.episode_id, ask.agent] += 1
+            if turn >= len(self._replies):
+                raise EngineError(f"the script has {len(self._replies)} replies, and agent {ask.agent!r} asks for another")
+            said = self._replies[turn]
+        said = said if isinstance(said, list) else [said]
+        if not said or not all(isinstance(one, (str, Mapping)) for one in said):
+            raise EngineError(f"a scripted reply must be a string, a message, or a list of these (got {said!r:.200})")
+        return said
+
+    def _sampled(self, conversation: Conversation, reply: Reply) -> Sampled:
+        tokenizer, sampling = self.tokenizer, conversation.sampling
+        text = reply if isinstance(reply, str) else self._spelt(reply)
+        ids = [*tokenizer.encode(text), min(tokenizer.eos_ids)]
+        cut, finish = None, "stop"
+        for end in range(1, len(ids) + 1) if sampling.stop else ():
+            so_far = tokenizer.decode(ids[:end])
+            found = [so_far.index(stop) for stop in sampling.stop if stop in so_far]
+            if found:
+                ids, cut = ids[:end], so_far[: min(found)]
+                break
+        if sampling.max_tokens is not None and len(ids) > sampling.max_tokens:
+            ids, cut, finish = ids[: sampling.max_tokens], None, "length"
+        logprobs = self._logprob(ids) if callable(self._logprob) else [self._logprob] * len(ids)
+        return Sampled(ids, list(logprobs), "stop" if finish == "stop" else "length", self.policy_version, cut)
+
+    def _spelt(self, message: Mapping[str, Any]) -> str:
+        """An assistant message as the template writes it after its generation prompt."""
+        render, user = renderer(self.tokenizer), {"role": "user", "content": "-"}
+        head, whole = render([user], None, generate=True), render([user, {"role": "assistant", **message}])
+        if not whole.startswith(head):
+            raise EngineError("this template does not keep its generation prompt: script replies as strings")
+        text = whole[len(head) :]
+        ends = [text.rindex(end) for i in self.tokenizer.eos_ids if (end := self.tokenizer.decode([i])) in text]
+        return text[: max(ends)] if ends else text
+
+    def forget(self, episode_id: str) -> None:
+        self.chat.forget(episode_id)
+        for key in [key for key in self._turns if key[0] == episode_id]:
+            del self._turns[key]
+
+    async def aclose(self) -> None:
+        return
+
+
+class _Replay(ScriptedEngine):
+    def __init__(self, calls: Iterable[Call], tokenizer: Tokenizer | None) -> None:
+        super().__init__([], tokenizer)
+        self._recorded: dict[str, list[list[Call]]] = defaultdict(list)
+        requests: dict[str, list[Call]] = {}
+        for call in sorted((c for c in calls if c.error is None), key=lambda c: c.index):
+            requests.setdefault(call.request_id or call.call_id, []).append(call)
+        for choices in requests.values():
+            self._recorded[_key(choices[0].agent, choices[0].request)].append(choices)
+            self.model = choices[0].model or self.model
+        self._left: dict[tuple[str, str], deque[list[Call]]] = {}
+
+    async def answer(self, ask: Ask) -> Answer:
+        key = _key(ask.agent, ask.body)
+        left = self._left.setdefault((ask.episode_id, key), deque(self._recorded.get(key, ())))
+        if not left:
+            known = "all of its recordings are used up" if key in self._recorded else "it was not recorded"
+            raise EngineError(f"agent {ask.agent!r} asks something that can't be replayed: {known}")
+        calls = left.popleft()
+        first, output = calls[0], 0
+        choices = []
+        for call in calls:
+            said = call.response["choices"][0]
+            ids = None if call.output_ids is None else call.output_ids.tolist()
+            output += len(ids or ())
+            logprobs = None if call.logprobs is None else call.logprobs.tolist()
+            tokens = [self.tokenizer.token_bytes(i) for i in ids] if ids and ask.body.get("logprobs") else None
+            choices.append(
+                Choice(said.get("message"), said.get("text"), call.finish_reason or "stop", ids, logprobs, tokens)
+            )
+        prompt = None if first.prompt_ids is None else first.prompt_ids.tolist()
+        usage = {"prompt_tokens": len(prompt or ()), "completion_tokens": output}
+        usage["total_tokens"] = sum(usage.values())
+        return Answer(tuple(choices), first.model, prompt, first.policy_version, usage)
+
+    def forget(self, episode_id: str) -> None:
+        for key in [key for key in self._left if key[0] == episode_id]:
+            del self._left[key]
+
+
+def _key(agent: str, body: Mapping[str, Any]) -> str:
+    asked = {name: body.get(name) for name in ("messages", "prompt", "tools")}
+    return json.dumps([agent, asked], sort_keys=True, ensure_ascii=False, default=str)

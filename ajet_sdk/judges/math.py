@@ -1,0 +1,160 @@
+"""The math judge: the same value, however it is written.
+
+Numbers, fractions and percentages are compared exactly, here. Whatever else (roots, intervals, symbols) is left to
+math-verify. Its time limits are alarms, which only work in a main thread; judges run in threads, so they are off, and
+an expression that could take for ever is refused before it is parsed.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import re
+from fractions import Fraction
+from typing import Any
+
+from ajet_sdk.errors import MissingExtra, NoReward
+from ajet_sdk.judges.answer import text_of
+
+__all__ = ["final_answer", "math", "number", "require_math"]
+
+LONGEST = 300
+"""Characters of an expression that is still parsed."""
+ROUNDING = 6
+"""Decimals from which a decimal may stand for a fraction: 0.333333 is 1/3."""
+
+_DIGITS = r"\d+(?:,\d{3})+(?:\.\d+)?|\d+\.?\d*|\.\d+"
+_NUMBER = re.compile(rf"(?P<sign>[-+]?)(?P<digits>{_DIGITS})(?:[eE](?P<exponent>[-+]?\d{{1,3}}))?")
+_FRACTION = re.compile(r"(?P<sign>[-+]?)\\[dt]?frac\{?(?P<top>[^{}]+?)\}?\{(?P<bottom>[^{}]+)\}")
+_IN_TEXT = re.compile(rf"(?<![\w.])[-+]?(?:{_DIGITS})(?:\s*/\s*\d+)?\s*(?:\\?%)?")
+_SAID = re.compile(r"(?:####|(?:final\s+)?answer\s*(?:is|:|=)+)\s*:?\s*([^\n]+)", re.IGNORECASE)
+_COSTLY = re.compile(
+    r"(?:\^|\*\*)\s*\{?\s*[-+(]*\s*\d{4,}|(?:\^|\*\*)[^+\-=,]*(?:\^|\*\*)|!|\d{60,}|\\(?:binom|sum|prod|int)"
+)
+
+
+def require_math() -> None:
+    """Raises MissingExtra where math-verify is not installed."""
+    if importlib.util.find_spec("math_verify") is None:
+        raise MissingExtra("math-verify", "math")
+
+
+def math(output: Any, answer: Any) -> bool:
+    r"""Whether the final answer in the output has the value of `answer`.
+
+    The final answer is the last `\boxed{}`, else what follows the last `####` or `answer is`, else (where a number is
+    asked for) the last number, else the whole output. `answer` may itself be a worked solution that ends so. Raises
+    NoReward for an answer that cannot be read as mathematics: that is the data set's fault and not the agent's.
+    """
+    right = final_answer(text_of(answer))
+    if not right:
+        raise NoReward("the right answer is empty")
+    truth = number(right)
+    given = final_answer(text_of(output), numeric=truth is not None)
+    if _plain(given) == _plain(right):
+        return True
+    mine = number(given)
+    if mine is not None and truth is not None:
+        return _same(mine, truth, given, right)
+    return _verified(given, right)
+
+
+def final_answer(text: str, *, numeric: bool = False) -> str:
+    """The part of a text that is its answer; `numeric` where only a number can be right."""
+    boxed = _boxed(text)
+    if boxed is not None:
+        return _trim(boxed)
+    said = _SAID.findall(text)
+    found = _trim(said[-1] if said else text)
+    if not numeric or number(found) is not None:
+        return found
+    numbers = _IN_TEXT.findall(found.rpartition("=")[2] if said else found)
+    return (numbers[0] if said else numbers[-1]).strip() if numbers else found
+
+
+def _boxed(text: str) -> str | None:
+    r"""What stands in the last complete `\boxed{}`, braces inside it counted."""
+    for match in reversed(list(re.finditer(r"\\f?boxed\s*\{", text))):
+        depth = 1
+        for position in range(match.end(), len(text)):
+            depth += {"{": 1, "}": -1}.get(text[position], 0)
+            if depth == 0:
+                return text[match.end() : position]
+    return None
+
+
+def _trim(text: str) -> str:
+    """The text without white space, emphasis, dollar signs and a full stop around it."""
+    before = None
+    while before != text:
+        before = text
+        text = text.strip().strip("*_`").removesuffix(".")
+        for left, right in (("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")):
+            if text.startswith(left) and text.endswith(right) and len(text) > len(left + right):
+                text = text[len(left) : -len(right)]
+    return text
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"\s+|\\[,!; ]|\\left|\\right|\$", "", text)
+
+
+def number(text: str) -> Fraction | None:
+    """The exact value of a number, fraction or percentage; None for anything else."""
+    text = _plain(_trim(text)).replace("\\%", "%")
+    if not text or len(text) > LONGEST:
+        return None
+    if text.endswith("%"):
+        share = number(text[:-1])
+        return None if share is None else share / 100
+    latex = _FRACTION.fullmatch(text)
+    if latex:
+        return _ratio(latex["sign"], latex["top"], latex["bottom"])
+    if text.count("/") == 1:
+        top, bottom = text.split("/")
+        return _ratio("", top, bottom)
+    match = _NUMBER.fullmatch(text)
+    if match is None:
+        return None
+    value = Fraction(match["digits"].replace(",", "") + "e" + (match["exponent"] or "0"))
+    return -value if match["sign"] == "-" else value
+
+
+def _ratio(sign: str, top: str, bottom: str) -> Fraction | None:
+    over, under = number(top), number(bottom)
+    if over is None or not under:
+        return None
+    return -over / under if sign == "-" else over / under
+
+
+def _same(mine: Fraction, truth: Fraction, given: str, right: str) -> bool:
+    if mine == truth:
+        return True
+    if given.endswith("%") != right.endswith("%"):  # "50%" where the data set writes 50
+        mine, truth = (mine * 100, truth) if given.endswith("%") else (mine, truth * 100)
+        if mine == truth:
+            return True
+    decimals = max(len(text.partition(".")[2].rstrip("%")) for text in (given, right))
+    return decimals >= ROUNDING and abs(mine - truth) <= Fraction(1, 2 * 10**ROUNDING)
+
+
+def _verified(given: str, right: str) -> bool:
+    """By math-verify. An output that it cannot read is wrong; an answer that it cannot read is an error."""
+    require_math()
+    import math_verify
+
+    logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that the limits are off
+    if _too_costly(right):
+        raise NoReward(f"the right answer {right[:80]!r} is too long or too costly to be evaluated")
+    truth = math_verify.parse(f"${right}$", parsing_timeout=None)
+    if not truth:
+        raise NoReward(f"the right answer {right[:80]!r} cannot be read as mathematics; judge it by exact or regex")
+    if _too_costly(given):
+        return False
+    mine = math_verify.parse(f"${given}$", parsing_timeout=None)
+    return bool(math_verify.verify(truth, mine, timeout_seconds=None))
+
+
+def _too_costly(text: str) -> bool:
+    """Powers of powers, factorials and huge exponents: evaluating them could hold the interpreter for ever."""
+    return len(text) > LONGEST or _COSTLY.search(text) is not None

@@ -1,0 +1,359 @@
+"""Recipes: a small model from scratch, made by demonstrations, for machines without a GPU or a network.
+
+A recipe trains a byte-level BPE tokenizer and a Qwen3 of a hundred thousand parameters on demonstrations of a task, until
+the real agent earns a little reward with it; the rest is left to reinforcement learning. The result is a normal Hugging
+Face checkpoint at `model.path`, kept until the recipe's content or the run's seed changes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import math
+import os
+import random
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet_sdk.errors import ConfigError, TrainingError
+from ajet_sdk.timelines import merge
+from ajet_sdk.tokens import EpisodeTokens
+from ajet_sdk.types import Call, Sample, Timeline
+
+if TYPE_CHECKING:
+    from ajet_sdk.config import Config
+
+__all__ = ["Demonstration", "Recipe", "Shape", "build_recipe", "wants_recipe"]
+
+log = logging.getLogger("ajet")
+
+MARK = ".ajet"
+"""The file in `model.path` that says which recipe made it."""
+SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>",
+           "<tool_response>", "</tool_response>")  # fmt: skip
+CHAT_TEMPLATE = """\
+{%- if tools %}
+    {{- '<|im_start|>system\\n' }}
+    {%- if messages and messages[0].role == 'system' %}{{- messages[0].content + '\\n' }}{%- endif %}
+    {{- 'Tools:' }}
+    {%- for tool in tools %}{{- '\\n' }}{{- tool | tojson }}{%- endfor %}
+    {{- '<|im_end|>\\n' }}
+{%- elif messages and messages[0].role == 'system' %}
+    {{- '<|im_start|>system\\n' + messages[0].content + '<|im_end|>\\n' }}
+{%- endif %}
+{%- for message in messages %}
+    {%- if message.role == 'user' or (message.role == 'system' and not loop.first) %}
+        {{- '<|im_start|>' + message.role + '\\n' + message.content + '<|im_end|>\\n' }}
+    {%- elif message.role == 'assistant' %}
+        {{- '<|im_start|>assistant\\n' }}
+        {%- if message.content %}{{- message.content }}{%- endif %}
+        {%- for call in message.tool_calls or [] %}
+            {%- if call.function %}{%- set call = call.function %}{%- endif %}
+            {%- if message.content or not loop.first %}{{- '\\n' }}{%- endif %}
+            {{- '<tool_call>\\n{"name": "' + call.name + '", "arguments": ' }}
+            {%- if call.arguments is string %}{{- call.arguments }}{%- else %}{{- call.arguments | tojson }}{%- endif %}
+            {{- '}\\n</tool_call>' }}
+        {%- endfor %}
+        {{- '<|im_end|>\\n' }}
+    {%- elif message.role == 'tool' %}
+        {%- if loop.first or messages[loop.index0 - 1].role != 'tool' %}{{- '<|im_start|>user' }}{%- endif %}
+        {{- '\\n<tool_response>\\n' + message.content + '\\n</tool_response>' }}
+        {%- if loop.last or messages[loop.index0 + 1].role != 'tool' %}{{- '<|im_end|>\\n' }}{%- endif %}
+    {%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{%- endif %}
+"""
+"""ChatML with Hermes tool calls, as Qwen's models speak it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A whole conversation as the agent would have it; the assistant's messages are what is learnt."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """The size of the model: a Qwen3 with tied embeddings."""
+
+    hidden: int = 64
+    layers: int = 2
+    heads: int = 4
+    kv_heads: int = 2
+    intermediate: int = 192
+    rope_theta: float = 10_000.0
+    max_length: int = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How to make a model that has an idea of a task.
+
+    `demonstrate` writes a conversation; it may be wrong at times, for a model that only ever saw success has nothing
+    left to learn. Every `check_every` steps from `min_steps` on the agent is run on training tasks at temperature 1,
+    and the warm-up ends once it earns `enough`; past `max_steps` it ends with an error that says how far it came.
+    """
+
+    demonstrate: Callable[[random.Random], Demonstration]
+    enough: float = 0.25
+    min_steps: int = 100
+    max_steps: int = 600
+    check_every: int = 25
+    check_tasks: int = 128
+    demonstrations: int = 4096
+    batch: int = 32
+    lr: float = 3e-3
+    vocabulary: int = 800
+    longest_token: int = 64
+    """Longest token in characters: constant text of the domain becomes a few tokens."""
+    shape: Shape = field(default_factory=Shape)
+    chat_template: str = CHAT_TEMPLATE
+
+    def key(self, seed: int) -> str:
+        """A hash of everything that the made model depends on: settings, template, and what is demonstrated."""
+        settings = {k: v for k, v in asdict(self).items() if k != "demonstrate"}
+        draw = random.Random(seed)
+        examples = [asdict(self.demonstrate(draw)) for _ in range(64)]
+        text = json.dumps([settings, seed, examples], sort_keys=True, default=str)
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+Measure = Callable[[Any, Any, int], float]
+"""(model, tokenizer, number of tasks) -> mean reward of the agent at temperature 1."""
+
+
+def wants_recipe(config: Config) -> bool:
+    """Whether `model.path` is a directory for a recipe to fill: one is named, and the path is no hub name."""
+    path = config.model.path
+    if not config.model.recipe or not path:
+        return False
+    hub = path.count("/") == 1 and not path.startswith((".", "/", "~")) and not Path(path).exists()
+    return not hub
+
+
+def build_recipe(config: Config, *, workflow: Any = None, judge: Any = None) -> Path:
+    """Make `model.path` by `model.recipe` where it is absent or made by another recipe; return the directory.
+
+    A directory without the recipe's mark is somebody's model and is left as it is. `workflow` and `judge` are the
+    config's own where they are not given. Raises ConfigError, and TrainingError where the warm-up does not get going.
+    """
+    assert config.model.path is not None and config.model.recipe is not None
+    place = config.resolve(config.model.path)
+    mark = place / MARK
+    if place.exists() and not mark.is_file():
+        if not (place / "config.json").is_file():
+            raise ConfigError(f"model.path: {place} exists and holds no model; name another directory for the recipe")
+        return place
+    recipe = config.load(config.model.recipe)
+    if not isinstance(recipe, Recipe):
+        raise ConfigError(f"model.recipe: {config.model.recipe} is a {type(recipe).__name__}, not a Recipe")
+    key = recipe.key(config.trainer_common.seed)
+    if mark.is_file() and json.loads(mark.read_text()).get("recipe") == key:
+        return place
+    from ajet_sdk.learn.probe import agent_reward
+
+    measure = agent_reward(config, workflow, judge)
+    make(recipe, place, seed=config.trainer_common.seed, key=key, measure=measure)
+    return place
+
+
+def make(recipe: Recipe, place: Path, *, seed: int, key: str, measure: Measure) -> None:
+    """Warm a model up and put it at `place`, whole or not at all."""
+    import torch
+
+    started = time.perf_counter()
+    draw = random.Random(f"{seed}/demonstrations")
+    shown = [recipe.demonstrate(draw) for _ in range(recipe.demonstrations)]
+    tokenizer = train_tokenizer(recipe, shown)
+    samples = demonstrated(tokenizer, shown)
+    torch.manual_seed(seed)
+    model = new_model(recipe, tokenizer)
+    log.info("recipe: warming up a model of %s parameters on %d demonstrations", f"{model.num_parameters():,}",
+             len(shown))  # fmt: skip
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        steps, reward = warm_up(recipe, model, tokenizer, samples, seed, measure)
+    finally:
+        torch.set_num_threads(threads)
+    record = {"recipe": key, "seed": seed, "steps": steps, "reward": reward}
+    _put(place, model, tokenizer, record)
+    log.info("recipe: %s made in %.0f s; reward %.2f at temperature 1", place, time.perf_counter() - started, reward)
+
+
+def train_tokenizer(recipe: Recipe, shown: Sequence[Demonstration]) -> Any:
+    """A byte-level BPE with single digits over the rendered demonstrations, special tokens apart."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    def wrap(backend: Tokenizer) -> Any:
+        fast = PreTrainedTokenizerFast(
+            tokenizer_object=backend, eos_token="<|im_end|>", pad_token="<|endoftext|>",
+            model_max_length=recipe.shape.max_length,
+        )  # fmt: skip
+        fast.chat_template = recipe.chat_template
+        return fast
+
+    blank = wrap(Tokenizer(models.BPE()))
+    apart = re.compile("|".join(map(re.escape, SPECIAL)))
+    backend = Tokenizer(models.BPE())
+    backend.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=recipe.vocabulary,
+        min_frequency=5,
+        max_token_length=recipe.longest_token,
+        special_tokens=list(SPECIAL),
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+
+    def pieces() -> Iterator[str]:
+        for one in shown[:1000]:
+            text = blank.apply_chat_template(one.messages, tools=one.tools, tokenize=False)
+            yield from filter(None, apart.split(text))
+
+    backend.train_from_iterator(pieces(), trainer)
+    return wrap(backend)
+
+
+def demonstrated(tokenizer: Any, shown: Sequence[Demonstration]) -> list[Sample]:
+    """The demonstrations as training sequences, rendered and tokenised by what serving uses: exact ids, merged."""
+    from ajet_sdk.engines.local.tokenizer import HFTokenizer
+
+    exact = HFTokenizer(tokenizer)
+    samples = []
+    for number, one in enumerate(shown):
+        calls = _calls(EpisodeTokens(exact), exact, tokenizer, one, f"demonstration {number}")
+        samples += [_sample(line) for line in merge(calls).timelines]
+    return samples
+
+
+def _calls(tokens: EpisodeTokens, exact: Any, tokenizer: Any, one: Demonstration, name: str) -> list[Call]:
+    """Each assistant message as the call that would have sampled it, end of turn included."""
+    calls = []
+    for at, message in enumerate(one.messages):
+        if message["role"] != "assistant":
+            continue
+        prompt = tokens.prompt(one.messages[:at], one.tools)
+        whole = tokenizer.apply_chat_template(one.messages[: at + 1], tools=one.tools, tokenize=False)
+        ids = exact.encode(whole[len(prompt.text) :])
+        end = next((i for i, token in enumerate(ids) if token in exact.eos_ids), len(ids) - 1)
+        output = ids[: end + 1]
+        tokens.commit(prompt, output, message)
+        calls.append(
+            Call(
+                call_id=f"{name}.{at}",
+                episode_id=name,
+                index=len(calls),
+                prompt_ids=prompt.ids,
+                output_ids=output,
+                logprobs=[0.0] * len(output),
+            )
+        )
+    return calls
+
+
+def _sample(line: Timeline) -> Sample:
+    return Sample(
+        timeline=line,
+        episode_id=line.call_ids[0],
+        group_id=line.call_ids[0],
+        reward=1.0,
+        advantages=line.loss_mask.astype("float32"),
+    )
+
+
+def new_model(recipe: Recipe, tokenizer: Any) -> Any:
+    """A Qwen3 with random weights, drawn from torch's seed."""
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    shape = recipe.shape
+    config = Qwen3Config(
+        vocab_size=len(tokenizer),
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.hidden // shape.heads,
+        max_position_embeddings=shape.max_length,
+        rope_parameters={"rope_type": "default", "rope_theta": shape.rope_theta},
+        tie_word_embeddings=True,
+        initializer_range=0.05,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+    )
+    model = Qwen3ForCausalLM(config)
+    model.generation_config.eos_token_id = tokenizer.eos_token_id
+    model.generation_config.pad_token_id = tokenizer.pad_token_id
+    return model
+
+
+def warm_up(
+    recipe: Recipe, model: Any, tokenizer: Any, samples: Sequence[Sample], seed: int, measure: Measure
+) -> tuple[int, float]:
+    """Supervised steps until the agent earns enough. Returns their number and the reward."""
+    import torch
+
+    from ajet_sdk.learn.loss import collate, score
+
+    optimizer = torch.optim.AdamW(model.parameters(), recipe.lr, betas=(0.9, 0.98), weight_decay=0.01)
+    batches = _batches(samples, recipe.batch, random.Random(f"{seed}/batches"))
+    best = 0.0
+    for step in range(1, recipe.max_steps + 1):
+        share = 0.1 + 0.45 * (1 + math.cos(math.pi * step / recipe.max_steps))
+        for group in optimizer.param_groups:
+            group["lr"] = recipe.lr * share * min(1.0, step / 20)
+        model.train()
+        loss = -score(model, collate(next(batches), 1.0), entropy=False).logprobs_N.mean()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        optimizer.zero_grad()
+        if step >= recipe.min_steps and step % recipe.check_every == 0:
+            model.eval()
+            reward = measure(model, tokenizer, recipe.check_tasks)
+            best = max(best, reward)
+            log.info("recipe: step %d, loss %.3f, reward %.2f at temperature 1", step, float(loss.detach()), reward)
+            if reward >= recipe.enough:
+                return step, reward
+    raise TrainingError(
+        f"the recipe's warm-up reached a reward of {best:.2f} in {recipe.max_steps} steps and {recipe.enough:.2f} is "
+        "asked for; show simpler demonstrations, or raise max_steps"
+    )
+
+
+def _batches(samples: Sequence[Sample], size: int, draw: random.Random) -> Iterator[list[Sample]]:
+    """Batches without end; samples of like length share one, in an order drawn anew for each pass."""
+    by_length = sorted(samples, key=lambda s: (len(s.timeline.token_ids), draw.random()))
+    while True:
+        batches = [by_length[i : i + size] for i in range(0, len(by_length), size)]
+        draw.shuffle(batches)
+        yield from batches
+
+
+def _put(place: Path, model: Any, tokenizer: Any, record: dict[str, Any]) -> None:
+    """Write beside the place and rename into it; an earlier model of a recipe gives way."""
+    place.parent.mkdir(parents=True, exist_ok=True)
+    fresh = place.with_name(f".{place.name}.{os.getpid()}")
+    model.save_pretrained(fresh)
+    tokenizer.save_pretrained(fresh)
+    (fresh / MARK).write_text(json.dumps(record, indent=1))
+    if (place / MARK).is_file():
+        shutil.rmtree(place)
+    fresh.rename(place)

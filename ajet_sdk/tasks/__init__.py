@@ -1,0 +1,107 @@
+"""Task readers: where a job's tasks come from."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from ajet_sdk.config import Config
+from ajet_sdk.errors import ConfigError, TaskError
+from ajet_sdk.tasks.rows import Row, to_task
+from ajet_sdk.types import Task
+
+__all__ = ["TaskSets", "load_tasks"]
+
+log = logging.getLogger("ajet.tasks")
+
+
+@dataclass(frozen=True)
+class TaskSets:
+    """The tasks of a job. No task stands in both; `skipped` counts a split's bad rows that were left out."""
+
+    train: list[Task]
+    val: list[Task]
+    skipped: Mapping[str, int] = field(default_factory=dict)
+
+
+def load_tasks(config: Config) -> TaskSets:
+    """The training and validation tasks that `task_reader` names.
+
+    Raises TaskError for a row that is no task (with file and line; `task_reader.skip_bad_rows` skips it), for an id
+    that stands for two contents, and for a task that stands in both splits; ConfigError where the source is not given.
+    """
+    train_rows, val_rows = _reader(config)(config)
+    train, train_skipped = _collect(train_rows, config, "training")
+    val, val_skipped = _collect(val_rows, config, "validation")
+    if not train:
+        raise TaskError("there is no training task; the source of task_reader is empty")
+    _check_apart(train, val)
+    return TaskSets(
+        train=[task for task, _ in train],
+        val=[task for task, _ in val],
+        skipped={"train": train_skipped, "val": val_skipped},
+    )
+
+
+_Reader = Callable[[Config], tuple[Iterator[Row], Iterator[Row]]]
+_LATER = {
+    "env_service": "tasks from an environment service",
+    "data_generation": "tasks made from documents",
+    "tracing": "tasks made from traced feedback",
+}
+
+
+def _reader(config: Config) -> _Reader:
+    kind = config.task_reader.type
+    if kind == "jsonl_dataset_file":
+        from ajet_sdk.tasks.jsonl import read_jsonl
+
+        return read_jsonl
+    if kind == "huggingface_dat_repo":
+        from ajet_sdk.tasks.huggingface import read_huggingface
+
+        return read_huggingface
+    if kind == "random_dummy":
+        from ajet_sdk.tasks.random_dummy import read_random
+
+        return read_random
+    raise ConfigError(
+        f"task_reader.type: {kind} ({config.origin('task_reader.type')}) is not in this version: {_LATER[kind]} come "
+        "later. Use jsonl_dataset_file, huggingface_dat_repo or random_dummy"
+    )
+
+
+def _collect(rows: Iterator[Row], config: Config, split: str) -> tuple[list[tuple[Task, str]], int]:
+    """The tasks of a split with their places, and how many bad rows were skipped."""
+    reader = config.task_reader
+    found: list[tuple[Task, str]] = []
+    first_of: dict[str, tuple[Task, str]] = {}
+    bad: list[TaskError] = []
+    for row in rows:
+        try:
+            task = to_task(row, reader.field_mapping)
+            known, place = first_of.setdefault(task.task_id, (task, row.where))
+            if known != task:
+                raise TaskError(f"{row.where}: task_id {task.task_id!r} stands for another task in {place}")
+        except TaskError as error:
+            if not reader.skip_bad_rows:
+                raise
+            bad.append(error)
+            continue
+        found.append((task, row.where))
+    if bad:
+        log.warning("%d bad %s rows skipped; the first: %s", len(bad), split, bad[0])
+    return found, len(bad)
+
+
+def _check_apart(train: list[tuple[Task, str]], val: list[tuple[Task, str]]) -> None:
+    places = {task.task_id: where for task, where in train}
+    shared = {task.task_id: where for task, where in val if task.task_id in places}
+    if shared:
+        first, where = next(iter(shared.items()))
+        count = "1 task" if len(shared) == 1 else f"{len(shared)} tasks"
+        raise TaskError(
+            f"training and validation share {count}, for one task_id {first!r} ({places[first]} and {where}); "
+            "a validation on them measures memory: take them out of one split"
+        )

@@ -1,0 +1,134 @@
+"""Tasks of a Hugging Face dataset: a local directory read with pyarrow, or a hub name read with `datasets`."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ajet_sdk.config import Config
+from ajet_sdk.errors import ConfigError, MissingExtra, TaskError
+from ajet_sdk.tasks.jsonl import json_rows
+from ajet_sdk.tasks.rows import Row
+
+__all__ = ["read_huggingface"]
+
+log = logging.getLogger("ajet.tasks")
+
+SECTION = "task_reader.huggingface_dat_repo"
+SUFFIXES = (".parquet", ".arrow", ".jsonl", ".json")
+SLICE = re.compile(r"(?P<name>[^\[\]]+)\[(?P<start>\d+%?)?:(?P<stop>\d+%?)?\]")
+
+
+def read_huggingface(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
+    """The rows of `task_reader.huggingface_dat_repo`: training, validation."""
+    repo = config.task_reader.huggingface_dat_repo
+    if repo.dataset_path is None:
+        raise ConfigError(f"{SECTION}.dataset_path must be given (it is null): a hub name or a directory")
+    path = config.resolve(repo.dataset_path)
+    local = path.exists()
+    if not local and (
+        path.is_absolute() or repo.dataset_path.startswith((".", "~")) or repo.dataset_path.count("/") > 1
+    ):
+        raise ConfigError(f"{SECTION}.dataset_path: there is no {path} ({config.origin(SECTION + '.dataset_path')})")
+    if local and repo.dataset_name and (path / repo.dataset_name).is_dir():
+        path = path / repo.dataset_name
+
+    def rows(split: str) -> Iterator[Row]:
+        if local:
+            return _local_rows(path, split)
+        return _hub_rows(repo.dataset_path or "", repo.dataset_name, split)
+
+    training = rows(repo.training_split)
+    if repo.validation_split is None:
+        return training, iter(())
+    try:
+        return training, rows(repo.validation_split)
+    except TaskError as error:
+        if config.is_set(f"{SECTION}.validation_split"):
+            raise
+        log.warning("%s; there are no validation tasks. Name a split by %s.validation_split", error, SECTION)
+        return training, iter(())
+
+
+def _local_rows(path: Path, split: str) -> Iterator[Row]:
+    cut = SLICE.fullmatch(split)
+    name = cut["name"] if cut else split
+    files = [path] if path.is_file() else _files(path, name)
+    rows = (row for file in files for row in _file_rows(file))
+    return iter(_cut(list(rows), cut["start"], cut["stop"])) if cut else rows
+
+
+def _cut(rows: list[Row], start: str | None, stop: str | None) -> list[Row]:
+    """`train[:90%]` and `train[100:]`, as in `datasets`."""
+
+    def position(text: str | None, default: int) -> int:
+        if text is None:
+            return default
+        return round(len(rows) * int(text[:-1]) / 100) if text.endswith("%") else int(text)
+
+    return rows[position(start, 0) : position(stop, len(rows))]
+
+
+def _files(folder: Path, split: str) -> list[Path]:
+    """A split's files: `train.jsonl`, `train-00000-of-00002.parquet`, `train/…`, also under `data/`."""
+    known: dict[str, list[Path]] = {}
+    for file in sorted(p for p in folder.rglob("*") if p.suffix in SUFFIXES and p.is_file()):
+        if file.stem in ("dataset_info", "state", "dataset_dict"):
+            continue
+        inside = file.relative_to(folder).parts[:-1]
+        name = re.sub(r"-\d+(-of-\d+)?$", "", file.stem)
+        if inside and inside[-1] != "data":
+            name = inside[-1]
+        known.setdefault(name, []).append(file)
+    if split not in known:
+        raise TaskError(f"{folder} has no split {split!r}; it has {', '.join(sorted(known)) or 'no data files'}")
+    return known[split]
+
+
+def _file_rows(file: Path) -> Iterator[Row]:
+    if file.suffix in (".json", ".jsonl"):
+        return json_rows(file)
+    return _table_rows(file)
+
+
+def _table_rows(file: Path) -> Iterator[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        batches = pq.ParquetFile(file).iter_batches() if file.suffix == ".parquet" else _arrow(file)
+        number = 0
+        for batch in batches:
+            for values in batch.to_pylist():
+                number += 1
+                yield Row(f"{file.name} row {number}", values)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise TaskError(f"cannot read {file}: {error}") from error
+
+
+def _arrow(file: Path) -> Iterator[Any]:
+    import pyarrow as pa
+
+    try:
+        return iter(pa.ipc.open_stream(file))
+    except pa.ArrowInvalid:  # the file format, which can be read from any place, instead of the stream format
+        reader = pa.ipc.open_file(file)
+        return (reader.get_batch(index) for index in range(reader.num_record_batches))
+
+
+def _hub_rows(repo: str, name: str | None, split: str) -> Iterator[Row]:
+    try:
+        import datasets
+    except ImportError:
+        raise MissingExtra("datasets", "datasets") from None
+    try:
+        dataset = datasets.load_dataset(repo, name, split=split)
+    except Exception as error:  # the library raises a dozen kinds, network errors among them; all mean the same here
+        raise TaskError(
+            f"cannot load the split {split!r} of the dataset {repo!r}: {type(error).__name__}: {error}. "
+            f"Without network, download it elsewhere and give its directory as {SECTION}.dataset_path"
+        ) from error
+    return (Row(f"{repo} {split} row {number}", values) for number, values in enumerate(dataset, 1))

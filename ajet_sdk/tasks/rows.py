@@ -1,0 +1,86 @@
+"""A row of a dataset, and the task that it is."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import ValidationError
+
+from ajet_sdk.errors import TaskError
+from ajet_sdk.types import Task
+
+__all__ = ["Row", "to_task"]
+
+QUERY_COLUMNS = ("main_query", "question", "query", "prompt", "problem", "instruction")
+FIELDS = ("main_query", "init_messages", "task_id", "env_type", "metadata")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row as read, and its place (`train.jsonl line 3`). `error` is set where it could not even be read."""
+
+    where: str
+    values: Any = None
+    error: str | None = None
+
+
+def to_task(row: Row, mapping: Mapping[str, str]) -> Task:
+    """The task that a row is.
+
+    Columns named like a field of Task are that field, mapped columns go where the mapping says, the first of
+    `QUERY_COLUMNS` is the main query, and every column that is no field stays in the metadata. Raises TaskError.
+    """
+    if row.error is not None:
+        raise TaskError(f"{row.where}: {row.error}")
+    if not isinstance(row.values, Mapping):
+        raise TaskError(f"{row.where}: a task is an object with keys (got {type(row.values).__name__})")
+    values = {str(name): _plain(value) for name, value in row.values.items()}
+    fields: dict[str, Any] = {name: values[name] for name in FIELDS if values.get(name) is not None}
+    metadata = fields.pop("metadata", {})
+    if not isinstance(metadata, dict):
+        raise TaskError(f"{row.where}: metadata must be an object (got {type(metadata).__name__})")
+    metadata = {**{name: value for name, value in values.items() if name not in FIELDS}, **metadata}
+    for column, target in mapping.items():
+        if column not in values:
+            raise TaskError(f"{row.where} has no column {column!r} for {target}; it has {', '.join(values) or 'none'}")
+        _put(fields, metadata, target, values[column], row.where)
+    if "main_query" not in fields:
+        query = next((values[name] for name in QUERY_COLUMNS if isinstance(values.get(name), str)), "")
+        fields["main_query"] = query
+    if not any((fields["main_query"], fields.get("init_messages"), fields.get("task_id"), metadata)):
+        raise TaskError(f"{row.where} is empty: a task has a main_query, messages, an id or metadata")
+    if isinstance(fields.get("task_id"), int):
+        fields["task_id"] = str(fields["task_id"])
+    try:
+        return Task(**fields, metadata=metadata)
+    except ValidationError as error:
+        item = error.errors(include_url=False)[0]
+        place = ".".join(str(step) for step in item["loc"])
+        raise TaskError(f"{row.where}: {place}: {item['msg'].lower()} (got {item['input']!r:.80})") from None
+
+
+def _put(fields: dict[str, Any], metadata: dict[str, Any], target: str, value: Any, where: str) -> None:
+    root, _, name = target.partition(".")
+    if root == "metadata" and name:
+        metadata[name] = value
+    elif target in FIELDS and target != "metadata":
+        fields[target] = value
+    else:
+        raise TaskError(
+            f"{where}: task_reader.field_mapping leads to {target!r}; it may lead to main_query, init_messages, "
+            "task_id, env_type or metadata.NAME"
+        )
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON can hold it: bytes as base64, times and decimals as text."""
+    if isinstance(value, Mapping):
+        return {str(name): _plain(inner) for name, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return value if value is None or isinstance(value, str | int | float | bool) else str(value)

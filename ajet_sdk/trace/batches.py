@@ -1,0 +1,172 @@
+"""Records -> Arrow tables, one per table of the store, with secrets left out and prompts as suffixes."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from ajet_sdk.trace.prefixes import Prefixes
+from ajet_sdk.trace.schema import COLUMNS
+from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Metric, Run
+
+__all__ = ["REMOVED", "Record", "encode", "scrub", "size_of"]
+
+Record = Run | Episode | Call | Metric | LedgerEntry | Feedback
+
+REMOVED = "[removed by ajet]"
+_SECRET = re.compile(
+    r"(proxy[-_])?authori[sz]ation|(\w+[-_])*(api[-_]?key|access[-_]?token|auth[-_]?token|secret[-_]?key"
+    r"|client[-_]?secret|password)|cookie|set-cookie",
+    re.I,
+)
+_LOG = logging.getLogger("ajet.trace")
+_TYPES = {
+    "VARCHAR": pa.string(),
+    "JSON": pa.string(),
+    "INTEGER": pa.int32(),
+    "DOUBLE": pa.float64(),
+    "BOOLEAN": pa.bool_(),
+    "TIMESTAMPTZ": pa.timestamp("us", tz="UTC"),
+    "INTEGER[]": pa.list_(pa.int32()),
+    "FLOAT[]": pa.list_(pa.float32()),
+}
+Row = dict[str, Any]
+
+
+def scrub(value: Any) -> Any:
+    """The same JSON with the text of every key that names a secret (`api_key`, `Authorization`, ...) removed."""
+    if isinstance(value, Mapping):
+        return {
+            k: REMOVED if isinstance(v, str) and isinstance(k, str) and _SECRET.fullmatch(k) else scrub(v)
+            for k, v in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [scrub(v) for v in value]
+    return value
+
+
+def size_of(record: Record) -> int:
+    """About how many bytes a record holds while it waits, quickly."""
+    if not isinstance(record, Call):
+        return 1024
+    ids = sum(a.nbytes for a in (record.prompt_ids, record.output_ids, record.logprobs) if a is not None)
+    messages = record.request.get("messages")
+    text = 0
+    if isinstance(messages, list):
+        text = sum(len(m["content"]) for m in messages if isinstance(m, dict) and isinstance(m.get("content"), str))
+    return 1024 + ids + text
+
+
+def encode(records: Iterable[Record], prefixes: Prefixes) -> dict[str, pa.Table]:
+    """One Arrow table per table of the store that gets rows. A record that cannot be stored is logged and left out."""
+    rows: dict[str, list[Row]] = {}
+    for record in records:
+        try:
+            made = _ROWS_OF[type(record)](record, prefixes)
+        except (TypeError, ValueError, RecursionError) as error:
+            _LOG.warning("A %s could not be stored in the trace: %s", type(record).__name__, error)
+            continue
+        for table, row in made:
+            rows.setdefault(table, []).append(row)
+    if "runs" in rows:
+        rows["runs"] = list({row["run_id"]: row for row in rows["runs"]}.values())
+    return {table: _table(table, entries) for table, entries in rows.items()}
+
+
+def _run(run: Run, _: Prefixes) -> list[tuple[str, Row]]:
+    return [("runs", {**_plain(run), "config": _json(scrub(run.config))})]
+
+
+def _episode(episode: Episode, prefixes: Prefixes) -> list[tuple[str, Row]]:
+    row = _plain(episode)
+    row |= {
+        "task_id": _text(episode.task.task_id),
+        "task": _json(episode.task.model_dump()),
+        "output": _json(episode.output),
+        "metrics": _json(episode.metrics),
+        "superseded": False,
+    }
+    rewards = [("rewards", {**_plain(r), "episode_id": episode.episode_id}) for r in episode.rewards]
+    prefixes.forget(episode.episode_id)
+    return [("episodes", row), *rewards]
+
+
+def _call(call: Call, prefixes: Prefixes) -> list[tuple[str, Row]]:
+    row = _plain(call)
+    request = dict(call.request)
+    raw = request.pop("messages") if isinstance(request.get("messages"), list) else None
+    messages = None if raw is None else [_json(m) for m in raw]
+    row |= {
+        "request": _json(scrub(request)),
+        "response": _json(scrub(call.response)),
+        "sampling": _json(scrub(call.sampling)),
+        "output_ids": call.output_ids,
+        "logprobs": call.logprobs,
+    }
+    placed = prefixes.place(call.episode_id, call.call_id, call.prompt_ids, call.output_ids, messages)
+    row |= {
+        "parent_call_id": placed.parent_call_id,
+        "prefix_len": placed.prefix_len,
+        "prompt_suffix": None if call.prompt_ids is None else call.prompt_ids[placed.prefix_len :],
+        "prefix_messages": placed.prefix_messages,
+        "messages_suffix": None if raw is None else _json(scrub(raw[placed.prefix_messages :])),
+    }
+    return [("calls", row)]
+
+
+def _flat(table: str) -> Callable[[Any, Prefixes], list[tuple[str, Row]]]:
+    return lambda record, _: [(table, _plain(record))]
+
+
+_ROWS_OF: dict[type, Callable[[Any, Prefixes], list[tuple[str, Row]]]] = {
+    Run: _run,
+    Episode: _episode,
+    Call: _call,
+    Metric: _flat("metrics"),
+    LedgerEntry: _flat("ledger"),
+    Feedback: _flat("feedback"),
+}
+
+
+def _plain(record: Any) -> Row:
+    """The fields of a record that are columns as they are."""
+    return {name: _text(v) for name, v in record.__dict__.items() if v is None or isinstance(v, _SCALAR)}
+
+
+_SCALAR = (str, int, float, bool, datetime)
+
+
+def _text(value: Any) -> Any:
+    """Text that UTF-8 cannot hold (a lone surrogate) keeps its place as `?`."""
+    if isinstance(value, str) and not value.isascii():
+        return value.encode("utf-8", "replace").decode()
+    return value
+
+
+def _json(value: Any) -> str:
+    return str(_text(json.dumps(value, ensure_ascii=False, default=str)))
+
+
+def _table(name: str, rows: Sequence[Row]) -> pa.Table:
+    columns = COLUMNS[name]
+    arrays = [_array(kind, [row.get(column) for row in rows]) for column, kind in columns.items()]
+    return pa.Table.from_arrays(arrays, names=list(columns))
+
+
+def _array(kind: str, values: list[Any]) -> pa.Array:
+    if not kind.endswith("[]"):
+        return pa.array(values, type=_TYPES[kind])
+    offsets = np.zeros(len(values) + 1, dtype=np.int32)
+    np.cumsum([0 if v is None else len(v) for v in values], out=offsets[1:])
+    present = [v for v in values if v is not None]
+    item = _TYPES[kind].value_type
+    flat = pa.array(np.concatenate(present) if present else [], type=item)
+    nulls = pa.array([v is None for v in values])
+    return pa.ListArray.from_arrays(pa.array(offsets), flat, type=_TYPES[kind], mask=nulls)

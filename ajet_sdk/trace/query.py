@@ -1,0 +1,102 @@
+"""One SELECT, safely: read-only, bounded in time and size, the same on a file and on a live run."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+
+from ajet_sdk.errors import QueryError
+
+__all__ = ["RESULT_BYTES", "SETTINGS", "TIMEOUT", "select"]
+
+TIMEOUT = 30.0
+RESULT_BYTES = 512 << 20
+
+SETTINGS: dict[str, Any] = {
+    "enable_external_access": False,
+    "autoinstall_known_extensions": False,
+    "autoload_known_extensions": False,
+    "memory_limit": "768MB",
+    "threads": 2,
+}
+"""How every connection is opened: no file, network or extension is reachable from SQL, and memory is capped."""
+
+_FORBIDDEN = re.compile(
+    r"\b(arrow_scan\w*|pandas_scan|python_map_function|checkpoint|force_checkpoint|query|query_table)\b\W*\(", re.I
+)
+_ROWS = 8192
+
+
+def select(
+    root: duckdb.DuckDBPyConnection, sql: str, parameters: Sequence[Any] = (), *, timeout: float = TIMEOUT
+) -> pa.Table:
+    """Run exactly one SELECT or EXPLAIN on a cursor of `root`, in a read-only transaction.
+
+    Raises QueryError where it is another statement, takes longer than `timeout` seconds, fails, or its result is larger
+    than RESULT_BYTES.
+    """
+    cursor = root.cursor()
+    try:
+        statement = _only_statement(cursor, sql)
+        late = threading.Event()
+
+        def interrupt() -> None:
+            late.set()
+            cursor.interrupt()
+
+        timer = threading.Timer(timeout, interrupt)
+        timer.daemon = True
+        timer.start()
+        try:
+            cursor.execute("BEGIN TRANSACTION READ ONLY")
+            return _collect(cursor, statement, parameters, time.monotonic() + timeout)
+        except (duckdb.Error, pa.ArrowException) as error:
+            if late.is_set():
+                raise _too_slow(timeout) from error
+            raise QueryError(f"the query failed: {error}") from error
+        finally:
+            timer.cancel()
+    finally:
+        cursor.close()
+
+
+def _only_statement(cursor: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statement:
+    try:
+        statements = cursor.extract_statements(sql)
+    except duckdb.Error as error:
+        raise QueryError(f"the query cannot be parsed: {error}") from error
+    allowed = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
+    if len(statements) != 1 or statements[0].type not in allowed:
+        kinds = ", ".join(s.type.name for s in statements) or "nothing"
+        raise QueryError(f"a query is exactly one SELECT or EXPLAIN; this is: {kinds}. A trace is read-only here")
+    forbidden = _FORBIDDEN.search(sql)
+    if forbidden:
+        raise QueryError(f"the function {forbidden[1]}() is not available in queries on a trace")
+    return statements[0]
+
+
+def _collect(
+    cursor: duckdb.DuckDBPyConnection, statement: duckdb.Statement, parameters: Sequence[Any], deadline: float
+) -> pa.Table:
+    cursor.execute(statement, list(parameters))
+    reader = cursor.fetch_record_batch(_ROWS)
+    batches: list[pa.RecordBatch] = []
+    size = 0
+    for batch in reader:
+        batches.append(batch)
+        size += batch.nbytes
+        if size > RESULT_BYTES:
+            raise QueryError(f"the result is larger than {RESULT_BYTES >> 20} MiB; select fewer columns or add a LIMIT")
+        if time.monotonic() > deadline:
+            raise _too_slow(TIMEOUT)
+    return pa.Table.from_batches(batches, reader.schema)
+
+
+def _too_slow(timeout: float) -> QueryError:
+    return QueryError(f"the query was stopped after {timeout:g} s; narrow it (by run_id or episode_id) or add a LIMIT")

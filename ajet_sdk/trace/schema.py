@@ -1,0 +1,154 @@
+"""Tables and views of a trace file, and the number that says which ajet can read it."""
+
+from __future__ import annotations
+
+__all__ = ["CALLS_FULL", "COLUMNS", "RUNS_AT_REST", "SCHEMA_VERSION", "TABLES", "create_statements"]
+
+SCHEMA_VERSION = 1
+
+COLUMNS: dict[str, dict[str, str]] = {
+    "runs": {
+        "run_id": "VARCHAR",
+        "name": "VARCHAR",
+        "config": "JSON",
+        "backbone": "VARCHAR",
+        "status": "VARCHAR",
+        "started_at": "TIMESTAMPTZ",
+        "ended_at": "TIMESTAMPTZ",
+        "error": "VARCHAR",
+    },
+    "episodes": {
+        "episode_id": "VARCHAR",
+        "run_id": "VARCHAR",
+        "group_id": "VARCHAR",
+        "attempt": "INTEGER",
+        "step": "INTEGER",
+        "split": "VARCHAR",
+        "task_id": "VARCHAR",
+        "task": "JSON",
+        "output": "JSON",
+        "status": "VARCHAR",
+        "error": "VARCHAR",
+        "cause": "VARCHAR",
+        "infrastructure": "BOOLEAN",
+        "is_success": "BOOLEAN",
+        "metrics": "JSON",
+        "started_at": "TIMESTAMPTZ",
+        "ended_at": "TIMESTAMPTZ",
+        "superseded": "BOOLEAN",
+    },
+    "calls": {
+        "call_id": "VARCHAR",
+        "episode_id": "VARCHAR",
+        "index": "INTEGER",
+        "agent": "VARCHAR",
+        "target_tag": "VARCHAR",
+        "trainable": "BOOLEAN",
+        "model": "VARCHAR",
+        "policy_version": "INTEGER",
+        "request": "JSON",
+        "response": "JSON",
+        "parent_call_id": "VARCHAR",
+        "prefix_len": "INTEGER",
+        "prompt_suffix": "INTEGER[]",
+        "prefix_messages": "INTEGER",
+        "messages_suffix": "JSON",
+        "output_ids": "INTEGER[]",
+        "logprobs": "FLOAT[]",
+        "finish_reason": "VARCHAR",
+        "started_at": "TIMESTAMPTZ",
+        "ended_at": "TIMESTAMPTZ",
+        "error": "VARCHAR",
+        "request_id": "VARCHAR",
+        "sampling": "JSON",
+        "phase": "VARCHAR",
+    },
+    "rewards": {
+        "episode_id": "VARCHAR",
+        "name": "VARCHAR",
+        "value": "DOUBLE",
+        "weight": "DOUBLE",
+        "reason": "VARCHAR",
+        "agent": "VARCHAR",
+        "call_id": "VARCHAR",
+    },
+    "metrics": {
+        "run_id": "VARCHAR",
+        "step": "INTEGER",
+        "name": "VARCHAR",
+        "value": "DOUBLE",
+        "at": "TIMESTAMPTZ",
+    },
+    "ledger": {
+        "run_id": "VARCHAR",
+        "step": "INTEGER",
+        "episode_id": "VARCHAR",
+        "call_id": "VARCHAR",
+        "outcome": "VARCHAR",
+        "tokens": "INTEGER",
+    },
+    "feedback": {
+        "feedback_id": "VARCHAR",
+        "episode_id": "VARCHAR",
+        "call_id": "VARCHAR",
+        "author": "VARCHAR",
+        "score": "DOUBLE",
+        "comment": "VARCHAR",
+        "correction": "VARCHAR",
+        "at": "TIMESTAMPTZ",
+    },
+}
+"""Table -> column -> type. `meta(schema_version, batch)` stands beside them: `batch` counts committed batches."""
+
+TABLES = tuple(COLUMNS)
+
+CALLS_FULL = """
+CREATE OR REPLACE VIEW calls_full AS
+SELECT c.call_id, c.episode_id, c.index, c.agent, c.target_tag, c.trainable, c.model, c.policy_version,
+  CASE WHEN c.messages_suffix IS NULL THEN c.request
+       WHEN c.request = '{}' THEN ('{"messages": ' || whole.messages || '}')::JSON
+       ELSE ('{"messages": ' || whole.messages || ', ' || substr(c.request::VARCHAR, 2))::JSON END AS request,
+  c.response,
+  CASE WHEN c.messages_suffix IS NULL THEN NULL ELSE whole.messages::JSON END AS messages,
+  CASE WHEN c.prompt_suffix IS NULL THEN NULL ELSE whole.prompt_ids END AS prompt_ids,
+  c.output_ids, c.logprobs, c.finish_reason, c.started_at, c.ended_at, c.error, c.request_id, c.sampling, c.phase,
+  c.parent_call_id, c.prefix_len, c.prefix_messages
+FROM calls c, LATERAL (
+  WITH RECURSIVE up(depth, parent, ids_left, messages_left, ids, messages) AS (
+    SELECT 0, c.parent_call_id, c.prefix_len, c.prefix_messages,
+      coalesce(c.prompt_suffix, []), coalesce(json_extract(c.messages_suffix, '$[*]'), [])
+    UNION ALL
+    SELECT up.depth + 1, a.parent_call_id, least(up.ids_left, a.prefix_len),
+      least(up.messages_left, a.prefix_messages),
+      coalesce(list_concat(a.prompt_suffix, a.output_ids), [])[1:greatest(up.ids_left - a.prefix_len, 0)],
+      coalesce(json_extract(a.messages_suffix, '$[*]'), [])[1:greatest(up.messages_left - a.prefix_messages, 0)]
+    FROM up JOIN calls a ON a.call_id = up.parent AND a.episode_id = c.episode_id
+    WHERE up.ids_left > 0 OR up.messages_left > 0
+  )
+  SELECT flatten(list(ids ORDER BY depth DESC)) AS prompt_ids,
+    '[' || array_to_string(flatten(list(messages ORDER BY depth DESC)), ', ') || ']' AS messages
+  FROM up
+) whole
+"""
+"""Each call with its whole prompt and request.
+
+A prompt is (parent's prompt || parent's output)[:prefix_len] || prompt_suffix, and likewise its messages are
+parent's messages[:prefix_messages] || messages_suffix. A filter on `episode_id` or `call_id` reaches the recursion, so
+that one episode costs one episode.
+"""
+
+RUNS_AT_REST = "SELECT * REPLACE (CASE status WHEN 'running' THEN 'interrupted' ELSE status END AS status) FROM {runs}"
+"""Runs of a file that no process owns: one that is still `running` was interrupted."""
+
+
+def create_statements() -> list[str]:
+    """The statements that make an empty file a trace file."""
+    tables = [
+        f"CREATE TABLE {table} ({', '.join(f'{name} {kind}' for name, kind in columns.items())})"
+        for table, columns in COLUMNS.items()
+    ]
+    meta = [
+        "CREATE TABLE meta (schema_version INTEGER, batch BIGINT)",
+        f"INSERT INTO meta VALUES ({SCHEMA_VERSION}, 0)",
+    ]
+    return [*meta, *tables, CALLS_FULL]

@@ -1,0 +1,245 @@
+"""The one writer of a trace file: records are put by any thread and written by a thread of its own."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+from uuid import uuid4
+
+import duckdb
+
+from ajet_sdk.errors import QueryError, TraceError
+from ajet_sdk.trace.batches import Record, encode, size_of
+from ajet_sdk.trace.database import explain, open_to_write
+from ajet_sdk.trace.live import retract
+from ajet_sdk.trace.prefixes import Prefixes
+from ajet_sdk.trace.query import select
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["TraceWriter"]
+
+_LOG = logging.getLogger("ajet.trace")
+_QUEUE_BYTES = 256 << 20
+_QUEUE_RECORDS = 65_536
+_RETRY_SECONDS = 1.0
+_Command = Callable[[duckdb.DuckDBPyConnection], None]
+
+
+class _Order:
+    """A statement that runs in its place among the records."""
+
+    def __init__(self, command: _Command) -> None:
+        self.command = command
+        self.done = threading.Event()
+        self.error: TraceError | None = None
+
+
+class TraceWriter:
+    """Owns a trace file and writes records to it in batches, off the caller's path.
+
+    `put` never waits for the disk: what waits to be written is bounded by count and bytes. With `on_error="raise"` (a
+    run) a file that cannot be opened raises here, and one that cannot be written raises TraceError from the next `put`,
+    `flush` or `close`; the records are kept and tried again. With `on_error="warn"` (a deployed agent) nothing is ever
+    raised: the first failure is logged once, records are kept as long as there is room and dropped then.
+
+    `path` is a file, or a directory in which this process gets a file of its own.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        *,
+        on_error: Literal["raise", "warn"] = "raise",
+        flush_ms: int = 250,
+        flush_rows: int = 256,
+    ) -> None:
+        path = Path(path)
+        self.path = path / f"trace-{uuid4().hex[:12]}.duckdb" if path.is_dir() or not path.suffix else path
+        self._raises = on_error == "raise"
+        self._interval = flush_ms / 1000
+        self._rows = flush_rows
+        self._pid = os.getpid()
+        self._queue: deque[Record | _Order] = deque()
+        self._bytes = 0
+        self._put = 0
+        self._written = 0
+        self._changed = threading.Condition()
+        self._urgent = False
+        self._closing = False
+        self._warned = False
+        self._failure: TraceError | None = None
+        self._prefixes = Prefixes()
+        self._batch = 0
+        self._root: duckdb.DuckDBPyConnection | None = None
+        self._connection: duckdb.DuckDBPyConnection | None = None
+        if self._raises:
+            self._open()
+        self._thread = threading.Thread(target=self._work, name="ajet-trace-writer", daemon=True)
+        self._thread.start()
+        atexit.register(self.close)
+
+    def put(self, *records: Record) -> None:
+        """Queue records: a Run is an upsert, a Call belongs to a running episode, an Episode ends it.
+
+        An Episode stores its own row and its rewards; its calls are put one by one as they finish.
+        """
+        size = sum(map(size_of, records))
+        with self._changed:
+            full = self._bytes + size > _QUEUE_BYTES or len(self._queue) + len(records) > _QUEUE_RECORDS
+            gone = self._closing or os.getpid() != self._pid
+            if not full and not gone:
+                self._queue.extend(records)
+                self._bytes += size
+                self._put += len(records)
+                if len(self._queue) >= self._rows:
+                    self._changed.notify_all()
+        if full or gone:
+            reason = "its disk is too slow or stands still" if full else "its writer is closed, or was left by a fork"
+            self._report(TraceError(f"records for {self.path} are dropped: {reason}"))
+        if self._raises and self._failure:
+            raise self._failure
+
+    def flush(self, timeout: float | None = 30.0) -> bool:
+        """Wait until everything put so far is in the file; False where `timeout` seconds did not suffice."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._changed:
+            target = self._put
+            while self._written < target:
+                self._urgent = True
+                self._changed.notify_all()
+                left = None if deadline is None else deadline - time.monotonic()
+                if self._failure or not self._thread.is_alive() or (left is not None and left <= 0):
+                    break
+                self._changed.wait(0.5 if left is None else min(left, 0.5))
+            done = self._written >= target
+        if self._raises and self._failure:
+            raise self._failure
+        return done
+
+    def query(self, sql: str, parameters: Sequence[Any] = ()) -> pa.Table:
+        """One SELECT or EXPLAIN on the live file, by any thread: what has been flushed is seen. Raises QueryError."""
+        root = self._root
+        if root is None:
+            raise QueryError(f"the trace {self.path} is not open; nothing can be queried")
+        return select(root, sql, parameters)
+
+    def supersede(self, run_id: str, after_step: int) -> None:
+        """A resume rolled the run back to `after_step`: the tokens of every later step are `superseded`.
+
+        Calls without ledger entries, left by a kill before their step ended, get them; metrics of later steps go.
+        """
+        order = _Order(lambda connection: _supersede(connection, run_id, after_step))
+        with self._changed:
+            self._queue.append(order)
+            self._put += 1
+            self._urgent = True
+            self._changed.notify_all()
+        while not order.done.wait(0.5):
+            if not self._thread.is_alive():
+                raise TraceError(f"the trace writer of {self.path} has stopped")
+        if order.error and self._raises:
+            raise order.error
+
+    def close(self) -> None:
+        """Write what is left, close the file and give up its ownership. Raises what `put` would."""
+        atexit.unregister(self.close)
+        if os.getpid() != self._pid:
+            return
+        with self._changed:
+            self._closing = True
+            self._changed.notify_all()
+        self._thread.join(timeout=None if self._raises else 5.0)
+        if self._raises and self._failure:
+            raise self._failure
+
+    def __enter__(self) -> TraceWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _open(self) -> None:
+        root = open_to_write(self.path, again=self._opened)
+        self._connection = root.cursor()
+        row = self._connection.execute("SELECT batch FROM meta").fetchone()
+        committed = row[0] if row else 0
+        if self._opened and committed > self._batch:
+            self._committed()
+        self._batch = committed
+        self._opened = True
+        self._root = root
+
+    def _work(self) -> None:
+        try:
+            while self._turn():
+                pass
+        finally:
+            self._release()
+            with self._changed:
+                if self._written < self._put and not self._failure:
+                    self._failure = TraceError(f"the trace writer of {self.path} stopped: see the log")
+                self._changed.notify_all()
+
+    def _turn(self) -> bool:
+        """Write what is due; False once there is no more to do."""
+        with self._changed:
+            self._changed.wait_for(self._due, timeout=self._interval)
+            self._urgent = False
+            closing = self._closing
+            while self._queue and len(self._taken) < _BATCH:
+                self._taken.append(self._queue.popleft())
+        if not self._taken and not (self._root is None and not closing):
+            return not closing
+        if self._write():
+            return True
+        if closing:
+            return False
+        with self._changed:
+            self._changed.wait_for(lambda: self._closing, timeout=_RETRY_SECONDS)
+        return True
+
+    def _due(self) -> bool:
+        return self._closing or self._urgent or len(self._queue) >= self._rows
+
+    def _write(self) -> bool:
+        """Write what was taken, in order; what could not be written stays taken."""
+        try:
+            if self._root is None:
+                self._open()
+            while self._taken:
+                self._write_some()
+        except duckdb.OutOfMemoryException as error:
+            _LOG.debug("a batch waits for memory that a query holds: %s", error)
+            self._prefixes.clear()
+            return False
+        except (duckdb.Error, pa.ArrowException, OSError, MemoryError, TraceError) as error:
+            self._prefixes.clear()
+            self._release(final=False)
+            self._report(error if isinstance(error, TraceError) else explain(self.path, error))
+            return False
+        self._failure = None
+        return True
+
+    def _write_some(self) -> None:
+        """The records up to the next order, in one transaction; or that order."""
+        assert_open = self._connection
+        if assert_open is None:
+            raise TraceError(f"the trace {self.path} is not open")
+        first = self._taken[0]
+        if isinstance(first, _Order):
+            first.run(assert_open)
+            self._committed(1)
+            return
+        records = list(itertools.takewhile(lambda item: not isinstance(item, _Order), self._taken))
+        insert(assert_open, encode(records, self._prefixes), self._batch + 1)  # type: ignore[arg-type]
+        self._batch += 1
+        self._committed(len(records))

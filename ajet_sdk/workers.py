@@ -1,0 +1,287 @@
+"""The threads that run users' code, apart from the loop that trains.
+
+Async functions of one run share one event loop in a thread of its own, so that clients made at module level stay on the
+loop that they first met, from the first step to the last. A blocking call inside async code holds up the other episodes
+and is warned about; it stops neither the gateway nor the run's own loop. Each sync function gets a daemon thread.
+
+Code that does not end when its time is up is abandoned and counted. More abandoned than `limit` stops the run.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from contextvars import Context, ContextVar, Token, copy_context
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from ajet_sdk.errors import EpisodeTimeout, TrainingError
+
+__all__ = ["HeldUp", "Outcome", "Workers", "current_workers"]
+
+log = logging.getLogger("ajet")
+T = TypeVar("T")
+
+_BLOCKED = 1.0
+"""Seconds that the shared loop may stand still before the warning."""
+_BEAT = 0.1
+_GRACE = 2.0
+"""Seconds that cancelled code has to clean up."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a user's function came to. `error` may be any BaseException: it is data here."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+
+@dataclass
+class _Work:
+    """One call under way. `cancel` asks it to stop, where it can be asked."""
+
+    future: Future[Outcome]
+    cancel: Callable[[], None]
+    thread: threading.Thread
+    loop: _Loop | None = None
+    """The loop it runs on, for async code."""
+    tasks: list[asyncio.Task[None]] = field(default_factory=list)
+
+    def where(self) -> str:
+        """The line at which it stands; empty for async code that merely waits."""
+        return _where(self.thread) if self.loop is None or self.loop.still >= _BLOCKED else ""
+
+    def held_up(self) -> bool:
+        """Whether the loop it runs on stands still in another one's code."""
+        if self.loop is None or self.loop.still < _BLOCKED:
+            return False
+        return not self.tasks or asyncio.current_task(self.loop.loop) is not self.tasks[0]
+
+
+class _Daemons(ThreadPoolExecutor):
+    """A default executor for the shared loop whose hung calls neither fill a pool nor keep the process from ending."""
+
+    def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
+        future: Future[T] = Future()
+
+        def body() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001  handed to whoever awaits it
+                future.set_exception(error)
+
+        threading.Thread(target=body, name="ajet-to-thread", daemon=True).start()
+        return future
+
+
+class _Loop:
+    """An event loop in a daemon thread that notices when it stands still."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.loop.set_default_executor(_Daemons())
+        self.beat = time.monotonic()
+        self.thread = threading.Thread(target=self._run, name="ajet-workflows", daemon=True)
+        self.thread.start()
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self.loop)
+        self.loop.call_soon(self._tick)
+        self.loop.run_forever()
+
+    def _tick(self) -> None:
+        self.beat = time.monotonic()
+        self.loop.call_later(_BEAT, self._tick)
+
+    @property
+    def still(self) -> float:
+        """Seconds since the loop last turned."""
+        return max(0.0, time.monotonic() - self.beat - _BEAT)
+
+    def submit(self, make: Callable[[], Coroutine[Any, Any, Any]], context: Context) -> _Work:
+        future: Future[Outcome] = Future()
+        future.set_running_or_notify_cancel()
+        work = _Work(future, lambda: None, self.thread, self)
+
+        async def body() -> None:
+            try:
+                future.set_result(Outcome(await make()))
+            except BaseException as error:  # noqa: BLE001  SystemExit too: it would end the shared loop
+                future.set_result(Outcome(error=error))
+
+        def start() -> None:
+            work.tasks.append(context.run(self.loop.create_task, body()))
+
+        work.cancel = lambda: self._call(lambda: [task.cancel() for task in work.tasks])
+        self._call(start)
+        return work
+
+    def _call(self, callback: Callable[[], Any]) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nothing of it is left to start or cancel
+            self.loop.call_soon_threadsafe(callback)
+
+    def stop(self) -> None:
+        """Cancel what is left and end the loop, if it still turns."""
+
+        def end() -> None:
+            for task in asyncio.all_tasks(self.loop):
+                task.cancel()
+            self.loop.call_soon(self.loop.stop)
+
+        self._call(end)
+        self.thread.join(_GRACE)
+        if not self.thread.is_alive():
+            self.loop.close()
+
+
+def _where(thread: threading.Thread) -> str:
+    frame = sys._current_frames().get(thread.ident or -1)
+    if frame is None:
+        return "an unknown place"
+    frames = [f for f in traceback.extract_stack(frame) if "asyncio" not in f.filename and f.filename != __file__]
+    ours = [f for f in frames if "site-packages" not in f.filename and "/lib/python" not in f.filename] or frames
+    if not ours:
+        return "an unknown place"
+    return f"{ours[-1].filename}:{ours[-1].lineno} in {ours[-1].name}"
+
+
+def _in_thread(function: Callable[[], Any], context: Context) -> _Work:
+    future: Future[Outcome] = Future()
+    future.set_running_or_notify_cancel()
+
+    def body() -> None:
+        try:
+            future.set_result(Outcome(context.run(function)))
+        except BaseException as error:  # noqa: BLE001  the agent's own exception is data
+            future.set_result(Outcome(error=error))
+
+    thread = threading.Thread(target=body, name="ajet-sync-workflow", daemon=True)
+    thread.start()
+    return _Work(future, lambda: None, thread)
+
+
+current_workers: ContextVar[Workers | None] = ContextVar("ajet_current_workers", default=None)
+"""The workers of the run that this context belongs to, set by `with Workers(...)`."""
+
+
+class HeldUp(EpisodeTimeout):
+    """An episode ran out of time because another one's blocking call stopped the loop that they share."""
+
+    infrastructure = True
+
+
+class Workers:
+    """Runs users' functions with a time limit. One per run, as a context manager."""
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.abandoned = 0
+        """Calls that did not end when their time was up."""
+        self._shared: _Loop | None = None
+        self._warned = False
+        self._token: Token[Workers | None] | None = None
+
+    def __enter__(self) -> Workers:
+        self._token = current_workers.set(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._token is not None:
+            current_workers.reset(self._token)
+            self._token = None
+        self.close()
+
+    def close(self) -> None:
+        """End the shared loop. Abandoned threads are daemons and end with the process."""
+        if self._shared is not None:
+            self._shared.stop()
+            self._shared = None
+
+    async def call(
+        self, function: Callable[..., Any], arguments: dict[str, Any], *, timeout: float | None, what: str
+    ) -> Outcome:
+        """Call a function, sync or async, in a copy of this context; `what` names it in messages.
+
+        The outcome's error is EpisodeTimeout where it ran past `timeout` seconds. Raises TrainingError when more calls
+        than `limit` have been abandoned.
+        """
+        context = copy_context()
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if inspect.iscoroutinefunction(function):
+            return await self._follow(self._loop().submit(partial(function, **arguments), context), deadline, what)
+        outcome = await self._follow(_in_thread(partial(function, **arguments), context), deadline, what)
+        if inspect.isawaitable(outcome.value):  # a sync wrapper around an async function
+            awaitable = outcome.value
+
+            async def rest() -> Any:
+                return await awaitable
+
+            outcome = await self._follow(self._loop().submit(rest, context), deadline, what)
+        return outcome
+
+    def _loop(self) -> _Loop:
+        if self._shared is None:
+            self._shared = _Loop()
+        return self._shared
+
+    async def _follow(self, work: _Work, deadline: float | None, what: str) -> Outcome:
+        waiting = asyncio.ensure_future(asyncio.wrap_future(work.future))
+        started = time.monotonic()
+        try:
+            while True:
+                left = _BLOCKED if deadline is None else min(deadline - time.monotonic(), _BLOCKED)
+                done, _ = await asyncio.wait({waiting}, timeout=max(left, 0))
+                if done:
+                    return waiting.result()
+                if deadline is not None and time.monotonic() >= deadline:
+                    break
+                self._watch(work)
+            return await self._expire(work, waiting, time.monotonic() - started, what)
+        except asyncio.CancelledError:
+            work.cancel()
+            raise
+
+    def _watch(self, work: _Work) -> None:
+        if self._warned or work.loop is None or work.loop.still < _BLOCKED:
+            return
+        self._warned = True
+        log.warning(
+            "A blocking call inside async code holds up every other episode (%s, for %.1f s so far). "
+            "Use an async client there, or make the workflow a plain function: each gets a thread of its own.",
+            work.where(),
+            work.loop.still,
+        )
+
+    async def _expire(self, work: _Work, waiting: asyncio.Future[Outcome], seconds: float, what: str) -> Outcome:
+        place, held_up = work.where(), work.held_up()
+        work.cancel()
+        done, _ = await asyncio.wait({waiting}, timeout=_GRACE)
+        message = f"{what} did not end within {seconds:.3g} s" + (f"; it stood at {place}" if place else "")
+        if held_up:
+            return Outcome(error=HeldUp(f"{message}, the blocking call of another episode in the same event loop"))
+        if not done:
+            self._abandon(work, what, place)
+        return Outcome(error=EpisodeTimeout(message))
+
+    def _abandon(self, work: _Work, what: str, place: str) -> None:
+        self.abandoned += 1
+        if work.loop is not None and work.loop is self._shared and work.loop.still >= _BLOCKED:
+            self._shared = None  # the next episodes get a loop that turns
+        if self.abandoned > self.limit:
+            raise TrainingError(
+                f"{self.abandoned} calls of {what} did not end in time and were abandoned, more than "
+                f"rollout.max_env_worker ({self.limit}); the last stood at {place or 'an await'}. "
+                "Give its blocking calls a time limit, or raise rollout.timeout"
+            )
