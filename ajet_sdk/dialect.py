@@ -107,7 +107,7 @@ def _usage(answer: Answer) -> dict[str, Any]:
 
 
 def stream(response: Mapping[str, Any], body: Mapping[str, Any]) -> Iterator[bytes]:
-    """The response as server-sent events, without the closing `DONE`: role, text in pieces, tool calls, finish, usage."""
+    """The response as server-sent events without the closing `DONE`: role, text, tool calls, finish, usage."""
     chat = response["object"] == "chat.completion"
     base = {key: response[key] for key in ("id", "created", "model")}
     base["object"] = "chat.completion.chunk" if chat else "text_completion"
@@ -164,8 +164,8 @@ def _pieces(text: str) -> list[str]:
 def gathered(text: str) -> dict[str, Any]:
     """The response that a stream of server-sent events spelt out, as far as it went.
 
-    Chat and text completions are put together; the events of other dialects are kept as a list under `events`, or are the
-    final response where one event carries it (`response.completed`).
+    Chat and text completions are put together; the events of other dialects are kept as a list under `events`, or are
+    the final response where one event carries it (`response.completed`).
     """
     events = []
     for line in text.splitlines():

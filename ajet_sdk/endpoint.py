@@ -1,8 +1,9 @@
-"""An OpenAI-compatible endpoint that is posted JSON, with backoff on 429, 5xx and connection loss, never on other 4xx."""
+"""An OpenAI-compatible endpoint: JSON is posted, again after a pause on 429, 5xx and connection loss."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import ipaddress
 import json
 import random
@@ -110,13 +111,10 @@ def _pause(attempt: int, retry_after: str | None) -> float:
     """Seconds to wait: what the server says, else 0.5 · 2^attempt, both with up to a quarter of jitter."""
     seconds = min(0.5 * 2.0**attempt, 8.0)
     if retry_after:
-        try:
+        with contextlib.suppress(TypeError, ValueError):
+            seconds = (parsedate_to_datetime(retry_after) - datetime.now(timezone.utc)).total_seconds()
+        with contextlib.suppress(ValueError):
             seconds = float(retry_after)
-        except ValueError:
-            try:
-                seconds = (parsedate_to_datetime(retry_after) - datetime.now(timezone.utc)).total_seconds()
-            except (TypeError, ValueError):
-                pass
     return min(max(seconds, 0.0), LONGEST_WAIT) * (1 + random.random() / 4)
 
 

@@ -11,14 +11,15 @@ import functools
 import math
 import os
 import traceback
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
 
+from ajet_sdk.capture import installed
 from ajet_sdk.decorators import bind, spec_of
 from ajet_sdk.engines import open_engine
 from ajet_sdk.environment import GymEnv
@@ -92,9 +93,15 @@ async def run_episode(
         return running.episode
 
 
-def _workers(config: Config) -> AbstractContextManager[Workers]:
+@contextmanager
+def _workers(config: Config) -> Iterator[Workers]:
+    """The run's workers; outside of a run, workers and hooks for as long as the block lasts."""
     present = current_workers.get()
-    return Workers(config.rollout.max_env_worker) if present is None else nullcontext(present)
+    if present is not None:
+        yield present
+        return
+    with installed(), Workers(config.rollout.max_env_worker) as workers:
+        yield workers
 
 
 @dataclass
@@ -195,9 +202,10 @@ class _Running:
         )
 
     async def _enter_environment(self) -> None:
-        if self.config.task_reader.type != "env_service":
-            return
         service = self.config.task_reader.env_service
+        named = self.task.env_type and self.config.is_set("task_reader.env_service.env_url")
+        if self.config.task_reader.type != "env_service" and not named:
+            return
         self.env = GymEnv(service.env_url, self.task.env_type or service.env_type, self.task.task_id)
         outcome = await self.workers.call(
             self.env.create, {}, timeout=self.config.rollout.judge_timeout, what="the environment's creation"

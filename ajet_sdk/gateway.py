@@ -1,7 +1,7 @@
 """An OpenAI-compatible endpoint for every open episode, on loopback, in a thread and an event loop of its own.
 
-Who asks is in the path (`/episodes/{episode_id}/{agent}/v1/…`), else in the key (`/v1/…` with an episode's key), else in
-the header `x-ajet-episode` beside the gateway's own token; under `/v1` the header `x-ajet-agent` names the agent.
+Who asks is in the path (`/episodes/{episode_id}/{agent}/v1/…`), else in the key (`/v1/…` with an episode's key), else
+in the header `x-ajet-episode` beside the gateway's own token; under `/v1` the header `x-ajet-agent` names the agent.
 Engines are asked without streaming; streams are spelt out here. Each request becomes one `Call` per choice.
 """
 
@@ -24,7 +24,7 @@ from urllib.parse import unquote
 from ajet_sdk.dialect import DONE, error_body, event, stream
 from ajet_sdk.endpoint import json_bytes
 from ajet_sdk.errors import AjetError, ConfigError, ContextOverflow, EngineUnavailable, ModelAmbiguous, RequestRefused
-from ajet_sdk.model import Identity
+from ajet_sdk.model import Exchange, Identity
 from ajet_sdk.protocols import Answer, Ask, Route
 from ajet_sdk.recorder import UNDELIVERED, EpisodeSpec, OpenEpisode, Pending
 from ajet_sdk.sampling import SamplingOverride
@@ -251,6 +251,10 @@ class Gateway:
             if scope["method"] != "POST":
                 raise Refusal(405, f"{scope['method']} {path} is not answered; completions are POSTed", "method")
             body = await read_json(receive)
+            if route == "observed" and access.captured:
+                access.episode.observed(Exchange(**body))
+                await respond(send, 200, {})
+                return
             pending = Pending(access.episode, identity, access.phase, body)
             access.episode.pending.add(pending)
             await Reply(pending, access, route, receive, send).give()
@@ -315,7 +319,7 @@ class Reply:
         except AjetError as error:
             episode.fail(error)
             raise Refusal(503 if error.infrastructure else 502, str(error), "engine_failed") from error
-        except Exception as error:  # noqa: BLE001  # the boundary: an engine's fault is the call's error, not the server's
+        except Exception as error:  # the boundary: the engine's fault is the call's error
             log.exception("the engine failed in episode %s", episode.episode_id)
             fault = EngineUnavailable(f"the engine failed: {type(error).__name__}: {error}")
             episode.fail(fault)
@@ -328,8 +332,8 @@ class Reply:
         if self.access.captured and pending.episode.verdict(str(body.get("model", ""))) == "other":
             raise Refusal(
                 400,
-                f"model {body.get('model')!r} is not the policy, and a process that was only given OPENAI_BASE_URL has no "
-                "other endpoint to pass it to; add it to rollout.policy_models or ask it with a base URL of its own",
+                f"model {body.get('model')!r} is not the policy, and a process that was only given OPENAI_BASE_URL has "
+                "no other endpoint to pass it to; add it to rollout.policy_models or ask it with a base URL of its own",
                 "not_the_policy",
                 "model",
             )
@@ -349,7 +353,8 @@ class Reply:
             while True:
                 left = limit - asyncio.get_running_loop().time()
                 pause = min(left, HEARTBEAT) if self.streaming else left
-                await asyncio.wait({work, gone, over}, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
+                waited: set[asyncio.Future[Any]] = {work, gone, over}
+                await asyncio.wait(waited, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
                 if over.done():
                     raise Refusal(410, f"episode {pending.episode.episode_id} is over", "episode_finished")
                 if gone.done():

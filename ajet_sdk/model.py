@@ -238,7 +238,7 @@ class Model:
 
             import openai
 
-            # Plain HTTP: no proxy, and an empty TLS context, for loading the system's certificates costs 30 ms a client.
+            # Plain HTTP: no proxy, and an empty TLS context, for loading the system's certificates takes 30 ms.
             empty = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             arguments["http_client"] = getattr(openai, client)(trust_env=False, verify=empty, timeout=self.timeout)
         return arguments

@@ -126,18 +126,16 @@ class Pending:
             self.episode.add(Call(**common, model=self.engine.model, response=self.response))
             return
         for index, choice in enumerate(answer.choices):
-            self.episode.add(
-                Call(
-                    **common,
-                    model=answer.model,
-                    policy_version=answer.policy_version,
-                    response=one_choice(self.response, index),
-                    prompt_ids=answer.prompt_ids,
-                    output_ids=choice.output_ids,
-                    logprobs=choice.logprobs,
-                    finish_reason=choice.finish_reason,
-                )
-            )
+            known: dict[str, Any] = {
+                "model": answer.model,
+                "policy_version": answer.policy_version,
+                "response": one_choice(self.response, index),
+                "prompt_ids": answer.prompt_ids,
+                "output_ids": choice.output_ids,
+                "logprobs": None if choice.output_ids is None else choice.logprobs,
+                "finish_reason": choice.finish_reason,
+            }
+            self.episode.add(Call(**common, **known))
 
     def abandon(self) -> None:
         """The episode is over: record as undelivered and let the handler cancel the engine's work."""
@@ -207,7 +205,7 @@ class OpenEpisode:
     # What the hooks ask (`model.Recorder`)
 
     def answers(self, model: str) -> Verdict:
-        """Whether the policy answers a captured request for `model`; "policy" too where it will answer with an error."""
+        """Whether the policy answers a captured request for `model`; "policy" too where its answer is an error."""
         try:
             return self.verdict(model)
         except ModelAmbiguous:

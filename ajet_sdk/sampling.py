@@ -16,18 +16,19 @@ __all__ = ["SamplingOverride", "asked", "mixed_seed", "refuse_unhonoured", "used
 
 MOST_CHOICES = 128
 
-HONOURED = frozenset(
-    "model messages prompt tools tool_choice stream stream_options temperature top_p top_k max_tokens "
-    "max_completion_tokens stop seed n logprobs top_logprobs return_token_ids return_tokens_as_token_ids "
-    "chat_template_kwargs reasoning_effort".split()
-)
+HONOURED = frozenset((
+    "model", "messages", "prompt", "tools", "tool_choice", "stream", "stream_options", "temperature", "top_p",
+    "top_k", "max_tokens", "max_completion_tokens", "stop", "seed", "n", "logprobs", "top_logprobs",
+    "return_token_ids", "return_tokens_as_token_ids", "chat_template_kwargs", "reasoning_effort",
+))  # fmt: skip
 """What a token engine reads, or the gateway for it."""
 
-HARMLESS = frozenset(
-    "user store metadata service_tier safety_identifier prompt_cache_key prompt_cache_retention prediction verbosity "
-    "timeout priority request_id cache_salt include_reasoning skip_special_tokens spaces_between_special_tokens "
-    "include_stop_str_in_output add_special_tokens add_generation_prompt".split()
-)
+HARMLESS = frozenset((
+    "user", "store", "metadata", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention",
+    "prediction", "verbosity", "timeout", "priority", "request_id", "cache_salt", "include_reasoning",
+    "skip_special_tokens", "spaces_between_special_tokens", "include_stop_str_in_output", "add_special_tokens",
+    "add_generation_prompt",
+))  # fmt: skip
 """What does not change the tokens that are sampled: accepted, and recorded with the request."""
 
 NEUTRAL: dict[str, tuple[Any, ...]] = {

@@ -39,8 +39,9 @@ class Source:
     def _merge(self, into: dict[str, Any], values: Mapping[str, Any], prefix: str, origin: str) -> None:
         for name, value in values.items():
             path = f"{prefix}{name}"
-            if isinstance(value, Mapping) and value and isinstance(into.get(name) or {}, dict):
-                into[name] = into.get(name) or {}
+            present = into.get(name)
+            if isinstance(value, Mapping) and (isinstance(present, dict) or (present is None and value)):
+                into[name] = present if present is not None else {}
                 self._merge(into[name], value, f"{path}.", origin)
             else:
                 into[name] = deepcopy(value)

@@ -94,7 +94,7 @@ class _Loop:
         self.loop.set_default_executor(_Daemons())
         self.beat = time.monotonic()
         self.thread = threading.Thread(target=self._run, name="ajet-workflows", daemon=True)
-        self.thread.start()
+        Context().run(self.thread.start)  # it outlives the episode that happens to be first
 
     def _run(self) -> None:
         asyncio.set_event_loop(self.loop)

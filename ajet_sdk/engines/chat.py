@@ -35,9 +35,11 @@ class Conversation:
 
 
 class Chat:
-    """Everything of an engine but the sampling: refusals, exact ids per episode and agent, and the reading of replies."""
+    """Everything of an engine but the sampling: refusals, exact ids per episode and agent, the reading of replies."""
 
-    def __init__(self, tokenizer: Tokenizer, *, max_model_len: int | None = None, tool_call_parser: str = "auto") -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, max_model_len: int | None = None, tool_call_parser: str = "auto"
+    ) -> None:
         self.tokenizer = tokenizer
         self.max_model_len = max_model_len or NO_LIMIT
         self._parser = tool_call_parser
@@ -116,7 +118,9 @@ class Chat:
         finish = "tool_calls" if called and sampled.finish_reason == "stop" else sampled.finish_reason
         return Choice(message, None, finish, ids, sampled.logprobs, tokens)
 
-    def message(self, conversation: Conversation, text: str, ids: Sequence[int], index: int) -> tuple[dict[str, Any], bool]:
+    def message(
+        self, conversation: Conversation, text: str, ids: Sequence[int], index: int
+    ) -> tuple[dict[str, Any], bool]:
         """The reply as an assistant message, and whether it calls a tool."""
         body = conversation.ask.body
         tools = _tools(body) if body.get("tool_choice") != "none" else None
@@ -187,7 +191,9 @@ def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     tools = body.get("tools")
     if tools is None or tools == []:
         return None
-    if not isinstance(tools, list) or not all(isinstance(t, dict) and isinstance(t.get("function"), dict) for t in tools):
+    if not isinstance(tools, list) or not all(
+        isinstance(t, dict) and isinstance(t.get("function"), dict) for t in tools
+    ):
         raise RequestRefused('tools must be a list of {"type": "function", "function": {…}}', "tools")
     return tools
 
@@ -200,5 +206,7 @@ def _checked_messages(messages: Any) -> list[dict[str, Any]]:
         for part in content if isinstance(content, list) else ():
             kind = part.get("type") if isinstance(part, dict) else "string" if isinstance(part, str) else None
             if kind not in ("text", "string", "input_text", "output_text", "refusal", "thinking", "reasoning"):
-                raise RequestRefused(f"messages[{index}] holds a part of type {kind!r}; only text is read here", "messages")
+                raise RequestRefused(
+                    f"messages[{index}] holds a part of type {kind!r}; only text is read here", "messages"
+                )
     return list(messages)

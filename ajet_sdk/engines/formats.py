@@ -1,7 +1,8 @@
 """How a model spells tool calls and reasoning: learnt by rendering its chat template with sentinels, then parsed back.
 
-A reply is read as `reasoning content OPEN item (SEPARATOR item)* CLOSE`, where an item is a JSON object with a name and
-arguments, or NAME MIDDLE {arguments}. What does not parse stays text: a malformed call is the model's, and never an error.
+A reply is read as `reasoning content OPEN item (SEPARATOR item)* CLOSE`, where an item is a JSON object with a name
+and arguments, or NAME MIDDLE {arguments}. What does not parse stays text: a malformed call is the model's, and never
+an error.
 """
 
 from __future__ import annotations
@@ -196,7 +197,9 @@ def _body(render: Render, message: dict[str, Any], tools: list[Any] | None = Non
         if whole.startswith(head):
             return whole[len(head) :]
         # A generation prompt that history does not keep (an opened think block, say): cut at the last common token.
-        common = next((i for i, (a, b) in enumerate(zip(head, whole, strict=False)) if a != b), min(len(head), len(whole)))
+        common = next(
+            (i for i, (a, b) in enumerate(zip(head, whole, strict=False)) if a != b), min(len(head), len(whole))
+        )
         return whole[common:]
     except (jinja2.TemplateError, TypeError, KeyError, ValueError, AttributeError):
         return ""
@@ -246,7 +249,11 @@ _TOOLS = [
         "function": {
             "name": name,
             "description": "",
-            "parameters": {"type": "object", "properties": {KEY: {"type": "string", "description": ""}}, "required": []},
+            "parameters": {
+                "type": "object",
+                "properties": {KEY: {"type": "string", "description": ""}},
+                "required": [],
+            },
         },
     }
     for name in (NAME, OTHER)

@@ -1,4 +1,4 @@
-"""`ScriptedEngine`: deterministic replies with ids, for tests, demonstrations and replays. `ByteTokenizer` goes with it."""
+"""`ScriptedEngine`: deterministic replies with ids, for tests, demonstrations and replays; and `ByteTokenizer`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import inspect
 import json
 import re
 from collections import Counter, defaultdict, deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, cast
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from ajet_sdk.engines.chat import Chat, Conversation
 from ajet_sdk.engines.formats import renderer
@@ -71,10 +71,10 @@ class ByteTokenizer:
 class ScriptedEngine:
     """Says what it is told to say.
 
-    `replies` is a function of the `Ask` (sync or async), or a sequence that each agent of each episode goes through from
-    the start. A reply is a string, an assistant message (dict; its tool calls are spelt as the template does), or from a
-    function a list with one of these for each of the `n` choices. An exception that the function raises is the engine's.
-    `logprob` is every token's log-probability, or a function of the ids.
+    `replies` is a function of the `Ask` (sync or async), or a sequence that each agent of each episode goes through
+    from the start. A reply is a string, an assistant message (dict; its tool calls are spelt as the template does),
+    or from a function a list with one of these for each of the `n` choices. An exception that the function raises is
+    the engine's. `logprob` is every token's log-probability, or a function of the ids.
     """
 
     def __init__(
@@ -102,8 +102,8 @@ class ScriptedEngine:
     def replaying(cls, calls: Iterable[Call], tokenizer: Tokenizer | None = None) -> ScriptedEngine:
         """An engine that answers each recorded request as it was answered, ids and log-probabilities included.
 
-        Equal requests of an agent are answered in the order of the recording, from the start in every episode. A request
-        that was not recorded raises EngineError.
+        Equal requests of an agent are answered in the order of the recording, from the start in every episode. A
+        request that was not recorded raises EngineError.
         """
         return _Replay(calls, tokenizer)
 
@@ -118,12 +118,14 @@ class ScriptedEngine:
         if callable(self._replies):
             said = self._replies(ask)
             if inspect.isawaitable(said):
-                said = await cast(Awaitable[Any], said)
+                said = await said
         else:
             turn = self._turns[ask.episode_id, ask.agent]
             self._turns[ask.episode_id, ask.agent] += 1
             if turn >= len(self._replies):
-                raise EngineError(f"the script has {len(self._replies)} replies, and agent {ask.agent!r} asks for another")
+                raise EngineError(
+                    f"the script has {len(self._replies)} replies, and agent {ask.agent!r} asks for another"
+                )
             said = self._replies[turn]
         said = said if isinstance(said, list) else [said]
         if not said or not all(isinstance(one, (str, Mapping)) for one in said):

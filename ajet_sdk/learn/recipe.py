@@ -1,12 +1,13 @@
 """Recipes: a small model from scratch, made by demonstrations, for machines without a GPU or a network.
 
-A recipe trains a byte-level BPE tokenizer and a Qwen3 of a hundred thousand parameters on demonstrations of a task, until
-the real agent earns a little reward with it; the rest is left to reinforcement learning. The result is a normal Hugging
-Face checkpoint at `model.path`, kept until the recipe's content or the run's seed changes.
+A recipe trains a byte-level BPE tokenizer and a Qwen3 of a hundred thousand parameters on demonstrations of a task,
+until the real agent earns a little reward with it; the rest is left to reinforcement learning. The result is a normal
+Hugging Face checkpoint at `model.path`, kept until the recipe's content or the run's seed changes.
 """
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import logging
@@ -28,6 +29,7 @@ from ajet_sdk.types import Call, Sample, Timeline
 
 if TYPE_CHECKING:
     from ajet_sdk.config import Config
+    from ajet_sdk.learn.probe import Probe
 
 __all__ = ["Demonstration", "Recipe", "Shape", "build_recipe", "wants_recipe"]
 
@@ -139,11 +141,11 @@ def wants_recipe(config: Config) -> bool:
     return not hub
 
 
-def build_recipe(config: Config, *, workflow: Any = None, judge: Any = None) -> Path:
+async def build_recipe(config: Config, probe: Probe | None = None) -> Path:
     """Make `model.path` by `model.recipe` where it is absent or made by another recipe; return the directory.
 
-    A directory without the recipe's mark is somebody's model and is left as it is. `workflow` and `judge` are the
-    config's own where they are not given. Raises ConfigError, and TrainingError where the warm-up does not get going.
+    A directory without the recipe's mark is somebody's model and is left as it is. `probe` measures the agent; without
+    one it is that of the config. Raises ConfigError, and TrainingError where the warm-up does not get going.
     """
     assert config.model.path is not None and config.model.recipe is not None
     place = config.resolve(config.model.path)
@@ -155,13 +157,21 @@ def build_recipe(config: Config, *, workflow: Any = None, judge: Any = None) -> 
     recipe = config.load(config.model.recipe)
     if not isinstance(recipe, Recipe):
         raise ConfigError(f"model.recipe: {config.model.recipe} is a {type(recipe).__name__}, not a Recipe")
-    key = recipe.key(config.trainer_common.seed)
+    seed = config.trainer_common.seed
+    key = recipe.key(seed)
     if mark.is_file() and json.loads(mark.read_text()).get("recipe") == key:
         return place
-    from ajet_sdk.learn.probe import agent_reward
+    if probe is None:
+        from ajet_sdk.learn.probe import Probe
 
-    measure = agent_reward(config, workflow, judge)
-    make(recipe, place, seed=config.trainer_common.seed, key=key, measure=measure)
+        probe = Probe.of(config)
+    loop, measured = asyncio.get_running_loop(), probe
+
+    def measure(model: Any, tokenizer: Any, count: int) -> float:
+        # The agent runs in the run's own loop, because its module-level clients keep connections that belong to it.
+        return asyncio.run_coroutine_threadsafe(measured.reward(model, tokenizer, count), loop).result()
+
+    await asyncio.to_thread(make, recipe, place, seed=seed, key=key, measure=measure)
     return place
 
 

@@ -2,63 +2,76 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import re
+import socket
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import duckdb
+import pyarrow as pa
 
 from ajet_sdk.errors import TraceError, TraceLocked, TraceVersionError
-from ajet_sdk.trace.live import announce, owner_of
+from ajet_sdk.trace.live import Owner, announce, owner_of, retract
 from ajet_sdk.trace.query import SETTINGS
 from ajet_sdk.trace.schema import SCHEMA_VERSION, create_statements
 
-__all__ = ["check_version", "explain", "open_to_write"]
+__all__ = ["check_version", "explain", "insert", "locked", "open_to_write", "supersede"]
 
-_PID = re.compile(r"\(PID (\d+)\)")
+_LOG = logging.getLogger("ajet.trace")
 _READER_WAIT = 5.0
 
 
-def open_to_write(path: Path) -> duckdb.DuckDBPyConnection:
+def open_to_write(path: Path, *, again: bool = False) -> duckdb.DuckDBPyConnection:
     """Open or create a trace file as its one owner, say so in gateway.json, and mark runs of a dead owner interrupted.
 
+    `again`: this process owns it already and opens it once more after a failure of the disk.
     Raises TraceLocked where a live process owns it, TraceVersionError where it is newer or foreign, TraceError where it
     cannot be read or written.
     """
-    owner = owner_of(path)
-    if owner:
-        raise locked(path, owner.pid)
-    fresh = not path.exists() or path.stat().st_size == 0
-    connection = _connect(path)
+    owner = None if again else owner_of(path)
+    if owner and (owner.writes or owner.pid != os.getpid()):
+        raise locked(path, owner)
+    connection = None
     try:
-        if fresh:
-            _create(connection)
-        else:
-            check_version(connection, path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if not again:
+            announce(path, writes=True)  # before opening: readers at rest leave the file to its owner
+        connection = _connect(path)
+        _prepare(connection, path)
+        if not again:
             connection.execute("UPDATE runs SET status = 'interrupted' WHERE status = 'running'")
-        announce(path)
-    except (duckdb.Error, OSError) as error:
-        connection.close()
+    except (duckdb.Error, OSError, TraceError) as error:
+        if connection:
+            connection.close()
+        if not again:
+            retract(path, writes=True)
         raise explain(path, error) from error
-    except TraceError:
-        connection.close()
-        raise
     return connection
 
 
 def _connect(path: Path) -> duckdb.DuckDBPyConnection:
-    """A reader at rest holds the file for the length of one query: wait for it."""
+    """A reader at rest holds the file for the length of its queries: wait for it."""
     deadline = time.monotonic() + _READER_WAIT
     while True:
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
             return duckdb.connect(str(path), config=dict(SETTINGS))
-        except (duckdb.Error, OSError) as error:
-            clear = explain(path, error)
-            if not isinstance(clear, TraceLocked) or owner_of(path) or time.monotonic() > deadline:
-                raise clear from error
-            time.sleep(0.05)
+        except duckdb.Error as error:
+            if not _LOCKED.search(str(error)) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+
+
+def _prepare(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
+    """An empty database becomes a trace; any other must be one."""
+    found = connection.execute("SELECT count(*) FROM duckdb_tables()").fetchone()
+    if found and found[0]:
+        check_version(connection, path)
+    else:
+        _create(connection)
 
 
 def _create(connection: duckdb.DuckDBPyConnection) -> None:
@@ -83,27 +96,93 @@ def check_version(connection: duckdb.DuckDBPyConnection, path: Path, schema: str
         )
 
 
-def locked(path: Path, pid: int | None, serves: bool = False) -> TraceLocked:
-    """The error for a file that another process owns."""
-    if pid == os.getpid():
+def locked(path: Path, owner: Owner | int | None) -> TraceLocked:
+    """The error for a file that a live process owns."""
+    pid = owner.pid if isinstance(owner, Owner) else owner
+    where = f" on {owner.host}" if isinstance(owner, Owner) and owner.host != socket.gethostname() else ""
+    if pid == os.getpid() and not where:
         return TraceLocked(f"{path} is already being written by this process (pid {pid}): use that TraceWriter")
-    who = f"process {pid}" if pid else "another process"
-    what = "query it live" if serves else "wait until it ends"
-    return TraceLocked(f"{path} is being written by {who}, which is alive: {what}, or give another experiment_name")
+    what = "another process" if pid is None else f"process {pid}{where}"
+    return TraceLocked(
+        f"{path} is held by {what}, which is alive. Wait until it ends, stop it, or give another experiment_name"
+    )
+
+
+_LOCKED = re.compile(r"Could not set lock|Conflicting lock|different configuration|file handle conflict", re.I)
+_PID = re.compile(r"\(PID (\d+)\)")
+_FOREIGN = re.compile(r"not a valid DuckDB|Corrupt|Serialization Error|version number", re.I)
+_DENIED = re.compile(r"Permission denied|Read-only file system|Operation not permitted", re.I)
+_FULL = re.compile(r"No space left|File too large|quota|could not write all", re.I)
 
 
 def explain(path: Path, error: Exception) -> TraceError:
     """The same failure as an error of ours that says what to do."""
     text = str(error)
-    if "lock" in text and ("Conflicting" in text or "Could not set lock" in text):
+    if isinstance(error, TraceError):
+        return error
+    if _LOCKED.search(text):
         found = _PID.search(text)
-        return locked(path, int(found[1]) if found else None)
-    if "different configuration" in text or "already attached" in text or "Unique file handle conflict" in text:
-        return locked(path, os.getpid())
-    if "not a valid DuckDB" in text or "Corrupt" in text or "Serialization Error" in text:
-        return TraceVersionError(f"{path} is not a trace file that this DuckDB ({duckdb.__version__}) can open: {text}")
-    if isinstance(error, PermissionError) or "ermission denied" in text or "Read-only file system" in text:
-        return TraceError(f"{path} cannot be written: {text}. Make its directory writable or give another path")
-    if "No space left" in text or "File too large" in text or "Disk quota" in text:
-        return TraceError(f"the disk of {path} is full: {text}. What was written before is intact; free some space")
+        return locked(path, int(found[1]) if found else os.getpid() if "onfiguration" in text else None)
+    if _FULL.search(text):
+        return TraceError(f"the disk of {path} is full. What was written is intact; free some space. ({text})")
+    if isinstance(error, PermissionError) or _DENIED.search(text):
+        return TraceError(f"{path} cannot be opened: permissions forbid it. Change them or give another path. ({text})")
+    if _FOREIGN.search(text):
+        return TraceVersionError(f"{path} is not a trace that DuckDB {duckdb.__version__} can open. ({text})")
     return TraceError(f"the trace {path} cannot be used: {text}")
+
+
+def insert(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pa.Table], batch: int) -> None:
+    """Write one batch in one transaction. A row that DuckDB cannot hold is logged and left out, alone."""
+    try:
+        _insert(connection, tables, batch)
+    except duckdb.DataError:
+        for table, rows in tables.items():
+            for i in range(len(rows)):
+                try:
+                    _insert(connection, {table: rows.slice(i, 1)}, batch)
+                except duckdb.DataError as error:
+                    _LOG.warning("A row of %s could not be stored in the trace: %s", table, error)
+
+
+def _insert(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pa.Table], batch: int) -> None:
+    connection.execute("BEGIN")
+    try:
+        for table, rows in tables.items():
+            connection.register("_batch", rows)
+            if table == "runs":
+                connection.execute("DELETE FROM runs WHERE run_id IN (SELECT run_id FROM _batch)")
+            connection.execute(f"INSERT INTO {table} SELECT * FROM _batch")
+            connection.unregister("_batch")
+        connection.execute("UPDATE meta SET batch = ?", [batch])
+        connection.execute("COMMIT")
+    except duckdb.Error:
+        with contextlib.suppress(duckdb.Error):  # a commit that failed has ended the transaction itself
+            connection.execute("ROLLBACK")
+        raise
+
+
+_LATER = "SELECT episode_id FROM episodes WHERE run_id = $run AND step > $step"
+
+
+def supersede(connection: duckdb.DuckDBPyConnection, run_id: str, after_step: int) -> None:
+    """Mark what a run did after a step as rolled back; see TraceWriter.supersede."""
+    values = {"run": run_id, "step": after_step}
+    lost = """
+        SELECT $run, coalesce(e.step, $step + 1), c.episode_id, c.call_id, 'superseded', len(c.output_ids)
+        FROM calls c LEFT JOIN episodes e USING (episode_id)
+        WHERE c.trainable AND c.phase = 'rollout' AND len(c.output_ids) > 0
+          AND (e.run_id = $run AND e.step > $step
+               OR e.episode_id IS NULL AND c.started_at >= (SELECT min(started_at) FROM runs WHERE run_id = $run))
+          AND c.call_id NOT IN (SELECT call_id FROM ledger)"""
+    connection.execute("BEGIN")
+    try:
+        connection.execute(f"INSERT INTO ledger {lost}", values)
+        connection.execute("UPDATE ledger SET outcome = 'superseded' WHERE run_id = $run AND step > $step", values)
+        connection.execute(f"UPDATE episodes SET superseded = true WHERE episode_id IN ({_LATER})", values)
+        connection.execute("DELETE FROM metrics WHERE run_id = $run AND step > $step", values)
+        connection.execute("COMMIT")
+    except duckdb.Error:
+        with contextlib.suppress(duckdb.Error):
+            connection.execute("ROLLBACK")
+        raise

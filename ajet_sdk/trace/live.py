@@ -38,6 +38,8 @@ class Owner:
     pid: int
     started: str
     host: str
+    writes: bool = False
+    """Its TraceWriter has the file; a gateway alone has not."""
     url: str | None = None
     token: str | None = None
     source: Path | None = None
@@ -64,32 +66,47 @@ def process_started(pid: int) -> str:
     return done.stdout.strip()
 
 
-def announce(path: Path, url: str | None = None, token: str | None = None) -> Path:
-    """Write who owns the trace file `path` beside it, readable by this user only; returns the file written."""
+def announce(path: Path, url: str | None = None, token: str | None = None, *, writes: bool = False) -> None:
+    """Say beside the trace file `path`, readable by this user only, that this process writes it or answers queries.
+
+    Called by the writer and by the gateway, in either order; what the other said is kept. A file that another live
+    process owns is left as it is.
+    """
     path = path.resolve()
-    home = _place(path)
+    before = owner_of(path)
+    if before and before.pid != os.getpid():
+        return
     content = {
         "trace": path.name,
         "pid": os.getpid(),
         "started": process_started(os.getpid()),
         "host": socket.gethostname(),
-        "url": url,
-        "token": token,
+        "writes": writes or bool(before and before.writes),
+        "url": url or (before.url if before else None),
+        "token": token or (before.token if before else None),
     }
+    _write(_place(path), content)
+
+
+def retract(path: Path, *, writes: bool = False) -> None:
+    """Take back what `announce` said: the url, or (`writes`) the ownership and with it everything."""
+    owner = owner_of(path)
+    if not owner or owner.pid != os.getpid() or not owner.source:
+        return
+    if owner.writes and not writes:
+        names = ("trace", "pid", "started", "host", "writes")
+        _write(owner.source, {name: getattr(owner, name) for name in names})
+    else:
+        owner.source.unlink(missing_ok=True)
+
+
+def _write(home: Path, content: dict[str, Any]) -> None:
     draft = home.with_name(f".{home.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)
     descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with os.fdopen(descriptor, "w") as file:
         json.dump(content, file)
     draft.replace(home)
-    return home
-
-
-def retract(path: Path) -> None:
-    """Remove what `announce` wrote for this file, if this process wrote it."""
-    for owner in owners(path.parent):
-        if owner.trace == path.name and owner.pid == os.getpid() and owner.source:
-            owner.source.unlink(missing_ok=True)
 
 
 def owners(directory: Path) -> list[Owner]:
@@ -105,8 +122,8 @@ def owner_of(path: Path) -> Owner | None:
 def _read(source: Path) -> Owner | None:
     try:
         raw = json.loads(source.read_text())
-        names = ("trace", "pid", "started", "host", "url", "token")
-        return Owner(**{name: raw.get(name) for name in names}, source=source)
+        names = ("trace", "pid", "started", "host", "writes", "url", "token")
+        return Owner(**{name: raw[name] for name in names if name in raw}, source=source)
     except (OSError, ValueError, AttributeError, TypeError):
         return None
 

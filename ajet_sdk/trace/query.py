@@ -41,7 +41,10 @@ def select(
     Raises QueryError where it is another statement, takes longer than `timeout` seconds, fails, or its result is larger
     than RESULT_BYTES.
     """
-    cursor = root.cursor()
+    try:
+        cursor = root.cursor()
+    except duckdb.Error as error:
+        raise QueryError(f"the trace has been closed: {error}") from error
     try:
         statement = _only_statement(cursor, sql)
         late = threading.Event()
@@ -54,6 +57,7 @@ def select(
         timer.daemon = True
         timer.start()
         try:
+            cursor.execute("SET TimeZone = 'UTC'")
             cursor.execute("BEGIN TRANSACTION READ ONLY")
             return _collect(cursor, statement, parameters, time.monotonic() + timeout)
         except (duckdb.Error, pa.ArrowException) as error:
@@ -84,8 +88,8 @@ def _only_statement(cursor: duckdb.DuckDBPyConnection, sql: str) -> duckdb.State
 def _collect(
     cursor: duckdb.DuckDBPyConnection, statement: duckdb.Statement, parameters: Sequence[Any], deadline: float
 ) -> pa.Table:
-    cursor.execute(statement, list(parameters))
-    reader = cursor.fetch_record_batch(_ROWS)
+    result = cursor.sql(statement, params=list(parameters) or None)
+    reader = result.to_arrow_reader(_ROWS)
     batches: list[pa.RecordBatch] = []
     size = 0
     for batch in reader:

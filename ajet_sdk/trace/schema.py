@@ -143,10 +143,10 @@ RUNS_AT_REST = "SELECT * REPLACE (CASE status WHEN 'running' THEN 'interrupted' 
 
 def create_statements() -> list[str]:
     """The statements that make an empty file a trace file."""
-    tables = [
-        f"CREATE TABLE {table} ({', '.join(f'{name} {kind}' for name, kind in columns.items())})"
-        for table, columns in COLUMNS.items()
-    ]
+    tables = []
+    for table, columns in COLUMNS.items():
+        listed = ", ".join(f'"{name}" {kind}' for name, kind in columns.items())
+        tables.append(f"CREATE TABLE {table} ({listed})")
     meta = [
         "CREATE TABLE meta (schema_version INTEGER, batch BIGINT)",
         f"INSERT INTO meta VALUES ({SCHEMA_VERSION}, 0)",

@@ -10,20 +10,18 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 from uuid import uuid4
 
 import duckdb
+import pyarrow as pa
 
 from ajet_sdk.errors import QueryError, TraceError
 from ajet_sdk.trace.batches import Record, encode, size_of
-from ajet_sdk.trace.database import explain, open_to_write
+from ajet_sdk.trace.database import explain, insert, open_to_write, supersede
 from ajet_sdk.trace.live import retract
 from ajet_sdk.trace.prefixes import Prefixes
 from ajet_sdk.trace.query import select
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 __all__ = ["TraceWriter"]
 
@@ -31,16 +29,21 @@ _LOG = logging.getLogger("ajet.trace")
 _QUEUE_BYTES = 256 << 20
 _QUEUE_RECORDS = 65_536
 _RETRY_SECONDS = 1.0
+_BATCH = 2048
+_CLOSE_SECONDS = 5.0
 _Command = Callable[[duckdb.DuckDBPyConnection], None]
 
 
 class _Order:
-    """A statement that runs in its place among the records."""
+    """Statements that run in their place among the records, as one transaction."""
 
     def __init__(self, command: _Command) -> None:
         self.command = command
         self.done = threading.Event()
-        self.error: TraceError | None = None
+
+    def run(self, connection: duckdb.DuckDBPyConnection) -> None:
+        self.command(connection)
+        self.done.set()
 
 
 class TraceWriter:
@@ -78,7 +81,10 @@ class TraceWriter:
         self._warned = False
         self._failure: TraceError | None = None
         self._prefixes = Prefixes()
+        self._taken: list[Record | _Order] = []
+        self._pending = 0
         self._batch = 0
+        self._opened = False
         self._root: duckdb.DuckDBPyConnection | None = None
         self._connection: duckdb.DuckDBPyConnection | None = None
         if self._raises:
@@ -92,19 +98,21 @@ class TraceWriter:
 
         An Episode stores its own row and its rewards; its calls are put one by one as they finish.
         """
+        if os.getpid() != self._pid:  # before the lock, which a fork may have left taken
+            self._drop("this process was forked from the one that writes it")
+            return
         size = sum(map(size_of, records))
         with self._changed:
             full = self._bytes + size > _QUEUE_BYTES or len(self._queue) + len(records) > _QUEUE_RECORDS
-            gone = self._closing or os.getpid() != self._pid
-            if not full and not gone:
+            closed = self._closing
+            if not full and not closed:
                 self._queue.extend(records)
                 self._bytes += size
                 self._put += len(records)
                 if len(self._queue) >= self._rows:
                     self._changed.notify_all()
-        if full or gone:
-            reason = "its disk is too slow or stands still" if full else "its writer is closed, or was left by a fork"
-            self._report(TraceError(f"records for {self.path} are dropped: {reason}"))
+        if full or closed:
+            self._drop("the writer is closed" if closed else "the disk is too slow for what is put")
         if self._raises and self._failure:
             raise self._failure
 
@@ -137,17 +145,17 @@ class TraceWriter:
 
         Calls without ledger entries, left by a kill before their step ended, get them; metrics of later steps go.
         """
-        order = _Order(lambda connection: _supersede(connection, run_id, after_step))
+        order = _Order(lambda connection: supersede(connection, run_id, after_step))
         with self._changed:
             self._queue.append(order)
             self._put += 1
             self._urgent = True
             self._changed.notify_all()
         while not order.done.wait(0.5):
+            if self._failure:
+                raise self._failure
             if not self._thread.is_alive():
                 raise TraceError(f"the trace writer of {self.path} has stopped")
-        if order.error and self._raises:
-            raise order.error
 
     def close(self) -> None:
         """Write what is left, close the file and give up its ownership. Raises what `put` would."""
@@ -157,7 +165,7 @@ class TraceWriter:
         with self._changed:
             self._closing = True
             self._changed.notify_all()
-        self._thread.join(timeout=None if self._raises else 5.0)
+        self._thread.join(timeout=None if self._raises else _CLOSE_SECONDS)
         if self._raises and self._failure:
             raise self._failure
 
@@ -173,7 +181,7 @@ class TraceWriter:
         row = self._connection.execute("SELECT batch FROM meta").fetchone()
         committed = row[0] if row else 0
         if self._opened and committed > self._batch:
-            self._committed()
+            self._settle(self._pending)  # the failure came after the commit
         self._batch = committed
         self._opened = True
         self._root = root
@@ -231,15 +239,58 @@ class TraceWriter:
 
     def _write_some(self) -> None:
         """The records up to the next order, in one transaction; or that order."""
-        assert_open = self._connection
-        if assert_open is None:
+        connection = self._connection
+        if connection is None:
             raise TraceError(f"the trace {self.path} is not open")
         first = self._taken[0]
         if isinstance(first, _Order):
-            first.run(assert_open)
-            self._committed(1)
+            first.run(connection)
+            self._settle(1)
             return
-        records = list(itertools.takewhile(lambda item: not isinstance(item, _Order), self._taken))
-        insert(assert_open, encode(records, self._prefixes), self._batch + 1)  # type: ignore[arg-type]
+        records = []
+        for item in self._taken:
+            if isinstance(item, _Order):
+                break
+            records.append(item)
+        self._pending = len(records)
+        insert(connection, encode(records, self._prefixes), self._batch + 1)
         self._batch += 1
-        self._committed(len(records))
+        self._settle(len(records))
+
+    def _settle(self, count: int) -> None:
+        """The first `count` items taken are in the file."""
+        settled, self._taken = self._taken[:count], self._taken[count:]
+        with self._changed:
+            self._bytes -= sum(size_of(item) for item in settled if not isinstance(item, _Order))
+            self._written += count
+            self._changed.notify_all()
+
+    def _drop(self, reason: str) -> None:
+        error = TraceError(f"records for the trace {self.path} are dropped: {reason}")
+        if self._raises:
+            raise error
+        if not self._warned:
+            self._warned = True
+            _LOG.warning("%s", error)
+
+    def _report(self, error: TraceError) -> None:
+        if self._raises:
+            self._failure = error
+        elif not self._warned:
+            self._warned = True
+            _LOG.warning("%s. The agent goes on; what cannot be kept is not recorded.", error)
+        with self._changed:
+            self._changed.notify_all()
+
+    def _release(self, *, final: bool = True) -> None:
+        root, self._root = self._root, None
+        connection, self._connection = self._connection, None
+        try:
+            if connection:
+                connection.close()
+            if root:
+                root.close()
+        except duckdb.Error as error:
+            self._report(explain(self.path, error))
+        if final and self._opened:
+            retract(self.path, writes=True)

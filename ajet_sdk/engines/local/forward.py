@@ -17,7 +17,7 @@ from torch import nn
 
 from ajet_sdk.engines.local.kv import RowCache
 
-__all__ = ["Forward", "LlamaForward", "ModelForward", "forward_of"]
+__all__ = ["Forward", "LlamaForward", "ModelForward", "forward_of", "seen"]
 
 _log = logging.getLogger(__name__)
 _FAMILY = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
@@ -50,21 +50,33 @@ class ModelForward:
     def __call__(
         self, ids_BT: torch.Tensor, places_BT: torch.Tensor, mask: torch.Tensor | None, last_B: torch.Tensor | None
     ) -> torch.Tensor:
-        if last_B is None:
-            keep: torch.Tensor | int = 1
-        else:
+        keep: torch.Tensor | int = 1
+        if last_B is not None:
             keep, which_B = last_B.unique(return_inverse=True)
-        logits: torch.Tensor = self._model(
-            input_ids=ids_BT,
-            position_ids=places_BT,
-            attention_mask=mask,
-            past_key_values=self._cache,
-            use_cache=True,
-            logits_to_keep=keep,
-        ).logits
+        config = self._model.config
+        chosen = config._attn_implementation
+        # Rows of unlike length need a mask, which flash attention cannot take.
+        config._attn_implementation = chosen if chosen in ("sdpa", "eager") else "sdpa"
+        try:
+            logits: torch.Tensor = self._model(
+                input_ids=ids_BT,
+                position_ids=places_BT,
+                attention_mask=mask,
+                past_key_values=self._cache,
+                use_cache=True,
+                logits_to_keep=keep,
+            ).logits
+        finally:
+            config._attn_implementation = chosen
         if last_B is None:
             return logits[:, -1]
         return logits[torch.arange(len(ids_BT), device=logits.device), which_B]
+
+
+def seen(places_BT: torch.Tensor, window: int, dtype: torch.dtype) -> torch.Tensor:
+    """Which of the first `window` places each token sees: 0 there, else -inf; [B, 1, T, window]."""
+    hidden = torch.arange(window, device=places_BT.device) > places_BT[:, :, None]
+    return torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)[:, None]
 
 
 @dataclass(slots=True)
@@ -90,7 +102,7 @@ class LlamaForward:
         self._kv: int = config.num_key_value_heads
         self._size: int = getattr(config, "head_dim", None) or config.hidden_size // self._heads
         self._eps: float = config.rms_norm_eps
-        self._fuse = sum(p.numel() for p in model.parameters()) < _FUSE_BELOW
+        self._fuse = _small(model)
         self._cos = self._sin = torch.empty(0)
         self._layers: list[_Layer] = []
 
@@ -103,8 +115,8 @@ class LlamaForward:
 
     def _layer(self, layer: Any) -> _Layer:
         attention, mlp = layer.self_attn, layer.mlp
-        projections = [(m.weight, m.bias) for m in (attention.q_proj, attention.k_proj, attention.v_proj)]
-        gates = [mlp.gate_proj.weight, mlp.up_proj.weight]
+        projections = [(_weight(m), m.bias) for m in (attention.q_proj, attention.k_proj, attention.v_proj)]
+        gates = [_weight(mlp.gate_proj), _weight(mlp.up_proj)]
         if self._fuse:
             biases = [bias for _, bias in projections if bias is not None]
             weight = torch.cat([weight for weight, _ in projections])
@@ -118,10 +130,10 @@ class LlamaForward:
             norm=layer.input_layernorm.weight,
             projections=projections,
             head_norm=head_norm,
-            out=(attention.o_proj.weight.t(), attention.o_proj.bias),
+            out=(_weight(attention.o_proj).t(), attention.o_proj.bias),
             mlp_norm=layer.post_attention_layernorm.weight,
             gates=gates,
-            down=mlp.down_proj.weight.t(),
+            down=_weight(mlp.down_proj).t(),
         )
 
     def _rotation(self, places_N: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -143,6 +155,8 @@ class LlamaForward:
         x = F.embedding(ids_BT.reshape(-1), body.embed_tokens.weight)
         cos, sin = self._rotation(places_BT.reshape(-1))
         width = (x.shape[-1],)
+        if mask is not None and ids_BT.shape[1] > 1:
+            mask = mask.repeat(1, 1, self._heads // self._kv, 1)
         for i, layer in enumerate(self._layers):
             h = F.rms_norm(x, width, layer.norm, self._eps)
             attended = self._attend(i, layer, h, cos, sin, mask, shape)
@@ -179,20 +193,31 @@ class LlamaForward:
         if layer.head_norm is not None:
             qk = F.rms_norm(qk, (self._size,), None, self._eps) * layer.head_norm
         qk = torch.addcmul(qk * cos, torch.cat((qk[..., half:], qk[..., :half]), -1), sin)
-        batch, length = shape[0], shape[1]
+        batch, length, group = shape[0], shape[1], self._heads // self._kv
         key = qk[:, self._heads :].view(shape).transpose(1, 2)
         value = qkv[:, both:].view(shape).transpose(1, 2)
         key, value = self._cache.update(key, value, index)
-        query, group = qk[:, : self._heads], self._heads // self._kv
-        if length == 1:
-            packed = query.reshape(batch, self._kv, group, self._size)
-            out = F.scaled_dot_product_attention(packed, key, value, attn_mask=mask)
-            return out.reshape(batch, -1)
-        query = query.view(shape).transpose(1, 2)
-        if group > 1:
-            key, value = key.repeat_interleave(group, 1), value.repeat_interleave(group, 1)
-        out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask, is_causal=mask is None)
-        return out.transpose(1, 2).reshape(len(h), -1)
+        query = qk[:, : self._heads].view(batch, length, self._kv, group, self._size)
+        if mask is not None:
+            # The queries that share a key head are stacked, so that no key is copied.
+            query = query.permute(0, 2, 3, 1, 4).reshape(batch, self._kv, group * length, self._size)
+            out = F.scaled_dot_product_attention(query, key, value, attn_mask=mask)
+            out = out.view(batch, self._kv, group, length, self._size).permute(0, 3, 1, 2, 4)
+        else:
+            query = query.flatten(2, 3).transpose(1, 2)
+            key, value = (t[:, :, None].expand(-1, -1, group, -1, -1).flatten(1, 2) for t in (key, value))
+            out = F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2)
+        return out.reshape(len(h), -1)
+
+
+def _weight(linear: Any) -> torch.Tensor:
+    """A linear layer's weight, with its LoRA adapters merged in."""
+    if isinstance(linear, nn.Linear):
+        return linear.weight
+    merged: torch.Tensor = linear.get_base_layer().weight
+    for adapter in linear.active_adapters:
+        merged = merged + linear.get_delta_weight(adapter)
+    return merged
 
 
 def _in_family(model: Any) -> bool:
@@ -202,21 +227,32 @@ def _in_family(model: Any) -> bool:
         return False
     if model.config.rope_parameters.get("rope_type", "default") not in _STATIC_ROPE:
         return False
-    linears = [m for layer in model.model.layers for m in layer.modules() if hasattr(m, "weight") and m.weight.ndim == 2]
-    mlp_biases = [m.bias for layer in model.model.layers for m in layer.mlp.children() if isinstance(m, nn.Linear)]
-    return all(type(m) is nn.Linear for m in linears) and not any(bias is not None for bias in mlp_biases)
+    layers = model.model.layers
+    if any(name.endswith("bias") for layer in layers for name, _ in layer.mlp.named_parameters()):
+        return False
+    linears = [m for layer in layers for name, m in layer.named_modules() if name.endswith("_proj")]
+    if all(type(m) is nn.Linear for m in linears):
+        return True
+    # Adapters of a small model are merged into a copy of its weights, which `refresh` renews.
+    lora = all(type(m) is nn.Linear or (hasattr(m, "get_delta_weight") and not m.merged) for m in linears)
+    return lora and _small(model)
+
+
+def _small(model: Any) -> bool:
+    return sum(p.numel() for p in model.parameters()) < _FUSE_BELOW
 
 
 def forward_of(model: Any, cache: RowCache) -> Forward:
     """The shortest pass that gives the model's own logits."""
     plain = ModelForward(model, cache)
-    if not _in_family(model):
+    bare = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if not _in_family(bare):
         return plain
-    short = LlamaForward(model, cache)
+    short = LlamaForward(bare, cache)
     gap = _gap(model, short, cache)
     if gap <= (1e-3 if model.dtype == torch.float32 else 0.25):
         return short
-    _log.warning("The short forward pass is off by %.2g for %s: the model's own is used.", gap, type(model).__name__)
+    _log.warning("The short forward pass is off by %.2g for %s: the model's own is used.", gap, type(bare).__name__)
     return plain
 
 
@@ -225,7 +261,7 @@ def _gap(model: Any, forward: Forward, cache: RowCache) -> float:
     device = model.device
     length = 7
     ids = (torch.arange(2 * length, device=device).view(2, length) * 7919 + 13) % model.config.vocab_size
-    cache.drop(2, length)
+    cache.resize(2, length)
     rows, places = torch.arange(2, device=device), torch.arange(length, device=device).expand(2, -1)
     gap = 0.0
     with torch.inference_mode():
@@ -233,15 +269,11 @@ def _gap(model: Any, forward: Forward, cache: RowCache) -> float:
         for begin, end in ((0, 3), (3, 6), (6, 7)):
             at = places[:, begin:end]
             write = (rows[:, None] * length + at).reshape(-1)
-            mask = None
             if begin:
                 cache.extend(write, rows, end)
-                hidden = torch.arange(end, device=device) > at[:, :, None]
-                mask = torch.zeros(hidden.shape, dtype=model.dtype, device=device)
-                mask = mask.masked_fill_(hidden, -torch.inf)[:, None]
             else:
                 cache.fresh(write)
-            logits = forward(ids[:, begin:end], at, mask, None)
+            logits = forward(ids[:, begin:end], at, seen(at, end, model.dtype) if begin else None, None)
             gap = max(gap, float((logits - expected[:, end - 1]).abs().max()))
-    cache.drop(0, 0)
+    cache.drop()
     return gap

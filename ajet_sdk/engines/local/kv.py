@@ -15,15 +15,15 @@ from transformers import Cache
 __all__ = ["RowCache"]
 
 
-class RowCache(Cache):
+class RowCache(Cache):  # type: ignore[misc]  # transformers has no types
     """A transformers cache whose batch is any choice of its rows.
 
     `fresh`, `extend` and `dense` say which rows the next forward pass is about, and at which positions it writes.
     """
 
-    def __init__(self, rows: int, capacity: int) -> None:
+    def __init__(self) -> None:
         super().__init__(layers=[])
-        self.rows, self.capacity = rows, capacity
+        self.rows, self.capacity = 0, 0
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
         self._write: torch.Tensor | None = None
@@ -72,7 +72,7 @@ class RowCache(Cache):
         block.view(-1, width).index_copy_(0, self._write, states.transpose(1, 2).reshape(-1, width))
 
     def resize(self, rows: int, capacity: int) -> None:
-        """Make room, keeping what is there."""
+        """Make room, keeping what is there. New places hold zeros: a masked place must still be a number."""
         for blocks in (self._keys, self._values):
             for i, old in enumerate(blocks):
                 new = old.new_zeros(rows, capacity, *old.shape[2:])
@@ -86,10 +86,10 @@ class RowCache(Cache):
         for block in (*self._keys, *self._values):
             block[target, :length] = block[source, :length]
 
-    def drop(self, rows: int, capacity: int) -> None:
-        """Forget everything and give the memory back."""
+    def drop(self) -> None:
+        """Give the memory back."""
         self._keys, self._values = [], []
-        self.rows, self.capacity = rows, capacity
+        self.rows, self.capacity = 0, 0
 
     @property
     def bytes_per_token(self) -> int:

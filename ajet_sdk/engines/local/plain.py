@@ -37,7 +37,8 @@ class Plain:
         self._device: torch.device = next(model.parameters()).device
         self.clear()
 
-    def clear(self) -> None:
+    def clear(self, broken: bool = False) -> None:
+        """Forget every conversation."""
         self._running: dict[int, tuple[Job, _Kept]] = {}
         self._resting: OrderedDict[str, _Kept] = OrderedDict()
 

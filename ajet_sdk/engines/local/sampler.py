@@ -41,7 +41,7 @@ class _Batch(Protocol):
     def step(self) -> list[Job]: ...
     def cancel(self, jobs: Iterable[Job]) -> None: ...
     def forget(self, session: str) -> None: ...
-    def clear(self) -> None: ...
+    def clear(self, broken: bool = False) -> None: ...
     def jobs(self) -> list[Job]: ...
 
 
@@ -71,18 +71,19 @@ class LocalSampler:
         self._tokenizer, self._seed = tokenizer, seed
         self._max_batch = 1 if deterministic else max_batch
         self._vocabulary = int(model.get_input_embeddings().num_embeddings)
-        self._batch = self._make_batch(kv_bytes, share=not deterministic)
+        self._batch = self._make_batch(kv_bytes, deterministic)
         self._ordinal = count()
         self._condition = threading.Condition()
         self._arrived: deque[Request] = deque()
         self._orders: deque[Callable[[], None]] = deque()
         self._waiting: deque[Job] = deque()
+        self._joining: list[Job] = []
         self._gates: deque[_Gate] = deque()
         self._closed = False
         self._thread = threading.Thread(target=self._work, name="ajet-sampler", daemon=True)
         self._thread.start()
 
-    def _make_batch(self, kv_bytes: int | None, share: bool) -> _Batch:
+    def _make_batch(self, kv_bytes: int | None, deterministic: bool) -> _Batch:
         eos = self._tokenizer.eos_ids
         device = next(self.module.parameters()).device
         if reason := unplain(self.module):
@@ -92,9 +93,9 @@ class LocalSampler:
             self.module,
             eos_ids=eos,
             vocabulary=self._vocabulary,
-            max_rows=self._max_batch,
+            max_batch=self._max_batch,
             kv_bytes=_kv_budget(device) if kv_bytes is None else kv_bytes,
-            share=share,
+            deterministic=deterministic,
         )
 
     # The asyncio side
@@ -181,8 +182,8 @@ class LocalSampler:
                     self._advance()
                 except Exception as error:  # noqa: BLE001  (kept and handed to every caller that it concerns)
                     _log.exception("Sampling failed; the calls that ran are told, and all keys and values are dropped.")
-                    self._fail(self._batch.jobs(), error)
-                    self._batch.clear()
+                    self._fail([*self._batch.jobs(), *self._joining], error)
+                    self._batch.clear(broken=True)
         self._fail([*self._batch.jobs(), *self._waiting], EngineUnavailable(f"the sampler of {self.model} was closed"))
 
     def _next(self) -> bool:
@@ -207,20 +208,19 @@ class LocalSampler:
     def _advance(self) -> None:
         if self._gates and not self._pass_gate():
             return
-        done: list[Job] = []
-        if not self._gates and self._waiting and (room := self._max_batch - self._batch.running) > 0:
-            if self.module.training:
-                self.module.eval()
-            jobs = [self._waiting.popleft() for _ in range(min(room, len(self._waiting)))]
-            for job in jobs:
-                job.policy_version = self.policy_version
-            try:
-                done += self._batch.admit(jobs)
-            except Exception:
-                self._waiting.extendleft(job for job in reversed(jobs) if job.place is None)
-                raise
-        done += self._batch.step()
-        self._deliver(done)
+        room = self._max_batch - self._batch.running
+        if self._waiting and room > 0 and not self._gates:
+            self._admit([self._waiting.popleft() for _ in range(min(room, len(self._waiting)))])
+        self._deliver(self._batch.step())
+
+    def _admit(self, jobs: list[Job]) -> None:
+        if self.module.training:
+            self.module.eval()
+        for job in jobs:
+            job.policy_version = self.policy_version
+        self._joining = jobs
+        self._deliver(self._batch.admit(jobs))
+        self._joining = []
 
     def _pass_gate(self) -> bool:
         """Let the first exclusive user in or out; False while it is inside."""
@@ -253,7 +253,10 @@ class LocalSampler:
             cause = error
             error = EngineUnavailable(f"{self.model} could not sample: {type(cause).__name__}: {cause}")
             error.__cause__ = cause
-        for request in {id(job.request): job.request for job in jobs}.values():
+        failed = {id(job.request): job.request for job in jobs}
+        self._waiting = deque(job for job in self._waiting if id(job.request) not in failed)
+        self._joining = []
+        for request in failed.values():
             request.unfinished = 0
             _call(request.loop, _reject, request, error)
 

@@ -1,0 +1,142 @@
+"""The `debug` backbone: a few episodes in one process, with breakpoints and a readable account. Trains nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Sequence
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any
+
+from ajet_sdk.engines import open_engine
+from ajet_sdk.episode import Attempt, run_batch
+from ajet_sdk.gateway import Gateway, SamplingOverride
+from ajet_sdk.outcomes import check_sound, evaluation_entries, failures_by_cause, notices
+from ajet_sdk.timelines import merge
+from ajet_sdk.types import Episode, TunedModel, new_id
+
+if TYPE_CHECKING:
+    from ajet_sdk.config import Config
+    from ajet_sdk.protocols import Engine, Job
+    from ajet_sdk.trace.writer import TraceWriter
+
+__all__ = ["bp", "debug"]
+
+_A_WEEK = 7 * 24 * 3600.0
+_tags: ContextVar[frozenset[str]] = ContextVar("ajet_debug_tags", default=frozenset())
+
+
+def bp(tag: str) -> None:
+    """Stop here in the debugger if the run was started with this tag: `--backbone debug --debug "TAG1|TAG2"`.
+
+    Elsewhere it does nothing, so it may stay in the code.
+    """
+    if tag not in _tags.get():
+        return
+    if sys.breakpointhook is sys.__breakpointhook__:
+        import pdb
+
+        pdb.Pdb().set_trace(sys._getframe().f_back)
+    else:  # an IDE's debugger
+        sys.breakpointhook()
+
+
+async def debug(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
+    """Run the first tasks once each and print what happened; the episodes are returned, and nothing is trained.
+
+    With debug tags there is no time limit, since a person may sit at a breakpoint. Raises TrainingError where a smaller
+    share of the episodes than `rollout.min_sound_share` is sound.
+    """
+    config = _debug_config(job)
+    engine = open_engine(config)
+    token = _tags.set(job.debug_tags)
+    try:
+        episodes = await run_batch(
+            job.workflow,
+            job.judge,
+            _attempts(job),
+            engine=engine,
+            gateway=gateway,
+            config=config,
+            writer=writer,
+            sampling=_sampling(config),
+        )
+    finally:
+        _tags.reset(token)
+        await engine.aclose()
+    for episode in episodes:
+        writer.put(*evaluation_entries(episode))
+    _print(episodes, engine)
+    check_sound(episodes, config.rollout.min_sound_share)
+    rewards = [e.reward for e in episodes if e.reward is not None]
+    metrics = {"debug/reward": sum(rewards) / len(rewards)} if rewards else {}
+    return TunedModel(path=None, metrics=metrics, run_id=job.run_id, episodes=episodes)
+
+
+def _debug_config(job: Job) -> Config:
+    config = job.config
+    changed: dict[str, Any] = {"max_env_worker": config.debug.debug_max_parallel}
+    if job.debug_tags:
+        changed |= {"timeout": _A_WEEK, "judge_timeout": _A_WEEK}
+    return config.model_copy(update={"rollout": config.rollout.model_copy(update=changed)})
+
+
+def _attempts(job: Job) -> list[Attempt]:
+    tasks = list(job.train[: job.config.debug.debug_first_n_tasks])
+    seeds = (f"{job.config.debug.debug_vllm_seed}/{position}" for position in range(len(tasks)))
+    return [
+        Attempt(task=task, run_id=job.run_id, group_id=new_id(), seed=_seed(text))
+        for task, text in zip(tasks, seeds, strict=True)
+    ]
+
+
+def _seed(text: str) -> int:
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
+
+
+def _sampling(config: Config) -> SamplingOverride | None:
+    rollout = config.rollout
+    if rollout.sampling == "request":
+        return None
+    return SamplingOverride(temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k)
+
+
+def _print(episodes: Sequence[Episode], engine: Engine) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    table = Table("task", "status", "reward", "calls", "timelines", "tokens", "seconds", "output", title="Episodes")
+    tokenizer = getattr(engine, "tokenizer", None)
+    splits = []
+    for episode in episodes:
+        merged = merge(episode.calls, tokenizer.decode if tokenizer is not None else None)
+        splits += [(episode, split) for split in merged.splits]
+        table.add_row(
+            escape(_short(episode.task.main_query or episode.task.task_id, 40)),
+            episode.status if episode.status == "succeeded" else f"{episode.status}: {escape(episode.cause or '')}",
+            "" if episode.reward is None else f"{episode.reward:.3g}",
+            str(sum(call.phase == "rollout" for call in episode.calls)),
+            str(len(merged.timelines)),
+            str(sum(int(timeline.loss_mask.sum()) for timeline in merged.timelines)),
+            f"{(episode.ended_at - episode.started_at).total_seconds():.2f}",
+            escape(_short(str(episode.output), 40)),
+        )
+    console.print(table)
+    for episode, split in splits:
+        console.print(
+            f"Split in episode {episode.episode_id}: {split.cause} at token {split.at_token}, "
+            f"{split.extra_tokens} tokens more to train on. {split.hint}",
+            markup=False,
+        )
+    for episode in episodes:
+        if episode.status != "succeeded":
+            console.print(f"\nEpisode {episode.episode_id}, task {episode.task.task_id}: {episode.error}", markup=False)
+    for line in [*failures_by_cause(episodes), *notices(episodes)]:
+        console.print(line, markup=False)
+
+
+def _short(text: str, width: int) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= width else text[: width - 3] + "..."

@@ -1,0 +1,211 @@
+"""Who sits in which row of the key-value block, and what its tokens are.
+
+A row is free, resting (a conversation between two turns) or running. R is the number of rows. Arrays with one element
+per row stand side by side, so that a step over many rows is a few numpy calls; the sizes of the block follow from here.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ajet_sdk.engines.local.jobs import Job
+from ajet_sdk.engines.local.kv import RowCache
+
+__all__ = ["FREE", "RESTING", "RUNNING", "Rows"]
+
+FREE, RESTING, RUNNING = 0, 1, 2
+_SHARE_AT_LEAST = 16
+"""Shared tokens below which copying another row's keys and values does not pay."""
+_COLUMNS: dict[str, type[np.generic]] = {
+    "state": np.int8,
+    "length": np.int64,
+    "limit": np.int64,
+    "start": np.int64,
+    "used": np.int64,
+    "temperature": np.float32,
+    "top_p": np.float32,
+    "top_k": np.int64,
+    "seed": np.uint64,
+}
+
+
+class Rows:
+    """The table of rows over a `RowCache`, whose memory it sizes."""
+
+    state: npt.NDArray[np.int8]
+    length: npt.NDArray[np.int64]
+    """Tokens whose keys and values are there; the id of one more may be known."""
+    limit: npt.NDArray[np.int64]
+    """Where the reply must end."""
+    start: npt.NDArray[np.int64]
+    """Where the reply begins."""
+    used: npt.NDArray[np.int64]
+    temperature: npt.NDArray[np.float32]
+    top_p: npt.NDArray[np.float32]
+    top_k: npt.NDArray[np.int64]
+    seed: npt.NDArray[np.uint64]
+
+    def __init__(self, cache: RowCache, *, at_least: int, kv_bytes: int, share: bool) -> None:
+        self._cache, self._at_least, self._kv_bytes, self._share = cache, at_least, kv_bytes, share
+        self.clear()
+
+    def clear(self) -> None:
+        """Every row becomes free."""
+        rows, capacity = self._cache.rows, self._cache.capacity
+        self.ids: npt.NDArray[np.int32] = np.zeros((rows, capacity + 1), dtype=np.int32)
+        self.logprobs: npt.NDArray[np.float32] = np.zeros((rows, capacity + 1), dtype=np.float32)
+        for name, dtype in _COLUMNS.items():
+            setattr(self, name, np.zeros(rows, dtype=dtype))
+        self.jobs: list[Job | None] = [None] * rows
+        self._owner: list[str | None] = [None] * rows
+        self._sessions: defaultdict[str, set[int]] = defaultdict(set)
+        self._tick = 0
+
+    # Joining and leaving
+
+    def seat(self, job: Job) -> tuple[int, int, int]:
+        """Give a job a row. Returns (row, source, shared): the row, and the row from which its first `shared` tokens
+        are to be copied (-1: none, or they are in place already)."""
+        request = job.request
+        source, shared = self._find(request.prompt, request.session)
+        stays = source >= 0 and shared == self.length[source] and self.state[source] == RESTING
+        if stays and self._owner[source] == request.session:
+            row, source = source, -1
+        else:
+            row = self._allocate()
+            self.length[row] = 0
+        self._own(row, request.session)
+        total = len(request.prompt)
+        self.ids[row, :total] = request.prompt
+        self.state[row] = RUNNING
+        self.jobs[row], job.place = job, row
+        self.start[row], self.limit[row], self.seed[row] = total, total + request.max_new, job.seed
+        sampling = request.sampling
+        self.temperature[row], self.top_p[row], self.top_k[row] = sampling.temperature, sampling.top_p, sampling.top_k
+        return row, source, shared
+
+    def rest(self, row: int) -> None:
+        """A running row becomes a resting one, or free where its session was forgotten meanwhile."""
+        self._tick += 1
+        self.state[row], self.used[row], self.jobs[row] = RESTING, self._tick, None
+        if self._owner[row] is None:
+            self._release(row)
+
+    def forget(self, session: str) -> None:
+        """Free a session's rows: at once where they rest, when they end where they run."""
+        for row in list(self._sessions.get(session, ())):
+            self._own(row, None)
+            if self.state[row] == RESTING:
+                self._release(row)
+
+    def _release(self, row: int) -> None:
+        self._own(row, None)
+        self.state[row], self.length[row], self.jobs[row] = FREE, 0, None
+
+    def _own(self, row: int, session: str | None) -> None:
+        before = self._owner[row]
+        if before is not None and before != session:
+            self._sessions[before].discard(row)
+            if not self._sessions[before]:
+                del self._sessions[before]
+        self._owner[row] = session
+        if session is not None:
+            self._sessions[session].add(row)
+
+    # Finding what is computed already
+
+    def _find(self, prompt: npt.NDArray[np.int32], session: str) -> tuple[int, int]:
+        """The row that shares most tokens with the prompt, and how many; (-1, 0) where none shares enough.
+
+        The prompt's last token is never shared: its logits are what is asked for. A row that the prompt extends whole
+        is preferred, since it can be taken over where it lies.
+        """
+        most = len(prompt) - 1
+        best, best_shared = -1, 0
+        for row in self._sessions.get(session, ()):
+            shared = self._shared(prompt, row, most)
+            whole = shared == self.length[row] and self.state[row] == RESTING
+            if shared > best_shared or (whole and shared == best_shared > 0):
+                best, best_shared = row, shared
+        if best >= 0 and best_shared == self.length[best]:
+            return best, best_shared
+        if self._share and most > best_shared and len(self.length):
+            row, shared = self._find_anywhere(prompt[:most])
+            if shared > best_shared:
+                best, best_shared = row, shared
+        return (best, best_shared) if best_shared >= min(_SHARE_AT_LEAST, most) else (-1, 0)
+
+    def _find_anywhere(self, prompt: npt.NDArray[np.int32]) -> tuple[int, int]:
+        width = min(len(prompt), int(self.length.max()))
+        if not width:
+            return -1, 0
+        differs = self.ids[:, :width] != prompt[:width]
+        shared_R = np.where(differs.any(axis=1), differs.argmax(axis=1), width)
+        np.minimum(shared_R, self.length, out=shared_R)
+        row = int(shared_R.argmax())
+        return row, int(shared_R[row])
+
+    def _shared(self, prompt: npt.NDArray[np.int32], row: int, most: int) -> int:
+        width = min(most, int(self.length[row]))
+        differs = self.ids[row, :width] != prompt[:width]
+        return int(differs.argmax()) if differs.any() else width
+
+    # Memory
+
+    def _allocate(self) -> int:
+        free = np.flatnonzero(self.state == FREE)
+        if len(free):
+            return int(free[0])
+        rows, most = len(self.state), self._most(self._cache.capacity)
+        if rows < most:
+            self._resize(min(max(8, rows * 2), most), self._cache.capacity)
+            return rows
+        oldest = self._oldest()[0]
+        self._release(int(oldest))
+        return int(oldest)
+
+    def _oldest(self) -> npt.NDArray[np.int64]:
+        """Resting rows, the one that rests longest first."""
+        resting = np.flatnonzero(self.state == RESTING)
+        return resting[self.used[resting].argsort()]
+
+    def _most(self, capacity: int) -> int:
+        """How many rows the memory allowed can hold, but never fewer than may run."""
+        per_row = self._cache.bytes_per_token * capacity
+        return max(self._at_least, self._kv_bytes // per_row if per_row else 0)
+
+    def reserve(self, length: int) -> None:
+        """Make rows long enough for `length` tokens; what rests gives way where memory is short."""
+        if length <= self._cache.capacity:
+            return
+        capacity = -(-max(length, int(self._cache.capacity * 1.5)) // 64) * 64
+        rows, most = len(self.state), self._most(capacity)
+        if rows > most:
+            for row in self._oldest()[: rows - most]:
+                self._release(int(row))
+            last = int(np.flatnonzero(self.state != FREE).max(initial=-1))
+            rows = max(most, last + 1)
+        self._resize(rows, capacity)
+
+    def _resize(self, rows: int, capacity: int) -> None:
+        self._cache.resize(rows, capacity)
+        kept = min(rows, len(self.state))
+        self.ids = _grown(self.ids, kept, (rows, capacity + 1))
+        self.logprobs = _grown(self.logprobs, kept, (rows, capacity + 1))
+        for name in _COLUMNS:
+            setattr(self, name, _grown(getattr(self, name), kept, (rows,)))
+        self.jobs = self.jobs[:kept] + [None] * (rows - kept)
+        self._owner = self._owner[:kept] + [None] * (rows - kept)
+
+
+def _grown(array: npt.NDArray[Any], kept: int, shape: tuple[int, ...]) -> npt.NDArray[Any]:
+    new = np.zeros(shape, dtype=array.dtype)
+    if array.ndim == 1:
+        new[:kept] = array[:kept]
+    else:
+        new[:kept, : array.shape[1]] = array[:kept]
+    return new

@@ -1,0 +1,201 @@
+"""`RemoteEngine`: any OpenAI-compatible URL, with token ids where the server gives them, as vLLM does."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from ajet_sdk.endpoint import Endpoint
+from ajet_sdk.errors import EngineUnavailable, RequestRefused
+from ajet_sdk.protocols import Answer, Ask, Choice, Sampling
+
+__all__ = ["RemoteEngine"]
+
+OURS = frozenset((
+    "model", "stream", "stream_options", "temperature", "top_p", "top_k", "max_tokens", "max_completion_tokens", "stop",
+    "seed", "n", "logprobs", "top_logprobs", "return_token_ids",
+))  # fmt: skip
+"""Parameters that are not passed on as the agent sent them."""
+
+log = logging.getLogger("ajet")
+
+
+class RemoteEngine:
+    """Forwards requests to an endpoint, without streaming.
+
+    429, 5xx and connection loss are tried again with exponential backoff, or when Retry-After says; other 4xx never
+    are. Token ids and log-probabilities are asked for until the server refuses them or leaves them out;
+    `with_ids=False` never asks. Ids that do not add up to `usage.completion_tokens` are not believed. Servers report
+    log-probabilities of the model's own distribution, so they are kept only where that was the one sampled from
+    (temperature 1, no top_p or top_k), or where `processed_logprobs` says that the server knows better (vLLM's
+    `--logprobs-mode`). The policy version is `policy_version`: another process owns the weights.
+    """
+
+    def __init__(
+        self,
+        base_url: str,
+        api_key: str,
+        model: str,
+        *,
+        timeout: float = 600.0,
+        connect_timeout: float = 10.0,
+        retries: int = 4,
+        with_ids: bool = True,
+        processed_logprobs: bool = False,
+        policy_version: int | None = None,
+    ) -> None:
+        self.base_url = base_url
+        self.model = model
+        self.policy_version = policy_version
+        self._api_key = api_key
+        self._timeouts = (timeout, connect_timeout)
+        self._retries = retries
+        self._processed = processed_logprobs
+        self._ids_given: bool | None = None if with_ids else False
+        """None: not yet known."""
+        self._newer_limit = False
+        """The server wants `max_completion_tokens`."""
+        self._endpoints: WeakKeyDictionary[asyncio.AbstractEventLoop, Endpoint] = WeakKeyDictionary()
+
+    def __repr__(self) -> str:
+        return f"RemoteEngine({self.model!r} at {self.base_url})"
+
+    def _endpoint(self) -> Endpoint:
+        loop = asyncio.get_running_loop()
+        if loop not in self._endpoints:
+            timeout, connect = self._timeouts
+            self._endpoints[loop] = Endpoint(
+                self.base_url, self._api_key, timeout=timeout, connect_timeout=connect, retries=self._retries
+            )
+        return self._endpoints[loop]
+
+    async def answer(self, ask: Ask) -> Answer:
+        """Raises RequestRefused, ContextOverflow, EngineUnavailable, EngineError."""
+        wants_ids = self._ids_given is not False
+        try:
+            reply = await self._endpoint().post(ask.route, self._body(ask, wants_ids))
+        except RequestRefused as refused:
+            reply = await self._second_try(ask, wants_ids, refused)
+        return self._answer(ask, reply)
+
+    async def _second_try(self, ask: Ask, wants_ids: bool, refused: RequestRefused) -> dict[str, Any]:
+        """Once more, without what a server of another make does not know; else the refusal stands."""
+        said = f"{refused.parameter} {refused}"
+        if not self._newer_limit and "max_completion_tokens" in said and "max_completion_tokens" not in ask.body:
+            self._newer_limit = True
+            return await self._endpoint().post(ask.route, self._body(ask, wants_ids))
+        if self._ids_given is not None or not wants_ids:
+            raise refused
+        reply = await self._endpoint().post(ask.route, self._body(ask, False))
+        self._ids_given = False
+        log.info("%r gives no token ids (%s): its calls are recorded without", self, refused)
+        return reply
+
+    def _body(self, ask: Ask, with_ids: bool) -> dict[str, Any]:
+        body = {name: value for name, value in ask.body.items() if name not in OURS}
+        body["model"] = self.model
+        body.update(_sampling(ask.sampling, ask.body))
+        limit = "max_completion_tokens" if self._newer_limit or "max_completion_tokens" in ask.body else "max_tokens"
+        if ask.sampling.max_tokens is not None:
+            body[limit] = ask.sampling.max_tokens
+        chat = ask.route == "chat/completions"
+        for name in ("logprobs", "top_logprobs"):
+            if ask.body.get(name) is not None:
+                body[name] = ask.body[name]
+        if with_ids:
+            body["return_token_ids"] = True
+            # A vLLM server takes what is left out from the model's generation_config: say it all.
+            body.update(temperature=ask.sampling.temperature, top_p=ask.sampling.top_p, top_k=ask.sampling.top_k)
+            for name, neutral in (("repetition_penalty", 1.0), ("min_p", 0.0)):
+                body.setdefault(name, neutral)
+            if not body.get("logprobs"):
+                body["logprobs"] = True if chat else 0
+        return body
+
+    def _answer(self, ask: Ask, reply: Mapping[str, Any]) -> Answer:
+        given = reply.get("choices")
+        if not isinstance(given, list) or not given:
+            raise EngineUnavailable(f"{self.base_url} answered without choices: {str(reply)[:300]}")
+        usage = {name: value for name, value in (reply.get("usage") or {}).items() if isinstance(value, int)}
+        ids = [_ids(choice.get("token_ids")) for choice in given]
+        total = sum(len(one) for one in ids if one is not None)
+        if any(one is None for one in ids) or total != usage.get("completion_tokens", total):
+            ids = [None] * len(given)
+        if self._ids_given is None:
+            self._ids_given = ids[0] is not None
+        wanted = ask.body.get("logprobs") not in (None, False)
+        sampling = ask.sampling
+        plain = sampling.temperature == 1.0 and sampling.top_p == 1.0 and sampling.top_k < 1
+        known = plain or self._processed or wanted
+        choices = tuple(_choice(choice, one, wanted, known) for choice, one in zip(given, ids, strict=True))
+        prompt = _ids(reply.get("prompt_token_ids"))
+        if prompt is None:
+            prompt = _ids(given[0].get("prompt_token_ids"))
+        if prompt is not None and len(prompt) != usage.get("prompt_tokens", len(prompt)):
+            prompt = None
+        return Answer(choices, str(reply.get("model") or self.model), prompt, self.policy_version, usage)
+
+    def forget(self, episode_id: str) -> None:
+        """Nothing is kept."""
+
+    async def aclose(self) -> None:
+        """Close the connections of this event loop."""
+        endpoint = self._endpoints.pop(asyncio.get_running_loop(), None)
+        if endpoint is not None:
+            await endpoint.aclose()
+
+
+def _sampling(sampling: Sampling, body: Mapping[str, Any]) -> dict[str, Any]:
+    """Sampling as JSON; `top_p` only where it says something, for some models refuse any value of it."""
+    named: dict[str, Any] = {"temperature": sampling.temperature}
+    if sampling.top_p != 1.0 or "top_p" in body:
+        named["top_p"] = sampling.top_p
+    if sampling.top_k > 0:
+        named["top_k"] = sampling.top_k
+    if sampling.stop:
+        named["stop"] = list(sampling.stop)
+    if sampling.seed is not None:
+        named["seed"] = sampling.seed
+    if sampling.n != 1:
+        named["n"] = sampling.n
+    return named
+
+
+def _ids(value: Any) -> list[int] | None:
+    return value if isinstance(value, list) and all(isinstance(one, int) for one in value) else None
+
+
+def _choice(choice: Mapping[str, Any], ids: list[int] | None, wanted: bool, known: bool) -> Choice:
+    entries = _entries(choice.get("logprobs") or {})
+    logprobs = [logprob for _, logprob in entries]
+    usable = ids is not None and len(logprobs) == len(ids) and all(one is not None for one in logprobs)
+    if ids is None and wanted and entries:
+        # No ids, but the agent asked: the tokens' texts and log-probabilities are passed on as they came.
+        return Choice(
+            _message(choice), choice.get("text"), str(choice.get("finish_reason") or "stop"),
+            None, [float(one or 0.0) for one in logprobs], [text.encode() for text, _ in entries],
+        )  # fmt: skip
+    return Choice(
+        message=_message(choice),
+        text=choice.get("text"),
+        finish_reason=str(choice.get("finish_reason") or "stop"),
+        output_ids=ids,
+        logprobs=[float(one) for one in logprobs if one is not None] if usable and known else None,
+        tokens=[text.encode() for text, _ in entries] if usable and wanted else None,
+    )
+
+
+def _message(choice: Mapping[str, Any]) -> dict[str, Any] | None:
+    message = choice.get("message")
+    return {key: value for key, value in message.items() if value is not None} if isinstance(message, dict) else None
+
+
+def _entries(logprobs: Mapping[str, Any]) -> list[tuple[str, float | None]]:
+    """(token, logprob) in either dialect's shape."""
+    if isinstance(logprobs.get("content"), list):
+        return [(str(one.get("token", "")), one.get("logprob")) for one in logprobs["content"]]
+    texts, values = logprobs.get("tokens") or [], logprobs.get("token_logprobs") or []
+    return list(zip(map(str, texts), values, strict=False))

@@ -1,0 +1,174 @@
+"""The job class: a config written in Python. It builds the `Config` that the same YAML would give."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet_sdk.config import default_name, load_config
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.types import TunedModel
+
+if TYPE_CHECKING:
+    from ajet_sdk.config import Config
+
+__all__ = ["AgentJetJob", "AjetJob", "AstunerJob"]
+
+_DATA_TYPES = {
+    "hf": "huggingface_dat_repo",
+    "huggingface": "huggingface_dat_repo",
+    "huggingface_dat_repo": "huggingface_dat_repo",
+    "jsonl": "jsonl_dataset_file",
+    "jsonl_dataset_file": "jsonl_dataset_file",
+    "random_dummy": "random_dummy",
+}
+
+
+class AjetJob:
+    """A training job in Python.
+
+        job = ajet.AjetJob(model="Qwen/Qwen2.5-0.5B-Instruct", algorithm="grpo")
+        job.set_workflow(solve)
+        job.set_judge(exact)
+        job.set_data(type="hf", dataset_path="openai/gsm8k")
+        tuned = job.tune()
+
+    Every setting is a key of the config; `set` reaches the others. Wrong values raise ConfigError when the config is
+    built: by `config`, `dump_job_as_yaml` and `tune`.
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        algorithm: str = "grpo",
+        backbone: str = "local",
+        n_gpu: int | None = None,
+        n_gpu_for_infer: int | None = None,
+        experiment_name: str | None = None,
+    ) -> None:
+        self._values: dict[str, Any] = {}
+        self._file: Path | None = None
+        self._workflow: Any = None
+        self._judge: Any = None
+        self.set("experiment_name", experiment_name or default_name(None))
+        self.set("backbone", backbone)
+        self.set("trainer_common.algorithm.adv_estimator", algorithm)
+        for key, value in {
+            "model.path": None if model is None else str(model),
+            "trainer_common.n_gpus_per_node": n_gpu,
+            "rollout.n_vllm_engine": n_gpu_for_infer,
+        }.items():
+            if value is not None:
+                self.set(key, value)
+
+    def set(self, key: str, value: Any) -> AjetJob:
+        """Set one key of the config by its dotted path: `job.set("rollout.num_repeat", 8)`."""
+        *sections, last = key.removeprefix("ajet.").split(".")
+        into = self._values
+        for name in sections:
+            into = into.setdefault(name, {})
+        into[last] = value
+        return self
+
+    def set_workflow(self, workflow: Any) -> AjetJob:
+        """The agent: a decorated function, a `Workflow` class, or a class path."""
+        return self._set_object("rollout.user_workflow", "_workflow", workflow)
+
+    def set_judge(self, judge: Any) -> AjetJob:
+        """The judge: a decorated function, a `BaseJudge` class, a class path, or `exact`, `math`."""
+        if judge in ("exact", "math"):
+            self._judge = None
+            return self.set("task_judge.judge_type", judge)
+        self.set("task_judge.judge_type", "customized_protocol")
+        return self._set_object("task_judge.judge_protocol", "_judge", judge)
+
+    def _set_object(self, key: str, attribute: str, value: Any) -> AjetJob:
+        text = value if isinstance(value, str) else _class_path(value)
+        setattr(self, attribute, None if isinstance(value, str) else value)
+        return self.set(key, text)
+
+    def set_data(
+        self,
+        type: str = "hf",
+        dataset_path: str | Path | None = None,
+        *,
+        dataset_name: str | None = None,
+        training_split: str | None = None,
+        validation_split: str | None = None,
+        validation_path: str | Path | None = None,
+    ) -> AjetJob:
+        """The tasks: `hf` (a hub name or a directory) with splits, or `jsonl` with a file each for training and
+        validation."""
+        kind = _DATA_TYPES.get(type)
+        if kind is None:
+            raise ConfigError(f"set_data(type={type!r}) is unknown; there are {', '.join(sorted(set(_DATA_TYPES)))}")
+        self.set("task_reader.type", kind)
+        path = None if dataset_path is None else str(dataset_path)
+        if kind == "jsonl_dataset_file":
+            settings = {
+                "jsonl_dataset_file.training.file_path": path,
+                "jsonl_dataset_file.validation.file_path": None if validation_path is None else str(validation_path),
+            }
+        else:
+            settings = {
+                "huggingface_dat_repo.dataset_path": path,
+                "huggingface_dat_repo.dataset_name": dataset_name,
+                "huggingface_dat_repo.training_split": training_split,
+                "huggingface_dat_repo.validation_split": validation_split,
+            }
+        for key, value in settings.items():
+            if value is not None:
+                self.set(f"task_reader.{key}", value)
+        return self
+
+    @property
+    def config(self) -> Config:
+        """The config so far, checked. Raises ConfigError."""
+        return load_config(self._file, values={"ajet": self._values})
+
+    def dump_job_as_yaml(self, path: str | Path) -> Path:
+        """Write the job as a config file: `ajet --conf FILE` then does what `tune` does.
+
+        Raises ConfigError where workflow or judge cannot be named by a class path (a lambda, a nested function).
+        """
+        for key, value in (("workflow", self._workflow), ("judge", self._judge)):
+            if value is not None and _class_path(value) is None:
+                raise ConfigError(f"the {key} {value!r} has no name that a file could refer to; define it in a module")
+        path = Path(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(self.config.dump_yaml(only_set=True))
+        return path
+
+    def load_job_from_yaml(self, path: str | Path) -> AjetJob:
+        """Take everything from a config file; what is set afterwards goes on top."""
+        config = load_config(path)
+        self._file, self._values = Path(path), {"experiment_name": config.experiment_name}
+        if config.rollout.user_workflow:
+            self._workflow = None
+        if config.task_judge.judge_protocol or config.task_judge.judge_type != "customized_protocol":
+            self._judge = None
+        return self
+
+    def tune(self, *, resume: bool = False, debug_tags: tuple[str, ...] = ()) -> TunedModel:
+        """Train, and return the model's path and metrics. Raises as `ajet.train` does."""
+        from ajet_sdk.run import train
+
+        return train(self.config, workflow=self._workflow, judge=self._judge, resume=resume, debug_tags=debug_tags)
+
+
+AgentJetJob = AjetJob
+AstunerJob = AjetJob
+
+
+def _class_path(value: Callable[..., Any]) -> str | None:
+    """`module->Name`, or `file.py->Name` for what stands in the program itself; None for what has no such name."""
+    name, module = getattr(value, "__qualname__", ""), getattr(value, "__module__", None)
+    if not name or not module or "<" in name:
+        return None
+    if module != "__main__":
+        return f"{module}->{name}"
+    file = getattr(sys.modules["__main__"], "__file__", None) or inspect.getsourcefile(value)
+    return f"{Path(file).resolve()}->{name}" if file else None

@@ -1,0 +1,99 @@
+"""What a run will take, before it starts: memory from the model's size, time from a short trial of this machine."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from ajet_sdk.learn.loss import collate, score
+from ajet_sdk.learn.trainer import Trainer
+from ajet_sdk.types import Sample, Span, Timeline
+
+if TYPE_CHECKING:
+    from ajet_sdk.config import Config
+
+__all__ = ["Estimate", "estimate", "memory_bytes"]
+
+_CALL_SECONDS = 0.008
+"""What a call costs beside the model: the agent's client, the gateway, tokens and the trace."""
+_TRIAL_TOKENS, _TRIAL_REPLY = 2048, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    """A guess, given before the first step; the display corrects it from the second step on."""
+
+    memory: int
+    """Bytes at the peak of a training step, above what the process takes anyway."""
+    seconds: float
+    episodes: int
+
+    def __str__(self) -> str:
+        minutes = self.seconds / 60
+        time_ = f"{minutes:.0f} min" if minutes >= 1.5 else f"{self.seconds:.0f} s"
+        return f"{self.episodes:,} episodes, about {time_} at most and {self.memory / 2**30:.1f} GiB of memory"
+
+
+def memory_bytes(trainer: Trainer, model: Any, tokens: int) -> int:
+    """Weights, gradients, AdamW's two moments, master weights, the reference, and the activations of `tokens`."""
+    weights = sum(p.numel() * p.element_size() for p in model.parameters())
+    moved = sum(m.numel() for m in trainer.masters)
+    copied = sum(m.numel() for m, p in zip(trainer.masters, trainer.parameters, strict=True) if m is not p)
+    reference = weights if trainer.settings.loss.kl_coef and not hasattr(model, "disable_adapter") else 0
+    shape = model.config.get_text_config()
+    per_layer = 2 if getattr(model, "is_gradient_checkpointing", False) else 34  # Korthikanti et al., arXiv:2205.05198
+    activations = tokens * shape.hidden_size * (per_layer * shape.num_hidden_layers + 34)
+    logits = tokens * shape.vocab_size * 4 * 3
+    return int(weights + 12 * moved + 4 * copied + reference + activations + logits)
+
+
+def estimate(config: Config, trainer: Trainer, *, steps: int, val_episodes: int) -> Estimate:
+    """Time two passes over the model, and reckon with replies of full length and `multi_turn.expected_steps` turns."""
+    training_rate, sampling_seconds = _trial(trainer)
+    rollout = config.rollout
+    per_step = config.data.train_batch_size * rollout.num_repeat
+    episodes = steps * per_step + val_episodes
+    calls = rollout.multi_turn.expected_steps
+    reply = min(rollout.max_response_length_in_one_turn, rollout.max_model_len)
+    rows = min(rollout.max_env_worker, per_step)
+    sampling = episodes / rows * calls * reply * sampling_seconds
+    training = steps * per_step * min(rollout.max_model_len, calls * 2 * reply) / training_rate
+    tokens = min(config.trainer_common.micro_batch_tokens, per_step * rollout.max_model_len)
+    memory = memory_bytes(trainer, trainer.model, tokens)
+    return Estimate(memory, sampling + training + episodes * calls * _CALL_SECONDS, episodes)
+
+
+def _trial(trainer: Trainer) -> tuple[float, float]:
+    """Tokens a second through a forward and backward pass, and seconds for one token of a batch of replies."""
+    model = trainer.model
+    vocabulary, device = model.get_input_embeddings().num_embeddings, trainer.device
+    draw = np.random.default_rng(0)
+    rows, width = 16, _TRIAL_TOKENS // 16
+    samples = [_random_sample(draw.integers(0, vocabulary, width)) for _ in range(rows)]
+    model.train()
+    started = time.perf_counter()
+    score(model, collate(samples, 1.0, device), entropy=False).logprobs_N.sum().backward()
+    trained = time.perf_counter() - started
+    for parameter in trainer.parameters:
+        parameter.grad = None
+    model.eval()
+    ids_BT = torch.zeros(rows, 1, dtype=torch.long, device=device)
+    with torch.inference_mode():
+        model(input_ids=ids_BT)
+        started = time.perf_counter()
+        for _ in range(_TRIAL_REPLY):
+            model(input_ids=ids_BT)
+    return _TRIAL_TOKENS / trained, (time.perf_counter() - started) / _TRIAL_REPLY
+
+
+def _random_sample(ids_T: np.ndarray[Any, Any]) -> Sample:
+    mask_T = np.ones(len(ids_T), dtype=bool)
+    mask_T[: len(ids_T) // 2] = False
+    zeros_T = np.zeros(len(ids_T))
+    span = Span(call_id="trial", start=len(ids_T) // 2, end=len(ids_T))
+    line = Timeline(agent="", token_ids=ids_T, loss_mask=mask_T, logprobs=zeros_T, call_ids=("trial",), spans=(span,))
+    return Sample(timeline=line, episode_id="", group_id="", reward=0.0, advantages=zeros_T)

@@ -1,0 +1,74 @@
+"""How well the real agent does with a model in the making: on training tasks, through the gateway, at temperature 1."""
+
+from __future__ import annotations
+
+import random
+from typing import TYPE_CHECKING, Any
+
+from ajet_sdk.capture import installed
+from ajet_sdk.engines.chat import TokenEngine
+from ajet_sdk.engines.local import HFTokenizer, LocalSampler
+from ajet_sdk.episode import Attempt, run_batch
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.gateway import Gateway, SamplingOverride
+from ajet_sdk.outcomes import check_sound
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ajet_sdk.config import Config
+    from ajet_sdk.types import Task
+
+__all__ = ["Probe"]
+
+
+class Probe:
+    """Runs a workflow on some training tasks against a model in memory. Nothing of it enters the trace."""
+
+    def __init__(self, config: Config, workflow: Any, judge: Any, tasks: Sequence[Task]) -> None:
+        self.config, self.workflow, self.judge = config, workflow, judge
+        self.tasks = list(tasks)
+        random.Random(config.trainer_common.seed).shuffle(self.tasks)
+
+    @classmethod
+    def of(cls, config: Config) -> Probe:
+        """A probe of the workflow, judge and tasks that the config names."""
+        from ajet_sdk.judges import load_judge
+        from ajet_sdk.tasks import load_tasks
+
+        if config.rollout.user_workflow is None:
+            raise ConfigError("rollout.user_workflow is not set, and model.recipe needs the agent to measure its model")
+        return cls(config, config.load(config.rollout.user_workflow), load_judge(config), load_tasks(config).train)
+
+    async def reward(self, model: Any, tokenizer: Any, count: int) -> float:
+        """Mean reward over `count` tasks; an episode that failed by its own doing counts nothing.
+
+        Raises TrainingError where fewer of them are sound than `rollout.min_sound_share` asks for.
+        """
+        rollout = self.config.rollout
+        exact = HFTokenizer(tokenizer)
+        limit = min(rollout.max_model_len, model.config.max_position_embeddings)
+        sampler = LocalSampler(
+            model, exact, model_name="recipe", max_model_len=limit, max_batch=rollout.max_env_worker, seed=0
+        )
+        engine = TokenEngine(sampler, exact)
+        seed = self.config.trainer_common.seed
+        attempts = [
+            Attempt(task=self.tasks[i % len(self.tasks)], group_id=f"probe-{i}", seed=seed * 1_000_003 + i)
+            for i in range(count)
+        ]
+        try:
+            with installed(), Gateway() as gateway:
+                episodes = await run_batch(
+                    self.workflow,
+                    self.judge,
+                    attempts,
+                    engine=engine,
+                    gateway=gateway,
+                    config=self.config,
+                    sampling=SamplingOverride(temperature=1.0, top_p=1.0, top_k=-1),
+                )
+        finally:
+            await engine.aclose()
+        check_sound(episodes, rollout.min_sound_share)
+        return sum(e.reward or 0.0 for e in episodes) / len(episodes)

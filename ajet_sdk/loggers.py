@@ -1,0 +1,197 @@
+"""Where a run's numbers go: the trace, the console, tensorboard, and a PNG of the learning curve."""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from ajet_sdk.errors import ConfigError, MissingExtra
+from ajet_sdk.types import Metric
+
+if TYPE_CHECKING:
+    from ajet_sdk.trace.writer import TraceWriter
+
+__all__ = ["Loggers", "learning_curve"]
+
+_KNOWN = ("console", "tensorboard")
+_LATER = ("wandb", "swanlab")
+
+
+class Loggers:
+    """Logs metrics by step. Every metric goes to the trace; `names` says where else.
+
+    Raises ConfigError for an unknown name and MissingExtra where tensorboard is asked for and absent.
+    """
+
+    def __init__(
+        self, names: Sequence[str], *, directory: Path, run_id: str, writer: TraceWriter, total_steps: int
+    ) -> None:
+        for name in names:
+            if name in _LATER:
+                raise ConfigError(
+                    f"trainer_common.logger: {name} is not built in yet; use console or tensorboard, or read the "
+                    "metrics from the trace: ajet trace sql 'SELECT * FROM metrics'"
+                )
+            if name not in _KNOWN:
+                raise ConfigError(f"trainer_common.logger: {name!r} is not known; there are {', '.join(_KNOWN)}")
+        self.history: dict[str, dict[int, float]] = defaultdict(dict)
+        self.last: dict[str, float] = {}
+        """The newest value of each metric."""
+        self._run_id, self._writer, self._directory = run_id, writer, directory
+        self._board = _tensorboard(directory) if "tensorboard" in names else None
+        self.display = Display(total_steps) if "console" in names else None
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Record the metrics of a step; values that are not finite are left out, for no store takes them alike."""
+        finite = {name: float(value) for name, value in metrics.items() if math.isfinite(value)}
+        self.last |= finite
+        for name, value in finite.items():
+            self.history[name][step] = value
+            if self._board is not None:
+                self._board.add_scalar(name, value, step)
+        self._writer.put(*(Metric(run_id=self._run_id, step=step, name=n, value=v) for n, v in finite.items()))
+        if self.display is not None:
+            self.display.metrics(step, finite)
+
+    def say(self, text: str) -> None:
+        """A plain word to whoever watches."""
+        if self.display is not None:
+            self.display.say(text)
+
+    def close(self) -> None:
+        """Flush everything and draw the learning curve."""
+        if self.display is not None:
+            self.display.stop()
+        if self._board is not None:
+            self._board.close()
+        learning_curve(self._directory / "learning_curve.png", self.history)
+
+    def __enter__(self) -> Loggers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Display:
+    """The console: a line for each step and, on a terminal, a bar with the episodes of the step and the time left."""
+
+    def __init__(self, total_steps: int) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+        self._total = total_steps
+        self._width = len(str(total_steps))
+        self._started = time.perf_counter()
+        self._first_step: int | None = None
+        self.console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+        self._progress = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+            TextColumn("{task.fields[left]}"),
+            TimeElapsedColumn(),
+            console=self.console,
+            transient=True,
+            disable=not self.console.is_terminal,
+        )
+        self._task = self._progress.add_task("", total=1, left="")
+        self._progress.start()
+
+    def begin(self, what: str, episodes: int) -> None:
+        """Start to count the episodes of a step or a validation."""
+        self._progress.reset(self._task, total=episodes, description=what)
+
+    def advance(self) -> None:
+        self._progress.advance(self._task)
+
+    def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Print what matters of the metrics of a step, and reckon the time left."""
+        if "train/reward" in metrics:
+            first = self._first_step = step - 1 if self._first_step is None else self._first_step
+            if first == step - 1:
+                self._started = time.perf_counter() - metrics.get("time/step", 0.0)
+            spent = time.perf_counter() - self._started
+            left = _duration(spent / (step - first) * (self._total - step))
+            self._progress.update(self._task, left=f"{left} left")
+            self.say(f"step {step:>{self._width}}/{self._total}  {_columns(metrics, _TRAIN)}  {left} left")
+        validation = {k: v for k, v in metrics.items() if k.startswith("val/")}
+        if validation:
+            shown = [(n, n.removeprefix("val/").replace("_", " "), "{:.3f}") for n in validation if _shown(n)]
+            self.say(f"step {step:>{self._width}}/{self._total}  validation: {_columns(metrics, shown)}")
+
+    def say(self, text: str) -> None:
+        self.console.print(text, markup=False)
+
+    def stop(self) -> None:
+        self._progress.stop()
+
+
+_TRAIN = [
+    ("train/reward", "reward", "{:.3f}"),
+    ("train/loss", "loss", "{:+.3f}"),
+    ("train/entropy", "entropy", "{:.2f}"),
+    ("train/logprob_gap_max", "gap", "{:.1e}"),
+    ("train/tokens_per_second", "tokens/s", "{:,.0f}"),
+    ("time/step", "s", "{:.1f}"),
+]
+
+
+def _shown(name: str) -> bool:
+    return name in ("val/reward", "val/greedy_reward") or name.startswith("val/pass@")
+
+
+def _columns(metrics: Mapping[str, float], wanted: Sequence[tuple[str, str, str]]) -> str:
+    return "  ".join(f"{label} {form.format(metrics[name])}" for name, label, form in wanted if name in metrics)
+
+
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def _tensorboard(directory: Path) -> Any:
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise MissingExtra("tensorboard", "local") from error
+    return SummaryWriter(str(directory / "tensorboard"))
+
+
+def learning_curve(place: Path, history: Mapping[str, Mapping[int, float]]) -> Path | None:
+    """Draw the rewards by step into a PNG; None where there is nothing to draw or no plotting library."""
+    curves = {
+        "train/reward": ("training, sampled", "tab:gray", "-"),
+        "val/reward": ("validation, temperature 1", "tab:blue", "o-"),
+        "val/greedy_reward": ("validation, greedy", "tab:green", "s--"),
+    }
+    present = {name: style for name, style in curves.items() if history.get(name)}
+    if not present:
+        return None
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for name, (label, colour, style) in present.items():
+        points = sorted(history[name].items())
+        axes.plot([s for s, _ in points], [v for _, v in points], style, label=label, color=colour, linewidth=1.5)
+    axes.set_xlabel("step")
+    axes.set_ylabel("reward")
+    axes.grid(alpha=0.3)
+    axes.legend(loc="lower right")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(place, dpi=120)
+    return place

@@ -1,0 +1,103 @@
+"""What became of a batch of episodes: failures by cause, pass@k, and whether enough of it is sound. All pure."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+
+from ajet_sdk.errors import TrainingError
+from ajet_sdk.types import Episode, LedgerEntry
+
+__all__ = ["check_sound", "evaluation_entries", "failures_by_cause", "notices", "pass_at_k", "solved"]
+
+_WARN_SHARE = 0.1
+"""A larger share of failed episodes is worth a word."""
+
+
+def solved(episode: Episode) -> bool:
+    """Whether the episode solved its task: as its judge said, else a reward of at least 1."""
+    if episode.is_success is not None:
+        return episode.is_success
+    return episode.reward is not None and episode.reward >= 1 - 1e-9
+
+
+def pass_at_k(attempts: int, successes: int, k: int) -> float:
+    """The unbiased estimate of solving a task in k attempts: 1 - C(n-c, k) / C(n, k).
+
+    Chen et al. 2021, arXiv:2107.03374, equation 1. Raises ValueError where there are fewer than k attempts.
+    """
+    if not 1 <= k <= attempts or not 0 <= successes <= attempts:
+        raise ValueError(f"pass@{k} of {successes} successes in {attempts} attempts: it needs at least k attempts")
+    return 1.0 - math.comb(attempts - successes, k) / math.comb(attempts, k)
+
+
+def failures_by_cause(episodes: Iterable[Episode]) -> list[str]:
+    """A line for each cause of failure, the most frequent first: how many, which, and the first one's message."""
+    groups: dict[str, list[Episode]] = defaultdict(list)
+    for episode in episodes:
+        if episode.status != "succeeded":
+            groups[episode.cause or episode.status].append(episode)
+    return [
+        f"{len(group)} × {cause}: {_first_line(group[0])} (episode {group[0].episode_id}, task {group[0].task.task_id})"
+        for cause, group in sorted(groups.items(), key=lambda item: -len(item[1]))
+    ]
+
+
+def notices(episodes: Sequence[Episode]) -> list[str]:
+    """What a person should be told of a batch that the run survives."""
+    told = []
+    failed = [e for e in episodes if e.status != "succeeded"]
+    if episodes and len(failed) / len(episodes) > _WARN_SHARE:
+        told.append(
+            f"{len(failed)} of {len(episodes)} episodes failed; the most frequent cause: {_first_cause(failed)}"
+        )
+    silent = [e for e in episodes if e.status == "succeeded" and not any(c.phase == "rollout" for c in e.calls)]
+    if silent:
+        told.append(
+            f"{len(silent)} of {len(episodes)} episodes never called a model, so there is nothing of them to train. "
+            "Does the workflow use a client that ajet does not capture? Then give it the parameter `model`"
+        )
+    untrained = [e for e in episodes if e.status == "succeeded" and e.calls and not any(c.trainable for c in e.calls)]
+    if untrained:
+        told.append(
+            f"{len(untrained)} of {len(episodes)} episodes called only models that are not the policy "
+            f"({', '.join(sorted({c.model for e in untrained for c in e.calls if c.phase == 'rollout'}))}); "
+            "name the policy in rollout.policy_models"
+        )
+    return told
+
+
+def check_sound(episodes: Sequence[Episode], share: float) -> None:
+    """Raise TrainingError, with the causes, where a smaller share than `share` of a batch is sound."""
+    sound = sum(e.status == "succeeded" for e in episodes)
+    if episodes and sound < share * len(episodes):
+        causes = "\n  ".join(failures_by_cause(episodes))
+        raise TrainingError(
+            f"only {sound} of {len(episodes)} episodes are sound, less than rollout.min_sound_share ({share:g}):\n"
+            f"  {causes}\nSee one with: ajet trace show EPISODE"
+        )
+
+
+def evaluation_entries(episode: Episode) -> list[LedgerEntry]:
+    """The ledger of an episode that is looked at and never trained."""
+    return [
+        LedgerEntry(
+            run_id=episode.run_id,
+            step=episode.step,
+            episode_id=episode.episode_id,
+            call_id=call.call_id,
+            outcome="evaluation",
+            tokens=len(call.output_ids),
+        )
+        for call in episode.calls
+        if call.trainable and call.output_ids is not None
+    ]
+
+
+def _first_cause(failed: Sequence[Episode]) -> str:
+    return failures_by_cause(failed)[0]
+
+
+def _first_line(episode: Episode) -> str:
+    return (episode.error or "no message").strip().splitlines()[0][:300]

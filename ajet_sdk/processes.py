@@ -1,0 +1,152 @@
+"""Threads, pools and processes: the active episode goes along where Python itself would drop it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import threading
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from ajet_sdk.intercept import elsewhere
+from ajet_sdk.model import ActiveEpisode, current_episode, observer
+from ajet_sdk.patches import Patches
+
+__all__ = ["patch_threads_and_processes"]
+
+ENV_POSITION = 10
+"""Of `env` among the positional arguments of `Popen.__init__`, not counting self."""
+
+
+def patch_threads_and_processes(patches: Patches) -> None:
+    """Wrap Thread.start, the executors' submit, Popen, and the spawning of multiprocessing."""
+    patches.replace(threading.Thread, "start", _thread_start(threading.Thread.start))
+    patches.replace(ThreadPoolExecutor, "submit", _thread_submit(ThreadPoolExecutor.submit))
+    patches.replace(ProcessPoolExecutor, "submit", _process_submit(ProcessPoolExecutor.submit))
+    patches.replace(subprocess.Popen, "__init__", _popen(subprocess.Popen.__init__))
+    try:
+        import _posixsubprocess
+    except ImportError:  # Windows: multiprocessing has no such hook, and its children find no episode
+        return
+    patches.replace(_posixsubprocess, "fork_exec", _fork_exec(_posixsubprocess.fork_exec))
+
+
+@contextmanager
+def _nowhere() -> Any:
+    """No episode inside: what is started here outlives the one that happens to be first."""
+    token, watching = current_episode.set(None), observer.set(None)
+    try:
+        yield
+    finally:
+        current_episode.reset(token)
+        observer.reset(watching)
+
+
+def _thread_start(original: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
+    def start(self: threading.Thread) -> None:
+        active, watching = current_episode.get(), observer.get()
+        if active is not None or watching is not None:
+            run = self.run
+
+            def in_episode() -> None:
+                self.__dict__.pop("run", None)
+                current_episode.set(active)
+                observer.set(watching)
+                run()
+
+            self.run = in_episode  # type: ignore[method-assign]
+        original(self)
+
+    return start
+
+
+def _thread_submit(original: Callable[..., Any]) -> Callable[..., Any]:
+    def submit(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        active, watching = current_episode.get(), observer.get()
+
+        def in_episode() -> Any:
+            token, other = current_episode.set(active), observer.set(watching)
+            try:
+                return fn(*args, **kwargs)
+            finally:
+                current_episode.reset(token)
+                observer.reset(other)
+
+        with _nowhere():
+            return original(self, in_episode)
+
+    return submit
+
+
+class Carried:
+    """A function that runs in another process, in the episode that submitted it."""
+
+    def __init__(self, fn: Callable[..., Any], active: ActiveEpisode) -> None:
+        self._fn = fn
+        self._active = active
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        from ajet_sdk.capture import installed
+
+        kept = {name: os.environ.get(name) for name in _environment(self._active)}
+        os.environ.update(_environment(self._active))
+        token = current_episode.set(self._active)
+        try:
+            with installed():
+                return self._fn(*args, **kwargs)
+        finally:
+            current_episode.reset(token)
+            for name, value in kept.items():
+                if value is None:
+                    os.environ.pop(name, None)
+                else:
+                    os.environ[name] = value
+
+
+def _process_submit(original: Callable[..., Any]) -> Callable[..., Any]:
+    def submit(self: ProcessPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        active = current_episode.get()
+        if active is not None and active.gateway_url:
+            fn = Carried(fn, elsewhere(active))
+        with _nowhere():
+            return original(self, fn, *args, **kwargs)
+
+    return submit
+
+
+def _environment(active: ActiveEpisode | None) -> dict[str, str]:
+    """What a child process needs for its LLM calls to be the policy's."""
+    if active is None or not active.reroutes:
+        return {}
+    return {"OPENAI_BASE_URL": active.base_url, "OPENAI_API_KEY": active.api_key}
+
+
+def _popen(original: Callable[..., None]) -> Callable[..., None]:
+    def init(self: subprocess.Popen[Any], *args: Any, **kwargs: Any) -> None:
+        added = _environment(current_episode.get())
+        if added:
+            if len(args) > ENV_POSITION:
+                given = args[ENV_POSITION]
+                env = {**(os.environ if given is None else given), **added}
+                args = (*args[:ENV_POSITION], env, *args[ENV_POSITION + 1 :])
+            else:
+                given = kwargs.get("env")
+                kwargs["env"] = {**(os.environ if given is None else given), **added}
+        original(self, *args, **kwargs)
+
+    return init
+
+
+def _fork_exec(original: Callable[..., int]) -> Callable[..., int]:
+    """`multiprocessing` (spawn) passes None for the environment, the sixth argument: the parent's own."""
+
+    def fork_exec(*args: Any) -> int:
+        added = _environment(current_episode.get())
+        if added and len(args) > 5 and args[5] is None:
+            pairs = [os.fsencode(f"{name}={value}") for name, value in {**os.environ, **added}.items()]
+            args = (*args[:5], pairs, *args[6:])
+        return original(*args)
+
+    return fork_exec

@@ -1,0 +1,378 @@
+"""`train()` and `run()`: the one place that opens a run, dispatches on the backbone's name, and closes it.
+
+A run owns `launcher_record/{experiment_name}/`: `config.yaml trace.duckdb logs/ metrics/ checkpoint/`. `serve()` is at
+home in `serving`, the job class in `job`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet_sdk.capture import ensure_api_key, installed
+from ajet_sdk.errors import AjetError, ConfigError, MissingExtra, TrainingError
+from ajet_sdk.gateway import Gateway, SamplingOverride
+from ajet_sdk.job import AgentJetJob, AjetJob, AstunerJob
+from ajet_sdk.outcomes import evaluation_entries, failures_by_cause, notices, pass_at_k, solved
+from ajet_sdk.protocols import Job
+from ajet_sdk.serving import serve
+from ajet_sdk.types import Episode, Run, Task, TunedModel, new_id, now
+from ajet_sdk.workers import Workers
+from ajet_sdk.workflow import check_signature
+
+if TYPE_CHECKING:
+    from ajet_sdk.config import Config
+    from ajet_sdk.trace.writer import TraceWriter
+
+__all__ = ["AgentJetJob", "AjetJob", "AstunerJob", "Report", "TaskScore", "run", "serve", "train"]
+
+log = logging.getLogger("ajet")
+
+_BACKBONES = {"debug": "ajet_sdk.backbones.debug", "local": "ajet_sdk.backbones.local"}
+_TRAINS = ("local", "trinity", "verl")
+_SECRETS = ("api_key", "token", "password", "secret")
+
+
+def train(
+    config: Config,
+    *,
+    workflow: Any = None,
+    judge: Any = None,
+    resume: bool = False,
+    debug_tags: Sequence[str] = (),
+) -> TunedModel:
+    """Train the model behind a workflow with the backbone that the config names, and return the result.
+
+    `workflow` and `judge` stand in for those that the config names by class path. `resume` goes on with the newest run
+    of the experiment's directory.
+
+    Raises ConfigError, SignatureError and TaskError before the first episode, TraceLocked where another run owns the
+    directory, TrainingError where the run stops or its ledger does not balance.
+    """
+    backbone = _backbone(config.backbone)
+    ensure_api_key()
+    workflow, judge = _workflow(config, workflow), _judge(config, judge)
+    from ajet_sdk.tasks import load_tasks
+
+    tasks = load_tasks(config)
+    _check_signatures(workflow, judge, [*tasks.train, *tasks.val], config)
+    with _Session(config, resume=resume) as session:
+        job = Job(
+            config=config,
+            workflow=workflow,
+            judge=judge,
+            train=tasks.train,
+            val=tasks.val,
+            run_id=session.run.run_id,
+            directory=config.directory,
+            resume=resume,
+            debug_tags=frozenset(debug_tags),
+        )
+        tuned: TunedModel = asyncio.run(backbone(job, session.gateway, session.writer))
+        if config.backbone in _TRAINS:
+            session.check_ledger()
+    return tuned
+
+
+def _backbone(name: str) -> Callable[..., Any]:
+    if name not in _BACKBONES:
+        raise ConfigError(f"backbone: {name} comes in a later version; there are {' and '.join(_BACKBONES)}")
+    try:
+        function: Callable[..., Any] = getattr(import_module(_BACKBONES[name]), name)
+    except ModuleNotFoundError as error:
+        if error.name and error.name.partition(".")[0] in ("ajet_sdk", "ajet"):
+            raise
+        raise MissingExtra(str(error.name), "local") from error
+    return function
+
+
+def _workflow(config: Config, given: Any) -> Any:
+    if given is not None:
+        return given
+    if not config.rollout.user_workflow:
+        raise ConfigError("no agent is named: set rollout.user_workflow (file.py->name), or pass workflow=")
+    return config.load(config.rollout.user_workflow)
+
+
+def _judge(config: Config, given: Any) -> Any:
+    if given is not None:
+        return given(config) if isinstance(given, type) else given
+    from ajet_sdk.judges import load_judge
+
+    return load_judge(config)
+
+
+def _check_signatures(workflow: Any, judge: Any, tasks: Sequence[Task], config: Config) -> None:
+    """Check against one task of each shape, so that a row without a key is found before the first episode."""
+    env = config.task_reader.type == "env_service"
+    shapes = {(frozenset(task.metadata), bool(task.main_query)): task for task in reversed(tasks)}
+    for task in shapes.values():
+        check_signature(workflow, judge, task, env=env)
+
+
+class _Session:
+    """One run from its row in `runs` to its final status: directory, log file, trace, gateway, capture, workers."""
+
+    def __init__(self, config: Config, *, resume: bool = False) -> None:
+        self.config = config
+        self.resume = resume
+        self._stack = ExitStack()
+
+    def __enter__(self) -> _Session:
+        from ajet_sdk.trace.writer import TraceWriter
+
+        directory = self.config.directory
+        for name in ("logs", "metrics", "checkpoint"):
+            (directory / name).mkdir(parents=True, exist_ok=True)
+        with ExitStack() as stack:
+            self.writer: TraceWriter = stack.enter_context(TraceWriter(directory / "trace.duckdb"))
+            self.run = self._run()
+            stack.enter_context(_log_file(directory / "logs" / f"{self.run.run_id}.log"))
+            (directory / "config.yaml").write_text(_plain_yaml(self.config))
+            self.writer.put(self.run)
+            self.gateway = stack.enter_context(Gateway(self.writer))
+            stack.enter_context(installed())
+            stack.enter_context(Workers(self.config.rollout.max_env_worker))
+            self._stack = stack.pop_all()
+        return self
+
+    def _run(self) -> Run:
+        config = self.config
+        fields: dict[str, Any] = {
+            "name": config.experiment_name,
+            "config": _without_secrets({"ajet": config.model_dump(mode="json"), **config.roots.plain()}),
+            "backbone": config.backbone,
+        }
+        if not self.resume:
+            return Run(**fields)
+        newest = self.writer.query("SELECT run_id, started_at FROM runs ORDER BY started_at DESC LIMIT 1").to_pylist()
+        if not newest:
+            raise ConfigError(f"there is nothing to resume in {config.directory}: its trace has no run")
+        return Run(**fields, **newest[0])
+
+    def check_ledger(self) -> None:
+        """Raise TrainingError where the tokens of the ledger do not add up to those that were sampled."""
+        from ajet_sdk.trace.reader import ledger_balance
+
+        self.writer.flush()
+        wrong = ledger_balance(self.writer, self.run.run_id)
+        if wrong:
+            more = f"\n  and {len(wrong) - 10} more" if len(wrong) > 10 else ""
+            raise TrainingError(
+                f"the ledger of run {self.run.run_id} does not balance:\n  " + "\n  ".join(wrong[:10]) + more
+            )
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        status, text = "finished", None
+        if isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
+            status, text = "interrupted", "stopped by Ctrl-C"
+        elif error is not None:
+            status, text = "failed", f"{type(error).__name__}: {error}"
+            log.error("The run failed: %s", text)
+        try:
+            self.writer.put(self.run.model_copy(update={"status": status, "ended_at": now(), "error": text}))
+        except AjetError as lost:
+            if error is None:
+                raise
+            log.error("The run's status could not be recorded: %s", lost)
+        finally:
+            self._stack.close()
+
+
+@contextmanager
+def _log_file(path: Path) -> Iterator[None]:
+    """Everything that ajet logs goes to the file too, while the run lasts."""
+    handler = logging.FileHandler(path)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    level = log.level
+    if not log.isEnabledFor(logging.INFO):
+        log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+        handler.close()
+
+
+def _without_secrets(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {
+            name: "***" if _secret(name) and isinstance(one, str) and one else _without_secrets(one)
+            for name, one in value.items()
+        }
+    return [_without_secrets(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
+def _secret(name: Any) -> bool:
+    text = str(name).lower()
+    return not text.endswith("_env") and any(text == word or text.endswith("_" + word) for word in _SECRETS)
+
+
+def _plain_yaml(config: Config) -> str:
+    import yaml
+
+    return yaml.safe_dump(_without_secrets(yaml.safe_load(config.dump_yaml())), sort_keys=False, allow_unicode=True)
+
+
+# Scoring
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    """The attempts at one task."""
+
+    task: Task
+    episodes: tuple[Episode, ...]
+
+    @property
+    def reward(self) -> float | None:
+        """Mean over the attempts that have one; None where none has."""
+        rewards = [e.reward for e in self.episodes if e.reward is not None]
+        return sum(rewards) / len(rewards) if rewards else None
+
+    @property
+    def solved(self) -> int:
+        """Attempts that solved the task."""
+        return sum(map(solved, self.episodes))
+
+    @property
+    def failed(self) -> int:
+        """Attempts without a reward."""
+        return sum(e.status != "succeeded" for e in self.episodes)
+
+    def pass_at(self, k: int) -> float | None:
+        """pass@k. The agent's own failures count as attempts; None where infrastructure left fewer than k."""
+        counted = [e for e in self.episodes if not e.infrastructure]
+        return pass_at_k(len(counted), sum(map(solved, counted)), k) if len(counted) >= k else None
+
+
+@dataclass(frozen=True)
+class Report:
+    """The score of an agent: by task and in all. The traces are in `directory`."""
+
+    run_id: str
+    directory: Path
+    tasks: tuple[TaskScore, ...]
+    k: int = 1
+
+    @property
+    def episodes(self) -> tuple[Episode, ...]:
+        """Every attempt, task by task."""
+        return tuple(episode for score in self.tasks for episode in score.episodes)
+
+    @property
+    def reward(self) -> float | None:
+        """Mean over tasks of their mean reward; None where no episode has one."""
+        rewards = [score.reward for score in self.tasks if score.reward is not None]
+        return sum(rewards) / len(rewards) if rewards else None
+
+    @property
+    def pass_at(self) -> dict[int, float]:
+        """pass@1 to pass@k, each a mean over the tasks that have it."""
+        found = {}
+        for k in range(1, self.k + 1):
+            values = [value for score in self.tasks if (value := score.pass_at(k)) is not None]
+            if values:
+                found[k] = sum(values) / len(values)
+        return found
+
+    @property
+    def failures(self) -> list[str]:
+        """A line for each cause of failure."""
+        return failures_by_cause(self.episodes)
+
+    @property
+    def notices(self) -> list[str]:
+        """What else should be known before the numbers are believed."""
+        told = notices(self.episodes)
+        used = [call.sampling.get("temperature") for e in self.episodes for call in e.calls if call.phase == "rollout"]
+        if self.k > 1 and used and all(temperature == 0 for temperature in used):
+            told.append(f"every call was sampled at temperature 0, so pass@{self.k} says no more than pass@1")
+        return told
+
+
+def run(
+    config: Config,
+    *,
+    workflow: Any = None,
+    judge: Any = None,
+    tasks: Sequence[Task] | None = None,
+    k: int = 1,
+    on_episode: Callable[[Episode], None] | None = None,
+) -> Report:
+    """Run a workflow k times on every task and score it; nothing is trained, the traces are kept.
+
+    `tasks` default to the config's validation tasks, or else its training tasks. The agent's own sampling holds where
+    the config gives none. Raises ConfigError where k > 1 is asked of greedy sampling, and as `train` does.
+    """
+    if k < 1:
+        raise ConfigError(f"k must be at least 1 (got {k})")
+    if k > 1 and config.is_set("rollout.temperature") and config.rollout.temperature == 0:
+        raise ConfigError(f"pass@{k} of greedy sampling says no more than pass@1: set rollout.temperature above 0")
+    ensure_api_key()
+    workflow, judge = _workflow(config, workflow), _judge(config, judge)
+    if tasks is None:
+        from ajet_sdk.tasks import load_tasks
+
+        sets = load_tasks(config)
+        tasks = sets.val or sets.train
+    _check_signatures(workflow, judge, tasks, config)
+    with _Session(config) as session:
+        episodes = asyncio.run(
+            _score(session, workflow, judge, _attempts(config, tasks, session.run.run_id, k), on_episode)
+        )
+    by_task = tuple(TaskScore(task, tuple(episodes[i * k : i * k + k])) for i, task in enumerate(tasks))
+    return Report(session.run.run_id, config.directory, by_task, k)
+
+
+def _attempts(config: Config, tasks: Sequence[Task], run_id: str, k: int) -> list[Any]:
+    from ajet_sdk.episode import Attempt
+
+    seeded = not config.model.base_url or config.is_set("trainer_common.seed")
+    made = []
+    for position, task in enumerate(tasks):
+        group_id = new_id()
+        for attempt in range(k):
+            text = f"{config.trainer_common.seed}/{position}/{attempt}"
+            seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big") if seeded else None
+            made.append(Attempt(task, run_id, group_id, attempt, 0, "val", seed))
+    return made
+
+
+async def _score(
+    session: _Session, workflow: Any, judge: Any, attempts: Sequence[Any], on_episode: Callable[[Episode], None] | None
+) -> list[Episode]:
+    from ajet_sdk.engines import open_engine
+    from ajet_sdk.episode import run_batch
+
+    def finished(episode: Episode) -> None:
+        session.writer.put(*evaluation_entries(episode))
+        if on_episode is not None:
+            on_episode(episode)
+
+    rollout = session.config.rollout
+    given = {n: getattr(rollout, n) for n in ("temperature", "top_p", "top_k") if session.config.is_set(f"rollout.{n}")}
+    engine = open_engine(session.config)
+    try:
+        return await run_batch(
+            workflow,
+            judge,
+            attempts,
+            engine=engine,
+            gateway=session.gateway,
+            config=session.config,
+            writer=session.writer,
+            sampling=SamplingOverride(**given) if given and rollout.sampling == "run" else None,
+            on_episode=finished,
+        )
+    finally:
+        await engine.aclose()

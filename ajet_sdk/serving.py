@@ -1,0 +1,166 @@
+"""`serve()`: a trained checkpoint as an OpenAI-compatible endpoint. Every request is an episode of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet_sdk.config import load_config
+from ajet_sdk.engines import open_engine
+from ajet_sdk.gateway import Access, EpisodeSpec, Gateway, Receive, Refusal, Reply, Scope, Send, read_json, respond
+from ajet_sdk.model import Identity
+from ajet_sdk.protocols import Engine
+from ajet_sdk.recorder import UNDELIVERED, Pending
+from ajet_sdk.types import Episode, Run, Task, new_id, now
+
+if TYPE_CHECKING:
+    from ajet_sdk.config import Config
+    from ajet_sdk.trace.writer import TraceWriter
+
+__all__ = ["serve", "serve_engine"]
+
+log = logging.getLogger("ajet")
+
+_BACKLOG = 2048
+
+
+def serve(
+    checkpoint: str | Path,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    *,
+    name: str | None = None,
+    trace: Path | None = None,
+    config: Config | None = None,
+) -> None:
+    """Serve a Hugging Face checkpoint at `http://HOST:PORT/v1` until Ctrl-C.
+
+    `port` 0 takes a free one, which is printed. With `trace` every call is recorded there. `config` gives dtype, device
+    and lengths. There is no authentication: on another host than 127.0.0.1 anyone who can connect is answered.
+
+    Raises ConfigError where the checkpoint cannot be loaded, OSError where the port is taken.
+    """
+    config = config or load_config()
+    model = config.model.model_copy(
+        update={"path": str(checkpoint), "name": name or config.model.name, "base_url": None, "scripted": None}
+    )
+    serve_engine(open_engine(config.model_copy(update={"model": model})), host, port, trace=trace)
+
+
+def serve_engine(engine: Engine, host: str = "127.0.0.1", port: int = 8000, *, trace: Path | None = None) -> None:
+    """Serve any engine as `serve` does, and close it at the end."""
+    asyncio.run(_serve(engine, host, port, trace))
+
+
+async def _serve(engine: Engine, host: str, port: int, trace: Path | None) -> None:
+    import uvicorn
+
+    with ExitStack() as stack:
+        try:
+            listener = stack.enter_context(socket.create_server((host, port), backlog=_BACKLOG))
+            writer, run = _record(trace, engine, stack)
+            gateway = stack.enter_context(Gateway(writer))
+            settings = uvicorn.Config(
+                _Service(engine, gateway, writer, run.run_id).app,
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                timeout_graceful_shutdown=5,
+                backlog=_BACKLOG,
+            )
+            url = f"http://{host}:{listener.getsockname()[1]}/v1"
+            print(f"Serving {engine.model} at {url} (Ctrl-C stops)", flush=True)
+            try:
+                await uvicorn.Server(settings).serve(sockets=[listener])
+            except (KeyboardInterrupt, asyncio.CancelledError):
+                log.info("Stopped by Ctrl-C")
+            if writer is not None:
+                writer.put(run.model_copy(update={"status": "finished", "ended_at": now()}))
+        finally:
+            await engine.aclose()
+
+
+def _record(trace: Path | None, engine: Engine, stack: ExitStack) -> tuple[TraceWriter | None, Run]:
+    run = Run(name=f"serve {engine.model}", backbone="serve")
+    if trace is None:
+        return None, run
+    from ajet_sdk.trace.writer import TraceWriter
+
+    trace.parent.mkdir(parents=True, exist_ok=True)
+    writer = stack.enter_context(TraceWriter(trace, on_error="warn"))
+    writer.put(run)
+    return writer, run
+
+
+class _Service:
+    """The routes under /v1: chat/completions, completions, models; and /health."""
+
+    def __init__(self, engine: Engine, gateway: Gateway, writer: TraceWriter | None, run_id: str) -> None:
+        self.engine = engine
+        self.gateway = gateway
+        self.writer = writer
+        self.run_id = run_id
+
+    async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """The ASGI application."""
+        if scope["type"] != "http":
+            return
+        method, path = scope["method"], scope["path"].rstrip("/")
+        try:
+            if method == "GET" and path == "/health":
+                await respond(send, 200, {"status": "ok"})
+            elif method == "GET" and path == "/v1/models":
+                data = [{"id": self.engine.model, "object": "model", "owned_by": "ajet"}]
+                await respond(send, 200, {"object": "list", "data": data})
+            elif not path.startswith("/v1/"):
+                raise Refusal(404, f"there is no route {path}; the API is under /v1", "unknown_route")
+            elif method != "POST":
+                raise Refusal(405, f"{method} {path} is not answered; completions are POSTed", "method")
+            else:
+                await self._answer(await read_json(receive), path.removeprefix("/v1/"), receive, send)
+        except Refusal as refusal:
+            await respond(send, refusal.status, refusal.body)
+
+    async def _answer(self, body: dict[str, Any], route: str, receive: Receive, send: Send) -> None:
+        opened = self.gateway.open(EpisodeSpec(episode_id=new_id(), engine=self.engine))
+        pending = Pending(opened, Identity(), "rollout", body)
+        started, fault = now(), None
+        try:
+            await Reply(pending, Access(opened, "rollout", False), route, receive, send).give()
+        except Refusal as refusal:
+            fault = str(refusal)
+            raise
+        finally:
+            pending.record(fault or UNDELIVERED)
+            calls = await opened.finish()
+            if self.writer is not None:
+                error = next((call.error for call in calls if call.error), None)
+                self.writer.put(
+                    Episode(
+                        episode_id=opened.episode_id,
+                        run_id=self.run_id,
+                        task=Task(main_query=_last_said(body)),
+                        output=_reply(calls[-1].response) if calls else None,
+                        calls=calls,
+                        status="failed" if error else "succeeded",
+                        error=error,
+                        started_at=started,
+                        ended_at=now(),
+                    )
+                )
+
+
+def _last_said(body: dict[str, Any]) -> str:
+    messages = body.get("messages")
+    last = messages[-1] if isinstance(messages, list) and messages else {}
+    said = last.get("content") if isinstance(last, dict) else None
+    return said if isinstance(said, str) else str(body.get("prompt") or "")
+
+
+def _reply(response: dict[str, Any]) -> Any:
+    choice = (response.get("choices") or [{}])[0]
+    return choice.get("text") or (choice.get("message") or {}).get("content")

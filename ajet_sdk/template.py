@@ -1,0 +1,209 @@
+"""A chat template: messages and tools in, text out, as transformers renders it.
+
+Templates differ in what they read: some take content only as a list of parts, some want a tool call's arguments as a
+string, some do not know the developer role. Which of these holds is found by probing the template itself, so that no
+marker of any template stands in this code.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from functools import lru_cache
+from typing import Any
+
+import jinja2
+import jinja2.ext
+import jinja2.nodes
+import jinja2.sandbox
+
+from ajet_sdk.errors import ConfigError, RequestRefused
+
+__all__ = ["Arguments", "ChatTemplate", "Message", "clean", "same_reply"]
+
+Message = dict[str, Any]
+
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+_APART = {"role", "content", "tool_calls", *_REASONING}
+_NEVER_RENDERED = {"refusal", "annotations", "audio", "function_call", "cache_control"}
+_PROBE = "probe"
+_PROBE_CALL = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": '{"a": "b"}'}}
+
+
+class Arguments(dict[str, Any]):
+    """A tool call's arguments as an object, with the spelling they came in."""
+
+    spelling: str = "{}"
+
+
+def _arguments(value: Any) -> Any:
+    """The arguments as an object; what is no JSON object stays the string it is."""
+    try:
+        parsed = json.loads(value) if isinstance(value, str) else value or {}
+    except ValueError:
+        return value
+    if not isinstance(parsed, Mapping):
+        return value
+    arguments = Arguments(parsed)
+    arguments.spelling = value if isinstance(value, str) else json.dumps(parsed, ensure_ascii=False)
+    return arguments
+
+
+def _content(value: Any) -> Any:
+    """Parts that are all text become one string; nothing becomes the empty string."""
+    if value is None:
+        return ""
+    if isinstance(value, list) and all(isinstance(p, Mapping) and isinstance(p.get("text"), str) for p in value):
+        return "".join(p["text"] for p in value)
+    return value
+
+
+def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    function = call.get("function") or {}
+    arguments = _arguments(function.get("arguments"))
+    return {
+        "id": call.get("id"),
+        "type": "function",
+        "function": {"name": function.get("name"), "arguments": arguments},
+    }
+
+
+def clean(message: Mapping[str, Any]) -> Message:
+    """One form for what clients write in many: parts or string, arguments as string or object, null keys."""
+    out: Message = {"role": message.get("role", ""), "content": _content(message.get("content"))}
+    skip = _APART | _NEVER_RENDERED
+    out.update({k: v for k, v in message.items() if k not in skip and v is not None and v != [] and v != {}})
+    thought = next((message[k] for k in _REASONING if message.get(k)), None)
+    if thought:
+        out["reasoning_content"] = out["thinking"] = thought
+    if message.get("tool_calls"):
+        out["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
+    return out
+
+
+def same_reply(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+    """Whether two messages say the same, whatever form a client gave them."""
+    return clean(a) == clean(b)
+
+
+class _Generation(jinja2.ext.Extension):
+    """The `generation` tag of training templates: it marks text and changes none."""
+
+    tags = {"generation"}
+
+    def parse(self, parser: Any) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
+
+
+def _raise(text: str) -> None:
+    raise jinja2.TemplateError(text)
+
+
+def _tojson(
+    value: Any,
+    ensure_ascii: bool = False,
+    indent: int | None = None,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+@lru_cache(maxsize=32)
+def _compile(source: str) -> jinja2.Template:
+    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
+    )
+    environment.filters["tojson"] = _tojson
+    environment.globals["raise_exception"] = _raise
+    try:
+        return environment.from_string(source)
+    except jinja2.TemplateSyntaxError as error:
+        raise ConfigError(f"the chat template does not parse: {error} (line {error.lineno})") from error
+
+
+def _freeze(value: Any) -> Any:
+    return tuple(value) if isinstance(value, list) else value
+
+
+class ChatTemplate:
+    """A compiled template and what it was found to read.
+
+    Args:
+        source: the Jinja text.
+        variables: what the template reads beside messages and tools (`bos_token`, `eos_token`, ...).
+    """
+
+    def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
+        self._compiled = _compile(source)
+        self._variables = dict(variables)
+        self._parts = self._string_arguments = self._developer_is_system = False
+        self._probe()
+
+    @staticmethod
+    def of(source: str | None, variables: Mapping[str, Any]) -> ChatTemplate:
+        """The template of a tokenizer, compiled and probed once per source and variables. Raises ConfigError."""
+        if not source:
+            raise ConfigError(
+                "the tokenizer has no chat template, so messages cannot be made tokens: add `chat_template` to its "
+                "tokenizer_config.json, or ask by the completions route, which takes plain text"
+            )
+        frozen = tuple(sorted((k, _freeze(v)) for k, v in variables.items()))
+        try:
+            return _cached(source, frozen)
+        except TypeError:  # a variable that cannot be hashed
+            return ChatTemplate(source, variables)
+
+    def _probe(self) -> None:
+        ask = {"role": "user", "content": _PROBE}
+        self._parts = _PROBE not in (self._attempt([ask]) or _PROBE)
+        called = {"role": "assistant", "content": "", "tool_calls": [_PROBE_CALL]}
+        if self._attempt([ask, called]) is None:
+            self._string_arguments = True
+            self._string_arguments = self._attempt([ask, called]) is not None
+        told = [{"role": "developer", "content": "instruction"}, ask]
+        self._developer_is_system = "instruction" not in (self._attempt(told) or "")
+
+    def _attempt(self, messages: Iterable[Mapping[str, Any]]) -> str | None:
+        try:
+            return self.render([self.form(m) for m in messages])
+        except RequestRefused:
+            return None
+
+    def form(self, message: Mapping[str, Any]) -> Message:
+        """A client's message as this template reads it."""
+        out = clean(message)
+        if self._developer_is_system and out["role"] == "developer":
+            out["role"] = "system"
+        if self._parts and isinstance(out["content"], str):
+            out["content"] = [{"type": "text", "text": out["content"]}]
+        if self._string_arguments:
+            for call in out.get("tool_calls", ()):
+                arguments = call["function"]["arguments"]
+                call["function"]["arguments"] = getattr(arguments, "spelling", arguments)
+        return out
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        *,
+        at: datetime | None = None,
+        add_generation_prompt: bool = True,
+        **options: Any,
+    ) -> str:
+        """The text of formed messages. `at` is the time that the template is told. Raises RequestRefused."""
+        told: Callable[[str], str] = (at or datetime.now()).strftime
+        variables = {**self._variables, **options, "strftime_now": told}
+        variables |= {"messages": messages, "tools": list(tools) if tools else None}
+        try:
+            return self._compiled.render(add_generation_prompt=add_generation_prompt, **variables)
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            raise RequestRefused(f"the chat template refuses these messages: {error}", "messages") from error
+
+
+@lru_cache(maxsize=64)
+def _cached(source: str, variables: tuple[tuple[str, Any], ...]) -> ChatTemplate:
+    return ChatTemplate(source, dict(variables))

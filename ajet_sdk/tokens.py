@@ -1,0 +1,329 @@
+"""Messages and tools to token ids, reusing the exact ids of earlier calls of the episode.
+
+A chat template renders a conversation anew at every call, and the same text can be tokenised in more than one way, so
+ids that were sampled must be kept and never made again from text. For a call c let F(c) be the template's text of its
+prompt and out(c) the ids that were sampled for it. Then:
+
+1. ids(c) = ids(p) + out(p) + new(c) where c goes on from an earlier call p, else ids(c) = new(c) = encode(F(c)).
+2. c goes on from p only if F(c) starts with F(p) and continues with p's reply as decode(out(p)) spells it, up to
+   blanks, JSON escapes and the spelling of numbers; new(c) encodes the rest of F(c). So a sampled end of turn is never
+   doubled and one that was not sampled (a truncated reply) is never lost.
+3. Only the template makes text: no marker of any template is known here.
+
+Every call renders the whole conversation (a later message may change how the template shows an earlier one), but each
+token is encoded once and each text is compared once.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import json
+import re
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from ajet_sdk.protocols import Tokenizer
+from ajet_sdk.splits import Side, align, explain
+from ajet_sdk.template import ChatTemplate, Message, clean
+
+__all__ = ["EpisodeTokens", "PieceEncoder", "Prompt"]
+
+
+@dataclass(eq=False)
+class Prompt:
+    """The prompt of one call: give `ids` to the engine, then the prompt and what was sampled to `commit`."""
+
+    ids: list[int]
+    """The exact ids: those of the call it goes on from, its sampled ids, and the newly encoded rest."""
+    reused: int
+    """How many of the leading ids come from an earlier call."""
+    cause: str | None
+    """Why it does not go on from the deepest earlier call that its messages extend: a key of `splits.HINTS`, or None."""
+    call: _Call = field(repr=False)
+
+    @property
+    def text(self) -> str:
+        """The template's text of the whole prompt."""
+        return self.call.text_of_prompt()
+
+
+@dataclass(eq=False)
+class _Call:
+    side: Side
+    formed: list[Message]
+    """The messages as the template reads them, earlier replies in our own spelling."""
+    keys: list[bytes]
+    """keys[i] identifies messages[: i + 1], whatever form the client gave them."""
+    text: str | None
+    """F(call); None once the text of a later call, `holder`, starts with it."""
+    size: int
+    holder: _Call | None = None
+    parent: _Call | None = None
+    new_ids: list[int] = field(default_factory=list)
+    output_ids: list[int] = field(default_factory=list)
+    sampled: str = ""
+    """decode(output_ids)"""
+    formed_reply: Message | None = None
+
+    def ids_of_prompt(self) -> list[int]:
+        pieces, call = [self.new_ids], self.parent
+        while call is not None:
+            pieces += [call.output_ids, call.new_ids]
+            call = call.parent
+        return [i for piece in reversed(pieces) for i in piece]
+
+    def text_of_prompt(self) -> str:
+        at = self
+        while at.text is None and at.holder is not None:
+            at = at.holder
+        return (at.text or "")[: self.size]
+
+
+@dataclass(eq=False)
+class _Request:
+    """The messages of one request: as sent (a copy), cleaned, as the template reads them, and identified."""
+
+    raw: list[Any]
+    cleaned: list[Message]
+    formed: list[Message]
+    keys: list[bytes]
+
+
+class EpisodeTokens:
+    """The token ids of one episode's calls, of all its agents: `prompt` before the engine is asked, `commit` after.
+
+    Calls may overlap in any order and come from any thread. A prompt that is never committed is never gone on from.
+    The template is compiled once per tokenizer; the time that a template may ask for is fixed when the episode begins,
+    so that it does not change under way.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._encoder = PieceEncoder(tokenizer)
+        self._at = datetime.now()
+        self._lock = threading.Lock()
+        self._answered: dict[bytes, list[_Call]] = {}
+        """By messages and reply: the calls that a request beginning so may go on from."""
+        self._seen: dict[bytes, _Call] = {}
+        """By messages: the latest call whose messages, with its reply, begin so."""
+        self._last: _Call | None = None
+        self._recent: deque[_Request] = deque(maxlen=8)
+
+    def prompt(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        **template_kwargs: Any,
+    ) -> Prompt:
+        """The ids of a request.
+
+        Raises ConfigError where the tokenizer has no chat template, RequestRefused where the template refuses the
+        messages (roles out of order, say).
+        """
+        template = self._template()
+        with self._lock:
+            request = self._form(template, messages)
+            formed, keys = list(request.formed), request.keys
+            found = [call for key in reversed(keys) for call in reversed(self._answered.get(key, ()))]
+            if found and found[0].formed_reply is not None:
+                formed = [*found[0].formed, found[0].formed_reply, *formed[len(found[0].keys) + 1 :]]
+            text = template.render(formed, tools, at=self._at, **template_kwargs)
+            call = _Call(Side(request.cleaned, tools, template_kwargs), formed, keys, text, len(text))
+            cause = self._place(call, text, found)
+            ids = call.ids_of_prompt()
+            return Prompt(ids, len(ids) - len(call.new_ids), cause, call)
+
+    def commit(self, prompt: Prompt, output_ids: Sequence[int], reply_message: Mapping[str, Any]) -> None:
+        """Note what was sampled after a prompt, and the message that the agent was given for it.
+
+        A prompt of which several choices were sampled is committed once for each.
+        """
+        template = self._template()
+        reply = clean(reply_message)
+        with self._lock:
+            call = prompt.call
+            if call.formed_reply is not None:
+                call = copy.copy(call)
+                call.text, call.holder, call.side = None, prompt.call, copy.copy(call.side)
+            call.output_ids = [int(i) for i in output_ids]
+            call.sampled = self._tokenizer.decode(call.output_ids)
+            call.formed_reply = template.form(reply_message)
+            call.side.reply = reply
+            key = _key(call.keys[-1] if call.keys else b"", reply)
+            self._answered.setdefault(key, []).append(call)
+            self._seen.update(dict.fromkeys([*call.keys, key], call))
+            self._last = call
+
+    def _template(self) -> ChatTemplate:
+        return ChatTemplate.of(self._tokenizer.chat_template, self._tokenizer.variables)
+
+    def _form(self, template: ChatTemplate, messages: Sequence[Mapping[str, Any]]) -> _Request:
+        """Clean, form and identify the messages; an echo of a recent request is compared and not done again."""
+        echoed, recent = max(((_common(messages, r.raw), r) for r in self._recent), key=_first, default=(0, None))
+        if recent is None:
+            request = _Request([], [], [], [])
+        else:
+            parts = (recent.raw, recent.cleaned, recent.formed, recent.keys)
+            request = _Request(*(part[:echoed] for part in parts))
+            if echoed == len(recent.raw):
+                self._recent.remove(recent)
+        for message in messages[echoed:]:
+            request.raw.append(copy.deepcopy(message))
+            request.cleaned.append(clean(message))
+            request.formed.append(template.form(message))
+            request.keys.append(_key(request.keys[-1] if request.keys else b"", request.cleaned[-1]))
+        self._recent.append(request)
+        return request
+
+    def _place(self, call: _Call, text: str, found: list[_Call]) -> str | None:
+        """Find the call that this one goes on from and encode the rest, else encode all; why it is not the deepest."""
+        for parent in found:
+            if not text.startswith(parent.text_of_prompt()):
+                continue
+            end = align(parent.sampled, text, parent.size)
+            if end is None:
+                continue
+            call.parent, call.new_ids = parent, self._after(parent, text[end:])
+            if parent.text is not None:
+                parent.text, parent.holder = None, call
+            return None if parent is found[0] else self._cause(call, text, found)
+        call.new_ids = self._encoder.encode(text)
+        return self._cause(call, text, found)
+
+    def _after(self, parent: _Call, tail: str) -> list[int]:
+        """The ids of text that follows a call's sampled ids.
+
+        Text is not tokenised at the start of a text as it is further on (SentencePiece puts a blank before it), and a
+        special token may eat the blanks after it: so the tail is encoded behind what it follows, and what was
+        encoded is checked to decode to the tail. Where no way decodes so (the tokenizer normalises), the first is it.
+        """
+        if not tail:
+            return []
+        before = (parent.output_ids or parent.new_ids)[-4:]
+        shown = self._tokenizer.decode(before)
+        first: list[int] | None = None
+        for way in self._ways(before, shown, tail):
+            if self._tokenizer.decode([*before, *way]) == shown + tail:
+                return way
+            first = way if first is None else first
+        return first or []
+
+    def _ways(self, before: list[int], shown: str, tail: str) -> Iterator[list[int]]:
+        special = bool(before) and self._tokenizer.is_special(before[-1])
+        lefts = [self._tokenizer.decode(before[-1:]) if special else shown, *self._encoder.anchors()]
+        for left in lefts:
+            way = self._encoder.behind(left, tail) if left else None
+            if way is not None:
+                yield way
+        yield self._tokenizer.encode(tail)
+
+    def _cause(self, call: _Call, text: str, found: list[_Call]) -> str | None:
+        """Why a call does not go on from the deepest earlier call that its messages extend; None for a first call."""
+        old = found[0] if found else next((self._seen[k] for k in reversed(call.keys) if k in self._seen), self._last)
+        if old is None:
+            return None
+        old_text = old.text_of_prompt()
+        last = self._tokenizer.decode(old.output_ids[:-1])
+        ended = bool(found and old.output_ids and text.startswith(old_text) and align(last, text, old.size) is not None)
+        return explain(old.side, call.side, old_text + old.sampled, text, old.size, ended)
+
+
+def _common(a: Sequence[Any], b: Sequence[Any]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _first(pair: tuple[int, Any]) -> int:
+    return pair[0]
+
+
+def _key(before: bytes, message: Message) -> bytes:
+    text = json.dumps(message, sort_keys=True, default=str)
+    return hashlib.blake2b(before + text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+class PieceEncoder:
+    """Encodes whole conversations piece by piece, remembering pieces, so that a text encoded before costs a look-up.
+
+    A text is cut only before special tokens that were seen to tokenise alone, whatever stands around them; there no
+    merge can cross. A conversation whose calls do not go on from each other (a template that drops reasoning, say)
+    then costs what is new in each call. What is remembered is bounded by `limit` characters.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, limit: int = 4_000_000) -> None:
+        self._tokenizer = tokenizer
+        self._limit = limit
+        self._size = 0
+        self._pieces: OrderedDict[str, list[int]] = OrderedDict()
+        self._known: set[int] = set()
+        self._cuts: dict[str, int] = {}
+        self._cut: re.Pattern[str] | None = None
+        self._heads: dict[str, list[int]] = {}
+        for token_id in sorted(tokenizer.eos_ids):
+            self._learn(token_id)
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a whole text, as the tokenizer gives them."""
+        if self._cut is None:
+            ids = self._tokenizer.encode(text)
+            self._learn_from(ids)
+            return ids
+        ids = []
+        for piece in self._cut.split(text):
+            ids += self._piece(piece) if piece else ()
+        self._learn_from(ids)
+        return ids
+
+    def behind(self, left: str, tail: str) -> list[int] | None:
+        """The ids of `tail` where it stands right of `left`; None where the two tokenise together."""
+        head = self._heads.get(left)
+        if head is None:
+            head = self._tokenizer.encode(left)
+            if left in self._cuts:
+                self._heads[left] = head
+        whole = self._tokenizer.encode(left + tail)
+        return whole[len(head) :] if whole[: len(head)] == head else None
+
+    def anchors(self) -> list[str]:
+        """A special token's text, if there is one that stands alone: text behind it is not at the start of a text."""
+        return list(self._cuts)[:1]
+
+    def _piece(self, piece: str) -> list[int]:
+        ids = self._pieces.get(piece)
+        if ids is not None:
+            self._pieces.move_to_end(piece)
+            return ids
+        ids = self._tokenizer.encode(piece)
+        self._pieces[piece] = ids
+        self._size += len(piece)
+        while self._size > self._limit:
+            self._size -= len(self._pieces.popitem(last=False)[0])
+        return ids
+
+    def _learn_from(self, ids: Sequence[int]) -> None:
+        for token_id in set(ids) - self._known:
+            self._learn(token_id)
+
+    def _learn(self, token_id: int) -> None:
+        self._known.add(token_id)
+        if not self._tokenizer.is_special(token_id):
+            return
+        text = self._tokenizer.decode([token_id])
+        if not text or not self._stands_alone(text, token_id):
+            return
+        self._cuts[text] = token_id
+        longest_first = sorted(self._cuts, key=len, reverse=True)
+        self._cut = re.compile("(?=" + "|".join(map(re.escape, longest_first)) + ")")
+
+    def _stands_alone(self, text: str, token_id: int) -> bool:
+        """Whether a cut before this token changes nothing, whatever stands around it."""
+        encode = self._tokenizer.encode
+        for before, after in (("a", "b"), ("a ", " b"), ("a\n", "\nb"), ("a", text)):
+            right = encode(text + after)
+            if right[:1] != [token_id] or encode(before + text + after) != encode(before) + right:
+                return False
+        return True

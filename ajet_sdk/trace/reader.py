@@ -1,0 +1,296 @@
+"""Reading a trace: live through its owner, else the file itself, several files as one; and records as objects."""
+
+from __future__ import annotations
+
+import json
+import threading
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import httpx
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from ajet_sdk.errors import QueryError, TraceError
+from ajet_sdk.protocols import TraceReader
+from ajet_sdk.trace.database import check_version, explain, locked
+from ajet_sdk.trace.live import QUERY_PATH, Owner, owner_of, pack
+from ajet_sdk.trace.query import SETTINGS, TIMEOUT, select
+from ajet_sdk.trace.schema import CALLS_FULL, COLUMNS, RUNS_AT_REST, TABLES
+from ajet_sdk.types import Call, Episode, Reward
+
+__all__ = ["calls_of", "episodes", "ledger_balance", "open_trace", "trace_files"]
+
+_LINGER = 0.3
+
+
+def open_trace(path: Path) -> TraceReader:
+    """Open a trace to read: a file, an experiment directory, or a directory with several files (read as one).
+
+    Nothing stays open between queries, so that a reader never keeps a writer out and sees a run start and end: each
+    query asks the live owner where there is one, and reads the file where there is none. Raises TraceError where there
+    is no trace, TraceVersionError where it is newer or foreign, TraceLocked where its owner answers no queries.
+    """
+    reader = _Trace(trace_files(Path(path)))
+    reader.query("SELECT 1")
+    return reader
+
+
+def trace_files(path: Path) -> list[Path]:
+    """The trace files of a path: itself, or those of a directory."""
+    if path.is_dir():
+        files = sorted(path.glob("*.duckdb"))
+        if not files:
+            raise TraceError(f"there is no trace (*.duckdb) in {path}; a run writes one to launcher_record/NAME/")
+        return files
+    if not path.exists():
+        raise TraceError(f"there is no trace at {path}")
+    return [path]
+
+
+class _Trace:
+    """A TraceReader over files that may each have a live owner."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files = files
+        self._lock = threading.Lock()
+        self._connection: duckdb.DuckDBPyConnection | None = None
+        self._users = 0
+        self._release: threading.Timer | None = None
+
+    def query(self, sql: str, parameters: Sequence[Any] = ()) -> pa.Table:
+        owned = {file: owner for file in self._files if (owner := owner_of(file))}
+        if owned:
+            self.close()
+        if len(self._files) == 1 and owned:
+            answer = _ask(self._files[0], owned[self._files[0]], sql, parameters)
+            if answer is not None:
+                return answer
+            owned = {}
+        if owned:
+            with _attach(self._files, owned) as connection:
+                return _run(connection, sql, parameters)
+        with self._at_rest() as connection:
+            return _run(connection, sql, parameters)
+
+    @contextmanager
+    def _at_rest(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """The files opened read-only, kept for a moment after the last query."""
+        with self._lock:
+            self._connection = self._connection or _attach(self._files, {})
+            self._users += 1
+            connection = self._connection
+        try:
+            yield connection
+        finally:
+            with self._lock:
+                self._users -= 1
+                if self._release:
+                    self._release.cancel()
+                self._release = threading.Timer(_LINGER, _let_go, [weakref.ref(self)])
+                self._release.daemon = True
+                self._release.start()
+
+    def close(self) -> None:
+        """Let go of the files, unless a query is running; the next query opens them again."""
+        with self._lock:
+            if self._connection and not self._users:
+                self._connection.close()
+                self._connection = None
+
+
+def _let_go(reader: weakref.ref[_Trace]) -> None:
+    alive = reader()
+    if alive:
+        alive.close()
+
+
+def _attach(files: Sequence[Path], owned: Mapping[Path, Owner]) -> duckdb.DuckDBPyConnection:
+    connection = duckdb.connect(config={k: v for k, v in SETTINGS.items() if k != "enable_external_access"})
+    try:
+        for i, file in enumerate(files):
+            _add(connection, f"t{i}", file, owned.get(file))
+        for table in TABLES:
+            parts = [f"FROM runs_{i}" if table == "runs" else f"FROM t{i}.{table}" for i in range(len(files))]
+            connection.execute(f"CREATE VIEW {table} AS {' UNION ALL BY NAME '.join(parts)}")
+        connection.execute("SET enable_external_access = false")
+    except TraceError:
+        connection.close()
+        raise
+    return connection
+
+
+def _run(connection: duckdb.DuckDBPyConnection, sql: str, parameters: Sequence[Any]) -> pa.Table:
+    if "calls_full" in sql.lower():  # the one view that takes time to make
+        connection.cursor().execute(CALLS_FULL)
+    return select(connection, sql, parameters)
+
+
+def _ask(file: Path, owner: Owner, sql: str, parameters: Sequence[Any]) -> pa.Table | None:
+    """The live owner's answer; None where it is gone since."""
+    if not owner.url:
+        raise locked(file, owner)
+    try:
+        with httpx.Client(trust_env=False, timeout=httpx.Timeout(5.0, read=TIMEOUT + 10)) as client:
+            answer = client.post(
+                owner.url.rstrip("/") + QUERY_PATH,
+                json={"sql": sql, "parameters": pack(parameters)},
+                headers={"Authorization": f"Bearer {owner.token}"},
+            )
+    except httpx.TransportError as error:
+        if owner.alive:
+            raise TraceError(f"the live run that writes {file} (pid {owner.pid}) did not answer: {error}") from error
+        return None
+    if answer.status_code != 200:
+        try:
+            message = answer.json()["error"]
+        except (ValueError, KeyError, TypeError):
+            message = f"HTTP {answer.status_code}"
+        raise QueryError(message)
+    return pa.ipc.open_stream(answer.content).read_all()
+
+
+def _add(connection: duckdb.DuckDBPyConnection, name: str, file: Path, owner: Owner | None) -> None:
+    """Make the tables of one file visible as those of the database `name`: a copy of them where it is being written."""
+    if owner:
+        connection.execute(f"ATTACH ':memory:' AS {name}")
+        for table, columns in COLUMNS.items():
+            rows = _ask(file, owner, f"SELECT * FROM {table}", ())
+            if rows is None:
+                raise TraceError(f"the run that writes {file} has just ended; ask again")
+            connection.register("_rows", rows)
+            typed = ", ".join(f'"{column}"::{kind} AS "{column}"' for column, kind in columns.items())
+            connection.execute(f"CREATE TABLE {name}.{table} AS SELECT {typed} FROM _rows")
+            connection.unregister("_rows")
+        connection.execute(f"CREATE VIEW runs_{name[1:]} AS FROM {name}.runs")
+        return
+    quoted = str(file).replace("'", "''")
+    try:
+        connection.execute(f"ATTACH '{quoted}' AS {name} (READ_ONLY)")
+        check_version(connection, file, schema=name)
+        connection.execute(f"CREATE VIEW runs_{name[1:]} AS {RUNS_AT_REST.format(runs=f'{name}.runs')}")
+    except (duckdb.Error, OSError) as error:
+        raise explain(file, error) from error
+
+
+def calls_of(reader: TraceReader, episode_id: str) -> list[Call]:
+    """The calls of one episode in order of completion, prompts and requests whole."""
+    table = reader.query("SELECT * FROM calls WHERE episode_id = ? ORDER BY index, started_at", [episode_id])
+    return _calls(table).get(episode_id, [])
+
+
+def episodes(
+    reader: TraceReader,
+    run_id: str | None = None,
+    step: int | None = None,
+    *,
+    split: str | None = None,
+    episode_ids: Sequence[str] | None = None,
+    superseded: bool = False,
+) -> list[Episode]:
+    """Finished episodes with their calls and rewards, oldest first; those rolled back by a resume only if asked."""
+    conditions, values = [] if superseded else ["NOT superseded"], list[Any]()
+    for name, value in (("run_id", run_id), ("step", step), ("split", split)):
+        if value is not None:
+            conditions.append(f"{name} = ?")
+            values.append(value)
+    if episode_ids is not None:
+        conditions.append("list_contains(?, episode_id)")
+        values.append(list(episode_ids))
+    where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
+    rows = reader.query(f"SELECT * FROM episodes {where} ORDER BY started_at, episode_id", values).to_pylist()
+    chosen = f"(SELECT episode_id FROM episodes {where})"
+    calls = _calls(reader.query(f"SELECT * FROM calls WHERE episode_id IN {chosen} ORDER BY index, started_at", values))
+    rewards: dict[str, list[Reward]] = {}
+    for row in reader.query(f"SELECT * FROM rewards WHERE episode_id IN {chosen}", values).to_pylist():
+        rewards.setdefault(row.pop("episode_id"), []).append(Reward(**row))
+    return [_episode(row, calls.get(row["episode_id"], []), rewards.get(row["episode_id"], [])) for row in rows]
+
+
+def ledger_balance(reader: TraceReader, run_id: str) -> list[str]:
+    """One line for each trainable call of a run whose ledger does not add up to its output ids; none: it balances."""
+    sql = """
+        WITH mine AS (SELECT episode_id FROM episodes WHERE run_id = $1),
+        booked AS (SELECT call_id, sum(tokens) AS tokens FROM ledger WHERE run_id = $1 GROUP BY call_id),
+        sampled AS (
+            SELECT call_id, episode_id, len(output_ids) AS tokens FROM calls
+            WHERE trainable AND phase = 'rollout' AND output_ids IS NOT NULL AND episode_id IN (FROM mine))
+        SELECT coalesce(s.call_id, b.call_id) AS call_id, s.episode_id, coalesce(s.tokens, 0) AS sampled,
+          coalesce(b.tokens, 0)::BIGINT AS booked
+        FROM sampled s FULL JOIN booked b USING (call_id)
+        WHERE coalesce(s.tokens, 0) <> coalesce(b.tokens, 0) ORDER BY ALL"""
+    return [
+        f"call {row['call_id']} of episode {row['episode_id'] or 'unknown'}: "
+        f"{row['sampled']} tokens sampled, {row['booked']} in the ledger"
+        for row in reader.query(sql, [run_id]).to_pylist()
+    ]
+
+
+def _episode(row: dict[str, Any], calls: Sequence[Call], rewards: Sequence[Reward]) -> Episode:
+    plain = {name: value for name, value in row.items() if name not in ("task_id", "superseded")}
+    parsed = {name: json.loads(row[name]) for name in ("task", "output", "metrics")}
+    return Episode(**{**plain, **parsed, "calls": tuple(calls), "rewards": tuple(rewards)})
+
+
+def _calls(table: pa.Table) -> dict[str, list[Call]]:
+    """Rows of `calls` -> calls by episode. A parent is always written before its children."""
+    lists = {name: _arrays(table[name]) for name in ("prompt_suffix", "output_ids", "logprobs")}
+    rows = table.drop_columns(list(lists)).to_pylist()
+    where = {row["call_id"]: i for i, row in enumerate(rows)}
+    whole: dict[str, tuple[npt.NDArray[np.int32], list[Any]]] = {}
+
+    def rebuild(call_id: str) -> tuple[npt.NDArray[np.int32], list[Any]]:
+        chain = []
+        while call_id in where and call_id not in whole:
+            chain.append(where[call_id])
+            call_id = rows[chain[-1]]["parent_call_id"]
+        for i in reversed(chain):
+            row = rows[i]
+            ids, messages = _NO_IDS, list[Any]()
+            if row["parent_call_id"] is not None:
+                ids, messages = whole[row["parent_call_id"]]
+                output = lists["output_ids"][where[row["parent_call_id"]]]
+                ids = (ids if output is None else np.concatenate([ids, output]))[: row["prefix_len"]]
+            suffix = lists["prompt_suffix"][i]
+            own = json.loads(row["messages_suffix"] or "[]")
+            whole[row["call_id"]] = (
+                ids if suffix is None else np.concatenate([ids, suffix]),
+                [*messages[: row["prefix_messages"]], *own],
+            )
+        return whole[rows[chain[0]]["call_id"]] if chain else whole[call_id]
+
+    found: dict[str, list[Call]] = {}
+    for i, row in enumerate(rows):
+        ids, messages = rebuild(row["call_id"])
+        found.setdefault(row["episode_id"], []).append(_call(row, {n: v[i] for n, v in lists.items()}, ids, messages))
+    return found
+
+
+_NO_IDS = np.empty(0, dtype=np.int32)
+_STORED_ONLY = ("parent_call_id", "prefix_len", "prefix_messages", "messages_suffix")
+
+
+def _call(row: Mapping[str, Any], lists: Mapping[str, Any], ids: npt.NDArray[np.int32], messages: list[Any]) -> Call:
+    request = json.loads(row["request"])
+    if row["messages_suffix"] is not None:
+        request = {"messages": messages, **request}
+    plain = {name: value for name, value in row.items() if name not in _STORED_ONLY}
+    parsed = {"request": request, "response": json.loads(row["response"]), "sampling": json.loads(row["sampling"])}
+    prompt = None if lists["prompt_suffix"] is None else ids
+    return Call(**{**plain, **parsed}, prompt_ids=prompt, output_ids=lists["output_ids"], logprobs=lists["logprobs"])
+
+
+def _arrays(column: pa.ChunkedArray) -> list[npt.NDArray[Any] | None]:
+    """A list column as numpy slices, without a Python object per token."""
+    found: list[npt.NDArray[Any] | None] = []
+    for chunk in column.chunks:
+        values = chunk.values.to_numpy(zero_copy_only=False)
+        offsets = chunk.offsets.to_numpy()
+        valid = chunk.is_valid().to_numpy(zero_copy_only=False)
+        found += [values[offsets[i] : offsets[i + 1]] if valid[i] else None for i in range(len(chunk))]
+    return found

@@ -1,0 +1,1 @@
+"""The `ajet` command: `app.py` holds its shape, and each command has a module of its name."""

@@ -1,0 +1,136 @@
+"""The `ajet` command. A command's module is imported when the command is run, so that `ajet --help` is quick."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+import traceback
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from ajet_sdk.errors import AjetError, ConfigError, MissingExtra, QueryError, SignatureError, TaskError
+
+__all__ = ["COMMANDS", "app", "load_command", "main"]
+
+COMMANDS = {
+    "init": "Write a starter project that runs at once.",
+    "run": "Run an agent over tasks and score it; nothing is trained.",
+    "train": "Train the model behind an agent. `ajet --conf FILE` is the same.",
+    "serve": "Serve a checkpoint as an OpenAI-compatible endpoint.",
+    "trace": "Look into a trace: episodes, calls, rewards, the ledger.",
+    "config": "Show, check and explain the configuration.",
+    "doctor": "Say what is installed here, and what is missing.",
+}
+"""Each command with its short help; its module in this package has the same name and an `app`."""
+
+USAGE_ERRORS = (ConfigError, SignatureError, TaskError, MissingExtra, QueryError)
+ROOT_OPTIONS = ("--help", "-h", "--version")
+
+
+def load_command(name: str) -> Any:
+    """The command of that name, from its module."""
+    module = importlib.import_module(f"ajet_tools.cli.{name}")
+    command = typer.main.get_command(module.app)
+    command.name = name
+    return command
+
+
+class _Commands(TyperGroup):
+    """Commands that are loaded when they are run, and errors as one message."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """A stand-in that has only its help; `resolve_command` gives the real one."""
+        if cmd_name not in COMMANDS:
+            return None
+        stand_in = typer.Typer(add_completion=False)
+        stand_in.command(name=cmd_name, help=COMMANDS[cmd_name])(lambda: None)
+        return typer.main.get_command(stand_in)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and args[0] not in COMMANDS:
+            near = difflib.get_close_matches(args[0], COMMANDS, n=1)
+            hint = f"Did you mean {near[0]!r}?" if near else f"There are {', '.join(COMMANDS)}."
+            ctx.fail(f"No such command {args[0]!r}. {hint}")
+        return args[0], load_command(args[0]), args[1:]
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """`ajet --conf FILE …` is `ajet train --conf FILE …`; `--traceback` may stand anywhere."""
+        own = args[: args.index("--")] if "--" in args else args
+        ctx.meta["ajet.traceback"] = "--traceback" in own
+        args = [arg for arg in own if arg != "--traceback"] + args[len(own) :]
+        if args and args[0].startswith("-") and args[0] not in ROOT_OPTIONS:
+            args = ["train", *args]
+        return super().parse_args(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except AjetError as error:
+            if ctx.meta["ajet.traceback"]:
+                traceback.print_exception(error)
+            _say(type(error).__name__, str(error))
+            raise typer.Exit(2 if isinstance(error, USAGE_ERRORS) else 1) from None
+        except KeyboardInterrupt:
+            _say("Interrupted", "what was flushed is kept; `ajet train … --resume` goes on where a checkpoint is")
+            raise typer.Exit(130) from None
+
+
+def _say(kind: str, message: str) -> None:
+    sys.stdout.flush()
+    typer.echo(f"{typer.style(kind, fg='red', bold=True)}: {message}", err=True)
+
+
+app = typer.Typer(
+    cls=_Commands,
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        import ajet
+
+        typer.echo(f"ajet {ajet.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+    traceback: Annotated[
+        bool, typer.Option("--traceback", help="Show where an error was raised; may stand anywhere.")
+    ] = False,
+) -> None:
+    """Train the model behind your agent: decorate, run, look, train.
+
+    \b
+    ajet init demo
+    ajet run agent.py:solve --judge agent.py:exact --tasks tasks.jsonl \\
+      --base-url http://127.0.0.1:8000/v1 --model NAME
+    ajet train agent.py:solve --judge agent.py:exact --tasks tasks.jsonl \\
+      --model PATH
+    ajet --conf math.yaml ajet.rollout.num_repeat=8
+    ajet trace show ID
+
+    Exit codes: 0 success, 1 a run failed, 2 a wrong command, config or data, 130 interrupted.
+    """
+
+
+def main() -> None:
+    """The entry point of the `ajet` command and of `python -m ajet`."""
+    app(prog_name="ajet")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,209 @@
+"""`ajet config show | schema | check`: the configuration, its keys, and what is wrong with a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ajet_sdk.errors import AjetError
+from ajet_tools.cli.arguments import use_placeholder_key
+
+__all__ = ["app", "describe_keys"]
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="Show, check and explain the configuration.")
+
+Overrides = Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+@app.command()
+def show(
+    overrides: Overrides = None,
+    conf: Annotated[Path | None, typer.Option("--conf", "-c", help="A config file; without it the defaults.")] = None,
+    only_set: Annotated[bool, typer.Option("--set", help="Only keys that have been given a value.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print each key's effective value and where it came from.
+
+    \b
+    ajet config show --conf math.yaml ajet.rollout.num_repeat=8
+    ajet config show --conf math.yaml --set
+    """
+    from ajet_sdk.config import load_config
+
+    config = load_config(conf, overrides or [])
+    rows = [
+        {"key": path, "value": value, "from": config.origin(path)}
+        for path, value in _leaves(config.model_dump(mode="json"))
+        if not only_set or config.is_set(path)
+    ]
+    if as_json:
+        typer.echo(json.dumps({"ajet": rows, "roots": config.roots.plain()}, indent=2, ensure_ascii=False))
+        return
+    width = max((len(str(row["key"])) for row in rows), default=0)
+    for row in rows:
+        value = json.dumps(row["value"], ensure_ascii=False)
+        origin = "" if row["from"] == "default" else typer.style(f"  ({row['from']})", dim=True)
+        typer.echo(f"{row['key']:<{width}}  {value}{origin}")
+    for name in config.roots:
+        typer.echo(f"{name}: passed through to its owner")
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+@app.command()
+def schema(
+    section: Annotated[str | None, typer.Argument(help="Only this section, e.g. rollout.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON schema, for editors.")] = False,
+) -> None:
+    """Print every key with its type, its default and what it does.
+
+    \b
+    ajet config schema rollout
+    ajet config schema --json > ajet.schema.json
+    """
+    from ajet_sdk.config import Config
+    from ajet_sdk.errors import ConfigError
+
+    if as_json:
+        typer.echo(json.dumps(_document_schema(Config.model_json_schema()), indent=2))
+        return
+    rows = [row for row in describe_keys() if section is None or f"{row['key']}.".startswith(f"{section}.")]
+    if not rows:
+        raise ConfigError(f"there is no section {section!r}; there are {', '.join(Config.model_fields)}")
+    for row in rows:
+        typer.echo(f"{typer.style(row['key'], bold=True)}  {row['type']}  [{row['default']}]")
+        typer.echo(f"    {row['description']}")
+
+
+def _document_schema(ours: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a whole file: ours under the root `ajet`, any other root beside it."""
+    definitions = ours.pop("$defs", {})
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "type": "object",
+        "required": ["ajet"],
+        "properties": {"ajet": ours},
+        "$defs": definitions,
+    }
+
+
+def describe_keys() -> list[dict[str, str]]:
+    """Every key that holds a value: its dotted path, type, default and description."""
+    from ajet_sdk.config import Config
+
+    return list(_describe(Config, ""))
+
+
+def _describe(model: Any, prefix: str) -> Iterator[dict[str, str]]:
+    from pydantic import BaseModel
+
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _describe(kind, f"{prefix}{name}.")
+        else:
+            default = json.dumps(field.get_default(call_default_factory=True), ensure_ascii=False, default=str)
+            limits = _limits(field.metadata)
+            yield {
+                "key": f"{prefix}{name}",
+                "type": _type_name(kind) + (f", {limits}" if limits else ""),
+                "default": default,
+                "description": field.description or "",
+            }
+
+
+def _limits(metadata: list[Any]) -> str:
+    signs = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<"}
+    found = [
+        f"{sign} {getattr(item, name):g}" for item in metadata for name, sign in signs.items() if hasattr(item, name)
+    ]
+    return " and ".join(found)
+
+
+def _type_name(kind: Any) -> str:
+    from types import NoneType, UnionType
+    from typing import Literal, Union, get_args, get_origin
+
+    origin, inner = get_origin(kind), get_args(kind)
+    if kind is NoneType:
+        return "null"
+    if origin is Literal:
+        return " | ".join(str(value) for value in inner)
+    if origin in (Union, UnionType):
+        return " or ".join(_type_name(part) for part in inner)
+    if origin is list:
+        return f"list of {_type_name(inner[0])}"
+    if origin is tuple:
+        return "list of " + ", ".join(_type_name(part) for part in inner)
+    names = {str: "text", int: "integer", float: "number", bool: "true | false", dict: "mapping"}
+    return names.get(origin or kind, getattr(kind, "__name__", str(kind)))
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="A config file with the root `ajet:`.")],
+    overrides: Overrides = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check a file: its keys and values, then the workflow, judge and tasks that it names.
+
+    \b
+    ajet config check math.yaml
+    ajet config check math.yaml ajet.backbone=debug
+    """
+    from ajet_sdk.config import load_config
+
+    use_placeholder_key()
+    problems: list[str] = []
+    notices: list[str] = []
+    found: dict[str, Any] = {}
+    try:
+        config = load_config(file, overrides or [])
+        notices = config.notices()
+        found = _named(config, problems)
+    except AjetError as error:
+        problems += str(error).splitlines()
+    if as_json:
+        typer.echo(json.dumps({"problems": problems, "notices": notices, **found}, indent=2, ensure_ascii=False))
+    else:
+        for problem in problems:
+            typer.echo(f"{typer.style('ConfigError', fg='red', bold=True)}: {problem}", err=True)
+        for name, value in found.items():
+            typer.echo(f"{name}: {value}")
+        typer.echo(f"{file} has {len(problems)} problem(s)" if problems else f"{file} is fine")
+    raise typer.Exit(2 if problems else 0)
+
+
+def _named(config: Any, problems: list[str]) -> dict[str, Any]:
+    """Whether what the config names is there: workflow, judge, tasks."""
+    from ajet_sdk.judges import load_judge
+    from ajet_sdk.tasks import load_tasks
+
+    found: dict[str, Any] = {}
+    try:
+        if config.rollout.user_workflow:
+            config.load(config.rollout.user_workflow)
+            found["workflow"] = config.rollout.user_workflow
+    except AjetError as error:
+        problems.append(f"rollout.user_workflow: {error}")
+    try:
+        found["judge"] = getattr(load_judge(config), "__name__", None) or config.task_judge.judge_protocol
+    except AjetError as error:
+        problems.append(str(error))
+    try:
+        sets = load_tasks(config)
+        found["tasks"] = {"train": len(sets.train), "val": len(sets.val), "skipped": dict(sets.skipped)}
+    except AjetError as error:
+        problems.append(str(error))
+    return found

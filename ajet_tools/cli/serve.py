@@ -1,0 +1,32 @@
+"""`ajet serve`: a checkpoint as an OpenAI-compatible endpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def serve(
+    checkpoint: Annotated[str, typer.Argument(help="A Hugging Face checkpoint: a directory or a hub name.")],
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0: a free one, which is printed.")] = 8000,
+    name: Annotated[str | None, typer.Option(help="The model's name; without it the directory's.")] = None,
+    trace: Annotated[Path | None, typer.Option(help="Record every call in this trace file.")] = None,
+) -> None:
+    """Serve a checkpoint as an OpenAI-compatible endpoint, until Ctrl-C.
+
+    \b
+    ajet serve CHECKPOINT --trace served.duckdb
+    ajet run agent.py:solve --judge agent.py:exact --tasks tasks.jsonl \\
+      --base-url http://127.0.0.1:8000/v1 --model NAME
+    """
+    from ajet_sdk import run
+
+    run.serve(checkpoint, host=host, port=port, name=name, trace=trace)

@@ -1,0 +1,105 @@
+"""`ajet train`: train the model behind an agent."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ajet_sdk.errors import ConfigError
+from ajet_tools.cli.arguments import Arguments, split_arguments, use_placeholder_key
+
+if TYPE_CHECKING:
+    from ajet_sdk.config import Config
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def train(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="AGENT KEY=VALUE", help="The agent, where no file names it, and overrides."),
+    ] = None,
+    conf: Annotated[Path | None, typer.Option("--conf", "-c", help="A config file with the root `ajet:`.")] = None,
+    backbone: Annotated[str | None, typer.Option(help="debug, local, trinity or verl.")] = None,
+    judge: Annotated[
+        str | None, typer.Option(help="file.py:function, module->Name, exact, math or regex:PATTERN.")
+    ] = None,
+    tasks: Annotated[
+        str | None, typer.Option(help="Training tasks: a .jsonl file, a directory of Parquet, or a hub name.")
+    ] = None,
+    val_tasks: Annotated[str | None, typer.Option(help="Validation tasks: a .jsonl file.")] = None,
+    model: Annotated[str | None, typer.Option(help="The model to train: a directory or a hub name.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
+    debug: Annotated[str, typer.Option(metavar="TAGS", help='Breakpoints to stop at: "TAG1|TAG2".')] = "",
+    exp_dir: Annotated[Path | None, typer.Option(help="Where the experiment's directory is made.")] = None,
+    skip_bad_rows: Annotated[
+        bool, typer.Option("--skip-bad-rows", help="Skip and count rows that are no task.")
+    ] = False,
+    with_ray: Annotated[bool, typer.Option("--with-ray", help="Accepted; debug and local need no Ray.")] = False,
+    with_ray_cluster: Annotated[bool, typer.Option("--with-ray-cluster", help="Accepted; as --with-ray.")] = False,
+    with_appworld: Annotated[bool, typer.Option("--with-appworld", help="Not in this version: an error.")] = False,
+    with_logview: Annotated[bool, typer.Option("--with-logview", help="Accepted; look with `ajet trace`.")] = False,
+    skip_check_avail_gpu: Annotated[
+        bool, typer.Option("--skip-check-avail-gpu", help="Accepted; nothing checks for idle GPUs.")
+    ] = False,
+    prefix: Annotated[str, typer.Option(help="Accepted; named the services of AgentJet.")] = "",
+) -> None:
+    """Train the model behind an agent. `ajet --conf FILE` is the same.
+
+    \b
+    ajet train --conf math.yaml
+    ajet train --conf math.yaml --backbone debug ajet.debug.debug_first_n_tasks=1
+    ajet train --conf math.yaml --resume
+    ajet train agent.py:solve --judge agent.py:exact --tasks tasks.jsonl \\
+      --model ./Qwen2.5-0.5B-Instruct
+    """
+    agent, overrides = split_arguments(arguments or [])
+    if conf is None and agent is None:
+        raise ConfigError("say what to train: a config file (--conf FILE) or an agent (agent.py:solve)")
+    config = Arguments(
+        conf, overrides, agent, backbone, judge, tasks, val_tasks, model, skip_bad_rows, exp_dir
+    ).config()
+    _check_flags(config, with_ray or with_ray_cluster, with_appworld, with_logview, prefix)
+    if resume:
+        config = _newest(config, exp_dir)
+    use_placeholder_key()
+    from ajet_sdk import run
+
+    tags = tuple(tag.strip() for tag in re.split(r"[|,]", debug) if tag.strip())
+    tuned = run.train(config, resume=resume, debug_tags=tags)
+    if tuned.path is not None:
+        typer.echo(f"The trained model is in {tuned.path}; try it with: ajet serve {tuned.path}")
+
+
+def _check_flags(config: Config, ray: bool, appworld: bool, logview: bool, prefix: str) -> None:
+    if appworld:
+        raise ConfigError("--with-appworld: environment services come in a later version; start yours and give its URL")
+    if ray and config.backbone in ("debug", "local"):
+        typer.echo(f"Note: --with-ray changes nothing: the {config.backbone} backbone needs no Ray.", err=True)
+    if logview:
+        typer.echo(
+            "Note: --with-logview changes nothing: look with `ajet trace`, also while the run goes on.", err=True
+        )
+    if prefix:
+        typer.echo("Note: --prefix changes nothing: there are no services to name.", err=True)
+
+
+def _newest(config: Config, exp_dir: Path | None) -> Config:
+    """The config with the name of the experiment to resume: given, or the newest of this file or agent."""
+    if config.is_set("experiment_dir") or config.directory.exists():
+        return config
+    base, stem = exp_dir or Path("launcher_record"), re.sub(r"-\d{8}-\d{6}$", "", config.experiment_name)
+    found = sorted(p for p in base.glob(f"{stem}-*") if re.fullmatch(r"-\d{8}-\d{6}", p.name.removeprefix(stem)))
+    if not found:
+        raise ConfigError(f"there is nothing to resume: {base} has no experiment {config.experiment_name} or {stem}-…")
+    update = {"experiment_name": found[-1].name}
+    if exp_dir is not None:
+        update["experiment_dir"] = str(found[-1])
+    typer.echo(f"Resuming {found[-1]}", err=True)
+    return config.model_copy(update=update)

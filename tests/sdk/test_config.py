@@ -1,0 +1,301 @@
+"""Reading, checking and overriding a config; the messages about what is wrong."""
+
+from __future__ import annotations
+
+import json
+import logging
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_sdk.config import Config, keys, load_config
+from ajet_sdk.errors import AjetError, ConfigError
+
+
+def write(folder: Path, text: str, name: str = "math.yaml") -> Path:
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def message(path: Path | None, *overrides: str, values: Any = None) -> str:
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, overrides, values)
+    return str(caught.value)
+
+
+def test_defaults_are_those_of_the_documented_system() -> None:
+    config = load_config()
+    assert (config.data.max_prompt_length, config.data.max_response_length, config.data.train_batch_size) == (3000, 15000, 32)
+    rollout = config.rollout
+    assert (rollout.max_env_worker, rollout.gamma, rollout.agent_madness_reward) == (64, 1.0, -1)
+    assert (rollout.max_response_length_in_one_turn, rollout.max_model_len) == (4096, 18000)
+    assert (rollout.multi_turn.max_sample_per_task, rollout.multi_turn.expected_steps) == (30, 1)
+    assert (rollout.num_repeat, rollout.temperature, rollout.top_p, rollout.name) == (4, 0.9, 1, "vllm")
+    values = rollout.val_kwargs
+    assert (values.temperature, values.top_k, values.top_p, values.do_sample, values.num_repeat) == (0, -1, 1, False, 1)
+    assert config.task_reader.type == "huggingface_dat_repo"
+    assert config.task_judge.judge_type == "customized_protocol"
+    trainer = config.trainer_common
+    assert (trainer.val_pass_n, trainer.save_freq, trainer.test_freq, trainer.total_epochs) == (4, 20, 20, 50)
+    assert (trainer.use_kl_loss, trainer.kl_loss_coef, trainer.kl_loss_type) == (True, 0.002, "low_var_kl")
+    assert config.debug.debug_first_n_tasks == 2
+    assert config.debug.debug_vllm_seed == 12345
+    assert config.context_tracker.timeline_merging_policy.timeline_compare_level == "token"
+    assert config.backbone == "local"
+
+
+def test_a_group_of_one_is_refused_with_its_place(tmp_path: Path) -> None:
+    path = write(tmp_path, "ajet:\n  rollout:\n    temperature: 1\n    num_repeat: 1\n")
+    assert message(path) == (
+        "rollout.num_repeat must be at least 2 for grpo (got 1, in math.yaml line 4); a group of one has no advantage"
+    )
+    assert "for rloo" in message(path, "ajet.trainer_common.algorithm.adv_estimator=rloo")
+    assert load_config(path, ["ajet.backbone=debug"]).rollout.num_repeat == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("rollout: {num_repeats: 3}", "rollout.num_repeats is not a key (in math.yaml line 2); did you mean rollout.num_repeat?"),
+        ("trainer_common: {lr: 1e-6}", "did you mean trainer_common.optim.lr?"),
+        ("num_repeat: 8", "did you mean rollout.num_repeat?"),
+        ("rolout: {num_repeat: 8}", "rolout is not a key (in math.yaml line 2); did you mean rollout?"),
+        ("rollout: {temperature: -1}", "rollout.temperature must be at least 0 (got -1, in math.yaml line 2)"),
+        ("rollout: {top_p: 0}", "rollout.top_p must be more than 0 (got 0"),
+        ("rollout: {timeout: soon}", "rollout.timeout must be a number (got 'soon'"),
+        ("rollout: {num_repeat: true}", "rollout.num_repeat must be a whole number (got True"),
+        ("rollout: {num_repeat: 2.5}", "rollout.num_repeat must be a whole number (got 2.5"),
+        ("rollout: {deterministic: perhaps}", "rollout.deterministic must be true or false (got 'perhaps'"),
+        ("rollout: 5", "rollout must be a section with keys of its own (got 5"),
+        ("rollout: {policy_models: gpt}", "rollout.policy_models must be a list (got 'gpt'"),
+        ("backbone: locl", "did you mean local? (got 'locl'"),
+        ("trainer_common: {logger: wandbb}", "did you mean wandb? (got 'wandbb'"),
+        ("trainer_common: {optim: {betas: [0.9, 1]}}", "trainer_common.optim.betas must both be at least 0"),
+        ("trainer_common: {optim: {betas: [0.9]}}", "trainer_common.optim.betas must be a list of two (got [0.9]"),
+        ("task_judge: {judge_type: regex}", "task_judge.pattern must be given for judge_type: regex"),
+        ("rollout: {val_kwargs: {num_repeat: 4}}", "pass@k means nothing"),
+        ("rollout: {val_kwargs: {num_repeat: 4, do_sample: true}}", "pass@k means nothing"),
+        ("rollout: {max_model_len: 100, max_response_length_in_one_turn: 200}", "must be at most rollout.max_model_len (100)"),
+        ("rollout: {failure_reward: .nan}", "rollout.failure_reward must be a finite number"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_said_with_its_place(tmp_path: Path, line: str, expected: str) -> None:
+    said = message(write(tmp_path, f"ajet:\n  {line}\n"))
+    assert expected in said
+    assert "math.yaml line 2" in said
+
+
+def test_everything_wrong_is_said_at_once(tmp_path: Path) -> None:
+    path = write(tmp_path, "ajet:\n  rollout:\n    temperature: -1\n    num_repeats: 3\n  data:\n    train_batch_size: 0\n")
+    said = message(path, "ajet.debug.debug_max_parallel=0").splitlines()
+    assert len(said) == 4
+    assert "debug.debug_max_parallel must be at least 1 (got 0, on the command line)" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("ajet:\n  rollout:\n  num_repeat: 2\n  rollout: {}\n", "ajet.rollout stands twice in math.yaml: line 2 and line 4"),
+        ("ajjet:\n  rollout: {}\n", "math.yaml has no root `ajet:`; is ajjet (in math.yaml line 1) a slip for it?"),
+        ("rollout: {}\n", "put rollout under it"),
+        ("ajet: {rollout: [}\n", "math.yaml line 1 is not YAML"),
+        ("- 1\n", "math.yaml must be a mapping"),
+        ("", "math.yaml must be a mapping"),
+        ("ajet: 3\n", "ajet must be a section"),
+    ],
+)
+def test_a_file_that_is_no_config_is_said(tmp_path: Path, text: str, expected: str) -> None:
+    assert expected in message(write(tmp_path, text))
+
+
+def test_a_missing_file_names_the_nearest(tmp_path: Path) -> None:
+    write(tmp_path, "ajet: {}\n")
+    assert f"did you mean {tmp_path / 'math.yaml'}?" in message(tmp_path / "maths.yaml")
+
+
+def test_later_sources_win_and_each_value_knows_where_it_came_from(tmp_path: Path) -> None:
+    path = write(tmp_path, "ajet:\n  rollout:\n    num_repeat: 4\n    temperature: 1.0\n    top_p: 0.9\n")
+    values = {"ajet": {"rollout": {"temperature": 0.5, "num_repeat": 6}}}
+    config = load_config(path, ["ajet.rollout.num_repeat=8"], values)
+    rollout = config.rollout
+    assert (rollout.num_repeat, rollout.temperature, rollout.top_p, rollout.top_k) == (8, 0.5, 0.9, -1)
+    origins = [config.origin(f"rollout.{name}") for name in ("num_repeat", "temperature", "top_p", "top_k")]
+    assert origins == ["on the command line", "argument", "in math.yaml line 5", "default"]
+    assert config.is_set("rollout")
+    assert not config.is_set("data")
+    assert load_config(path, values={}).rollout.num_repeat == 4
+
+
+def test_override_values_are_yaml_and_their_roots_are_checked(tmp_path: Path) -> None:
+    path = write(tmp_path, "ajet: {}\nfrozen_lake: {size: 4}\n")
+    config = load_config(path, ["ajet.rollout.policy_models=[a, b]", "frozen_lake.size=8", "ajet.model.path=x=y"])
+    assert config.rollout.policy_models == ["a", "b"]
+    assert config.frozen_lake.size == 8
+    assert config.model.path == "x=y"
+    assert message(path, "rollout.num_repeat=8") == "an override begins with its root: ajet.rollout.num_repeat=8"
+    assert "has no root 'frozen_lak'; it has ajet, frozen_lake" in message(path, "frozen_lak.size=1")
+    assert "an override reads key=value" in message(path, "ajet.rollout.num_repeat")
+
+
+def test_other_roots_pass_through(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, "ajet: {}\nfrozen_lake:\n  lr: 1e-3\n  map: {size: 4}\ntrinity: null\n"))
+    assert config.frozen_lake.lr == 0.001
+    assert config.frozen_lake.map.size == 4
+    assert config.roots["trinity"] is None
+    assert dict(config.roots.plain()) == {"frozen_lake": {"lr": 0.001, "map": {"size": 4}}, "trinity": None}
+    assert config.ajet.rollout is config.rollout
+    with pytest.raises(AttributeError, match="did you mean frozen_lake"):
+        _ = config.frozen_lak
+    with pytest.raises(AttributeError, match="it has lr, map"):
+        _ = config.frozen_lake.size
+    assert pickle.loads(pickle.dumps(config)).frozen_lake.map.size == 4
+
+
+def test_a_config_is_frozen() -> None:
+    with pytest.raises(ValueError, match="frozen"):
+        load_config().rollout.num_repeat = 5  # type: ignore[misc]
+
+
+def test_text_comparison_is_accepted_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    level = "ajet.context_tracker.timeline_merging_policy.timeline_compare_level=text"
+    with caplog.at_level(logging.WARNING, logger="ajet.config"):
+        config = load_config(overrides=[level])
+    assert "treated as token" in caplog.text
+    assert len(config.notices()) == 1
+    assert load_config().notices() == []
+
+
+def test_the_name_comes_from_the_file_and_the_time(tmp_path: Path) -> None:
+    config = load_config(write(tmp_path, "ajet: {}\n"))
+    assert config.experiment_name.startswith("math-20")
+    assert config.directory == Path("launcher_record") / config.experiment_name
+    assert load_config(overrides=["ajet.experiment_name=x"]).directory == Path("launcher_record/x")
+    assert load_config(overrides=["ajet.experiment_dir=runs/x"]).directory == Path("runs/x")
+
+
+def test_paths_are_looked_for_beside_the_file_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "example"
+    folder.mkdir()
+    (folder / "tasks.jsonl").touch()
+    monkeypatch.chdir(tmp_path)
+    config = load_config(write(folder, "ajet: {}\n"))
+    assert config.resolve("tasks.jsonl") == folder / "tasks.jsonl"
+    assert config.resolve("other.jsonl") == Path("other.jsonl")
+    assert config.resolve(folder) == folder
+
+
+def test_a_config_of_the_documented_system_is_accepted(tmp_path: Path) -> None:
+    text = """
+ajet:
+  project_name: appworld
+  experiment_dir: auto
+  backbone: trinity
+  model: {path: /models/Qwen2.5-14B-Instruct}
+  data: {max_prompt_length: 3000, max_response_length: 15000, train_batch_size: 32}
+  rollout:
+    user_workflow: tutorial.example_appworld.appworld->ExampleAgentScopeWorkflow
+    max_env_worker: 128
+    name: vllm
+    n_vllm_engine: 2
+    multi_turn: {max_sample_per_task: 30, max_steps: 30, expected_steps: 1}
+    val_kwargs: {temperature: 0.0, top_k: -1, top_p: 1.0, do_sample: False, num_repeat: 1}
+  task_reader:
+    type: env_service
+    env_service: {env_type: appworld, env_url: "http://127.0.0.1:8080", env_action_preference: code}
+  task_judge:
+    judge_type: customized_protocol
+    judge_protocol: ajet.task_judge.env_service_as_judge->EnvServiceJudge
+    alien_llm_model: qwen3-235b-a22b-instruct-2507
+    alien_llm_response_length: 512
+  context_tracker:
+    timeline_merging_policy: {timeline_compare_level: text, ignore_tools: True}
+    fix_retokenization_drift: True
+  debug: {debug_max_parallel: 16, debug_vllm_port: 18000, debug_tensor_parallel_size: 4}
+  trainer_common:
+    val_before_train: False
+    n_gpus_per_node: 8
+    logger: swanlab
+    fsdp_config: {param_offload: True, optimizer_offload: True}
+    algorithm: {adv_estimator: grpo, use_kl_in_reward: False}
+    optim:
+      lr: 1e-6
+"""
+    config = load_config(write(tmp_path, text))
+    assert config.trainer_common.optim.lr == 1e-6
+    assert config.trainer_common.logger == ["swanlab"]
+    assert config.rollout.n_vllm_engine == 2
+
+
+def test_an_empty_section_is_its_defaults(tmp_path: Path) -> None:
+    assert load_config(write(tmp_path, "ajet:\n  rollout:\n  data:\n")).rollout.num_repeat == 4
+
+
+def test_errors_are_value_errors_of_ours() -> None:
+    with pytest.raises(AjetError):
+        load_config(values={"rollout": {"num_repeat": 1}})
+    with pytest.raises(ValueError, match=r"got 1, argument"):
+        load_config(values={"rollout": {"num_repeat": 1}})
+
+
+LEAVES = [path for path in keys() if not any(other.startswith(path + ".") for other in keys())]
+
+
+def default(path: str) -> Any:
+    value: Any = load_config().model_dump(mode="json")
+    for step in path.split("."):
+        value = value[step]
+    return value
+
+
+@given(st.sampled_from(LEAVES))
+def test_a_key_set_to_its_default_changes_nothing(path: str) -> None:
+    config = load_config(overrides=[f"ajet.{path}={json.dumps(default(path))}", "ajet.experiment_name=x"])
+    assert config == load_config(overrides=["ajet.experiment_name=x"])
+    assert config.origin(path) == "on the command line"
+
+
+@given(st.sampled_from(LEAVES), st.integers(0, 40), st.sampled_from("qzx_"))
+def test_a_misspelt_key_is_never_accepted(path: str, position: int, letter: str) -> None:
+    parent, dot, last = path.rpartition(".")
+    position = position % (len(last) + 1)
+    misspelt = f"{parent}{dot}{last[:position]}{letter}{last[position:]}"
+    if misspelt in keys():
+        return
+    with pytest.raises(ConfigError, match="is not a key") as caught:
+        load_config(overrides=[f"ajet.{misspelt}=1"])
+    assert "did you mean" in str(caught.value)
+
+
+@given(
+    st.fixed_dictionaries(
+        {},
+        optional={
+            "rollout": st.fixed_dictionaries({"num_repeat": st.integers(2, 64), "top_p": st.floats(0.01, 1)}),
+            "data": st.fixed_dictionaries({"train_batch_size": st.integers(1, 512)}),
+            "model": st.fixed_dictionaries({"path": st.text(min_size=1)}),
+        },
+    ),
+    st.dictionaries(st.from_regex(r"root_[a-z]{1,8}", fullmatch=True), st.dictionaries(st.text(), st.integers())),
+)
+def test_what_is_dumped_reads_back_as_the_same_config(ours: dict[str, Any], roots: dict[str, Any]) -> None:
+    config = load_config(values={"ajet": ours, **roots})
+    for text in (config.dump_yaml(), config.dump_yaml(only_set=True)):
+        again = load_config(values=yaml.safe_load(text))
+        assert again == config
+        assert again.roots.plain() == roots
+
+
+def test_the_schema_describes_every_key() -> None:
+    def described(model: Any) -> None:
+        for name, field in model.model_fields.items():
+            assert field.description, name
+            if isinstance(field.annotation, type) and hasattr(field.annotation, "model_fields"):
+                described(field.annotation)
+
+    described(Config)
