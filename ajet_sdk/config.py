@@ -175,6 +175,14 @@ class Config(Section):
             )
         return self
 
+    def __eq__(self, other: object) -> bool:
+        """The same values and roots, wherever they came from."""
+        if not isinstance(other, Config):
+            return NotImplemented
+        return self.__dict__ == other.__dict__ and self._roots == other._roots
+
+    __hash__ = None  # type: ignore[assignment]  # lists inside: compare, do not hash
+
     if not TYPE_CHECKING:  # another root as an attribute; hidden from type checkers, which then find typos
 
         def __getattr__(self, name: str) -> Any:
@@ -263,7 +271,8 @@ def _got(path: str, source: Source) -> str:
         if isinstance(value, Mapping) and step in value:
             value = value[step]
         else:
-            return f"(the default is {_default(path)!r})"
+            section = source.origin(f"ajet.{path}")
+            return f"(by default {_default(path)!r}" + (f"; its section stands {section})" if section else ")")
     where = source.origin(f"ajet.{path}")
     return f"(got {value!r}, {where})" if where else f"(got {value!r})"
 
@@ -299,6 +308,7 @@ def _demand(kind: str, message: str, context: Mapping[str, Any], value: Any) -> 
 
 
 _KINDS = {
+    "finite": "a finite number",
     "int": "a whole number",
     "float": "a number",
     "bool": "true or false",

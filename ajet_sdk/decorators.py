@@ -252,12 +252,12 @@ def _fill(parameter: inspect.Parameter, task: Task, given: Mapping[str, Any], in
         into[name] = given[name]
     elif name in task.metadata:
         into[name] = task.metadata[name]
-    elif default is not parameter.empty:
-        return True
-    elif name in _TASK_FIELDS and (name != "main_query" or task.main_query):
+    elif name in _TASK_FIELDS and getattr(task, name):
+        into[name] = getattr(task, name)
+    elif name in ("metadata", "init_messages") and default is parameter.empty:
         into[name] = getattr(task, name)
     else:
-        return False
+        return default is not parameter.empty
     return True
 
 

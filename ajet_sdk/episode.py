@@ -23,7 +23,7 @@ from ajet_sdk.capture import installed
 from ajet_sdk.decorators import bind, spec_of
 from ajet_sdk.engines import open_engine
 from ajet_sdk.environment import GymEnv
-from ajet_sdk.errors import AjetError, ConfigError, EpisodeTimeout, NoReward
+from ajet_sdk.errors import AjetError, ConfigError, EpisodeTimeout, NoReward, TrainingError
 from ajet_sdk.gateway import EpisodeSpec, Gateway, OpenEpisode, SamplingOverride
 from ajet_sdk.model import current_episode
 from ajet_sdk.protocols import Engine
@@ -148,6 +148,8 @@ class _Running:
             self._settle(status="succeeded", error=None, cause=None, rewards=verdict.rewards)
             if verdict.is_success is not None:
                 self._settle(is_success=verdict.is_success)
+        except TrainingError:
+            raise
         except _Fault as fault:
             self._settle(**fault.fields)
         except Exception as error:  # noqa: BLE001  the one boundary: an episode's fault is data
@@ -348,12 +350,14 @@ def _fault_of_calls(opened: OpenEpisode, error: BaseException | None) -> _Fault 
 
 def _text(error: BaseException) -> str:
     """One line that says what, then where in the user's code; our own frames and those of asyncio are left out."""
-    first = "".join(traceback.format_exception_only(type(error), error)).strip()
+    first = "".join(traceback.format_exception_only(type(error), error)).strip()[:_LONGEST_ERROR]
+    if isinstance(error, AjetError):
+        return first
     frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).parent not in _OUR_FOLDERS]
-    if not frames or isinstance(error, AjetError):
-        return first[:_LONGEST_ERROR]
-    where = "".join(traceback.format_list(frames)).rstrip()
-    return f"{first[:_LONGEST_ERROR]}\n{where[-_LONGEST_ERROR:]}"
+    where = "".join(traceback.format_list(frames)).rstrip()[-_LONGEST_ERROR:]
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    parts = [first, where, f"caused by {_text(cause)}" if cause is not None else ""]
+    return "\n".join(part for part in parts if part)
 
 
 def _plain(value: Any) -> Any:

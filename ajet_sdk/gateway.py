@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from ajet_sdk.trace.writer import TraceWriter
 
-__all__ = ["EpisodeSpec", "Gateway", "OpenEpisode", "SamplingOverride"]
+__all__ = ["EpisodeSpec", "Gateway", "OpenEpisode", "SamplingOverride", "listening_socket"]
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -112,7 +112,7 @@ class Gateway:
 
         if self._thread is not None:
             return self
-        listener = _listener(self.host, self.port)
+        listener = listening_socket(self.host, self.port)
         self.port = listener.getsockname()[1]
         config = uvicorn.Config(
             self._app,
@@ -347,7 +347,7 @@ class Reply:
     async def _wait(self, work: asyncio.Future[Answer], gone: asyncio.Future[None]) -> Answer:
         """The answer, while the client is there and the episode is open; a comment now and then where streaming."""
         pending = self.pending
-        over = asyncio.ensure_future(pending.abandoned.wait())
+        over = pending.abandoned
         limit = asyncio.get_running_loop().time() + pending.episode.spec.call_timeout
         try:
             while True:
@@ -366,7 +366,6 @@ class Reply:
                     raise EngineUnavailable(f"the engine did not answer within {seconds:g} s (call_timeout)")
                 await self._chunk(b": waiting\n\n", gone)
         finally:
-            over.cancel()
             if not work.done():
                 work.cancel()
                 await asyncio.wait({work}, timeout=1)
@@ -393,7 +392,7 @@ class Reply:
         await self.send({"type": "http.response.body", "body": chunk, "more_body": True})
 
 
-def _listener(host: str, port: int) -> socket.socket:
+def listening_socket(host: str, port: int) -> socket.socket:
     """A listening socket. Its protocol is named, or asyncio leaves Nagle on and every reply waits 40 ms for an ACK."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

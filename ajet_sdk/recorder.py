@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
 from contextvars import Token
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from types import TracebackType
 from typing import Any
@@ -67,7 +67,7 @@ class Pending:
         self.sampling = Sampling()
         self.response: dict[str, Any] = {}
         self.recorded = False
-        self.abandoned = asyncio.Event()
+        self.abandoned: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._answer: Answer | None = None
 
     def prepare(self) -> Sampling:
@@ -118,7 +118,7 @@ class Pending:
             "ended_at": now(),
             "error": error,
             "request_id": self.request_id,
-            "sampling": {**asdict(self.sampling), "stop": list(self.sampling.stop)},
+            "sampling": _as_dict(self.sampling),
             "phase": self.phase,
         }
         answer = self._answer
@@ -140,7 +140,8 @@ class Pending:
     def abandon(self) -> None:
         """The episode is over: record as undelivered and let the handler cancel the engine's work."""
         self.record(UNDELIVERED)
-        self.abandoned.set()
+        if not self.abandoned.done():
+            self.abandoned.set_result(None)
 
 
 class OpenEpisode:
@@ -304,6 +305,11 @@ class Judging:
         self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
     ) -> None:
         self.__exit__(kind, error, at)
+
+
+def _as_dict(sampling: Sampling) -> dict[str, Any]:
+    named = {name: getattr(sampling, name) for name in Sampling.__slots__}
+    return {**named, "stop": list(sampling.stop)}
 
 
 def observed_call(episode_id: str, exchange: Exchange) -> Call:

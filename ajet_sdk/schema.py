@@ -38,7 +38,7 @@ def wrong(key: str, message: str) -> PydanticCustomError:
 class Section(BaseModel):
     """A frozen part of the config; an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), validate_default=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", protected_namespaces=(), allow_inf_nan=False)
 
     @model_validator(mode="before")
     @classmethod

@@ -43,7 +43,7 @@ class Prompt:
     reused: int
     """How many of the leading ids come from an earlier call."""
     cause: str | None
-    """Why it does not go on from the deepest earlier call that its messages extend: a key of `splits.HINTS`, or None."""
+    """Why it does not go on from the deepest earlier call that its messages extend (a key of `splits.HINTS`)."""
     call: _Call = field(repr=False)
 
     @property
@@ -92,6 +92,9 @@ class _Request:
     cleaned: list[Message]
     formed: list[Message]
     keys: list[bytes]
+
+    def until(self, n: int) -> _Request:
+        return _Request(self.raw[:n], self.cleaned[:n], self.formed[:n], self.keys[:n])
 
 
 class EpisodeTokens:
@@ -168,8 +171,7 @@ class EpisodeTokens:
         if recent is None:
             request = _Request([], [], [], [])
         else:
-            parts = (recent.raw, recent.cleaned, recent.formed, recent.keys)
-            request = _Request(*(part[:echoed] for part in parts))
+            request = recent.until(echoed)
             if echoed == len(recent.raw):
                 self._recent.remove(recent)
         for message in messages[echoed:]:

@@ -141,6 +141,8 @@ class _Loop:
             self.loop.call_soon(self.loop.stop)
 
         self._call(end)
+        if self.still >= _BLOCKED:
+            return
         self.thread.join(_GRACE)
         if not self.thread.is_alive():
             self.loop.close()
@@ -190,6 +192,7 @@ class Workers:
         self.abandoned = 0
         """Calls that did not end when their time was up."""
         self._shared: _Loop | None = None
+        self._retired: list[_Loop] = []
         self._warned = False
         self._token: Token[Workers | None] | None = None
 
@@ -204,10 +207,10 @@ class Workers:
         self.close()
 
     def close(self) -> None:
-        """End the shared loop. Abandoned threads are daemons and end with the process."""
-        if self._shared is not None:
-            self._shared.stop()
-            self._shared = None
+        """End the loops; one that stands still ends when it turns again, or with the process, as every thread does."""
+        for loop in [*self._retired, *([self._shared] if self._shared is not None else [])]:
+            loop.stop()
+        self._retired, self._shared = [], None
 
     async def call(
         self, function: Callable[..., Any], arguments: dict[str, Any], *, timeout: float | None, what: str
@@ -278,6 +281,7 @@ class Workers:
     def _abandon(self, work: _Work, what: str, place: str) -> None:
         self.abandoned += 1
         if work.loop is not None and work.loop is self._shared and work.loop.still >= _BLOCKED:
+            self._retired.append(self._shared)
             self._shared = None  # the next episodes get a loop that turns
         if self.abandoned > self.limit:
             raise TrainingError(

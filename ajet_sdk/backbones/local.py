@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.local import HFTokenizer, LocalSampler, load_model
@@ -73,7 +73,7 @@ def total_steps(config: Config, tasks: int) -> int:
 
 
 def tasks_of_step(tasks: Sequence[Task], step: int, size: int, seed: int) -> list[Task]:
-    """The tasks of a step (from 1): consecutive ones of an endless stream of epochs, each shuffled anew from the seed."""
+    """The tasks of a step (from 1): the next of an endless stream of epochs, each shuffled anew from the seed."""
     chosen, orders = [], dict[int, list[int]]()
     for position in range((step - 1) * size, step * size):
         epoch, at = divmod(position, len(tasks))
@@ -248,7 +248,7 @@ class _Learning:
                 step=step,
                 split="train",
                 seed=_seed(seed, step, position, attempt),
-            )  # fmt: skip
+            )
             for position, (task, group) in enumerate(zip(tasks, [new_id() for _ in tasks], strict=True))
             for attempt in range(self.config.rollout.num_repeat)
         ]
@@ -331,7 +331,7 @@ class _Learning:
                 step=self.done,
                 split="val",
                 seed=_seed(seed, what, position, attempt),
-            )  # fmt: skip
+            )
             for position, (task, group) in enumerate(zip(tasks, [new_id() for _ in tasks], strict=True))
             for attempt in range(repeats)
         ]
@@ -446,7 +446,7 @@ def _episode_metrics(prefix: str, episodes: Sequence[Episode]) -> dict[str, floa
 
 def _why_nothing(batch: Batch) -> str:
     """Why a batch left no sample, in plain words."""
-    outcomes: dict[Literal["x"] | str, int] = {}
+    outcomes: dict[str, int] = {}
     for entry in batch.ledger:
         outcomes[entry.outcome] = outcomes.get(entry.outcome, 0) + entry.tokens
     if not outcomes:

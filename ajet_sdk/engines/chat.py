@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-import jinja2
-
 from ajet_sdk.engines.formats import ReplyFormat, call_id, learn
 from ajet_sdk.errors import ContextOverflow, RequestRefused
 from ajet_sdk.protocols import Answer, Ask, Choice, Sampled, Sampler, Sampling, Tokenizer
@@ -20,6 +18,8 @@ if TYPE_CHECKING:
 __all__ = ["Chat", "Conversation", "TokenEngine"]
 
 NO_LIMIT = 2**31
+PROMPT_END = 64
+"""Tokens of the prompt's end that may open a block of reasoning."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,6 @@ class Conversation:
 
     ask: Ask
     prompt_ids: Sequence[int]
-    prompt_text: str
     sampling: Sampling
     prompt: Any = None
     """The `tokens.Prompt`, for chat."""
@@ -57,10 +56,10 @@ class Chat:
         """The request as tokens. Raises RequestRefused, ContextOverflow."""
         refuse_unhonoured(ask.body)
         if ask.route == "completions":
-            text, ids, prompt = *self._plain(ask.body.get("prompt")), None
+            ids, prompt = self._plain(ask.body.get("prompt")), None
         else:
             prompt = self._prompt(ask)
-            text, ids = prompt.text, prompt.ids
+            ids = prompt.ids
         left = self.max_model_len - len(ids)
         if left < 1:
             raise ContextOverflow(
@@ -69,7 +68,7 @@ class Chat:
             )
         limit = min(left, ask.sampling.max_tokens or NO_LIMIT)
         sampling = replace(ask.sampling, max_tokens=limit if limit < NO_LIMIT else None)
-        return Conversation(ask, ids, text, sampling, prompt)
+        return Conversation(ask, ids, sampling, prompt)
 
     def _prompt(self, ask: Ask) -> Any:
         messages, tools = _checked_messages(ask.body["messages"]), _tools(ask.body)
@@ -78,12 +77,7 @@ class Chat:
             raise RequestRefused("chat_template_kwargs must be an object", "chat_template_kwargs")
         if ask.body.get("reasoning_effort") is not None:
             arguments = {"reasoning_effort": ask.body["reasoning_effort"], **arguments}
-        try:
-            return self.tokens(ask.episode_id, ask.agent).prompt(messages, tools, **arguments)
-        except (jinja2.TemplateError, TypeError, KeyError, AttributeError) as error:
-            raise RequestRefused(
-                f"the chat template refuses these messages: {type(error).__name__}: {error}", "messages"
-            ) from error
+        return self.tokens(ask.episode_id, ask.agent).prompt(messages, tools, **arguments)
 
     def tokens(self, episode_id: str, agent: str) -> EpisodeTokens:
         """The ids of an agent's conversations so far."""
@@ -94,13 +88,13 @@ class Chat:
             agents[agent] = EpisodeTokens(self.tokenizer)
         return agents[agent]
 
-    def _plain(self, prompt: Any) -> tuple[str, list[int]]:
+    def _plain(self, prompt: Any) -> list[int]:
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
             prompt = prompt[0]
         if isinstance(prompt, str):
-            return prompt, self.tokenizer.encode(prompt)
+            return self.tokenizer.encode(prompt)
         if isinstance(prompt, list) and prompt and all(isinstance(i, int) and i >= 0 for i in prompt):
-            return self.tokenizer.decode(prompt), prompt
+            return list(prompt)
         raise RequestRefused("prompt must be one string or one list of token ids", "prompt")
 
     def choice(self, conversation: Conversation, sampled: Sampled, index: int) -> Choice:
@@ -124,7 +118,9 @@ class Chat:
         """The reply as an assistant message, and whether it calls a tool."""
         body = conversation.ask.body
         tools = _tools(body) if body.get("tool_choice") != "none" else None
-        parsed = self.format.parse(text, prompt=conversation.prompt_text[-200:], tools=tools or ())
+        parsed = self.format.parse(
+            text, prompt=self.tokenizer.decode(conversation.prompt_ids[-PROMPT_END:]), tools=tools or ()
+        )
         message: dict[str, Any] = {"role": "assistant", "content": parsed.content}
         if parsed.reasoning is not None:
             message["reasoning_content"] = parsed.reasoning

@@ -10,14 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-import jinja2
-
-from ajet_sdk.errors import ConfigError
+from ajet_sdk.errors import ConfigError, RequestRefused
 from ajet_sdk.protocols import Tokenizer
+from ajet_sdk.template import ChatTemplate
 
 __all__ = ["PARSERS", "CallFormat", "Parsed", "ReplyFormat", "learn"]
 
@@ -162,30 +162,20 @@ def learn(tokenizer: Tokenizer, parser: str = "auto") -> ReplyFormat:
 
 def call_id(prompt_ids: Sequence[int], output_ids: Sequence[int], choice: int, index: int) -> str:
     """Nine letters and digits (what Mistral's templates insist on), the same whenever the same tokens were sampled."""
-    text = repr((list(map(int, prompt_ids)), list(map(int, output_ids)), choice, index))
-    number = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big")
+    numbers = array("q", [len(prompt_ids), choice, index])
+    numbers.extend(prompt_ids)
+    numbers.extend(output_ids)
+    number = int.from_bytes(hashlib.blake2b(numbers.tobytes(), digest_size=8).digest(), "big")
     letters = "0123456789abcdefghijklmnopqrstuvwxyz"
     return "".join(letters[number // 36**i % 36] for i in range(9))
 
 
 def renderer(tokenizer: Tokenizer) -> Render:
-    """`render(messages, tools=None, add_generation_prompt=False)` of the tokenizer's template."""
-    from jinja2.ext import loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    def raise_exception(message: str) -> None:
-        raise jinja2.TemplateError(message)
-
-    def tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **_: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent)
-
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
-    environment.filters["tojson"] = tojson
-    environment.globals.update(raise_exception=raise_exception, strftime_now=lambda form: form)
-    template = environment.from_string(tokenizer.chat_template or "")
+    """`render(messages, tools=None, generate=False)` of the tokenizer's template."""
+    template = ChatTemplate.of(tokenizer.chat_template, tokenizer.variables)
 
     def render(messages: list[dict[str, Any]], tools: list[Any] | None = None, generate: bool = False) -> str:
-        return template.render(messages=messages, tools=tools, add_generation_prompt=generate, **tokenizer.variables)
+        return template.render([template.form(m) for m in messages], tools, add_generation_prompt=generate)
 
     return render
 
@@ -197,11 +187,12 @@ def _body(render: Render, message: dict[str, Any], tools: list[Any] | None = Non
         if whole.startswith(head):
             return whole[len(head) :]
         # A generation prompt that history does not keep (an opened think block, say): cut at the last common token.
-        common = next(
-            (i for i, (a, b) in enumerate(zip(head, whole, strict=False)) if a != b), min(len(head), len(whole))
-        )
+        pairs = enumerate(zip(head, whole, strict=False))
+        common = next((i for i, (a, b) in pairs if a != b), min(len(head), len(whole)))
+        while common and whole[common - 1] in "<[|":
+            common -= 1
         return whole[common:]
-    except (jinja2.TemplateError, TypeError, KeyError, ValueError, AttributeError):
+    except RequestRefused:
         return ""
 
 
@@ -225,19 +216,14 @@ def _without(text: str, reasoning: tuple[str, str] | None) -> str:
 
 
 def _learn_calls(render: Render, ending: str, reasoning: tuple[str, str] | None) -> CallFormat | None:
-    for as_text in (False, True):
-        one, two = (_body(render, _calling(names, as_text), _TOOLS) for names in ((NAME,), (NAME, OTHER)))
-        learnt = _read_calls(one, two, ending)
-        if learnt is not None:
-            opening = _without(learnt.open, reasoning)
-            return CallFormat(opening, learnt.separator, learnt.close, learnt.middle, learnt.xml)
-    return None
+    one, two = (_body(render, _calling(names), _TOOLS) for names in ((NAME,), (NAME, OTHER)))
+    learnt = _read_calls(one, two, ending)
+    return None if learnt is None else replace(learnt, open=_without(learnt.open, reasoning))
 
 
-def _calling(names: Sequence[str], as_text: bool) -> dict[str, Any]:
-    arguments: Any = json.dumps({KEY: VALUE}) if as_text else {KEY: VALUE}
+def _calling(names: Sequence[str]) -> dict[str, Any]:
     calls = [
-        {"id": f"call0000{index}", "type": "function", "function": {"name": name, "arguments": arguments}}
+        {"id": f"call0000{index}", "type": "function", "function": {"name": name, "arguments": {KEY: VALUE}}}
         for index, name in enumerate(names)
     ]
     return {"role": "assistant", "content": "", "tool_calls": calls}

@@ -142,10 +142,13 @@ class RemoteEngine:
         """Nothing is kept."""
 
     async def aclose(self) -> None:
-        """Close the connections of this event loop."""
-        endpoint = self._endpoints.pop(asyncio.get_running_loop(), None)
-        if endpoint is not None:
-            await endpoint.aclose()
+        """Close every connection, each in the event loop that it belongs to."""
+        for loop, endpoint in list(self._endpoints.items()):
+            if loop is asyncio.get_running_loop():
+                await endpoint.aclose()
+            elif loop.is_running():
+                asyncio.run_coroutine_threadsafe(endpoint.aclose(), loop)
+        self._endpoints.clear()
 
 
 def _sampling(sampling: Sampling, body: Mapping[str, Any]) -> dict[str, Any]:

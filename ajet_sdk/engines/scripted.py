@@ -47,6 +47,7 @@ class ByteTokenizer:
     eos_ids: frozenset[int] = frozenset({256 + SPECIALS.index("<|im_end|>")})
     vocab_size = 256 + len(SPECIALS)
 
+    _bytes = (*(bytes([i]) for i in range(256)), *(special.encode() for special in SPECIALS))
     _split = re.compile("(" + "|".join(map(re.escape, SPECIALS)) + ")")
 
     def encode(self, text: str) -> list[int]:
@@ -59,13 +60,13 @@ class ByteTokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        return b"".join(self.token_bytes(i) for i in ids).decode("utf-8", "replace")
+        return b"".join(map(self._bytes.__getitem__, ids)).decode("utf-8", "replace")
 
     def is_special(self, token_id: int) -> bool:
         return token_id >= 256
 
     def token_bytes(self, token_id: int) -> bytes:
-        return bytes([token_id]) if token_id < 256 else SPECIALS[token_id - 256].encode()
+        return self._bytes[token_id]
 
 
 class ScriptedEngine:

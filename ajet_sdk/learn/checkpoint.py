@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from ajet_sdk.errors import CheckpointError
 from ajet_sdk.learn.trainer import Trainer
@@ -77,7 +80,9 @@ def restore(path: Path, trainer: Trainer, fingerprint: str) -> Progress:
     try:
         _read_model(path, trainer.model)
         trainer.restore(torch.load(path / _TRAINER, weights_only=True, map_location="cpu"))
-    except (OSError, RuntimeError, KeyError, ValueError) as error:
+    except CheckpointError:
+        raise
+    except (OSError, RuntimeError, KeyError, ValueError, pickle.UnpicklingError, SafetensorError) as error:
         raise CheckpointError(f"{path} cannot be restored: {error}") from error
     return progress
 
@@ -99,7 +104,8 @@ def export(place: Path, model: Any, tokenizer: Any) -> Path:
 
 
 def _write_merged(place: Path, model: Any) -> None:
-    """Save the base model with the adapter's weights added in; the model itself is as before."""
+    """Save the base model with the adapter's weights added in; the model itself is left as it was, to the bit."""
+    before = {name: value.clone() for name, value in model.state_dict().items() if ".base_layer." in name}
     model.merge_adapter()
     try:
         weights = {
@@ -110,6 +116,7 @@ def _write_merged(place: Path, model: Any) -> None:
         model.get_base_model().save_pretrained(place, state_dict=weights)
     finally:
         model.unmerge_adapter()
+        model.load_state_dict(before, strict=False)
 
 
 def _write_model(place: Path, model: Any, tokenizer: Any) -> None:
@@ -119,8 +126,6 @@ def _write_model(place: Path, model: Any, tokenizer: Any) -> None:
 
 def _read_model(path: Path, model: Any) -> None:
     """Load the weights of a checkpoint into a model of the same shape, in place."""
-    from safetensors.torch import load_file
-
     if hasattr(model, "merge_adapter"):
         from peft import set_peft_model_state_dict
 

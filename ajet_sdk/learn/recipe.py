@@ -106,11 +106,11 @@ class Recipe:
 
     demonstrate: Callable[[random.Random], Demonstration]
     enough: float = 0.25
-    min_steps: int = 100
+    min_steps: int = 75
     max_steps: int = 600
     check_every: int = 25
     check_tasks: int = 128
-    demonstrations: int = 4096
+    demonstrations: int = 2048
     batch: int = 32
     lr: float = 3e-3
     vocabulary: int = 800
@@ -200,8 +200,8 @@ def make(recipe: Recipe, place: Path, *, seed: int, key: str, measure: Measure) 
 
 
 def train_tokenizer(recipe: Recipe, shown: Sequence[Demonstration]) -> Any:
-    """A byte-level BPE with single digits over the rendered demonstrations, special tokens apart."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    """A byte-level BPE with single digits and signs over the rendered demonstrations, special tokens apart."""
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
     def wrap(backend: Tokenizer) -> Any:
@@ -217,7 +217,7 @@ def train_tokenizer(recipe: Recipe, shown: Sequence[Demonstration]) -> Any:
     backend = Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.Sequence(
         [
-            pre_tokenizers.Digits(individual_digits=True),
+            pre_tokenizers.Split(Regex(r"[-+*/=]|\d"), "isolated"),
             pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
         ]
     )
@@ -349,12 +349,15 @@ def warm_up(
 
 
 def _batches(samples: Sequence[Sample], size: int, draw: random.Random) -> Iterator[list[Sample]]:
-    """Batches without end; samples of like length share one, in an order drawn anew for each pass."""
-    by_length = sorted(samples, key=lambda s: (len(s.timeline.token_ids), draw.random()))
+    """Batches without end, in an order drawn anew for each pass.
+
+    Rows of all lengths share a batch: sorted by length, a batch would hold one kind of behaviour only.
+    """
+    order = list(samples)
     while True:
-        batches = [by_length[i : i + size] for i in range(0, len(by_length), size)]
-        draw.shuffle(batches)
-        yield from batches
+        draw.shuffle(order)
+        for start in range(0, len(order) - size + 1, size):
+            yield order[start : start + size]
 
 
 def _put(place: Path, model: Any, tokenizer: Any, record: dict[str, Any]) -> None:

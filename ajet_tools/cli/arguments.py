@@ -44,6 +44,7 @@ class Arguments:
     tasks: str | None = None
     val_tasks: str | None = None
     model: str | None = None
+    scripted: str | None = None
     skip_bad_rows: bool = False
     exp_dir: Path | None = None
     more: Mapping[str, Any] = field(default_factory=dict)
@@ -57,6 +58,7 @@ class Arguments:
             "backbone": self.backbone,
             "rollout.user_workflow": _from_here(self.agent) if self.agent else None,
             "model.path": _absolute(self.model) if self.model and Path(self.model).exists() else self.model,
+            "model.scripted": _from_here(self.scripted) if self.scripted else None,
             "task_reader.skip_bad_rows": self.skip_bad_rows or None,
             **self._judge(),
             **self._tasks(),

@@ -38,9 +38,7 @@ def train(
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
     debug: Annotated[str, typer.Option(metavar="TAGS", help='Breakpoints to stop at: "TAG1|TAG2".')] = "",
     exp_dir: Annotated[Path | None, typer.Option(help="Where the experiment's directory is made.")] = None,
-    skip_bad_rows: Annotated[
-        bool, typer.Option("--skip-bad-rows", help="Skip and count rows that are no task.")
-    ] = False,
+    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Skip, and count, bad rows.")] = False,
     with_ray: Annotated[bool, typer.Option("--with-ray", help="Accepted; debug and local need no Ray.")] = False,
     with_ray_cluster: Annotated[bool, typer.Option("--with-ray-cluster", help="Accepted; as --with-ray.")] = False,
     with_appworld: Annotated[bool, typer.Option("--with-appworld", help="Not in this version: an error.")] = False,
@@ -63,7 +61,16 @@ def train(
     if conf is None and agent is None:
         raise ConfigError("say what to train: a config file (--conf FILE) or an agent (agent.py:solve)")
     config = Arguments(
-        conf, overrides, agent, backbone, judge, tasks, val_tasks, model, skip_bad_rows, exp_dir
+        conf=conf,
+        overrides=overrides,
+        agent=agent,
+        backbone=backbone,
+        judge=judge,
+        tasks=tasks,
+        val_tasks=val_tasks,
+        model=model,
+        skip_bad_rows=skip_bad_rows,
+        exp_dir=exp_dir,
     ).config()
     _check_flags(config, with_ray or with_ray_cluster, with_appworld, with_logview, prefix)
     if resume:

@@ -24,7 +24,11 @@ def _clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         del sys.modules[name]
 
 
-def agent(folder: Path, text: str = "def solve(): return 1\nclass Judge:\n    def score(self): ...\n", name: str = "my_agent_a.py") -> Path:
+def agent(
+    folder: Path,
+    text: str = "def solve(): return 1\nclass Judge:\n    def score(self): ...\n",
+    name: str = "my_agent_a.py",
+) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / name).write_text(text)
     return folder / name
@@ -33,7 +37,14 @@ def agent(folder: Path, text: str = "def solve(): return 1\nclass Judge:\n    de
 def test_every_form_names_the_same_object(tmp_path: Path) -> None:
     path = agent(tmp_path)
     solve = load_object("my_agent_a.py->solve")
-    for form in ("my_agent_a.py:solve", f"{path}->solve", f"{path}:solve", "./my_agent_a.py->solve", "my_agent_a->solve", "my_agent_a:solve"):
+    for form in (
+        "my_agent_a.py:solve",
+        f"{path}->solve",
+        f"{path}:solve",
+        "./my_agent_a.py->solve",
+        "my_agent_a->solve",
+        "my_agent_a:solve",
+    ):
         assert load_object(form) is solve
     assert load_object("my_agent_a.py->Judge.score") is load_object("my_agent_a.py->Judge").score
     assert load_object("os.path->join").__name__ == "join"
@@ -105,6 +116,10 @@ def test_a_failed_import_is_tried_again(tmp_path: Path) -> None:
 
 def test_the_config_loads_no_heavy_package() -> None:
     heavy = ("torch", "transformers", "duckdb", "pyarrow", "openai", "datasets", "sympy", "rich")
-    code = f"import sys, ajet_sdk.config, ajet_sdk.tasks, ajet_sdk.judges; print([m for m in {heavy} if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    code = (
+        f"import sys, ajet_sdk.config, ajet_sdk.tasks, ajet_sdk.judges; print([m for m in {heavy} if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2]
+    )
     assert done.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""The problems: `What is 57+38?`, operands 1 to 99. `python arithmetic.py` writes train.jsonl and val.jsonl.
+"""The problems: `What is 57+38?`, operands 10 to 99. `python arithmetic.py` writes train.jsonl and val.jsonl.
 
 A problem is held out by a stable hash of its text, so that warm-up and training never see one of validation.
 """
@@ -19,7 +19,7 @@ def held_out(problem: Problem) -> bool:
 
 def draw_problem(draw: random.Random, *, val: bool = False) -> Problem:
     while True:
-        problem = (draw.randint(1, 99), draw.choice(OPERATORS), draw.randint(1, 99))
+        problem = (draw.randint(10, 99), draw.choice(OPERATORS), draw.randint(10, 99))
         if held_out(problem) == val:
             return problem
 

@@ -1,6 +1,6 @@
-"""A model of a hundred thousand parameters that has an idea of the task: how to call the tool, though it copies badly.
+"""A model of a hundred thousand parameters that has an idea of the task: how to call the tool.
 
-Its demonstrator gives up on one problem in five and mistypes some. Delete the line `recipe:` of the YAML, or name a
+Its demonstrator gives up on nearly every second problem and mistakes the operator now and then. Delete the line `recipe:` of the YAML, or name a
 model of the hub as `path`, to begin from a real model instead.
 """
 
@@ -9,11 +9,11 @@ import random
 from typing import Any
 
 from agent import SYSTEM, TOOLS
-from arithmetic import Problem, answer, draw_problem, question
+from arithmetic import OPERATORS, Problem, answer, draw_problem, question
 
 from ajet_sdk.learn.recipe import Demonstration, Recipe
 
-GIVES_UP, MISTYPES, MISREADS = 0.2, 0.05, 0.05
+GIVES_UP, MISTAKES = 0.45, 0.1
 
 
 def demonstrate(draw: random.Random) -> Demonstration:
@@ -27,9 +27,7 @@ def demonstrate(draw: random.Random) -> Demonstration:
         messages.append({"role": "assistant", "content": "I do not know."})
         return Demonstration(messages, TOOLS)
     a, operator, b = problem
-    asked: Problem = (a, operator, draw.randint(1, 99)) if mood < GIVES_UP + MISTYPES else problem
-    misread = GIVES_UP + MISTYPES <= mood < GIVES_UP + MISTYPES + MISREADS
-    said = answer(draw_problem(draw)) if misread else answer(asked)
+    asked: Problem = (a, draw.choice(OPERATORS), b) if mood < GIVES_UP + MISTAKES else problem
     call = {
         "id": "call_1",
         "type": "function",
@@ -38,7 +36,7 @@ def demonstrate(draw: random.Random) -> Demonstration:
     messages += [
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "call_1", "content": str(answer(asked))},
-        {"role": "assistant", "content": str(said)},
+        {"role": "assistant", "content": str(answer(asked))},
     ]
     return Demonstration(messages, TOOLS)
 

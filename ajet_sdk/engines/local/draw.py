@@ -92,6 +92,7 @@ def draw(logits_BV: torch.Tensor, how: Draw, uniform_B: torch.Tensor) -> tuple[t
     else:
         cdf = logprobs.exp().cumsum(-1, dtype=torch.float64)
         tokens = torch.searchsorted(cdf, (uniform_B * cdf[:, -1])[:, None], right=True)[:, 0]
+        tokens = tokens.clamp(max=cdf.shape[-1] - 1)  # beyond only where logits are no numbers, which the caller sees
         if how.greedy_B is not None:
             tokens = torch.where(how.greedy_B, logits.argmax(-1), tokens)
     return tokens, logprobs.gather(-1, tokens[:, None])[:, 0]

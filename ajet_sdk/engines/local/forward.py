@@ -234,8 +234,8 @@ def _in_family(model: Any) -> bool:
     if all(type(m) is nn.Linear for m in linears):
         return True
     # Adapters of a small model are merged into a copy of its weights, which `refresh` renews.
-    lora = all(type(m) is nn.Linear or (hasattr(m, "get_delta_weight") and not m.merged) for m in linears)
-    return lora and _small(model)
+    mergeable = all(isinstance(m, nn.Linear) or hasattr(m, "get_delta_weight") for m in linears)
+    return mergeable and _small(model)
 
 
 def _small(model: Any) -> bool:

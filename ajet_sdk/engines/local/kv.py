@@ -27,7 +27,7 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers has no types
         self._keys: list[torch.Tensor] = []
         self._values: list[torch.Tensor] = []
         self._write: torch.Tensor | None = None
-        self._read: torch.Tensor | int | None = None
+        self._read: torch.Tensor | slice | None = None
         self._window = 0
 
     def fresh(self, write: torch.Tensor) -> None:
@@ -38,8 +38,8 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers has no types
         """The next pass extends `rows`, and sees their first `window` places."""
         self._write, self._read, self._window = write, rows, window
 
-    def dense(self, write: torch.Tensor, rows: int, window: int) -> None:
-        """The next pass extends the first `rows` rows, read in place."""
+    def dense(self, write: torch.Tensor, rows: slice, window: int) -> None:
+        """The next pass extends rows that lie side by side, read in place."""
         self._write, self._read, self._window = write, rows, window
 
     def update(
@@ -53,8 +53,8 @@ class RowCache(Cache):  # type: ignore[misc]  # transformers has no types
         self._store(values, value_states)
         if self._read is None:
             return key_states, value_states
-        if isinstance(self._read, int):
-            picked = keys[: self._read, : self._window], values[: self._read, : self._window]
+        if isinstance(self._read, slice):
+            picked = keys[self._read, : self._window], values[self._read, : self._window]
         else:
             picked = (
                 keys[:, : self._window].index_select(0, self._read),

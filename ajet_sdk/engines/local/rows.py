@@ -20,6 +20,9 @@ __all__ = ["FREE", "RESTING", "RUNNING", "Rows"]
 FREE, RESTING, RUNNING = 0, 1, 2
 _SHARE_AT_LEAST = 16
 """Shared tokens below which copying another row's keys and values does not pay."""
+_ROWS_PER_JOB = 4
+"""Rows at most, for each job that may run: those that rest are searched for shared prefixes."""
+_Index = npt.NDArray[np.int64] | slice
 _COLUMNS: dict[str, type[np.generic]] = {
     "state": np.int8,
     "length": np.int64,
@@ -125,34 +128,30 @@ class Rows:
         is preferred, since it can be taken over where it lies.
         """
         most = len(prompt) - 1
+        own = np.fromiter(self._sessions.get(session, ()), dtype=np.int64)
         best, best_shared = -1, 0
-        for row in self._sessions.get(session, ()):
-            shared = self._shared(prompt, row, most)
-            whole = shared == self.length[row] and self.state[row] == RESTING
-            if shared > best_shared or (whole and shared == best_shared > 0):
-                best, best_shared = row, shared
-        if best >= 0 and best_shared == self.length[best]:
-            return best, best_shared
-        if self._share and most > best_shared and len(self.length):
-            row, shared = self._find_anywhere(prompt[:most])
-            if shared > best_shared:
-                best, best_shared = row, shared
+        if len(own):
+            shared_B = self._shared(prompt[:most], own)
+            whole_B = (shared_B == self.length[own]) & (self.state[own] == RESTING)
+            at = int((2 * shared_B + whole_B).argmax())
+            best, best_shared = int(own[at]), int(shared_B[at])
+            if whole_B[at] and best_shared:
+                return best, best_shared
+        if self._share and best_shared < most and len(self.length):
+            shared_B = self._shared(prompt[:most], slice(None))
+            if shared_B.max() > best_shared:
+                best, best_shared = int(shared_B.argmax()), int(shared_B.max())
         return (best, best_shared) if best_shared >= min(_SHARE_AT_LEAST, most) else (-1, 0)
 
-    def _find_anywhere(self, prompt: npt.NDArray[np.int32]) -> tuple[int, int]:
-        width = min(len(prompt), int(self.length.max()))
+    def _shared(self, ids: npt.NDArray[np.int32], rows: _Index) -> npt.NDArray[np.int64]:
+        """How many first tokens each of the rows has in common with `ids`, as far as they are computed."""
+        length_B = self.length[rows]
+        width = min(len(ids), int(length_B.max()))
         if not width:
-            return -1, 0
-        differs = self.ids[:, :width] != prompt[:width]
-        shared_R = np.where(differs.any(axis=1), differs.argmax(axis=1), width)
-        np.minimum(shared_R, self.length, out=shared_R)
-        row = int(shared_R.argmax())
-        return row, int(shared_R[row])
-
-    def _shared(self, prompt: npt.NDArray[np.int32], row: int, most: int) -> int:
-        width = min(most, int(self.length[row]))
-        differs = self.ids[row, :width] != prompt[:width]
-        return int(differs.argmax()) if differs.any() else width
+            return np.zeros(len(length_B), dtype=np.int64)
+        differs = self.ids[rows, :width] != ids[:width]
+        shared_B = np.where(differs.any(axis=1), differs.argmax(axis=1), width)
+        return np.minimum(shared_B, length_B)
 
     # Memory
 
@@ -176,7 +175,8 @@ class Rows:
     def _most(self, capacity: int) -> int:
         """How many rows the memory allowed can hold, but never fewer than may run."""
         per_row = self._cache.bytes_per_token * capacity
-        return max(self._at_least, self._kv_bytes // per_row if per_row else 0)
+        affordable = self._kv_bytes // per_row if per_row else 0
+        return max(self._at_least, min(affordable, self._at_least * _ROWS_PER_JOB))
 
     def reserve(self, length: int) -> None:
         """Make rows long enough for `length` tokens; what rests gives way where memory is short."""

@@ -182,21 +182,21 @@ class Slots:
         table, rows = self._table, self._rows
         window = int(table.length[rows].max()) + 1
         table.reserve(window + 1)
-        span = int(rows[-1]) + 1
-        dense = self._share and len(rows) * 4 >= span * 3
-        batch = np.arange(span) if dense else rows
+        first, behind = int(rows[0]), int(rows[-1]) + 1
+        dense = self._share and len(rows) * 4 >= (behind - first) * 3
+        batch = np.arange(first, behind) if dense else rows
         places = table.length[batch]
         ids = table.ids[batch, places].astype(np.int64)[:, None]
         write = self._tensor(batch * self._cache.capacity + places)
         if dense:
             # Rows between that do not run are computed along, behind their last token, and nothing is read of it.
-            self._cache.dense(write, span, window)
+            self._cache.dense(write, slice(first, behind), window)
         else:
             self._cache.extend(write, self._tensor(rows), window)
         places_B1 = self._tensor(places[:, None])
         logits = self._forward(self._tensor(ids), places_B1, seen(places_B1, window, self._dtype), None)
         table.length[rows] += 1
-        return logits[self._tensor(rows)] if dense and len(rows) < span else logits
+        return logits[self._tensor(rows - first)] if len(rows) < len(batch) else logits
 
     # Sampling
 

@@ -1,0 +1,275 @@
+"""Calls to timelines and splits.
+
+A call extends the timeline that is the longest exact token prefix of its prompt; else it opens a new one, a branch.
+What was sampled is masked in exactly once, behind the exact prefix at which it was sampled; where a branch repeats it,
+it is masked out. Two replies to one prompt are both kept, agents never share a timeline, and the order in which calls
+arrive changes nothing: where several calls go on from one place, the one with most sampled behind it keeps the
+timeline and the others branch off.
+
+The prefixes are found in a radix tree over each agent's sequences (`radix`): a conversation, however long, is one of
+its edges, and finding a call's place is a handful of vectorised comparisons.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ajet_sdk.radix import Edge, RadixTree, common_prefix
+from ajet_sdk.splits import HINTS, Side, explain
+from ajet_sdk.template import clean
+from ajet_sdk.types import Call, Span, Split, Timeline
+
+__all__ = ["Merged", "is_trained", "merge"]
+
+Decode = Callable[[Sequence[int]], str]
+_Ids = npt.NDArray[np.int32]
+_WINDOW = 48
+"""Tokens before the place where two calls part that are decoded to tell why."""
+
+
+@dataclass(frozen=True)
+class Merged:
+    """The timelines of some calls, and why each that opened a new one did not extend an earlier one."""
+
+    timelines: tuple[Timeline, ...]
+    splits: tuple[Split, ...]
+
+
+def is_trained(call: Call) -> bool:
+    """Whether a call's sampled tokens are to be masked in: its own to train, and the policy's (not a judge's)."""
+    return call.trainable and call.phase == "rollout"
+
+
+def merge(calls: Sequence[Call], decode: Decode | None = None) -> Merged:
+    """Fold calls into timelines.
+
+    Args:
+        calls: of one episode, in any order; those without ids give no timeline.
+        decode: token ids to text. With it, and with the messages in `Call.request`, a split's cause can be told.
+
+    Returns:
+        timelines in the order in which their first own call began, and one split for each timeline of an agent
+        beyond its first. Every sampled token of a trainable call is masked in exactly once.
+    """
+    by_agent: dict[tuple[str, str], list[_Node]] = defaultdict(list)
+    for call in {call.call_id: call for call in calls}.values():
+        if call.prompt_ids is not None and call.output_ids is not None:
+            by_agent[call.agent, call.phase].append(_Node(call, call.prompt_ids, call.output_ids))
+    found: list[tuple[_Node, Timeline]] = []
+    splits: list[tuple[_Node, Split]] = []
+    for nodes in by_agent.values():
+        nodes.sort(key=_began)
+        _find_parents(nodes)
+        _choose(nodes)
+        found += [(node, _timeline(node)) for node in nodes if node.opens]
+        splits += _splits(nodes, decode)
+    found.sort(key=lambda pair: _began(pair[0]))
+    splits.sort(key=lambda pair: _began(pair[0]))
+    return Merged(tuple(t for _, t in found), tuple(s for _, s in splits))
+
+
+@dataclass(eq=False)
+class _Node:
+    """A call in the tree of calls: its parent is the call whose prompt and output are the longest prefix of it."""
+
+    call: Call
+    prompt: _Ids
+    output: _Ids
+    edge: Edge[_Node] | None = None
+    """Where in the radix tree the prompt ends, at depth len(prompt)."""
+    parent: _Node | None = None
+    children: list[_Node] = field(default_factory=list)
+    heir: _Node | None = None
+    """The child that keeps the timeline."""
+    weight: int = 0
+    """Tokens sampled in this call and all that go on from it."""
+
+    @property
+    def end(self) -> int:
+        return len(self.prompt) + len(self.output)
+
+    @cached_property
+    def side(self) -> Side:
+        return _side(self.call)
+
+    @property
+    def opens(self) -> bool:
+        return self.parent is None or self.parent.heir is not self
+
+
+def _began(node: _Node) -> tuple[Any, str]:
+    return node.call.started_at, node.call.call_id
+
+
+def _find_parents(nodes: Sequence[_Node]) -> None:
+    """Set each node's parent and its parent's children."""
+    tree: RadixTree[_Node] = RadixTree()
+    ends: list[tuple[Edge[_Node], _Node]] = []
+    for node in sorted(nodes, key=lambda n: -n.end):  # longest first: the others then lie within its edges
+        node.edge = tree.add(tree.root, 0, node.prompt)
+        ends.append((tree.add(node.edge, len(node.prompt), node.output), node))
+    for edge, node in ends:
+        edge.at(node.end).mark(node.end, (not is_trained(node.call), *_began(node)), node)
+    for node in nodes:
+        assert node.edge is not None
+        below_own_end = min(len(node.prompt), node.end - 1)
+        node.parent = node.edge.at(len(node.prompt)).nearest(below_own_end)
+        if node.parent is not None:
+            node.parent.children.append(node)
+
+
+def _choose(nodes: Sequence[_Node]) -> None:
+    """Choose the heir of each node: the child with most sampled behind it, the earlier one where equal."""
+    for node in sorted(nodes, key=lambda n: (len(n.prompt), n.end), reverse=True):
+        node.weight = len(node.output) + sum(child.weight for child in node.children)
+        if node.children:
+            node.heir = max(node.children, key=lambda child: child.weight)  # the first, where several are
+
+
+def _timeline(node: _Node) -> Timeline:
+    """The timeline that a node opens: its prompt, its output, and those of its heirs."""
+    chain = [node]
+    while chain[-1].heir is not None:
+        chain.append(chain[-1].heir)
+    before: list[_Node] = []
+    ancestor = node.parent
+    while ancestor is not None:
+        before.append(ancestor)
+        ancestor = ancestor.parent
+    last = chain[-1]
+    token_ids = np.concatenate((last.prompt, last.output))
+    mask = np.zeros(len(token_ids), np.bool_)
+    logprobs = np.zeros(len(token_ids), np.float32)
+    spans: list[Span] = []
+    for link in chain:
+        if not is_trained(link.call) or not len(link.output):
+            continue
+        start, end = len(link.prompt), link.end
+        mask[start:end] = True
+        logprobs[start:end] = np.nan if link.call.logprobs is None else link.call.logprobs
+        spans.append(Span(call_id=link.call.call_id, start=start, end=end))
+    for array in (token_ids, mask, logprobs):
+        array.flags.writeable = False
+    trained = (link.call.policy_version for link in chain if is_trained(link.call))
+    return Timeline(
+        agent=node.call.agent,
+        token_ids=token_ids,
+        loss_mask=mask,
+        logprobs=logprobs,
+        call_ids=tuple(link.call.call_id for link in [*reversed(before), *chain]),
+        policy_version=min((v for v in trained if v is not None), default=None),
+        spans=tuple(spans),
+    )
+
+
+def _splits(nodes: Sequence[_Node], decode: Decode | None) -> list[tuple[_Node, Split]]:
+    """A split for each timeline of one agent but the first."""
+    opened = [node for node in nodes if node.opens]
+    if len(opened) < 2:
+        return []
+    history = _History(nodes)
+    first = next(node for node in opened if node.parent is None)
+    return [(node, _split(node, history, decode)) for node in opened if node is not first]
+
+
+def _split(node: _Node, history: _History, decode: Decode | None) -> Split:
+    if node.parent is not None and node.parent.heir is not None:
+        expected: _Node | None = node.parent
+        at, cause = _shared(node, node.parent.heir), "parallel_branch"
+    elif (twin := history.twin(node)) is not None:
+        expected, at, cause = None, len(twin.prompt), "parallel_branch"
+    else:
+        expected = history.expected(node)
+        at = _shared(node, expected)
+        cause = _cause(expected, node, at, decode)
+    return Split(
+        call_id=node.call.call_id,
+        parent_call_id=None if expected is None else expected.call.call_id,
+        at_token=at,
+        cause=cause,
+        extra_tokens=len(node.prompt),
+        hint=HINTS[cause],
+    )
+
+
+def _shared(node: _Node, other: _Node) -> int:
+    """How many tokens of a prompt another call's prompt and output begin with."""
+    same = common_prefix(node.prompt, other.prompt)
+    return same + common_prefix(node.prompt[same:], other.output) if same == len(other.prompt) else same
+
+
+def _cause(old: _Node, new: _Node, at: int, decode: Decode | None) -> str:
+    if decode is None:
+        return explain(old.side, new.side)
+    start = max(0, at - _WINDOW)
+    prompt = decode(old.prompt[start:].tolist())
+    old_text = decode(np.concatenate((old.prompt, old.output))[start:].tolist())
+    new_text = decode(new.prompt[start : old.end + 1024].tolist())
+    ended = at == old.end - 1 >= len(old.prompt)
+    return explain(old.side, new.side, old_text, new_text, min(len(prompt), len(old_text)), ended)
+
+
+class _History:
+    """The calls of one agent, to find the one that a call was expected to extend."""
+
+    def __init__(self, nodes: Sequence[_Node]) -> None:
+        self._nodes = nodes
+        self._place = {id(node): i for i, node in enumerate(nodes)}
+        self._roots: dict[bytes, _Node] = {}
+        self._asked: dict[tuple[int, str], list[_Node]] = defaultdict(list)
+        for node in nodes:
+            if node.parent is None:
+                self._roots.setdefault(node.prompt.tobytes(), node)
+            messages = _messages(node.call)
+            if messages:
+                self._asked[len(messages), _fingerprint(messages[-1])].append(node)
+
+    def twin(self, node: _Node) -> _Node | None:
+        """Another first call with the same prompt."""
+        first = self._roots[node.prompt.tobytes()]
+        return None if first is node else first
+
+    def expected(self, node: _Node) -> _Node:
+        """The latest call whose messages this one's extend furthest, else the latest that ended before it began."""
+        messages = node.side.messages or ()
+        for n in range(len(messages), 0, -1):
+            for other in self._before(node, self._asked.get((n, _fingerprint(messages[n - 1])), ())):
+                if other.side.messages == messages[:n]:
+                    return other
+        place = self._place[id(node)]
+        recent = self._nodes[max(0, place - 8) : place][::-1] or self._nodes[place + 1 : place + 2]
+        ended = [other for other in recent if other.call.ended_at <= node.call.started_at]
+        return (ended or recent)[0]
+
+    def _before(self, node: _Node, others: Sequence[_Node]) -> list[_Node]:
+        """Those that began before a call, the latest first; a few at most."""
+        place = self._place[id(node)]
+        return [other for other in reversed(others[-64:]) if self._place[id(other)] < place][:4]
+
+
+def _messages(call: Call) -> Sequence[Any] | None:
+    messages = call.request.get("messages")
+    return messages if isinstance(messages, list) and all(isinstance(m, Mapping) for m in messages) else None
+
+
+def _fingerprint(message: Mapping[str, Any]) -> str:
+    return f"{message.get('role')}:{clean(message)['content']}"
+
+
+def _side(call: Call) -> Side:
+    messages = _messages(call)
+    choices = call.response.get("choices") or [{}]
+    reply = choices[0].get("message")
+    return Side(
+        messages=None if messages is None else [clean(m) for m in messages],
+        tools=call.request.get("tools"),
+        options=call.request.get("chat_template_kwargs") or {},
+        reply=clean(reply) if reply else None,
+    )

@@ -1,0 +1,195 @@
+"""`ajet run`: run an agent over tasks and score it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ajet_sdk.errors import ConfigError
+from ajet_tools.cli.arguments import Arguments, split_arguments, use_placeholder_key
+
+if TYPE_CHECKING:
+    from ajet_sdk.config import Config
+    from ajet_sdk.run import Report, TaskScore
+    from ajet_sdk.types import Episode
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+SHOWN = 40
+"""Rows of the table; JSON has all."""
+
+
+@app.command()
+def run(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="AGENT KEY=VALUE", help="The agent, where no file names it, and overrides."),
+    ] = None,
+    conf: Annotated[Path | None, typer.Option("--conf", "-c", help="A config file with the root `ajet:`.")] = None,
+    judge: Annotated[
+        str | None, typer.Option(help="file.py:function, module->Name, exact, math or regex:PATTERN.")
+    ] = None,
+    tasks: Annotated[str | None, typer.Option(help="A .jsonl file, a directory of Parquet, or a hub name.")] = None,
+    base_url: Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint that answers.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The model's name there; without --base-url a directory or a hub name.")
+    ] = None,
+    api_key_env: Annotated[str | None, typer.Option(help="The variable that holds the endpoint's key.")] = None,
+    scripted: Annotated[str | None, typer.Option(help="replies.py:function that answers in place of a model.")] = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="Attempts at each task, for pass@k.")] = 1,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first tasks.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="Sampling temperature; without it the agent's own.")
+    ] = None,
+    exp_dir: Annotated[Path | None, typer.Option(help="Where the directory of traces is made.")] = None,
+    skip_bad_rows: Annotated[
+        bool, typer.Option("--skip-bad-rows", help="Skip and count rows that are no task.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Run an agent over tasks and score it; nothing is trained.
+
+    \b
+    ajet run agent.py:solve --judge agent.py:exact --tasks tasks.jsonl \\
+      --base-url http://127.0.0.1:8000/v1 --model NAME -k 4
+    ajet run agent.py:solve --judge math --tasks tasks.jsonl --model PATH
+    ajet run agent.py:solve --judge exact --tasks tasks.jsonl \\
+      --scripted replies.py:reply --limit 3
+    """
+    agent, overrides = split_arguments(arguments or [])
+    if conf is None and agent is None:
+        raise ConfigError("say what to run: an agent (agent.py:solve) or a config file (--conf FILE)")
+    if conf is None and tasks is None:
+        raise ConfigError("say on what to run: --tasks tasks.jsonl")
+    config = Arguments(
+        conf=conf,
+        overrides=overrides,
+        agent=agent,
+        judge=judge,
+        tasks=tasks,
+        model=model if base_url is None else None,
+        scripted=scripted,
+        skip_bad_rows=skip_bad_rows,
+        exp_dir=exp_dir,
+        more={
+            "model.base_url": base_url,
+            "model.name": model if base_url is not None else None,
+            "model.api_key_env": api_key_env,
+            "rollout.temperature": temperature,
+            # the tasks that are named are all there is: a file's validation tasks are others
+            "task_reader.jsonl_dataset_file.validation": {"file_path": None} if tasks else None,
+        },
+    ).config()
+    _check_engine(config)
+    use_placeholder_key()
+    report = _scored(config, k, limit, named=tasks is not None, quiet=as_json)
+    if as_json:
+        typer.echo(json.dumps(_as_json(report), indent=2, ensure_ascii=False))
+    else:
+        _print(report)
+    raise typer.Exit(0 if report.reward is not None else 1)
+
+
+def _check_engine(config: Config) -> None:
+    if not (config.model.base_url or config.model.path or config.model.scripted):
+        raise ConfigError(
+            "say what answers: --base-url URL --model NAME (an endpoint), --model PATH (a local model), "
+            "or --scripted replies.py:reply"
+        )
+
+
+def _scored(config: Config, k: int, limit: int | None, *, named: bool, quiet: bool) -> Report:
+    from ajet_sdk import run as sdk
+    from ajet_sdk.tasks import load_tasks
+
+    sets = load_tasks(config)
+    tasks = sets.train if named or not sets.val else sets.val
+    tasks = tasks[:limit]
+    if quiet or not sys.stderr.isatty():
+        return sdk.run(config, tasks=tasks, k=k)
+    from rich.console import Console
+    from rich.progress import Progress
+
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("Episodes", total=len(tasks) * k)
+        return sdk.run(config, tasks=tasks, k=k, on_episode=_advance(progress, bar))
+
+
+def _advance(progress: Any, bar: Any) -> Callable[[Episode], None]:
+    return lambda episode: progress.advance(bar)
+
+
+def _print(report: Report) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console()
+    table = Table("task", "question", "rewards", "mean", "solved", box=None, header_style="bold")
+    for score in report.tasks[:SHOWN]:
+        question = " ".join(_question(score).split())
+        table.add_row(
+            score.task.task_id[:12],
+            escape(question if len(question) <= 40 else question[:39] + "…"),
+            _rewards(score),
+            "-" if score.reward is None else f"{score.reward:.3g}",
+            f"{score.solved}/{len(score.episodes)}",
+        )
+    console.print(table)
+    if len(report.tasks) > SHOWN:
+        console.print(f"… and {len(report.tasks) - SHOWN} more tasks (--json has all)")
+    reward = "none" if report.reward is None else f"{report.reward:.4g}"
+    passed = "".join(f", pass@{k} {value:.4g}" for k, value in report.pass_at.items())
+    console.print(f"\nMean reward {reward} over {len(report.tasks)} tasks, {len(report.episodes)} episodes{passed}")
+    for line in (*report.failures, *report.notices):
+        console.print(f"[yellow]{escape(line)}[/yellow]")
+    console.print(f"The traces are in {report.directory}; look with: ajet trace ls {report.directory}", soft_wrap=True)
+
+
+def _question(score: TaskScore) -> str:
+    messages = score.task.init_messages
+    return score.task.main_query or (str(messages[-1].get("content", "")) if messages else "")
+
+
+def _rewards(score: TaskScore) -> str:
+    values = ["failed" if e.reward is None else f"{e.reward:.3g}" for e in score.episodes]
+    return " ".join(values[:8]) + (" …" if len(values) > 8 else "")
+
+
+def _as_json(report: Report) -> dict[str, Any]:
+    return {
+        "run_id": report.run_id,
+        "directory": str(report.directory),
+        "reward": report.reward,
+        "pass_at": {str(k): value for k, value in report.pass_at.items()},
+        "failures": report.failures,
+        "notices": report.notices,
+        "tasks": [
+            {
+                "task_id": score.task.task_id,
+                "main_query": score.task.main_query,
+                "reward": score.reward,
+                "solved": score.solved,
+                "failed": score.failed,
+                "episodes": [
+                    {
+                        "episode_id": episode.episode_id,
+                        "attempt": episode.attempt,
+                        "status": episode.status,
+                        "reward": episode.reward,
+                        "is_success": episode.is_success,
+                        "error": episode.error,
+                    }
+                    for episode in score.episodes
+                ],
+            }
+            for score in report.tasks
+        ],
+    }

@@ -1,0 +1,217 @@
+"""A trace on a terminal: tables and conversations. No text of a model's is ever taken for markup."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.rule import Rule
+from rich.table import Table
+from rich.text import Text
+
+from ajet_sdk.types import Episode
+from ajet_tools.trace.text import message_text, one_line, reply_of, short_ids, visible
+
+__all__ = ["call_view", "console", "conversation", "episode_head", "fields", "number", "table"]
+
+_ROLES = {"system": "dim", "user": "green", "assistant": "cyan", "tool": "magenta"}
+_PIPE_WIDTH = 160
+_NARROW = 12
+_STATUS = {
+    "succeeded": "green",
+    "finished": "green",
+    "trained": "green",
+    "running": "cyan",
+    "failed": "red",
+    "timeout": "yellow",
+    "aborted": "yellow",
+    "interrupted": "yellow",
+    "undelivered": "yellow",
+    "superseded": "dim",
+}
+
+
+def console() -> Console:
+    """Where the commands print: as wide as the terminal, and nothing in a text is highlighted or replaced."""
+    made = Console(highlight=False, markup=False, emoji=False)
+    if not made.is_terminal and "COLUMNS" not in os.environ:
+        made.width = _PIPE_WIDTH
+    return made
+
+
+def number(value: Any) -> str:
+    """A number in few characters; nothing where there is none."""
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
+
+
+def table(
+    rows: Sequence[Mapping[str, Any]], width: int, *, title: str = "", right: Iterable[str] = ()
+) -> RenderableType:
+    """Rows as a table of at most `width` characters, one line each; columns that have no room are named below it.
+
+    Text gives way first; numbers, and the columns named in `right`, stand on the right and are not cut.
+    """
+    names = list(rows[0]) if rows else []
+    cells = {name: [cell(row[name]) for row in rows] for name in names}
+    numeric = {n for n in names if n in right or any(isinstance(r[n], int | float) for r in rows)}
+    needed = {n: max(len(n), *(c.cell_len for c in cells[n])) for n in names}
+    room, shown = width, list[str]()
+    for name in names:
+        room -= (needed[name] if name in numeric else min(needed[name], _NARROW)) + 2
+        if room < -2 and shown:
+            break
+        shown.append(name)
+    made = Table(header_style="bold", box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in shown:
+        rigid = name in numeric or needed[name] <= _NARROW
+        made.add_column(Text(name, no_wrap=True), justify="right" if name in numeric else "left", no_wrap=rigid)
+    for i in range(len(rows)):
+        made.add_row(*(cells[name][i] for name in shown))
+    parts: list[RenderableType] = [Text(title, style="italic")] if title else []
+    left = names[len(shown) :]
+    more = [Text(one_line(f"no room for {', '.join(left)}; a wider terminal or --json has them", width), style="dim")]
+    return Group(*parts, made, *(more if left else []))
+
+
+def cell(value: Any) -> Text:
+    """A value in a table: one line, status words in colour."""
+    if value is None:
+        return Text("")
+    if isinstance(value, bool):
+        return Text("yes" if value else "no")
+    if isinstance(value, int | float):
+        return Text(number(value))
+    if isinstance(value, datetime):
+        return Text(value.strftime("%Y-%m-%d %H:%M:%S"), no_wrap=True, overflow="ellipsis")
+    text = one_line(value, 400)
+    return Text(text, style=_STATUS.get(text, ""), no_wrap=True, overflow="ellipsis")
+
+
+def fields(pairs: Iterable[tuple[str, Any]]) -> Table:
+    """Names and values, one a line; those without a value are left out."""
+    made = Table.grid(padding=(0, 2))
+    made.add_column(style="bold", no_wrap=True)
+    made.add_column(overflow="fold")
+    for name, value in pairs:
+        if value is not None and value != "" and value != [] and value != {}:
+            made.add_row(Text(name), Text(visible(value)) if isinstance(value, str) else cell(value))
+    return made
+
+
+def episode_head(episode: Episode, ledger: Sequence[Mapping[str, Any]], live: bool = False) -> RenderableType:
+    """What an episode was, how it ended and what it was worth; `live`: it has not ended yet."""
+    outcomes: dict[str, int] = {}
+    for entry in ledger:
+        outcomes[entry["outcome"]] = outcomes.get(entry["outcome"], 0) + entry["tokens"]
+    pairs: list[tuple[str, Any]] = [
+        ("episode", episode.episode_id),
+        ("run", episode.run_id),
+        ("group", f"{episode.group_id}, attempt {episode.attempt}" if episode.group_id else None),
+        ("step", f"{episode.step} ({episode.split})"),
+        ("task", f"{episode.task.task_id}  {one_line(episode.task.main_query)}"),
+        ("status", "running, or cut off before it ended" if live else episode.status),
+        ("error", f"{episode.cause}: {episode.error}" if episode.cause and episode.error else episode.error),
+        ("output", None if episode.output is None else one_line(episode.output, 400)),
+        ("reward", number(episode.reward)),
+    ]
+    for reward in episode.rewards:
+        of = f" of {reward.call_id}" if reward.call_id else f" of agent {reward.agent}" if reward.agent else ""
+        weight = f" × {number(reward.weight)}" if reward.weight != 1 else ""
+        why = f"  {reward.reason}" if reward.reason else ""
+        pairs.append((f"  {reward.name}", f"{number(reward.value)}{weight}{of}{why}"))
+    pairs += [(name, number(value)) for name, value in episode.metrics.items()]
+    pairs.append(("ledger", ", ".join(f"{n:,} tokens {outcome}" for outcome, n in outcomes.items())))
+    return fields(pairs)
+
+
+def conversation(rows: Sequence[Mapping[str, Any]], ledger: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
+    """The calls of an episode: of each the messages that an earlier call has not, and its reply."""
+    ids = short_ids([row["call_id"] for row in rows])
+    booked: dict[str, list[str]] = {}
+    for entry in ledger:
+        booked.setdefault(entry["call_id"], []).append(f"{entry['tokens']:,} {entry['outcome']}")
+    replies: dict[str, Any] = {}
+    for row in rows:
+        reply = reply_of(json.loads(row["response"]))
+        replies[row["call_id"]] = reply
+        parent = row["parent_call_id"]
+        yield Rule(_call_title(row, ids, booked.get(row["call_id"], [])), align="left", style="dim")
+        for message in _new_messages(row, replies.get(parent) if parent else None):
+            yield _message(message)
+        yield _message(reply)
+        if row["error"]:
+            yield Text(visible(f"error: {row['error']}"), style="red")
+
+
+def _call_title(row: Mapping[str, Any], ids: Mapping[str, str], booked: Sequence[str]) -> Text:
+    parts = [f"call {row['index']}  {ids[row['call_id']]}", row["agent"], row["model"]]
+    if row["policy_version"] is not None:
+        parts.append(f"version {row['policy_version']}")
+    if row["output_tokens"] is not None:
+        parts.append(f"{number(row['prompt_tokens'])} → {row['output_tokens']:,} tokens")
+    parts += [row["finish_reason"], f"{row['seconds']:.2f} s"]
+    parts += [row["phase"] if row["phase"] != "rollout" else "", "" if row["trainable"] else "not trained", *booked]
+    return Text(visible("  ".join(part for part in parts if part)), style="bold")
+
+
+def _new_messages(row: Mapping[str, Any], echoed: Mapping[str, Any] | None) -> list[Any]:
+    """The messages that are new in this call, without the parent's reply where it comes back as it was."""
+    if row["messages_suffix"] is None:
+        request = json.loads(row["request"])
+        asked = request.get("prompt", request.get("input"))
+        return [] if asked is None else [{"role": "user", "content": asked}]
+    messages = list(json.loads(row["messages_suffix"]))
+    first = messages[0] if messages else None
+    if echoed is None or not isinstance(first, Mapping) or first.get("role") != "assistant":
+        return messages
+    return messages[1:] if message_text(first) == message_text(echoed) else messages
+
+
+def _message(message: Any) -> RenderableType:
+    if not isinstance(message, Mapping):
+        message = {"role": "?", "content": message}
+    role = str(message.get("role", "?"))
+    name = f" {message['name']}" if isinstance(message.get("name"), str) else ""
+    body = message_text(message) or "(empty)"
+    return Group(
+        Text(one_line(f"{role}{name}"), style=f"bold {_ROLES.get(role, '')}"), Padding(Text(body), (0, 0, 0, 2))
+    )
+
+
+def call_view(row: Mapping[str, Any]) -> Iterator[RenderableType]:
+    """One call whole: what it was, every message of its request, its reply."""
+    request = json.loads(row["request"])
+    messages = request.pop("messages", None)
+    yield fields(
+        [
+            ("call", row["call_id"]),
+            ("episode", row["episode_id"]),
+            ("extends", row["parent_call_id"]),
+            ("agent", f"{row['agent']}{' ' + row['target_tag'] if row['target_tag'] else ''}"),
+            ("model", row["model"]),
+            ("version", row["policy_version"]),
+            ("phase", row["phase"]),
+            ("trainable", row["trainable"]),
+            ("prompt", f"{len(row['prompt_ids']):,} tokens" if row["prompt_ids"] is not None else None),
+            ("reply", f"{len(row['output_ids']):,} tokens" if row["output_ids"] is not None else None),
+            ("log-probability", f"{sum(row['logprobs']):.4f} in all" if row["logprobs"] else None),
+            ("finish reason", row["finish_reason"]),
+            ("sampling", row["sampling"]),
+            ("request", json.dumps(request, ensure_ascii=False)),
+            ("started", row["started_at"]),
+            ("ended", row["ended_at"]),
+            ("error", row["error"]),
+            ("ledger", ", ".join(row["ledger"] or [])),
+        ]
+    )
+    for message in messages or ():
+        yield _message(message)
+    yield Rule(Text("reply"), align="left", style="dim")
+    yield _message(reply_of(json.loads(row["response"])))

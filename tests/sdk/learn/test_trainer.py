@@ -1,0 +1,266 @@
+"""The trainer: what a step does to the weights, and that a checkpoint brings everything back."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from ajet_sdk.errors import CheckpointError, ConfigError, TrainingError
+from ajet_sdk.learn import checkpoint
+from ajet_sdk.learn.loss import LossSettings, collate, score
+from ajet_sdk.learn.trainer import Trainer, TrainerSettings, default_lr
+from ajet_sdk.types import Sample, Span, Timeline
+
+
+def tiny(seed: int = 0, dtype: torch.dtype = torch.float32) -> Qwen3ForCausalLM:
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=40, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, max_position_embeddings=128, tie_word_embeddings=True,
+        initializer_range=0.2,
+    )  # fmt: skip
+    return Qwen3ForCausalLM(config).to(dtype).eval()
+
+
+def with_lora(model: Qwen3ForCausalLM, dropout: float = 0.0) -> torch.nn.Module:
+    import peft
+
+    config = peft.LoraConfig(
+        task_type="CAUSAL_LM", r=4, lora_alpha=8, lora_dropout=dropout, target_modules="all-linear"
+    )
+    return peft.get_peft_model(model, config).eval()
+
+
+def batch(model: torch.nn.Module, seed: int, rows: int = 6) -> list[Sample]:
+    """Samples whose log-probabilities are the model's own, as a sampler would have left them."""
+    draw = np.random.default_rng(seed)
+    samples = []
+    for row in range(rows):
+        length = int(draw.integers(6, 20))
+        start = int(draw.integers(2, length - 2))
+        mask = np.arange(length) >= start
+        line = Timeline(
+            agent="default", token_ids=draw.integers(0, 40, length), loss_mask=mask, logprobs=np.zeros(length),
+            call_ids=(f"c{row}",), spans=(Span(call_id=f"c{row}", start=start, end=length),),
+        )  # fmt: skip
+        bare = Sample(timeline=line, episode_id=str(row), group_id="g", reward=0.0, advantages=np.zeros(length))
+        with torch.no_grad():
+            own = score(model, collate([bare], 1.0), entropy=False).logprobs_N.float().numpy()
+        logprobs = np.zeros(length)
+        logprobs[mask] = own
+        line = line.model_copy(
+            update={"logprobs": Timeline.model_validate({**dict(line), "logprobs": logprobs}).logprobs}
+        )
+        samples.append(
+            Sample(timeline=line, episode_id=str(row), group_id="g", reward=0.0,
+                   advantages=np.where(mask, float(draw.normal()), 0.0))
+        )  # fmt: skip
+    return samples
+
+
+def weights(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: value.clone() for name, value in model.state_dict().items()}
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return all(torch.equal(value, b[name]) for name, value in a.items())
+
+
+def test_a_step_reports_no_gap_no_kl_and_no_clipping_at_the_start() -> None:
+    model = tiny()
+    trainer = Trainer(model, TrainerSettings(lr=1e-3, loss=LossSettings(kl_coef=0.1)))
+    metrics = trainer.step(batch(model, 0))
+    assert metrics["logprob_gap_max"] < 1e-5
+    assert metrics["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics["clip_share"] == 0
+    assert 0 < metrics["entropy"] <= math.log(40)
+    assert metrics["lr"] == pytest.approx(4e-4)  # two of five warm-up steps
+    assert trainer.updates == 1
+
+
+def test_kl_to_the_reference_grows_as_the_policy_moves() -> None:
+    model = tiny()
+    trainer = Trainer(model, TrainerSettings(lr=1e-2, warmup_steps=0, loss=LossSettings(kl_coef=0.1)))
+    samples = batch(model, 0)
+    assert [trainer.step(samples)["kl"] > 1e-4 for _ in range(2)] == [False, True]
+
+
+def test_good_tokens_become_likelier_and_bad_ones_less() -> None:
+    model = tiny()
+    samples = batch(model, 1)
+    before = score(model, collate(samples, 1.0), entropy=False).logprobs_N.detach()
+    Trainer(model, TrainerSettings(lr=1e-3, warmup_steps=0)).step(samples)
+    after = score(model, collate(samples, 1.0), entropy=False).logprobs_N.detach()
+    advantages = collate(samples, 1.0).advantages_N
+    assert float(((after - before) * advantages).sum()) > 0
+
+
+@pytest.mark.parametrize("budget", [1, 30, 100_000])
+def test_the_size_of_micro_batches_changes_no_result(budget: int) -> None:
+    model, whole = tiny(), tiny()
+    samples = batch(model, 2)
+    one = Trainer(whole, TrainerSettings(lr=1e-3)).step(samples)
+    other = Trainer(model, TrainerSettings(lr=1e-3, micro_batch_tokens=budget)).step(samples)
+    for name in set(one) - {"seconds", "tokens_per_second"}:
+        assert other[name] == pytest.approx(one[name], rel=1e-3, abs=1e-5), name
+
+
+def test_mini_batches_and_epochs_are_updates_and_count_as_versions() -> None:
+    model = tiny()
+    trainer = Trainer(model, TrainerSettings(lr=1e-3, mini_batch_num=2, ppo_epochs=3))
+    trainer.step(batch(model, 3))
+    assert trainer.updates == 6
+    assert sorted(i for share in trainer._shares(7) for i in share) == list(range(7))
+
+
+def test_lower_precision_weights_have_masters() -> None:
+    """A step of 1e-4 is lost in bfloat16; a hundred of them are not, since the masters add them up."""
+    model = tiny(dtype=torch.bfloat16)
+    trainer = Trainer(model, TrainerSettings(lr=1e-4, warmup_steps=0))
+    assert all(m.dtype == torch.float32 for m in trainer.masters)
+    samples, before = batch(model, 4), [m.clone() for m in trainer.masters]
+    trainer.step(samples)
+    assert any(not torch.equal(a, b) for a, b in zip(before, trainer.masters, strict=True))
+    for master, parameter in zip(trainer.masters, trainer.parameters, strict=True):
+        assert torch.equal(master.to(torch.bfloat16), parameter.detach())
+
+
+def test_lora_moves_only_the_adapter_and_is_its_own_reference() -> None:
+    model = with_lora(tiny())
+    base = {n: v for n, v in weights(model).items() if "lora_" not in n}
+    trainer = Trainer(model, TrainerSettings(lr=1e-2, warmup_steps=0, loss=LossSettings(kl_coef=0.1)))
+    samples = batch(model, 5)
+    kls = [trainer.step(samples)["kl"] for _ in range(3)]
+    assert kls[0] == pytest.approx(0.0, abs=1e-6)
+    assert kls[2] > 1e-5
+    assert same(base, weights(model))
+
+
+def test_a_gradient_that_is_not_finite_stops_the_run_and_leaves_the_weights() -> None:
+    model = tiny()
+    before = weights(model)
+    samples = batch(model, 6)
+    spoilt = samples[0].model_copy(update={"advantages": samples[0].advantages * np.float32("inf")})
+    with pytest.raises(TrainingError, match="not finite"):
+        Trainer(model, TrainerSettings(lr=1e-3)).step([spoilt])
+    assert same(before, weights(model))
+
+
+def test_nothing_to_train_on_is_said() -> None:
+    with pytest.raises(TrainingError, match="no sample"):
+        Trainer(tiny(), TrainerSettings(lr=1e-3)).step([])
+
+
+def test_an_unknown_estimator_is_a_config_error() -> None:
+    model = tiny()
+    trainer = Trainer(model, TrainerSettings(lr=1e-3, loss=LossSettings(kl_coef=0.1, kl_type="k7")))
+    with pytest.raises(ConfigError, match="kl_loss_type"):
+        trainer.step(batch(model, 0))
+
+
+def test_smaller_models_learn_at_higher_rates() -> None:
+    sizes = [100_000, 10_000_000, 500_000_000, 7_000_000_000]
+    rates = [default_lr(n, lora=False) for n in sizes]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[0] == 1e-3 and rates[-1] == 1e-6
+    assert default_lr(500_000_000, lora=True) == pytest.approx(10 * default_lr(500_000_000, lora=False))
+
+
+# Checkpoints
+
+
+@pytest.fixture
+def tokenizer() -> PreTrainedTokenizerFast:
+    from tokenizers import Tokenizer, models
+
+    backend = Tokenizer(models.WordLevel({f"t{i}": i for i in range(40)}, unk_token="t0"))
+    return PreTrainedTokenizerFast(tokenizer_object=backend, eos_token="t1", pad_token="t2")
+
+
+def progress(step: int) -> checkpoint.Progress:
+    return checkpoint.Progress(step=step, policy_version=step, fingerprint="job", metrics={"val/reward": 0.5})
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_restored_run_goes_on_to_the_same_numbers(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast, lora: bool, dtype: torch.dtype
+) -> None:
+    """Three steps at a stretch, and one step, a checkpoint, a new process's objects, and two more steps."""
+
+    def made() -> Trainer:
+        model = tiny(dtype=dtype)
+        return Trainer(with_lora(model, dropout=0.1) if lora else model, TrainerSettings(lr=1e-2, mini_batch_num=2))
+
+    torch.manual_seed(7)
+    straight = made()
+    batches = [batch(straight.model, seed) for seed in range(3)]
+    torch.manual_seed(8)
+    straight.step(batches[0])
+    place = checkpoint.save(tmp_path, straight, tokenizer, progress(1), keep=2)
+    expected = [straight.step(b) for b in batches[1:]]
+
+    again = made()
+    assert checkpoint.restore(place, again, "job") == progress(1)
+    numbers = [again.step(b) for b in batches[1:]]
+    for one, other in zip(expected, numbers, strict=True):
+        assert {k: v for k, v in one.items() if "seconds" not in k and "per_second" not in k} == {
+            k: v for k, v in other.items() if "seconds" not in k and "per_second" not in k
+        }
+    assert same(weights(straight.model), weights(again.model))
+
+
+def test_only_the_newest_checkpoints_are_kept(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    trainer = Trainer(tiny(), TrainerSettings(lr=1e-3))
+    for step in (1, 2, 3, 3):
+        checkpoint.save(tmp_path, trainer, tokenizer, progress(step), keep=2)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step_000002", "step_000003"]
+    newest = checkpoint.latest(tmp_path)
+    assert newest is not None and newest.name == "step_000003"
+
+
+def test_a_half_written_checkpoint_is_never_the_latest(tmp_path: Path) -> None:
+    (tmp_path / "step_000009").mkdir()
+    (tmp_path / ".step_000010.123").mkdir()
+    assert checkpoint.latest(tmp_path) is None
+
+
+def test_a_checkpoint_of_another_job_is_refused(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    trainer = Trainer(tiny(), TrainerSettings(lr=1e-3))
+    place = checkpoint.save(tmp_path, trainer, tokenizer, progress(1), keep=1)
+    with pytest.raises(CheckpointError, match="other settings"):
+        checkpoint.restore(place, trainer, "another job")
+
+
+def test_a_spoilt_checkpoint_says_so(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
+    trainer = Trainer(tiny(), TrainerSettings(lr=1e-3))
+    place = checkpoint.save(tmp_path, trainer, tokenizer, progress(1), keep=1)
+    (place / "model.safetensors").write_bytes(b"not weights")
+    with pytest.raises(CheckpointError, match="cannot be restored"):
+        checkpoint.restore(place, trainer, "job")
+    (place / "state.json").write_text("{")
+    with pytest.raises(CheckpointError, match="not a whole checkpoint"):
+        checkpoint.restore(place, trainer, "job")
+
+
+def test_the_result_of_lora_is_a_merged_model_with_its_adapter(
+    tmp_path: Path, tokenizer: PreTrainedTokenizerFast
+) -> None:
+    from transformers import AutoModelForCausalLM
+
+    model = with_lora(tiny())
+    trainer = Trainer(model, TrainerSettings(lr=1e-1, warmup_steps=0))
+    trainer.step(batch(model, 0))
+    before = weights(model)
+    place = checkpoint.export(tmp_path / "model", model, tokenizer)
+    assert same(before, weights(model))
+    ids = torch.tensor([[1, 2, 3, 4]])
+    merged = AutoModelForCausalLM.from_pretrained(place).eval()
+    assert torch.allclose(merged(ids).logits, model(ids).logits, atol=1e-4)
+    assert not torch.allclose(merged(ids).logits, tiny()(ids).logits, atol=1e-3)
+    assert (place / "adapter" / "adapter_config.json").is_file()

@@ -1,0 +1,603 @@
+"""`run_episode` and `run_batch`: what an agent does, well or badly, is data on its episode."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any
+
+import httpx
+import numpy as np
+import openai
+import pytest
+
+import ajet
+from ajet_sdk.capture import installed
+from ajet_sdk.config import Config, load_config
+from ajet_sdk.engines.scripted import ScriptedEngine
+from ajet_sdk.episode import Attempt, run_batch
+from ajet_sdk.errors import AjetError, ContextOverflow, EngineUnavailable, TrainingError
+from ajet_sdk.gateway import Gateway, SamplingOverride
+from ajet_sdk.outcomes import check_sound, failures_by_cause, notices
+from ajet_sdk.types import Episode, Reward, Task
+from ajet_sdk.workers import Workers
+from ajet_sdk.workflow import WorkflowOutput
+
+client = openai.AsyncOpenAI(api_key="own", base_url="http://127.0.0.1:9/v1")
+
+
+shared: list[Gateway] = []
+
+
+@pytest.fixture(scope="module", autouse=True)
+def gateway() -> Iterator[None]:
+    """One gateway for every test here: starting one takes longer than most tests."""
+    with Gateway() as opened:
+        shared.append(opened)
+        yield
+    shared.clear()
+
+
+def config(**rollout: Any) -> Config:
+    return load_config(values={"rollout": {"timeout": 20, "judge_timeout": 20, **rollout}})
+
+
+def episodes(
+    workflow: Any,
+    judge: Any = None,
+    *,
+    tasks: Sequence[Task] | int = 1,
+    replies: Callable[[Any], Any] = lambda ask: "42",
+    engine: Any = None,
+    settings: Config | None = None,
+    **more: Any,
+) -> list[Episode]:
+    """Run one attempt at each task with scripted replies."""
+    found = (
+        [Task(main_query=f"q{i}", metadata={"answer": "42"}) for i in range(tasks)] if isinstance(tasks, int) else tasks
+    )
+
+    async def main(gateway: Gateway) -> list[Episode]:
+        return await run_batch(
+            workflow,
+            judge,
+            [Attempt(task, run_id="run", seed=i) for i, task in enumerate(found)],
+            engine=engine or ScriptedEngine(replies),
+            gateway=gateway,
+            config=settings or config(),
+            **more,
+        )
+
+    return asyncio.run(main(shared[0]))
+
+
+async def said(question: str, model: str = "gpt-4o-mini", **parameters: Any) -> str:
+    """What an agent without any edit does."""
+    messages: Any = [{"role": "user", "content": question}]
+    reply = await client.chat.completions.create(model=model, messages=messages, **parameters)
+    return reply.choices[0].message.content or ""
+
+
+@ajet.workflow
+async def untouched(question: str) -> str:
+    return await said(question)
+
+
+@ajet.workflow
+async def solve(question: str, model: Any) -> str:
+    return str((await model.chat([{"role": "user", "content": question}]))["content"])
+
+
+@ajet.judge
+def exact(output: str, answer: str) -> float:
+    return float(output == answer)
+
+
+def test_an_episode() -> None:
+    [episode] = episodes(solve, exact)
+    assert (episode.status, episode.output, episode.reward, episode.error) == ("succeeded", "42", 1.0, None)
+    assert episode.rewards[0].name == "exact" and episode.run_id == "run"
+    [call] = episode.calls
+    assert call.trainable and call.phase == "rollout" and call.output_ids is not None
+
+
+def test_an_untouched_agent_with_a_client_of_its_own() -> None:
+    found = episodes(untouched, exact, tasks=4)
+    assert [e.reward for e in found] == [1.0] * 4
+    said_of = [[call.request["messages"][0]["content"] for call in e.calls] for e in found]
+    assert said_of == [["q0"], ["q1"], ["q2"], ["q3"]]
+
+
+def test_a_client_of_the_module_survives_batches_and_a_run() -> None:
+    """Async workflows share one loop for as long as the run lasts, so that pooled connections stay usable."""
+
+    loops = set()
+
+    @ajet.workflow
+    async def own(question: str) -> str:
+        loops.add(asyncio.get_running_loop())
+        return await said(question)
+
+    with installed(), Workers(8):
+        assert all(e.reward == 1 for _ in range(3) for e in episodes(own, exact, tasks=2))
+    assert len(loops) == 1
+
+
+@pytest.mark.parametrize(
+    ("returned", "reward", "success"),
+    [
+        (0.5, 0.5, None),
+        (2, 2.0, None),
+        (True, 1.0, True),
+        (False, 0.0, False),
+        (np.float32(0.5), 0.5, None),
+        (np.array(1.5), 1.5, None),
+        ((0.25, True), 0.25, True),
+        ((0.25, None), 0.25, None),
+        (Reward(value=3, weight=0.5), 1.5, None),
+        ((Reward(value=3), False), 3.0, False),
+        ([Reward(name="a", value=1), Reward(name="b", value=2)], 3.0, None),
+    ],
+)
+def test_what_a_judge_may_return(returned: Any, reward: float, success: bool | None) -> None:
+    @ajet.judge
+    async def judge(output: str) -> Any:
+        return returned
+
+    [episode] = episodes(solve, judge)
+    assert (episode.status, episode.reward, episode.is_success) == ("succeeded", reward, success)
+
+
+@pytest.mark.parametrize(
+    "returned", [None, float("nan"), float("inf"), "1.0", [], [1.0], {}, (1.0, 2.0), (1.0,), (None, True), object()]
+)
+def test_nonsense_is_a_failure_and_never_zero(returned: Any) -> None:
+    @ajet.judge
+    def judge(output: str) -> Any:
+        return returned
+
+    [episode] = episodes(solve, judge)
+    assert (episode.status, episode.cause, episode.rewards) == ("failed", "NoReward", ())
+    assert "judge judge returned" in (episode.error or "")
+    assert len(episode.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("output", "reward"),
+    [
+        (Reward(value=2), 2.0),
+        ([Reward(value=2), Reward(value=3)], 5.0),
+        (WorkflowOutput(reward=0.5, is_success=True), 0.5),
+        (WorkflowOutput(reward=[0.5, 1]), 1.5),
+        (WorkflowOutput(reward=[Reward(value=4)]), 4.0),
+        (0.5, None),
+        ([], None),
+        (WorkflowOutput(), None),
+    ],
+)
+def test_a_reward_of_the_workflow_skips_the_judge_and_a_number_is_output(output: Any, reward: float | None) -> None:
+    asked = []
+
+    @ajet.workflow
+    def act(question: str) -> Any:
+        return output
+
+    @ajet.judge
+    def judge(output: Any) -> float:
+        asked.append(output)
+        return 7.0
+
+    [episode] = episodes(act, judge)
+    assert episode.reward == (7.0 if reward is None else reward)
+    assert asked == ([] if reward is not None else [output])
+
+
+def test_a_nan_of_the_workflow_is_a_failure() -> None:
+    @ajet.workflow
+    def act(question: str) -> Any:
+        return WorkflowOutput(reward=float("nan"))
+
+    [episode] = episodes(act)
+    assert (episode.status, episode.cause) == ("failed", "NoReward")
+
+
+def test_no_judge_and_no_reward() -> None:
+    [episode] = episodes(solve)
+    assert (episode.status, episode.cause, episode.infrastructure) == ("failed", "NoReward", False)
+    assert "there is no judge" in (episode.error or "")
+
+
+class Broken(Exception): ...
+
+
+RAISED = [Broken("pot"), SystemExit(3), KeyboardInterrupt(), StopIteration(), asyncio.CancelledError()]
+
+
+@pytest.mark.parametrize("error", RAISED, ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize("is_async", [True, False])
+def test_what_an_agent_raises_is_data(error: BaseException, is_async: bool) -> None:
+    @ajet.workflow
+    def act(question: str) -> str:
+        if question == "q1":
+            raise error
+        return question
+
+    @ajet.workflow
+    async def act_async(question: str) -> str:
+        return act(question)
+
+    found = episodes(act_async if is_async else act, ajet.judge(lambda output: 1.0), tasks=3)
+    assert [e.status for e in found] == ["succeeded", "failed", "succeeded"]
+    if is_async and isinstance(error, StopIteration):
+        assert found[1].cause == "RuntimeError"  # as Python has it
+    else:
+        assert found[1].cause == type(error).__name__
+    assert "test_episode.py" in (found[1].error or "") and "workers.py" not in (found[1].error or "")
+    assert not found[1].infrastructure and found[1].rewards == ()
+
+
+def test_what_a_judge_raises_is_data_too() -> None:
+    @ajet.judge
+    def judge(output: str) -> float:
+        raise Broken("pot")
+
+    [episode] = episodes(solve, judge)
+    assert (episode.status, episode.cause) == ("failed", "Broken")
+    assert (episode.error or "").startswith("judge judge: ") and len(episode.calls) == 1
+
+
+def test_a_task_without_a_key_fails_alone() -> None:
+    found = episodes(solve, exact, tasks=[Task(main_query="q", metadata={"answer": "42"}), Task(main_query="r")])
+    assert [e.cause for e in found] == [None, "SignatureError"]
+
+
+def test_a_hanging_async_workflow_times_out_and_is_cancelled() -> None:
+    cleaned = []
+
+    @ajet.workflow(timeout=0.2)
+    async def hang(question: str) -> str:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            cleaned.append(question)
+        return ""
+
+    started = time.monotonic()
+    found = episodes(hang, exact, tasks=3)
+    assert [e.status for e in found] == ["timeout"] * 3 and time.monotonic() - started < 5
+    assert found[0].cause == "EpisodeTimeout" and sorted(cleaned) == ["q0", "q1", "q2"]
+
+
+def test_a_hanging_sync_workflow_is_abandoned_with_its_place_and_its_key_revoked() -> None:
+    released, late = threading.Event(), []
+
+    @ajet.workflow(timeout=0.3)
+    def hang(question: str, model: Any) -> str:
+        released.wait(20)
+        body = {"model": "m", "messages": [{"role": "user", "content": "late"}]}
+        key = {"authorization": f"Bearer {model.api_key}"}
+        late.append(httpx.post(f"{model.base_url}/chat/completions", headers=key, json=body).status_code)
+        return ""
+
+    with Workers(4) as workers:
+
+        async def main() -> list[Episode]:
+            return await run_batch(hang, exact, [Attempt(Task(main_query="q"))], engine=ScriptedEngine(lambda ask: "x"),
+                                   gateway=gateway, config=config())  # fmt: skip
+
+        [episode] = asyncio.run(main())
+        assert workers.abandoned == 1
+        released.set()
+        deadline = time.monotonic() + 10
+        while not late and time.monotonic() < deadline:
+            time.sleep(0.02)
+    assert episode.status == "timeout" and "hang" in (episode.error or "")
+    assert late == [410] and episode.calls == ()
+
+
+def test_more_abandoned_than_workers_stops_the_run() -> None:
+    released = threading.Event()
+
+    @ajet.workflow(timeout=0.1)
+    def hang(question: str) -> str:
+        released.wait(20)
+        return ""
+
+    try:
+        with pytest.raises(TrainingError, match="abandoned, more than"):
+            episodes(hang, exact, tasks=6, settings=config(max_env_worker=2))
+    finally:
+        released.set()
+
+
+def test_blocking_http_inside_async_code_does_not_deadlock() -> None:
+    """It serialises; the gateway answers from its own thread."""
+
+    @ajet.workflow
+    async def blocking(question: str, model: Any) -> str:
+        reply = httpx.post(
+            f"{model.base_url}/chat/completions",
+            headers={"authorization": f"Bearer {model.api_key}"},
+            json={"model": model.name, "messages": [{"role": "user", "content": question}]},
+        )
+        return str(reply.json()["choices"][0]["message"]["content"])
+
+    found = episodes(blocking, exact, tasks=8)
+    assert [e.reward for e in found] == [1.0] * 8
+
+
+def test_a_blocked_loop_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
+    @ajet.workflow
+    async def blocking(question: str) -> Reward:
+        time.sleep(1.6)
+        return Reward(value=1)
+
+    with caplog.at_level(logging.WARNING, "ajet"):
+        assert [e.reward for e in episodes(blocking, tasks=2)] == [1.0, 1.0]
+    warned = [r.getMessage() for r in caplog.records if "blocking call" in r.getMessage()]
+    assert len(warned) == 1 and "test_episode.py" in warned[0]
+
+
+def test_a_hung_loop_is_replaced_and_who_was_held_up_is_tried_again() -> None:
+    released = threading.Event()
+
+    @ajet.workflow(timeout=3)
+    async def act(question: str) -> Reward:
+        await asyncio.sleep(0.05)
+        if question == "q0":
+            released.wait(30)
+        else:
+            await asyncio.sleep(0.2)
+        return Reward(value=1)
+
+    try:
+        found = episodes(act, tasks=3)
+    finally:
+        released.set()
+    assert [e.status for e in found] == ["timeout", "succeeded", "succeeded"]
+    assert "test_episode.py" in (found[0].error or "") and not found[0].infrastructure
+
+
+class Flaky(ScriptedEngine):
+    """Fails the first `failures` requests of each task as a lost connection would."""
+
+    def __init__(self, failures: int) -> None:
+        super().__init__(lambda ask: "42")
+        self.failures = failures
+        self.asked = 0
+
+    async def answer(self, ask: Any) -> Any:
+        self.asked += 1
+        if self.asked <= self.failures:
+            raise EngineUnavailable("connection lost")
+        return await super().answer(ask)
+
+
+def test_an_infrastructure_fault_is_tried_again_as_a_new_episode() -> None:
+    put: list[Any] = []
+
+    class Sink:
+        def put(self, *records: Any) -> None:
+            put.extend(records)
+
+    [episode] = episodes(solve, exact, engine=Flaky(1), writer=Sink())
+    assert episode.status == "succeeded"
+    first, second = [record for record in put if isinstance(record, Episode)]
+    assert first.infrastructure and first.cause == "EngineUnavailable" and second == episode
+    assert first.episode_id != second.episode_id and first.group_id != "" and first.attempt == second.attempt
+
+
+def test_retries_end() -> None:
+    engine = Flaky(100)
+    [episode] = episodes(solve, exact, engine=engine, settings=config(max_retries=2))
+    assert (episode.status, episode.cause, episode.infrastructure, engine.asked) == (
+        "failed",
+        "EngineUnavailable",
+        True,
+        3,
+    )
+
+
+def test_an_engine_fault_that_the_agent_swallows_is_no_reward() -> None:
+    @ajet.workflow
+    async def careless(question: str, model: Any) -> str:
+        try:
+            return await solve(question, model)
+        except AjetError:
+            return "42"
+
+    [episode] = episodes(careless, exact, engine=Flaky(100), settings=config(max_retries=0))
+    assert (episode.status, episode.infrastructure, episode.rewards) == ("failed", True, ())
+
+
+def test_an_engine_fault_that_the_agent_overcomes_is_forgotten() -> None:
+    @ajet.workflow
+    async def patient(question: str, model: Any) -> str:
+        try:
+            return await solve(question, model)
+        except EngineUnavailable:
+            return await solve(question, model)
+
+    [episode] = episodes(patient, exact, engine=Flaky(1), settings=config(max_retries=0))
+    assert (episode.status, episode.reward) == ("succeeded", 1.0)
+
+
+def test_a_context_overflow_is_named_as_the_cause() -> None:
+    class Full(ScriptedEngine):
+        async def answer(self, ask: Any) -> Any:
+            raise ContextOverflow("prompt of 9 tokens does not fit 8")
+
+    @ajet.workflow
+    async def own(question: str) -> str:
+        return await said(question)
+
+    [episode] = episodes(own, exact, engine=Full(lambda ask: ""))
+    assert (episode.status, episode.cause, episode.infrastructure) == ("failed", "ContextOverflow", False)
+
+
+def test_two_model_names_are_ambiguous_even_if_swallowed() -> None:
+    @ajet.workflow
+    async def two(question: str) -> str:
+        for name in ("a", "b"):
+            with suppress(openai.BadRequestError):
+                await said(question, name)
+        return "42"
+
+    [episode] = episodes(two, exact)
+    assert (episode.status, episode.cause) == ("failed", "ModelAmbiguous")
+    assert "'a' and 'b'" in (episode.error or "")
+
+
+def test_a_workflow_that_never_calls_the_model_succeeds_with_a_word() -> None:
+    @ajet.workflow
+    def silent(question: str) -> str:
+        return "42"
+
+    found = episodes(silent, exact, tasks=2)
+    assert [e.status for e in found] == ["succeeded"] * 2
+    assert any("never called a model" in notice for notice in notices(found))
+
+
+def test_a_nested_workflow_joins_the_outer_episode() -> None:
+    @ajet.workflow
+    async def outer(question: str, model: Any) -> str:
+        return await solve(question, model) + await solve(question, model)
+
+    [episode] = episodes(outer, ajet.judge(lambda output: len(output)))
+    assert (episode.reward, len(episode.calls), len({c.episode_id for c in episode.calls})) == (4.0, 2, 1)
+
+
+def test_a_judge_asks_the_model_and_is_never_trained() -> None:
+    @ajet.judge
+    async def asks(output: str, model: Any, episode: Episode) -> float:
+        assert episode.status == "succeeded" and len(episode.calls) == 1 and episode.output == output
+        return float(len((await model.chat([{"role": "user", "content": f"grade {output}"}]))["content"]))
+
+    [episode] = episodes(solve, asks)
+    assert [(c.phase, c.trainable) for c in episode.calls] == [("rollout", True), ("judge", False)]
+    assert episode.reward == 2.0
+
+
+def test_a_sync_function_that_returns_a_coroutine() -> None:
+    def make(question: str, model: Any) -> Any:
+        return solve(question, model)
+
+    [episode] = episodes(ajet.workflow(make), exact)
+    assert episode.reward == 1.0
+
+
+def test_sync_functions_have_threads_of_their_own_and_the_bound_holds() -> None:
+    running, most, seen = [0], [0], set()
+    lock = threading.Lock()
+
+    @ajet.workflow
+    def act(question: str) -> Reward:
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+            seen.add(threading.get_ident())
+        time.sleep(0.05)
+        with lock:
+            running[0] -= 1
+        return Reward(value=1)
+
+    found = episodes(act, tasks=12, settings=config(max_env_worker=4))
+    assert len(found) == 12 and 2 <= most[0] <= 4
+
+
+def test_two_hundred_episodes_at_once_never_mix() -> None:
+    @ajet.workflow
+    async def own(question: str) -> str:
+        await asyncio.sleep(0.01)
+        return await said(question)
+
+    found = episodes(
+        own,
+        ajet.judge(lambda output, main_query: output == main_query),
+        tasks=[Task(main_query=f"q{i}") for i in range(200)],
+        replies=lambda ask: ask.body["messages"][-1]["content"],
+        settings=config(max_env_worker=200, timeout=120),
+    )
+    assert [e.reward for e in found] == [1.0] * 200
+    assert all(len(e.calls) == 1 for e in found)
+
+
+def test_the_runs_sampling_stands_in_for_the_agents() -> None:
+    seen = []
+
+    def reply(ask: Any) -> str:
+        seen.append((ask.sampling.temperature, ask.sampling.seed))
+        return "42"
+
+    @ajet.workflow
+    async def own(question: str) -> str:
+        return await said(question, temperature=0)
+
+    episodes(own, exact, tasks=2, replies=reply, sampling=SamplingOverride(temperature=0.7))
+    assert {temperature for temperature, _ in seen} == {0.7} and len({seed for _, seed in seen}) == 2
+
+
+def test_order_is_kept_and_each_episode_is_told_of() -> None:
+    told: list[str] = []
+
+    @ajet.workflow
+    async def act(question: str) -> Reward:
+        await asyncio.sleep(0.05 * (3 - int(question[1:])))
+        return Reward(value=int(question[1:]))
+
+    found = episodes(act, tasks=3, on_episode=lambda episode: told.append(episode.task.main_query))
+    assert [e.reward for e in found] == [0.0, 1.0, 2.0] and told == ["q2", "q1", "q0"]
+
+
+def test_failures_are_summarised_by_cause_and_too_many_stop_the_run() -> None:
+    @ajet.workflow
+    def act(question: str) -> Reward:
+        if question in ("q0", "q1"):
+            raise Broken(f"at {question}")
+        if question == "q2":
+            raise KeyError("k")
+        return Reward(value=1)
+
+    found = episodes(act, tasks=4)
+    lines = failures_by_cause(found)
+    assert lines[0].startswith("2 × Broken:") and "at q0" in lines[0] and lines[1].startswith("1 × KeyError")
+    check_sound(found, 0.25)
+    with pytest.raises(TrainingError, match="only 1 of 4 episodes are sound"):
+        check_sound(found, 0.5)
+
+
+def test_a_cancelled_batch_leaves_aborted_episodes() -> None:
+    put: list[Any] = []
+
+    class Sink:
+        def put(self, *records: Any) -> None:
+            put.extend(records)
+
+    @ajet.workflow
+    async def hang(question: str) -> str:
+        await asyncio.sleep(60)
+        return ""
+
+    async def main(gateway: Gateway) -> None:
+        batch = asyncio.create_task(
+            run_batch(hang, exact, [Attempt(Task(main_query="q"))], engine=ScriptedEngine(lambda ask: ""),
+                      gateway=gateway, config=config(), writer=Sink())  # type: ignore[arg-type]
+        )  # fmt: skip
+        await asyncio.sleep(0.3)
+        batch.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await batch
+
+    asyncio.run(main(shared[0]))
+    assert [e.status for e in put] == ["aborted"]
+
+
+def test_no_thread_of_a_finished_batch_is_left() -> None:
+    episodes(solve, exact, tasks=2)
+    time.sleep(0.1)
+    assert not [t.name for t in threading.enumerate() if t.name.startswith("ajet-w") and t.is_alive()], sys.version

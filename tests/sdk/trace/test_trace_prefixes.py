@@ -1,0 +1,178 @@
+"""A trace keeps of each prompt only what an earlier call has not, and gives it back whole."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ajet_sdk.trace.prefixes import Placed, Prefixes
+from ajet_sdk.trace.reader import calls_of, open_trace
+from ajet_sdk.trace.writer import TraceWriter
+from ajet_sdk.types import Call, Episode
+
+
+def ids(*values: int) -> Any:
+    return np.array(values, dtype=np.int32)
+
+
+def linear(turns: int, episode_id: str = "e", start: int = 400, observed: int = 200, sampled: int = 120) -> list[Call]:
+    """One conversation in which every prompt extends the call before."""
+    rng = np.random.default_rng(0)
+    prompt = rng.integers(0, 50_000, start).astype(np.int32)
+    messages: list[dict[str, Any]] = [{"role": "system", "content": "s" * 100}]
+    calls = []
+    for i in range(turns):
+        messages = [*messages, {"role": "user", "content": f"observation {i}"}]
+        output = rng.integers(0, 50_000, sampled).astype(np.int32)
+        calls.append(
+            Call(
+                call_id=f"{episode_id}-{i}",
+                episode_id=episode_id,
+                index=i,
+                request={"model": "m", "messages": messages, "temperature": 1.0},
+                response={"choices": [{"message": {"role": "assistant", "content": f"reply {i}"}}]},
+                prompt_ids=prompt,
+                output_ids=output,
+                logprobs=np.full(sampled, -0.5, dtype=np.float32),
+            )
+        )
+        messages = [*messages, {"role": "assistant", "content": f"reply {i}"}]
+        prompt = np.concatenate([prompt, output, rng.integers(0, 50_000, observed).astype(np.int32)])
+    return calls
+
+
+def test_a_fifty_turn_episode_costs_its_distinct_tokens(tmp_path: Path) -> None:
+    calls = linear(50)
+    with TraceWriter(tmp_path / "trace.duckdb") as writer:
+        writer.put(*calls)
+        writer.flush()
+        [row] = writer.query(
+            "SELECT sum(len(prompt_suffix)) + sum(len(output_ids)) AS stored, max(prefix_messages) AS m FROM calls"
+        ).to_pylist()
+    distinct = len(calls[-1].prompt_ids) + len(calls[-1].output_ids)  # type: ignore[arg-type]
+    assert row["stored"] == distinct
+    assert row["m"] == 98
+
+
+def test_the_longest_prefix_wins_and_a_fork_keeps_both() -> None:
+    prefixes = Prefixes()
+    assert prefixes.place("e", "a", ids(1, 2), ids(3), ["x"]) == Placed(None, 0, 0)
+    assert prefixes.place("e", "b", ids(1, 2, 3, 4), ids(5), ["x", "y"]) == Placed("a", 3, 1)
+    assert prefixes.place("e", "fork", ids(1, 2, 3, 9), ids(6), ["x", "z"]) == Placed("b", 3, 1)
+    assert prefixes.place("e", "c", ids(1, 2, 3, 4, 5, 7), None, ["x", "y", "w"]) == Placed("b", 5, 2)
+    assert prefixes.place("other", "d", ids(1, 2, 3), None, ["x"]) == Placed(None, 0, 0)
+
+
+def test_an_ended_episode_is_forgotten_and_state_is_bounded(tmp_path: Path) -> None:
+    prefixes = Prefixes()
+    for i in range(3000):
+        prefixes.place(f"e{i}", f"c{i}", ids(*range(10)), None, None)
+    assert len(prefixes) <= 2048
+    for i in range(500):
+        prefixes.place("wide", f"w{i}", ids(i), None, None)
+    prefixes.forget("wide")
+    assert prefixes.place("wide", "new", ids(7), None, None) == Placed(None, 0, 0)
+    calls = linear(2)
+    with TraceWriter(tmp_path / "t.duckdb") as writer:
+        writer.put(calls[0], Episode(episode_id="e"), calls[1])
+        writer.flush()
+        rows = writer.query("SELECT parent_call_id FROM calls ORDER BY index").to_pylist()
+    assert rows == [{"parent_call_id": None}, {"parent_call_id": None}]
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
+    max_leaves=6,
+)
+message = st.fixed_dictionaries({"role": st.sampled_from(["user", "assistant", "tool"]), "content": json_values})
+
+
+@st.composite
+def trees(draw: st.DrawFn) -> list[Call]:
+    """Calls that extend, fork from, cut short or have nothing to do with earlier ones, some without ids or messages."""
+    calls: list[Call] = []
+    for i in range(draw(st.integers(1, 7))):
+        parent = draw(st.sampled_from(calls)) if calls and draw(st.booleans()) else None
+        tokens: list[int] = []
+        messages: list[Any] = []
+        if parent is not None:
+            before = [*_list(parent.prompt_ids), *_list(parent.output_ids)]
+            tokens = before[: draw(st.integers(0, len(before)))]
+            said = parent.request.get("messages", [])
+            messages = said[: draw(st.integers(0, len(said)))]
+        tokens = tokens + draw(st.lists(st.integers(0, 5), max_size=4))
+        messages = messages + draw(st.lists(message, max_size=3))
+        request: dict[str, Any] = draw(st.dictionaries(st.sampled_from(["model", "n", "tools"]), json_values, max_size=2))
+        if draw(st.integers(0, 4)):
+            request["messages"] = messages
+        output = draw(st.none() | st.lists(st.integers(0, 5), max_size=4))
+        calls.append(
+            Call(
+                call_id=f"c{i}",
+                episode_id="e",
+                index=i,
+                request=request,
+                prompt_ids=tokens if draw(st.integers(0, 4)) else None,
+                output_ids=output,
+                logprobs=None if output is None else [-0.25] * len(output),
+            )
+        )
+    return calls
+
+
+def _list(array: Any) -> list[int]:
+    return [] if array is None else array.tolist()
+
+
+def exact(value: Any) -> str:
+    return json.dumps(value, sort_keys=True)
+
+
+def _surrogate_free(calls: list[Call]) -> bool:
+    try:
+        json.dumps([c.request for c in calls], ensure_ascii=False).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+@settings(max_examples=40)
+@given(trees().filter(_surrogate_free))
+def test_what_was_put_comes_back_exactly(calls: list[Call]) -> None:
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "trace.duckdb"
+        with TraceWriter(path) as writer:
+            writer.put(*calls)
+        reader = open_trace(path)
+        back = calls_of(reader, "e")
+        rows = reader.query("SELECT * FROM calls_full WHERE episode_id = 'e' ORDER BY index").to_pylist()
+        reader.close()
+    assert [c.call_id for c in back] == [c.call_id for c in calls]
+    for put, got, row in zip(calls, back, rows, strict=True):
+        assert got == put
+        assert exact(got.request) == exact(put.request) == exact(json.loads(row["request"]))
+        assert row["prompt_ids"] == (None if put.prompt_ids is None else put.prompt_ids.tolist())
+        if "messages" in put.request:
+            assert exact(json.loads(row["messages"])) == exact(put.request["messages"])
+
+
+def test_the_view_rebuilds_a_long_episode(tmp_path: Path) -> None:
+    calls = linear(120, start=50, observed=20, sampled=10)
+    with TraceWriter(tmp_path / "t.duckdb") as writer:
+        writer.put(*calls)
+        writer.flush()
+        rows = writer.query("SELECT call_id, prompt_ids, request FROM calls_full WHERE episode_id = 'e'").to_pylist()
+        [one] = writer.query("SELECT prompt_ids FROM calls_full WHERE call_id = 'e-119'").to_pylist()
+    whole = {row["call_id"]: row for row in rows}
+    assert len(whole) == len(calls)
+    for call in calls:
+        assert whole[call.call_id]["prompt_ids"] == _list(call.prompt_ids)
+        assert json.loads(whole[call.call_id]["request"]) == call.request
+    assert one["prompt_ids"] == _list(calls[-1].prompt_ids)
