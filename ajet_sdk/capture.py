@@ -7,6 +7,7 @@ and thread pools carry the active episode along, process pools too, and other pr
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
 from collections.abc import Iterator
@@ -90,7 +91,8 @@ class trace:
         self._observation: Observation | None = Observation(Path(path))
         self._outer = _state.observation
         _state.observation = self._observation
-        self._token = observer.set(self._observation)
+        observer.set(self._observation)
+        atexit.register(self.close)
 
     def __enter__(self) -> trace:
         return self
@@ -108,6 +110,7 @@ class trace:
         observation, self._observation = self._observation, None
         if observation is None:
             return
+        atexit.unregister(self.close)
         _state.observation = self._outer
         if observer.get() is observation:
             observer.set(None)

@@ -22,6 +22,7 @@ from pydantic import BaseModel, PrivateAttr, ValidationError, model_validator
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.objects import load_object
 from ajet_sdk.schema import (
+    IDLE,
     ContextTracker,
     Data,
     Debug,
@@ -37,7 +38,7 @@ from ajet_sdk.schema import (
 )
 from ajet_sdk.source import Source, read_document, read_override
 
-__all__ = ["Config", "Roots", "keys", "load_config", "load_object"]
+__all__ = ["Config", "Roots", "is_idle", "keys", "load_config", "load_object"]
 
 log = logging.getLogger("ajet.config")
 
@@ -153,11 +154,15 @@ class Config(Section):
         return yaml.safe_dump({"ajet": values, **self._roots.plain()}, sort_keys=False, allow_unicode=True)
 
     def notices(self) -> list[str]:
-        """What is accepted but has another effect than its name says."""
+        """What was given and has another effect than its name says, or none."""
+        found = []
         level = "context_tracker.timeline_merging_policy.timeline_compare_level"
         if self.context_tracker.timeline_merging_policy.timeline_compare_level == "text":
-            return [f"{level}: text is treated as token ({self.origin(level)}): calls merge by their exact ids"]
-        return []
+            found.append(f"{level}: text is treated as token ({self.origin(level)}): calls merge by their exact ids")
+        idle = [path for path in self._origins if path != level and is_idle(path) and _at(self, path) != _default(path)]
+        if idle:
+            found.append(f"without effect in this version: {', '.join(sorted(idle))}")
+        return found
 
     @model_validator(mode="after")
     def _across_sections(self) -> Config:
@@ -278,9 +283,13 @@ def _got(path: str, source: Source) -> str:
 
 
 def _default(path: str) -> Any:
-    value: Any = Config.model_construct()
+    return _at(Config.model_construct(), path)
+
+
+def _at(config: Config, path: str) -> Any:
+    value: Any = config
     for step in path.split("."):
-        value = getattr(value, step, None)
+        value = value.get(step) if isinstance(value, Mapping) else getattr(value, step, None)
     return value
 
 
@@ -343,6 +352,11 @@ def _closest(last: str, paths: Sequence[str], cutoff: float) -> list[str]:
     """The paths whose last step is most like `last`."""
     names = difflib.get_close_matches(last, [p.rpartition(".")[2] for p in paths], n=1, cutoff=cutoff)
     return [p for p in paths if names and p.rpartition(".")[2] == names[0]]
+
+
+def is_idle(path: str) -> bool:
+    """Whether a key is accepted without having an effect in this version."""
+    return any(f"{path}.".startswith(f"{idle}.") for idle in IDLE)
 
 
 def keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Endpoint", "is_loopback", "json_bytes"]
 
+FIRST_WAIT = 0.5
+"""Seconds before the second attempt; doubled for each further one, up to 16 times."""
 LONGEST_WAIT = 60.0
 """Seconds; a longer Retry-After is cut to it."""
 
@@ -108,8 +110,8 @@ def _retryable(response: httpx.Response) -> bool:
 
 
 def _pause(attempt: int, retry_after: str | None) -> float:
-    """Seconds to wait: what the server says, else 0.5 · 2^attempt, both with up to a quarter of jitter."""
-    seconds = min(0.5 * 2.0**attempt, 8.0)
+    """Seconds to wait: what the server says, else FIRST_WAIT · 2^attempt, both with up to a quarter of jitter."""
+    seconds = FIRST_WAIT * min(2.0**attempt, 16.0)
     if retry_after:
         with contextlib.suppress(TypeError, ValueError):
             seconds = (parsedate_to_datetime(retry_after) - datetime.now(timezone.utc)).total_seconds()

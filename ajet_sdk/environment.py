@@ -105,7 +105,9 @@ def _post(url: str, endpoint: str, body: dict[str, Any], timeout: float, tries: 
 
     for left in reversed(range(tries)):
         try:
-            response = httpx.post(f"{url}/{endpoint}", json=body, timeout=timeout, trust_env=False)
+            # Without TLS there are no certificates to load, which would cost more than the request.
+            secure = url.startswith("https:")
+            response = httpx.post(f"{url}/{endpoint}", json=body, timeout=timeout, trust_env=secure, verify=secure)
             response.raise_for_status()
             return response.json().get("data")
         except (httpx.HTTPError, ValueError, AttributeError) as error:
@@ -113,11 +115,15 @@ def _post(url: str, endpoint: str, body: dict[str, Any], timeout: float, tries: 
             if refused or not left:
                 detail = f": {error.response.text[:500]}" if isinstance(error, httpx.HTTPStatusError) else ""
                 raise EnvironmentUnavailable(
-                    f"the environment service did not answer {endpoint} at {url} ({error}){detail}; "
+                    f"the environment service did not answer {endpoint} at {url} ({_first_line(error)}){detail}; "
                     "check task_reader.env_service.env_url"
                 ) from error
             time.sleep(0.5 * (tries - left))
     raise AssertionError("unreachable")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
 
 
 def _text_of(content: Any) -> str:

@@ -12,7 +12,7 @@ import math
 import os
 import traceback
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -46,7 +46,7 @@ __all__ = ["Attempt", "run_batch", "run_episode"]
 
 _LONGEST_ERROR = 8000
 """Characters of a message, and of a traceback, that are kept."""
-_OUR_FOLDERS = {Path(__file__).parent, Path(asyncio.__file__).parent}
+_OURS, _STANDARD_LIBRARY = Path(__file__).parent, Path(traceback.__file__).parent
 
 
 @dataclass(frozen=True)
@@ -95,12 +95,9 @@ async def run_episode(
 
 @contextmanager
 def _workers(config: Config) -> Iterator[Workers]:
-    """The run's workers; outside of a run, workers and hooks for as long as the block lasts."""
+    """The run's workers, or some for as long as the block lasts; the capture hooks are in place meanwhile."""
     present = current_workers.get()
-    if present is not None:
-        yield present
-        return
-    with installed(), Workers(config.rollout.max_env_worker) as workers:
+    with installed(), Workers(config.rollout.max_env_worker) if present is None else nullcontext(present) as workers:
         yield workers
 
 
@@ -349,15 +346,20 @@ def _fault_of_calls(opened: OpenEpisode, error: BaseException | None) -> _Fault 
 
 
 def _text(error: BaseException) -> str:
-    """One line that says what, then where in the user's code; our own frames and those of asyncio are left out."""
+    """One line that says what, then where in the user's code, then the causes: no frames of libraries or of ours."""
     first = "".join(traceback.format_exception_only(type(error), error)).strip()[:_LONGEST_ERROR]
     if isinstance(error, AjetError):
         return first
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if Path(f.filename).parent not in _OUR_FOLDERS]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _of_a_library(f.filename)]
     where = "".join(traceback.format_list(frames)).rstrip()[-_LONGEST_ERROR:]
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     parts = [first, where, f"caused by {_text(cause)}" if cause is not None else ""]
     return "\n".join(part for part in parts if part)
+
+
+def _of_a_library(filename: str) -> bool:
+    path = Path(filename)
+    return "site-packages" in path.parts or _STANDARD_LIBRARY in path.parents or path.parent == _OURS
 
 
 def _plain(value: Any) -> Any:

@@ -2,84 +2,42 @@
 
 Who asks is in the path (`/episodes/{episode_id}/{agent}/v1/…`), else in the key (`/v1/…` with an episode's key), else
 in the header `x-ajet-episode` beside the gateway's own token; under `/v1` the header `x-ajet-agent` names the agent.
-Engines are asked without streaming; streams are spelt out here. Each request becomes one `Call` per choice.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-import logging
 import secrets
 import socket
 import threading
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Coroutine, MutableMapping
+from collections.abc import Coroutine
 from concurrent.futures import Future
-from dataclasses import dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from ajet_sdk.dialect import DONE, error_body, event, stream
-from ajet_sdk.endpoint import json_bytes
-from ajet_sdk.errors import AjetError, ConfigError, ContextOverflow, EngineUnavailable, ModelAmbiguous, RequestRefused
+from ajet_sdk.errors import ConfigError, EngineUnavailable
 from ajet_sdk.model import Exchange, Identity
-from ajet_sdk.protocols import Answer, Ask, Route
 from ajet_sdk.recorder import UNDELIVERED, EpisodeSpec, OpenEpisode, Pending
+from ajet_sdk.reply import Access, ClientGone, Receive, Refusal, Reply, Scope, Send, read_json, respond
 from ajet_sdk.sampling import SamplingOverride
-from ajet_sdk.types import Phase
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
     from ajet_sdk.trace.writer import TraceWriter
 
-__all__ = ["EpisodeSpec", "Gateway", "OpenEpisode", "SamplingOverride", "listening_socket"]
-
-Scope = MutableMapping[str, Any]
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+__all__ = [
+    "Access", "EpisodeSpec", "Gateway", "OpenEpisode", "Receive", "Refusal", "Reply", "SamplingOverride", "Scope",
+    "Send", "listening_socket", "read_json", "respond",
+]  # fmt: skip
 
 BACKLOG = 2048
 KEEP_ALIVE = 120
 """Seconds that an idle connection stays open."""
-HEARTBEAT = 10.0
-"""Seconds of waiting between two comments on a stream."""
-LARGEST_BODY = 64 * 2**20
-"""Bytes of a request."""
 REMEMBERED_KEYS = 200_000
 """Keys of finished episodes that are still told apart from foreign ones."""
-
-log = logging.getLogger("ajet")
-
-
-class Refusal(Exception):
-    """An answer other than 200."""
-
-    def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.param = param
-
-    @property
-    def body(self) -> dict[str, Any]:
-        kind = "invalid_request_error" if self.status < 500 else "server_error"
-        return error_body(str(self), kind, self.code, self.param)
-
-
-class ClientGone(Exception):
-    """The client closed the connection before the last byte."""
-
-
-@dataclass(frozen=True, slots=True)
-class Access:
-    """What a key opens."""
-
-    episode: OpenEpisode
-    phase: Phase
-    captured: bool
 
 
 class Gateway:
@@ -268,130 +226,6 @@ class Gateway:
                 pending.episode.pending.discard(pending)
 
 
-class Reply:
-    """One request of an episode, from its JSON to its last byte."""
-
-    def __init__(self, pending: Pending, access: Access, route: str, receive: Receive, send: Send) -> None:
-        self.pending = pending
-        self.access = access
-        self.route = route
-        self.receive = receive
-        self.send = send
-        self.streaming = bool(pending.body.get("stream"))
-        self.headers_sent = False
-
-    async def give(self) -> None:
-        """Ask, answer, record. Raises Refusal for what is answered with an error before any byte was sent."""
-        gone = asyncio.ensure_future(_disconnect(self.receive))
-        try:
-            try:
-                answer = await self._ask(gone)
-            except Refusal as refusal:
-                self.pending.record(str(refusal))
-                if not self.headers_sent:
-                    raise
-                await self._chunk(event(refusal.body), gone)
-                await self.send({"type": "http.response.body", "body": b"", "more_body": False})
-                return
-            response = self.pending.answered(answer)
-            await (self._stream(response, gone) if self.streaming else self._whole(response, gone))
-        finally:
-            gone.cancel()
-
-    async def _ask(self, gone: asyncio.Future[None]) -> Answer:
-        pending, episode = self.pending, self.pending.episode
-        try:
-            ask = self._prepared()
-            return await self._wait(asyncio.ensure_future(pending.engine.answer(ask)), gone)
-        except (Refusal, ClientGone):
-            raise
-        except ContextOverflow as error:
-            episode.fail(error)
-            raise Refusal(400, str(error), "context_length_exceeded", "messages") from error
-        except RequestRefused as error:
-            raise Refusal(400, str(error), "unsupported_parameter", error.parameter) from error
-        except ModelAmbiguous as error:
-            episode.fail(error)
-            raise Refusal(400, str(error), "model_ambiguous", "model") from error
-        except ConfigError as error:
-            episode.fail(error)
-            raise Refusal(400, str(error), "not_configured") from error
-        except AjetError as error:
-            episode.fail(error)
-            raise Refusal(503 if error.infrastructure else 502, str(error), "engine_failed") from error
-        except Exception as error:  # the boundary: the engine's fault is the call's error
-            log.exception("the engine failed in episode %s", episode.episode_id)
-            fault = EngineUnavailable(f"the engine failed: {type(error).__name__}: {error}")
-            episode.fail(fault)
-            raise Refusal(500, str(fault), "engine_failed") from error
-
-    def _prepared(self) -> Ask:
-        pending, body = self.pending, self.pending.body
-        if self.route not in ("chat/completions", "completions"):
-            raise Refusal(404, f"the policy does not answer the route {self.route} (chat/completions and completions)")
-        if self.access.captured and pending.episode.verdict(str(body.get("model", ""))) == "other":
-            raise Refusal(
-                400,
-                f"model {body.get('model')!r} is not the policy, and a process that was only given OPENAI_BASE_URL has "
-                "no other endpoint to pass it to; add it to rollout.policy_models or ask it with a base URL of its own",
-                "not_the_policy",
-                "model",
-            )
-        needed, kinds = ("messages", list) if self.route == "chat/completions" else ("prompt", (str, list))
-        if not isinstance(body.get(needed), kinds) or not body[needed]:
-            raise RequestRefused(f"{self.route} needs {needed}", needed)
-        sampling = pending.prepare()
-        route: Route = "chat/completions" if self.route == "chat/completions" else "completions"
-        return Ask(route, body, sampling, pending.episode.episode_id, pending.identity.agent)
-
-    async def _wait(self, work: asyncio.Future[Answer], gone: asyncio.Future[None]) -> Answer:
-        """The answer, while the client is there and the episode is open; a comment now and then where streaming."""
-        pending = self.pending
-        over = pending.abandoned
-        limit = asyncio.get_running_loop().time() + pending.episode.spec.call_timeout
-        try:
-            while True:
-                left = limit - asyncio.get_running_loop().time()
-                pause = min(left, HEARTBEAT) if self.streaming else left
-                waited: set[asyncio.Future[Any]] = {work, gone, over}
-                await asyncio.wait(waited, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
-                if over.done():
-                    raise Refusal(410, f"episode {pending.episode.episode_id} is over", "episode_finished")
-                if gone.done():
-                    raise ClientGone
-                if work.done():
-                    return work.result()
-                if asyncio.get_running_loop().time() >= limit:
-                    seconds = pending.episode.spec.call_timeout
-                    raise EngineUnavailable(f"the engine did not answer within {seconds:g} s (call_timeout)")
-                await self._chunk(b": waiting\n\n", gone)
-        finally:
-            if not work.done():
-                work.cancel()
-                await asyncio.wait({work}, timeout=1)
-
-    async def _whole(self, response: dict[str, Any], gone: asyncio.Future[None]) -> None:
-        if gone.done():
-            raise ClientGone
-        await respond(self.send, 200, response)
-        self.pending.record()
-
-    async def _stream(self, response: dict[str, Any], gone: asyncio.Future[None]) -> None:
-        for chunk in stream(response, self.pending.body):
-            await self._chunk(chunk, gone)
-        self.pending.record()  # whole, whether or not the client stays for the end mark
-        await self.send({"type": "http.response.body", "body": DONE, "more_body": False})
-
-    async def _chunk(self, chunk: bytes, gone: asyncio.Future[None]) -> None:
-        if gone.done():
-            raise ClientGone
-        if not self.headers_sent:
-            self.headers_sent = True
-            headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
-            await self.send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self.send({"type": "http.response.body", "body": chunk, "more_body": True})
-
-
 def listening_socket(host: str, port: int) -> socket.socket:
     """A listening socket. Its protocol is named, or asyncio leaves Nagle on and every reply waits 40 ms for an ACK."""
     listener = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -403,43 +237,6 @@ def listening_socket(host: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
-
-
-async def respond(send: Send, status: int, value: dict[str, Any]) -> None:
-    """Send a whole JSON response."""
-    body = json_bytes(value)
-    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
-    if status >= 400:
-        headers.append((b"x-should-retry", b"false"))
-    await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body, "more_body": False})
-
-
-async def read_json(receive: Receive) -> dict[str, Any]:
-    """The request's JSON object. Raises Refusal 400, 413, and ClientGone."""
-    parts, size = [], 0
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            raise ClientGone
-        parts.append(message.get("body", b""))
-        size += len(parts[-1])
-        if size > LARGEST_BODY:
-            raise Refusal(413, f"the request is larger than {LARGEST_BODY} bytes", "request_too_large")
-        if not message.get("more_body"):
-            break
-    try:
-        body = json.loads(b"".join(parts))
-    except (ValueError, RecursionError) as error:
-        raise Refusal(400, f"the request is not JSON: {error}", "invalid_json") from error
-    if not isinstance(body, dict):
-        raise Refusal(400, f"the request is JSON but no object: {str(body)[:100]}", "invalid_json")
-    return body
-
-
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        continue
 
 
 def _models(episode: OpenEpisode) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def _import_file(path: Path, class_path: str) -> ModuleType:
     sys.modules[name] = module
     try:
         spec.loader.exec_module(module)
-    except Exception as error:
+    except (Exception, SystemExit) as error:  # a script without a main guard exits
         sys.modules.pop(name, None)
         raise _failed(class_path, error) from error
     return module
@@ -111,11 +111,11 @@ def _import_module(place: str, relative_to: Path | None, class_path: str) -> Mod
                 f"{class_path}: there is no module {error.name!r} here or among the installed packages"
             ) from None
         raise _failed(class_path, error) from error
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise _failed(class_path, error) from error
 
 
-def _failed(class_path: str, error: Exception) -> ConfigError:
+def _failed(class_path: str, error: BaseException) -> ConfigError:
     """What failed while a user's module was imported, and where in it."""
     if isinstance(error, SyntaxError):
         where = f" ({Path(error.filename or '?').name} line {error.lineno})"

@@ -97,13 +97,10 @@ class Observation:
         self._here()
         with self._lock:
             if self._process is None:
-                self._process = ObservedEpisode(self._put)
-                quietly(lambda: self._finish_process("succeeded"))
+                # Recorded at its start: a process in service is seldom ended in good order.
+                self._process = process = ObservedEpisode(self._put)
+                quietly(lambda: self._record(process, "process", {}, "succeeded", None))
             return self._process.active
-
-    def _finish_process(self, status: str) -> None:
-        if self._process is not None:
-            self._record(self._process, "process", {}, status, None)
 
     @contextmanager
     def episode(self, name: str, arguments: Mapping[str, Any]) -> Iterator[ObservedEpisode]:
@@ -158,7 +155,6 @@ class Observation:
             return
         if self._run is not None:
             ended = self._run.model_copy(update={"status": "finished", "ended_at": now()})
-            quietly(lambda: self._finish_process("succeeded"))
             quietly(lambda: self._put(ended))
         if self._gateway is not None:
             quietly(self._gateway.close)

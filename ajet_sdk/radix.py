@@ -6,8 +6,8 @@ following it is a few vectorised comparisons. What the tree holds does not depen
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
-from typing import Any, Generic, TypeVar
+from bisect import bisect_right, insort
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,7 @@ Ids = npt.NDArray[np.int32]
 class Edge(Generic[T]):
     """A piece of the sequences that pass here: the tokens at depths start..end. Its children begin at `end`."""
 
-    __slots__ = ("children", "end", "label", "marks", "parent", "start")
+    __slots__ = ("children", "depths", "end", "items", "label", "parent", "start")
 
     def __init__(self, parent: Edge[T] | None, start: int, label: Ids) -> None:
         self.parent = parent
@@ -29,8 +29,10 @@ class Edge(Generic[T]):
         self.end = start + len(label)
         self.label = label
         self.children: dict[int, Edge[T]] = {}
-        self.marks: list[tuple[int, Any, T]] = []
-        """What ends within: (depth, rank among what ends at one place, item), sorted."""
+        self.items: dict[int, T] = {}
+        """What ends within, by depth."""
+        self.depths: list[int] = []
+        """The keys of `items`, sorted."""
 
     def split(self, depth: int) -> Edge[T]:
         """Cut at `depth`; this object stays the lower part. Returns the new upper part."""
@@ -49,27 +51,21 @@ class Edge(Generic[T]):
             edge = edge.parent
         return edge
 
-    def mark(self, depth: int, rank: Any, item: T) -> None:
-        """Note that `item` ends at `depth` here; the lowest rank is found first."""
-        insort(self.marks, (depth, rank, item), key=_place)
+    def mark(self, depth: int, item: T) -> None:
+        """Note that `item` ends at `depth` here; where another does already, that one stays."""
+        if depth not in self.items:
+            self.items[depth] = item
+            insort(self.depths, depth)
 
     def nearest(self, limit: int) -> T | None:
         """The item that ends deepest on the way here, no deeper than `limit`."""
         edge: Edge[T] | None = self
         while edge is not None:
-            i = bisect_right(edge.marks, limit, key=_depth)
+            i = bisect_right(edge.depths, limit)
             if i:
-                return edge.marks[bisect_left(edge.marks, edge.marks[i - 1][0], key=_depth)][2]
+                return edge.items[edge.depths[i - 1]]
             edge = edge.parent
         return None
-
-
-def _place(mark: tuple[int, Any, Any]) -> tuple[int, Any]:
-    return mark[:2]
-
-
-def _depth(mark: tuple[int, Any, Any]) -> int:
-    return mark[0]
 
 
 class RadixTree(Generic[T]):
@@ -90,7 +86,7 @@ class RadixTree(Generic[T]):
                     edge.children[int(ids[done])] = leaf
                     return leaf
                 edge = below
-            same = common_prefix(edge.label[depth - edge.start :], ids[done:])
+            same = common_prefix(edge.label[depth - edge.start :], ids[done:] if done else ids)
             done, depth = done + same, depth + same
             if depth < edge.end and done < total:
                 edge = edge.split(depth)
@@ -98,15 +94,11 @@ class RadixTree(Generic[T]):
 
 
 def common_prefix(a: Ids, b: Ids) -> int:
-    """How many leading tokens two sequences share."""
+    """How many leading tokens two sequences share. A short look first: most either part soon or not at all."""
     n = min(len(a), len(b))
-    step = 64  # most sequences either part soon or not at all
-    while n:
-        differs = a[:step] != b[:step] if step < n else a[:n] != b[:n]
-        first = int(differs.argmax())
-        if differs[first]:
+    for end in (64, n) if n > 64 else (n,):
+        differs = a[:end] != b[:end]
+        first = int(differs.argmax()) if end else 0
+        if end and differs[first]:
             return first
-        if step >= n:
-            return n
-        step = n
-    return 0
+    return n

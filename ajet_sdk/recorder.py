@@ -168,7 +168,7 @@ class OpenEpisode:
         self._indices = itertools.count()
         self._ordinals: Counter[str] = Counter()
         self._model: dict[str, str] = {}
-        self._judging = False
+        self._judging = self._finished = False
         self.active = ActiveEpisode(spec.episode_id, self, url, self.captured_key, "rollout", spec.uses_handle)
 
     @property
@@ -214,7 +214,7 @@ class OpenEpisode:
 
     def verdict(self, model: str) -> Verdict:
         """Whether the policy answers a captured request for `model`. Raises ModelAmbiguous for a second name."""
-        if self._judging or self.spec.uses_handle:
+        if self.spec.uses_handle:
             return "other"
         if self.spec.policy_models:
             return "policy" if model in self.spec.policy_models else "other"
@@ -227,8 +227,9 @@ class OpenEpisode:
         )
 
     def observed(self, exchange: Exchange) -> None:
-        """Record a request that passed through to its own endpoint."""
-        self.add(observed_call(self.episode_id, exchange))
+        """Record a request that passed through to its own endpoint; nothing once the episode is finished."""
+        if not self._finished:
+            self.add(observed_call(self.episode_id, exchange))
 
     # What the gateway does
 
@@ -267,6 +268,7 @@ class OpenEpisode:
         """Revoke every key (later requests: 410), cancel what is in flight (undelivered) and return the calls."""
         self._judging = True
         await asyncio.wrap_future(self._run(self._close(True)))
+        self._finished = True
         return self.calls
 
     async def _close(self, final: bool) -> None:

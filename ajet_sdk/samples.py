@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -167,8 +168,9 @@ class _Draft:
             if outcome is not None:
                 self.outcomes[call.call_id] = outcome
 
+    @cached_property
     def candidates(self) -> dict[str, list[Call]]:
-        """The calls that may be trained, by agent."""
+        """The calls that are not ruled out, or only for their age, by agent; fixed before advantages rule out more."""
         by_agent: dict[str, list[Call]] = defaultdict(list)
         for call in self.episode.calls:
             if call.call_id not in self.outcomes or self.outcomes[call.call_id] == "stale":
@@ -258,7 +260,7 @@ def _advantages(drafts: Sequence[_Draft], estimator: Estimator, normalize_std: b
         groups[draft.episode.group_id or draft.episode.episode_id].append(draft)
     without = 0
     for group in groups.values():
-        agents = dict.fromkeys(agent for draft in group for agent in draft.candidates())
+        agents = dict.fromkeys(agent for draft in group for agent in draft.candidates)
         varied = [_group(_values(group, agent), estimator, normalize_std) for agent in agents]
         without += not any(varied)
     return len(groups), without
@@ -269,13 +271,12 @@ def _values(group: Sequence[_Draft], agent: str) -> tuple[_Values, list[float]]:
     values: _Values = []
     callless: list[float] = []
     for draft in group:
-        candidates = draft.candidates()
-        if not candidates:
+        if not draft.candidates:
             value = draft.value(agent)
             callless += [] if value is None else [value]
             continue
         valued: list[tuple[Call, float]] = []
-        for call in candidates.get(agent, ()):
+        for call in draft.candidates.get(agent, ()):
             value = draft.value(agent, call.call_id)
             if value is None:  # no reward names it
                 draft.outcomes.setdefault(call.call_id, "zero_advantage")

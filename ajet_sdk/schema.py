@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 __all__ = [
+    "IDLE",
     "Algorithm",
     "ContextTracker",
     "Data",
@@ -25,6 +26,38 @@ __all__ = [
     "TaskReader",
     "TrainerCommon",
 ]
+
+
+IDLE = (
+    "project_name",
+    "data.max_prompt_length",
+    "data.max_response_length",
+    "rollout.force_disable_toolcalls",
+    "rollout.gamma",
+    "rollout.agent_madness_termination",
+    "rollout.agent_madness_reward",
+    "rollout.multi_turn.max_sample_per_task",
+    "rollout.multi_turn.expected_steps",
+    "rollout.tensor_parallel_size",
+    "rollout.n_vllm_engine",
+    "rollout.max_num_seqs",
+    "rollout.name",
+    "task_reader.env_service.env_action_preference",
+    "task_reader.data_generation",
+    "task_reader.feedback_tracing",
+    "task_judge.alien_llm_model",
+    "task_judge.alien_llm_response_length",
+    "task_judge.rubrics_auto_grader",
+    "context_tracker",
+    "debug.debug_vllm_port",
+    "debug.debug_tensor_parallel_size",
+    "trainer_common.nnodes",
+    "trainer_common.n_gpus_per_node",
+    "trainer_common.fsdp_config",
+    "trainer_common.ulysses_sequence_parallel_size",
+    "trainer_common.save_trajectory_as_json_file",
+)
+"""Keys and sections that are accepted and checked, and have no effect in this version."""
 
 
 def wrong(key: str, message: str) -> PydanticCustomError:

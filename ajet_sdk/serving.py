@@ -3,15 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-import socket
-from contextlib import ExitStack
+import signal
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.config import load_config
 from ajet_sdk.engines import open_engine
-from ajet_sdk.gateway import Access, EpisodeSpec, Gateway, Receive, Refusal, Reply, Scope, Send, read_json, respond
+from ajet_sdk.gateway import (
+    Access,
+    EpisodeSpec,
+    Gateway,
+    Receive,
+    Refusal,
+    Reply,
+    Scope,
+    Send,
+    listening_socket,
+    read_json,
+    respond,
+)
 from ajet_sdk.model import Identity
 from ajet_sdk.protocols import Engine
 from ajet_sdk.recorder import UNDELIVERED, Pending
@@ -22,10 +33,6 @@ if TYPE_CHECKING:
     from ajet_sdk.trace.writer import TraceWriter
 
 __all__ = ["serve", "serve_engine"]
-
-log = logging.getLogger("ajet")
-
-_BACKLOG = 2048
 
 
 def serve(
@@ -61,23 +68,24 @@ async def _serve(engine: Engine, host: str, port: int, trace: Path | None) -> No
 
     with ExitStack() as stack:
         try:
-            listener = stack.enter_context(socket.create_server((host, port), backlog=_BACKLOG))
+            listener = stack.enter_context(listening_socket(host, port))
             writer, run = _record(trace, engine, stack)
             gateway = stack.enter_context(Gateway(writer))
             settings = uvicorn.Config(
                 _Service(engine, gateway, writer, run.run_id).app,
+                interface="asgi3",
                 lifespan="off",
                 log_config=None,
                 access_log=False,
                 timeout_graceful_shutdown=5,
-                backlog=_BACKLOG,
             )
             url = f"http://{host}:{listener.getsockname()[1]}/v1"
             print(f"Serving {engine.model} at {url} (Ctrl-C stops)", flush=True)
-            try:
-                await uvicorn.Server(settings).serve(sockets=[listener])
-            except (KeyboardInterrupt, asyncio.CancelledError):
-                log.info("Stopped by Ctrl-C")
+            server = uvicorn.Server(settings)
+            server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]  # it would raise them again at the end
+            for number in (signal.SIGINT, signal.SIGTERM):
+                asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
+            await server.serve(sockets=[listener])
             if writer is not None:
                 writer.put(run.model_copy(update={"status": "finished", "ended_at": now()}))
         finally:

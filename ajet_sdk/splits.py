@@ -142,21 +142,21 @@ def _by_messages(old: Side, new: Side) -> str | None:
     if n == len(new.messages):
         return "parallel_branch"
     if n < len(old.messages):
-        return _history(old.messages, new.messages)
+        return _history(old, old.messages, new.messages)
     if old.reply is None:
         return None
     return _reply(old.reply, new.messages[n])
 
 
-def _history(old: Sequence[Message], new: Sequence[Message]) -> str:
-    (old_system, old_rest), (new_system, new_rest) = _split_system(old), _split_system(new)
+def _history(old: Side, asked: Sequence[Message], new: Sequence[Message]) -> str:
+    (old_system, old_rest), (new_system, new_rest) = _split_system(asked), _split_system(new)
     goes_on = _common(old_rest, new_rest)
     if old_system != new_system and goes_on:
         return "system_changed"
     several_turns = any(m["role"] == "assistant" for m in old_rest)
     if several_turns and len(new_rest) < len(old_rest) + 1:
         return "summarised"
-    if not goes_on and not any(m in old_rest for m in new_rest):
+    if not goes_on and not any(m in old_rest or m == old.reply for m in new_rest):
         return "new_conversation"
     return "history_edited"
 

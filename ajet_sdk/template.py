@@ -31,10 +31,19 @@ _PROBE = "probe"
 _PROBE_CALL = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": '{"a": "b"}'}}
 
 
-class Arguments(dict[str, Any]):
-    """A tool call's arguments as an object, with the spelling they came in."""
+_OF_EVERY_DICT = frozenset(dir(dict))
 
-    spelling: str = "{}"
+
+class Arguments(dict[str, Any]):
+    """A tool call's arguments as an object, with the spelling they came in and those a template gave them."""
+
+    __slots__ = ("shown", "spelling")
+
+    def __init__(self, values: Mapping[str, Any], spelling: str) -> None:
+        super().__init__(values)
+        self.spelling = spelling
+        self.shown: dict[Any, str] = {}
+        """By the arguments of `tojson`: the same call is shown in every later prompt of its episode."""
 
 
 def _arguments(value: Any) -> Any:
@@ -45,9 +54,7 @@ def _arguments(value: Any) -> Any:
         return value
     if not isinstance(parsed, Mapping):
         return value
-    arguments = Arguments(parsed)
-    arguments.spelling = value if isinstance(value, str) else json.dumps(parsed, ensure_ascii=False)
-    return arguments
+    return Arguments(parsed, value if isinstance(value, str) else json.dumps(parsed, ensure_ascii=False))
 
 
 def _content(value: Any) -> Any:
@@ -108,14 +115,28 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    if not isinstance(value, Arguments):
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    how = (ensure_ascii, indent, separators, sort_keys)
+    if how not in value.shown:
+        value.shown[how] = json.dumps(
+            dict(value), ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
+        )
+    return value.shown[how]
+
+
+class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
+    """The sandbox, with a short way to a message's keys: most of a long conversation's rendering is looking them up."""
+
+    def getattr(self, obj: Any, attribute: str) -> Any:
+        if type(obj) is dict and attribute in obj and attribute not in _OF_EVERY_DICT:
+            return obj[attribute]
+        return super().getattr(obj, attribute)
 
 
 @lru_cache(maxsize=32)
 def _compile(source: str) -> jinja2.Template:
-    environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols]
-    )
+    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise
     try:
@@ -158,7 +179,8 @@ class ChatTemplate:
 
     def _probe(self) -> None:
         ask = {"role": "user", "content": _PROBE}
-        self._parts = _PROBE not in (self._attempt([ask]) or _PROBE)
+        shown = self._attempt([ask])
+        self._parts = shown is not None and _PROBE not in shown
         called = {"role": "assistant", "content": "", "tool_calls": [_PROBE_CALL]}
         if self._attempt([ask, called]) is None:
             self._string_arguments = True

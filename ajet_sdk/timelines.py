@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -75,25 +75,25 @@ def merge(calls: Sequence[Call], decode: Decode | None = None) -> Merged:
     return Merged(tuple(t for _, t in found), tuple(s for _, s in splits))
 
 
-@dataclass(eq=False)
 class _Node:
     """A call in the tree of calls: its parent is the call whose prompt and output are the longest prefix of it."""
 
-    call: Call
-    prompt: _Ids
-    output: _Ids
-    edge: Edge[_Node] | None = None
-    """Where in the radix tree the prompt ends, at depth len(prompt)."""
-    parent: _Node | None = None
-    children: list[_Node] = field(default_factory=list)
-    heir: _Node | None = None
-    """The child that keeps the timeline."""
-    weight: int = 0
-    """Tokens sampled in this call and all that go on from it."""
+    asked: Edge[_Node]
+    """Where in the radix tree the prompt ends."""
+    answered: Edge[_Node]
+    """Where the output ends."""
 
-    @property
-    def end(self) -> int:
-        return len(self.prompt) + len(self.output)
+    def __init__(self, call: Call, prompt: _Ids, output: _Ids) -> None:
+        self.call, self.prompt, self.output = call, prompt, output
+        self.start = len(prompt)
+        self.end = self.start + len(output)
+        self.trained = is_trained(call)
+        self.parent: _Node | None = None
+        self.children: list[_Node] = []
+        self.heir: _Node | None = None
+        """The child that keeps the timeline."""
+        self.weight = 0
+        """Tokens sampled in this call and all that go on from it."""
 
     @cached_property
     def side(self) -> Side:
@@ -111,23 +111,22 @@ def _began(node: _Node) -> tuple[Any, str]:
 def _find_parents(nodes: Sequence[_Node]) -> None:
     """Set each node's parent and its parent's children."""
     tree: RadixTree[_Node] = RadixTree()
-    ends: list[tuple[Edge[_Node], _Node]] = []
+    root = tree.root
     for node in sorted(nodes, key=lambda n: -n.end):  # longest first: the others then lie within its edges
-        node.edge = tree.add(tree.root, 0, node.prompt)
-        ends.append((tree.add(node.edge, len(node.prompt), node.output), node))
-    for edge, node in ends:
-        edge.at(node.end).mark(node.end, (not is_trained(node.call), *_began(node)), node)
+        node.asked = tree.add(root, 0, node.prompt)
+        node.answered = tree.add(node.asked, node.start, node.output)
+    for node in sorted(nodes, key=lambda n: not n.trained):  # of those that end alike, the first is gone on from
+        node.answered.at(node.end).mark(node.end, node)
     for node in nodes:
-        assert node.edge is not None
-        below_own_end = min(len(node.prompt), node.end - 1)
-        node.parent = node.edge.at(len(node.prompt)).nearest(below_own_end)
+        below_own_end = min(node.start, node.end - 1)
+        node.parent = node.asked.at(node.start).nearest(below_own_end)
         if node.parent is not None:
             node.parent.children.append(node)
 
 
 def _choose(nodes: Sequence[_Node]) -> None:
     """Choose the heir of each node: the child with most sampled behind it, the earlier one where equal."""
-    for node in sorted(nodes, key=lambda n: (len(n.prompt), n.end), reverse=True):
+    for node in sorted(nodes, key=lambda n: (n.start, n.end), reverse=True):
         node.weight = len(node.output) + sum(child.weight for child in node.children)
         if node.children:
             node.heir = max(node.children, key=lambda child: child.weight)  # the first, where several are
@@ -143,29 +142,24 @@ def _timeline(node: _Node) -> Timeline:
     while ancestor is not None:
         before.append(ancestor)
         ancestor = ancestor.parent
-    last = chain[-1]
+    last, trained = chain[-1], [link for link in chain if link.trained and link.end > link.start]
     token_ids = np.concatenate((last.prompt, last.output))
-    mask = np.zeros(len(token_ids), np.bool_)
-    logprobs = np.zeros(len(token_ids), np.float32)
-    spans: list[Span] = []
-    for link in chain:
-        if not is_trained(link.call) or not len(link.output):
-            continue
-        start, end = len(link.prompt), link.end
-        mask[start:end] = True
-        logprobs[start:end] = np.nan if link.call.logprobs is None else link.call.logprobs
-        spans.append(Span(call_id=link.call.call_id, start=start, end=end))
+    mask = np.zeros(last.end, np.bool_)
+    logprobs = np.zeros(last.end, np.float32)
+    for link in trained:
+        mask[link.start : link.end] = True
+        logprobs[link.start : link.end] = np.nan if link.call.logprobs is None else link.call.logprobs
     for array in (token_ids, mask, logprobs):
         array.flags.writeable = False
-    trained = (link.call.policy_version for link in chain if is_trained(link.call))
+    versions = [v for link in trained if (v := link.call.policy_version) is not None]
     return Timeline(
         agent=node.call.agent,
         token_ids=token_ids,
         loss_mask=mask,
         logprobs=logprobs,
         call_ids=tuple(link.call.call_id for link in [*reversed(before), *chain]),
-        policy_version=min((v for v in trained if v is not None), default=None),
-        spans=tuple(spans),
+        policy_version=min(versions, default=None),
+        spans=tuple(Span(call_id=n.call.call_id, start=n.start, end=n.end) for n in trained),
     )
 
 
@@ -184,7 +178,7 @@ def _split(node: _Node, history: _History, decode: Decode | None) -> Split:
         expected: _Node | None = node.parent
         at, cause = _shared(node, node.parent.heir), "parallel_branch"
     elif (twin := history.twin(node)) is not None:
-        expected, at, cause = None, len(twin.prompt), "parallel_branch"
+        expected, at, cause = None, twin.start, "parallel_branch"
     else:
         expected = history.expected(node)
         at = _shared(node, expected)
@@ -194,7 +188,7 @@ def _split(node: _Node, history: _History, decode: Decode | None) -> Split:
         parent_call_id=None if expected is None else expected.call.call_id,
         at_token=at,
         cause=cause,
-        extra_tokens=len(node.prompt),
+        extra_tokens=node.start,
         hint=HINTS[cause],
     )
 
@@ -202,7 +196,7 @@ def _split(node: _Node, history: _History, decode: Decode | None) -> Split:
 def _shared(node: _Node, other: _Node) -> int:
     """How many tokens of a prompt another call's prompt and output begin with."""
     same = common_prefix(node.prompt, other.prompt)
-    return same + common_prefix(node.prompt[same:], other.output) if same == len(other.prompt) else same
+    return same + common_prefix(node.prompt[same:], other.output) if same == other.start else same
 
 
 def _cause(old: _Node, new: _Node, at: int, decode: Decode | None) -> str:
@@ -212,7 +206,7 @@ def _cause(old: _Node, new: _Node, at: int, decode: Decode | None) -> str:
     prompt = decode(old.prompt[start:].tolist())
     old_text = decode(np.concatenate((old.prompt, old.output))[start:].tolist())
     new_text = decode(new.prompt[start : old.end + 1024].tolist())
-    ended = at == old.end - 1 >= len(old.prompt)
+    ended = at == old.end - 1 >= old.start
     return explain(old.side, new.side, old_text, new_text, min(len(prompt), len(old_text)), ended)
 
 

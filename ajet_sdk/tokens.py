@@ -75,7 +75,10 @@ class _Call:
         while call is not None:
             pieces += [call.output_ids, call.new_ids]
             call = call.parent
-        return [i for piece in reversed(pieces) for i in piece]
+        ids: list[int] = []
+        for piece in reversed(pieces):
+            ids += piece
+        return ids
 
     def text_of_prompt(self) -> str:
         at = self

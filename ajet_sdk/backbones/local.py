@@ -104,8 +104,8 @@ async def open_learner(job: Job, loggers: Loggers) -> Learner:
     if not config.model.path:
         raise ConfigError("model.path is not set: the local backbone needs a directory or a hub name to train")
     if wants_recipe(config):
-        loggers.say(f"model.recipe: making {config.model.path} where it is absent or outdated")
-        path: Path | str = await build_recipe(config, Probe(config, job.workflow, job.judge, job.train))
+        probe = Probe(config, job.workflow, job.judge, job.train)
+        path: Path | str = await build_recipe(config, probe, loggers.say)
     else:
         path = config.resolve(config.model.path) if config.resolve(config.model.path).exists() else config.model.path
     return await asyncio.to_thread(_load, config, path, loggers)
@@ -113,7 +113,9 @@ async def open_learner(job: Job, loggers: Loggers) -> Learner:
 
 def _load(config: Config, path: Path | str, loggers: Loggers) -> Learner:
     import torch
+    from transformers.utils import logging as transformers_logging
 
+    transformers_logging.disable_progress_bar()
     torch.manual_seed(config.trainer_common.seed)
     source = config.model
     tokenizer = HFTokenizer(str(path))
@@ -163,7 +165,7 @@ class _Learning:
 
     async def run(self) -> TunedModel:
         if self.job.resume:
-            self._resume()
+            await self._resume()
         self._announce()
         try:
             if self.done == 0 and self.common.val_before_train:
@@ -185,14 +187,15 @@ class _Learning:
         self.loggers.say(f"the trained model is in {path}")
         return TunedModel(path=path, metrics=dict(self.loggers.last), run_id=self.job.run_id)
 
-    def _resume(self) -> None:
+    async def _resume(self) -> None:
         newest = checkpoint.latest(self.checkpoints)
         if newest is None:
             self.loggers.say("there is no checkpoint to resume from: beginning at step 0")
         else:
-            progress = checkpoint.restore(newest, self.trainer, self._fingerprint())
+            async with self.sampler.exclusive():  # the sampler learns of other weights at its end
+                progress = checkpoint.restore(newest, self.trainer, self._fingerprint())
+                self.sampler.policy_version = self.trainer.updates
             self.done = self.saved = progress.step
-            self.sampler.policy_version = self.trainer.updates
             self.loggers.last |= progress.metrics
             self.loggers.say(f"going on from {newest}: {self.done} of {self.total} steps done")
         self.writer.supersede(self.job.run_id, self.done if newest is not None else -1)

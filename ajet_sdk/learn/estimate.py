@@ -38,14 +38,15 @@ class Estimate:
         return f"{self.episodes:,} episodes, about {time_} at most and {self.memory / 2**30:.1f} GiB of memory"
 
 
-def memory_bytes(trainer: Trainer, model: Any, tokens: int) -> int:
+def memory_bytes(trainer: Trainer, tokens: int, *, checkpointing: bool) -> int:
     """Weights, gradients, AdamW's two moments, master weights, the reference, and the activations of `tokens`."""
+    model = trainer.model
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     moved = sum(m.numel() for m in trainer.masters)
     copied = sum(m.numel() for m, p in zip(trainer.masters, trainer.parameters, strict=True) if m is not p)
     reference = weights if trainer.settings.loss.kl_coef and not hasattr(model, "disable_adapter") else 0
     shape = model.config.get_text_config()
-    per_layer = 2 if getattr(model, "is_gradient_checkpointing", False) else 34  # Korthikanti et al., arXiv:2205.05198
+    per_layer = 2 if checkpointing else 34  # Korthikanti et al., arXiv:2205.05198
     activations = tokens * shape.hidden_size * (per_layer * shape.num_hidden_layers + 34)
     logits = tokens * shape.vocab_size * 4 * 3
     return int(weights + 12 * moved + 4 * copied + reference + activations + logits)
@@ -63,7 +64,7 @@ def estimate(config: Config, trainer: Trainer, *, steps: int, val_episodes: int)
     sampling = episodes / rows * calls * reply * sampling_seconds
     training = steps * per_step * min(rollout.max_model_len, calls * 2 * reply) / training_rate
     tokens = min(config.trainer_common.micro_batch_tokens, per_step * rollout.max_model_len)
-    memory = memory_bytes(trainer, trainer.model, tokens)
+    memory = memory_bytes(trainer, tokens, checkpointing=config.model.gradient_checkpointing)
     return Estimate(memory, sampling + training + episodes * calls * _CALL_SECONDS, episodes)
 
 
@@ -93,7 +94,7 @@ def _trial(trainer: Trainer) -> tuple[float, float]:
 def _random_sample(ids_T: np.ndarray[Any, Any]) -> Sample:
     mask_T = np.ones(len(ids_T), dtype=bool)
     mask_T[: len(ids_T) // 2] = False
-    zeros_T = np.zeros(len(ids_T))
+    zeros_T = np.zeros(len(ids_T), dtype=np.float32)
     span = Span(call_id="trial", start=len(ids_T) // 2, end=len(ids_T))
     line = Timeline(agent="", token_ids=ids_T, loss_mask=mask_T, logprobs=zeros_T, call_ids=("trial",), spans=(span,))
     return Sample(timeline=line, episode_id="", group_id="", reward=0.0, advantages=zeros_T)

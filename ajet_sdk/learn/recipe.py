@@ -22,6 +22,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ajet_sdk.errors import ConfigError, TrainingError
 from ajet_sdk.timelines import merge
 from ajet_sdk.tokens import EpisodeTokens
@@ -130,6 +132,7 @@ class Recipe:
 
 Measure = Callable[[Any, Any, int], float]
 """(model, tokenizer, number of tasks) -> mean reward of the agent at temperature 1."""
+Say = Callable[[str], None]
 
 
 def wants_recipe(config: Config) -> bool:
@@ -141,11 +144,12 @@ def wants_recipe(config: Config) -> bool:
     return not hub
 
 
-async def build_recipe(config: Config, probe: Probe | None = None) -> Path:
+async def build_recipe(config: Config, probe: Probe | None = None, say: Say = log.info) -> Path:
     """Make `model.path` by `model.recipe` where it is absent or made by another recipe; return the directory.
 
     A directory without the recipe's mark is somebody's model and is left as it is. `probe` measures the agent; without
-    one it is that of the config. Raises ConfigError, and TrainingError where the warm-up does not get going.
+    one it is that of the config. `say` tells how it goes. Raises ConfigError, and TrainingError where the warm-up does
+    not get going.
     """
     assert config.model.path is not None and config.model.recipe is not None
     place = config.resolve(config.model.path)
@@ -171,11 +175,11 @@ async def build_recipe(config: Config, probe: Probe | None = None) -> Path:
         # The agent runs in the run's own loop, because its module-level clients keep connections that belong to it.
         return asyncio.run_coroutine_threadsafe(measured.reward(model, tokenizer, count), loop).result()
 
-    await asyncio.to_thread(make, recipe, place, seed=seed, key=key, measure=measure)
+    await asyncio.to_thread(make, recipe, place, seed=seed, key=key, measure=measure, say=say)
     return place
 
 
-def make(recipe: Recipe, place: Path, *, seed: int, key: str, measure: Measure) -> None:
+def make(recipe: Recipe, place: Path, *, seed: int, key: str, measure: Measure, say: Say) -> None:
     """Warm a model up and put it at `place`, whole or not at all."""
     import torch
 
@@ -186,17 +190,16 @@ def make(recipe: Recipe, place: Path, *, seed: int, key: str, measure: Measure) 
     samples = demonstrated(tokenizer, shown)
     torch.manual_seed(seed)
     model = new_model(recipe, tokenizer)
-    log.info("recipe: warming up a model of %s parameters on %d demonstrations", f"{model.num_parameters():,}",
-             len(shown))  # fmt: skip
+    say(f"recipe: warming up a model of {model.num_parameters():,} parameters on {len(shown):,} demonstrations")
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        steps, reward = warm_up(recipe, model, tokenizer, samples, seed, measure)
+        steps, reward = warm_up(recipe, model, tokenizer, samples, seed, measure, say)
     finally:
         torch.set_num_threads(threads)
     record = {"recipe": key, "seed": seed, "steps": steps, "reward": reward}
     _put(place, model, tokenizer, record)
-    log.info("recipe: %s made in %.0f s; reward %.2f at temperature 1", place, time.perf_counter() - started, reward)
+    say(f"recipe: {place} made in {time.perf_counter() - started:.0f} s; reward {reward:.2f} at temperature 1")
 
 
 def train_tokenizer(recipe: Recipe, shown: Sequence[Demonstration]) -> Any:
@@ -254,7 +257,7 @@ def demonstrated(tokenizer: Any, shown: Sequence[Demonstration]) -> list[Sample]
 
 def _calls(tokens: EpisodeTokens, exact: Any, tokenizer: Any, one: Demonstration, name: str) -> list[Call]:
     """Each assistant message as the call that would have sampled it, end of turn included."""
-    calls = []
+    calls: list[Call] = []
     for at, message in enumerate(one.messages):
         if message["role"] != "assistant":
             continue
@@ -269,9 +272,9 @@ def _calls(tokens: EpisodeTokens, exact: Any, tokenizer: Any, one: Demonstration
                 call_id=f"{name}.{at}",
                 episode_id=name,
                 index=len(calls),
-                prompt_ids=prompt.ids,
-                output_ids=output,
-                logprobs=[0.0] * len(output),
+                prompt_ids=np.asarray(prompt.ids, dtype=np.int32),
+                output_ids=np.asarray(output, dtype=np.int32),
+                logprobs=np.zeros(len(output), dtype=np.float32),
             )
         )
     return calls
@@ -315,7 +318,7 @@ def new_model(recipe: Recipe, tokenizer: Any) -> Any:
 
 
 def warm_up(
-    recipe: Recipe, model: Any, tokenizer: Any, samples: Sequence[Sample], seed: int, measure: Measure
+    recipe: Recipe, model: Any, tokenizer: Any, samples: Sequence[Sample], seed: int, measure: Measure, say: Say
 ) -> tuple[int, float]:
     """Supervised steps until the agent earns enough. Returns their number and the reward."""
     import torch
@@ -339,7 +342,7 @@ def warm_up(
             model.eval()
             reward = measure(model, tokenizer, recipe.check_tasks)
             best = max(best, reward)
-            log.info("recipe: step %d, loss %.3f, reward %.2f at temperature 1", step, float(loss.detach()), reward)
+            say(f"recipe: step {step}, loss {float(loss.detach()):.3f}, reward {reward:.2f} at temperature 1")
             if reward >= recipe.enough:
                 return step, reward
     raise TrainingError(

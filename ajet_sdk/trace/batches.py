@@ -6,7 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from ajet_sdk.trace.prefixes import Prefixes
 from ajet_sdk.trace.schema import COLUMNS
-from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Metric, Run
+from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Metric, Reward, Run
 
 __all__ = ["REMOVED", "Record", "encode", "scrub", "size_of"]
 
@@ -40,16 +40,26 @@ _TYPES = {
 Row = dict[str, Any]
 
 
+@lru_cache(maxsize=4096)
+def _is_secret(key: str) -> bool:
+    return _SECRET.fullmatch(key) is not None
+
+
 def scrub(value: Any) -> Any:
     """The same JSON with the text of every key that names a secret (`api_key`, `Authorization`, ...) removed."""
+    if type(value) in _LEAVES:
+        return value
     if isinstance(value, Mapping):
         return {
-            k: REMOVED if isinstance(v, str) and isinstance(k, str) and _SECRET.fullmatch(k) else scrub(v)
+            k: REMOVED if isinstance(v, str) and isinstance(k, str) and _is_secret(k) else scrub(v)
             for k, v in value.items()
         }
     if isinstance(value, list | tuple):
         return [scrub(v) for v in value]
     return value
+
+
+_LEAVES = frozenset((str, int, float, bool, type(None)))
 
 
 def size_of(record: Record) -> int:
@@ -70,14 +80,31 @@ def encode(records: Iterable[Record], prefixes: Prefixes) -> dict[str, pa.Table]
     for record in records:
         try:
             made = _ROWS_OF[type(record)](record, prefixes)
-        except (TypeError, ValueError, RecursionError) as error:
+        except _CANNOT as error:
             _LOG.warning("A %s could not be stored in the trace: %s", type(record).__name__, error)
             continue
         for table, row in made:
             rows.setdefault(table, []).append(row)
     if "runs" in rows:
         rows["runs"] = list({row["run_id"]: row for row in rows["runs"]}.values())
-    return {table: _table(table, entries) for table, entries in rows.items()}
+    return {table: _safe_table(table, entries) for table, entries in rows.items()}
+
+
+_CANNOT = (TypeError, ValueError, OverflowError, RecursionError, pa.ArrowException)
+
+
+def _safe_table(name: str, rows: Sequence[Row]) -> pa.Table:
+    """The rows as a table, without those that Arrow cannot hold (a number too large for its column)."""
+    try:
+        return _table(name, rows)
+    except _CANNOT:
+        kept = []
+        for row in rows:
+            try:
+                kept.append(_table(name, [row]))
+            except _CANNOT as error:
+                _LOG.warning("A row of %s could not be stored in the trace: %s", name, error)
+        return pa.concat_tables([_table(name, []), *kept])
 
 
 def _run(run: Run, _: Prefixes) -> list[tuple[str, Row]]:
@@ -116,9 +143,20 @@ def _call(call: Call, prefixes: Prefixes) -> list[tuple[str, Row]]:
         "prefix_len": placed.prefix_len,
         "prompt_suffix": None if call.prompt_ids is None else call.prompt_ids[placed.prefix_len :],
         "prefix_messages": placed.prefix_messages,
-        "messages_suffix": None if raw is None else _json(scrub(raw[placed.prefix_messages :])),
+        "messages_suffix": None,
     }
+    if raw is not None and messages is not None:
+        new = zip(raw[placed.prefix_messages :], messages[placed.prefix_messages :], strict=True)
+        row["messages_suffix"] = f"[{', '.join(text if _simple(m) else _json(scrub(m)) for m, text in new)}]"
     return [("calls", row)]
+
+
+def _simple(message: Any) -> bool:
+    """Nothing but a role and a text: there is no key to look at."""
+    return isinstance(message, dict) and message.keys() <= _SPOKEN and type(message.get("content")) in _LEAVES
+
+
+_SPOKEN = {"role", "content"}
 
 
 def _flat(table: str) -> Callable[[Any, Prefixes], list[tuple[str, Row]]]:
@@ -137,21 +175,46 @@ _ROWS_OF: dict[type, Callable[[Any, Prefixes], list[tuple[str, Row]]]] = {
 
 def _plain(record: Any) -> Row:
     """The fields of a record that are columns as they are."""
-    return {name: _text(v) for name, v in record.__dict__.items() if v is None or isinstance(v, _SCALAR)}
+    values = record.__dict__
+    texts, others = _COLUMNS_OF[type(record)]
+    row = {name: values[name] for name in others}
+    for name in texts:
+        text = values[name]
+        row[name] = text if text is None or text.isascii() else _text(text)
+    return row
 
 
-_SCALAR = (str, int, float, bool, datetime)
+_NUMBERS = frozenset(("INTEGER", "DOUBLE", "BOOLEAN", "TIMESTAMPTZ"))
 
 
-def _text(value: Any) -> Any:
+def _columns(record: type[Any], table: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The names of a record's columns that hold text, and of those that hold numbers and times."""
+    same = [(name, kind) for name, kind in COLUMNS[table].items() if name in record.model_fields]
+    texts = tuple(name for name, kind in same if kind == "VARCHAR")
+    return texts, tuple(name for name, kind in same if kind in _NUMBERS)
+
+
+_COLUMNS_OF: dict[Any, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    Run: _columns(Run, "runs"),
+    Episode: _columns(Episode, "episodes"),
+    Call: _columns(Call, "calls"),
+    Reward: _columns(Reward, "rewards"),
+    Metric: _columns(Metric, "metrics"),
+    LedgerEntry: _columns(LedgerEntry, "ledger"),
+    Feedback: _columns(Feedback, "feedback"),
+}
+
+
+def _text(text: str) -> str:
     """Text that UTF-8 cannot hold (a lone surrogate) keeps its place as `?`."""
-    if isinstance(value, str) and not value.isascii():
-        return value.encode("utf-8", "replace").decode()
-    return value
+    return text if text.isascii() else text.encode("utf-8", "replace").decode()
+
+
+_ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)
 
 
 def _json(value: Any) -> str:
-    return str(_text(json.dumps(value, ensure_ascii=False, default=str)))
+    return "{}" if value == {} else _text(_ENCODER.encode(value))
 
 
 def _table(name: str, rows: Sequence[Row]) -> pa.Table:
@@ -168,5 +231,5 @@ def _array(kind: str, values: list[Any]) -> pa.Array:
     present = [v for v in values if v is not None]
     item = _TYPES[kind].value_type
     flat = pa.array(np.concatenate(present) if present else [], type=item)
-    nulls = pa.array([v is None for v in values])
+    nulls = pa.array([v is None for v in values], type=pa.bool_())
     return pa.ListArray.from_arrays(pa.array(offsets), flat, type=_TYPES[kind], mask=nulls)

@@ -19,7 +19,7 @@ from ajet_sdk.trace.live import Owner, announce, owner_of, retract
 from ajet_sdk.trace.query import SETTINGS
 from ajet_sdk.trace.schema import SCHEMA_VERSION, create_statements
 
-__all__ = ["check_version", "explain", "insert", "locked", "open_to_write", "supersede"]
+__all__ = ["check_version", "explain", "insert", "locked", "open_to_write", "supersede", "unborn"]
 
 _LOG = logging.getLogger("ajet.trace")
 _READER_WAIT = 5.0
@@ -72,6 +72,17 @@ def _prepare(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
         check_version(connection, path)
     else:
         _create(connection)
+
+
+_HEADERS = 3 * 4096
+
+
+def unborn(path: Path) -> bool:
+    """The file holds nothing: it is empty, or the beginning of a DuckDB file whose headers were never all written."""
+    if not path.is_file() or path.stat().st_size >= _HEADERS:
+        return False
+    start = path.read_bytes()[:12]
+    return not start.strip(b"\0") or start[8:] == b"DUCK"
 
 
 def _create(connection: duckdb.DuckDBPyConnection) -> None:

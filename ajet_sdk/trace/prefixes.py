@@ -116,7 +116,7 @@ class Prefixes:
 
 def _common(a: npt.NDArray[np.int32], b: npt.NDArray[np.int32]) -> int:
     n = min(len(a), len(b))
-    if not n:
+    if not n or a[0] != b[0]:
         return 0
     differs = a[:n] != b[:n]
     first = int(differs.argmax())

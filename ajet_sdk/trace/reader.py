@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from ajet_sdk.errors import QueryError, TraceError
 from ajet_sdk.protocols import TraceReader
-from ajet_sdk.trace.database import check_version, explain, locked
+from ajet_sdk.trace.database import check_version, explain, locked, unborn
 from ajet_sdk.trace.live import QUERY_PATH, Owner, owner_of, pack
 from ajet_sdk.trace.query import SETTINGS, TIMEOUT, select
 from ajet_sdk.trace.schema import CALLS_FULL, COLUMNS, RUNS_AT_REST, TABLES
@@ -44,12 +44,12 @@ def open_trace(path: Path) -> TraceReader:
 def trace_files(path: Path) -> list[Path]:
     """The trace files of a path: itself, or those of a directory."""
     if path.is_dir():
-        files = sorted(path.glob("*.duckdb"))
+        files = sorted(file for file in path.glob("*.duckdb") if not unborn(file))
         if not files:
             raise TraceError(f"there is no trace (*.duckdb) in {path}; a run writes one to launcher_record/NAME/")
         return files
-    if not path.exists():
-        raise TraceError(f"there is no trace at {path}")
+    if not path.exists() or unborn(path):
+        raise TraceError(f"there is no trace at {path}: {'it is empty' if path.exists() else 'no such file'}")
     return [path]
 
 
@@ -215,13 +215,13 @@ def episodes(
 def ledger_balance(reader: TraceReader, run_id: str) -> list[str]:
     """One line for each trainable call of a run whose ledger does not add up to its output ids; none: it balances."""
     sql = """
-        WITH mine AS (SELECT episode_id FROM episodes WHERE run_id = $1),
-        booked AS (SELECT call_id, sum(tokens) AS tokens FROM ledger WHERE run_id = $1 GROUP BY call_id),
+        WITH booked AS (SELECT call_id, sum(tokens)::BIGINT AS tokens FROM ledger WHERE run_id = $1 GROUP BY call_id),
         sampled AS (
-            SELECT call_id, episode_id, len(output_ids) AS tokens FROM calls
-            WHERE trainable AND phase = 'rollout' AND output_ids IS NOT NULL AND episode_id IN (FROM mine))
-        SELECT coalesce(s.call_id, b.call_id) AS call_id, s.episode_id, coalesce(s.tokens, 0) AS sampled,
-          coalesce(b.tokens, 0)::BIGINT AS booked
+            SELECT call_id, c.episode_id, coalesce(len(output_ids), 0) AS tokens
+            FROM calls c LEFT JOIN episodes e USING (episode_id)
+            WHERE trainable AND phase = 'rollout' AND e.run_id = $1
+              OR call_id IN (SELECT call_id FROM booked))
+        SELECT call_id, s.episode_id, coalesce(s.tokens, 0) AS sampled, coalesce(b.tokens, 0) AS booked
         FROM sampled s FULL JOIN booked b USING (call_id)
         WHERE coalesce(s.tokens, 0) <> coalesce(b.tokens, 0) ORDER BY ALL"""
     return [

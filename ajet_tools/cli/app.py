@@ -16,13 +16,13 @@ from ajet_sdk.errors import AjetError, ConfigError, MissingExtra, QueryError, Si
 __all__ = ["COMMANDS", "app", "load_command", "main"]
 
 COMMANDS = {
-    "init": "Write a starter project that runs at once.",
+    "init": "Write a starter project that runs at once: an agent, a judge, tasks, a config and scripted replies.",
     "run": "Run an agent over tasks and score it; nothing is trained.",
     "train": "Train the model behind an agent. `ajet --conf FILE` is the same.",
-    "serve": "Serve a checkpoint as an OpenAI-compatible endpoint.",
+    "serve": "Serve a checkpoint as an OpenAI-compatible endpoint, until Ctrl-C.",
     "trace": "Look into a trace: episodes, calls, rewards, the ledger.",
     "config": "Show, check and explain the configuration.",
-    "doctor": "Say what is installed here, and what is missing.",
+    "doctor": "Say what is installed here, what is missing, and whether a run could write and listen.",
 }
 """Each command with its short help; its module in this package has the same name and an `app`."""
 
@@ -87,6 +87,7 @@ def _say(kind: str, message: str) -> None:
 
 
 app = typer.Typer(
+    name="ajet",
     cls=_Commands,
     no_args_is_help=True,
     add_completion=False,

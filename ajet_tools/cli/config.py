@@ -108,6 +108,8 @@ def describe_keys() -> list[dict[str, str]]:
 def _describe(model: Any, prefix: str) -> Iterator[dict[str, str]]:
     from pydantic import BaseModel
 
+    from ajet_sdk.config import is_idle
+
     for name, field in model.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -119,7 +121,8 @@ def _describe(model: Any, prefix: str) -> Iterator[dict[str, str]]:
                 "key": f"{prefix}{name}",
                 "type": _type_name(kind) + (f", {limits}" if limits else ""),
                 "default": default,
-                "description": field.description or "",
+                "description": f"{field.description}"
+                + (" No effect in this version." if is_idle(prefix + name) else ""),
             }
 
 

@@ -14,7 +14,7 @@ from ajet_tools.cli.arguments import Arguments, split_arguments, use_placeholder
 if TYPE_CHECKING:
     from ajet_sdk.config import Config
 
-__all__ = ["app"]
+__all__ = ["app", "newest_experiment"]
 
 app = typer.Typer(add_completion=False)
 
@@ -74,7 +74,7 @@ def train(
     ).config()
     _check_flags(config, with_ray or with_ray_cluster, with_appworld, with_logview, prefix)
     if resume:
-        config = _newest(config, exp_dir)
+        config = newest_experiment(config, exp_dir)
     use_placeholder_key()
     from ajet_sdk import run
 
@@ -97,7 +97,7 @@ def _check_flags(config: Config, ray: bool, appworld: bool, logview: bool, prefi
         typer.echo("Note: --prefix changes nothing: there are no services to name.", err=True)
 
 
-def _newest(config: Config, exp_dir: Path | None) -> Config:
+def newest_experiment(config: Config, exp_dir: Path | None) -> Config:
     """The config with the name of the experiment to resume: given, or the newest of this file or agent."""
     if config.is_set("experiment_dir") or config.directory.exists():
         return config

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +14,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_sdk.config import Config, keys, load_config
+from ajet_sdk.config import Config, is_idle, keys, load_config
 from ajet_sdk.errors import AjetError, ConfigError
+from ajet_sdk.schema import IDLE
+
+ROOT = Path(__file__).parents[2]
 
 
 def write(folder: Path, text: str, name: str = "math.yaml") -> Path:
@@ -66,7 +70,7 @@ def test_a_group_of_one_is_refused_with_its_place(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("line", "expected"),
     [
-        ("rollout: {num_repeats: 3}", "rollout.num_repeats is not a key (in math.yaml line 2); did you mean rollout.num_repeat?"),
+        ("rollout: {num_repeats: 3}", "is not a key (in math.yaml line 2); did you mean rollout.num_repeat?"),
         ("trainer_common: {lr: 1e-6}", "did you mean trainer_common.optim.lr?"),
         ("num_repeat: 8", "did you mean rollout.num_repeat?"),
         ("rolout: {num_repeat: 8}", "rolout is not a key (in math.yaml line 2); did you mean rollout?"),
@@ -85,7 +89,7 @@ def test_a_group_of_one_is_refused_with_its_place(tmp_path: Path) -> None:
         ("task_judge: {judge_type: regex}", "task_judge.pattern must be given for judge_type: regex"),
         ("rollout: {val_kwargs: {num_repeat: 4}}", "pass@k means nothing"),
         ("rollout: {val_kwargs: {num_repeat: 4, do_sample: true}}", "pass@k means nothing"),
-        ("rollout: {max_model_len: 100, max_response_length_in_one_turn: 200}", "must be at most rollout.max_model_len (100)"),
+        ("rollout: {max_model_len: 9, max_response_length_in_one_turn: 10}", "at most rollout.max_model_len (9)"),
         ("rollout: {failure_reward: .nan}", "rollout.failure_reward must be a finite number"),
     ],
 )  # fmt: skip
@@ -302,6 +306,22 @@ def test_what_is_dumped_reads_back_as_the_same_config(ours: dict[str, Any], root
         again = load_config(values=yaml.safe_load(text))
         assert again == config
         assert again.roots.plain() == roots
+
+
+def test_what_has_no_effect_is_said_where_it_is_given(tmp_path: Path) -> None:
+    path = write(
+        tmp_path, "ajet:\n  rollout: {gamma: 0.9, max_num_seqs: 10, top_p: 0.5}\n  trainer_common: {nnodes: 2}\n"
+    )
+    said = ["without effect in this version: rollout.gamma, trainer_common.nnodes"]
+    assert load_config(path).notices() == said  # max_num_seqs has its default
+
+
+def test_every_other_key_is_read_somewhere() -> None:
+    files = [p for folder in ("ajet_sdk", "ajet_tools") for p in (ROOT / folder).rglob("*.py") if p.name != "config.py"]
+    text = "\n".join(p.read_text(encoding="utf-8") for p in files)
+    names = {path.rpartition(".")[2] for path in LEAVES if not is_idle(path)}
+    assert [name for name in sorted(names) if not re.search(rf"[.\"']{name}\b", text)] == []
+    assert all(path in set(keys()) for path in IDLE)
 
 
 def test_the_schema_describes_every_key() -> None:

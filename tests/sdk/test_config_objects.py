@@ -94,9 +94,10 @@ def test_the_config_file_s_folder_comes_first(tmp_path: Path) -> None:
         ("x = 1\n", "solve", "a class path reads package.module->Name"),
         ("x = 1\n", "my_agent_a.py->", "a class path reads package.module->Name"),
         ("def solve(:\n", "my_agent_a.py->solve", "cannot be imported: SyntaxError"),
-        ("\n1 / 0\n", "my_agent_a.py->solve", "cannot be imported: ZeroDivisionError: division by zero (my_agent_a.py line 2)"),
+        ("\n1 / 0\n", "my_agent_a.py->solve", "ZeroDivisionError: division by zero (my_agent_a.py line 2)"),
         ("import no_such_thing\n", "my_agent_a.py->x", "No module named 'no_such_thing' (my_agent_a.py line 1)"),
         ("import no_such_thing\n", "my_agent_a->x", "No module named 'no_such_thing'"),
+        ("raise SystemExit(3)\n", "my_agent_a.py->x", "cannot be imported: SystemExit: 3 (my_agent_a.py line 1)"),
     ],
 )  # fmt: skip
 def test_what_is_missing_is_said(tmp_path: Path, text: str, path: str, expected: str) -> None:

@@ -62,18 +62,18 @@ def episodes(
         [Task(main_query=f"q{i}", metadata={"answer": "42"}) for i in range(tasks)] if isinstance(tasks, int) else tasks
     )
 
-    async def main(gateway: Gateway) -> list[Episode]:
+    async def main() -> list[Episode]:
         return await run_batch(
             workflow,
             judge,
             [Attempt(task, run_id="run", seed=i) for i, task in enumerate(found)],
             engine=engine or ScriptedEngine(replies),
-            gateway=gateway,
+            gateway=shared[0],
             config=settings or config(),
             **more,
         )
 
-    return asyncio.run(main(shared[0]))
+    return asyncio.run(main())
 
 
 async def said(question: str, model: str = "gpt-4o-mini", **parameters: Any) -> str:
@@ -288,7 +288,7 @@ def test_a_hanging_sync_workflow_is_abandoned_with_its_place_and_its_key_revoked
 
         async def main() -> list[Episode]:
             return await run_batch(hang, exact, [Attempt(Task(main_query="q"))], engine=ScriptedEngine(lambda ask: "x"),
-                                   gateway=gateway, config=config())  # fmt: skip
+                                   gateway=shared[0], config=config())  # fmt: skip
 
         [episode] = asyncio.run(main())
         assert workers.abandoned == 1
@@ -583,17 +583,17 @@ def test_a_cancelled_batch_leaves_aborted_episodes() -> None:
         await asyncio.sleep(60)
         return ""
 
-    async def main(gateway: Gateway) -> None:
+    async def main() -> None:
         batch = asyncio.create_task(
             run_batch(hang, exact, [Attempt(Task(main_query="q"))], engine=ScriptedEngine(lambda ask: ""),
-                      gateway=gateway, config=config(), writer=Sink())  # type: ignore[arg-type]
+                      gateway=shared[0], config=config(), writer=Sink())  # type: ignore[arg-type]
         )  # fmt: skip
         await asyncio.sleep(0.3)
         batch.cancel()
         with pytest.raises(asyncio.CancelledError):
             await batch
 
-    asyncio.run(main(shared[0]))
+    asyncio.run(main())
     assert [e.status for e in put] == ["aborted"]
 
 

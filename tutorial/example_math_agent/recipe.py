@@ -1,7 +1,7 @@
 """A model of a hundred thousand parameters that has an idea of the task: how to call the tool.
 
-Its demonstrator gives up on nearly every second problem and mistakes the operator now and then. Delete the line `recipe:` of the YAML, or name a
-model of the hub as `path`, to begin from a real model instead.
+Its demonstrator gives up on nearly every second problem and mistakes the operator now and then. To begin from a real
+model instead, name one of the hub as `model.path`.
 """
 
 import json
@@ -26,8 +26,9 @@ def demonstrate(draw: random.Random) -> Demonstration:
     if mood < GIVES_UP:
         messages.append({"role": "assistant", "content": "I do not know."})
         return Demonstration(messages, TOOLS)
-    a, operator, b = problem
-    asked: Problem = (a, draw.choice(OPERATORS), b) if mood < GIVES_UP + MISTAKES else problem
+    asked: Problem = problem
+    if mood < GIVES_UP + MISTAKES:
+        asked = (problem[0], draw.choice(OPERATORS), problem[2])
     call = {
         "id": "call_1",
         "type": "function",
@@ -41,4 +42,4 @@ def demonstrate(draw: random.Random) -> Demonstration:
     return Demonstration(messages, TOOLS)
 
 
-recipe = Recipe(demonstrate, enough=0.3)
+recipe = Recipe(demonstrate, enough=0.38)

@@ -239,7 +239,7 @@ def _in_family(model: Any) -> bool:
 
 
 def _small(model: Any) -> bool:
-    return sum(p.numel() for p in model.parameters()) < _FUSE_BELOW
+    return bool(sum(p.numel() for p in model.parameters()) < _FUSE_BELOW)
 
 
 def forward_of(model: Any, cache: RowCache) -> Forward:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoModelForCausalLM
+from transformers.utils import logging
 
 from ajet_sdk.errors import ConfigError, MissingExtra
 
@@ -41,7 +44,8 @@ def load_model(
     base = json.loads(adapter.read_text())["base_model_name_or_path"] if adapter.is_file() else path
     extra = {} if attn_implementation == "auto" else {"attn_implementation": attn_implementation}
     try:
-        model = AutoModelForCausalLM.from_pretrained(base, dtype=kind, **extra)
+        with _no_progress_bar():
+            model = AutoModelForCausalLM.from_pretrained(base, dtype=kind, **extra)
     except (OSError, ValueError, ImportError) as error:
         raise ConfigError(f"model.path: no causal language model can be loaded from {base}: {error}") from error
     if adapter.is_file():
@@ -51,6 +55,17 @@ def load_model(
     if place.type == "cpu" and "OMP_NUM_THREADS" not in os.environ and model.num_parameters() < _SMALL:
         torch.set_num_threads(1)
     return model.to(place).eval()
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
 
 
 def _dtype(name: str) -> torch.dtype:
@@ -82,7 +97,7 @@ def _with_lora(model: Any, lora: Any) -> Any:
 
 
 def local_engine(config: Config) -> TokenEngine:
-    """An engine over the model that `config.model` names, in this process."""
+    """An engine over the model that `config.model` names, in this process, to sample from and not to train."""
     from ajet_sdk.engines.chat import TokenEngine
     from ajet_sdk.engines.local.sampler import LocalSampler
     from ajet_sdk.engines.local.tokenizer import HFTokenizer
@@ -90,19 +105,18 @@ def local_engine(config: Config) -> TokenEngine:
     spec = config.model
     if spec.path is None:
         raise ConfigError("model.path is not set: the local engine needs a directory or a hub name")
-    tokenizer = HFTokenizer(spec.path)
-    model = load_model(
-        spec.path, dtype=spec.dtype, attn_implementation=spec.attn_implementation, device=spec.device, lora=spec.lora
-    )
-    name = spec.name or Path(spec.path).name
+    path = str(config.resolve(spec.path)) if config.resolve(spec.path).exists() else spec.path
+    tokenizer = HFTokenizer(path)
+    model = load_model(path, dtype=spec.dtype, attn_implementation=spec.attn_implementation, device=spec.device)
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or config.rollout.max_model_len
     sampler = LocalSampler(
         model,
         tokenizer,
-        model_name=name,
+        model_name=config.model_name,
         max_model_len=min(config.rollout.max_model_len, longest),
         max_batch=config.rollout.max_env_worker,
         seed=config.trainer_common.seed,
         deterministic=config.rollout.deterministic,
+        policy_version=None,
     )
-    return TokenEngine(sampler, tokenizer)
+    return TokenEngine(sampler, tokenizer, tool_call_parser=spec.tool_call_parser)

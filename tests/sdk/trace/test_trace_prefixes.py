@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import json
-import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from hypothesis import given, settings
+import pytest
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_sdk.trace.prefixes import Placed, Prefixes
-from ajet_sdk.trace.reader import calls_of, open_trace
+from ajet_sdk.trace.reader import calls_of
 from ajet_sdk.trace.writer import TraceWriter
-from ajet_sdk.types import Call, Episode
+from ajet_sdk.types import Call, Episode, new_id
 
 
 def ids(*values: int) -> Any:
@@ -109,7 +110,9 @@ def trees(draw: st.DrawFn) -> list[Call]:
             messages = said[: draw(st.integers(0, len(said)))]
         tokens = tokens + draw(st.lists(st.integers(0, 5), max_size=4))
         messages = messages + draw(st.lists(message, max_size=3))
-        request: dict[str, Any] = draw(st.dictionaries(st.sampled_from(["model", "n", "tools"]), json_values, max_size=2))
+        request: dict[str, Any] = draw(
+            st.dictionaries(st.sampled_from(["model", "n", "tools"]), json_values, max_size=2)
+        )
         if draw(st.integers(0, 4)):
             request["messages"] = messages
         output = draw(st.none() | st.lists(st.integers(0, 5), max_size=4))
@@ -143,17 +146,20 @@ def _surrogate_free(calls: list[Call]) -> bool:
     return True
 
 
-@settings(max_examples=40)
-@given(trees().filter(_surrogate_free))
-def test_what_was_put_comes_back_exactly(calls: list[Call]) -> None:
-    with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "trace.duckdb"
-        with TraceWriter(path) as writer:
-            writer.put(*calls)
-        reader = open_trace(path)
-        back = calls_of(reader, "e")
-        rows = reader.query("SELECT * FROM calls_full WHERE episode_id = 'e' ORDER BY index").to_pylist()
-        reader.close()
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceWriter]:
+    with TraceWriter(tmp_path_factory.mktemp("store") / "trace.duckdb") as writer:
+        yield writer
+
+
+@given(drawn=trees().filter(_surrogate_free))
+def test_what_was_put_comes_back_exactly(store: TraceWriter, drawn: list[Call]) -> None:
+    episode = new_id()
+    calls = [c.model_copy(update={"episode_id": episode, "call_id": f"{episode}-{c.index}"}) for c in drawn]
+    store.put(*calls)
+    store.flush()
+    back = calls_of(store, episode)
+    rows = store.query("SELECT * FROM calls_full WHERE episode_id = ? ORDER BY index", [episode]).to_pylist()
     assert [c.call_id for c in back] == [c.call_id for c in calls]
     for put, got, row in zip(calls, back, rows, strict=True):
         assert got == put

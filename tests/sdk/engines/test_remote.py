@@ -1,0 +1,221 @@
+"""The remote engine against a real HTTP server that does as it is told: what is sent, believed, and tried again."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import uvicorn
+
+from ajet_sdk import endpoint
+from ajet_sdk.engines.remote import RemoteEngine
+from ajet_sdk.engines.scripted import ScriptedEngine
+from ajet_sdk.errors import ContextOverflow, EngineError, EngineUnavailable, RequestRefused
+from ajet_sdk.gateway import EpisodeSpec, Gateway, listening_socket, read_json
+from ajet_sdk.protocols import Answer, Ask, Sampling
+
+USER = [{"role": "user", "content": "hi"}]
+Answering = Callable[[dict[str, Any]], tuple[int, Any, dict[str, str]]]
+
+
+class Server:
+    """Answers each request with what `answering` says, and keeps the bodies."""
+
+    def __init__(self) -> None:
+        self.bodies: list[dict[str, Any]] = []
+        self.answering: Answering = lambda body: (200, completion(), {})
+        listener = listening_socket("127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        self.server = uvicorn.Server(uvicorn.Config(self._app, interface="asgi3", lifespan="off", log_config=None))
+        self.thread = threading.Thread(target=self.server.run, args=([listener],), daemon=True)
+        self.thread.start()
+
+    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+        body = await read_json(receive)
+        self.bodies.append(body)
+        status, value, headers = self.answering(body)
+        content = value if isinstance(value, bytes) else json.dumps(value).encode()
+        pairs = [(name.encode(), text.encode()) for name, text in headers.items()]
+        await send({"type": "http.response.start", "status": status, "headers": pairs})
+        await send({"type": "http.response.body", "body": content})
+
+
+def completion(**choice: Any) -> dict[str, Any]:
+    message = {"role": "assistant", "content": "hello", "refusal": None}
+    choices = [{"index": 0, "message": message, "finish_reason": "stop", **choice}]
+    usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5, "prompt_tokens_details": None}
+    return {"id": "x", "object": "chat.completion", "model": "served", "choices": choices, "usage": usage}
+
+
+def with_ids(count: int = 2) -> dict[str, Any]:
+    entries = [{"token": "t", "logprob": -0.5 * n} for n in range(count)]
+    reply = completion(token_ids=list(range(count)), logprobs={"content": entries})
+    return {**reply, "prompt_token_ids": [7, 8, 9]}
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(endpoint, "FIRST_WAIT", 0.01)
+    running = Server()
+    yield running
+    running.server.should_exit = True
+    running.thread.join()
+
+
+def ask(engine: RemoteEngine, sampling: Sampling | None = None, **body: Any) -> Answer:
+    async def scenario() -> Answer:
+        try:
+            request = {"model": "agent's", "messages": USER, **body}
+            return await engine.answer(Ask("chat/completions", request, sampling or Sampling(), "e", "a"))
+        finally:
+            await engine.aclose()
+
+    return asyncio.run(scenario())
+
+
+def error(status: int, message: str = "no", headers: dict[str, str] | None = None, **more: Any) -> Any:
+    return status, {"error": {"message": message, **more}}, headers or {}
+
+
+def test_ids_and_logprobs_are_kept_where_the_server_gives_them(server: Server) -> None:
+    server.answering = lambda body: (200, with_ids(), {})
+    engine = RemoteEngine(server.url, "key", "policy")
+    answer = ask(engine, Sampling(seed=4, max_tokens=9), stream=True, tools=[{"type": "function"}])
+    (choice,) = answer.choices
+    assert (choice.output_ids, choice.logprobs, answer.prompt_ids) == ([0, 1], [0.0, -0.5], [7, 8, 9])
+    assert choice.message == {"role": "assistant", "content": "hello"} and answer.model == "served"
+    assert answer.usage == {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
+    (sent,) = server.bodies
+    assert sent["model"] == "policy" and "stream" not in sent and sent["tools"] == [{"type": "function"}]
+    assert (sent["seed"], sent["max_tokens"], sent["return_token_ids"], sent["logprobs"]) == (4, 9, True, True)
+
+
+def test_ids_that_do_not_add_up_are_not_believed(server: Server) -> None:
+    server.answering = lambda body: (200, with_ids(3), {})
+    (choice,) = ask(RemoteEngine(server.url, "key", "policy")).choices
+    assert (choice.output_ids, choice.logprobs) == (None, None)
+
+
+def test_logprobs_of_another_distribution_are_not_kept(server: Server) -> None:
+    server.answering = lambda body: (200, with_ids(), {})
+    engine = RemoteEngine(server.url, "key", "policy")
+    assert ask(engine, Sampling(temperature=0.7)).choices[0].logprobs is None
+    assert ask(engine, Sampling(top_p=0.9)).choices[0].output_ids == [0, 1]
+    knowing = RemoteEngine(server.url, "key", "policy", processed_logprobs=True)
+    assert ask(knowing, Sampling(temperature=0.7)).choices[0].logprobs == [0.0, -0.5]
+
+
+def test_a_server_that_refuses_ids_is_asked_without_from_then_on(server: Server) -> None:
+    def answering(body: dict[str, Any]) -> Any:
+        return error(400, "unknown: return_token_ids") if "return_token_ids" in body else (200, completion(), {})
+
+    server.answering = answering
+    engine = RemoteEngine(server.url, "key", "policy")
+    for _ in range(2):
+        assert ask(engine).choices[0].output_ids is None
+    assert ["return_token_ids" in body for body in server.bodies] == [True, False, False]
+    assert set(server.bodies[1]) == {"model", "messages", "temperature"}
+
+
+def test_a_server_that_leaves_ids_out_is_not_asked_for_them_again(server: Server) -> None:
+    engine = RemoteEngine(server.url, "key", "policy")
+    ask(engine), ask(engine)
+    assert ["return_token_ids" in body for body in server.bodies] == [True, False]
+
+
+def test_newer_models_want_the_limit_by_another_name(server: Server) -> None:
+    def answering(body: dict[str, Any]) -> Any:
+        said = "Unsupported parameter: use 'max_completion_tokens' instead"
+        return error(400, said, param="max_tokens") if "max_tokens" in body else (200, completion(), {})
+
+    server.answering = answering
+    engine = RemoteEngine(server.url, "key", "policy", with_ids=False)
+    ask(engine, Sampling(max_tokens=5)), ask(engine, Sampling(max_tokens=6))
+    assert [body.get("max_completion_tokens") for body in server.bodies] == [None, 5, 6]
+
+
+@pytest.mark.parametrize("status", [429, 500, 502, 503])
+def test_a_busy_server_is_asked_again(server: Server, status: int) -> None:
+    server.answering = lambda body: error(status) if len(server.bodies) < 3 else (200, completion(), {})
+    assert ask(RemoteEngine(server.url, "key", "policy")).choices[0].message is not None
+    assert len(server.bodies) == 3
+
+
+def test_retry_after_is_heeded_and_the_last_failure_is_told(server: Server) -> None:
+    server.answering = lambda body: error(429, "slow down", {"retry-after": "0.2"})
+    started = time.monotonic()
+    with pytest.raises(EngineUnavailable, match="slow down.*3 attempts") as raised:
+        ask(RemoteEngine(server.url, "key", "policy", retries=2))
+    assert raised.value.infrastructure and time.monotonic() - started >= 0.4 and len(server.bodies) == 3
+
+
+@pytest.mark.parametrize("status", [400, 401, 403, 404, 409, 422])
+def test_other_refusals_are_never_tried_again(server: Server, status: int) -> None:
+    server.answering = lambda body: error(status, "not like this", param="messages")
+    with pytest.raises(EngineError, match="not like this") as raised:
+        ask(RemoteEngine(server.url, "key", "policy", with_ids=False))
+    assert len(server.bodies) == 1
+    assert isinstance(raised.value, RequestRefused) == (status in (400, 422))
+
+
+def test_an_overflow_keeps_its_kind(server: Server) -> None:
+    server.answering = lambda body: error(400, "too long", code="context_length_exceeded")
+    with pytest.raises(ContextOverflow):
+        ask(RemoteEngine(server.url, "key", "policy"))
+
+
+def test_a_lost_connection_is_tried_again_and_then_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(endpoint, "FIRST_WAIT", 0.01)
+    tries = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def hang_up() -> None:
+            for _ in range(3):
+                connection, _ = listener.accept()
+                tries.append(connection)
+                connection.close()
+
+        threading.Thread(target=hang_up, daemon=True).start()
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        with pytest.raises(EngineUnavailable, match="3 attempts"):
+            ask(RemoteEngine(url, "key", "policy", retries=2))
+    assert len(tries) == 3
+
+
+def test_a_silent_server_runs_into_the_time_limit(server: Server) -> None:
+    def answering(body: dict[str, Any]) -> Any:
+        time.sleep(0.5)
+        return 200, completion(), {}
+
+    server.answering = answering
+    with pytest.raises(EngineUnavailable, match="ReadTimeout"):
+        ask(RemoteEngine(server.url, "key", "policy", timeout=0.1, retries=0))
+
+
+@pytest.mark.parametrize("nonsense", [b"<html>", b"[]", b'{"choices": []}'])
+def test_nonsense_is_an_unavailable_engine(server: Server, nonsense: bytes) -> None:
+    server.answering = lambda body: (200, nonsense, {})
+    with pytest.raises(EngineUnavailable):
+        ask(RemoteEngine(server.url, "key", "policy"))
+
+
+def test_a_gateway_can_stand_before_another(server: Server) -> None:
+    """A served policy gives its ids through two gateways, whole and streamed."""
+
+    async def scenario() -> None:
+        with Gateway() as inner, Gateway() as outer:
+            policy = inner.open(EpisodeSpec("inner", ScriptedEngine(lambda ask: "yes")))
+            remote = RemoteEngine(f"{inner.url}/v1", policy.handle_key, "scripted")
+            episode = outer.open(EpisodeSpec("outer", remote))
+            assert (await episode.model().chat(USER)).content == "yes"
+            (call,) = await episode.finish()
+            assert call.prompt_ids is not None and call.output_ids is not None and call.logprobs is not None
+            assert call.output_ids.tolist() == [*b"yes", 257] and call.policy_version is None
+
+    asyncio.run(scenario())

@@ -1,0 +1,111 @@
+"""`ajet.trace`: a deployed agent is observed, never rerouted, never broken."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from ajet_sdk.capture import trace
+from ajet_sdk.engines.scripted import ScriptedEngine
+from ajet_sdk.gateway import EpisodeSpec, Gateway, OpenEpisode
+from ajet_sdk.model import current_episode, observer
+from ajet_sdk.trace.reader import open_trace
+
+
+@pytest.fixture
+def elsewhere() -> Iterator[OpenEpisode]:
+    with Gateway() as gateway:
+        engine = ScriptedEngine(lambda ask: "answer to " + ask.body["messages"][0]["content"])
+        yield gateway.open(EpisodeSpec("elsewhere", engine))
+
+
+def ask(elsewhere: OpenEpisode, text: str) -> str:
+    body = {"model": "gpt", "messages": [{"role": "user", "content": text}]}
+    headers = {"authorization": f"Bearer {elsewhere.handle_key}"}
+    answer = httpx.post(f"{elsewhere.url}/v1/chat/completions", json=body, headers=headers).json()
+    return str(answer["choices"][0]["message"]["content"])
+
+
+def rows(path: Path, sql: str) -> list[dict[str, Any]]:
+    reader = open_trace(path)
+    try:
+        return list(reader.query(sql).to_pylist())
+    finally:
+        reader.close()
+
+
+CALLS = "select model, trainable, error, request from calls order by started_at"
+
+
+def test_undecorated_calls_belong_to_an_episode_of_the_process(elsewhere: OpenEpisode, tmp_path: Path) -> None:
+    path = tmp_path / "agent.duckdb"
+    with trace(path):
+        assert ask(elsewhere, "one") == "answer to one"
+        thread = threading.Thread(target=ask, args=(elsewhere, "two"))
+        thread.start()
+        thread.join()
+    ask(elsewhere, "after the end")
+    assert observer.get() is None
+    assert rows(path, "select count(*) n, count(distinct episode_id) episodes from calls") == [{"n": 2, "episodes": 1}]
+    assert rows(path, "select count(*) n from episodes join calls using (episode_id)") == [{"n": 2}]
+    assert elsewhere.handle_key.encode() not in path.read_bytes()
+    assert len(elsewhere.calls) == 3
+
+
+def test_a_decorated_call_is_an_episode_and_a_failure_is_recorded(elsewhere: OpenEpisode, tmp_path: Path) -> None:
+    path = tmp_path / "agent.duckdb"
+    with trace(path):
+        watching = observer.get()
+        assert watching is not None
+        with watching.episode("solve", {"question": "six by seven"}) as seen:
+            ask(elsewhere, "six by seven")
+            seen.output = "42"
+        with pytest.raises(ZeroDivisionError), watching.episode("solve", {"question": "one by zero"}):
+            ask(elsewhere, "one by zero")
+            _ = 1 / 0
+        assert current_episode.get() is None
+    found = rows(path, "select status, error from episodes order by started_at")
+    assert [row["status"] for row in found] == ["succeeded", "failed"]
+    assert "ZeroDivisionError" in found[1]["error"]
+    assert rows(path, "select count(distinct episode_id) n from calls") == [{"n": 2}]
+
+
+def test_a_trace_is_read_while_the_agent_runs(elsewhere: OpenEpisode, tmp_path: Path) -> None:
+    with trace(tmp_path / "live.duckdb") as tracing:
+        ask(elsewhere, "one")
+        tracing.flush()
+        assert rows(tmp_path / "live.duckdb", "select count(*) n from calls") == [{"n": 1}]
+
+
+def test_a_directory_gets_a_file_for_each_process(elsewhere: OpenEpisode, tmp_path: Path) -> None:
+    with trace(tmp_path / "traces"):
+        ask(elsewhere, "one")
+    files = list((tmp_path / "traces").glob("*.duckdb"))
+    assert len(files) == 1 and rows(files[0], "select count(*) n from calls") == [{"n": 1}]
+
+
+def test_a_file_that_cannot_be_written_is_one_warning_and_no_error(
+    elsewhere: OpenEpisode, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocked = tmp_path / "blocked"
+    blocked.write_text("a file where a directory should be")
+    with caplog.at_level(logging.WARNING), trace(blocked / "trace.duckdb"):
+        for number in range(3):
+            assert ask(elsewhere, str(number)) == f"answer to {number}"
+    assert len([record for record in caplog.records if record.levelno >= logging.WARNING]) == 1
+
+
+def test_a_run_inside_of_a_traced_process_is_not_observed_twice(elsewhere: OpenEpisode, tmp_path: Path) -> None:
+    path = tmp_path / "agent.duckdb"
+    with trace(path), Gateway() as gateway:
+        episode = gateway.open(EpisodeSpec("inner", ScriptedEngine(lambda ask: "inner")))
+        asyncio.run(episode.model().chat([{"role": "user", "content": "x"}]))
+        assert len(episode.calls) == 1
+    assert rows(path, "select count(*) n from calls") == [{"n": 0}]

@@ -1,0 +1,199 @@
+"""The environment service's client, against a small real server."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import pytest
+
+import ajet
+from ajet_sdk.config import Config, load_config
+from ajet_sdk.engines.scripted import ScriptedEngine
+from ajet_sdk.environment import GymEnv, task_ids
+from ajet_sdk.episode import Attempt, run_batch
+from ajet_sdk.errors import EnvironmentUnavailable
+from ajet_sdk.gateway import Gateway
+from ajet_sdk.types import Episode, Reward, Task
+from ajet_sdk.workflow import AjetTuner, Workflow, WorkflowOutput, WorkflowTask
+
+
+class Service:
+    """A counting environment: three steps to the end; `refuse` gives an endpoint so many failures first."""
+
+    def __init__(self) -> None:
+        self.instances: dict[str, int] = {}
+        self.released: list[str] = []
+        self.asked: list[str] = []
+        self.refuse: dict[str, int] = {}
+        self.answers: dict[str, Any] = {}
+
+    def answer(self, endpoint: str, body: dict[str, Any]) -> tuple[int, Any]:
+        self.asked.append(endpoint)
+        if self.refuse.get(endpoint, 0) > 0:
+            self.refuse[endpoint] -= 1
+            return 503, {"detail": "busy"}
+        if endpoint in self.answers:
+            return 200, self.answers[endpoint]
+        key = body["instance_id"]
+        if endpoint == "create":
+            self.instances[key] = 0
+            return 200, {"data": {"state": [{"role": "user", "content": f"task {body['task_id']}"}]}}
+        if endpoint == "step":
+            self.instances[key] += 1
+            state = [{"role": "user", "content": f"saw {body['messages']['content']}"}]
+            return 200, {"data": {"state": state, "reward": 0.5, "is_terminated": self.instances[key] == 3}}
+        if endpoint == "evaluate":
+            return 200, {"data": self.instances[key] / 3}
+        if endpoint == "release":
+            self.released.append(key)
+            return 200, {"success": True}
+        if endpoint == "get_env_profile":
+            return 200, {"data": [f"{body['params']['split']}-{i}" for i in range(2)]}
+        return 404, {"detail": f"no endpoint {endpoint}"}
+
+
+@pytest.fixture
+def service() -> Iterator[tuple[Service, str]]:
+    state = Service()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
+            status, value = state.answer(self.path.strip("/"), body)
+            data = json.dumps(value).encode()
+            self.send_response(status)
+            self.send_header("content-length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        def log_message(self, *_: Any) -> None: ...
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield state, f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+
+
+def test_an_environment(service: tuple[Service, str]) -> None:
+    state, url = service
+    env = GymEnv(url + "/", "count", "t1")
+    assert env.service_url == url
+    assert env.create() == [{"role": "user", "content": "task t1"}]
+    assert env.step({"role": "assistant", "content": "go"}) == ("saw go", 0.5, False, {})
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    assert env.step({"role": "assistant", "content": parts})[0] == "saw ab"
+    assert env.step({"role": "assistant", "content": "x"})[2] is True
+    assert env.evaluate("any uuid", {"sparse": True}) == 1.0
+    env.release()
+    assert state.released == [env.instance_id]
+    assert task_ids(url, "count", "dev") == ["dev-0", "dev-1"]
+
+
+def test_an_empty_observation_says_so(service: tuple[Service, str]) -> None:
+    state, url = service
+    env = GymEnv(url, "count", "t1")
+    state.answers["step"] = {"data": {"state": {"role": "user", "content": ""}, "is_terminated": False}}
+    assert "no feedback" in env.step({"content": "go"})[0]
+    state.answers["step"] = {"data": {"state": {"error": "bad action"}, "is_terminated": False}}
+    assert env.step({"content": "go"})[0] == "bad action"
+
+
+def test_a_step_is_asked_once_and_the_rest_again(service: tuple[Service, str]) -> None:
+    state, url = service
+    env = GymEnv(url, "count", "t1")
+    state.refuse = {"create": 1, "step": 1}
+    env.create()
+    with pytest.raises(EnvironmentUnavailable, match=r"step.*env_url") as raised:
+        env.step({"content": "go"})
+    assert raised.value.infrastructure and state.asked == ["create", "create", "step"]
+
+
+def test_senseless_answers_are_errors(service: tuple[Service, str]) -> None:
+    state, url = service
+    env = GymEnv(url, "count", "t1")
+    state.answers = {"step": {"data": {"state": "text"}}, "evaluate": {"data": None}, "get_env_profile": {"data": 3}}
+    for ask in (lambda: env.step({"content": ""}), env.evaluate, lambda: task_ids(url, "count", "dev")):
+        with pytest.raises(EnvironmentUnavailable):
+            ask()
+    state.answers = {"step": [1]}
+    with pytest.raises(EnvironmentUnavailable):
+        env.step({"content": ""})
+
+
+def test_nobody_there() -> None:
+    with pytest.raises(EnvironmentUnavailable, match="did not answer step"):
+        GymEnv("http://127.0.0.1:9", "count", "t").step({"content": "go"})
+
+
+def settings(url: str, **reader: Any) -> Config:
+    return load_config(values={"task_reader": {"type": "env_service", "env_service": {"env_url": url}, **reader}})
+
+
+def episode(workflow: Any, judge: Any, config: Config) -> Episode:
+    async def main() -> list[Episode]:
+        with Gateway() as gateway:
+            return await run_batch(
+                workflow,
+                judge,
+                [Attempt(Task(task_id="t7", env_type="count"))],
+                engine=ScriptedEngine(lambda ask: "go"),
+                gateway=gateway,
+                config=config,
+            )
+
+    return asyncio.run(main())[0]
+
+
+class Player(Workflow):
+    async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
+        client, messages = tuner.as_raw_openai_sdk_client(), list(workflow_task.task.init_messages)
+        assert messages == [{"role": "user", "content": "task t7"}]
+        terminate = False
+        while not terminate:
+            reply = (await client.chat.completions.create(messages)).choices[0].message.content
+            obs, _, terminate, _ = workflow_task.gym_env.step({"role": "assistant", "content": reply})
+            messages += [{"role": "assistant", "content": reply}, {"role": "user", "content": obs}]
+        return WorkflowOutput(reward=workflow_task.gym_env.evaluate(workflow_task.episode_uuid, {}))
+
+
+def test_a_class_workflow_plays_and_its_environment_is_released(service: tuple[Service, str]) -> None:
+    state, url = service
+    played = episode(Player, None, settings(url))
+    assert (played.error, played.reward, len(played.calls)) == (None, 1.0, 3)
+    assert len(state.released) == 1 and state.released[0] in state.instances
+
+
+def test_a_function_and_its_judge_share_the_environment(service: tuple[Service, str]) -> None:
+    state, url = service
+
+    @ajet.workflow
+    def act(env: GymEnv, task: Task) -> str:
+        return env.step({"role": "assistant", "content": task.task_id})[0]
+
+    @ajet.judge
+    def score(env: GymEnv, output: str) -> float:
+        assert output == "saw t7"
+        return env.evaluate()
+
+    played = episode(act, score, settings(url))
+    assert (played.error, played.reward) == (None, pytest.approx(1 / 3))
+    assert len(state.released) == 1
+
+
+def test_a_service_that_fails_is_no_fault_of_the_agent(service: tuple[Service, str]) -> None:
+    state, url = service
+    state.refuse = {"step": 99}
+
+    @ajet.workflow
+    def act(env: GymEnv) -> Reward:
+        env.step({"role": "assistant", "content": "go"})
+        return Reward(value=1)
+
+    played = episode(act, None, settings(url))
+    assert (played.status, played.cause, played.infrastructure) == ("failed", "EnvironmentUnavailable", True)
+    assert state.asked.count("create") == 2 and len(state.released) == 2  # tried again as a new episode

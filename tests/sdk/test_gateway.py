@@ -1,0 +1,508 @@
+"""The gateway over real HTTP: routes, keys, errors, streams, what becomes of a call."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from ajet_sdk import reply as reply_module
+from ajet_sdk.engines.scripted import ScriptedEngine
+from ajet_sdk.errors import ConfigError, ContextOverflow, EngineUnavailable, ModelAmbiguous, RequestRefused
+from ajet_sdk.gateway import EpisodeSpec, Gateway, OpenEpisode
+from ajet_sdk.model import current_episode
+from ajet_sdk.protocols import Ask
+
+USER = [{"role": "user", "content": "What is six times seven?"}]
+TOOLS = [{"type": "function", "function": {"name": "calc", "parameters": {"type": "object", "properties": {}}}}]
+CALLING = {"content": "Let me see.", "tool_calls": [{"function": {"name": "calc", "arguments": {"a": 6, "b": "ü"}}}]}
+
+
+@pytest.fixture
+def gateway() -> Iterator[Gateway]:
+    with Gateway() as running:
+        yield running
+
+
+Opener = Callable[..., OpenEpisode]
+
+
+@pytest.fixture
+def open_episode(gateway: Gateway) -> Opener:
+    def open_one(replies: Any = "forty-two", episode_id: str = "one", **spec: Any) -> OpenEpisode:
+        told = replies if callable(replies) else lambda ask: replies
+        return gateway.open(EpisodeSpec(episode_id, ScriptedEngine(told, max_model_len=4000), **spec))
+
+    return open_one
+
+
+def post(episode: OpenEpisode, body: dict[str, Any], route: str = "chat/completions", **more: Any) -> httpx.Response:
+    model = episode.model()
+    headers = {"authorization": f"Bearer {model.api_key}"}
+    return httpx.post(f"{model.base_url}/{route}", json=body, headers=headers, timeout=10, **more)
+
+
+class Slow:
+    """A reply that waits until it is let go, and says whether it was cancelled."""
+
+    def __init__(self) -> None:
+        self.asked = asyncio.Event()
+        self.let_go = asyncio.Event()
+        self.cancelled = False
+
+    async def __call__(self, ask: Ask) -> str:
+        self.asked.set()
+        try:
+            await asyncio.wait_for(self.let_go.wait(), 10)
+        except asyncio.CancelledError:
+            self.cancelled = True
+            raise
+        return "at last"
+
+
+async def eventually(condition: Callable[[], bool]) -> None:
+    for _ in range(500):
+        if condition():
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError("it did not come about within 5 s")
+
+
+def test_a_call_is_answered_and_recorded_with_the_ids_that_the_engine_saw(open_episode: Opener) -> None:
+    episode = open_episode(seed=3)
+    client = episode.model(agent="solver").openai()
+    reply = client.chat.completions.create(model="anything", messages=USER, temperature=0.5, max_tokens=100, user="me")
+    assert reply.choices[0].message.content == "forty-two"
+    assert reply.choices[0].finish_reason == "stop"
+    assert reply.usage is not None and reply.usage.completion_tokens == len("forty-two") + 1
+    (call,) = episode.calls
+    tokenizer = episode.spec.engine.tokenizer
+    assert call.prompt_ids is not None and call.output_ids is not None and call.logprobs is not None
+    assert tokenizer.decode(call.prompt_ids.tolist()).endswith("seven?<|im_end|>\n<|im_start|>assistant\n")
+    assert tokenizer.decode(call.output_ids.tolist()) == "forty-two<|im_end|>"
+    assert len(call.logprobs) == len(call.output_ids)
+    assert (call.agent, call.trainable, call.phase, call.error, call.index) == ("solver", True, "rollout", None, 0)
+    assert call.request["user"] == "me" and call.request["model"] == "anything"
+    assert call.response["choices"][0]["message"]["content"] == "forty-two"
+    assert call.sampling["temperature"] == 0.5 and call.sampling["max_tokens"] == 100
+    assert isinstance(call.sampling["seed"], int) and call.policy_version == 0
+
+
+def test_each_choice_is_a_call_of_one_request(open_episode: Opener) -> None:
+    episode = open_episode(lambda ask: ["a", "b", "c"])
+    reply = post(episode, {"messages": USER, "n": 3}).json()
+    assert [choice["message"]["content"] for choice in reply["choices"]] == ["a", "b", "c"]
+    calls = episode.calls
+    assert [call.response["choices"][0]["message"]["content"] for call in calls] == ["a", "b", "c"]
+    assert len({call.request_id for call in calls}) == 1 and len({call.call_id for call in calls}) == 3
+    assert [call.index for call in calls] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("n", [1, 2])
+def test_a_stream_says_what_the_whole_response_says(open_episode: Opener, n: int) -> None:
+    episode = open_episode(CALLING)
+    client = episode.model().openai()
+    arguments: dict[str, Any] = {"model": "m", "messages": USER, "tools": TOOLS, "n": n}
+    whole = client.chat.completions.create(**arguments)
+    chunks = list(client.chat.completions.create(**arguments, stream=True, stream_options={"include_usage": True}))
+    assert chunks[-1].choices == [] and chunks[-1].usage == whole.usage
+    for index in range(n):
+        parts = [chunk.choices[0] for chunk in chunks[:-1] if chunk.choices[0].index == index]
+        message = whole.choices[index].message
+        assert message.tool_calls is not None
+        assert "".join(part.delta.content or "" for part in parts) == message.content == "Let me see."
+        calls = [call for part in parts for call in part.delta.tool_calls or []]
+        assert calls[0].id == message.tool_calls[0].id and calls[0].function.name == "calc"
+        spelt = "".join(call.function.arguments or "" for call in calls)
+        assert json.loads(spelt) == {"a": 6, "b": "ü"} and all(call.index == 0 for call in calls)
+        assert parts[0].delta.role == "assistant" and parts[-1].finish_reason == "tool_calls"
+    first, second = episode.calls[:n], episode.calls[n:]
+    assert [call.response["choices"] for call in first] == [call.response["choices"] for call in second]
+
+
+def test_logprobs_and_ids_come_only_when_asked_for(open_episode: Opener) -> None:
+    episode = open_episode("né")
+    plain = post(episode, {"messages": USER}).json()
+    assert "prompt_token_ids" not in plain and "token_ids" not in plain["choices"][0]
+    assert plain["choices"][0]["logprobs"] is None
+    full = post(episode, {"messages": USER, "logprobs": True, "top_logprobs": 1, "return_token_ids": True}).json()
+    call = episode.calls[1]
+    assert call.prompt_ids is not None and call.output_ids is not None
+    assert full["prompt_token_ids"] == call.prompt_ids.tolist()
+    assert full["choices"][0]["token_ids"] == call.output_ids.tolist()
+    content = full["choices"][0]["logprobs"]["content"]
+    assert bytes(byte for token in content for byte in token["bytes"]).decode() == "né<|im_end|>"
+    assert {token["logprob"] for token in content} == {-1.0}
+
+
+def test_completions_and_models(open_episode: Opener) -> None:
+    episode = open_episode()
+    client = episode.model().openai()
+    reply = client.completions.create(model="m", prompt="Once", logprobs=0)
+    assert reply.choices[0].text == "forty-two"
+    assert reply.choices[0].logprobs is not None and reply.choices[0].logprobs.tokens is not None
+    chunks = list(client.completions.create(model="m", prompt=[65, 66], stream=True))
+    assert "".join(chunk.choices[0].text for chunk in chunks) == "forty-two"
+    assert [call.prompt_ids.tolist() for call in episode.calls if call.prompt_ids is not None] == [
+        list(b"Once"),
+        [65, 66],
+    ]
+    assert [model.id for model in client.models.list()] == ["scripted"]
+
+
+def test_other_routes_are_404_and_name_the_route(open_episode: Opener) -> None:
+    episode = open_episode()
+    for route in ("responses", "messages", "embeddings"):
+        refused = post(episode, {"model": "m", "input": "x", "messages": USER}, route)
+        assert refused.status_code == 404 and route in refused.json()["error"]["message"]
+        assert refused.headers["x-should-retry"] == "false"
+    assert httpx.get(f"{episode.url}/v2/nothing").status_code == 404
+    get = httpx.get(f"{episode.model().base_url}/chat/completions", headers=bearer(episode.model().api_key))
+    assert get.status_code == 405
+
+
+def bearer(key: str, **more: str) -> dict[str, str]:
+    return {"authorization": f"Bearer {key}", **more}
+
+
+def test_who_asks_is_in_the_path_then_the_key_then_the_header(gateway: Gateway, open_episode: Opener) -> None:
+    one, two = open_episode(episode_id="one"), open_episode(episode_id="two")
+    body = {"messages": USER}
+
+    def ask(url: str, headers: dict[str, str]) -> int:
+        return httpx.post(f"{gateway.url}{url}/chat/completions", json=body, headers=headers).status_code
+
+    key = one.model().api_key
+    assert ask("/episodes/one/wolf%2Fa;target=night/v1", bearer(key, **{"x-ajet-agent": "ignored"})) == 200
+    assert ask("/v1", bearer(key, **{"x-ajet-agent": "by-header", "x-ajet-episode": "two"})) == 200
+    assert ask("/v1", bearer(gateway.token, **{"x-ajet-episode": "two", "x-ajet-agent": "late"})) == 200
+    assert ask("/v1", {"x-api-key": key}) == 200
+    assert [(c.agent, c.target_tag) for c in one.calls] == [
+        ("wolf/a", "night"),
+        ("by-header", None),
+        ("default", None),
+    ]
+    assert [c.agent for c in two.calls] == ["late"]
+    assert ask("/episodes/two/default/v1", bearer(key)) == 401
+    assert ask("/episodes/one/default/v1", bearer("sk-foreign")) == 401
+    assert ask("/v1", {}) == 401
+    assert ask("/v1", bearer("sk-foreign", **{"x-ajet-episode": "one"})) == 401
+    assert ask("/v1", bearer(gateway.token, **{"x-ajet-episode": "none"})) == 410
+
+
+def test_a_finished_episode_is_410(open_episode: Opener) -> None:
+    episode = open_episode()
+    model = episode.model()
+    assert post(episode, {"messages": USER}).status_code == 200
+    calls = asyncio.run(episode.finish())
+    assert len(calls) == 1
+    client = model.openai()
+    with pytest.raises(openai.APIStatusError, match="is over") as refused:
+        client.chat.completions.create(model="m", messages=USER)
+    assert refused.value.status_code == 410
+    assert len(asyncio.run(episode.finish())) == 1
+
+
+def test_an_episode_id_is_opened_once_at_a_time(open_episode: Opener) -> None:
+    first = open_episode()
+    with pytest.raises(ConfigError, match="open already"):
+        open_episode()
+    asyncio.run(first.finish())
+    open_episode()
+
+
+def test_malformed_requests_are_400_and_do_not_harm(open_episode: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    episode = open_episode()
+    base, headers = f"{episode.model().base_url}/chat/completions", bearer(episode.model().api_key)
+    for content, says in ((b"{", "not JSON"), (b"[1]", "no object"), (b"[" * 100_000, "not JSON")):
+        refused = httpx.post(base, content=content, headers=headers)
+        assert refused.status_code == 400 and says in refused.json()["error"]["message"]
+    for body, param in (
+        ({"messages": []}, "messages"),
+        ({"messages": "hello"}, "messages"),
+        ({"messages": ["hello"]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+        ({"messages": USER, "n": 0}, "n"),
+        ({"messages": USER, "temperature": "hot"}, "temperature"),
+        ({"messages": USER, "top_p": 0}, "top_p"),
+        ({"messages": USER, "stop": [1]}, "stop"),
+        ({"messages": USER, "tools": ["calc"]}, "tools"),
+    ):
+        refused = post(episode, body)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), body
+    monkeypatch.setattr(reply_module, "LARGEST_BODY", 100)
+    assert post(episode, {"messages": USER, "user": "x" * 200}).status_code == 413
+    assert all(call.error for call in episode.calls) and len(episode.calls) == 9
+    assert episode.error is None
+
+
+@pytest.mark.parametrize(
+    ("parameter", "value"),
+    [
+        ("response_format", {"type": "json_schema", "json_schema": {}}),
+        ("response_format", {"type": "json_object"}),
+        ("tool_choice", "required"),
+        ("tool_choice", {"type": "function", "function": {"name": "calc"}}),
+        ("logit_bias", {"1": 5}),
+        ("frequency_penalty", 0.5),
+        ("presence_penalty", 0.1),
+        ("min_p", 0.1),
+        ("parallel_tool_calls", False),
+        ("guided_regex", "a+"),
+    ],
+)
+def test_what_would_change_sampling_and_cannot_be_honoured_is_named(
+    open_episode: Opener, parameter: str, value: Any
+) -> None:
+    episode = open_episode()
+    refused = post(episode, {"messages": USER, "tools": TOOLS, parameter: value})
+    assert refused.status_code == 400 and refused.headers["x-should-retry"] == "false"
+    assert refused.json()["error"]["param"] == parameter and parameter in refused.json()["error"]["message"]
+    assert parameter in (episode.calls[0].error or "")
+
+
+def test_what_does_not_change_sampling_is_accepted_and_recorded(open_episode: Opener) -> None:
+    episode = open_episode()
+    harmless = {"user": "u", "store": True, "metadata": {"a": "b"}, "service_tier": "auto", "logit_bias": {}}
+    neutral = {"frequency_penalty": 0, "tool_choice": "auto", "response_format": {"type": "text"}, "stop": None}
+    reply = post(episode, {"messages": USER, "tools": TOOLS, **harmless, **neutral})
+    assert reply.status_code == 200
+    assert harmless.items() <= episode.calls[0].request.items()
+
+
+def test_engine_errors_keep_their_kind(open_episode: Opener) -> None:
+    faults: dict[str, Exception] = {
+        "long": ContextOverflow("too long"),
+        "down": EngineUnavailable("no engine"),
+        "bad": RequestRefused("no such thing", "thing"),
+        "bug": ZeroDivisionError("oops"),
+    }
+
+    def reply(ask: Ask) -> str:
+        raise faults[ask.body["messages"][0]["content"]]
+
+    episode = open_episode(reply)
+    answers = {name: post(episode, {"messages": [{"role": "user", "content": name}]}) for name in faults}
+    assert {name: answer.status_code for name, answer in answers.items()} == {
+        "long": 400,
+        "down": 503,
+        "bad": 400,
+        "bug": 500,
+    }
+    assert answers["long"].json()["error"]["code"] == "context_length_exceeded"
+    assert answers["bad"].json()["error"]["param"] == "thing"
+    assert all(answer.headers["x-should-retry"] == "false" for answer in answers.values())
+    assert [call.error for call in episode.calls][:3] == ["too long", "no engine", "no such thing"]
+    assert "ZeroDivisionError" in (episode.calls[3].error or "")
+    assert episode.context_overflow and isinstance(episode.error, EngineUnavailable)
+
+
+def test_a_prompt_longer_than_the_model_is_an_overflow(open_episode: Opener) -> None:
+    episode = open_episode()
+    refused = post(episode, {"messages": [{"role": "user", "content": "x" * 4000}]})
+    assert refused.status_code == 400 and refused.json()["error"]["code"] == "context_length_exceeded"
+    assert episode.context_overflow and episode.error is None
+    fits = post(episode, {"messages": [{"role": "user", "content": "x" * 3975}], "max_tokens": 4000}).json()
+    assert fits["choices"][0]["finish_reason"] == "length"
+
+
+def test_a_client_that_gives_up_leaves_an_undelivered_call_and_a_free_engine(open_episode: Opener) -> None:
+    async def scenario() -> None:
+        slow = Slow()
+        episode = open_episode(slow)
+        model = episode.model()
+        async with httpx.AsyncClient(timeout=0.2, headers=bearer(model.api_key)) as client:
+            for stream in (False, True):
+                with pytest.raises(httpx.ReadTimeout):
+                    await client.post(f"{model.base_url}/chat/completions", json={"messages": USER, "stream": stream})
+        await eventually(lambda: len(episode.calls) == 2 and slow.cancelled)
+        assert [call.error for call in episode.calls] == ["undelivered", "undelivered"]
+        assert all(call.output_ids is None for call in episode.calls)
+
+    asyncio.run(scenario())
+
+
+def test_retries_of_a_client_are_calls_of_their_own(open_episode: Opener) -> None:
+    async def scenario() -> None:
+        tries = iter((1.0, 0.0))
+
+        async def reply(ask: Ask) -> str:
+            await asyncio.sleep(next(tries))
+            return "in time"
+
+        episode = open_episode(reply)
+        client = episode.model().async_openai().with_options(timeout=0.3, max_retries=1)
+        reply_ = await client.chat.completions.create(model="m", messages=USER)
+        assert reply_.choices[0].message.content == "in time"
+        assert [call.error for call in episode.calls] == ["undelivered", None]
+
+    asyncio.run(scenario())
+
+
+def test_calls_in_flight_at_the_end_are_cancelled_and_undelivered(open_episode: Opener) -> None:
+    async def scenario() -> None:
+        slow = Slow()
+        episode = open_episode(slow)
+        chat = asyncio.create_task(episode.model().chat(USER))
+        await eventually(slow.asked.is_set)
+        (call,) = await episode.finish()
+        assert call.error == "undelivered"
+        with pytest.raises(Exception, match="410"):
+            await chat
+        await eventually(lambda: slow.cancelled)
+        assert len(episode.calls) == 1
+
+    asyncio.run(scenario())
+
+
+def test_a_long_wait_sends_comments_and_errors_come_as_events(
+    open_episode: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reply_module, "HEARTBEAT", 0.05)
+
+    async def reply(ask: Ask) -> str:
+        await asyncio.sleep(0.3)
+        if ask.body["messages"][0]["content"] == "fail":
+            raise EngineUnavailable("the engine went away")
+        return "late"
+
+    episode = open_episode(reply)
+    lines = post(episode, {"messages": USER, "stream": True}).text.split("\n")
+    assert lines.count(": waiting") >= 3 and lines[-3] == "data: [DONE]"
+    client = episode.model().openai()
+    chunks = client.chat.completions.create(model="m", messages=USER, stream=True)
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == "late"
+    with pytest.raises(openai.APIError, match="went away"):
+        list(client.chat.completions.create(model="m", messages=[{"role": "user", "content": "fail"}], stream=True))
+    assert [call.error for call in episode.calls] == [None, None, "the engine went away"]
+
+
+def test_a_reply_that_takes_too_long_is_503(open_episode: Opener) -> None:
+    episode = open_episode(Slow(), call_timeout=0.1)
+    refused = post(episode, {"messages": USER})
+    assert refused.status_code == 503 and "call_timeout" in refused.json()["error"]["message"]
+    assert isinstance(episode.error, EngineUnavailable)
+
+
+def test_a_stream_closed_after_the_whole_reply_is_delivered(open_episode: Opener) -> None:
+    episode = open_episode()
+    model = episode.model()
+    body = {"messages": USER, "stream": True}
+    with httpx.stream(
+        "POST", f"{model.base_url}/chat/completions", json=body, headers=bearer(model.api_key)
+    ) as response:
+        for line in response.iter_lines():
+            if '"finish_reason":"stop"' in line:
+                break
+    (call,) = asyncio.run(episode.finish())
+    assert call.error is None and call.output_ids is not None
+
+
+def test_calls_outside_of_the_targets_go_to_their_debug_model_or_fail(open_episode: Opener) -> None:
+    debug = ScriptedEngine(lambda ask: "debug", model="big", policy_version=None)
+    episode = open_episode(trainable_targets=("wolf",), debug_models={"gpt-4o": debug})
+
+    async def scenario() -> None:
+        wolf = await episode.model("a", target_tag="wolf").chat(USER)
+        by_agent = await episode.model("wolf").chat(USER)
+        debugged = await episode.model("b", target_tag="villager", debug_model="gpt-4o").chat(USER)
+        assert (wolf.content, by_agent.content, debugged.content) == ("forty-two", "forty-two", "debug")
+        for debug_model in (None, "gpt-5"):
+            with pytest.raises(RequestRefused, match="villager"):
+                await episode.model("b", target_tag="villager", debug_model=debug_model).chat(USER)
+
+    asyncio.run(scenario())
+    assert [(call.model, call.trainable) for call in episode.calls[:3]] == [
+        ("scripted", True),
+        ("scripted", True),
+        ("big", False),
+    ]
+    assert isinstance(episode.error, ConfigError) and "trainable_targets" in str(episode.error)
+    assert episode.calls[2].policy_version is None
+
+
+def test_judging_ends_the_rollout_and_is_never_trained(open_episode: Opener) -> None:
+    async def scenario() -> None:
+        episode = open_episode()
+        handle = episode.model()
+        await handle.chat(USER)
+        async with episode.judging() as active:
+            assert current_episode.get() is active and active.phase == "judge"
+            with pytest.raises(Exception, match="410"):
+                await handle.chat(USER)
+            assert (await episode.model().chat(USER)).content == "forty-two"
+            assert not active.reroutes
+        assert current_episode.get() is None
+        calls = await episode.finish()
+        assert [(call.phase, call.trainable) for call in calls] == [("rollout", True), ("judge", False)]
+
+    asyncio.run(scenario())
+
+
+def test_two_models_and_no_policy_named_is_an_error_that_lists_both(open_episode: Opener) -> None:
+    episode = open_episode()
+    assert episode.answers("small") == "policy"
+    captured = f"{episode.active.base_url}/chat/completions"
+    headers = bearer(episode.active.api_key)
+    assert httpx.post(captured, json={"model": "small", "messages": USER}, headers=headers).status_code == 200
+    refused = httpx.post(captured, json={"model": "large", "messages": USER}, headers=headers)
+    assert refused.status_code == 400
+    assert "'small'" in refused.json()["error"]["message"] and "'large'" in refused.json()["error"]["message"]
+    assert isinstance(episode.error, ModelAmbiguous)
+
+
+def test_which_captured_models_are_the_policys(open_episode: Opener) -> None:
+    named = open_episode(episode_id="named", policy_models=frozenset({"a", "b"}))
+    assert [named.answers(name) for name in ("a", "b", "c")] == ["policy", "policy", "other"]
+    handle = open_episode(episode_id="handle", uses_handle=True)
+    assert handle.answers("a") == "other" and not handle.active.reroutes
+    refused = httpx.post(
+        f"{named.active.base_url}/chat/completions",
+        json={"model": "c", "messages": USER},
+        headers=bearer(named.active.api_key),
+    )
+    assert refused.status_code == 400 and "policy_models" in refused.json()["error"]["message"]
+
+
+def test_every_call_is_in_the_trace_once_and_can_be_read_live(tmp_path: Path) -> None:
+    from ajet_sdk.trace.reader import open_trace
+    from ajet_sdk.trace.writer import TraceWriter
+
+    path = tmp_path / "trace.duckdb"
+    with TraceWriter(path) as writer, Gateway(writer) as gateway:
+        episode = gateway.open(EpisodeSpec("one", ScriptedEngine(lambda ask: "yes")))
+
+        async def scenario() -> None:
+            await asyncio.gather(*(episode.model(f"agent{n}").chat(USER) for n in range(20)))
+            await episode.finish()
+
+        asyncio.run(scenario())
+        writer.flush(10)
+        reader = open_trace(path)
+        assert reader.query("select count(*), count(distinct call_id) from calls").to_pylist() == [
+            {"count_star()": 20, "count(DISTINCT call_id)": 20}
+        ]
+        reader.close()
+
+
+def test_many_at_once_over_few_connections_never_mix(gateway: Gateway) -> None:
+    engine = ScriptedEngine(lambda ask: "echo " + ask.body["messages"][0]["content"])
+    episodes = [gateway.open(EpisodeSpec(f"e{n}", engine)) for n in range(50)]
+
+    async def one(number: int, episode: OpenEpisode) -> None:
+        for turn in range(4):
+            said = await episode.model().chat([{"role": "user", "content": f"{number}.{turn}"}])
+            assert said.content == f"echo {number}.{turn}"
+
+    async def scenario() -> None:
+        await asyncio.gather(*(one(number, episode) for number, episode in enumerate(episodes)))
+
+    asyncio.run(scenario())
+    for number, episode in enumerate(episodes):
+        assert [c.request["messages"][0]["content"] for c in episode.calls] == [f"{number}.{t}" for t in range(4)]

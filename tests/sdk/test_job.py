@@ -1,0 +1,116 @@
+"""The job class builds the config that the same YAML gives, and trains with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ajet
+from ajet_sdk.config import load_config
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.workflow import BaseJudge, Workflow, WorkflowOutput
+
+HERE = Path(__file__)
+
+
+@ajet.workflow
+async def solve(question: str, model: Any) -> str:
+    return str((await model.chat([{"role": "user", "content": question}])).content)
+
+
+class Agent(Workflow):
+    async def execute(self, workflow_task: Any, tuner: Any) -> WorkflowOutput:
+        return WorkflowOutput(reward=1)
+
+
+class Judge(BaseJudge):
+    def compute_reward(self, workflow_task: Any, workflow_output: Any) -> Any:
+        return 1.0, True
+
+
+def reply(ask: Any) -> str:
+    return "42"
+
+
+def job(**arguments: Any) -> ajet.AjetJob:
+    made = ajet.AjetJob(
+        model="some/model", algorithm="rloo", backbone="debug", n_gpu=2, experiment_name="x", **arguments
+    )
+    return made.set_workflow(f"{HERE}->solve").set_judge("exact").set_data(type="random_dummy")
+
+
+def test_it_is_equal_to_the_yaml_route(tmp_path: Path) -> None:
+    file = tmp_path / "job.yaml"
+    file.write_text(
+        f"""
+ajet:
+  experiment_name: x
+  backbone: debug
+  model: {{path: some/model}}
+  rollout: {{user_workflow: "{HERE}->solve", n_vllm_engine: 3}}
+  task_judge: {{judge_type: exact}}
+  task_reader: {{type: random_dummy}}
+  trainer_common: {{n_gpus_per_node: 2, algorithm: {{adv_estimator: rloo}}}}
+"""
+    )
+    built = job(n_gpu_for_infer=3)
+    assert built.config == load_config(file)
+    assert load_config(built.dump_job_as_yaml(tmp_path / "saved" / "dumped.yaml")) == built.config
+    assert ajet.AjetJob().load_job_from_yaml(file).config == built.config
+    assert built.config.load(built.config.rollout.user_workflow or "").__name__ == "solve"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (
+            {"type": "hf", "dataset_path": "openai/gsm8k", "training_split": "train", "validation_split": "test"},
+            {"dataset_path": "openai/gsm8k", "training_split": "train", "validation_split": "test"},
+        ),
+        ({"dataset_path": "openai/gsm8k", "dataset_name": "main"}, {"dataset_name": "main"}),
+    ],
+)
+def test_data_of_the_hub(arguments: dict[str, Any], expected: dict[str, Any]) -> None:
+    reader = job().set_data(**arguments).config.task_reader
+    assert reader.type == "huggingface_dat_repo"
+    assert {name: getattr(reader.huggingface_dat_repo, name) for name in expected} == expected
+
+
+def test_data_of_files(tmp_path: Path) -> None:
+    reader = job().set_data("jsonl", tmp_path / "a.jsonl", validation_path=tmp_path / "b.jsonl").config.task_reader
+    assert reader.type == "jsonl_dataset_file"
+    files = reader.jsonl_dataset_file
+    assert (files.training.file_path, files.validation.file_path) == (
+        str(tmp_path / "a.jsonl"),
+        str(tmp_path / "b.jsonl"),
+    )
+
+
+def test_wrong_settings_are_errors() -> None:
+    with pytest.raises(ConfigError, match="unknown; there are"):
+        job().set_data(type="parquet")
+    with pytest.raises(ConfigError, match=r"rollout\.num_repeats"):
+        _ = job().set("rollout.num_repeats", 8).config
+    with pytest.raises(ConfigError, match="adv_estimator"):
+        _ = ajet.AjetJob(algorithm="gpro").config
+
+
+def test_objects_are_named_by_class_path(tmp_path: Path) -> None:
+    made = job().set_workflow(Agent).set_judge(Judge)
+    assert made.config.rollout.user_workflow == f"{__name__}->Agent"
+    assert made.config.task_judge.judge_protocol == f"{__name__}->Judge"
+    with pytest.raises(ConfigError, match="no name"):
+        job().set_judge(ajet.judge(lambda output: 1.0)).dump_job_as_yaml(tmp_path / "job.yaml")
+
+
+def test_aliases() -> None:
+    assert ajet.AgentJetJob is ajet.AjetJob is ajet.AstunerJob
+
+
+def test_it_tunes(tmp_path: Path) -> None:
+    for made in (job().set_workflow(solve), job().set_workflow(Agent).set_judge(Judge)):
+        made.set("experiment_dir", str(tmp_path / "experiment")).set("model.scripted", f"{HERE}->reply")
+        tuned = made.tune()
+        assert tuned.run_id and len(tuned.episodes) == 2 and tuned.path is None

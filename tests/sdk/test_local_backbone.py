@@ -1,0 +1,248 @@
+"""The local backbone through the real gateway: a whole run, its trace, its checkpoints, and what it says of trouble."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import ajet
+from ajet_sdk.backbones.local import tasks_of_step, total_steps
+from ajet_sdk.config import Config, load_config
+from ajet_sdk.errors import CheckpointError, ConfigError, TrainingError
+from ajet_sdk.learn import recipe as recipes
+from ajet_sdk.learn.recipe import Demonstration, Recipe, Shape
+from ajet_sdk.run import train
+from ajet_sdk.trace.reader import open_trace
+from ajet_sdk.types import Task
+
+
+def parrot(draw: random.Random) -> Demonstration:
+    word = draw.choice(["yes", "no", "maybe"])
+    return Demonstration([{"role": "user", "content": f"Say {word}."}, {"role": "assistant", "content": word}])
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of random weights with a tokenizer and a chat template."""
+    place = tmp_path_factory.mktemp("models") / "tiny"
+    draw = random.Random(0)
+    recipe = Recipe(parrot, shape=Shape(hidden=16, heads=2, kv_heads=1, intermediate=32, max_length=256))
+    tokenizer = recipes.train_tokenizer(recipe, [parrot(draw) for _ in range(50)])
+    torch.manual_seed(0)
+    model = recipes.new_model(recipe, tokenizer)
+    model.save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    return place
+
+
+def job(tmp_path: Path, model: Path, **trainer: Any) -> Config:
+    tasks = tmp_path / "tasks.jsonl"
+    rows = [{"question": f"Say {w}.", "answer": w} for w in ("yes", "no", "maybe", "so", "well")]
+    tasks.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    held_out = tmp_path / "val.jsonl"
+    held_out.write_text(json.dumps({"question": "Say never.", "answer": "never"}) + "\n")
+    files = {"training": {"file_path": str(tasks)}, "validation": {"file_path": str(held_out)}}
+    return load_config(
+        values={
+            "experiment_name": "tiny",
+            "experiment_dir": str(tmp_path / "experiment"),
+            "backbone": "local",
+            "model": {"path": str(model)},
+            "task_reader": {"type": "jsonl_dataset_file", "jsonl_dataset_file": files},
+            "data": {"train_batch_size": 2},
+            "rollout": {"num_repeat": 4, "temperature": 1.0, "max_model_len": 128, "deterministic": True,
+                        "max_response_length_in_one_turn": 6},
+            "trainer_common": {"total_steps": 2, "val_before_train": True, "val_pass_n": 2, "test_freq": 2,
+                               "save_freq": 1, "use_kl_loss": False, "logger": ["console", "tensorboard"], **trainer},
+        }
+    )  # fmt: skip
+
+
+@ajet.workflow
+async def talk(question: str, model: ajet.Model) -> str:
+    reply = await model.chat([{"role": "user", "content": question}])
+    return reply["content"] or ""
+
+
+@ajet.judge
+def length(output: str) -> float:
+    """Something that differs between attempts of an untrained model."""
+    return len(output) / 10
+
+
+def numbers(config: Config) -> dict[tuple[int, str], float]:
+    """The metrics of a run that a repetition has to meet again."""
+    reader = open_trace(config.directory)
+    try:
+        rows = reader.query("SELECT step, name, value FROM metrics").to_pylist()
+    finally:
+        reader.close()
+    timed = ("time/", "per_second", "seconds")
+    return {(r["step"], r["name"]): r["value"] for r in rows if not any(t in r["name"] for t in timed)}
+
+
+def outcomes(config: Config) -> dict[str, int]:
+    reader = open_trace(config.directory)
+    try:
+        rows = reader.query("SELECT outcome, sum(tokens) AS n FROM ledger GROUP BY outcome").to_pylist()
+    finally:
+        reader.close()
+    return {r["outcome"]: int(r["n"]) for r in rows}
+
+
+def test_a_run_ends_with_a_model_a_trace_and_a_curve(tmp_path: Path, tiny_model: Path) -> None:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    config = job(tmp_path, tiny_model)
+    tuned = train(config, workflow=talk, judge=length)
+    assert tuned.path is not None
+    trained = AutoModelForCausalLM.from_pretrained(tuned.path).state_dict()
+    start = AutoModelForCausalLM.from_pretrained(tiny_model).state_dict()
+    assert any(not torch.equal(value, start[name]) for name, value in trained.items())
+    assert AutoTokenizer.from_pretrained(tuned.path).chat_template
+    measured = numbers(config)
+    for name in ("val/reward", "val/greedy_reward", "val/pass@2"):
+        assert {step for step, found in measured if found == name} == {0, 2}
+    assert measured[2, "train/policy_version"] == 2
+    assert measured[1, "train/logprob_gap_max"] < 1e-3
+    assert (config.directory / "metrics" / "learning_curve.png").stat().st_size > 1000
+    assert list((config.directory / "metrics" / "tensorboard").iterdir())
+    assert set(outcomes(config)) <= {"trained", "evaluation", "zero_advantage"}
+    assert outcomes(config)["trained"] > 0
+
+
+def test_a_resumed_run_goes_on_to_the_same_numbers(tmp_path: Path, tiny_model: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    straight = job(tmp_path / "one", tiny_model, total_steps=4, mini_batch_num=2)
+    train(straight, workflow=talk, judge=length)
+    begun = job(tmp_path / "two", tiny_model, total_steps=2, mini_batch_num=2)
+    train(begun, workflow=talk, judge=length)
+    longer = job(tmp_path / "two", tiny_model, total_steps=4, mini_batch_num=2)
+    train(longer, workflow=talk, judge=length, resume=True)
+    assert numbers(longer) == numbers(straight)
+    reader = open_trace(longer.directory)
+    assert reader.query("SELECT count(*) AS n FROM runs").to_pylist() == [{"n": 1}]
+    reader.close()
+
+
+def test_a_checkpoint_of_other_settings_is_not_resumed(tmp_path: Path, tiny_model: Path) -> None:
+    train(job(tmp_path, tiny_model, total_steps=1), workflow=talk, judge=length)
+    with pytest.raises(CheckpointError, match="other settings"):
+        train(job(tmp_path, tiny_model, total_steps=2, seed=9), workflow=talk, judge=length, resume=True)
+
+
+def test_lora_trains_an_adapter_against_itself(tmp_path: Path, tiny_model: Path) -> None:
+    config = job(tmp_path, tiny_model, total_steps=1, use_kl_loss=True, kl_loss_coef=0.1)
+    lora = config.model.lora.model_copy(update={"enabled": True, "r": 2})
+    config = config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})})
+    tuned = train(config, workflow=talk, judge=length)
+    assert tuned.path is not None and (tuned.path / "adapter" / "adapter_model.safetensors").is_file()
+    assert tuned.metrics["train/kl"] == pytest.approx(0.0, abs=1e-5)
+
+
+def test_a_reward_without_variance_is_said_plainly(
+    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @ajet.judge
+    def always(output: str) -> float:
+        return 0.5
+
+    config = job(tmp_path, tiny_model, total_steps=1)
+    tuned = train(config, workflow=talk, judge=always)
+    assert "the reward has no variance" in capsys.readouterr().out
+    assert tuned.metrics["train/policy_version"] == 0
+    assert set(outcomes(config)) == {"zero_advantage", "evaluation"}
+
+
+def test_an_agent_that_never_calls_the_model_is_said_plainly(
+    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @ajet.workflow
+    async def silent(question: str) -> str:
+        return question
+
+    train(job(tmp_path, tiny_model, total_steps=1), workflow=silent, judge=length)
+    said = capsys.readouterr().out
+    assert "never called a model" in said
+    assert "no call of the policy was captured" in said
+
+
+def test_a_broken_agent_stops_the_run_with_its_first_cause(tmp_path: Path, tiny_model: Path) -> None:
+    @ajet.workflow
+    async def broken(question: str) -> str:
+        raise KeyError("the agent's own mistake")
+
+    with pytest.raises(TrainingError, match="the agent's own mistake"):
+        train(job(tmp_path, tiny_model, val_before_train=False), workflow=broken, judge=length)
+
+
+def test_some_failures_are_left_out_and_said(
+    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @ajet.workflow
+    async def fragile(question: str, model: ajet.Model, episode: ajet.Episode) -> str:
+        reply = await model.chat([{"role": "user", "content": question}])
+        if episode.attempt == 0:
+            raise ValueError("one in four")
+        return reply["content"] or ""
+
+    config = job(tmp_path, tiny_model, total_steps=1, val_before_train=False, test_freq=0)
+    config = config.model_copy(update={"trainer_common": config.trainer_common.model_copy(update={"val_tasks": 0})})
+    train(config, workflow=fragile, judge=length)
+    assert "2 of 8 episodes failed" in capsys.readouterr().out
+    assert outcomes(config)["failed"] > 0
+
+
+def test_ctrl_c_leaves_a_checkpoint_to_resume_from(tmp_path: Path, tiny_model: Path) -> None:
+    config = job(tmp_path, tiny_model, total_steps=3, save_freq=100, val_before_train=False)
+    stop_at = threading.Event()
+
+    @ajet.workflow
+    async def interrupted(question: str, model: ajet.Model, episode: ajet.Episode) -> str:
+        reply = await model.chat([{"role": "user", "content": question}])
+        if episode.step == 2 and not stop_at.is_set():
+            stop_at.set()
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(60)
+        return reply["content"] or ""
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, workflow=interrupted, judge=length)
+    tuned = train(config, workflow=interrupted, judge=length, resume=True)
+    assert tuned.metrics["train/policy_version"] == 3
+    assert "superseded" in outcomes(config)
+
+
+def test_an_endpoint_cannot_be_trained(tmp_path: Path, tiny_model: Path) -> None:
+    config = job(tmp_path, tiny_model)
+    remote = config.model.model_copy(update={"base_url": "http://127.0.0.1:9/v1"})
+    with pytest.raises(ConfigError, match=r"set model\.path"):
+        train(config.model_copy(update={"model": remote}), workflow=talk, judge=length)
+
+
+def test_an_epoch_sees_every_task_once_in_an_order_of_its_own() -> None:
+    tasks = [Task(main_query=str(i)) for i in range(10)]
+    stream = [t.main_query for step in range(1, 5) for t in tasks_of_step(tasks, step, 5, seed=1)]
+    first, second = stream[:10], stream[10:]
+    assert sorted(first) == sorted(second) == sorted(t.main_query for t in tasks)
+    assert first != second
+    assert [t.main_query for t in tasks_of_step(tasks, 3, 5, seed=1)] == second[:5]
+    assert [t.main_query for t in tasks_of_step(tasks, 1, 5, seed=2)] != first[:5]
+
+
+def test_epochs_or_steps_decide_the_length(tmp_path: Path, tiny_model: Path) -> None:
+    config = job(tmp_path, tiny_model)
+    assert total_steps(config, 100) == 2
+    epochs = job(tmp_path, tiny_model, total_steps=None, total_epochs=3)
+    assert total_steps(epochs, 5) == 7
+    assert total_steps(epochs, 1) == 1

@@ -1,0 +1,48 @@
+"""What is said of a batch."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_sdk.outcomes import check_sound, evaluation_entries, failures_by_cause, notices, pass_at_k, solved
+from ajet_sdk.types import Call, Episode, Reward
+
+
+@given(st.lists(st.booleans(), min_size=1, max_size=8), st.integers(1, 8))
+def test_pass_at_k_is_the_mean_over_every_choice_of_k(outcomes: list[bool], k: int) -> None:
+    if k > len(outcomes):
+        with pytest.raises(ValueError, match="at least k attempts"):
+            pass_at_k(len(outcomes), sum(outcomes), k)
+        return
+    choices = list(itertools.combinations(outcomes, k))
+    assert pass_at_k(len(outcomes), sum(outcomes), k) == pytest.approx(sum(map(any, choices)) / len(choices))
+
+
+def test_solved_is_what_the_judge_said_or_a_full_reward() -> None:
+    full, half = (Reward(value=1),), (Reward(value=0.5),)
+    assert solved(Episode(rewards=full)) and not solved(Episode(rewards=half)) and not solved(Episode())
+    assert solved(Episode(rewards=half, is_success=True)) and not solved(Episode(rewards=full, is_success=False))
+
+
+def test_a_sound_batch_says_nothing() -> None:
+    call = Call(episode_id="e", output_ids=[1, 2])
+    batch = [Episode(calls=(call,), rewards=(Reward(value=1),))] * 4
+    assert notices(batch) == [] and failures_by_cause(batch) == []
+    check_sound(batch, 1.0)
+    check_sound([], 1.0)
+
+
+def test_calls_to_other_models_only_are_worth_a_word() -> None:
+    call = Call(episode_id="e", trainable=False, model="gpt-4o")
+    [notice] = notices([Episode(calls=(call,))])
+    assert "gpt-4o" in notice and "rollout.policy_models" in notice
+
+
+def test_entries_of_an_evaluation_count_every_sampled_token() -> None:
+    calls = (Call(episode_id="e", output_ids=[1, 2, 3]), Call(episode_id="e", trainable=False), Call(episode_id="e"))
+    entries = evaluation_entries(Episode(episode_id="e", run_id="r", step=2, calls=calls))
+    assert [(e.call_id, e.outcome, e.tokens, e.step) for e in entries] == [(calls[0].call_id, "evaluation", 3, 2)]

@@ -1,0 +1,208 @@
+"""`train` and `run`: the directory, the run's row, the checks before the first episode, and scoring."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import ajet
+from ajet_sdk.config import Config, load_config
+from ajet_sdk.errors import ConfigError, SignatureError, TraceLocked
+from ajet_sdk.run import _Session, run, train
+from ajet_sdk.trace.reader import open_trace
+from ajet_sdk.types import Reward, Task
+
+ROOT = Path(__file__).parents[2]
+
+
+@ajet.workflow
+async def solve(question: str, model: Any) -> str:
+    return str((await model.chat([{"role": "user", "content": question}])).content)
+
+
+@ajet.judge
+def exact(output: str, answer: str) -> float:
+    return float(output == answer)
+
+
+def reply(ask: Any) -> str:
+    return "42" if ask.sampling.seed % 2 else "43"
+
+
+def config(tmp_path: Path, **sections: Any) -> Config:
+    (tmp_path / "tasks.jsonl").write_text("".join(f'{{"question": "q{i}", "answer": "42"}}\n' for i in range(4)))
+    return load_config(
+        values={
+            "backbone": "debug",
+            "experiment_dir": str(tmp_path / "experiment"),
+            "model": {"scripted": f"{__file__}->reply"},
+            "task_reader": {
+                "type": "jsonl_dataset_file",
+                "jsonl_dataset_file": {"training": {"file_path": str(tmp_path / "tasks.jsonl")}},
+            },
+            **sections,
+        }
+    )
+
+
+def rows(path: Path, sql: str) -> list[dict[str, Any]]:
+    reader = open_trace(path)
+    try:
+        return list(reader.query(sql).to_pylist())
+    finally:
+        reader.close()
+
+
+def test_a_run_scores_every_task(tmp_path: Path) -> None:
+    told: list[str] = []
+    report = run(config(tmp_path), workflow=solve, judge=exact, k=3, on_episode=lambda e: told.append(e.episode_id))
+    assert len(report.tasks) == 4 and all(len(score.episodes) == 3 for score in report.tasks)
+    assert sorted(told) == sorted(e.episode_id for e in report.episodes)
+    for score in report.tasks:
+        assert score.reward == pytest.approx(score.solved / 3) and score.failed == 0
+        assert all(e.task == score.task for e in score.episodes)
+        assert len({e.group_id for e in score.episodes}) == 1 and [e.attempt for e in score.episodes] == [0, 1, 2]
+    assert sorted(report.pass_at) == [1, 2, 3] and report.pass_at[1] == pytest.approx(report.reward)
+    assert report.pass_at[1] <= report.pass_at[2] <= report.pass_at[3]
+    assert report.failures == [] and report.notices == []
+    assert rows(report.directory, "SELECT count(*) AS n FROM episodes WHERE split = 'val'") == [{"n": 12}]
+
+
+def test_two_runs_give_the_same_score(tmp_path: Path) -> None:
+    first, second = (run(config(tmp_path), workflow=solve, judge=exact, k=2) for _ in range(2))
+    assert [s.solved for s in first.tasks] == [s.solved for s in second.tasks]
+    assert len(rows(tmp_path / "experiment", "SELECT run_id FROM runs")) == 2
+
+
+def test_failures_are_counted_and_never_a_reward(tmp_path: Path) -> None:
+    @ajet.workflow
+    def act(question: str) -> Reward:
+        if question in ("q0", "q1"):
+            raise KeyError("pot")
+        return Reward(value=1)
+
+    report = run(config(tmp_path), workflow=act, k=2)
+    assert [s.reward for s in report.tasks] == [None, None, 1.0, 1.0] and report.reward == 1.0
+    assert report.pass_at == {1: 0.5, 2: 0.5} and [s.failed for s in report.tasks] == [2, 2, 0, 0]
+    assert len(report.failures) == 1 and report.failures[0].startswith("4 × KeyError")
+
+
+def test_tasks_may_be_given(tmp_path: Path) -> None:
+    report = run(config(tmp_path), workflow=solve, judge=exact, tasks=[Task(main_query="x", metadata={"answer": "1"})])
+    assert [s.reward for s in report.tasks] == [0.0]
+
+
+def test_pass_at_k_of_greedy_sampling_is_refused_or_told(tmp_path: Path) -> None:
+    greedy = {"rollout": {"temperature": 0}}
+    with pytest.raises(ConfigError, match="greedy"):
+        run(config(tmp_path, **greedy), workflow=solve, judge=exact, k=2)
+    run(config(tmp_path, **greedy), workflow=solve, judge=exact)
+
+    @ajet.workflow
+    async def own(question: str, model: Any) -> str:
+        return str((await model.chat([{"role": "user", "content": question}], temperature=0)).content)
+
+    [notice] = run(config(tmp_path), workflow=own, judge=exact, k=2).notices
+    assert "temperature 0" in notice
+    with pytest.raises(ConfigError, match="k must be at least 1"):
+        run(config(tmp_path), workflow=own, judge=exact, k=0)
+
+
+def test_names_that_nothing_fills_fail_before_anything_is_opened(tmp_path: Path) -> None:
+    @ajet.judge
+    def other(output: str, solution: str) -> float:
+        return 1.0
+
+    for call in (train, run):
+        with pytest.raises(SignatureError, match=r"`solution`.*answer"):
+            call(config(tmp_path), workflow=solve, judge=other)
+    assert not (tmp_path / "experiment").exists()
+
+
+def test_a_row_of_another_shape_is_found_too(tmp_path: Path) -> None:
+    settings = config(tmp_path)
+    with (tmp_path / "tasks.jsonl").open("a") as file:
+        file.write('{"question": "last", "level": 1}\n')
+    with pytest.raises(SignatureError, match="`answer`"):
+        train(settings, workflow=solve, judge=exact)
+
+
+def test_what_is_not_named_or_comes_later_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.user_workflow"):
+        train(config(tmp_path))
+    with pytest.raises(ConfigError, match="trinity comes in a later version"):
+        train(config(tmp_path, backbone="trinity"), workflow=solve)
+    with pytest.raises(ConfigError, match="nothing to resume"):
+        train(config(tmp_path), workflow=solve, judge=exact, resume=True)
+
+
+def test_the_directory_of_a_run(tmp_path: Path) -> None:
+    settings = config(
+        tmp_path,
+        task_reader={
+            "type": "random_dummy",
+            "data_generation": {"deduplication_filter": {"params": {"api_key": "sk-1"}}},
+        },
+    )
+    tuned = train(settings, workflow=solve, judge=ajet.judge(lambda output: 1.0))
+    home = tmp_path / "experiment"
+    assert sorted(p.name for p in home.iterdir()) == ["checkpoint", "config.yaml", "logs", "metrics", "trace.duckdb"]
+    assert (home / "logs" / f"{tuned.run_id}.log").exists()
+    read = yaml.safe_load((home / "config.yaml").read_text())
+    assert read["ajet"]["backbone"] == "debug"
+    [row] = rows(home, "SELECT config::VARCHAR AS config, ended_at FROM runs")
+    assert row["ended_at"] is not None
+    assert "sk-1" not in row["config"] and "sk-1" not in (home / "config.yaml").read_text()
+
+
+def test_a_live_owner_is_an_error_and_its_files_stay(tmp_path: Path) -> None:
+    with _Session(config(tmp_path)) as first:
+        before = (tmp_path / "experiment" / "config.yaml").read_text()
+        with pytest.raises(TraceLocked):
+            train(config(tmp_path, rollout={"num_repeat": 7}), workflow=solve, judge=exact)
+        assert (tmp_path / "experiment" / "config.yaml").read_text() == before
+        assert rows(tmp_path / "experiment", "SELECT status FROM runs") == [{"status": "running"}]
+        assert first.run.status == "running"
+    assert rows(tmp_path / "experiment", "SELECT status FROM runs") == [{"status": "finished"}]
+
+
+def test_a_resumed_run_is_the_same_run(tmp_path: Path) -> None:
+    first = train(config(tmp_path), workflow=solve, judge=exact)
+    second = train(config(tmp_path), workflow=solve, judge=exact, resume=True)
+    assert first.run_id == second.run_id
+    assert len(rows(tmp_path / "experiment", "SELECT run_id FROM runs")) == 1
+
+
+def test_ctrl_c_is_recorded_as_interrupted(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import ajet, asyncio, sys\nfrom pathlib import Path\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "from test_run import config\nfrom ajet_sdk.run import train\n"
+        "@ajet.workflow\nasync def hang(question: str) -> str:\n"
+        "    print('started', flush=True)\n    await asyncio.sleep(60)\n    return ''\n"
+        f"train(config(Path({str(tmp_path)!r})), workflow=hang, judge=ajet.judge(lambda output: 1.0))\n"
+    )
+    child = subprocess.Popen(
+        [sys.executable, str(program)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline().strip() == "started"
+    time.sleep(0.2)
+    child.send_signal(signal.SIGINT)
+    _, errors = child.communicate(timeout=60)
+    assert child.returncode != 0 and "KeyboardInterrupt" in errors
+    assert rows(tmp_path / "experiment", "SELECT status FROM runs") == [{"status": "interrupted"}]
+    states = rows(tmp_path / "experiment", "SELECT DISTINCT status, cause FROM episodes")
+    assert states == [{"status": "aborted", "cause": "Aborted"}]

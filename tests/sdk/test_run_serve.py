@@ -1,0 +1,117 @@
+"""`serve`: an engine as an OpenAI-compatible endpoint, traced if asked, until Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from ajet_sdk.trace.reader import open_trace
+
+PROGRAM = """
+import time
+from pathlib import Path
+from ajet_sdk.engines.scripted import ScriptedEngine
+from ajet_sdk.errors import ContextOverflow
+from ajet_sdk.serving import serve_engine
+
+def reply(ask):
+    said = ask.body["messages"][-1]["content"]
+    if said == "too long":
+        raise ContextOverflow("prompt of 9 tokens does not fit 8")
+    return f"you said {said}"
+
+serve_engine(ScriptedEngine(reply, model="parrot"), port=0, trace=Path("served.duckdb"))
+print("stopped in peace")
+"""
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    home = tmp_path_factory.mktemp("served")
+    root = Path(__file__).parents[2]
+    child = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM],
+        cwd=home,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "PYTHONPATH": str(root)},
+    )
+    assert child.stdout is not None
+    line = child.stdout.readline()
+    found = re.search(r"Serving parrot at (http://127.0.0.1:\d+/v1)", line)
+    assert found, (line, child.communicate(timeout=10))
+    yield found[1], home
+    child.send_signal(signal.SIGINT)
+    out, errors = child.communicate(timeout=30)
+    assert (child.returncode, "stopped in peace" in out) == (0, True), errors
+
+
+def test_openai_clients_are_answered(served: tuple[str, Path]) -> None:
+    client = openai.OpenAI(base_url=served[0], api_key="any")
+    messages: Any = [{"role": "user", "content": "hi"}]
+    reply = client.chat.completions.create(model="parrot", messages=messages, logprobs=True)
+    assert reply.choices[0].message.content == "you said hi" and reply.choices[0].logprobs is not None
+    pieces = client.chat.completions.create(model="parrot", messages=messages, stream=True)
+    assert "".join(piece.choices[0].delta.content or "" for piece in pieces if piece.choices) == "you said hi"
+    assert [model.id for model in client.models.list()] == ["parrot"]
+
+
+def test_many_at_once(served: tuple[str, Path]) -> None:
+    def ask(number: int) -> str:
+        body = {"model": "parrot", "messages": [{"role": "user", "content": str(number)}]}
+        reply = client.post(f"{served[0]}/chat/completions", json=body, timeout=30)
+        return str(reply.json()["choices"][0]["message"]["content"])
+
+    with httpx.Client() as client, ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(ask, range(40))) == [f"you said {number}" for number in range(40)]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "status", "words"),
+    [
+        ("GET", "/../health", None, 200, "ok"),
+        ("POST", "/embeddings", {"input": "x"}, 404, "embeddings"),
+        ("POST", "/../other", {}, 404, "/other"),
+        ("GET", "/chat/completions", None, 405, "POST"),
+        ("POST", "/chat/completions", {"messages": []}, 400, "messages"),
+        ("POST", "/chat/completions", {"messages": [{"role": "user", "content": "too long"}]}, 400, "does not fit"),
+    ],
+)
+def test_what_is_refused_says_why(
+    served: tuple[str, Path], method: str, path: str, body: Any, status: int, words: str
+) -> None:
+    url = served[0] + path if not path.startswith("/..") else served[0].removesuffix("/v1") + path[3:]
+    reply = httpx.request(method, url, json=body)
+    assert reply.status_code == status and words in reply.text
+
+
+def test_every_request_is_traced_while_it_serves(served: tuple[str, Path]) -> None:
+    body = {"messages": [{"role": "user", "content": "trace me"}], "model": "parrot"}
+    httpx.post(f"{served[0]}/chat/completions", json=body, headers={"authorization": "Bearer sk-secret"})
+    httpx.post(f"{served[0]}/chat/completions", json={"messages": [{"role": "user", "content": "too long"}]})
+    reader = open_trace(served[1] / "served.duckdb")
+    try:
+        for _ in range(50):
+            sql = "SELECT task, output::VARCHAR AS output, status FROM episodes WHERE task::VARCHAR LIKE '%trace me%'"
+            found = reader.query(sql).to_pylist()
+            if found:
+                break
+        assert len(found) == 1 and found[0]["status"] == "succeeded" and "you said trace me" in found[0]["output"]
+        failed = reader.query("SELECT error FROM episodes WHERE status = 'failed'").to_pylist()
+        assert any("does not fit" in row["error"] for row in failed)
+        calls = reader.query("SELECT request::VARCHAR AS request FROM calls_full").to_pylist()
+        assert calls and not any("sk-secret" in row["request"] for row in calls)
+    finally:
+        reader.close()

@@ -1,0 +1,235 @@
+"""Merging under laws: over random trees of calls, what was sampled is masked in once, where it was sampled."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta, timezone
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_sdk.timelines import Merged, merge
+from ajet_sdk.types import Call
+
+BEGAN = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+def call(
+    call_id: str,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    *,
+    agent: str = "default",
+    at: int = 0,
+    trainable: bool = True,
+    phase: str = "rollout",
+    version: int | None = None,
+) -> Call:
+    return Call(
+        call_id=call_id,
+        episode_id="e",
+        index=at,
+        agent=agent,
+        trainable=trainable,
+        phase=phase,  # type: ignore[arg-type]
+        policy_version=version,
+        prompt_ids=prompt,  # type: ignore[arg-type]
+        output_ids=output,  # type: ignore[arg-type]
+        logprobs=[-(i + 1) / 7 for i in range(len(output))],  # type: ignore[arg-type]
+        started_at=BEGAN + timedelta(seconds=at),
+        ended_at=BEGAN + timedelta(seconds=at),
+    )
+
+
+@dataclass
+class Forest:
+    """Calls that grew from each other in the ways that agents make them grow."""
+
+    calls: list[Call]
+
+
+@st.composite
+def forests(draw: st.DrawFn) -> Forest:
+    """Random calls: turns, forks, retries, drift, edits, truncation, agents, and few token ids (so they collide)."""
+    seed = draw(st.integers(0, 2**32 - 1))
+    size = draw(st.integers(1, 24))
+    vocabulary = draw(st.sampled_from([2, 3, 50]))
+    rng = random.Random(seed)
+
+    def tokens(low: int, high: int) -> list[int]:
+        return [rng.randrange(vocabulary) for _ in range(rng.randint(low, high))]
+
+    calls: list[Call] = []
+    for i in range(size):
+        prompt = tokens(0, 4)
+        if calls and rng.random() < 0.85:
+            old = rng.choice(calls[-4:] if rng.random() < 0.7 else calls)
+            asked, sampled = old.prompt_ids.tolist(), old.output_ids.tolist()  # type: ignore[union-attr]
+            way = rng.random()
+            if way < 0.5:  # the next turn
+                prompt = asked + sampled + tokens(0, 4)
+            elif way < 0.6:  # a retry, or another choice
+                prompt = asked
+            elif way < 0.7 and sampled:  # re-tokenised: one sampled token comes back otherwise
+                sampled[rng.randrange(len(sampled))] = rng.randrange(vocabulary)
+                prompt = asked + sampled + tokens(0, 3)
+            elif way < 0.8 and asked:  # the history edited or cut short
+                cut = rng.randrange(len(asked))
+                prompt = asked[:cut] + tokens(0, 2)
+            elif way < 0.9:  # the reply cut short in the history
+                prompt = asked + sampled[: rng.randint(0, len(sampled))]
+        agent = rng.choice("aab")
+        trainable = rng.random() < 0.85
+        phase = "judge" if rng.random() < 0.05 else "rollout"
+        version = rng.choice([None, 1, 2, 3])
+        at = rng.randrange(size)
+        calls.append(
+            call(f"c{i}", prompt, tokens(0, 5), agent=agent, at=at, trainable=trainable, phase=phase, version=version)
+        )
+    return Forest(calls)
+
+
+@given(forests())
+def test_each_sampled_token_is_masked_in_once_behind_the_prefix_at_which_it_was_sampled(forest: Forest) -> None:
+    calls = {c.call_id: c for c in forest.calls}
+    trained: Counter[str] = Counter()
+    for timeline in merge(forest.calls).timelines:
+        claimed = np.zeros(len(timeline.token_ids), bool)
+        for span in timeline.spans:
+            c = calls[span.call_id]
+            assert c.prompt_ids is not None and c.output_ids is not None and c.logprobs is not None
+            assert np.array_equal(timeline.token_ids[: span.start], c.prompt_ids)
+            assert np.array_equal(timeline.token_ids[span.start : span.end], c.output_ids)
+            assert np.array_equal(timeline.logprobs[span.start : span.end], c.logprobs)
+            assert not claimed[span.start : span.end].any()
+            claimed[span.start : span.end] = True
+            trained[span.call_id] += 1
+            assert c.agent == timeline.agent
+        assert np.array_equal(claimed, timeline.loss_mask)
+        assert not timeline.logprobs[~timeline.loss_mask].any()
+    wanted = {c.call_id: 1 for c in forest.calls if c.trainable and c.phase == "rollout" and len(c.output_ids)}  # type: ignore[arg-type]
+    assert trained == wanted
+
+
+@given(forests(), st.randoms(use_true_random=False))
+def test_the_order_of_arrival_changes_nothing(forest: Forest, rng: random.Random) -> None:
+    shuffled = list(forest.calls)
+    rng.shuffle(shuffled)
+    shuffled = [c.model_copy(update={"index": i}) for i, c in enumerate(shuffled)]
+    assert merge(shuffled) == merge(forest.calls)
+
+
+@given(forests())
+def test_a_call_extends_the_longest_timeline_that_is_a_prefix_of_its_prompt(forest: Forest) -> None:
+    """Against a plain, slow reading of the rule: as many timelines as calls that nothing is the first to go on from."""
+    ends = {c.call_id: (*c.prompt_ids.tolist(), *c.output_ids.tolist()) for c in forest.calls}  # type: ignore[union-attr]
+    groups: dict[tuple[str, str], list[Call]] = {}
+    for c in forest.calls:
+        groups.setdefault((c.agent, c.phase), []).append(c)
+    timelines = 0
+    for group in groups.values():
+        parents: set[tuple[int, ...]] = set()
+        for c in group:
+            prompt = tuple(c.prompt_ids.tolist())  # type: ignore[union-attr]
+            before = [e for o in group if o is not c and (e := ends[o.call_id]) == prompt[: len(e)]]
+            before = [e for e in before if len(e) < len(ends[c.call_id])]
+            if before:
+                parents.add(max(before, key=len))
+        timelines += len(group) - len(parents)
+    merged = merge(forest.calls)
+    assert len(merged.timelines) == timelines
+    assert len(merged.splits) == timelines - len(groups)
+
+
+@given(forests())
+def test_every_call_stands_where_its_timeline_says(forest: Forest) -> None:
+    calls = {c.call_id: c for c in forest.calls}
+    own: Counter[str] = Counter()
+    for timeline in merge(forest.calls).timelines:
+        full = timeline.token_ids.tolist()
+        for call_id in timeline.call_ids:
+            c = calls[call_id]
+            sequence = c.prompt_ids.tolist() + c.output_ids.tolist()  # type: ignore[union-attr]
+            assert full[: len(sequence)] == sequence
+        own[timeline.call_ids[-1]] += 1
+        versions = [v for s in timeline.spans if (v := calls[s.call_id].policy_version) is not None]
+        if versions:
+            assert timeline.policy_version == min(versions)
+    assert max(own.values()) == 1
+    assert {c for t in merge(forest.calls).timelines for c in t.call_ids} == set(calls)
+
+
+def spans(merged: Merged) -> list[list[str]]:
+    return [[s.call_id for s in t.spans] for t in merged.timelines]
+
+
+def test_a_conversation_is_one_timeline() -> None:
+    merged = merge(
+        [call("a", [1, 2], [3], at=0), call("b", [1, 2, 3, 4], [5], at=1), call("c", [1, 2, 3, 4, 5], [6], at=2)]
+    )
+    assert spans(merged) == [["a", "b", "c"]]
+    assert merged.timelines[0].token_ids.tolist() == [1, 2, 3, 4, 5, 6]
+    assert merged.timelines[0].loss_mask.tolist() == [False, False, True, False, True, True]
+    assert merged.splits == ()
+
+
+def test_a_call_that_arrives_late_and_is_a_prefix_of_an_earlier_one_merges_too() -> None:
+    late, early = call("late", [1], [2], at=5), call("early", [1, 2, 3], [4], at=1)
+    assert spans(merge([early, late])) == [["late", "early"]]
+
+
+def test_two_replies_to_one_prompt_are_both_kept_even_where_they_are_equal() -> None:
+    merged = merge([call("a", [1], [2], at=0), call("b", [1], [2], at=1), call("c", [1, 2, 9], [3], at=2)])
+    assert spans(merged) == [["a", "c"], ["b"]]
+    assert [s.cause for s in merged.splits] == ["parallel_branch"]
+
+
+def test_a_branch_masks_out_what_another_timeline_trains() -> None:
+    merged = merge([call("a", [1], [2], at=0), call("b", [1, 2, 3], [4, 4], at=1), call("c", [1, 2, 5], [6], at=2)])
+    assert spans(merged) == [["a", "b"], ["c"]]
+    branch = merged.timelines[1]
+    assert branch.call_ids == ("a", "c")
+    assert branch.token_ids.tolist() == [1, 2, 5, 6]
+    assert branch.loss_mask.tolist() == [False, False, False, True]
+    (split,) = merged.splits
+    assert (split.call_id, split.parent_call_id, split.at_token, split.cause) == ("c", "a", 2, "parallel_branch")
+    assert split.extra_tokens == 3 and split.hint
+
+
+def test_a_user_text_equal_to_another_agents_output_is_never_trained() -> None:
+    merged = merge([call("a", [1], [2, 3], agent="x"), call("b", [1, 2, 3], [4], agent="y")])
+    assert spans(merged) == [["a"], ["b"]]
+    assert merged.timelines[1].loss_mask.tolist() == [False, False, False, True]
+    assert merged.splits == ()
+
+
+def test_untrainable_calls_are_context_and_calls_without_ids_are_nothing() -> None:
+    judged = call("j", [1, 2, 3], [9], phase="judge")
+    unknown = Call(call_id="u", episode_id="e")
+    merged = merge([call("a", [1], [2], trainable=False), call("b", [1, 2, 3], [4], at=1), judged, unknown])
+    assert [t.call_ids for t in merged.timelines if t.spans] == [("a", "b")]
+    assert merged.timelines[0].loss_mask.tolist() in ([False, False, False, True], [False] * 4)
+    assert "u" not in {c for t in merged.timelines for c in t.call_ids}
+    assert merge([]) == Merged((), ())
+
+
+def test_a_call_given_twice_is_one_call() -> None:
+    a = call("a", [1], [2])
+    assert spans(merge([a, a])) == [["a"]]
+
+
+def test_a_trainable_call_without_log_probabilities_says_that_they_are_unknown() -> None:
+    a = call("a", [1], [2]).model_copy(update={"logprobs": None})
+    assert np.isnan(merge([a]).timelines[0].logprobs).tolist() == [False, True]
+
+
+@pytest.mark.parametrize("n", [3, 40])
+def test_splits_without_text_are_unknown(n: int) -> None:
+    calls = [call(f"c{i}", [1, 100 + i], [3], at=i) for i in range(n)]
+    assert {s.cause for s in merge(calls).splits} == {"unknown"}
+    assert {s.at_token for s in merge(calls).splits} == {1}

@@ -1,0 +1,196 @@
+"""Why calls split, told from real renderings: an engine that, as most servers do, renders and tokenises anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime, timedelta, timezone
+from typing import Any
+
+import pytest
+
+from ajet_sdk.splits import HINTS
+from ajet_sdk.template import ChatTemplate
+from ajet_sdk.timelines import merge
+from ajet_sdk.types import Call, Split
+
+BEGAN = datetime(2026, 1, 1, tzinfo=timezone.utc)
+END = "<|im_end|>"
+SYSTEM = {"role": "system", "content": "You are a helpful assistant that may call tools."}
+TOOL = {"type": "function", "function": {"name": "calc", "parameters": {"type": "object"}}}
+Message = dict[str, Any]
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def reply(text: str, **more: Any) -> Message:
+    return {"role": "assistant", "content": text, **more}
+
+
+def called(arguments: str) -> Message:
+    function = {"name": "calc", "arguments": arguments}
+    return reply("", tool_calls=[{"id": "c1", "type": "function", "function": function}])
+
+
+def asked(
+    tok: Any,
+    at: int,
+    messages: Sequence[Message],
+    output: Sequence[int] | str,
+    said: Message,
+    tools: Sequence[Mapping[str, Any]] = (TOOL,),
+    lasting: int = 1,
+) -> Call:
+    """A call as a server records it: the prompt is the whole rendering, tokenised anew."""
+    template = ChatTemplate.of(tok.chat_template, tok.variables)
+    prompt = tok.encode(template.render([template.form(m) for m in messages], tools, at=BEGAN))
+    output = tok.encode(output) if isinstance(output, str) else output
+    return Call(
+        call_id=f"c{at}",
+        episode_id="e",
+        request={"model": "m", "messages": list(messages), "tools": list(tools)},
+        response={"choices": [{"message": said}]},
+        prompt_ids=prompt,
+        output_ids=output,  # type: ignore[arg-type]
+        logprobs=[-1.0] * len(output),  # type: ignore[arg-type]
+        started_at=BEGAN + timedelta(seconds=2 * at),
+        ended_at=BEGAN + timedelta(seconds=2 * at + lasting),
+    )
+
+
+def the_split(tok: Any, *calls: Call, decode: bool = True) -> Split:
+    merged = merge(calls, tok.decode if decode else None)
+    (split,) = merged.splits
+    assert split.hint == HINTS[split.cause]
+    return split
+
+
+TASK = [SYSTEM, user("What is 3 + 4?")]
+YES = reply("The answer is 7.")
+
+
+def test_a_think_block_that_the_template_drops(tokenizer_of: Callable[..., Any]) -> None:
+    tok = tokenizer_of("byte_level", "forgetful")
+    said = reply("<think>\nis that so?\n</think>\n\nyes it is")
+    first = asked(tok, 0, TASK, said["content"] + END, said)
+    split = the_split(tok, first, asked(tok, 1, [*TASK, said, user("so")], "yes" + END, reply("yes")))
+    assert (split.cause, split.parent_call_id) == ("think_stripped", "c0")
+    assert split.at_token == len(first.prompt_ids)  # type: ignore[arg-type]
+
+
+def test_reasoning_that_the_client_drops(tokenizer_of: Callable[..., Any]) -> None:
+    tok = tokenizer_of("byte_level", "tools")
+    said = reply("yes", reasoning_content="is that so?")
+    first = asked(tok, 0, TASK, f"<think>\nis that so?\n</think>\nyes{END}", said)
+    assert (
+        the_split(tok, first, asked(tok, 1, [*TASK, reply("yes"), user("so")], "x", reply("x"))).cause
+        == "think_stripped"
+    )
+
+
+def test_reasoning_of_an_earlier_turn_that_goes_with_the_next(tokenizer_of: Callable[..., Any]) -> None:
+    tok = tokenizer_of("byte_level", "forgetful")
+    said = reply("yes", reasoning_content="is that so?")
+    first = asked(tok, 0, TASK, f"<think>\nis that so?\n</think>\nyes{END}", said)
+    assert the_split(tok, first, asked(tok, 1, [*TASK, said, user("so")], "x", reply("x"))).cause == "think_stripped"
+
+
+def test_text_that_comes_back_as_other_ids(tokenizer_of: Callable[..., Any]) -> None:
+    tok = tokenizer_of("byte_level", "tools")
+    letters = [i for piece in (*"The answer is 7.", END) for i in tok.encode(piece)]
+    first = asked(tok, 0, TASK, letters, YES)
+    split = the_split(tok, first, asked(tok, 1, [*TASK, YES, user("so")], "x", reply("x")))
+    assert split.cause == "retokenised"
+    assert split.at_token >= len(first.prompt_ids)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "sampled",
+    [
+        '<tool_call>\n{"name":"calc","arguments":{"expression":"12*34"}}\n</tool_call>',
+        '<tool_call>\n{"arguments": {"expression": "12*34"}, "name": "calc"}\n</tool_call>',
+    ],
+)
+def test_a_tool_call_written_otherwise(sampled: str, tokenizer_of: Callable[..., Any]) -> None:
+    tok = tokenizer_of("byte_level", "tools")
+    said = called('{"expression":"12*34"}')
+    first = asked(tok, 0, TASK, sampled + END, said)
+    then = [*TASK, said, {"role": "tool", "tool_call_id": "c1", "content": "408"}]
+    assert the_split(tok, first, asked(tok, 1, then, "x", reply("x"))).cause == "tool_call_reserialised"
+
+
+@pytest.mark.parametrize(
+    ("cause", "then", "tools"),
+    [
+        ("tools_changed", [*TASK, YES, user("so")], [TOOL, TOOL]),
+        ("system_changed", [{"role": "system", "content": "It is 9:01."}, TASK[1], YES, user("so")], [TOOL]),
+        ("history_edited", [SYSTEM, user("What is 3 + 5?"), YES, user("so")], [TOOL]),
+        ("history_edited", [*TASK, reply("The answer is 8."), user("so")], [TOOL]),
+    ],
+)
+def test_what_the_agent_changed(
+    cause: str, then: list[Message], tools: list[Any], tokenizer_of: Callable[..., Any]
+) -> None:
+    tok = tokenizer_of("byte_level", "tools")
+    first = asked(tok, 0, TASK, "The answer is 7." + END, YES)
+    for decode in (True, False):
+        split = the_split(tok, first, asked(tok, 1, then, "x", reply("x"), tools), decode=decode)
+        assert (split.cause, split.parent_call_id) == (cause, "c0")
+
+
+def test_a_summarised_history(tokenizer_of: Callable[..., Any]) -> None:
+    tok = tokenizer_of("byte_level", "tools")
+    messages, calls = list(TASK), []
+    for turn in range(3):
+        calls.append(asked(tok, turn, messages, "The answer is 7." + END, YES))
+        messages += [YES, user("and then?")]
+    short = [SYSTEM, user("So far: the answer is 7."), user("and then?")]
+    split = the_split(tok, *calls, asked(tok, 3, short, "x", reply("x")))
+    assert (split.cause, split.parent_call_id) == ("summarised", "c2")
+
+
+def test_parallel_calls_and_retries(tokenizer_of: Callable[..., Any]) -> None:
+    tok = tokenizer_of("byte_level", "tools")
+    first = asked(tok, 0, TASK, "The answer is 7." + END, YES)
+    # the newline behind the end tag is the template's: the two branches share it
+    one = asked(tok, 1, [*TASK, YES, user("so")], "x", reply("x"))
+    two = asked(tok, 2, [*TASK, YES, user("but")], "yy", reply("y"))
+    split = the_split(tok, first, one, two)
+    assert split.cause == "parallel_branch" and split.parent_call_id == "c0"
+    again = asked(tok, 3, TASK, "no" + END, reply("no"))
+    assert [s.cause for s in merge([first, again], tok.decode).splits] == ["parallel_branch"]
+
+
+def test_a_conversation_begun_anew(tokenizer_of: Callable[..., Any]) -> None:
+    tok = tokenizer_of("byte_level", "tools")
+    first = asked(tok, 0, TASK, "The answer is 7." + END, YES)
+    assert the_split(tok, first, asked(tok, 1, [SYSTEM, user("hi")], "x", reply("x"))).cause == "new_conversation"
+
+
+def test_a_reply_that_ends_with_another_token(tokenizer_of: Callable[..., Any]) -> None:
+    tok = tokenizer_of("byte_level", "tools")
+    first = asked(tok, 0, TASK, "The answer is 7.<|endoftext|>", YES)
+    split = the_split(tok, first, asked(tok, 1, [*TASK, YES, user("so")], "x", reply("x")))
+    assert split.cause == "end_token"
+    assert split.at_token == len(first.prompt_ids) + len(first.output_ids) - 1  # type: ignore[arg-type]
+
+
+def test_without_text_the_cause_is_unknown(tokenizer_of: Callable[..., Any]) -> None:
+    tok = tokenizer_of("byte_level", "tools")
+    letters = [i for piece in (*"The answer is 7.", END) for i in tok.encode(piece)]
+    calls = [asked(tok, 0, TASK, letters, YES), asked(tok, 1, [*TASK, YES, user("so")], "x", reply("x"))]
+    assert the_split(tok, *calls, decode=False).cause == "unknown"
+    bare = [c.model_copy(update={"request": {}, "response": {}}) for c in calls]
+    assert the_split(tok, *bare, decode=False).cause == "unknown"
+    assert the_split(tok, *bare).cause == "retokenised"
+
+
+def test_the_call_that_was_expected_to_go_on_is_found_among_several(tokenizer_of: Callable[..., Any]) -> None:
+    tok = tokenizer_of("byte_level", "forgetful")
+    said = reply("<think>\nis that so?\n</think>\n\nyes it is")
+    mine = asked(tok, 0, TASK, said["content"] + END, said, lasting=20)
+    others = [asked(tok, i, [SYSTEM, user(f"task {i}")], "x", reply("x"), lasting=20) for i in range(1, 6)]
+    then = asked(tok, 30, [*TASK, said, user("so")], "y", reply("y"))
+    splits = {s.call_id: s for s in merge([mine, *others, then], tok.decode).splits}
+    assert (splits["c30"].parent_call_id, splits["c30"].cause) == ("c0", "think_stripped")

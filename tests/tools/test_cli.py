@@ -1,0 +1,358 @@
+"""The `ajet` command: what it prints, what it refuses, how it exits."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+import ajet
+from ajet_sdk.config import Config, load_config
+from ajet_tools.cli.app import COMMANDS, app, load_command
+from ajet_tools.cli.arguments import Arguments, split_arguments
+from ajet_tools.cli.doctor import CORE, EXTRAS
+from ajet_tools.cli.train import newest_experiment
+
+ROOT = Path(__file__).parents[2]
+SCRIPTED = ["--judge", "agent.py:exact", "--tasks", "tasks.jsonl", "--scripted", "replies.py:reply"]
+
+
+@pytest.fixture(autouse=True)
+def _apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A working directory of its own, and no module of one test left for the next."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if str(tmp_path) in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+def ajet_(*args: str) -> Any:
+    return CliRunner().invoke(app, list(args))
+
+
+def refused(*args: str, code: int = 2) -> str:
+    done = ajet_(*args)
+    assert done.exit_code == code, done.output
+    assert "Traceback" not in done.output
+    return str(done.stderr)
+
+
+@pytest.fixture
+def starter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    assert ajet_("init", "demo").exit_code == 0
+    monkeypatch.chdir(tmp_path / "demo")
+    return tmp_path / "demo"
+
+
+def process(*args: str, **more: Any) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    env.pop("OPENAI_API_KEY", None)
+    command = [sys.executable, "-m", "ajet", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, check=False, **more)
+
+
+def test_help_is_quick_and_loads_nothing_heavy() -> None:
+    code = (
+        "import sys, ajet_tools.cli.app as a; sys.argv = ['ajet', '--help']\ntry: a.main()\nexcept SystemExit: pass\n"
+    )
+    code += "print([m for m in ('pydantic', 'duckdb', 'torch', 'openai', 'starlette', 'numpy') if m in sys.modules])"
+    times = []
+    for _ in range(3):
+        started = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+        times.append(time.perf_counter() - started)
+    assert done.stdout.strip().endswith("[]")
+    assert min(times) < 1.0  # about 0.4 s on a quiet machine
+
+
+def test_the_short_help_is_that_of_the_command() -> None:
+    for name, text in COMMANDS.items():
+        assert load_command(name).help.split("\n\n")[0].replace("\n", " ") == text
+
+
+def test_version_and_no_arguments() -> None:
+    assert ajet_("--version").stdout.strip() == f"ajet {ajet.__version__}"
+    assert "Usage: ajet" in ajet_().output
+    assert "Did you mean 'train'?" in refused("trian")
+
+
+def test_the_starter_runs_at_once(starter: Path) -> None:
+    done = ajet_("run", "agent.py:solve", *SCRIPTED, "-k", "2", "--json")
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert report["reward"] == 0.75
+    assert report["pass_at"] == {"1": 0.75, "2": 0.75}
+    assert [len(task["episodes"]) for task in report["tasks"]] == [2] * 8
+    assert (starter / report["directory"] / "trace.duckdb").is_file()
+    shown = ajet_("trace", "ls", report["directory"], "--json")
+    assert shown.exit_code == 0, shown.output
+    assert report["run_id"] in shown.stdout
+
+
+def test_the_starter_runs_in_a_process_without_a_key(starter: Path) -> None:
+    done = process("run", "agent.py:solve", *SCRIPTED, "--limit", "2")
+    assert done.returncode == 0, done.stderr
+    assert "Mean reward 1 over 2 tasks, 2 episodes, pass@1 1" in done.stdout
+    assert "What is 17 + 25?" in done.stdout
+    assert "look with: ajet trace ls launcher_record/agent-" in done.stdout
+    assert done.stderr == ""
+
+
+def test_the_starter_s_readme_is_true(starter: Path) -> None:
+    text = (starter / "README.md").read_text()
+    assert text.startswith("# demo\n")
+    assert "    ajet run agent.py:solve " + " ".join(SCRIPTED) + "\n" in text
+    debug = next(line for line in text.splitlines() if "--backbone debug" in line).split()[1:]
+    assert ajet_(*[arg.strip('"') for arg in debug]).exit_code == 0
+    checked = ajet_("config", "check", "config.yaml")
+    assert checked.exit_code == 0, checked.output
+    assert "config.yaml is fine" in checked.stdout
+
+
+def test_init_never_overwrites(starter: Path) -> None:
+    (starter / "agent.py").write_text("mine")
+    assert "has README.md, agent.py, " in refused("init", ".")
+    assert (starter / "agent.py").read_text() == "mine"
+    assert "a project's name" in refused("init", "bad name!")
+
+
+def test_a_failing_agent_is_reported_by_cause(starter: Path) -> None:
+    text = (
+        (starter / "agent.py").read_text().replace("    reply = await", '    raise KeyError("lost")\n    reply = await')
+    )
+    (starter / "agent.py").write_text(text)
+    done = ajet_("run", "agent.py:solve", *SCRIPTED, "--limit", "2")
+    assert done.exit_code == 1
+    assert "Mean reward none" in done.stdout
+    assert "2 × KeyError" in done.stdout
+    assert "failed" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("args", "expected"),
+    [
+        (["run"], "say what to run"),
+        (["run", "agent.py:solve"], "say on what to run: --tasks"),
+        (["run", "agent.py:solve", "--tasks", "tasks.jsonl"], "say what answers: --base-url URL --model NAME"),
+        (["run", "agent.py:solv", *SCRIPTED], "did you mean solve?"),
+        (["run", "agent.py", *SCRIPTED], "an agent reads file.py:function"),
+        (["run", "agent.py:solve", "b.py:solve", *SCRIPTED], "one agent at a time"),
+        (["run", "agent.py:solve", *SCRIPTED, "--judge", "exakt"], "--judge reads file.py:function"),
+        (["run", "agent.py:solve", *SCRIPTED, "--tasks", "none.jsonl"], "there is no file none.jsonl"),
+        (["run", "agent.py:solve", *SCRIPTED, "-k", "2", "--temperature", "0"], "pass@2"),
+        (["run", "agent.py:solve", *SCRIPTED, "ajet.rollout.num_repeats=3"], "did you mean rollout.num_repeat?"),
+        (["run", "--conf", "confg.yaml"], "did you mean config.yaml?"),
+        (["train"], "say what to train"),
+        (["train", "--conf", "config.yaml", "--backbone", "trinity"], "trinity"),
+        (["train", "--conf", "config.yaml", "--backbone", "trnity"], "did you mean trinity?"),
+        (["--conf", "config.yaml", "ajet.rollout.num_repeat=1"], "a group of one has no advantage"),
+        (["--conf", "config.yaml", "--with-appworld"], "environment services come in a later version"),
+        (["--conf", "config.yaml", "--resume"], "there is nothing to resume"),
+        (["config", "show", "--conf", "config.yaml", "rollout.num_repeat=1"], "an override begins with its root"),
+        (["config", "schema", "rolout"], "there is no section 'rolout'"),
+        (["--cnof", "x"], "No such option"),
+    ],
+)
+def test_what_is_wrong_is_one_message_and_exit_code_2(starter: Path, args: list[str], expected: str) -> None:
+    said = refused(*args)
+    assert expected in " ".join(said.replace("│", " ").split())
+
+
+def test_a_bad_row_is_named_or_skipped(starter: Path) -> None:
+    with (starter / "tasks.jsonl").open("a") as file:
+        file.write("oops\n")
+    assert "TaskError: tasks.jsonl line 9: is not JSON" in refused("run", "agent.py:solve", *SCRIPTED)
+    done = ajet_("run", "agent.py:solve", *SCRIPTED, "--skip-bad-rows", "--json")
+    assert len(json.loads(done.stdout)["tasks"]) == 8
+
+
+def test_traceback_shows_where_an_error_was_raised(starter: Path) -> None:
+    done = ajet_("run", "agent.py:nothing", *SCRIPTED, "--traceback")
+    assert done.exit_code == 2
+    assert "Traceback" in done.stderr
+    assert "load_object" in done.stderr
+
+
+def test_ctrl_c_is_130(starter: Path) -> None:
+    waits = "    print('asked', flush=True)\n    await asyncio.sleep(60)\n    reply = await"
+    text = (starter / "agent.py").read_text().replace("    reply = await", waits)
+    (starter / "agent.py").write_text(text.replace("import ajet", "import asyncio\n\nimport ajet"))
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "ajet", "run", "agent.py:solve", *SCRIPTED, "--limit", "1"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "asked\n"
+        child.send_signal(signal.SIGINT)
+        _, errors = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert "Interrupted" in errors
+    assert "Traceback" not in errors
+
+
+DEBUG = [
+    "--conf",
+    "config.yaml",
+    "--backbone",
+    "debug",
+    "ajet.model.scripted=replies.py:reply",
+    "ajet.rollout.num_repeat=5",
+]
+
+
+def effective(directory: Path) -> dict[str, Any]:
+    """The config of the one experiment in there."""
+    (experiment,) = directory.iterdir()
+    values = yaml.safe_load((experiment / "config.yaml").read_text())["ajet"]
+    assert values.pop("experiment_name") == experiment.name
+    assert Path(values.pop("experiment_dir")).name == experiment.name
+    return dict(values)
+
+
+def test_conf_alone_is_train(starter: Path) -> None:
+    swapped = [*DEBUG[4:], *DEBUG[2:4], *DEBUG[:2]]
+    for name, args in {
+        "a": DEBUG,
+        "b": ["train", *DEBUG],
+        "c": ["train", *swapped],
+        "d": ["--traceback", *DEBUG],
+    }.items():
+        done = ajet_(*args, "--exp-dir", name)
+        assert done.exit_code == 0, done.output
+    first, *others = (effective(starter / name) for name in "abcd")
+    assert all(other == first for other in others)
+    assert (first["backbone"], first["data"]["train_batch_size"]) == ("debug", 5)
+
+
+def test_compatible_flags_are_accepted_with_a_word(starter: Path) -> None:
+    flags = ["--with-ray", "--with-ray-cluster", "--with-logview", "--skip-check-avail-gpu", "--prefix", "x"]
+    done = ajet_(*DEBUG, *flags)
+    assert done.exit_code == 0, done.output
+    assert done.stderr.count("changes nothing") == 3
+
+
+def test_debug_names_breakpoints(starter: Path) -> None:
+    """A tag that is named stops in the debugger, which ends at once without a terminal; another does not."""
+    text = (starter / "agent.py").read_text().replace("    reply = await", '    ajet.bp("LOOK")\n    reply = await')
+    (starter / "agent.py").write_text(text)
+    assert "bp(" not in process(*DEBUG, "--debug", "A|B", input="").stdout
+    assert "agent.py" in process(*DEBUG, "--debug", "A|LOOK", input="").stdout
+
+
+def test_resume_finds_the_newest_experiment(tmp_path: Path) -> None:
+    def config(**values: Any) -> Config:
+        return load_config(values={"experiment_name": "math-20260301-000000", **values})
+
+    for name in ("math-20260101-000000", "math-20260102-000000", "math-other", "other-20260105-000000"):
+        (tmp_path / "launcher_record" / name).mkdir(parents=True)
+        (tmp_path / "runs" / name).mkdir(parents=True)
+    assert newest_experiment(config(), None).directory == Path("launcher_record/math-20260102-000000")
+    moved = config().model_copy(update={"experiment_dir": "runs/math-20260301-000000"})
+    assert newest_experiment(moved, Path("runs")).directory == Path("runs/math-20260102-000000")
+    named = config(experiment_name="math-other")
+    assert newest_experiment(named, None) == named
+    fixed = config(experiment_dir="anywhere")
+    assert newest_experiment(fixed, None) == fixed
+
+
+def test_training_needs_no_file(starter: Path) -> None:
+    config = Arguments(
+        agent="agent.py:solve", judge="regex:=(.*)", tasks="tasks.jsonl", val_tasks="val.jsonl", model="m/n"
+    ).config()
+    assert config.experiment_name.startswith("agent-20")
+    assert config.rollout.user_workflow == f"{starter / 'agent.py'}:solve"
+    assert (config.task_judge.judge_type, config.task_judge.pattern) == ("regex", "=(.*)")
+    assert config.task_reader.jsonl_dataset_file.validation.file_path == str(starter / "val.jsonl")
+    assert config.model.path == "m/n"
+    assert Arguments(conf=Path("config.yaml"), judge="exact").config().task_judge.judge_type == "exact"
+
+
+def test_tasks_are_a_file_a_directory_or_a_hub_name(starter: Path) -> None:
+    (starter / "data").mkdir()
+    reader = Arguments(tasks="data").config().task_reader
+    assert (reader.type, reader.huggingface_dat_repo.dataset_path) == ("huggingface_dat_repo", str(starter / "data"))
+    assert Arguments(tasks="openai/gsm8k").config().task_reader.huggingface_dat_repo.dataset_path == "openai/gsm8k"
+    assert Arguments(tasks="tasks.jsonl").config().task_reader.type == "jsonl_dataset_file"
+
+
+def test_arguments_are_an_agent_and_overrides() -> None:
+    assert split_arguments(["a.py:f", "ajet.x=1"]) == ("a.py:f", ["ajet.x=1"])
+    assert split_arguments(["ajet.model.scripted=replies.py:reply"]) == (None, ["ajet.model.scripted=replies.py:reply"])
+    assert split_arguments([]) == (None, [])
+
+
+def test_config_show_says_where_values_came_from(starter: Path) -> None:
+    done = ajet_("config", "show", "--conf", "config.yaml", "--set", "ajet.rollout.top_p=0.5")
+    assert re.search(r"rollout\.num_repeat +8  \(in config\.yaml line 9\)", done.stdout)
+    assert re.search(r"rollout\.top_p +0\.5  \(on the command line\)", done.stdout)
+    assert "gamma" not in done.stdout
+    rows = json.loads(ajet_("config", "show", "--json").stdout)["ajet"]
+    assert {"key": "rollout.gamma", "value": 1.0, "from": "default"} in rows
+
+
+def test_config_schema_is_a_json_schema_of_the_file(starter: Path) -> None:
+    schema = json.loads(ajet_("config", "schema", "--json").stdout)
+    assert schema["properties"]["ajet"]["properties"]["rollout"]
+    assert "#/$defs/Rollout" in json.dumps(schema)
+    assert "Rollout" in schema["$defs"]
+    text = ajet_("config", "schema", "rollout").stdout
+    assert "rollout.num_repeat  integer, ≥ 1  [4]" in text
+    assert "data.train_batch_size" not in text
+
+
+def test_config_check_says_everything_that_is_wrong(starter: Path) -> None:
+    overrides = ["ajet.rollout.user_workflow=agent.py->no", "ajet.task_judge.judge_protocol=none.py->x"]
+    done = ajet_("config", "check", "config.yaml", "ajet.task_reader.type=tracing", *overrides)
+    assert done.exit_code == 2
+    assert len(done.stderr.splitlines()) == 3
+    assert json.loads(ajet_("config", "check", "config.yaml", "--json").stdout) == {
+        "problems": [],
+        "notices": [],
+        "workflow": "agent.py->solve",
+        "judge": "exact",
+        "tasks": {"train": 8, "val": 4, "skipped": {"train": 0, "val": 0}},
+    }
+
+
+def test_doctor_says_what_is_here(tmp_path: Path) -> None:
+    done = ajet_("doctor", "--json")
+    assert done.exit_code == 0
+    found = {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+    assert found["loopback"]["status"] == found["core"]["status"] == "ok"
+    assert str(tmp_path.resolve()) in found["write access"]["detail"]
+    assert "duckdb" in ajet_("doctor").stdout
+
+
+def test_doctor_fails_where_a_run_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    done = ajet_("doctor", str(tmp_path / "none"))
+    assert done.exit_code == 1
+    assert re.search(r"fail +write access +.*No such file or directory; choose another directory", done.stdout)
+    monkeypatch.setattr("ajet_tools.cli.doctor._version", lambda name: None if name == "polars" else "1")
+    checks = json.loads(ajet_("doctor", "--json").stdout)["checks"]
+    assert {"name": "extra tools", "status": "miss", "detail": "missing polars (has textual 1)",
+            "fix": 'pip install "ajet[tools]"'} in checks  # fmt: skip
+
+
+def test_doctor_knows_the_packages_of_the_project() -> None:
+    text = (ROOT / "pyproject.toml").read_text()
+
+    def names(start: str) -> list[str]:
+        block = text[text.index(start) :]
+        return re.findall(r'"([a-z][\w-]*)[^"]*"', block[: block.index("]\n")])
+
+    assert names("\ndependencies = [") == list(CORE)
+    for extra in ("local", "tools", "math"):
+        assert names(f"\n{extra} = [") == list(EXTRAS[extra])
