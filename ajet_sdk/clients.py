@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import Any
 
 from ajet_sdk.endpoint import json_bytes
-from ajet_sdk.intercept import Reroute, Watch, active_episode, begin, quietly
+from ajet_sdk.intercept import Reroute, Watch, active_episode, begin, quietly, route_of
 from ajet_sdk.model import ActiveEpisode
 from ajet_sdk.patches import Patches
 
@@ -214,7 +214,8 @@ def _patch_httpx(module: ModuleType, patches: Patches, fallback: Fallback) -> No
         return response if plan is None else hook.watched(plan, response, stream, hook.tee)
 
     async def asend(self: Any, request: Any, *, stream: bool = False, **kwargs: Any) -> Any:
-        body = await request.aread() if active_episode(fallback) is not None and request.method == "POST" else b""
+        ours = active_episode(fallback) is not None and route_of(request.method, str(request.url)) is not None
+        body = await request.aread() if ours else b""
         plan = hook.plan(request, lambda: body)
         if isinstance(plan, Reroute):
             return await hook.asend(hook.aclient(), hook.rerouted(request, plan), stream=stream)
@@ -413,7 +414,7 @@ def _rerouted_aiohttp(
 ) -> dict[str, Any]:
     """The agent's own session is used, for it belongs to the loop; its BasicAuth allows no Authorization beside it."""
     ours = reroute.headers({key: value for key, value in headers.items() if key.lower() != "content-type"})
-    if session._default_auth is not None:
+    if getattr(session, "_default_auth", None) is not None:
         ours["x-api-key"] = ours.pop("authorization").removeprefix("Bearer ")
     kept = {key: kwargs[key] for key in ("timeout", "raise_for_status", "read_bufsize") if key in kwargs}
     data = body if isinstance(body, (bytes, bytearray, str)) else json_bytes(body)

@@ -34,6 +34,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 WORKFLOW_NAMES = frozenset({"task", "model", "env", "episode"})
 JUDGE_NAMES = WORKFLOW_NAMES | {"output"}
 _TASK_FIELDS = ("main_query", "task_id", "init_messages", "env_type", "metadata")
+_MAY_BE_EMPTY = ("init_messages", "metadata")
 _STRINGS = (str, "str", str | None, "str | None", "Optional[str]", inspect.Parameter.empty)
 
 
@@ -252,9 +253,7 @@ def _fill(parameter: inspect.Parameter, task: Task, given: Mapping[str, Any], in
         into[name] = given[name]
     elif name in task.metadata:
         into[name] = task.metadata[name]
-    elif name in _TASK_FIELDS and getattr(task, name):
-        into[name] = getattr(task, name)
-    elif name in ("metadata", "init_messages") and default is parameter.empty:
+    elif name in _TASK_FIELDS and (getattr(task, name) or (name in _MAY_BE_EMPTY and default is parameter.empty)):
         into[name] = getattr(task, name)
     else:
         return default is not parameter.empty

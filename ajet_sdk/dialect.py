@@ -9,8 +9,9 @@ from typing import Any
 
 from ajet_sdk.endpoint import json_bytes
 from ajet_sdk.protocols import Answer, Choice
+from ajet_sdk.sampling import wants_logprobs
 
-__all__ = ["DONE", "error_body", "event", "gathered", "one_choice", "responses", "stream"]
+__all__ = ["DONE", "error_body", "event", "gathered", "one_choice", "responses", "scrubbed", "stream"]
 
 PIECE = 48
 """Characters of one streamed piece of text."""
@@ -49,8 +50,7 @@ def one_choice(response: Mapping[str, Any], index: int) -> dict[str, Any]:
 
 
 def _choice(index: int, choice: Choice, body: Mapping[str, Any], chat: bool) -> dict[str, Any]:
-    wanted = body.get("logprobs")
-    with_logprobs = bool(wanted) if chat else wanted is not None and wanted is not False
+    with_logprobs = wants_logprobs(body)
     shaped: dict[str, Any] = {"index": index}
     if chat:
         message = choice.message or {"role": "assistant", "content": choice.text}
@@ -104,6 +104,12 @@ def _usage(answer: Answer) -> dict[str, Any]:
     prompt = len(answer.prompt_ids) if answer.prompt_ids is not None else 0
     completion = sum(len(c.output_ids) for c in answer.choices if c.output_ids is not None)
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def scrubbed(body: dict[str, Any]) -> dict[str, Any]:
+    """The body without keys and headers that some proxies take in it."""
+    secret = {"api_key", "api-key", "apikey", "authorization", "headers", "extra_headers"}
+    return {key: value for key, value in body.items() if key.lower() not in secret}
 
 
 def stream(response: Mapping[str, Any], body: Mapping[str, Any]) -> Iterator[bytes]:

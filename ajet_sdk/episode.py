@@ -14,7 +14,6 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel
@@ -29,7 +28,7 @@ from ajet_sdk.model import current_episode
 from ajet_sdk.protocols import Engine
 from ajet_sdk.rewards import Verdict, judged, returned
 from ajet_sdk.types import Call, Episode, LedgerEntry, Status, Task, new_id, now
-from ajet_sdk.workers import Workers, current_workers
+from ajet_sdk.workers import Workers, current_workers, of_a_library
 from ajet_sdk.workflow import (
     AjetTuner,
     WorkflowOutput,
@@ -46,7 +45,6 @@ __all__ = ["Attempt", "run_batch", "run_episode"]
 
 _LONGEST_ERROR = 8000
 """Characters of a message, and of a traceback, that are kept."""
-_OURS, _STANDARD_LIBRARY = Path(__file__).parent, Path(traceback.__file__).parent
 
 
 @dataclass(frozen=True)
@@ -350,16 +348,11 @@ def _text(error: BaseException) -> str:
     first = "".join(traceback.format_exception_only(type(error), error)).strip()[:_LONGEST_ERROR]
     if isinstance(error, AjetError):
         return first
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not _of_a_library(f.filename)]
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not of_a_library(f.filename)]
     where = "".join(traceback.format_list(frames)).rstrip()[-_LONGEST_ERROR:]
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     parts = [first, where, f"caused by {_text(cause)}" if cause is not None else ""]
     return "\n".join(part for part in parts if part)
-
-
-def _of_a_library(filename: str) -> bool:
-    path = Path(filename)
-    return "site-packages" in path.parts or _STANDARD_LIBRARY in path.parents or path.parent == _OURS
 
 
 def _plain(value: Any) -> Any:

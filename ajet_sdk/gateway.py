@@ -7,6 +7,7 @@ in the header `x-ajet-episode` beside the gateway's own token; under `/v1` the h
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import secrets
 import socket
 import threading
@@ -95,7 +96,7 @@ class Gateway:
             self._live = Starlette(routes=live_routes(self.writer, self.token))
         started = threading.Event()
         self._thread = threading.Thread(target=self._serve, args=(listener, started), name="ajet-gateway", daemon=True)
-        self._thread.start()
+        contextvars.Context().run(self._thread.start)  # its calls are no episode's
         started.wait()
         if self.writer is not None:
             announce(self.writer.path, self.url, self.token)
@@ -107,7 +108,10 @@ class Gateway:
             self._loop.call_soon(started.set)
             await self._server.serve(sockets=[listener])
 
-        asyncio.run(serve())
+        try:
+            asyncio.run(serve())
+        finally:
+            started.set()
 
     def close(self) -> None:
         """Stop serving. Open episodes lose what is in flight."""
@@ -158,8 +162,8 @@ class Gateway:
                 self._ended[key] = episode.episode_id
         while len(self._ended) > REMEMBERED_KEYS:
             self._ended.popitem(last=False)
-        if final and self._episodes.pop(episode.episode_id, None) is not None:
-            episode.spec.engine.forget(episode.episode_id)
+        if final:
+            self._episodes.pop(episode.episode_id, None)
 
     def _identify(self, path: str, headers: dict[str, str]) -> tuple[Access, Identity, str]:
         """The episode, the agent and the route (`chat/completions`). Raises Refusal 401, 404, 410."""
@@ -223,7 +227,7 @@ class Gateway:
         finally:
             if pending is not None:
                 pending.record(UNDELIVERED)
-                pending.episode.pending.discard(pending)
+                pending.end()
 
 
 def listening_socket(host: str, port: int) -> socket.socket:

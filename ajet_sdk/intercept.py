@@ -17,11 +17,11 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
-from ajet_sdk.dialect import gathered
+from ajet_sdk.dialect import gathered, scrubbed
 from ajet_sdk.endpoint import is_loopback, json_bytes
 from ajet_sdk.model import ActiveEpisode, Exchange, Identity, Recorder, Verdict, current_episode
 
-__all__ = ["Elsewhere", "Reroute", "Watch", "begin", "quietly"]
+__all__ = ["Elsewhere", "Reroute", "Watch", "begin", "quietly", "route_of"]
 
 ROUTES = ("chat/completions", "completions", "responses", "messages")
 ENDED = (b"[DONE]", b'"response.completed"', b'"message_stop"', b'"finish_reason":"', b'"finish_reason": "')
@@ -110,7 +110,7 @@ def begin(
     active: ActiveEpisode, method: str, url: str, headers: Mapping[str, str], read: Callable[[], Any]
 ) -> Reroute | Watch | None:
     """What to do with a request of an active episode; `read` gives its body (bytes, text or a parsed object)."""
-    route = _route(method, url)
+    route = route_of(method, url)
     if route is None or _is_ours(url, active):
         return None
     body = _json_object(read())
@@ -125,7 +125,8 @@ def begin(
     return Watch(active, route, identity, scrubbed(body))
 
 
-def _route(method: str, url: str) -> str | None:
+def route_of(method: str, url: str) -> str | None:
+    """The route of an LLM request, by method and path alone; None for every other request."""
     if method.upper() != "POST":
         return None
     path = urlsplit(url).path.rstrip("/")
@@ -155,12 +156,6 @@ def _model(body: Mapping[str, Any], url: str) -> str:
         return str(body["model"])
     _, found, after = urlsplit(url).path.partition("/deployments/")  # Azure names the model in the path
     return unquote(after.split("/")[0]) if found else ""
-
-
-def scrubbed(body: dict[str, Any]) -> dict[str, Any]:
-    """The body without keys and headers that some proxies take in it."""
-    secret = {"api_key", "api-key", "apikey", "authorization", "headers", "extra_headers"}
-    return {key: value for key, value in body.items() if key.lower() not in secret}
 
 
 def _response(data: bytes, content_type: str) -> dict[str, Any]:

@@ -94,11 +94,13 @@ class RadixTree(Generic[T]):
 
 
 def common_prefix(a: Ids, b: Ids) -> int:
-    """How many leading tokens two sequences share. A short look first: most either part soon or not at all."""
+    """How many leading tokens two sequences share."""
     n = min(len(a), len(b))
-    for end in (64, n) if n > 64 else (n,):
+    if not n:
+        return 0
+    for end in (64, n) if n > 4096 else (n,):  # a short look first: long sequences mostly part soon or not at all
         differs = a[:end] != b[:end]
-        first = int(differs.argmax()) if end else 0
-        if end and differs[first]:
+        first = int(differs.argmax())
+        if differs[first]:
             return first
     return n

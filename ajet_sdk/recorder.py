@@ -14,7 +14,7 @@ from datetime import datetime, timezone
 from types import TracebackType
 from typing import Any
 
-from ajet_sdk.dialect import one_choice, responses
+from ajet_sdk.dialect import one_choice, responses, scrubbed
 from ajet_sdk.errors import AjetError, ConfigError, ContextOverflow, ModelAmbiguous
 from ajet_sdk.model import ActiveEpisode, Exchange, Identity, Model, Verdict, current_episode
 from ajet_sdk.protocols import Answer, Engine, Sampling
@@ -24,6 +24,8 @@ from ajet_sdk.types import Call, Phase, new_id, now
 __all__ = ["EpisodeSpec", "OpenEpisode", "Pending"]
 
 UNDELIVERED = "undelivered"
+CANCELLING = 2.0
+"""Seconds that engines get to let go of cancelled calls."""
 
 
 @dataclass(frozen=True)
@@ -68,6 +70,8 @@ class Pending:
         self.response: dict[str, Any] = {}
         self.recorded = False
         self.abandoned: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        """Done once the handler has let go of the engine."""
         self._answer: Answer | None = None
 
     def prepare(self) -> Sampling:
@@ -113,7 +117,7 @@ class Pending:
             "agent": self.identity.agent,
             "target_tag": self.identity.target_tag,
             "trainable": self.trainable,
-            "request": self.body,
+            "request": scrubbed(self.body),
             "started_at": self.started_at,
             "ended_at": now(),
             "error": error,
@@ -136,6 +140,12 @@ class Pending:
                 "finish_reason": choice.finish_reason,
             }
             self.episode.add(Call(**common, **known))
+
+    def end(self) -> None:
+        """The handler is through with it."""
+        self.episode.pending.discard(self)
+        if not self.ended.done():
+            self.ended.set_result(None)
 
     def abandon(self) -> None:
         """The episode is over: record as undelivered and let the handler cancel the engine's work."""
@@ -273,9 +283,13 @@ class OpenEpisode:
 
     async def _close(self, final: bool) -> None:
         self._end_keys(self, final)
-        for pending in list(self.pending):
-            if final or pending.phase == "rollout":
-                pending.abandon()
+        ending = [pending for pending in self.pending if final or pending.phase == "rollout"]
+        for pending in ending:
+            pending.abandon()
+        if ending:
+            await asyncio.wait([pending.ended for pending in ending], timeout=CANCELLING)
+        if final:
+            self.spec.engine.forget(self.episode_id)
 
 
 class Judging:

@@ -12,7 +12,7 @@ from typing import Any
 from ajet_sdk.errors import RequestRefused
 from ajet_sdk.protocols import Sampling
 
-__all__ = ["SamplingOverride", "asked", "mixed_seed", "refuse_unhonoured", "used"]
+__all__ = ["SamplingOverride", "asked", "mixed_seed", "refuse_unhonoured", "used", "wants_logprobs"]
 
 MOST_CHOICES = 128
 
@@ -152,3 +152,9 @@ def refuse_unhonoured(body: Mapping[str, Any]) -> None:
             "use 'auto' or 'none'",
             "tool_choice",
         )
+
+
+def wants_logprobs(body: Mapping[str, Any]) -> bool:
+    """Whether a request asks for log-probabilities: true for chat, a number (0 too) for completions."""
+    wanted = body.get("logprobs")
+    return wanted is not None and wanted is not False

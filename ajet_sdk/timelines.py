@@ -89,7 +89,6 @@ class _Node:
         self.end = self.start + len(output)
         self.trained = is_trained(call)
         self.parent: _Node | None = None
-        self.children: list[_Node] = []
         self.heir: _Node | None = None
         """The child that keeps the timeline."""
         self.weight = 0
@@ -109,7 +108,7 @@ def _began(node: _Node) -> tuple[Any, str]:
 
 
 def _find_parents(nodes: Sequence[_Node]) -> None:
-    """Set each node's parent and its parent's children."""
+    """Set each node's parent."""
     tree: RadixTree[_Node] = RadixTree()
     root = tree.root
     for node in sorted(nodes, key=lambda n: -n.end):  # longest first: the others then lie within its edges
@@ -120,16 +119,19 @@ def _find_parents(nodes: Sequence[_Node]) -> None:
     for node in nodes:
         below_own_end = min(node.start, node.end - 1)
         node.parent = node.asked.at(node.start).nearest(below_own_end)
-        if node.parent is not None:
-            node.parent.children.append(node)
 
 
 def _choose(nodes: Sequence[_Node]) -> None:
     """Choose the heir of each node: the child with most sampled behind it, the earlier one where equal."""
-    for node in sorted(nodes, key=lambda n: (n.start, n.end), reverse=True):
-        node.weight = len(node.output) + sum(child.weight for child in node.children)
-        if node.children:
-            node.heir = max(node.children, key=lambda child: child.weight)  # the first, where several are
+    for node in sorted(nodes, key=lambda n: (n.start, n.end), reverse=True):  # children before their parents
+        node.weight += node.end - node.start
+        parent = node.parent
+        if parent is None:
+            continue
+        parent.weight += node.weight
+        rival = parent.heir
+        if rival is None or (-node.weight, _began(node)) < (-rival.weight, _began(rival)):
+            parent.heir = node
 
 
 def _timeline(node: _Node) -> Timeline:

@@ -22,18 +22,18 @@ from contextlib import suppress
 from contextvars import Context, ContextVar, Token, copy_context
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from ajet_sdk.errors import EpisodeTimeout, TrainingError
 
-__all__ = ["HeldUp", "Outcome", "Workers", "current_workers"]
+__all__ = ["HeldUp", "Outcome", "Workers", "current_workers", "of_a_library"]
 
 log = logging.getLogger("ajet")
 T = TypeVar("T")
 
-_BLOCKED = 1.0
-"""Seconds that the shared loop may stand still before the warning."""
 _BEAT = 0.1
+_OURS, _STANDARD_LIBRARY = Path(__file__).parent, Path(traceback.__file__).parent
 _GRACE = 2.0
 """Seconds that cancelled code has to clean up."""
 
@@ -57,16 +57,6 @@ class _Work:
     """The loop it runs on, for async code."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
 
-    def where(self) -> str:
-        """The line at which it stands; empty for async code that merely waits."""
-        return _where(self.thread) if self.loop is None or self.loop.still >= _BLOCKED else ""
-
-    def held_up(self) -> bool:
-        """Whether the loop it runs on stands still in another one's code."""
-        if self.loop is None or self.loop.still < _BLOCKED:
-            return False
-        return not self.tasks or asyncio.current_task(self.loop.loop) is not self.tasks[0]
-
 
 class _Daemons(ThreadPoolExecutor):
     """A default executor for the shared loop whose hung calls neither fill a pool nor keep the process from ending."""
@@ -89,10 +79,12 @@ class _Daemons(ThreadPoolExecutor):
 class _Loop:
     """An event loop in a daemon thread that notices when it stands still."""
 
-    def __init__(self) -> None:
+    def __init__(self, patience: float) -> None:
+        self.patience = patience
         self.loop = asyncio.new_event_loop()
         self.loop.set_default_executor(_Daemons())
         self.beat = time.monotonic()
+        self.suspect: tuple[asyncio.Task[Any], float] | None = None
         self.thread = threading.Thread(target=self._run, name="ajet-workflows", daemon=True)
         Context().run(self.thread.start)  # it outlives the episode that happens to be first
 
@@ -105,10 +97,20 @@ class _Loop:
         self.beat = time.monotonic()
         self.loop.call_later(_BEAT, self._tick)
 
-    @property
-    def still(self) -> float:
-        """Seconds since the loop last turned."""
-        return max(0.0, time.monotonic() - self.beat - _BEAT)
+    def blocker(self) -> asyncio.Task[Any] | None:
+        """The task that has kept the loop from turning for longer than `patience`, seen there at two looks.
+
+        A loop that is merely busy shows another task at each look.
+        """
+        now = time.monotonic()
+        task = asyncio.current_task(self.loop) if now - self.beat > self.patience + _BEAT else None
+        if task is None:
+            self.suspect = None
+        elif self.suspect is None or self.suspect[0] is not task:
+            self.suspect = (task, now)
+        elif now - self.suspect[1] >= self.patience / 2:
+            return task
+        return None
 
     def submit(self, make: Callable[[], Coroutine[Any, Any, Any]], context: Context) -> _Work:
         future: Future[Outcome] = Future()
@@ -141,7 +143,7 @@ class _Loop:
             self.loop.call_soon(self.loop.stop)
 
         self._call(end)
-        if self.still >= _BLOCKED:
+        if self.blocker() is not None:
             return
         self.thread.join(_GRACE)
         if not self.thread.is_alive():
@@ -152,11 +154,15 @@ def _where(thread: threading.Thread) -> str:
     frame = sys._current_frames().get(thread.ident or -1)
     if frame is None:
         return "an unknown place"
-    frames = [f for f in traceback.extract_stack(frame) if "asyncio" not in f.filename and f.filename != __file__]
-    ours = [f for f in frames if "site-packages" not in f.filename and "/lib/python" not in f.filename] or frames
-    if not ours:
-        return "an unknown place"
-    return f"{ours[-1].filename}:{ours[-1].lineno} in {ours[-1].name}"
+    frames = traceback.extract_stack(frame)
+    users = [f for f in frames if not of_a_library(f.filename)] or frames[-1:]
+    return f"{users[-1].filename}:{users[-1].lineno} in {users[-1].name}"
+
+
+def of_a_library(filename: str) -> bool:
+    """Whether code of this file is an installed package's, Python's or ours, and so not the user's."""
+    path = Path(filename)
+    return "site-packages" in path.parts or bool({_STANDARD_LIBRARY, _OURS} & {*path.parents}) or filename[:1] == "<"
 
 
 def _in_thread(function: Callable[[], Any], context: Context) -> _Work:
@@ -187,8 +193,10 @@ class HeldUp(EpisodeTimeout):
 class Workers:
     """Runs users' functions with a time limit. One per run, as a context manager."""
 
-    def __init__(self, limit: int) -> None:
+    def __init__(self, limit: int, *, patience: float = 1.0) -> None:
         self.limit = limit
+        self.patience = patience
+        """Seconds that the shared loop may stand still."""
         self.abandoned = 0
         """Calls that did not end when their time was up."""
         self._shared: _Loop | None = None
@@ -236,7 +244,7 @@ class Workers:
 
     def _loop(self) -> _Loop:
         if self._shared is None:
-            self._shared = _Loop()
+            self._shared = _Loop(self.patience)
         return self._shared
 
     async def _follow(self, work: _Work, deadline: float | None, what: str) -> Outcome:
@@ -244,7 +252,7 @@ class Workers:
         started = time.monotonic()
         try:
             while True:
-                left = _BLOCKED if deadline is None else min(deadline - time.monotonic(), _BLOCKED)
+                left = self.patience if deadline is None else min(deadline - time.monotonic(), self.patience)
                 done, _ = await asyncio.wait({waiting}, timeout=max(left, 0))
                 if done:
                     return waiting.result()
@@ -257,32 +265,34 @@ class Workers:
             raise
 
     def _watch(self, work: _Work) -> None:
-        if self._warned or work.loop is None or work.loop.still < _BLOCKED:
+        if work.loop is None or work.loop.blocker() is None or self._warned:
             return
         self._warned = True
         log.warning(
-            "A blocking call inside async code holds up every other episode (%s, for %.1f s so far). "
+            "A blocking call inside async code holds up every other episode (%s). "
             "Use an async client there, or make the workflow a plain function: each gets a thread of its own.",
-            work.where(),
-            work.loop.still,
+            _where(work.thread),
         )
 
     async def _expire(self, work: _Work, waiting: asyncio.Future[Outcome], seconds: float, what: str) -> Outcome:
-        place, held_up = work.where(), work.held_up()
+        blocker = None if work.loop is None else work.loop.blocker()
+        place = _where(work.thread) if work.loop is None or blocker is not None else ""
         work.cancel()
         done, _ = await asyncio.wait({waiting}, timeout=_GRACE)
         message = f"{what} did not end within {seconds:.3g} s" + (f"; it stood at {place}" if place else "")
-        if held_up:
-            return Outcome(error=HeldUp(f"{message}, the blocking call of another episode in the same event loop"))
-        if not done:
-            self._abandon(work, what, place)
-        return Outcome(error=EpisodeTimeout(message))
-
-    def _abandon(self, work: _Work, what: str, place: str) -> None:
-        self.abandoned += 1
-        if work.loop is not None and work.loop is self._shared and work.loop.still >= _BLOCKED:
+        held_up = blocker is not None and blocker not in work.tasks
+        if blocker is not None and work.loop is self._shared and self._shared is not None:
             self._retired.append(self._shared)
             self._shared = None  # the next episodes get a loop that turns
+            self._abandon(what, place)
+        elif not done and blocker is None:
+            self._abandon(what, place)
+        if held_up:
+            return Outcome(error=HeldUp(f"{message}, in a blocking call of another episode on the same event loop"))
+        return Outcome(error=EpisodeTimeout(message))
+
+    def _abandon(self, what: str, place: str) -> None:
+        self.abandoned += 1
         if self.abandoned > self.limit:
             raise TrainingError(
                 f"{self.abandoned} calls of {what} did not end in time and were abandoned, more than "

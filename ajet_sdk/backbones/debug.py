@@ -44,8 +44,9 @@ def bp(tag: str) -> None:
 async def debug(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
     """Run the first tasks once each and print what happened; the episodes are returned, and nothing is trained.
 
-    With debug tags there is no time limit, since a person may sit at a breakpoint. Raises TrainingError where a smaller
-    share of the episodes than `rollout.min_sound_share` is sound.
+    With debug tags episodes run one by one and without a time limit, since a person may sit at a breakpoint.
+
+    Raises TrainingError where a smaller share of the episodes than `rollout.min_sound_share` is sound.
     """
     config = _debug_config(job)
     engine = open_engine(config)
@@ -76,8 +77,8 @@ async def debug(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
 def _debug_config(job: Job) -> Config:
     config = job.config
     changed: dict[str, Any] = {"max_env_worker": config.debug.debug_max_parallel}
-    if job.debug_tags:
-        changed |= {"timeout": _A_WEEK, "judge_timeout": _A_WEEK}
+    if job.debug_tags:  # one person, one debugger, and no hurry
+        changed = {"max_env_worker": 1, "timeout": _A_WEEK, "judge_timeout": _A_WEEK}
     return config.model_copy(update={"rollout": config.rollout.model_copy(update=changed)})
 
 
@@ -129,12 +130,17 @@ def _print(episodes: Sequence[Episode], engine: Engine) -> None:
             f"Split in episode {episode.episode_id}: {split.cause} at token {split.at_token}, "
             f"{split.extra_tokens} tokens more to train on. {split.hint}",
             markup=False,
+            soft_wrap=True,
         )
     for episode in episodes:
         if episode.status != "succeeded":
-            console.print(f"\nEpisode {episode.episode_id}, task {episode.task.task_id}: {episode.error}", markup=False)
+            console.print(
+                f"\nEpisode {episode.episode_id}, task {episode.task.task_id}: {episode.error}",
+                markup=False,
+                soft_wrap=True,
+            )
     for line in [*failures_by_cause(episodes), *notices(episodes)]:
-        console.print(line, markup=False)
+        console.print(line, markup=False, soft_wrap=True)
 
 
 def _short(text: str, width: int) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ajet_sdk.engines.formats import ReplyFormat, call_id, learn
 from ajet_sdk.errors import ContextOverflow, RequestRefused
 from ajet_sdk.protocols import Answer, Ask, Choice, Sampled, Sampler, Sampling, Tokenizer
-from ajet_sdk.sampling import refuse_unhonoured
+from ajet_sdk.sampling import refuse_unhonoured, wants_logprobs
 
 if TYPE_CHECKING:
     from ajet_sdk.tokens import EpisodeTokens
@@ -101,7 +101,7 @@ class Chat:
         """What the agent gets for one continuation; its ids are kept for the conversation's next prompt."""
         ids = [int(i) for i in sampled.output_ids]
         body = conversation.ask.body
-        tokens = [self.tokenizer.token_bytes(i) for i in ids] if body.get("logprobs") not in (None, False) else None
+        tokens = [self.tokenizer.token_bytes(i) for i in ids] if wants_logprobs(body) else None
         text = sampled.text
         if text is None:
             text = self.tokenizer.decode(ids[:-1] if ids and ids[-1] in self.tokenizer.eos_ids else ids)

@@ -11,6 +11,7 @@ from weakref import WeakKeyDictionary
 from ajet_sdk.endpoint import Endpoint
 from ajet_sdk.errors import EngineUnavailable, RequestRefused
 from ajet_sdk.protocols import Answer, Ask, Choice, Sampling
+from ajet_sdk.sampling import wants_logprobs
 
 __all__ = ["RemoteEngine"]
 
@@ -126,7 +127,7 @@ class RemoteEngine:
             ids = [None] * len(given)
         if self._ids_given is None:
             self._ids_given = ids[0] is not None
-        wanted = ask.body.get("logprobs") not in (None, False)
+        wanted = wants_logprobs(ask.body)
         sampling = ask.sampling
         plain = sampling.temperature == 1.0 and sampling.top_p == 1.0 and sampling.top_k < 1
         known = plain or self._processed or wanted

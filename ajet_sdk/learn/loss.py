@@ -145,13 +145,13 @@ def score(model: Any, batch: MicroBatch, *, entropy: bool, entropy_grad: bool = 
         logits_NV = logits_NV.float()
     if batch.temperatures_N is not None:
         logits_NV = logits_NV / batch.temperatures_N.to(logits_NV.dtype).unsqueeze(1)
-    log_z_N = torch.logsumexp(logits_NV, dim=-1)
-    logprobs_N = logits_NV.gather(1, batch.targets_N.unsqueeze(1)).squeeze(1) - log_z_N
+    all_logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
+    logprobs_N = all_logprobs_NV.gather(1, batch.targets_N.unsqueeze(1)).squeeze(1)
     if not entropy:
         return Scored(logprobs_N, None)
-    with torch.set_grad_enabled(entropy_grad and torch.is_grad_enabled()):
-        probs_NV = torch.exp(logits_NV - log_z_N.unsqueeze(1))
-        return Scored(logprobs_N, log_z_N - (probs_NV * logits_NV).sum(-1))
+    if not entropy_grad:
+        all_logprobs_NV = all_logprobs_NV.detach()
+    return Scored(logprobs_N, -(all_logprobs_NV.exp() * all_logprobs_NV).sum(-1))
 
 
 def kl_estimate(logprobs_N: torch.Tensor, reference_N: torch.Tensor, kind: str) -> torch.Tensor:

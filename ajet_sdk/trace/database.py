@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import re
-import socket
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,11 +14,11 @@ import duckdb
 import pyarrow as pa
 
 from ajet_sdk.errors import TraceError, TraceLocked, TraceVersionError
-from ajet_sdk.trace.live import Owner, announce, owner_of, retract
+from ajet_sdk.trace.live import announce, owner_of, retract
 from ajet_sdk.trace.query import SETTINGS
 from ajet_sdk.trace.schema import SCHEMA_VERSION, create_statements
 
-__all__ = ["check_version", "explain", "insert", "locked", "open_to_write", "supersede", "unborn"]
+__all__ = ["check_version", "explain", "has_tables", "insert", "locked", "open_to_write", "supersede", "unborn"]
 
 _LOG = logging.getLogger("ajet.trace")
 _READER_WAIT = 5.0
@@ -34,12 +33,14 @@ def open_to_write(path: Path, *, again: bool = False) -> duckdb.DuckDBPyConnecti
     """
     owner = None if again else owner_of(path)
     if owner and (owner.writes or owner.pid != os.getpid()):
-        raise locked(path, owner)
+        raise locked(path, owner.pid)
     connection = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not again:
             announce(path, writes=True)  # before opening: readers at rest leave the file to its owner
+            if unborn(path):
+                path.unlink()  # its owner was killed while it made the file: nothing was in it
         connection = _connect(path)
         _prepare(connection, path)
         if not again:
@@ -67,11 +68,16 @@ def _connect(path: Path) -> duckdb.DuckDBPyConnection:
 
 def _prepare(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
     """An empty database becomes a trace; any other must be one."""
-    found = connection.execute("SELECT count(*) FROM duckdb_tables()").fetchone()
-    if found and found[0]:
+    if has_tables(connection):
         check_version(connection, path)
     else:
         _create(connection)
+
+
+def has_tables(connection: duckdb.DuckDBPyConnection, database: str | None = None) -> bool:
+    """Whether there is anything in a database (the connection's own where None)."""
+    sql = "SELECT 1 FROM duckdb_tables() WHERE database_name = coalesce($1, current_database()) LIMIT 1"
+    return bool(connection.execute(sql, [database]).fetchall())
 
 
 _HEADERS = 3 * 4096
@@ -107,13 +113,11 @@ def check_version(connection: duckdb.DuckDBPyConnection, path: Path, schema: str
         )
 
 
-def locked(path: Path, owner: Owner | int | None) -> TraceLocked:
+def locked(path: Path, pid: int | None) -> TraceLocked:
     """The error for a file that a live process owns."""
-    pid = owner.pid if isinstance(owner, Owner) else owner
-    where = f" on {owner.host}" if isinstance(owner, Owner) and owner.host != socket.gethostname() else ""
-    if pid == os.getpid() and not where:
+    if pid == os.getpid():
         return TraceLocked(f"{path} is already being written by this process (pid {pid}): use that TraceWriter")
-    what = "another process" if pid is None else f"process {pid}{where}"
+    what = "another process" if pid is None else f"process {pid}"
     return TraceLocked(
         f"{path} is held by {what}, which is alive. Wait until it ends, stop it, or give another experiment_name"
     )

@@ -47,10 +47,8 @@ class Owner:
 
     @property
     def alive(self) -> bool:
-        """A process of another machine (a shared disk) is taken to be alive: only its own machine can tell."""
-        if self.host != socket.gethostname():
-            return True
-        return process_started(self.pid) == self.started != ""
+        """Of another machine's process (a shared disk, a container since replaced) only the file's lock can tell."""
+        return self.host == socket.gethostname() and process_started(self.pid) == self.started != ""
 
 
 def process_started(pid: int) -> str:

@@ -18,10 +18,10 @@ import pyarrow as pa
 
 from ajet_sdk.errors import QueryError, TraceError
 from ajet_sdk.protocols import TraceReader
-from ajet_sdk.trace.database import check_version, explain, locked, unborn
+from ajet_sdk.trace.database import check_version, explain, has_tables, locked, unborn
 from ajet_sdk.trace.live import QUERY_PATH, Owner, owner_of, pack
 from ajet_sdk.trace.query import SETTINGS, TIMEOUT, select
-from ajet_sdk.trace.schema import CALLS_FULL, COLUMNS, RUNS_AT_REST, TABLES
+from ajet_sdk.trace.schema import CALLS_FULL, COLUMNS, RUNS_AT_REST, TABLES, create_statements
 from ajet_sdk.types import Call, Episode, Reward
 
 __all__ = ["calls_of", "episodes", "ledger_balance", "open_trace", "trace_files"]
@@ -134,9 +134,9 @@ def _run(connection: duckdb.DuckDBPyConnection, sql: str, parameters: Sequence[A
 def _ask(file: Path, owner: Owner, sql: str, parameters: Sequence[Any]) -> pa.Table | None:
     """The live owner's answer; None where it is gone since."""
     if not owner.url:
-        raise locked(file, owner)
-    try:
-        with httpx.Client(trust_env=False, timeout=httpx.Timeout(5.0, read=TIMEOUT + 10)) as client:
+        raise locked(file, owner.pid)
+    try:  # plain http on loopback: no proxy, and no certificates to load
+        with httpx.Client(trust_env=False, verify=False, timeout=httpx.Timeout(5.0, read=TIMEOUT + 10)) as client:
             answer = client.post(
                 owner.url.rstrip("/") + QUERY_PATH,
                 json={"sql": sql, "parameters": pack(parameters)},
@@ -172,7 +172,13 @@ def _add(connection: duckdb.DuckDBPyConnection, name: str, file: Path, owner: Ow
     quoted = str(file).replace("'", "''")
     try:
         connection.execute(f"ATTACH '{quoted}' AS {name} (READ_ONLY)")
-        check_version(connection, file, schema=name)
+        if has_tables(connection, name):
+            check_version(connection, file, schema=name)
+        else:  # its owner was killed before it had made them
+            connection.execute(f"DETACH {name}; ATTACH ':memory:' AS {name}; USE {name}")
+            for statement in create_statements():
+                connection.execute(statement)
+            connection.execute("USE memory")
         connection.execute(f"CREATE VIEW runs_{name[1:]} AS {RUNS_AT_REST.format(runs=f'{name}.runs')}")
     except (duckdb.Error, OSError) as error:
         raise explain(file, error) from error

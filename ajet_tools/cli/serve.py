@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from ajet_sdk.errors import ConfigError
+
 __all__ = ["app"]
 
 app = typer.Typer(add_completion=False)
@@ -29,4 +31,9 @@ def serve(
     """
     from ajet_sdk import run
 
-    run.serve(checkpoint, host=host, port=port, name=name, trace=trace)
+    try:
+        run.serve(checkpoint, host=host, port=port, name=name, trace=trace)
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port"
+        ) from error

@@ -276,7 +276,7 @@ def splits(
     reader, _ = open_located(path)
     with closing(reader):
         ids: Sequence[str] = (
-            [queries.find(reader, episode).id]
+            [queries.find(reader, episode, "episode").id]
             if episode
             else queries.episode_ids(reader, queries.find_run(reader, run), limit=limit)
         )

@@ -73,7 +73,8 @@ def latest_episodes(
             SELECT episode_id, count(*) AS calls, sum(len(output_ids))::BIGINT AS tokens FROM calls
             WHERE episode_id IN (SELECT episode_id FROM last) GROUP BY ALL)
         SELECT episode_id, run_id, step, split, task_id, group_id, attempt, status, cause, error, reward,
-          coalesce(calls, 0) AS calls, tokens, round(epoch(ended_at - started_at), 2) AS seconds, started_at, ended_at, superseded
+          coalesce(calls, 0) AS calls, tokens, round(epoch(ended_at - started_at), 2) AS seconds,
+          started_at, ended_at, superseded
         FROM last LEFT JOIN value USING (episode_id) LEFT JOIN called USING (episode_id)
         ORDER BY ended_at DESC, episode_id""",
         run_id,
@@ -82,8 +83,8 @@ def latest_episodes(
     )
 
 
-def find(reader: TraceReader, prefix: str) -> Found:
-    """The run, episode or call whose id begins with `prefix`. Raises QueryError where none or several do."""
+def find(reader: TraceReader, prefix: str, kind: Kind | None = None) -> Found:
+    """The run, episode or call (or only a `kind`) whose id begins with `prefix`. Raises QueryError unless it is one."""
     found = _rows(
         reader,
         """
@@ -92,8 +93,9 @@ def find(reader: TraceReader, prefix: str) -> Found:
             UNION ALL SELECT 'episode', episode_id FROM episodes WHERE starts_with(episode_id, $1)
             UNION ALL SELECT 'episode', episode_id FROM calls WHERE starts_with(episode_id, $1)
             UNION ALL SELECT 'call', call_id FROM calls WHERE starts_with(call_id, $1))
-        ORDER BY id <> $1, kind = 'call', id LIMIT 9""",
+        WHERE $2::VARCHAR IS NULL OR kind = $2 ORDER BY id <> $1, kind = 'call', id LIMIT 9""",
         prefix,
+        kind,
     )
     exact = [row for row in found if row["id"] == prefix]
     rows = exact[:1] or found
@@ -139,7 +141,8 @@ def call_rows(reader: TraceReader, episode_id: str) -> list[Row]:
         """
         SELECT call_id, index, agent, target_tag, trainable, model, policy_version, parent_call_id, prefix_messages,
           messages_suffix, request, response, prefix_len + len(prompt_suffix) AS prompt_tokens,
-          len(output_ids) AS output_tokens, finish_reason, phase, error, round(epoch(ended_at - started_at), 2) AS seconds
+          len(output_ids) AS output_tokens, finish_reason, phase, error,
+          round(epoch(ended_at - started_at), 2) AS seconds
         FROM calls WHERE episode_id = $1 ORDER BY index, started_at""",
         episode_id,
     )

@@ -1,6 +1,6 @@
 """The gateway: what it adds to a call, and whether mixed calls of four client libraries are each recorded once.
 
-`added` compares one client's median time for a call through the gateway (scripted engine, one turn, every call recorded)
+`added` compares one client's median time for a call through the gateway (scripted engine, one turn, calls recorded)
 with the same client's for an endpoint that answers a fixed response, interleaved in one run on one machine.
 """
 

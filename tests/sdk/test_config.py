@@ -156,6 +156,24 @@ def test_override_values_are_yaml_and_their_roots_are_checked(tmp_path: Path) ->
     assert "an override reads key=value" in message(path, "ajet.rollout.num_repeat")
 
 
+def test_configs_are_equal_by_value_and_by_root() -> None:
+    def config(**roots: Any) -> Config:
+        return load_config(values={"ajet": {"experiment_name": "x"}, **roots})
+
+    other = load_config(overrides=["ajet.experiment_name=x"], values={"ajet": {}, "lake": {"size": 4}})
+    assert config(lake={"size": 4}) == other
+    assert config(lake={"size": 4}) != config(lake={"size": 5})
+    assert "gamma" in config().dump_yaml()
+    assert "gamma" not in config().dump_yaml(only_set=True)
+
+
+def test_a_section_that_is_emptied_leaves_no_origin() -> None:
+    config = load_config(overrides=["ajet.rollout=null"], values={"rollout": {"temperature": 0.5}})
+    assert config.rollout.temperature == 0.9
+    assert config.origin("rollout.temperature") == "default"
+    assert not config.is_set("rollout.temperature")
+
+
 def test_other_roots_pass_through(tmp_path: Path) -> None:
     config = load_config(write(tmp_path, "ajet: {}\nfrozen_lake:\n  lr: 1e-3\n  map: {size: 4}\ntrinity: null\n"))
     assert config.frozen_lake.lr == 0.001

@@ -334,10 +334,10 @@ def test_blocking_http_inside_async_code_does_not_deadlock() -> None:
 def test_a_blocked_loop_is_warned_about_once(caplog: pytest.LogCaptureFixture) -> None:
     @ajet.workflow
     async def blocking(question: str) -> Reward:
-        time.sleep(1.6)
+        time.sleep(1)
         return Reward(value=1)
 
-    with caplog.at_level(logging.WARNING, "ajet"):
+    with caplog.at_level(logging.WARNING, "ajet"), Workers(8, patience=0.2):
         assert [e.reward for e in episodes(blocking, tasks=2)] == [1.0, 1.0]
     warned = [r.getMessage() for r in caplog.records if "blocking call" in r.getMessage()]
     assert len(warned) == 1 and "test_episode.py" in warned[0]
@@ -346,7 +346,7 @@ def test_a_blocked_loop_is_warned_about_once(caplog: pytest.LogCaptureFixture) -
 def test_a_hung_loop_is_replaced_and_who_was_held_up_is_tried_again() -> None:
     released = threading.Event()
 
-    @ajet.workflow(timeout=3)
+    @ajet.workflow(timeout=2)
     async def act(question: str) -> Reward:
         await asyncio.sleep(0.05)
         if question == "q0":
@@ -355,10 +355,10 @@ def test_a_hung_loop_is_replaced_and_who_was_held_up_is_tried_again() -> None:
             await asyncio.sleep(0.2)
         return Reward(value=1)
 
-    try:
+    with Workers(8, patience=0.3) as workers:
         found = episodes(act, tasks=3)
-    finally:
         released.set()
+        assert workers.abandoned == 1
     assert [e.status for e in found] == ["timeout", "succeeded", "succeeded"]
     assert "test_episode.py" in (found[0].error or "") and not found[0].infrastructure
 

@@ -88,7 +88,8 @@ def test_classes_and_functions_mix() -> None:
 
     assert episodes(Raw, judge)[0].reward == 1.0
     assert episodes(solve, Exact)[0].reward == 1.0
-    assert episodes(Raw(flavour="instance"), judge)[0].reward == 1.0
+    found = episodes(Raw(flavour="instance"), judge, n=4)
+    assert [e.output["metadata"]["seen"] for e in found] == ["q0", "q1", "q2", "q3"]  # a copy each
 
 
 def test_what_a_workflow_task_holds() -> None:

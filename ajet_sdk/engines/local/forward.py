@@ -17,13 +17,17 @@ from torch import nn
 
 from ajet_sdk.engines.local.kv import RowCache
 
-__all__ = ["Forward", "LlamaForward", "ModelForward", "forward_of", "seen"]
+__all__ = ["Forward", "LlamaForward", "ModelForward", "Unsuited", "forward_of", "seen", "tolerance"]
 
 _log = logging.getLogger(__name__)
 _FAMILY = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 _STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})
 _FUSE_BELOW = 20_000_000
 """Parameters up to which weights are copied side by side, to be multiplied at once."""
+
+
+class Unsuited(Exception):
+    """A model that cannot be run over rows."""
 
 
 class Forward(Protocol):
@@ -243,37 +247,63 @@ def _small(model: Any) -> bool:
 
 
 def forward_of(model: Any, cache: RowCache) -> Forward:
-    """The shortest pass that gives the model's own logits."""
-    plain = ModelForward(model, cache)
+    """The shortest pass that gives the model's own logits. Raises Unsuited where rows cannot be told apart by masks."""
     bare = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if not _in_family(bare):
-        return plain
-    short = LlamaForward(bare, cache)
-    gap = _gap(model, short, cache)
-    if gap <= (1e-3 if model.dtype == torch.float32 else 0.25):
-        return short
-    _log.warning("The short forward pass is off by %.2g for %s: the model's own is used.", gap, type(bare).__name__)
-    return plain
+    if reason := _not_plain(model.config.get_text_config()):
+        raise Unsuited(f"{type(bare).__name__} has {reason}.")
+    if _in_family(bare):
+        short = LlamaForward(bare, cache)
+        gap = _gap(model, short, cache)
+        if gap <= tolerance(model):
+            return short
+        _log.warning("The short forward pass is off by %.2g for %s: the model's own is used.", gap, type(bare).__name__)
+    own = ModelForward(model, cache)
+    try:
+        gap = _gap(model, own, cache)
+    except Exception as error:  # a model may refuse such a pass in any way
+        raise Unsuited(f"{type(bare).__name__} refuses a batch of rows ({error}).") from error
+    if not gap <= tolerance(model):
+        raise Unsuited(f"{type(bare).__name__} is off by {gap:.2g} in a batch of rows.")
+    return own
+
+
+def _not_plain(config: Any) -> str | None:
+    """What keeps a model's layers from seeing the whole context, as far as its config tells."""
+    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
+    if kinds:
+        return "layers of type " + ", ".join(sorted(kinds))
+    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
+        return "a sliding window"
+    return None
+
+
+def tolerance(model: Any) -> float:
+    """How far logits may be off that were computed in another order."""
+    return 1e-3 if model.dtype == torch.float32 else 0.25
 
 
 def _gap(model: Any, forward: Forward, cache: RowCache) -> float:
     """The largest difference of the logits from the model's own, over a fresh pass, an extension and one token."""
-    device = model.device
-    length = 7
+    device, length = model.device, 7
     ids = (torch.arange(2 * length, device=device).view(2, length) * 7919 + 13) % model.config.vocab_size
     cache.resize(2, length)
     rows, places = torch.arange(2, device=device), torch.arange(length, device=device).expand(2, -1)
-    gap = 0.0
-    with torch.inference_mode():
-        expected = model(input_ids=ids, use_cache=False).logits
-        for begin, end in ((0, 3), (3, 6), (6, 7)):
-            at = places[:, begin:end]
-            write = (rows[:, None] * length + at).reshape(-1)
-            if begin:
-                cache.extend(write, rows, end)
-            else:
-                cache.fresh(write)
-            logits = forward(ids[:, begin:end], at, seen(at, end, model.dtype) if begin else None, None)
-            gap = max(gap, float((logits - expected[:, end - 1]).abs().max()))
-    cache.drop()
-    return gap
+    was_training = model.training
+    model.eval()
+    try:
+        with torch.inference_mode():
+            expected = model(input_ids=ids, use_cache=False).logits
+            gap = 0.0
+            for begin, end in ((0, 3), (3, 6), (6, 7)):
+                at = places[:, begin:end]
+                write = (rows[:, None] * length + at).reshape(-1)
+                if begin:
+                    cache.extend(write, rows, end)
+                else:
+                    cache.fresh(write)
+                logits = forward(ids[:, begin:end], at, seen(at, end, model.dtype) if begin else None, None)
+                gap = max(gap, float((logits - expected[:, end - 1]).abs().max()))
+        return gap
+    finally:
+        model.train(was_training)
+        cache.drop()

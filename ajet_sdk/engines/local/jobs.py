@@ -53,7 +53,8 @@ class Request:
     future: asyncio.Future[list[Sampled]]
     jobs: list[Job] = field(default_factory=list)
     unfinished: int = 0
-    cancelled: bool = False
+    started: bool = False
+    """One of its jobs has begun: the others belong to the same policy version."""
 
 
 @dataclass(eq=False, slots=True)

@@ -6,6 +6,7 @@ much slower than `slots`.
 
 from __future__ import annotations
 
+import logging
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,9 +17,12 @@ import torch
 from transformers import DynamicCache
 
 from ajet_sdk.engines.local.draw import Draw, draw, uniform
+from ajet_sdk.engines.local.forward import tolerance
 from ajet_sdk.engines.local.jobs import Job
 
 __all__ = ["Plain"]
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False, slots=True)
@@ -35,6 +39,7 @@ class Plain:
     def __init__(self, model: Any, *, eos_ids: Iterable[int], keep: int) -> None:
         self.model, self._eos, self._keep = model, frozenset(eos_ids), keep
         self._device: torch.device = next(model.parameters()).device
+        self._cached = self._cache_works()
         self.clear()
 
     def clear(self, broken: bool = False) -> None:
@@ -62,16 +67,32 @@ class Plain:
     def step(self) -> list[Job]:
         return [job for job, kept in list(self._running.values()) if self._advance(job, kept)]
 
-    def _advance(self, job: Job, kept: _Kept) -> bool:
-        known = job.request.prompt.tolist() + job.output
-        fresh = known[len(kept.ids) :]
-        logits = self.model(
-            input_ids=torch.tensor([fresh], device=self._device),
-            past_key_values=kept.cache,
-            use_cache=True,
-            logits_to_keep=1,
-        ).logits[:, -1]
+    def _logits(self, kept: _Kept, known: list[int]) -> torch.Tensor:
+        """The logits behind the last id, [1, V]."""
+        cache = {"past_key_values": kept.cache, "use_cache": True} if self._cached else {"use_cache": False}
+        fresh = known[len(kept.ids) :] if self._cached else known
+        logits: torch.Tensor = self.model(input_ids=torch.tensor([fresh], device=self._device), **cache).logits
         kept.ids = known
+        return logits[:, -1]
+
+    def _cache_works(self) -> bool:
+        """Whether the cache that transformers makes for the model serves; where not, every token costs a full pass."""
+        ids = [(i * 7919 + 13) % self.model.config.vocab_size for i in range(5)]
+        self._cached = True
+        self.model.eval()
+        with torch.inference_mode():
+            expected = self.model(input_ids=torch.tensor([ids], device=self._device), use_cache=False).logits[:, -1]
+            try:
+                kept = _Kept(DynamicCache(config=self.model.config))
+                self._logits(kept, ids[:3])
+                gap = float((self._logits(kept, ids) - expected).abs().max())
+            except Exception as error:  # noqa: BLE001  (a model may refuse such a cache in any way)
+                _log.warning("%s cannot use a DynamicCache: %s", type(self.model).__name__, error)
+                return False
+        return gap <= tolerance(self.model)
+
+    def _advance(self, job: Job, kept: _Kept) -> bool:
+        logits = self._logits(kept, job.request.prompt.tolist() + job.output)
         sampling = job.request.sampling
         how = Draw(
             np.array([sampling.temperature], np.float32),

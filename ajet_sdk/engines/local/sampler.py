@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from ajet_sdk.engines.local.draw import mix
+from ajet_sdk.engines.local.forward import Unsuited
 from ajet_sdk.engines.local.jobs import Job, Request, StopWatch
 from ajet_sdk.engines.local.plain import Plain
 from ajet_sdk.engines.local.slots import Slots
@@ -86,17 +87,18 @@ class LocalSampler:
     def _make_batch(self, kv_bytes: int | None, deterministic: bool) -> _Batch:
         eos = self._tokenizer.eos_ids
         device = next(self.module.parameters()).device
-        if reason := unplain(self.module):
-            _log.warning("The model has %s: it is sampled one conversation at a time, which is slow.", reason)
+        try:
+            return Slots(
+                self.module,
+                eos_ids=eos,
+                vocabulary=self._vocabulary,
+                max_batch=self._max_batch,
+                kv_bytes=_kv_budget(device) if kv_bytes is None else kv_bytes,
+                deterministic=deterministic,
+            )
+        except Unsuited as reason:
+            _log.warning("%s It is sampled one conversation at a time, which is slow.", reason)
             return Plain(self.module, eos_ids=eos, keep=self._max_batch)
-        return Slots(
-            self.module,
-            eos_ids=eos,
-            vocabulary=self._vocabulary,
-            max_batch=self._max_batch,
-            kv_bytes=_kv_budget(device) if kv_bytes is None else kv_bytes,
-            deterministic=deterministic,
-        )
 
     # The asyncio side
 
@@ -112,7 +114,6 @@ class LocalSampler:
             return await request.future
         finally:
             if request.unfinished:
-                request.cancelled = True
                 self._order(lambda: self._cancel(request))
 
     def _request(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> Request:
@@ -202,16 +203,24 @@ class LocalSampler:
     def _startable(self) -> bool:
         if self._gates:
             gate = self._gates[0]
-            return self._batch.running > 0 or not gate.open or gate.left
+            return not gate.open or gate.left
         return bool(self._batch.running or self._waiting)
 
     def _advance(self) -> None:
         if self._gates and not self._pass_gate():
             return
         room = self._max_batch - self._batch.running
-        if self._waiting and room > 0 and not self._gates:
-            self._admit([self._waiting.popleft() for _ in range(min(room, len(self._waiting)))])
+        jobs: list[Job] = []
+        while self._waiting and len(jobs) < room and (not self._gates or self._half_started()):
+            jobs.append(self._waiting.popleft())
+            jobs[-1].request.started = True
+        if jobs:
+            self._admit(jobs)
         self._deliver(self._batch.step())
+
+    def _half_started(self) -> bool:
+        """The next job's request runs already, so that it may not wait for other weights."""
+        return bool(self._waiting) and self._waiting[0].request.started
 
     def _admit(self, jobs: list[Job]) -> None:
         if self.module.training:
@@ -230,7 +239,7 @@ class LocalSampler:
             if gate.open:
                 self._batch.clear()
             return True
-        if not self._batch.running and not gate.open:
+        if not self._batch.running and not self._half_started() and not gate.open:
             gate.enter()
         return not gate.open
 
@@ -303,14 +312,3 @@ def _kv_budget(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0] * 0.3)
     return 1 << 30
-
-
-def unplain(model: Any) -> str | None:
-    """What keeps a model from the fast path; None where every layer is plain attention over the whole context."""
-    config = model.config.get_text_config()
-    kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
-    if kinds:
-        return "layers of type " + ", ".join(sorted(kinds))
-    if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
-        return "a sliding window"
-    return None

@@ -14,10 +14,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
     LlamaConfig,
     LlamaForCausalLM,
+    MambaConfig,
+    MambaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     Qwen2Config,
@@ -58,6 +64,9 @@ def make(architecture: str, **changes: Any) -> Any:
         "llama": (LlamaConfig, LlamaForCausalLM),
         "mistral": (MistralConfig, MistralForCausalLM),
         "gemma2": (Gemma2Config, Gemma2ForCausalLM),
+        "gpt2": (GPT2Config, GPT2LMHeadModel),
+        "bloom": (BloomConfig, BloomForCausalLM),
+        "mamba": (MambaConfig, MambaForCausalLM),
     }
     config_class, model_class = configs[architecture]
     torch.manual_seed(0)
@@ -149,6 +158,9 @@ def check(model: Any, prompt: Sequence[int], reply: Sampled, sampling: Sampling,
         ("mistral", {"sliding_window": None}, Slots, LlamaForward),
         ("mistral", {"sliding_window": 16}, Plain, None),
         ("gemma2", {"sliding_window": 16, "query_pre_attn_scalar": 8}, Plain, None),
+        ("gpt2", {}, Slots, ModelForward),
+        ("bloom", {}, Plain, None),
+        ("mamba", {}, Plain, None),
     ],
 )
 def test_logprobs_are_those_of_a_full_pass_over_two_turns(
@@ -342,7 +354,7 @@ class Parrot(Qwen3ForCausalLM):
         logits = torch.full((*named["input_ids"].shape, VOCABULARY), -50.0)
         for b, row in enumerate(named["input_ids"].tolist()):
             for t, token in enumerate(row):
-                logits[b, t, self.words[(self.words.index(token) + 1) % len(self.words)]] = 50.0
+                logits[b, t, self.words[(self.words.find(token) + 1) % len(self.words)]] = 50.0
         answer.logits = logits[:, keep] if isinstance(keep, torch.Tensor) else logits[:, -keep:]
         return answer
 
@@ -400,6 +412,26 @@ def test_seeds_repeat_and_their_absence_varies(qwen3: Any) -> None:
     run(qwen3, body)
 
 
+def test_deterministic_sampling_repeats_to_the_bit_in_any_order_of_arrival(qwen3: Any) -> None:
+    def replies(order: list[int]) -> dict[int, list[tuple[Any, Any]]]:
+        found: dict[int, list[tuple[Any, Any]]] = {}
+
+        async def session(sampler: LocalSampler, i: int) -> None:
+            prompt = [7] * 20 + prompts(1, i)[0]
+            for turn in range(3):
+                [reply] = await sampler.sample(prompt, Sampling(max_tokens=6, seed=i * 10 + turn), f"s{i}")
+                found.setdefault(i, []).append((reply.output_ids, reply.logprobs))
+                prompt = [*prompt, *reply.output_ids, 1, 2, 3]
+
+        async def body(sampler: LocalSampler) -> None:
+            await asyncio.gather(*(session(sampler, i) for i in order))
+
+        run(qwen3, body, deterministic=True)
+        return found
+
+    assert replies([0, 1, 2, 3]) == replies([3, 1, 0, 2])
+
+
 def test_exclusive_waits_for_running_calls_holds_new_ones_and_drops_what_was_cached(qwen3: Any) -> None:
     async def body(sampler: LocalSampler) -> None:
         versions: dict[str, int | None] = {}
@@ -431,6 +463,18 @@ def test_exclusive_waits_for_running_calls_holds_new_ones_and_drops_what_was_cac
         assert versions == {"early": 0, "late1": 2, "late2": 2}
 
     run(qwen3, body)
+
+
+def test_the_choices_of_one_request_share_a_policy_version(qwen3: Any) -> None:
+    async def body(sampler: LocalSampler) -> None:
+        call = asyncio.create_task(sampler.sample([1, 2], Sampling(n=7, max_tokens=30), "s"))
+        while not sampler._batch.running:
+            await asyncio.sleep(0.001)
+        async with sampler.exclusive():
+            sampler.policy_version = 1
+        assert {reply.policy_version for reply in await call} == {0}
+
+    run(qwen3, body, max_batch=2)
 
 
 def test_new_weights_are_the_ones_sampled_from() -> None:

@@ -150,7 +150,7 @@ def test_a_busy_server_is_asked_again(server: Server, status: int) -> None:
 def test_retry_after_is_heeded_and_the_last_failure_is_told(server: Server) -> None:
     server.answering = lambda body: error(429, "slow down", {"retry-after": "0.2"})
     started = time.monotonic()
-    with pytest.raises(EngineUnavailable, match="slow down.*3 attempts") as raised:
+    with pytest.raises(EngineUnavailable, match=r"slow down.*3 attempts") as raised:
         ask(RemoteEngine(server.url, "key", "policy", retries=2))
     assert raised.value.infrastructure and time.monotonic() - started >= 0.4 and len(server.bodies) == 3
 
