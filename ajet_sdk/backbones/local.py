@@ -9,20 +9,16 @@ import logging
 import random
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ajet_sdk.engines.chat import TokenEngine
-from ajet_sdk.engines.local import HFTokenizer, LocalSampler, load_model
 from ajet_sdk.episode import Attempt, run_batch
 from ajet_sdk.errors import ConfigError, TrainingError
 from ajet_sdk.gateway import Gateway, SamplingOverride
 from ajet_sdk.learn import checkpoint
 from ajet_sdk.learn.estimate import estimate
+from ajet_sdk.learn.learner import Learner, open_learner
 from ajet_sdk.learn.probe import Probe
-from ajet_sdk.learn.recipe import build_recipe, wants_recipe
-from ajet_sdk.learn.trainer import Trainer, TrainerSettings, default_lr
 from ajet_sdk.loggers import Loggers
 from ajet_sdk.outcomes import check_sound, evaluation_entries, failures_by_cause, notices, pass_at_k, solved
 from ajet_sdk.samples import Batch, balance, build
@@ -59,7 +55,8 @@ async def local(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
         writer=writer,
         total_steps=total,
     ) as loggers:
-        learner = await open_learner(job, loggers)
+        probe = Probe(config, job.workflow, job.judge, job.train)
+        learner = await open_learner(config, probe, loggers.say)
         try:
             return await _Learning(job, gateway, writer, learner, loggers, total).run()
         finally:
@@ -82,68 +79,6 @@ def tasks_of_step(tasks: Sequence[Task], step: int, size: int, seed: int) -> lis
             random.Random(f"{seed}/{epoch}").shuffle(orders[epoch])
         chosen.append(tasks[orders[epoch][at]])
     return chosen
-
-
-@dataclass(frozen=True)
-class Learner:
-    """The model with everything that samples from it and trains it."""
-
-    engine: TokenEngine
-    sampler: LocalSampler
-    trainer: Trainer
-    tokenizer: HFTokenizer
-
-
-async def open_learner(job: Job, loggers: Loggers) -> Learner:
-    """Load (or make) the model and put a sampler and a trainer around it."""
-    config = job.config
-    if config.model.base_url or config.model.scripted:
-        raise ConfigError(
-            "the local backbone trains weights: set model.path instead of model.base_url or model.scripted"
-        )
-    if not config.model.path:
-        raise ConfigError("model.path is not set: the local backbone needs a directory or a hub name to train")
-    if wants_recipe(config):
-        probe = Probe(config, job.workflow, job.judge, job.train)
-        path: Path | str = await build_recipe(config, probe, loggers.say)
-    else:
-        path = config.resolve(config.model.path) if config.resolve(config.model.path).exists() else config.model.path
-    return await asyncio.to_thread(_load, config, path, loggers)
-
-
-def _load(config: Config, path: Path | str, loggers: Loggers) -> Learner:
-    import torch
-    from transformers.utils import logging as transformers_logging
-
-    transformers_logging.disable_progress_bar()
-    torch.manual_seed(config.trainer_common.seed)
-    source = config.model
-    tokenizer = HFTokenizer(str(path))
-    model = load_model(
-        path, dtype=source.dtype, attn_implementation=source.attn_implementation, device=source.device,
-        lora=source.lora if source.lora.enabled else None,
-    )  # fmt: skip
-    if source.gradient_checkpointing:
-        model.gradient_checkpointing_enable()
-        model.enable_input_require_grads()
-    parameters = sum(p.numel() for p in model.parameters())
-    lr = config.trainer_common.optim.lr
-    if lr is None:
-        lr = default_lr(parameters, lora=source.lora.enabled)
-        loggers.say(f"trainer_common.optim.lr is not given: {lr:g}, by the model's {parameters:,} parameters")
-    trainer = Trainer(model, TrainerSettings.of(config, lr))
-    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    sampler = LocalSampler(
-        model,
-        tokenizer,
-        model_name=config.model_name,
-        max_model_len=min(config.rollout.max_model_len, longest or config.rollout.max_model_len),
-        max_batch=config.rollout.max_env_worker,
-        seed=config.trainer_common.seed,
-        deterministic=config.rollout.deterministic,
-    )
-    engine = TokenEngine(sampler, tokenizer, tool_call_parser=source.tool_call_parser)
-    return Learner(engine, sampler, trainer, tokenizer)
 
 
 class _Learning:

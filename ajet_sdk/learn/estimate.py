@@ -35,7 +35,7 @@ class Estimate:
     def __str__(self) -> str:
         minutes = self.seconds / 60
         time_ = f"{minutes:.0f} min" if minutes >= 1.5 else f"{self.seconds:.0f} s"
-        return f"{self.episodes:,} episodes, about {time_} at most and {self.memory / 2**30:.1f} GiB of memory"
+        return f"{self.episodes:,} episodes, about {time_} on a quiet machine, {self.memory / 2**30:.1f} GiB of memory"
 
 
 def memory_bytes(trainer: Trainer, tokens: int, *, checkpointing: bool) -> int:
