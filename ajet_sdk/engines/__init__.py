@@ -24,13 +24,20 @@ def open_engine(config: Config) -> Engine:
         replies = load_object(model.scripted, relative_to=config.source.parent if config.source else None)
         if hasattr(replies, "answer"):
             return replies  # type: ignore[no-any-return]
-        return ScriptedEngine(replies, model=model.name or "scripted", max_model_len=config.rollout.max_model_len)
+        return ScriptedEngine(
+            replies,
+            model=model.name or "scripted",
+            max_model_len=config.rollout.max_model_len,
+            tool_call_parser=model.tool_call_parser,
+        )
     if model.base_url:
         from ajet_sdk.engines.remote import RemoteEngine
 
         key, name = os.environ.get(model.api_key_env, ""), model.name or model.path
         if not name:
-            raise ConfigError(f"model.base_url is {model.base_url}, but model.name does not say which model to ask for")
+            raise ConfigError(
+                f"model.base_url is {model.base_url}, but model.name (--model) does not say which model to ask for"
+            )
         return RemoteEngine(model.base_url, key or "none", str(name))
     if not model.path:
         raise ConfigError("no model is named: set model.path (weights), model.base_url (an endpoint) or model.scripted")

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import json
 import re
+import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from ajet_sdk.engines.chat import Chat, Conversation
@@ -72,8 +75,9 @@ class ByteTokenizer:
 class ScriptedEngine:
     """Says what it is told to say.
 
-    `replies` is a function of the `Ask` (sync or async), or a sequence that each agent of each episode goes through
-    from the start. A reply is a string, an assistant message (dict; its tool calls are spelt as the template does),
+    `replies` is a function of the `Ask`, or a sequence that each agent of each episode goes through from the start. A
+    sync function is called in a thread of its own for each request, several at once, so that one that blocks holds up
+    no other. A reply is a string, an assistant message (dict; its tool calls are spelt as the template does),
     or from a function a list with one of these for each of the `n` choices. An exception that the function raises is
     the engine's. `logprob` is every token's log-probability, or a function of the ids.
     """
@@ -87,10 +91,11 @@ class ScriptedEngine:
         logprob: float | Callable[[Sequence[int]], Sequence[float]] = -1.0,
         max_model_len: int | None = None,
         policy_version: int | None = 0,
+        tool_call_parser: str = "auto",
     ) -> None:
         self.model = model
         self.policy_version = policy_version
-        self.chat = Chat(tokenizer or ByteTokenizer(), max_model_len=max_model_len)
+        self.chat = Chat(tokenizer or ByteTokenizer(), max_model_len=max_model_len, tool_call_parser=tool_call_parser)
         self._replies = replies
         self._logprob = logprob
         self._turns: Counter[tuple[str, str]] = Counter()
@@ -117,7 +122,8 @@ class ScriptedEngine:
 
     async def _said(self, ask: Ask) -> Sequence[Reply]:
         if callable(self._replies):
-            said = self._replies(ask)
+            own_loop = inspect.iscoroutinefunction(self._replies)
+            said = self._replies(ask) if own_loop else await _in_a_thread(self._replies, ask)
             if inspect.isawaitable(said):
                 said = await said
         else:
@@ -166,6 +172,23 @@ class ScriptedEngine:
 
     async def aclose(self) -> None:
         return
+
+
+async def _in_a_thread(replies: Callable[[Ask], Any], ask: Ask) -> Any:
+    """What a sync function says, from a daemon thread: a hung one keeps neither the loop nor the process."""
+    future: Future[Any] = Future()
+    future.set_running_or_notify_cancel()
+
+    def body() -> None:
+        try:
+            future.set_result(replies(ask))
+        except StopIteration:  # which no future takes; `lambda ask: next(replies)` raises it
+            future.set_exception(EngineError(f"the script is at its end, and agent {ask.agent!r} asks for more"))
+        except BaseException as error:  # noqa: BLE001  handed to whoever awaits it
+            future.set_exception(error)
+
+    threading.Thread(target=body, name="ajet-scripted", daemon=True).start()
+    return await asyncio.wrap_future(future)
 
 
 class _Replay(ScriptedEngine):

@@ -108,9 +108,9 @@ class Recipe:
 
     demonstrate: Callable[[random.Random], Demonstration]
     enough: float = 0.25
-    min_steps: int = 75
-    max_steps: int = 600
-    check_every: int = 25
+    min_steps: int = 200
+    max_steps: int = 400
+    check_every: int = 50
     check_tasks: int = 128
     demonstrations: int = 2048
     batch: int = 32

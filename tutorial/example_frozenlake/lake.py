@@ -70,7 +70,7 @@ def distances(rows: list[str]) -> dict[Place, int]:
 
 
 def held_out(rows: list[str]) -> bool:
-    return hashlib.blake2b("/".join(rows).encode(), digest_size=8).digest()[0] % 5 == 0
+    return hashlib.blake2b("/".join(rows).encode(), digest_size=8).digest()[1] % 5 == 0
 
 
 def draw_lake(draw: random.Random, *, val: bool = False) -> list[str]:

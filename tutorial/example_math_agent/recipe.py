@@ -42,4 +42,4 @@ def demonstrate(draw: random.Random) -> Demonstration:
     return Demonstration(messages, TOOLS)
 
 
-recipe = Recipe(demonstrate, enough=0.37)
+recipe = Recipe(demonstrate, enough=0.35)

@@ -263,7 +263,7 @@ def test_a_reply_does_not_depend_on_company_or_cache(seed: int, temperature: flo
     async def crowded(sampler: LocalSampler) -> None:
         async def other(i: int, prompt: list[int]) -> None:
             await asyncio.sleep(0.001 * (i % 5))
-            await sampler.sample(prompt, Sampling(max_tokens=9 + i % 15), f"o{i}")
+            await sampler.sample(prompt, Sampling(max_tokens=30 - i), f"o{i}")
 
         related = [mine[: len(mine) // 2] + p for p in prompts(6, seed + 1)]
         others = asyncio.gather(*(other(i, p) for i, p in enumerate([*related, *prompts(9, seed + 2), mine])))

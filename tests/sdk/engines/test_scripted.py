@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from typing import Any
 
 import pytest
@@ -110,3 +111,34 @@ def test_what_was_not_recorded_cannot_be_replayed() -> None:
     with pytest.raises(EngineError, match="used up"):
         ask(replay, agent="solver")
     ask(replay, episode_id="another", agent="solver")
+
+
+def test_a_reply_that_blocks_holds_up_no_other() -> None:
+    """A function that sleeps, or waits for a person, is not run on the loop that serves everyone."""
+    released = threading.Event()
+
+    def reply(ask: Ask) -> str:
+        if ask.agent == "slow":
+            assert released.wait(10), "the other request was not answered meanwhile"
+        released.set()
+        return ask.agent
+
+    async def both(engine: ScriptedEngine) -> list[Any]:
+        asks = [Ask("chat/completions", {"messages": USER}, Sampling(), "e", agent) for agent in ("slow", "quick")]
+        return [a.choices[0].message["content"] for a in await asyncio.gather(*map(engine.answer, asks))]  # type: ignore[index]
+
+    assert asyncio.run(both(ScriptedEngine(reply))) == ["slow", "quick"]
+
+
+def test_an_iterator_at_its_end_is_an_error_and_no_hang() -> None:
+    replies = iter(["one"])
+    engine = ScriptedEngine(lambda ask: next(replies))
+    assert ask(engine).choices[0].output_ids == [*b"one", 257]
+    with pytest.raises(EngineError, match="at its end"):
+        ask(engine)
+
+
+def test_calls_stay_text_without_a_parser() -> None:
+    said = '<tool_call>{"name": "calc", "arguments": {}}</tool_call>'
+    [choice] = ask(ScriptedEngine([said], tool_call_parser="none"), tools=TOOLS).choices
+    assert choice.message == {"role": "assistant", "content": said} and choice.finish_reason == "stop"
