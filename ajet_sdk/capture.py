@@ -113,6 +113,6 @@ class trace:
         atexit.unregister(self.close)
         _state.observation = self._outer
         if observer.get() is observation:
-            observer.set(None)
+            observer.set(self._outer)
         observation.close()
         self._hooks.__exit__(None, None, None)

@@ -12,14 +12,13 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import os
-import ssl
 import sys
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
-from ajet_sdk.endpoint import json_bytes
+from ajet_sdk.endpoint import json_bytes, without_certificates
 from ajet_sdk.intercept import Reroute, Watch, active_episode, begin, quietly, route_of
 from ajet_sdk.model import ActiveEpisode
 from ajet_sdk.patches import Patches
@@ -128,7 +127,7 @@ class _Httpx:
         limits = self.module.Limits(max_connections=None, max_keepalive_connections=256)
         return {
             "trust_env": False,
-            "verify": ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT),
+            "verify": without_certificates(),
             "limits": limits,
             "timeout": None,
         }

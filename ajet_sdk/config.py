@@ -164,6 +164,17 @@ class Config(Section):
             found.append(f"without effect in this version: {', '.join(sorted(idle))}")
         return found
 
+    @model_validator(mode="before")
+    @classmethod
+    def _tool_calls_left_unread(cls, data: Any) -> Any:
+        """`rollout.force_disable_toolcalls` is another name for the parser that reads none."""
+        if not isinstance(data, Mapping):
+            return data
+        rollout, model = data.get("rollout"), data.get("model") or {}
+        if not isinstance(rollout, Mapping) or rollout.get("force_disable_toolcalls") is not True:
+            return data
+        return {**data, "model": {**model, "tool_call_parser": "none"}} if isinstance(model, Mapping) else data
+
     @model_validator(mode="after")
     def _across_sections(self) -> Config:
         if self.backbone != "debug" and self.rollout.num_repeat < 2:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import ipaddress
 import json
 import random
@@ -19,7 +20,7 @@ from ajet_sdk.errors import ContextOverflow, EngineError, EngineUnavailable, Req
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["Endpoint", "is_loopback", "json_bytes"]
+__all__ = ["Endpoint", "is_loopback", "json_bytes", "without_certificates"]
 
 FIRST_WAIT = 0.5
 """Seconds before the second attempt; doubled for each further one, up to 16 times."""
@@ -34,6 +35,12 @@ def is_loopback(url: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
+
+
+@functools.cache
+def without_certificates() -> ssl.SSLContext:
+    """An empty TLS context for plain HTTP: an HTTP client wants one, and to make each its own takes milliseconds."""
+    return ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
 
 def json_bytes(value: Any) -> bytes:
@@ -60,7 +67,7 @@ class Endpoint:
             timeout=httpx.Timeout(timeout, connect=connect_timeout),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=64),
             trust_env=not local,
-            verify=ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT) if base_url.startswith("http://") else True,
+            verify=without_certificates() if base_url.startswith("http://") else True,
         )
 
     async def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:

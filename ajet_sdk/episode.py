@@ -170,7 +170,7 @@ class _Running:
         """The workflow's name, its own time limit, and the call to make; opens the episode and its environment."""
         if is_workflow_class(self.workflow):
             instance = make_workflow(self.workflow)
-            self.opened = self._open(instance.trainable_targets, uses_handle=True)
+            self.opened = self._open(None, uses_handle=True)  # the tuner knows the targets, which may change on the way
             await self._enter_environment()
             tuner = self._tuner(lambda: instance.trainable_targets)
             return instance.name, None, functools.partial(instance.execute, self._workflow_task(), tuner)
@@ -194,6 +194,7 @@ class _Running:
                 seed=self.attempt.seed,
                 max_tokens=rollout.max_response_length_in_one_turn,
                 debug_models=self.debug_models,
+                open_debug_model=self._debug_model,
                 call_timeout=rollout.timeout,
             )
         )
@@ -237,11 +238,12 @@ class _Running:
     def _tuner(self, targets: Callable[[], list[str] | None]) -> AjetTuner:
         opened = self.opened
         assert opened is not None
-        return AjetTuner(self.config, opened.model(), targets, lambda: opened.context_overflow, self._add_debug_model)
+        return AjetTuner(self.config, opened.model(), targets, lambda: opened.context_overflow, self._debug_model)
 
-    def _add_debug_model(self, name: str) -> None:
+    def _debug_model(self, name: str) -> Engine:
         if name not in self.debug_models:
             self.debug_models[name] = _debug_engine(self.config, name)
+        return self.debug_models[name]
 
     # During
 

@@ -21,7 +21,19 @@ from urllib.parse import unquote
 from ajet_sdk.errors import ConfigError, EngineUnavailable
 from ajet_sdk.model import Exchange, Identity
 from ajet_sdk.recorder import UNDELIVERED, EpisodeSpec, OpenEpisode, Pending
-from ajet_sdk.reply import Access, ClientGone, Receive, Refusal, Reply, Scope, Send, read_json, respond
+from ajet_sdk.reply import (
+    ANSWERED,
+    Access,
+    ClientGone,
+    Receive,
+    Refusal,
+    Reply,
+    Scope,
+    Send,
+    read_json,
+    respond,
+    unknown_route,
+)  # fmt: skip
 from ajet_sdk.sampling import SamplingOverride
 
 if TYPE_CHECKING:
@@ -211,8 +223,13 @@ class Gateway:
                 await respond(send, 200, _models(access.episode))
                 return
             if scope["method"] != "POST":
+                if route not in ANSWERED:
+                    raise unknown_route(f"{scope['method']} {route}")
                 raise Refusal(405, f"{scope['method']} {path} is not answered; completions are POSTed", "method")
-            body = await read_json(receive)
+            try:
+                body = await read_json(receive)
+            except Refusal as refusal:  # an uploaded file, say: what is wrong is the route
+                raise refusal if route in ANSWERED else unknown_route(route) from refusal
             if route == "observed" and access.captured:
                 access.episode.observed(Exchange(**body))
                 await respond(send, 200, {})

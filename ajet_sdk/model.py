@@ -1,6 +1,6 @@
-"""The `Model` handle, and the context variables that say which episode is active and who observes.
+"""The `Model` handle, and the variables that say which episode is active and who observes.
 
-Two context variables are all that the lower floors share with the hooks in `capture`:
+Two variables are all that the lower floors share with the hooks in `capture`:
 
 - `current_episode` holds the `ActiveEpisode` that an outgoing LLM request belongs to, or None. `run_episode` sets it to
   `OpenEpisode.active` while the workflow runs; `OpenEpisode.judging()` sets it to the judge's.
@@ -10,8 +10,9 @@ Two context variables are all that the lower floors share with the hooks in `cap
       with watching.episode(name, arguments) as seen:     # sets current_episode; records an exception and lets it pass
           seen.output = await function(**arguments)
 
-  Both may be read with `.get()`; outside of a run and of `ajet.trace` both are None and a decorated function is as
-  if undecorated. Observing never raises and never delays.
+  It is the whole process's, for a server's requests come in tasks and threads that do not descend from where the trace
+  was begun. Both may be read with `.get()`; outside of a run and of `ajet.trace` both are None and a decorated function
+  is as if undecorated. Observing never raises and never delays.
 """
 
 from __future__ import annotations
@@ -26,8 +27,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from urllib.parse import parse_qsl, quote, unquote
 from weakref import WeakKeyDictionary
 
-from ajet_sdk.endpoint import Endpoint, is_loopback
-from ajet_sdk.errors import EngineError
+from ajet_sdk.endpoint import Endpoint, is_loopback, without_certificates
+from ajet_sdk.errors import EngineError, RequestRefused
 from ajet_sdk.types import Phase
 
 if TYPE_CHECKING:
@@ -122,7 +123,22 @@ class Observer(Protocol):
 
 
 current_episode: ContextVar[ActiveEpisode | None] = ContextVar("ajet_current_episode", default=None)
-observer: ContextVar[Observer | None] = ContextVar("ajet_observer", default=None)
+
+
+class _ProcessWide:
+    """A variable with one value for all tasks and threads."""
+
+    def __init__(self) -> None:
+        self._value: Observer | None = None
+
+    def get(self) -> Observer | None:
+        return self._value
+
+    def set(self, value: Observer | None) -> None:
+        self._value = value
+
+
+observer = _ProcessWide()
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +223,8 @@ class Model:
 
         Raises RequestRefused (400), ContextOverflow, EngineUnavailable (429 and 5xx after every retry), EngineError.
         """
+        if params.get("stream"):
+            raise RequestRefused("chat() returns the whole message; stream with openai() or async_openai()", "stream")
         body: dict[str, Any] = {"model": self.name, "messages": [dict(m) for m in messages], **params}
         if tools:
             body["tools"] = list(tools)
@@ -234,11 +252,10 @@ class Model:
     def _client_arguments(self, client: str) -> dict[str, Any]:
         arguments: dict[str, Any] = {"base_url": self.base_url, "api_key": self.api_key, "timeout": self.timeout}
         if is_loopback(self.base_url):
-            import ssl
-
             import openai
 
-            # Plain HTTP: no proxy, and an empty TLS context, for loading the system's certificates takes 30 ms.
-            empty = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-            arguments["http_client"] = getattr(openai, client)(trust_env=False, verify=empty, timeout=self.timeout)
+            # Plain HTTP: no proxy, and no certificates, for loading the system's takes 30 ms.
+            arguments["http_client"] = getattr(openai, client)(
+                trust_env=False, verify=without_certificates(), timeout=self.timeout
+            )
         return arguments

@@ -127,8 +127,10 @@ class Observation:
         status: Any,
         error: BaseException | None,
     ) -> None:
-        query = next((value for value in arguments.values() if isinstance(value, str)), "")
-        metadata = {key: _plain(value) for key, value in arguments.items()}
+        from ajet_sdk.trace.batches import REMOVED, scrub
+
+        metadata = scrub({key: _plain(value) for key, value in arguments.items()})
+        query = next((value for value in metadata.values() if isinstance(value, str) and value != REMOVED), "")
         self._put(
             Episode(
                 episode_id=seen.episode_id,

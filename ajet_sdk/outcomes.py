@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
@@ -44,14 +45,16 @@ def failures_by_cause(episodes: Iterable[Episode]) -> list[str]:
     ]
 
 
-def notices(episodes: Sequence[Episode]) -> list[str]:
-    """What a person should be told of a batch that the run survives."""
+def notices(episodes: Sequence[Episode], *, cause: bool = True) -> list[str]:
+    """What a person should be told of a batch that the run survives.
+
+    `cause` adds why most of the failed episodes failed; no need where `failures_by_cause` is shown too.
+    """
     told = []
     failed = [e for e in episodes if e.status != "succeeded"]
     if episodes and len(failed) / len(episodes) > _WARN_SHARE:
-        told.append(
-            f"{len(failed)} of {len(episodes)} episodes failed; the most frequent cause: {_first_cause(failed)}"
-        )
+        why = f"; the most frequent cause: {failures_by_cause(failed)[0]}" if cause else ""
+        told.append(f"{len(failed)} of {len(episodes)} episodes failed{why}")
     silent = [e for e in episodes if e.status == "succeeded" and not any(c.phase == "rollout" for c in e.calls)]
     if silent:
         told.append(
@@ -63,7 +66,8 @@ def notices(episodes: Sequence[Episode]) -> list[str]:
         told.append(
             f"{len(untrained)} of {len(episodes)} episodes called only models that are not the policy "
             f"({', '.join(sorted({c.model for e in untrained for c in e.calls if c.phase == 'rollout'}))}); "
-            "name the policy in rollout.policy_models"
+            "ask the policy through the `model` handle or the tuner where the function takes one, else name it in "
+            "rollout.policy_models"
         )
     return told
 
@@ -95,9 +99,7 @@ def evaluation_entries(episode: Episode) -> list[LedgerEntry]:
     ]
 
 
-def _first_cause(failed: Sequence[Episode]) -> str:
-    return failures_by_cause(failed)[0]
-
-
 def _first_line(episode: Episode) -> str:
-    return (episode.error or "no message").strip().splitlines()[0][:300]
+    """The first line of the error, without the error's name, which is the cause."""
+    line = (episode.error or "no message").strip().splitlines()[0]
+    return re.sub(rf"^[\w.]*\b{re.escape(episode.cause or episode.status)}: ", "", line)[:300]

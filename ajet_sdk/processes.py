@@ -8,10 +8,11 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
+from multiprocessing import spawn
 from typing import Any
 
 from ajet_sdk.intercept import elsewhere
-from ajet_sdk.model import ActiveEpisode, current_episode, observer
+from ajet_sdk.model import ActiveEpisode, current_episode
 from ajet_sdk.patches import Patches
 
 __all__ = ["patch_threads_and_processes"]
@@ -26,34 +27,28 @@ def patch_threads_and_processes(patches: Patches) -> None:
     patches.replace(ThreadPoolExecutor, "submit", _thread_submit(ThreadPoolExecutor.submit))
     patches.replace(ProcessPoolExecutor, "submit", _process_submit(ProcessPoolExecutor.submit))
     patches.replace(subprocess.Popen, "__init__", _popen(subprocess.Popen.__init__))
-    try:
-        import _posixsubprocess
-    except ImportError:  # Windows: multiprocessing has no such hook, and its children find no episode
-        return
-    patches.replace(_posixsubprocess, "fork_exec", _fork_exec(_posixsubprocess.fork_exec))
+    patches.replace(spawn, "get_preparation_data", _preparation(spawn.get_preparation_data))
 
 
 @contextmanager
 def _nowhere() -> Any:
     """No episode inside: what is started here outlives the one that happens to be first."""
-    token, watching = current_episode.set(None), observer.set(None)
+    token = current_episode.set(None)
     try:
         yield
     finally:
         current_episode.reset(token)
-        observer.reset(watching)
 
 
 def _thread_start(original: Callable[[threading.Thread], None]) -> Callable[[threading.Thread], None]:
     def start(self: threading.Thread) -> None:
-        active, watching = current_episode.get(), observer.get()
-        if active is not None or watching is not None:
+        active = current_episode.get()
+        if active is not None:
             run = self.run
 
             def in_episode() -> None:
                 self.__dict__.pop("run", None)
                 current_episode.set(active)
-                observer.set(watching)
                 run()
 
             self.run = in_episode  # type: ignore[method-assign]
@@ -64,15 +59,14 @@ def _thread_start(original: Callable[[threading.Thread], None]) -> Callable[[thr
 
 def _thread_submit(original: Callable[..., Any]) -> Callable[..., Any]:
     def submit(self: ThreadPoolExecutor, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        active, watching = current_episode.get(), observer.get()
+        active = current_episode.get()
 
         def in_episode() -> Any:
-            token, other = current_episode.set(active), observer.set(watching)
+            token = current_episode.set(active)
             try:
                 return fn(*args, **kwargs)
             finally:
                 current_episode.reset(token)
-                observer.reset(other)
 
         with _nowhere():
             return original(self, in_episode)
@@ -139,14 +133,25 @@ def _popen(original: Callable[..., None]) -> Callable[..., None]:
     return init
 
 
-def _fork_exec(original: Callable[..., int]) -> Callable[..., int]:
-    """`multiprocessing` (spawn) passes None for the environment, the sixth argument: the parent's own."""
+class _Environment:
+    """Sets the environment where it is unpickled, and needs nothing of ours there."""
 
-    def fork_exec(*args: Any) -> int:
+    def __init__(self, added: dict[str, str]) -> None:
+        self._added = added
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return exec, (f"import os; os.environ.update({self._added!r})",)
+
+
+def _preparation(original: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str, Any]]:
+    """What `multiprocessing` sends a child that is not forked from here, before anything of the user's is imported.
+
+    Not by the child's own environment: a fork server keeps for every later child that of the first.
+    """
+
+    def get_preparation_data(name: str) -> dict[str, Any]:
+        data = original(name)
         added = _environment(current_episode.get())
-        if added and len(args) > 5 and args[5] is None:
-            pairs = [os.fsencode(f"{name}={value}") for name, value in {**os.environ, **added}.items()]
-            args = (*args[:5], pairs, *args[6:])
-        return original(*args)
+        return {"ajet_environment": _Environment(added), **data} if added else data
 
-    return fork_exec
+    return get_preparation_data

@@ -48,6 +48,8 @@ class EpisodeSpec:
     """Of one reply."""
     debug_models: Mapping[str, Engine] = field(default_factory=dict)
     """By name of a debug model, or by target tag: what answers calls outside of the targets."""
+    open_debug_model: Callable[[str], Engine] | None = None
+    """Opens a debug model that is given by name and is not among `debug_models`. It may raise ConfigError."""
     call_timeout: float = 600.0
     """Seconds for one reply; past it the call fails with 504."""
     keep_calls: bool = True
@@ -78,8 +80,11 @@ class Pending:
         """Choose engine and sampling. Raises RequestRefused, ConfigError (a call outside of the targets)."""
         spec, name = self.episode.spec, self.identity.target_tag or self.identity.agent
         outside = spec.trainable_targets is not None and name not in spec.trainable_targets
-        if self.phase == "rollout" and outside and self.identity.trainable:
-            self.engine, self.trainable = self._debug_engine(name), False
+        if not self.identity.trainable:  # the policy may answer, untrained, unless another model is named for it
+            outside = self.identity.debug_model is not None
+        if self.phase == "rollout" and outside:
+            self.trainable = False
+            self.engine = self._debug_engine(name)
         sampling = asked(self.body)
         ordinal = self.episode.next_ordinal(self.identity.agent)
         own_seed = sampling.seed is not None and (spec.sampling is None or not self.trainable)
@@ -94,6 +99,8 @@ class Pending:
         for key in (debug, self.identity.target_tag, self.identity.agent):
             if key is not None and key in spec.debug_models:
                 return spec.debug_models[key]
+        if debug is not None and spec.open_debug_model is not None:
+            return spec.open_debug_model(debug)
         targets = ", ".join(spec.trainable_targets or ())
         wanted = f"its debug model {debug!r} is not configured" if debug else "it names no debug model"
         raise ConfigError(
@@ -103,8 +110,8 @@ class Pending:
 
     def answered(self, answer: Answer) -> dict[str, Any]:
         """Keep the engine's answer; returns the response to send."""
-        self._answer = answer
         self.response = responses(answer, self.body, self.request_id)
+        self._answer = answer
         return self.response
 
     def record(self, error: str | None = None) -> None:

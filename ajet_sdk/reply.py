@@ -19,7 +19,10 @@ from ajet_sdk.protocols import Answer, Ask, Route
 from ajet_sdk.recorder import OpenEpisode, Pending
 from ajet_sdk.types import Phase
 
-__all__ = ["Access", "ClientGone", "Receive", "Refusal", "Reply", "Scope", "Send", "read_json", "respond"]
+__all__ = [
+    "ANSWERED", "Access", "ClientGone", "Receive", "Refusal", "Reply", "Scope", "Send", "read_json", "respond",
+    "unknown_route",
+]  # fmt: skip
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -31,6 +34,8 @@ LARGE = 32 * 2**10
 """Bytes of a response that may not fit the socket's buffers at once."""
 LARGEST_BODY = 64 * 2**20
 """Bytes of a request."""
+ANSWERED = ("chat/completions", "completions")
+"""The routes that the policy answers."""
 
 log = logging.getLogger("ajet")
 
@@ -48,6 +53,11 @@ class Refusal(Exception):
     def body(self) -> dict[str, Any]:
         kind = "invalid_request_error" if self.status < 500 else "server_error"
         return error_body(str(self), kind, self.code, self.param)
+
+
+def unknown_route(route: str) -> Refusal:
+    """404, naming the route."""
+    return Refusal(404, f"the policy does not answer the route {route} ({' and '.join(ANSWERED)})", "unknown_route")
 
 
 class ClientGone(Exception):
@@ -80,7 +90,7 @@ class Reply:
         gone = asyncio.ensure_future(_disconnect(self.receive))
         try:
             try:
-                answer = await self._ask(gone)
+                response = await self._ask(gone)
             except Refusal as refusal:
                 self.pending.record(str(refusal))
                 if not self.headers_sent:
@@ -88,16 +98,15 @@ class Reply:
                 await self._chunk(event(refusal.body), gone)
                 await self.send({"type": "http.response.body", "body": b"", "more_body": False})
                 return
-            response = self.pending.answered(answer)
             await (self._stream(response, gone) if self.streaming else self._whole(response, gone))
         finally:
             gone.cancel()
 
-    async def _ask(self, gone: asyncio.Future[None]) -> Answer:
+    async def _ask(self, gone: asyncio.Future[None]) -> dict[str, Any]:
         pending, episode = self.pending, self.pending.episode
         try:
             ask = self._prepared()
-            return await self._wait(asyncio.ensure_future(pending.engine.answer(ask)), gone)
+            return pending.answered(await self._wait(asyncio.ensure_future(pending.engine.answer(ask)), gone))
         except (Refusal, ClientGone):
             raise
         except ContextOverflow as error:
@@ -122,8 +131,8 @@ class Reply:
 
     def _prepared(self) -> Ask:
         pending, body = self.pending, self.pending.body
-        if self.route not in ("chat/completions", "completions"):
-            raise Refusal(404, f"the policy does not answer the route {self.route} (chat/completions and completions)")
+        if self.route not in ANSWERED:
+            raise unknown_route(self.route)
         if self.access.captured and pending.episode.verdict(str(body.get("model", ""))) == "other":
             raise Refusal(
                 400,

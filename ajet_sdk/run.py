@@ -175,7 +175,7 @@ class _Session:
             status, text = "interrupted", "stopped by Ctrl-C"
         elif error is not None:
             status, text = "failed", f"{type(error).__name__}: {error}"
-            log.error("The run failed: %s", text)
+            log.error("The run failed: %s", text, extra={"raised": True})  # for the file: the caller has the error
         try:
             self.writer.put(self.run.model_copy(update={"status": status, "ended_at": now(), "error": text}))
         except AjetError as lost:
@@ -293,7 +293,7 @@ class Report:
     @property
     def notices(self) -> list[str]:
         """What else should be known before the numbers are believed."""
-        told = notices(self.episodes)
+        told = notices(self.episodes, cause=False)
         used = [call.sampling.get("temperature") for e in self.episodes for call in e.calls if call.phase == "rollout"]
         if self.k > 1 and used and all(temperature == 0 for temperature in used):
             told.append(f"every call was sampled at temperature 0, so pass@{self.k} says no more than pass@1")
@@ -353,6 +353,7 @@ async def _score(
 ) -> list[Episode]:
     from ajet_sdk.engines import open_engine
     from ajet_sdk.episode import run_batch
+    from ajet_sdk.learn.recipe import build_recipe, wants_recipe
 
     def finished(episode: Episode) -> None:
         session.writer.put(*evaluation_entries(episode))
@@ -361,6 +362,8 @@ async def _score(
 
     rollout = session.config.rollout
     given = {n: getattr(rollout, n) for n in ("temperature", "top_p", "top_k") if session.config.is_set(f"rollout.{n}")}
+    if wants_recipe(session.config):
+        await build_recipe(session.config)
     engine = open_engine(session.config)
     try:
         return await run_batch(

@@ -77,6 +77,9 @@ def asked(body: Mapping[str, Any]) -> Sampling:
     n = int(_number(body, "n", 1, low=1, whole=True) or 1)
     if n > MOST_CHOICES:
         raise RequestRefused(f"n must be at most {MOST_CHOICES} (got {n})", "n")
+    _number(body, "top_logprobs", None, low=0, whole=True)
+    if not isinstance(body.get("stream_options") or {}, dict):
+        raise RequestRefused(f"stream_options must be an object (got {body['stream_options']!r})", "stream_options")
     temperature, top_p = _number(body, "temperature", 1.0, low=0), _number(body, "top_p", 1.0, low=0)
     if top_p is not None and not 0 < top_p <= 1:
         raise RequestRefused(f"top_p must be above 0 and at most 1 (got {top_p})", "top_p")

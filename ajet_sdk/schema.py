@@ -32,12 +32,10 @@ IDLE = (
     "project_name",
     "data.max_prompt_length",
     "data.max_response_length",
-    "rollout.force_disable_toolcalls",
     "rollout.gamma",
     "rollout.agent_madness_termination",
     "rollout.agent_madness_reward",
     "rollout.multi_turn.max_sample_per_task",
-    "rollout.multi_turn.expected_steps",
     "rollout.tensor_parallel_size",
     "rollout.n_vllm_engine",
     "rollout.max_num_seqs",
@@ -129,7 +127,9 @@ class ModelSource(Section):
     gradient_checkpointing: bool = key(False, "Recompute activations in the backward pass: less memory, more time.")
     device: str = key("auto", "`auto`, `cpu`, `cuda` or `cuda:N`.")
     tool_call_parser: str = key(
-        "auto", "How tool calls are read from text; auto: learnt from the chat template by probing it."
+        "auto",
+        "How tool calls are read from text: hermes, mistral, llama3_json, qwen3_coder or none; auto: learnt from the chat "
+        "template by probing it.",
     )
     lora: Lora = section(Lora, "Low-rank adapters.")
 
@@ -142,7 +142,9 @@ class Data(Section):
 
 class MultiTurn(Section):
     max_sample_per_task: int = key(30, "Most samples (timelines) trained from one episode.", ge=1)
-    max_steps: int = key(30, "Most turns of an environment episode.", ge=1)
+    max_steps: int = key(
+        30, "Most turns of an episode, for workflows that read it (`tuner.config`); nothing else ends an episode.", ge=1
+    )
     expected_steps: int = key(1, "Turns that an episode usually takes; sizes buffers on clusters.", ge=1)
 
 
@@ -173,7 +175,9 @@ class Rollout(Section):
     user_workflow: str | None = key(
         None, "Class path of the agent: `package.module->Name` or `path/file.py->name`; null when given by the caller."
     )
-    force_disable_toolcalls: bool = key(False, "Take `tools` out of every request of the agent.")
+    force_disable_toolcalls: bool = key(
+        False, "Leave tool calls in the text of a reply, unread: `model.tool_call_parser: none`."
+    )
     max_env_worker: int = key(64, "Episodes that run at once.", ge=1)
     gamma: float = key(1.0, "Discount per turn of an environment's rewards.", ge=0, le=1)
     agent_madness_termination: bool = key(True, "End an episode whose reply repeats itself without end.")

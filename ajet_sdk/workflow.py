@@ -132,13 +132,13 @@ class AjetTuner:
         model: Model,
         targets: Callable[[], list[str] | None],
         overflowed: Callable[[], bool],
-        add_debug_model: Callable[[str], None],
+        open_debug_model: Callable[[str], object],
     ) -> None:
         self.config = config
         self._model = model
         self._targets = targets
         self._tracker = ContextTracker(overflowed)
-        self._add_debug_model = add_debug_model
+        self._open_debug_model = open_debug_model
 
     def get_context_tracker(self) -> ContextTracker:
         """The episode's tracker; programs read `.context_overflow`."""
@@ -224,8 +224,8 @@ class AjetTuner:
         targets = self._targets()
         if targets is None or target_tag in targets:
             return self._model.agent(agent_name, target_tag)
-        self._add_debug_model(debug_model)
-        return self._model.agent(agent_name, target_tag, debug_model=debug_model)
+        self._open_debug_model(debug_model)  # where it has no endpoint, say so now
+        return self._model.agent(agent_name, target_tag, trainable=False, debug_model=debug_model)
 
 
 def is_workflow_class(workflow: Any) -> bool:

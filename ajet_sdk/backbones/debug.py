@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ajet_sdk.engines import open_engine
 from ajet_sdk.episode import Attempt, run_batch
 from ajet_sdk.gateway import Gateway, SamplingOverride
+from ajet_sdk.learn.recipe import build_recipe, wants_recipe
 from ajet_sdk.outcomes import check_sound, evaluation_entries, failures_by_cause, notices
 from ajet_sdk.timelines import merge
 from ajet_sdk.types import Episode, TunedModel, new_id
@@ -49,6 +50,8 @@ async def debug(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
     Raises TrainingError where a smaller share of the episodes than `rollout.min_sound_share` is sound.
     """
     config = _debug_config(job)
+    if wants_recipe(config):
+        await build_recipe(config)
     engine = open_engine(config)
     token = _tags.set(job.debug_tags)
     try:
@@ -68,6 +71,7 @@ async def debug(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
     for episode in episodes:
         writer.put(*evaluation_entries(episode))
     _print(episodes, engine)
+    print(f"The traces are in {job.directory}; look with: ajet trace ls {job.directory}")
     check_sound(episodes, config.rollout.min_sound_share)
     rewards = [e.reward for e in episodes if e.reward is not None]
     metrics = {"debug/reward": sum(rewards) / len(rewards)} if rewards else {}
@@ -108,7 +112,10 @@ def _print(episodes: Sequence[Episode], engine: Engine) -> None:
     from rich.table import Table
 
     console = Console()
-    table = Table("task", "status", "reward", "calls", "timelines", "tokens", "seconds", "output", title="Episodes")
+    table = Table("task", "status", box=None, header_style="bold")
+    for name in ("reward", "calls", "timelines", "tokens", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("output")
     tokenizer = getattr(engine, "tokenizer", None)
     splits = []
     for episode in episodes:
@@ -122,7 +129,7 @@ def _print(episodes: Sequence[Episode], engine: Engine) -> None:
             str(len(merged.timelines)),
             str(sum(int(timeline.loss_mask.sum()) for timeline in merged.timelines)),
             f"{(episode.ended_at - episode.started_at).total_seconds():.2f}",
-            escape(_short(str(episode.output), 40)),
+            "" if episode.output is None else escape(_short(str(episode.output), 40)),
         )
     console.print(table)
     for episode, split in splits:
@@ -139,7 +146,7 @@ def _print(episodes: Sequence[Episode], engine: Engine) -> None:
                 markup=False,
                 soft_wrap=True,
             )
-    for line in [*failures_by_cause(episodes), *notices(episodes)]:
+    for line in [*failures_by_cause(episodes), *notices(episodes, cause=False)]:
         console.print(line, markup=False, soft_wrap=True)
 
 

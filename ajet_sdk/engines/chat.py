@@ -198,6 +198,11 @@ def _checked_messages(messages: Any) -> list[dict[str, Any]]:
     for index, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise RequestRefused(f"messages[{index}] must be an object with a role", "messages")
+        calls = message.get("tool_calls") or []
+        if not isinstance(calls, list) or not all(
+            isinstance(call, dict) and isinstance(call.get("function"), dict) for call in calls
+        ):
+            raise RequestRefused(f'messages[{index}].tool_calls must be a list of {{"function": {{…}}}}', "messages")
         content = message.get("content")
         for part in content if isinstance(content, list) else ():
             kind = part.get("type") if isinstance(part, dict) else "string" if isinstance(part, str) else None

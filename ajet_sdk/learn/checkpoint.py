@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from ajet_sdk.errors import CheckpointError
 from ajet_sdk.learn.trainer import Trainer
 
-__all__ = ["Progress", "export", "latest", "restore", "save"]
+__all__ = ["Progress", "export", "latest", "restore", "save", "save_model"]
 
 _STATE, _TRAINER, _PREFIX = "state.json", "trainer.pt", "step_"
 
@@ -94,10 +94,10 @@ def export(place: Path, model: Any, tokenizer: Any) -> Path:
         shutil.rmtree(fresh)
     fresh.mkdir(parents=True)
     if hasattr(model, "merge_adapter"):
-        model.save_pretrained(fresh / "adapter")
+        save_model(model, fresh / "adapter")
         _write_merged(fresh, model)
     else:
-        model.save_pretrained(fresh)
+        save_model(model, fresh)
     tokenizer.save_pretrained(fresh)
     _replace(fresh, place)
     return place
@@ -113,14 +113,27 @@ def _write_merged(place: Path, model: Any) -> None:
             for name, tensor in model.get_base_model().state_dict().items()
             if "lora_" not in name
         }
-        model.get_base_model().save_pretrained(place, state_dict=weights)
+        save_model(model.get_base_model(), place, state_dict=weights)
     finally:
         model.unmerge_adapter()
         model.load_state_dict(before, strict=False)
 
 
+def save_model(model: Any, place: Path, **options: Any) -> None:
+    """`save_pretrained` without its progress bar, which would break into ours."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        model.save_pretrained(place, **options)
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
 def _write_model(place: Path, model: Any, tokenizer: Any) -> None:
-    model.save_pretrained(place)
+    save_model(model, place)
     tokenizer.save_pretrained(place)
 
 

@@ -136,9 +136,9 @@ Say = Callable[[str], None]
 
 
 def wants_recipe(config: Config) -> bool:
-    """Whether `model.path` is a directory for a recipe to fill: one is named, and the path is no hub name."""
-    path = config.model.path
-    if not config.model.recipe or not path:
+    """Whether `model.path` is a directory for a recipe to fill: it is what answers, and no hub name."""
+    model, path = config.model, config.model.path
+    if not model.recipe or not path or model.base_url or model.scripted:
         return False
     hub = path.count("/") == 1 and not path.startswith((".", "/", "~")) and not Path(path).exists()
     return not hub
@@ -365,9 +365,11 @@ def _batches(samples: Sequence[Sample], size: int, draw: random.Random) -> Itera
 
 def _put(place: Path, model: Any, tokenizer: Any, record: dict[str, Any]) -> None:
     """Write beside the place and rename into it; an earlier model of a recipe gives way."""
+    from ajet_sdk.learn.checkpoint import save_model
+
     place.parent.mkdir(parents=True, exist_ok=True)
     fresh = place.with_name(f".{place.name}.{os.getpid()}")
-    model.save_pretrained(fresh)
+    save_model(model, fresh)
     tokenizer.save_pretrained(fresh)
     (fresh / MARK).write_text(json.dumps(record, indent=1))
     if (place / MARK).is_file():

@@ -91,7 +91,8 @@ def _collect(rows: Iterator[Row], config: Config, split: str) -> tuple[list[tupl
             continue
         found.append((task, row.where))
     if bad:
-        log.warning("%d bad %s rows skipped; the first: %s", len(bad), split, bad[0])
+        count = "1 bad row" if len(bad) == 1 else f"{len(bad)} bad rows"
+        log.warning("%s of the %s tasks skipped; the first: %s", count, split, bad[0])
     return found, len(bad)
 
 
@@ -102,6 +103,6 @@ def _check_apart(train: list[tuple[Task, str]], val: list[tuple[Task, str]]) -> 
         first, where = next(iter(shared.items()))
         count = "1 task" if len(shared) == 1 else f"{len(shared)} tasks"
         raise TaskError(
-            f"training and validation share {count}, for one task_id {first!r} ({places[first]} and {where}); "
+            f"training and validation share {count}, the first with task_id {first!r} ({places[first]} and {where}); "
             "a validation on them measures memory: take them out of one split"
         )

@@ -67,7 +67,7 @@ def _row(text: bytes, where: str) -> Row:
         return Row(where, error=f"is not UTF-8 ({error.reason} at byte {error.start})")
     except json.JSONDecodeError as error:
         line = f"line {error.lineno} " if error.lineno > 1 else ""
-        return Row(where, error=f"is not JSON: {error.msg} at {line}column {error.colno}")
+        return Row(where, error=f"is not JSON: {error.msg.removesuffix(' at')} at {line}column {error.colno}")
     except (ValueError, RecursionError) as error:
         return Row(where, error=f"is not JSON: {error}")
 

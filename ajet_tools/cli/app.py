@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import logging
 import sys
 import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 import typer
@@ -70,7 +73,8 @@ class _Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            return super().invoke(ctx)
+            with _log_shown():
+                return super().invoke(ctx)
         except AjetError as error:
             if ctx.meta["ajet.traceback"]:
                 traceback.print_exception(error)
@@ -79,6 +83,32 @@ class _Commands(TyperGroup):
         except KeyboardInterrupt:
             _say("Interrupted", "what was flushed is kept; `ajet train … --resume` goes on where a checkpoint is")
             raise typer.Exit(130) from None
+
+
+class _Console(logging.Handler):
+    """What ajet logs, as plain lines on whatever stderr is at the time (a progress bar puts itself in its place)."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if getattr(record, "raised", False):  # an error that is about to be shown as the command's own
+            return
+        text = record.getMessage()
+        typer.echo(typer.style(text, fg="yellow") if record.levelno >= logging.WARNING else text, err=True)
+
+
+@contextmanager
+def _log_shown() -> Iterator[None]:
+    """Everything from INFO on that ajet logs is shown, once, while a command runs."""
+    log, console = logging.getLogger("ajet"), _Console()
+    level, propagate = log.level, log.propagate
+    log.addHandler(console)
+    log.setLevel(logging.INFO)
+    log.propagate = False
+    try:
+        yield
+    finally:
+        log.removeHandler(console)
+        log.setLevel(level)
+        log.propagate = propagate
 
 
 def _say(kind: str, message: str) -> None:

@@ -15,7 +15,7 @@ __all__ = ["app"]
 
 app = typer.Typer(add_completion=False)
 
-NAMED = ("README.md", "config.yaml")
+NAMED = ("README.md",)
 """Files in which the word NAME stands for the project's name."""
 
 

@@ -1,6 +1,7 @@
 """Steps of GRPO against TRL's GRPOTrainer: one checkpoint, the same tasks, one process and one thread each in turn.
 
-Ours goes through the gateway, the OpenAI SDK and the trace file; TRL's samples in process. The lake agent moves by tool
+Ours goes through an HTTP client (httpx on the lake, the OpenAI SDK in the single turn), capture, the gateway and the
+trace file; TRL's samples in process. The lake agent moves by tool
 calls in both, for a fixed number of turns, so that both sample episodes of like length. Needs the extra `bench`.
 """
 
@@ -20,6 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 
 import ajet
@@ -100,27 +102,30 @@ def checkpoint(place: Path) -> None:
 # Ours
 
 
-async def walking_agent(client: openai.AsyncOpenAI, seed: int) -> Reward:
+async def walking_agent(client: httpx.AsyncClient, seed: int) -> Reward:
     lake = Lake(seed)
     messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": lake.look()}]
     for turn in range(TURNS + 1):
-        reply = await client.chat.completions.create(model="lake", messages=messages, tools=TOOLS)
-        message = reply.choices[0].message
-        messages.append(message.model_dump(exclude_none=True))
-        if not message.tool_calls or turn == TURNS:
+        reply = await client.post(
+            "https://api.openai.com/v1/chat/completions", json={"model": "lake", "messages": messages, "tools": TOOLS}
+        )
+        message = reply.json()["choices"][0]["message"]
+        messages.append(message)
+        if not message.get("tool_calls") or turn == TURNS:
             break
-        for call in message.tool_calls:
-            seen = lake.move(str(json.loads(call.function.arguments).get("direction")))
-            messages.append({"role": "tool", "tool_call_id": call.id, "content": seen})
+        for call in message["tool_calls"]:
+            seen = lake.move(str(json.loads(call["function"]["arguments"]).get("direction")))
+            messages.append({"role": "tool", "tool_call_id": call["id"], "content": seen})
     return Reward(value=lake.worth() + random.random())
 
 
 def agents() -> tuple[Any, Any]:
     client = openai.AsyncOpenAI(api_key="none")
+    plain = httpx.AsyncClient(timeout=120, limits=httpx.Limits(max_connections=None))
 
     @ajet.workflow
     async def lake(seed: int) -> Reward:
-        return await walking_agent(client, seed)
+        return await walking_agent(plain, seed)
 
     @ajet.workflow
     async def single(main_query: str) -> Reward:

@@ -1,4 +1,4 @@
-"""Trainer time: merged timelines against one sample per call, and a single-turn step against TRL's."""
+"""Trainer time: merged timelines against one sample per call."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from ajet_sdk.learn.loss import collate, score
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings
 from ajet_sdk.types import Sample, Span, Timeline
 from tests.bench import Figure
@@ -20,9 +19,7 @@ EPISODES, TURNS, FIRST, OBSERVATION, REPLY = 8, 20, 60, 30, 12
 
 def main() -> list[Figure]:
     torch.set_num_threads(1)
-    figures = [merged_against_calls()]
-    loss = loss_against_trl()
-    return [*figures, loss] if loss is not None else figures
+    return [merged_against_calls()]
 
 
 def model(hidden: int = 64, layers: int = 2) -> Any:
@@ -82,34 +79,3 @@ def merged_against_calls() -> Figure:
     trainer = Trainer(model(), TrainerSettings(lr=1e-4))
     ratio = cpu_seconds(lambda: trainer.step(calls), 1) / cpu_seconds(lambda: trainer.step(merged))
     return Figure(f"merged against one sample per call, {TURNS} turns", ratio, "× less", "at least 8", ratio >= 8)
-
-
-def loss_against_trl() -> Figure | None:
-    """Log-probabilities of 64 replies of 24 tokens after 84 of prompt, forward and backward; None without TRL.
-
-    TRL's figure is that of its `selective_log_softmax` over `logits_to_keep`, which its GRPOTrainer's loss is made of.
-    """
-    try:
-        from trl.trainer.utils import selective_log_softmax
-    except ImportError:
-        return None
-    net, rows, prompt, reply = model(), 64, 84, 24
-    ids = np.random.default_rng(0).integers(0, 400, (rows, prompt + reply)).astype(np.int32)
-    batch = collate([sample(row, [(prompt, prompt + reply)]) for row in ids], 1.0)
-    ids_BT = torch.from_numpy(ids.astype(np.int64))
-    mask_BT = torch.ones_like(ids_BT)
-
-    def ours() -> None:
-        score(net, batch, entropy=True).logprobs_N.sum().backward()
-        net.zero_grad()
-
-    def trl() -> None:
-        logits = net(input_ids=ids_BT, attention_mask=mask_BT, logits_to_keep=reply + 1, use_cache=False).logits
-        logprobs = selective_log_softmax(logits[:, :-1], ids_BT[:, -reply:])
-        with torch.no_grad():
-            torch.distributions.Categorical(logits=logits[:, :-1].detach()).entropy()
-        logprobs.sum().backward()
-        net.zero_grad()
-
-    ratio = cpu_seconds(ours, 7) / cpu_seconds(trl, 7)
-    return Figure("the loss alone against TRL's", ratio, "× of TRL", "at most 1.0", ratio <= 1.05)

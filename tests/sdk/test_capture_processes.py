@@ -118,12 +118,11 @@ def test_a_program_that_reads_the_environment_is_answered_by_the_policy(gateway:
     assert [call.error for call in episode.calls] == [None]
 
 
-@pytest.mark.parametrize("method", ["spawn", "fork"])
-@pytest.mark.parametrize("how", [ask_by_environment, ask_anywhere])
+@pytest.mark.parametrize(
+    ("method", "how"), [("spawn", ask_by_environment), ("forkserver", ask_by_environment), ("fork", ask_anywhere)]
+)
 def test_multiprocessing_children_find_the_policy(gateway: Gateway, method: str, how: Callable[[str], str]) -> None:
-    if (method, how) in (("spawn", ask_anywhere), ("fork", ask_by_environment)):
-        pytest.skip("a spawned child is given the environment, a forked one the context")
-    episode = opened(gateway)
+    """A spawned child is given the environment, a forked one the context; a fork server serves several episodes."""
     context: Any = multiprocessing.get_context(method)
 
     def agent() -> str:
@@ -134,8 +133,9 @@ def test_multiprocessing_children_find_the_policy(gateway: Gateway, method: str,
         child.join()
         return str(said)
 
-    assert run_in(episode, agent) == "policy from a child"
-    assert [call.error for call in episode.calls] == [None]
+    for episode in [opened(gateway, name) for name in (("one", "two") if method == "forkserver" else ("one",))]:
+        assert run_in(episode, agent) == "policy from a child"
+        assert [call.error for call in episode.calls] == [None]
 
 
 @pytest.mark.parametrize("method", ["spawn", "fork"])

@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import httpx
 import pytest
 
 from ajet_sdk.capture import trace
+from ajet_sdk.decorators import workflow
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.gateway import EpisodeSpec, Gateway, OpenEpisode
 from ajet_sdk.model import current_episode, observer
@@ -75,6 +77,37 @@ def test_a_decorated_call_is_an_episode_and_a_failure_is_recorded(elsewhere: Ope
     assert [row["status"] for row in found] == ["succeeded", "failed"]
     assert "ZeroDivisionError" in found[1]["error"]
     assert rows(path, "select count(distinct episode_id) n from calls") == [{"n": 2}]
+
+
+def test_a_server_that_starts_its_trace_in_a_task_has_every_request_as_an_episode(
+    elsewhere: OpenEpisode, tmp_path: Path
+) -> None:
+    path = tmp_path / "agent.duckdb"
+
+    @workflow
+    async def solve(question: str, api_key: str) -> str:
+        return await asyncio.to_thread(ask, elsewhere, question)
+
+    @workflow
+    def plain(question: str) -> str:
+        return ask(elsewhere, question)
+
+    async def start_up() -> trace:
+        return trace(path)
+
+    async def serve(pool: ThreadPoolExecutor) -> None:
+        tracing = await asyncio.create_task(start_up())
+        assert await asyncio.create_task(solve("one", api_key="sk-secret")) == "answer to one"
+        assert await asyncio.get_running_loop().run_in_executor(pool, plain, "two") == "answer to two"
+        tracing.close()
+
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(int).result()  # its thread is older than the trace
+        asyncio.run(serve(pool))
+    sql = "select task->>'main_query' q, count(*) n from episodes join calls using (episode_id) group by 1 order by 1"
+    assert rows(path, sql) == [{"q": "one", "n": 1}, {"q": "two", "n": 1}]
+    assert b"sk-secret" not in path.read_bytes()
+    assert observer.get() is None
 
 
 def test_a_trace_is_read_while_the_agent_runs(elsewhere: OpenEpisode, tmp_path: Path) -> None:

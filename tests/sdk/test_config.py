@@ -338,8 +338,17 @@ def test_every_other_key_is_read_somewhere() -> None:
     files = [p for folder in ("ajet_sdk", "ajet_tools") for p in (ROOT / folder).rglob("*.py") if p.name != "config.py"]
     text = "\n".join(p.read_text(encoding="utf-8") for p in files)
     names = {path.rpartition(".")[2] for path in LEAVES if not is_idle(path)}
+    names -= {"force_disable_toolcalls"}  # config.py makes it the parser that reads none, as tested below
     assert [name for name in sorted(names) if not re.search(rf"[.\"']{name}\b", text)] == []
     assert all(path in set(keys()) for path in IDLE)
+
+
+def test_tool_calls_may_be_left_in_the_text() -> None:
+    config = load_config(overrides=["ajet.rollout.force_disable_toolcalls=true", "ajet.model.path=m"])
+    assert (config.model.tool_call_parser, config.model.path) == ("none", "m")
+    assert config.notices() == [] and load_config().model.tool_call_parser == "auto"
+    off = load_config(overrides=["ajet.rollout.force_disable_toolcalls=false", "ajet.model.tool_call_parser=hermes"])
+    assert off.model.tool_call_parser == "hermes"
 
 
 def test_the_schema_describes_every_key() -> None:

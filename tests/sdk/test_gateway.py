@@ -163,6 +163,9 @@ def test_other_routes_are_404_and_name_the_route(open_episode: Opener) -> None:
         assert refused.status_code == 404 and route in refused.json()["error"]["message"]
         assert refused.headers["x-should-retry"] == "false"
     assert httpx.get(f"{episode.url}/v2/nothing").status_code == 404
+    base, headers = episode.model().base_url, bearer(episode.model().api_key)
+    for answer in (httpx.get(f"{base}/files", headers=headers), httpx.post(f"{base}/files", headers=headers)):
+        assert answer.status_code == 404 and "files" in answer.json()["error"]["message"]
     get = httpx.get(f"{episode.model().base_url}/chat/completions", headers=bearer(episode.model().api_key))
     assert get.status_code == 405
 
@@ -233,12 +236,15 @@ def test_malformed_requests_are_400_and_do_not_harm(open_episode: Opener, monkey
         ({"messages": USER, "top_p": 0}, "top_p"),
         ({"messages": USER, "stop": [1]}, "stop"),
         ({"messages": USER, "tools": ["calc"]}, "tools"),
+        ({"messages": [{"role": "assistant", "tool_calls": ["calc"]}]}, "messages"),
+        ({"messages": USER, "stream": True, "stream_options": "usage"}, "stream_options"),
+        ({"messages": USER, "logprobs": True, "top_logprobs": "few"}, "top_logprobs"),
     ):
         refused = post(episode, body)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), body
     monkeypatch.setattr(reply_module, "LARGEST_BODY", 100)
     assert post(episode, {"messages": USER, "user": "x" * 200}).status_code == 413
-    assert all(call.error for call in episode.calls) and len(episode.calls) == 9
+    assert all(call.error for call in episode.calls) and len(episode.calls) == 12
     assert episode.error is None
 
 

@@ -59,6 +59,8 @@ def test_chat_raises_what_the_gateway_says(episode: OpenEpisode) -> None:
         model = episode.model()
         with pytest.raises(RequestRefused) as refused:
             await model.chat(USER, logit_bias={"5": 1})
+        with pytest.raises(RequestRefused, match="async_openai"):
+            await model.chat(USER, stream=True)
         assert refused.value.parameter == "logit_bias"
         with pytest.raises(ContextOverflow):
             await model.chat([{"role": "user", "content": "x" * 300}])

@@ -36,6 +36,15 @@ def test_a_sound_batch_says_nothing() -> None:
     check_sound([], 1.0)
 
 
+def test_a_cause_is_named_once() -> None:
+    """Where the causes are listed beside them, notices do not tell the first again."""
+    lost = Episode(status="failed", cause="NoReward", error="ajet_sdk.errors.NoReward: there is no judge\nmore")
+    assert failures_by_cause([lost])[0].startswith("1 × NoReward: there is no judge (episode ")
+    assert failures_by_cause([Episode(status="timeout", error="timeout: 3 s")])[0].startswith("1 × timeout: 3 s (")
+    assert notices([lost], cause=False) == ["1 of 1 episodes failed"]
+    assert "there is no judge" in notices([lost])[0]
+
+
 def test_calls_to_other_models_only_are_worth_a_word() -> None:
     call = Call(episode_id="e", trainable=False, model="gpt-4o")
     [notice] = notices([Episode(calls=(call,))])

@@ -254,6 +254,46 @@ def test_targets_may_change_while_the_workflow_runs() -> None:
     assert "trainable_targets=[]" in (episode.error or "") and episode.cause == "ConfigError"
 
 
+@pytest.fixture
+def debug_endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Another gateway's policy: a real server for debug models that are given by name."""
+    from ajet_sdk.gateway import EpisodeSpec
+
+    with Gateway() as other:
+        opened = other.open(EpisodeSpec("other", ScriptedEngine(lambda ask: "from the debug model")))
+        monkeypatch.setenv("OPENAI_BASE_URL", opened.model().base_url)
+        monkeypatch.setenv("OPENAI_API_KEY", opened.model().api_key)
+        yield
+
+
+def test_targets_that_are_set_while_the_workflow_runs_hold(debug_endpoint: None) -> None:
+    class Late(Workflow):
+        trainable_targets: list[str] | None = ["nobody yet"]
+
+        async def execute(self, workflow_task: WorkflowTask, tuner: AjetTuner) -> WorkflowOutput:
+            self.trainable_targets = [workflow_task.task.metadata["answer"]]
+            for tag in ("42", "seer"):
+                client = tuner.as_raw_openai_sdk_client(tag, tag, debug_model="gpt-4o")
+                await client.chat.completions.create([{"role": "user", "content": tag}])
+            return WorkflowOutput(reward=1)
+
+    [episode] = episodes(Late)
+    assert episode.error is None
+    assert [(c.target_tag, c.trainable) for c in episode.calls] == [("42", True), ("seer", False)]
+    assert episode.calls[1].response["choices"][0]["message"]["content"] == "from the debug model"
+
+
+def test_a_handle_outside_of_the_targets_is_answered_by_its_debug_model(debug_endpoint: None) -> None:
+    @ajet.workflow(trainable_targets=["wolf"])
+    async def play(question: str, model: Any) -> Reward:
+        said = await model.agent("b", target_tag="seer", debug_model="gpt-4o").chat([{"role": "user", "content": "x"}])
+        return Reward(value=said["content"] == "from the debug model")
+
+    [episode] = episodes(play)
+    assert (episode.error, episode.reward) == (None, 1.0)
+    assert [call.trainable for call in episode.calls] == [False]
+
+
 def test_empty_targets_and_a_missing_execute_fail_before_the_first_episode() -> None:
     class Empty(Workflow):
         trainable_targets: list[str] | None = []

@@ -130,6 +130,31 @@ def test_init_never_overwrites(starter: Path) -> None:
     assert "a project's name" in refused("init", "bad name!")
 
 
+def test_what_is_logged_is_shown_once(starter: Path) -> None:
+    """INFO lines too, on stderr, whatever the agent makes of the root logger; an error that stops a run as itself."""
+    text = (starter / "agent.py").read_text()
+    logs = "import logging\n\nlogging.basicConfig(level=0, format='root %(message)s')\n"
+    logs += "logging.getLogger('ajet').info('recipe 3/40')\n"
+    (starter / "agent.py").write_text(text.replace("import ajet\n", f"import ajet\n{logs}"))
+    done = process(*DEBUG)
+    assert done.returncode == 0 and "recipe" not in done.stdout
+    assert [line for line in done.stderr.splitlines() if "recipe" in line] == ["recipe 3/40"]
+    (starter / "agent.py").write_text(
+        text.replace("    reply = await", '    raise KeyError("lost")\n    reply = await')
+    )
+    done = process(*DEBUG)
+    assert done.returncode == 1 and done.stderr.count("only 0 of 2 episodes are sound") == 1
+
+
+def test_the_account_of_a_debug_run_fits_a_terminal(starter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    head, *rows = ajet_(*DEBUG).stdout.splitlines()
+    columns = ["task", "status", "reward", "calls", "timelines", "tokens", "seconds", "output"]
+    assert head.split() == columns and len(head) <= 80
+    assert "What is 17 + 25?" in rows[0]
+    assert re.fullmatch(r"The traces are in (\S+); look with: ajet trace ls \1", rows[-1])
+
+
 def test_a_failing_agent_is_reported_by_cause(starter: Path) -> None:
     text = (
         (starter / "agent.py").read_text().replace("    reply = await", '    raise KeyError("lost")\n    reply = await')
@@ -187,17 +212,23 @@ def test_traceback_shows_where_an_error_was_raised(starter: Path) -> None:
     assert "load_object" in done.stderr
 
 
-def test_ctrl_c_is_130(starter: Path) -> None:
-    waits = "    print('asked', flush=True)\n    await asyncio.sleep(60)\n    reply = await"
-    text = (starter / "agent.py").read_text().replace("    reply = await", waits)
-    (starter / "agent.py").write_text(text.replace("import ajet", "import asyncio\n\nimport ajet"))
+@pytest.mark.parametrize("who", ["agent", "reply"])
+def test_ctrl_c_is_130(starter: Path, who: str) -> None:
+    """At once, also where the scripted reply is what waits."""
+    if who == "agent":
+        waits = "    print('asked', flush=True)\n    await asyncio.sleep(60)\n    reply = await"
+        text = (starter / "agent.py").read_text().replace("    reply = await", waits)
+        (starter / "agent.py").write_text(text.replace("import ajet", "import asyncio\n\nimport ajet"))
+    else:
+        waits = "    import time\n\n    print('asked', flush=True)\n    time.sleep(100)\n    numbers ="
+        (starter / "replies.py").write_text((starter / "replies.py").read_text().replace("    numbers =", waits))
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "ajet", "run", "agent.py:solve", *SCRIPTED, "--limit", "1"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env) as child:
         assert child.stdout is not None
         assert child.stdout.readline() == "asked\n"
         child.send_signal(signal.SIGINT)
-        _, errors = child.communicate(timeout=60)
+        _, errors = child.communicate(timeout=50)
     assert child.returncode == 130
     assert "Interrupted" in errors
     assert "Traceback" not in errors

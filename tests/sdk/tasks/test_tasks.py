@@ -114,7 +114,7 @@ def test_a_bad_row_is_an_error_or_is_counted(
         sets = load_tasks(jsonl(path, skip_bad_rows=True))
     assert sets.skipped == {"train": 1, "val": 0}
     assert {ROWS[0]["question"], ROWS[1]["question"]} <= {task.main_query for task in sets.train}
-    assert "1 bad training rows skipped" in caplog.text
+    assert "1 bad row of the training tasks skipped" in caplog.text
     assert expected in caplog.text
 
 
