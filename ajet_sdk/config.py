@@ -38,7 +38,7 @@ from ajet_sdk.schema import (
 )
 from ajet_sdk.source import Source, read_document, read_override
 
-__all__ = ["Config", "Roots", "is_idle", "keys", "load_config", "load_object"]
+__all__ = ["Config", "Roots", "is_idle", "keys", "load_config", "load_object", "plain_yaml"]
 
 log = logging.getLogger("ajet.config")
 
@@ -151,7 +151,7 @@ class Config(Section):
     def dump_yaml(self, *, only_set: bool = False) -> str:
         """The YAML that reads back as this config; all effective values, or only those that were given."""
         values = self.model_dump(mode="json", exclude_unset=only_set)
-        return yaml.safe_dump({"ajet": values, **self._roots.plain()}, sort_keys=False, allow_unicode=True)
+        return plain_yaml({"ajet": values, **self._roots.plain()})
 
     def notices(self) -> list[str]:
         """What was given and has another effect than its name says, or none."""
@@ -249,6 +249,13 @@ def load_config(
     for notice in config.notices():
         log.warning("%s", notice)
     return config
+
+
+def plain_yaml(document: Mapping[str, Any]) -> str:
+    """The document as YAML that reads back as the same; characters as they are, but for those that YAML breaks at."""
+    text = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
+    odd = any(one in text for one in "\x85\u2028\u2029")
+    return yaml.safe_dump(document, sort_keys=False) if odd else text
 
 
 def default_name(path: Path | None) -> str:

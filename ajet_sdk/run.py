@@ -36,7 +36,6 @@ __all__ = ["AgentJetJob", "AjetJob", "AstunerJob", "Report", "TaskScore", "run",
 log = logging.getLogger("ajet")
 
 _BACKBONES = {"debug": "ajet_sdk.backbones.debug", "local": "ajet_sdk.backbones.local"}
-_TRAINS = ("local", "trinity", "verl")
 _SECRETS = ("api_key", "token", "password", "secret")
 
 
@@ -76,8 +75,7 @@ def train(
             debug_tags=frozenset(debug_tags),
         )
         tuned: TunedModel = asyncio.run(backbone(job, session.gateway, session.writer))
-        if config.backbone in _TRAINS:
-            session.check_ledger()
+        session.check_ledger()
     return tuned
 
 
@@ -220,7 +218,9 @@ def _secret(name: Any) -> bool:
 def _plain_yaml(config: Config) -> str:
     import yaml
 
-    return yaml.safe_dump(_without_secrets(yaml.safe_load(config.dump_yaml())), sort_keys=False, allow_unicode=True)
+    from ajet_sdk.config import plain_yaml
+
+    return plain_yaml(_without_secrets(yaml.safe_load(config.dump_yaml())))
 
 
 # Scoring
@@ -330,6 +330,7 @@ def run(
         episodes = asyncio.run(
             _score(session, workflow, judge, _attempts(config, tasks, session.run.run_id, k), on_episode)
         )
+        session.check_ledger()
     by_task = tuple(TaskScore(task, tuple(episodes[i * k : i * k + k])) for i, task in enumerate(tasks))
     return Report(session.run.run_id, config.directory, by_task, k)
 

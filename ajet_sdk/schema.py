@@ -128,8 +128,8 @@ class ModelSource(Section):
     device: str = key("auto", "`auto`, `cpu`, `cuda` or `cuda:N`.")
     tool_call_parser: str = key(
         "auto",
-        "How tool calls are read from text: hermes, mistral, llama3_json, qwen3_coder or none; auto: learnt from the chat "
-        "template by probing it.",
+        "How tool calls are read from text: hermes, mistral, llama3_json, qwen3_coder or none; auto: learnt from the "
+        "chat template by probing it.",
     )
     lora: Lora = section(Lora, "Low-rank adapters.")
 

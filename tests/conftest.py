@@ -7,9 +7,17 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TEXTUAL_ANIMATIONS", "none")
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
+import pytest
 from hypothesis import HealthCheck, settings
 
 _quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("default", max_examples=60, deadline=None, suppress_health_check=_quiet)
 settings.register_profile("thorough", max_examples=10_000, deadline=None, suppress_health_check=_quiet)
 settings.load_profile("default")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Ten thousand examples of a law may take longer than any other test."""
+    if settings.get_current_profile_name() == "thorough":
+        for item in items:
+            item.add_marker(pytest.mark.timeout(0))

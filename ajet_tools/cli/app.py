@@ -81,7 +81,10 @@ class _Commands(TyperGroup):
             _say(type(error).__name__, str(error))
             raise typer.Exit(2 if isinstance(error, USAGE_ERRORS) else 1) from None
         except KeyboardInterrupt:
-            _say("Interrupted", "what was flushed is kept; `ajet train … --resume` goes on where a checkpoint is")
+            resume = (
+                "; `ajet train … --resume` goes on where a checkpoint is" if ctx.invoked_subcommand == "train" else ""
+            )
+            _say("Interrupted", f"what was flushed is kept{resume}")
             raise typer.Exit(130) from None
 
 

@@ -183,30 +183,40 @@ def check(
         for problem in problems:
             typer.echo(f"{typer.style('ConfigError', fg='red', bold=True)}: {problem}", err=True)
         for name, value in found.items():
-            typer.echo(f"{name}: {value}")
+            typer.echo(f"{name}: {_counts(value) if name == 'tasks' else value}")
         typer.echo(f"{file} has {len(problems)} problem(s)" if problems else f"{file} is fine")
     raise typer.Exit(2 if problems else 0)
 
 
+def _counts(tasks: Mapping[str, Any]) -> str:
+    skipped = sum(tasks["skipped"].values())
+    return f"{tasks['train']} to train on, {tasks['val']} to validate on" + (f", {skipped} skipped" if skipped else "")
+
+
 def _named(config: Any, problems: list[str]) -> dict[str, Any]:
-    """Whether what the config names is there: workflow, judge, tasks."""
+    """Whether what the config names is there: workflow, judge, tasks; and whether a task fills their parameters."""
     from ajet_sdk.judges import load_judge
     from ajet_sdk.tasks import load_tasks
+    from ajet_sdk.workflow import check_signature
 
     found: dict[str, Any] = {}
+    workflow = judge = None
     try:
         if config.rollout.user_workflow:
-            config.load(config.rollout.user_workflow)
+            workflow = config.load(config.rollout.user_workflow)
             found["workflow"] = config.rollout.user_workflow
     except AjetError as error:
         problems.append(f"rollout.user_workflow: {error}")
     try:
-        found["judge"] = getattr(load_judge(config), "__name__", None) or config.task_judge.judge_protocol
+        judge = load_judge(config)
+        found["judge"] = getattr(judge, "__name__", None) or config.task_judge.judge_protocol
     except AjetError as error:
         problems.append(str(error))
     try:
         sets = load_tasks(config)
         found["tasks"] = {"train": len(sets.train), "val": len(sets.val), "skipped": dict(sets.skipped)}
+        if workflow is not None:
+            check_signature(workflow, judge, sets.train[0], env=config.task_reader.type == "env_service")
     except AjetError as error:
         problems.append(str(error))
     return found

@@ -211,11 +211,10 @@ def test_outside_of_an_episode_nothing_is_touched(world: World) -> None:
 
 
 def test_other_dialects_are_404_for_the_policy_and_pass_through_otherwise(world: World) -> None:
-    anthropic = pytest.importorskip("anthropic")
     request: dict[str, Any] = {"model": "gpt", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
 
-    def messages(url: str) -> None:
-        anthropic.Anthropic(base_url=url, api_key="sk-ant", max_retries=0).messages.create(**request)
+    def messages(url: str) -> int:
+        return httpx.post(f"{url}/messages", json=request, headers={"x-api-key": "sk-ant"}).status_code
 
     def responses(url: str) -> None:
         openai.OpenAI(base_url=url, api_key="sk-no", max_retries=0).responses.create(model="gpt", input="hi")
@@ -223,12 +222,10 @@ def test_other_dialects_are_404_for_the_policy_and_pass_through_otherwise(world:
     policy, other = world.open("policy"), world.open("other", policy_models=frozenset({"else"}))
     with pytest.raises(openai.NotFoundError, match="responses"):
         run_in(policy, responses, NOWHERE)
-    with pytest.raises(anthropic.NotFoundError, match="messages"):
-        run_in(policy, messages, NOWHERE.removesuffix("/v1"))
+    assert run_in(policy, messages, NOWHERE) == 404
     with pytest.raises(openai.AuthenticationError):
         run_in(other, responses, world.url)
-    with pytest.raises(anthropic.AuthenticationError):
-        run_in(other, messages, world.url.removesuffix("/v1"))
+    assert run_in(other, messages, world.url) == 401
     assert all("404" in (c.error or "") or "does not answer" in (c.error or "") for c in policy.calls)
     assert [(c.error, c.trainable) for c in other.calls] == [("HTTP 401", False)] * 2
     assert len(policy.calls) == 2

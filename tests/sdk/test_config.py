@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from ajet_sdk.config import Config, is_idle, keys, load_config
@@ -318,6 +318,7 @@ def test_a_misspelt_key_is_never_accepted(path: str, position: int, letter: str)
         max_size=2,
     ),
 )
+@example({}, {"root_a": {"\x85": 1, "\u2028": 2}})  # YAML breaks lines there
 def test_what_is_dumped_reads_back_as_the_same_config(ours: dict[str, Any], roots: dict[str, Any]) -> None:
     config = load_config(values={"ajet": ours, **roots})
     for text in (config.dump_yaml(), config.dump_yaml(only_set=True)):

@@ -15,7 +15,7 @@ import yaml
 
 import ajet
 from ajet_sdk.config import Config, load_config
-from ajet_sdk.errors import ConfigError, SignatureError, TraceLocked
+from ajet_sdk.errors import ConfigError, SignatureError, TraceLocked, TrainingError
 from ajet_sdk.run import _Session, run, train
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.types import Reward, Task
@@ -74,6 +74,20 @@ def test_a_run_scores_every_task(tmp_path: Path) -> None:
     assert report.pass_at[1] <= report.pass_at[2] <= report.pass_at[3]
     assert report.failures == [] and report.notices == []
     assert rows(report.directory, "SELECT count(*) AS n FROM episodes WHERE split = 'val'") == [{"n": 12}]
+
+
+@pytest.mark.parametrize("start", [run, train])
+def test_a_run_whose_ledger_does_not_balance_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, start: Any
+) -> None:
+    """Each run checks at its end, also one that trains nothing; tokens that nobody booked stop it."""
+    for place in ("ajet_sdk.run", "ajet_sdk.backbones.debug"):
+        monkeypatch.setattr(f"{place}.evaluation_entries", lambda episode: [])
+    with pytest.raises(
+        TrainingError, match=r"does not balance:\n  call \w+ of episode \w+: 3 tokens sampled, 0 in the"
+    ):
+        start(config(tmp_path), workflow=solve, judge=exact)
+    assert rows(tmp_path / "experiment", "SELECT status FROM runs") == [{"status": "failed"}]
 
 
 def test_two_runs_give_the_same_score(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -75,7 +75,7 @@ class Published:
         markers = sorted(set(MARKER.findall(source)) | {"<bos>", "<eos>"})
         self.inner.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in markers])
         self.chat_template: str | None = source
-        self.variables = {"bos_token": "<bos>", "eos_token": "<eos>"}
+        self.variables: Mapping[str, Any] = {"bos_token": "<bos>", "eos_token": "<eos>"}
         self._special = {i for i, token in self.inner.get_added_tokens_decoder().items() if token.special}
         self.eos_ids = frozenset({self.inner.token_to_id("<eos>")})
 
@@ -109,7 +109,7 @@ def of_transformers(tok: Published, messages: list[Message], tools: Any, generat
         [text], _ = render_jinja_template(
             [formed], tools=tools, chat_template=tok.chat_template, add_generation_prompt=generate, **tok.variables
         )
-    except Exception:  # a template refuses in many ways
+    except Exception:  # noqa: BLE001  a template refuses in many ways
         return None
     return str(text)
 

@@ -120,7 +120,8 @@ def test_the_starter_s_readme_is_true(starter: Path) -> None:
     assert ajet_(*[arg.strip('"') for arg in debug]).exit_code == 0
     checked = ajet_("config", "check", "config.yaml")
     assert checked.exit_code == 0, checked.output
-    assert "config.yaml is fine" in checked.stdout
+    assert "tasks: 8 to train on, 4 to validate on\nconfig.yaml is fine\n" in checked.stdout
+    assert checked.stderr == ""
 
 
 def test_init_never_overwrites(starter: Path) -> None:
@@ -230,7 +231,7 @@ def test_ctrl_c_is_130(starter: Path, who: str) -> None:
         child.send_signal(signal.SIGINT)
         _, errors = child.communicate(timeout=50)
     assert child.returncode == 130
-    assert "Interrupted" in errors
+    assert errors == "Interrupted: what was flushed is kept\n"
     assert "Traceback" not in errors
 
 
@@ -265,7 +266,7 @@ def test_conf_alone_is_train(starter: Path) -> None:
         assert done.exit_code == 0, done.output
     first, *others = (effective(starter / name) for name in "abcd")
     assert all(other == first for other in others)
-    assert (first["backbone"], first["data"]["train_batch_size"]) == ("debug", 5)
+    assert (first["backbone"], first["rollout"]["num_repeat"]) == ("debug", 5)
 
 
 def test_compatible_flags_are_accepted_with_a_word(starter: Path) -> None:
@@ -327,7 +328,7 @@ def test_arguments_are_an_agent_and_overrides() -> None:
 
 def test_config_show_says_where_values_came_from(starter: Path) -> None:
     done = ajet_("config", "show", "--conf", "config.yaml", "--set", "ajet.rollout.top_p=0.5")
-    assert re.search(r"rollout\.num_repeat +8  \(in config\.yaml line 9\)", done.stdout)
+    assert re.search(r"rollout\.num_repeat +8  \(in config\.yaml line 8\)", done.stdout)
     assert re.search(r"rollout\.top_p +0\.5  \(on the command line\)", done.stdout)
     assert "gamma" not in done.stdout
     rows = json.loads(ajet_("config", "show", "--json").stdout)["ajet"]
@@ -356,6 +357,12 @@ def test_config_check_says_everything_that_is_wrong(starter: Path) -> None:
         "judge": "exact",
         "tasks": {"train": 8, "val": 4, "skipped": {"train": 0, "val": 0}},
     }
+
+
+def test_config_check_tries_the_workflow_on_a_task(starter: Path) -> None:
+    text = (starter / "agent.py").read_text()
+    (starter / "agent.py").write_text(text.replace("(question: str)", "(question: str, hint: str, more: str)"))
+    assert "nothing fills parameters `hint`, `more`" in refused("config", "check", "config.yaml")
 
 
 def test_doctor_says_what_is_here(tmp_path: Path) -> None:

@@ -26,4 +26,4 @@ def demonstrate(draw: random.Random) -> Demonstration:
     return Demonstration(messages)
 
 
-recipe = Recipe(demonstrate, enough=0.3, shape=Shape(rope_theta=1000.0))
+recipe = Recipe(demonstrate, enough=0.25, min_steps=75, shape=Shape(rope_theta=1000.0))

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet_sdk.trace.prefixes import Placed, Prefixes
@@ -152,6 +152,10 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceWriter]:
         yield writer
 
 
+EXAMPLES = settings.default.max_examples if settings.default else 0
+
+
+@settings(max_examples=EXAMPLES if EXAMPLES > 100 else 20)  # each is written to a file and read back twice
 @given(drawn=trees().filter(_surrogate_free))
 def test_what_was_put_comes_back_exactly(store: TraceWriter, drawn: list[Call]) -> None:
     episode = new_id()
