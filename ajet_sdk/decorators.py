@@ -265,10 +265,10 @@ def _unfilled(spec: Spec, task: Task, given: Mapping[str, Any], missing: list[in
     keys = ", ".join(sorted(map(str, task.metadata))) or "none"
     several = spec.kind == "workflow" and len(missing) > 1 and bool(task.main_query)
     query = "a main_query (given to a single string parameter)" if task.main_query else "no main_query"
-    what = f"{sorted(given)} by name; metadata keys: {keys}"
+    what = f"{', '.join(sorted(given))} by name; metadata keys: {keys}"
     if spec.kind == "workflow":
         what += f"; {query}"
-    hint = "only one can get main_query: " if several else ""
+    hint = "Only one parameter can get main_query. " if several else ""
     return (
         f"{spec.kind} {spec.name}: nothing fills {'parameters' if len(missing) > 1 else 'parameter'} {names} "
         f"for task {task.task_id}. There is {what}. {hint}Rename a parameter, give it a default, "

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
@@ -26,6 +27,8 @@ __all__ = ["Elsewhere", "Reroute", "Watch", "begin", "quietly", "route_of"]
 ROUTES = ("chat/completions", "completions", "responses", "messages")
 ENDED = (b"[DONE]", b'"response.completed"', b'"message_stop"', b'"finish_reason":"', b'"finish_reason": "')
 """A stream that holds one of these was delivered whole."""
+EPISODE_KEY = re.compile(r"ajet-[\w-]{32}")
+"""How `OpenEpisode` spells its keys."""
 MOST_BYTES = 64 * 2**20
 REPORT_TIMEOUT = 10.0
 DROPPED_HEADERS = frozenset({"host", "authorization", "api-key", "x-api-key", "cookie", "content-length"})
@@ -111,7 +114,7 @@ def begin(
 ) -> Reroute | Watch | None:
     """What to do with a request of an active episode; `read` gives its body (bytes, text or a parsed object)."""
     route = route_of(method, url)
-    if route is None or _is_ours(url, active):
+    if route is None or _is_ours(url, headers, active):
         return None
     body = _json_object(read())
     if body is None:
@@ -133,11 +136,14 @@ def route_of(method: str, url: str) -> str | None:
     return next((route for route in ROUTES if path.endswith("/" + route)), None)
 
 
-def _is_ours(url: str, active: ActiveEpisode) -> bool:
+def _is_ours(url: str, headers: Mapping[str, str], active: ActiveEpisode) -> bool:
     """Whether the request already goes to a gateway: through a handle, or in a process that was given its URL."""
     if active.gateway_url and url.startswith(active.gateway_url + "/"):
         return True
-    return "/episodes/" in url and is_loopback(url)
+    if "/episodes/" not in url or not is_loopback(url):
+        return False
+    keys = [value for name, value in headers.items() if name.lower() in ("authorization", "api-key", "x-api-key")]
+    return any(EPISODE_KEY.fullmatch(key.removeprefix("Bearer ").strip()) for key in keys)
 
 
 def _json_object(body: Any) -> dict[str, Any] | None:

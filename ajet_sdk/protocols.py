@@ -75,6 +75,8 @@ class Choice:
     logprobs: Sequence[float] | None = None
     tokens: Sequence[bytes] | None = None
     """The bytes of each output token, where `logprobs` was asked for."""
+    of_policy: bool = True
+    """Whether `logprobs` are of the distribution sampled from; those of another are sent and never recorded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -143,7 +143,7 @@ class Pending:
                 "response": one_choice(self.response, index),
                 "prompt_ids": answer.prompt_ids,
                 "output_ids": choice.output_ids,
-                "logprobs": None if choice.output_ids is None else choice.logprobs,
+                "logprobs": choice.logprobs if choice.of_policy and choice.output_ids is not None else None,
                 "finish_reason": choice.finish_reason,
             }
             self.episode.add(Call(**common, **known))

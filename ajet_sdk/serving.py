@@ -129,9 +129,16 @@ class _Service:
             elif method != "POST":
                 raise Refusal(405, f"{method} {path} is not answered; completions are POSTed", "method")
             else:
-                await self._answer(await read_json(receive), path.removeprefix("/v1/"), receive, send)
+                body = await read_json(receive)
+                self._check_name(body.get("model"))
+                await self._answer(body, path.removeprefix("/v1/"), receive, send)
         except Refusal as refusal:
             await respond(send, refusal.status, refusal.body)
+
+    def _check_name(self, asked: Any) -> None:
+        if asked and asked != self.engine.model:
+            message = f"The model {asked!r} does not exist; this server answers to {self.engine.model!r}."
+            raise Refusal(404, message, "model_not_found", "model")
 
     async def _answer(self, body: dict[str, Any], route: str, receive: Receive, send: Send) -> None:
         opened = self.gateway.open(EpisodeSpec(episode_id=new_id(), engine=self.engine))

@@ -30,9 +30,10 @@ class RemoteEngine:
     429, 5xx and connection loss are tried again with exponential backoff, or when Retry-After says; other 4xx never
     are. Token ids and log-probabilities are asked for until the server refuses them or leaves them out;
     `with_ids=False` never asks. Ids that do not add up to `usage.completion_tokens` are not believed. Servers report
-    log-probabilities of the model's own distribution, so they are kept only where that was the one sampled from
-    (temperature 1, no top_p or top_k), or where `processed_logprobs` says that the server knows better (vLLM's
-    `--logprobs-mode`). The policy version is `policy_version`: another process owns the weights.
+    log-probabilities of the model's own distribution, so they are recorded only where that was the one sampled
+    from (temperature 1, no top_p or top_k), or where `processed_logprobs` says that the server knows better (vLLM's
+    `--logprobs-mode`); an agent that asks for them gets them in any case. The policy version is `policy_version`:
+    another process owns the weights.
     """
 
     def __init__(
@@ -130,7 +131,7 @@ class RemoteEngine:
         wanted = wants_logprobs(ask.body)
         sampling = ask.sampling
         plain = sampling.temperature == 1.0 and sampling.top_p == 1.0 and sampling.top_k < 1
-        known = plain or self._processed or wanted
+        known = plain or self._processed
         choices = tuple(_choice(choice, one, wanted, known) for choice, one in zip(given, ids, strict=True))
         prompt = _ids(reply.get("prompt_token_ids"))
         if prompt is None:
@@ -187,8 +188,9 @@ def _choice(choice: Mapping[str, Any], ids: list[int] | None, wanted: bool, know
         text=choice.get("text"),
         finish_reason=str(choice.get("finish_reason") or "stop"),
         output_ids=ids,
-        logprobs=[float(one) for one in logprobs if one is not None] if usable and known else None,
+        logprobs=[float(one) for one in logprobs if one is not None] if usable and (known or wanted) else None,
         tokens=[text.encode() for text, _ in entries] if usable and wanted else None,
+        of_policy=known,
     )
 
 

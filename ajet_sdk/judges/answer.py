@@ -11,7 +11,10 @@ __all__ = ["answer_of", "text_of"]
 
 
 def text_of(output: Any) -> str:
-    """The text of what a workflow returned: itself, a number's digits, or `metadata["output"]` of a WorkflowOutput.
+    """The text of what a workflow returned: itself, or a number's digits.
+
+    Of a WorkflowOutput it is `metadata["final_answer"]`, where a class workflow's plain result stands too, else
+    `metadata["output"]`.
 
     Raises NoReward for anything else, None included: an agent that returned nothing failed; its answer isn't wrong.
     """
@@ -20,11 +23,13 @@ def text_of(output: Any) -> str:
     if isinstance(output, bool | int | float):
         return str(output)
     metadata = getattr(output, "metadata", None)
-    if isinstance(metadata, dict) and isinstance(metadata.get("output"), str | int | float):
-        return str(metadata["output"])
+    if isinstance(metadata, dict):
+        for name in ("final_answer", "output"):
+            if isinstance(metadata.get(name), str | int | float):
+                return str(metadata[name])
     raise NoReward(
         f"the built-in judges compare text, and the workflow returned {type(output).__name__}; return a string, "
-        'or a WorkflowOutput with metadata={"output": ...}'
+        'or a WorkflowOutput with metadata={"final_answer": ...}'
     )
 
 

@@ -58,10 +58,9 @@ class _Trace:
 
     def __init__(self, files: Sequence[Path]) -> None:
         self._files = files
-        self._lock = threading.Lock()
-        self._connection: duckdb.DuckDBPyConnection | None = None
-        self._users = 0
-        self._release: threading.Timer | None = None
+        self._rest = _AtRest(files)
+        # At the interpreter's end too: DuckDB aborts where a daemon thread closes it then.
+        weakref.finalize(self, self._rest.close)
 
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> pa.Table:
         owned = {file: owner for file in self._files if (owner := owner_of(file))}
@@ -75,12 +74,26 @@ class _Trace:
         if owned:
             with _attach(self._files, owned) as connection:
                 return _run(connection, sql, parameters)
-        with self._at_rest() as connection:
+        with self._rest.opened() as connection:
             return _run(connection, sql, parameters)
 
+    def close(self) -> None:
+        """Let go of the files, unless a query is running; the next query opens them again."""
+        self._rest.close()
+
+
+class _AtRest:
+    """The files opened read-only, kept for a moment after the last query."""
+
+    def __init__(self, files: Sequence[Path]) -> None:
+        self._files = files
+        self._lock = threading.RLock()  # a finalizer may run in the thread that holds it
+        self._connection: duckdb.DuckDBPyConnection | None = None
+        self._users = 0
+        self._release: threading.Timer | None = None
+
     @contextmanager
-    def _at_rest(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        """The files opened read-only, kept for a moment after the last query."""
+    def opened(self) -> Iterator[duckdb.DuckDBPyConnection]:
         with self._lock:
             self._connection = self._connection or _attach(self._files, {})
             self._users += 1
@@ -92,22 +105,20 @@ class _Trace:
                 self._users -= 1
                 if self._release:
                     self._release.cancel()
-                self._release = threading.Timer(_LINGER, _let_go, [weakref.ref(self)])
+                self._release = threading.Timer(_LINGER, self.close)
                 self._release.daemon = True
                 self._release.start()
 
     def close(self) -> None:
-        """Let go of the files, unless a query is running; the next query opens them again."""
         with self._lock:
-            if self._connection and not self._users:
+            if self._users:
+                return
+            if self._release:
+                self._release.cancel()
+                self._release = None
+            if self._connection:
                 self._connection.close()
                 self._connection = None
-
-
-def _let_go(reader: weakref.ref[_Trace]) -> None:
-    alive = reader()
-    if alive:
-        alive.close()
 
 
 def _attach(files: Sequence[Path], owned: Mapping[Path, Owner]) -> duckdb.DuckDBPyConnection:

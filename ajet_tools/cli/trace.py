@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from datetime import date, datetime
+from decimal import Decimal
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +16,7 @@ import typer
 
 if TYPE_CHECKING:
     from ajet_sdk.protocols import TraceReader
+    from ajet_sdk.timelines import Decode
     from ajet_sdk.types import Episode
 
 __all__ = ["app"]
@@ -82,7 +85,8 @@ def ls(
         return
     out.print()
     rows = [_row("episode", episode_ids[r["episode_id"]], r, _EPISODE_COLUMNS) for r in episodes]
-    title = f"the last {len(rows)} episodes of {run_ids.get(chosen or '', 'all runs')}"
+    last = "the last episode" if len(rows) == 1 else f"the last {len(rows):,} episodes"
+    title = f"{last} of {run_ids.get(chosen or '', 'all runs')}"
     out.print(render.table(rows, out.width, title=title))
 
 
@@ -205,7 +209,16 @@ def _records(names: Sequence[str], table: Any) -> list[dict[str, Any]]:
     for name in names:
         times = sum(1 for other in distinct if other == name or other.rpartition(":")[0] == name)
         distinct.append(f"{name}:{times}" if times else name)
-    return list(table.rename_columns(distinct).to_pylist())
+    return [_whole(row) for row in table.rename_columns(distinct).to_pylist()]
+
+
+def _whole(value: Any) -> Any:
+    """HUGEINT, which every sum of integers is, comes as a decimal without a fraction: it becomes an int."""
+    if isinstance(value, Decimal):
+        return int(value) if value.as_tuple().exponent == 0 else value
+    if isinstance(value, dict):
+        return {name: _whole(part) for name, part in value.items()}
+    return [_whole(part) for part in value] if isinstance(value, list) else value
 
 
 @app.command()
@@ -249,11 +262,14 @@ def ledger(
 
 
 def _verdict(run_id: str, status: str, wrong: Sequence[str]) -> str:
+    from ajet_tools.trace.render import counted
+
     if not wrong:
         return f"run {run_id} ({status}): the ledger balances"
     if status == "finished":
-        return f"run {run_id} ({status}): the ledger does not balance for {len(wrong):,} calls"
-    return f"run {run_id} ({status}): {len(wrong):,} calls are not booked, or not wholly"
+        return f"run {run_id} ({status}): the ledger does not balance for {counted(len(wrong), 'call')}"
+    are = "is" if len(wrong) == 1 else "are"
+    return f"run {run_id} ({status}): {counted(len(wrong), 'call')} {are} not booked, or not wholly"
 
 
 @app.command()
@@ -280,22 +296,42 @@ def splits(
             if episode
             else queries.episode_ids(reader, queries.find_run(reader, run), limit=limit)
         )
-        found, timelines, sampled = _merged(reader, ids)
+        found, timelines, sampled = _merged(reader, ids, _decoders(reader))
     causes = _by_cause(found)
     if as_json:
         _print_json({"episodes": len(ids), "timelines": timelines, "causes": causes, "splits": found})
         return
     out = render.console()
-    out.print(f"{len(ids):,} episodes, {timelines:,} timelines, {sampled:,} sampled tokens, {len(found):,} splits")
+    counts = ((len(ids), "episode"), (timelines, "timeline"), (sampled, "sampled token"), (len(found), "split"))
+    out.print(", ".join(render.counted(count, noun) for count, noun in counts))
     if causes:
         out.print(render.table(causes, out.width, title="\nby cause"))
         worst = sorted(found, key=lambda row: -row["extra_tokens"])[:20]
         columns = ("episode_id", "call_id", "parent_call_id", "at_token", "extra_tokens", "cause", "hint")
         shown = [{c: _short(row[c]) if c.endswith("_id") else row[c] for c in columns} for row in worst]
-        out.print(render.table(shown, out.width, title=f"\nthe {len(shown)} that cost most"))
+        out.print(render.table(shown, out.width, title="\nthose that cost most"))
 
 
-def _merged(reader: TraceReader, ids: Sequence[str]) -> tuple[list[dict[str, Any]], int, int]:
+def _decoders(reader: TraceReader) -> Callable[[str | None], Decode | None]:
+    """A run's id -> ids to text; None, once said why on stderr, where the tokenizer is not at hand."""
+    from ajet_sdk.errors import ConfigError
+    from ajet_tools.trace import queries
+    from ajet_tools.trace.decoding import decoder
+
+    @cache
+    def find(run_id: str | None) -> Decode | None:
+        try:
+            return decoder(reader, run_id or queries.find_run(reader, None))
+        except ConfigError as error:
+            typer.echo(f"Causes that only the text tells are `unknown`: {error}", err=True)
+            return None
+
+    return find
+
+
+def _merged(
+    reader: TraceReader, ids: Sequence[str], decoders: Callable[[str | None], Decode | None]
+) -> tuple[list[dict[str, Any]], int, int]:
     """The splits of the episodes, and how many timelines and sampled tokens they have."""
     from ajet_sdk.timelines import merge
     from ajet_sdk.trace.reader import calls_of, episodes
@@ -305,9 +341,14 @@ def _merged(reader: TraceReader, ids: Sequence[str]) -> tuple[list[dict[str, Any
     for start in range(0, len(ids), _CHUNK):
         chunk = ids[start : start + _CHUNK]
         whole: Iterable[Episode] = episodes(reader, episode_ids=chunk, superseded=True)
-        calls = {e.episode_id: e.calls for e in whole}
+        known = {e.episode_id: e for e in whole}
         for episode_id in chunk:
-            merged = merge(calls[episode_id] if episode_id in calls else calls_of(reader, episode_id))
+            ended = known.get(episode_id)
+            calls = ended.calls if ended else calls_of(reader, episode_id)
+            merged = merge(calls)
+            if any(split.cause == "unknown" for split in merged.splits):
+                decode = decoders(ended.run_id if ended else None)
+                merged = merge(calls, decode) if decode else merged
             timelines += len(merged.timelines)
             sampled += sum(int(t.loss_mask.sum()) for t in merged.timelines)
             found += [{"episode_id": episode_id, **split.model_dump(mode="json")} for split in merged.splits]

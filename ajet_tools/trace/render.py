@@ -17,7 +17,7 @@ from rich.text import Text
 from ajet_sdk.types import Episode
 from ajet_tools.trace.text import message_text, one_line, reply_of, short_ids, visible
 
-__all__ = ["call_view", "console", "conversation", "episode_head", "fields", "number", "table"]
+__all__ = ["call_view", "console", "conversation", "counted", "episode_head", "fields", "number", "table"]
 
 _ROLES = {"system": "dim", "user": "green", "assistant": "cyan", "tool": "magenta"}
 _PIPE_WIDTH = 160
@@ -49,6 +49,11 @@ def number(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 call`, `2,000 calls`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def table(
@@ -127,7 +132,7 @@ def episode_head(episode: Episode, ledger: Sequence[Mapping[str, Any]], live: bo
         why = f"  {reward.reason}" if reward.reason else ""
         pairs.append((f"  {reward.name}", f"{number(reward.value)}{weight}{of}{why}"))
     pairs += [(name, number(value)) for name, value in episode.metrics.items()]
-    pairs.append(("ledger", ", ".join(f"{n:,} tokens {outcome}" for outcome, n in outcomes.items())))
+    pairs.append(("ledger", ", ".join(f"{counted(n, 'token')} {outcome}" for outcome, n in outcomes.items())))
     return fields(pairs)
 
 
@@ -155,7 +160,7 @@ def _call_title(row: Mapping[str, Any], ids: Mapping[str, str], booked: Sequence
     if row["policy_version"] is not None:
         parts.append(f"version {row['policy_version']}")
     if row["output_tokens"] is not None:
-        parts.append(f"{number(row['prompt_tokens'])} → {row['output_tokens']:,} tokens")
+        parts.append(f"{number(row['prompt_tokens'])} → {counted(row['output_tokens'], 'token')}")
     parts += [row["finish_reason"], f"{row['seconds']:.2f} s"]
     parts += [row["phase"] if row["phase"] != "rollout" else "", "" if row["trainable"] else "not trained", *booked]
     return Text(visible("  ".join(part for part in parts if part)), style="bold")
@@ -199,8 +204,8 @@ def call_view(row: Mapping[str, Any]) -> Iterator[RenderableType]:
             ("version", row["policy_version"]),
             ("phase", row["phase"]),
             ("trainable", row["trainable"]),
-            ("prompt", f"{len(row['prompt_ids']):,} tokens" if row["prompt_ids"] is not None else None),
-            ("reply", f"{len(row['output_ids']):,} tokens" if row["output_ids"] is not None else None),
+            ("prompt", counted(len(row["prompt_ids"]), "token") if row["prompt_ids"] is not None else None),
+            ("reply", counted(len(row["output_ids"]), "token") if row["output_ids"] is not None else None),
             ("log-probability", f"{sum(row['logprobs']):.4f} in all" if row["logprobs"] else None),
             ("finish reason", row["finish_reason"]),
             ("sampling", row["sampling"]),

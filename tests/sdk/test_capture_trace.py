@@ -142,3 +142,12 @@ def test_a_run_inside_of_a_traced_process_is_not_observed_twice(elsewhere: OpenE
         asyncio.run(episode.model().chat([{"role": "user", "content": "x"}]))
         assert len(episode.calls) == 1
     assert rows(path, "select count(*) n from calls") == [{"n": 0}]
+
+
+def test_a_local_endpoint_that_has_episodes_in_its_path_is_observed(elsewhere: OpenEpisode, tmp_path: Path) -> None:
+    path, messages = tmp_path / "agent.duckdb", [{"role": "user", "content": "x"}]
+    url = f"{elsewhere.url}/episodes/other/default/v1/chat/completions"
+    with trace(path):
+        for key in ("sk-own", elsewhere.handle_key):  # the latter: a gateway records that itself
+            httpx.post(url, json={"model": "gpt", "messages": messages}, headers={"authorization": f"Bearer {key}"})
+    assert rows(path, "select count(*) n from calls") == [{"n": 1}]

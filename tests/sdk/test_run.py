@@ -183,6 +183,7 @@ def test_a_live_owner_is_an_error_and_its_files_stay(tmp_path: Path) -> None:
         with pytest.raises(TraceLocked):
             train(config(tmp_path, rollout={"num_repeat": 7}), workflow=solve, judge=exact)
         assert (tmp_path / "experiment" / "config.yaml").read_text() == before
+        first.writer.flush()
         assert rows(tmp_path / "experiment", "SELECT status FROM runs") == [{"status": "running"}]
         assert first.run.status == "running"
     assert rows(tmp_path / "experiment", "SELECT status FROM runs") == [{"status": "finished"}]

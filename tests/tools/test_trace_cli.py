@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from ajet_sdk.engines.scripted import ByteTokenizer
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, LedgerEntry, Metric, Reward, Run, Task
 from ajet_tools.cli.app import app
@@ -72,7 +73,7 @@ def experiment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 def ajet(*arguments: str, code: int = 0) -> str:
     result = CliRunner().invoke(app, ["trace", *arguments], env={"COLUMNS": "100"})
     assert result.exit_code == code, result.output
-    return result.output
+    return result.stdout if code == 0 else result.output
 
 
 def test_ls_of_a_directory_a_file_and_the_newest_below(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,6 +130,10 @@ def test_sql(experiment: Path) -> None:
     wide = ajet("sql", "SELECT * FROM calls", where)
     assert all(len(line) <= 100 for line in wide.splitlines()) and "no room for" in wide
     assert "\x1b" not in ajet("sql", "SELECT output, error FROM episodes", where)
+    assert json.loads(ajet("sql", "SELECT sum(tokens) AS n, [sum(tokens)] AS l FROM ledger", where, "--json")) == [
+        {"n": 4, "l": [4]}
+    ]
+    assert '"' not in ajet("sql", "SELECT sum(tokens) FROM ledger", where)
     assert "no rows" in ajet("sql", "SELECT 1 AS one WHERE false", where)
     assert "Projection" in ajet("sql", "EXPLAIN SELECT 1", where)
     assert "exactly one SELECT" in ajet("sql", "DELETE FROM runs", where, code=2)
@@ -148,7 +153,57 @@ def test_splits(experiment: Path) -> None:
     found = json.loads(ajet("splits", str(experiment), "--json"))
     assert [(s["call_id"], s["parent_call_id"], s["at_token"]) for s in found["splits"]] == [("cafe02", "cafe01", 2)]
     assert found["timelines"] == 3 and found["causes"][0]["splits"] == 1
-    assert "cafe02" in ajet("splits", str(experiment), "--episode", "abcd")
+    one = ajet("splits", str(experiment), "--episode", "abcd")
+    assert "cafe02" in one and "1 episode, 2 timelines, 3 sampled tokens, 1 split\n" in one
+
+
+def reformatted(directory: Path, model: dict[str, Any]) -> dict[str, Any]:
+    """The splits of a run whose reply loses a space before it is sent back: only the text tells."""
+    tokenizer = ByteTokenizer()
+    said = [{"role": "user", "content": "hi"}]
+    asked = "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n"
+    back = [*said, {"role": "assistant", "content": "a b"}, {"role": "user", "content": "go on"}]
+    again = f"{asked}a b<|im_end|>\n<|im_start|>user\ngo on<|im_end|>\n<|im_start|>assistant\n"
+    with TraceWriter(directory / "trace.duckdb") as writer:
+        writer.put(Run(run_id="r", config={"ajet": {"model": model}}))
+        for index, (messages, prompt, reply) in enumerate(((said, asked, " a b<|im_end|>"), (back, again, "ok"))):
+            ids = tokenizer.encode(reply)
+            writer.put(
+                Call(
+                    episode_id="e",
+                    index=index,
+                    request={"messages": messages},
+                    response={"choices": [{"message": {"role": "assistant", "content": "ok" if index else "a b"}}]},
+                    prompt_ids=tokenizer.encode(prompt),
+                    output_ids=ids,
+                    logprobs=[-1.0] * len(ids),
+                )
+            )
+        writer.put(Episode(episode_id="e", run_id="r"))
+    result = CliRunner().invoke(app, ["trace", "splits", str(directory), "--json"])
+    assert result.exit_code == 0, result.output
+    return {"stderr": result.stderr, **json.loads(result.stdout)}
+
+
+def test_splits_reads_the_text_where_the_tokenizer_is_at_hand(tmp_path: Path) -> None:
+    unread = reformatted(tmp_path / "absent", {"path": "org/model"})
+    assert [cause["cause"] for cause in unread["causes"]] == ["unknown"]
+    assert unread["stderr"].count("model.path org/model is not a directory here") == 1
+    read = reformatted(tmp_path / "scripted", {"scripted": "agent.py:replies"})
+    assert "unknown" not in [cause["cause"] for cause in read["causes"]] and read["stderr"] == ""
+
+
+def test_splits_reads_the_text_with_the_tokenizer_of_a_directory(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    tokenizers = pytest.importorskip("tokenizers")
+    letters = {chr(code): code for code in range(128)}
+    core = tokenizers.Tokenizer(tokenizers.models.WordLevel(letters, unk_token="?"))
+    core.pre_tokenizer = tokenizers.pre_tokenizers.Split("", "isolated")
+    core.decoder = tokenizers.decoders.Fuse()
+    fast = transformers.PreTrainedTokenizerFast(tokenizer_object=core, unk_token="?", eos_token="~")
+    fast.save_pretrained(tmp_path / "model")
+    read = reformatted(tmp_path / "run", {"path": str(tmp_path / "model")})
+    assert "unknown" not in [cause["cause"] for cause in read["causes"]] and read["stderr"] == ""
 
 
 def test_no_trace_is_an_error_that_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -111,6 +111,22 @@ def test_logprobs_of_another_distribution_are_not_kept(server: Server) -> None:
     assert ask(knowing, Sampling(temperature=0.7)).choices[0].logprobs == [0.0, -0.5]
 
 
+@pytest.mark.parametrize(("temperature", "recorded"), [(0.7, None), (1.0, [0.0, -0.5])])
+def test_an_agent_sees_logprobs_that_are_not_recorded(server: Server, temperature: float, recorded: Any) -> None:
+    server.answering = lambda body: (200, with_ids(), {})
+
+    async def scenario() -> None:
+        with Gateway() as gateway:
+            episode = gateway.open(EpisodeSpec("e", RemoteEngine(server.url, "key", "policy")))
+            await episode.model().chat(USER, temperature=temperature, logprobs=True)
+            (call,) = await episode.finish()
+            shown = call.response["choices"][0]["logprobs"]["content"]
+            assert [entry["logprob"] for entry in shown] == [0.0, -0.5]
+            assert (None if call.logprobs is None else call.logprobs.tolist()) == recorded
+
+    asyncio.run(scenario())
+
+
 def test_a_server_that_refuses_ids_is_asked_without_from_then_on(server: Server) -> None:
     def answering(body: dict[str, Any]) -> Any:
         return error(400, "unknown: return_token_ids") if "return_token_ids" in body else (200, completion(), {})

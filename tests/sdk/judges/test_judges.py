@@ -29,6 +29,7 @@ def test_exact_compares_text() -> None:
     assert exact("yes", "yes")
     assert not exact("42.0", "42")
     assert exact(SimpleNamespace(metadata={"output": "42"}), "42")
+    assert exact(SimpleNamespace(metadata={"final_answer": "42", "output": "a whole essay"}), "42")
 
 
 @pytest.mark.parametrize("compare", [exact, math])

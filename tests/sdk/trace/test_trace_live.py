@@ -125,3 +125,27 @@ print([c.prompt_ids.tolist() for c in calls_of(reader, "new")])
     assert prompts == "[{'prompt_ids': [1, 2]}, {'prompt_ids': [1, 2, 3, 4]}, {'prompt_ids': [7]}]"
     assert new == "[[7]]"
     assert done.stderr == ""
+
+
+def test_a_reader_that_nobody_closes_leaves_no_thread_at_the_interpreters_end(tmp_path: Path) -> None:
+    """DuckDB aborts the process where a daemon thread closes it after that."""
+    path = tmp_path / "trace.duckdb"
+    with TraceWriter(path) as writer:
+        writer.put(Run(run_id="r"))
+    program = f"""
+import atexit, threading, time
+
+@atexit.register
+def last():
+    until = time.monotonic() + 5
+    while any(isinstance(one, threading.Timer) for one in threading.enumerate()) and time.monotonic() < until:
+        time.sleep(0.01)
+    print([one.name for one in threading.enumerate() if isinstance(one, threading.Timer)])
+
+from pathlib import Path
+from ajet_sdk.trace import reader
+reader._LINGER = 60
+kept = reader.open_trace(Path({str(path)!r}))
+"""
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr
