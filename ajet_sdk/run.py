@@ -118,8 +118,9 @@ def _check_signatures(workflow: Any, judge: Any, tasks: Sequence[Task], config: 
 class _Session:
     """One run from its row in `runs` to its final status: directory, log file, trace, gateway, capture, workers."""
 
-    def __init__(self, config: Config, *, resume: bool = False) -> None:
+    def __init__(self, config: Config, *, resume: bool = False, backbone: str | None = None) -> None:
         self.config = config
+        self.backbone = backbone or config.backbone
         self.resume = resume
         self._stack = ExitStack()
 
@@ -146,13 +147,16 @@ class _Session:
         fields: dict[str, Any] = {
             "name": config.experiment_name,
             "config": _without_secrets({"ajet": config.model_dump(mode="json"), **config.roots.plain()}),
-            "backbone": config.backbone,
+            "backbone": self.backbone,
         }
         if not self.resume:
             return Run(**fields)
-        newest = self.writer.query("SELECT run_id, started_at FROM runs ORDER BY started_at DESC LIMIT 1").to_pylist()
+        sql = "SELECT run_id, started_at FROM runs WHERE backbone = ? ORDER BY started_at DESC LIMIT 1"
+        newest = self.writer.query(sql, [self.backbone]).to_pylist()
         if not newest:
-            raise ConfigError(f"there is nothing to resume in {config.directory}: its trace has no run")
+            raise ConfigError(
+                f"there is nothing to resume in {config.directory}: its trace has no run of backbone {self.backbone}"
+            )
         return Run(**fields, **newest[0])
 
     def check_ledger(self) -> None:
@@ -326,7 +330,7 @@ def run(
         sets = load_tasks(config)
         tasks = sets.val or sets.train
     _check_signatures(workflow, judge, tasks, config)
-    with _Session(config) as session:
+    with _Session(config, backbone="run") as session:
         episodes = asyncio.run(
             _score(session, workflow, judge, _attempts(config, tasks, session.run.run_id, k), on_episode)
         )

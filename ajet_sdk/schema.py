@@ -36,6 +36,7 @@ IDLE = (
     "rollout.agent_madness_termination",
     "rollout.agent_madness_reward",
     "rollout.multi_turn.max_sample_per_task",
+    "rollout.val_kwargs.num_repeat",
     "rollout.tensor_parallel_size",
     "rollout.n_vllm_engine",
     "rollout.max_num_seqs",
@@ -149,11 +150,13 @@ class MultiTurn(Section):
 
 
 class ValKwargs(Section):
-    temperature: float = key(0.0, "Sampling temperature of validation; 0 is greedy.", ge=0)
+    temperature: float = key(0.0, "Temperature of val/reward, with do_sample: true.", ge=0)
     top_k: int = key(-1, "Sample among the k most likely tokens; -1: all.", ge=-1)
     top_p: float = key(1.0, "Sample among the most likely tokens that make up this probability.", gt=0, le=1)
-    do_sample: bool = key(False, "false: greedy, whatever the temperature.")
-    num_repeat: int = key(1, "Attempts per validation task; more than one needs sampling.", ge=1)
+    do_sample: bool = key(
+        False, "false: val/reward is sampled at temperature 1; true: at `temperature`. The greedy reward is beside it."
+    )
+    num_repeat: int = key(1, "Accepted; trainer_common.val_pass_n is the number of attempts.", ge=1)
 
     @property
     def greedy(self) -> bool:

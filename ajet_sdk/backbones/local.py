@@ -8,7 +8,7 @@ import json
 import logging
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -107,7 +107,6 @@ class _Learning:
                 await self._validate()
             while self.done < self.total:
                 await self._train_step(self.done + 1)
-                self.done += 1
                 last = self.done == self.total
                 if last or _due(self.done, self.common.test_freq):
                     await self._validate()
@@ -134,6 +133,10 @@ class _Learning:
             self.loggers.last |= progress.metrics
             self.loggers.say(f"going on from {newest}: {self.done} of {self.total} steps done")
         self.writer.supersede(self.job.run_id, self.done if newest is not None else -1)
+        if newest is not None:
+            sql = "SELECT name, step, value FROM metrics WHERE run_id = ? AND step <= ?"
+            for row in self.writer.query(sql, [self.job.run_id, self.done]).to_pylist():
+                self.loggers.history[row["name"]][row["step"]] = row["value"]
 
     def _announce(self) -> None:
         common = self.common
@@ -157,11 +160,15 @@ class _Learning:
         for line in notices(episodes):
             self.loggers.say(f"step {step}: {line}")
         check_sound(episodes, self.config.rollout.min_sound_share)
+        await _whole(self._learn(step, episodes, started, rollout_seconds))
+
+    async def _learn(self, step: int, episodes: Sequence[Episode], started: float, rollout_seconds: float) -> None:
+        """Update the weights, and book the step as done: whoever stops the run stops it before or after all of this."""
         batch = self._samples(episodes)
         metrics = _episode_metrics("train", episodes) | _prefixed("train", batch.metrics)
         if batch.samples:
             async with self.sampler.exclusive():
-                learnt = await _thread(self.trainer.step, batch.samples, self._temperature(episodes))
+                learnt = await asyncio.to_thread(self.trainer.step, batch.samples, self._temperature(episodes))
                 self.sampler.policy_version = self.trainer.updates
             metrics |= _prefixed("train", learnt)
             self._warn_of_gap(step, learnt)
@@ -173,6 +180,7 @@ class _Learning:
         metrics["train/policy_version"] = self.trainer.updates
         metrics |= {"time/rollout": rollout_seconds, "time/step": time.perf_counter() - started}
         self.loggers.log(step, metrics)
+        self.done = step
 
     def _attempts(self, step: int) -> list[Attempt]:
         seed = self.common.seed
@@ -341,12 +349,17 @@ def _seed(*parts: Any) -> int:
 
 
 async def _thread(function: Callable[..., T], *arguments: Any) -> T:
-    """Run in a thread and wait for its end even when cancelled: an update or a checkpoint is whole or not begun."""
-    work = asyncio.ensure_future(asyncio.to_thread(function, *arguments))
+    """Run in a thread, to its end even when cancelled: a checkpoint is whole or not begun."""
+    return await _whole(asyncio.to_thread(function, *arguments))
+
+
+async def _whole(work: Coroutine[Any, Any, T]) -> T:
+    """Await to the end even when cancelled, and be cancelled only then."""
+    task = asyncio.ensure_future(work)
     try:
-        return await asyncio.shield(work)
+        return await asyncio.shield(task)
     except asyncio.CancelledError:
-        await asyncio.wait([work])
+        await asyncio.wait([task])
         raise
 
 

@@ -81,7 +81,7 @@ def train(
     tags = tuple(tag.strip() for tag in re.split(r"[|,]", debug) if tag.strip())
     tuned = run.train(config, resume=resume, debug_tags=tags)
     if tuned.path is not None:
-        typer.echo(f"The trained model is in {tuned.path}; try it with: ajet serve {tuned.path}")
+        typer.echo(f"Try it with: ajet serve {tuned.path}")
 
 
 def _check_flags(config: Config, ray: bool, appworld: bool, logview: bool, prefix: str) -> None:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import ajet
-from ajet_sdk.backbones.local import tasks_of_step, total_steps
+from ajet_sdk.backbones.local import _whole, tasks_of_step, total_steps
 from ajet_sdk.config import Config, load_config
 from ajet_sdk.errors import CheckpointError, ConfigError, TrainingError
 from ajet_sdk.learn import recipe as recipes
@@ -246,3 +246,23 @@ def test_epochs_or_steps_decide_the_length(tmp_path: Path, tiny_model: Path) -> 
     epochs = job(tmp_path, tiny_model, total_steps=None, total_epochs=3)
     assert total_steps(epochs, 5) == 7
     assert total_steps(epochs, 1) == 1
+
+
+def test_a_step_is_whole_when_it_is_stopped() -> None:
+    """An update that Ctrl-C falls into is finished and booked; otherwise a resumed run would apply it twice."""
+    events = []
+
+    async def step() -> None:
+        events.append("updated")
+        await asyncio.sleep(0.05)
+        events.append("booked")
+
+    async def stopped() -> None:
+        task = asyncio.create_task(_whole(step()))
+        await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(stopped())
+    assert events == ["updated", "booked"]

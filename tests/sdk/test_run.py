@@ -196,6 +196,12 @@ def test_a_resumed_run_is_the_same_run(tmp_path: Path) -> None:
     assert len(rows(tmp_path / "experiment", "SELECT run_id FROM runs")) == 1
 
 
+def test_scoring_is_no_run_to_resume(tmp_path: Path) -> None:
+    first = train(config(tmp_path), workflow=solve, judge=exact)
+    run(config(tmp_path), workflow=solve, judge=exact)
+    assert train(config(tmp_path), workflow=solve, judge=exact, resume=True).run_id == first.run_id
+
+
 def test_ctrl_c_is_recorded_as_interrupted(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
