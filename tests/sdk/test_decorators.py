@@ -145,7 +145,7 @@ def test_what_nothing_fills_is_named_with_what_there_is() -> None:
     with pytest.raises(SignatureError) as raised:
         bound(solve, main_query="why", metadata={"level": 3})
     text = str(raised.value)
-    assert "`question`, `context`" in text and "level" in text and "'model'" in text and "main_query" in text
+    assert "`question`, `context`" in text and "level" in text and "model" in text and "main_query" in text
 
 
 def test_a_task_without_a_main_query_fills_no_string() -> None:
