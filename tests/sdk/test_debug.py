@@ -158,8 +158,11 @@ def test_bp_stops_only_where_the_run_names_the_tag(tmp_path: Path, tags: tuple[s
     assert ("seen 6 x 7" in done.stdout) == stops
 
 
-def test_bp_does_nothing_outside_of_a_run() -> None:
+def test_bp_does_nothing_outside_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    stops: list[object] = []
+    monkeypatch.setattr("sys.breakpointhook", lambda *args, **kwargs: stops.append(args))
     ajet.bp("HERE")
+    assert stops == []
 
 
 def test_nothing_loads_torch(tmp_path: Path) -> None:
