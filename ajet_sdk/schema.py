@@ -387,6 +387,9 @@ class Optim(Section):
     weight_decay: float = key(0.0, "Weight decay of AdamW.", ge=0)
     betas: tuple[float, float] = key((0.9, 0.95), "Momenta of AdamW.")
     warmup_steps: int = key(5, "Steps over which the learning rate rises to its value.", ge=0)
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = key(
+        "constant", "After the warm-up: stay, or fall to 0 over the run's steps."
+    )
     grad_clip: float = key(1.0, "Largest norm of the gradient.", gt=0)
 
     @model_validator(mode="after")

@@ -9,6 +9,7 @@ import logging
 import random
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -56,7 +57,7 @@ async def local(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
         total_steps=total,
     ) as loggers:
         probe = Probe(config, job.workflow, job.judge, job.train)
-        learner = await open_learner(config, probe, loggers.say)
+        learner = await open_learner(config, probe, total, loggers.say)
         try:
             return await _Learning(job, gateway, writer, learner, loggers, total).run()
         finally:
@@ -333,7 +334,7 @@ class _Learning:
             "tasks": [task.task_id for task in self.job.train],
             "seed": common.seed,
             "batch": [config.data.train_batch_size, config.rollout.num_repeat],
-            "settings": repr(self.trainer.settings),
+            "settings": repr(replace(self.trainer.settings, total_updates=1)),  # a longer run may go on
             "algorithm": common.algorithm.model_dump(mode="json"),
         }
         return hashlib.blake2b(json.dumps(shared, sort_keys=True).encode(), digest_size=16).hexdigest()

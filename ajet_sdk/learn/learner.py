@@ -31,8 +31,11 @@ class Learner:
     tokenizer: HFTokenizer
 
 
-async def open_learner(config: Config, probe: Probe, say: Callable[[str], None]) -> Learner:
-    """Load the model, or make it by its recipe, and put a sampler and a trainer around it. `say` tells how it goes."""
+async def open_learner(config: Config, probe: Probe, steps: int, say: Callable[[str], None]) -> Learner:
+    """Load the model, or make it by its recipe, and put a sampler and a trainer around it, for a run of `steps` steps.
+
+    `say` tells how it goes.
+    """
     from transformers.utils import logging as transformers_logging
 
     transformers_logging.disable_progress_bar()
@@ -46,10 +49,10 @@ async def open_learner(config: Config, probe: Probe, say: Callable[[str], None])
         path: Path | str = await build_recipe(config, probe, say)
     else:
         path = config.resolve(config.model.path) if config.resolve(config.model.path).exists() else config.model.path
-    return await asyncio.to_thread(_load, config, path, say)
+    return await asyncio.to_thread(_load, config, path, steps, say)
 
 
-def _load(config: Config, path: Path | str, say: Callable[[str], None]) -> Learner:
+def _load(config: Config, path: Path | str, steps: int, say: Callable[[str], None]) -> Learner:
     import torch
 
     torch.manual_seed(config.trainer_common.seed)
@@ -67,7 +70,7 @@ def _load(config: Config, path: Path | str, say: Callable[[str], None]) -> Learn
     if lr is None:
         lr = default_lr(parameters, lora=source.lora.enabled)
         say(f"trainer_common.optim.lr is not given: {lr:g}, by the model's {parameters:,} parameters")
-    trainer = Trainer(model, TrainerSettings.of(config, lr))
+    trainer = Trainer(model, TrainerSettings.of(config, lr, steps))
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     sampler = LocalSampler(
         model,

@@ -8,7 +8,7 @@ import random
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -31,6 +31,9 @@ class TrainerSettings:
     weight_decay: float = 0.0
     betas: tuple[float, float] = (0.9, 0.95)
     warmup_steps: int = 5
+    lr_scheduler_type: Literal["constant", "linear", "cosine"] = "constant"
+    total_updates: int = 1
+    """Optimiser updates of the whole run, over which a learning rate that falls reaches 0."""
     grad_clip: float = 1.0
     mini_batch_num: int = 1
     """Optimiser updates per step and epoch; each takes its share of the samples."""
@@ -40,8 +43,8 @@ class TrainerSettings:
     seed: int = 0
 
     @classmethod
-    def of(cls, config: Config, lr: float) -> TrainerSettings:
-        """The settings that a config asks for."""
+    def of(cls, config: Config, lr: float, steps: int) -> TrainerSettings:
+        """The settings that a config asks for, in a run of that many steps."""
         common, optim = config.trainer_common, config.trainer_common.optim
         if common.algorithm.use_kl_in_reward:
             raise ConfigError(
@@ -60,6 +63,8 @@ class TrainerSettings:
             weight_decay=optim.weight_decay,
             betas=(optim.betas[0], optim.betas[1]),
             warmup_steps=optim.warmup_steps,
+            lr_scheduler_type=optim.lr_scheduler_type,
+            total_updates=steps * common.ppo_epochs * common.mini_batch_num,
             grad_clip=optim.grad_clip,
             mini_batch_num=common.mini_batch_num,
             ppo_epochs=common.ppo_epochs,
@@ -129,7 +134,7 @@ class Trainer:
             self.model.eval()
         seconds = time.perf_counter() - started
         tokens = sum(len(s.timeline.token_ids) for s in samples)
-        return tally.means() | {"lr": self._lr(), "seconds": seconds, "tokens_per_second": tokens / seconds}
+        return tally.means() | {"lr": self.optimizer.param_groups[0]["lr"], "seconds": seconds, "tokens_per_second": tokens / seconds}
 
     def _shares(self, count: int) -> list[list[int]]:
         """Positions of the samples of each mini-batch, drawn anew from the seed for every epoch."""
@@ -203,7 +208,10 @@ class Trainer:
             parameter.grad = None
 
     def _lr(self) -> float:
-        return self.settings.lr * min(1.0, (self.updates + 1) / max(1, self.settings.warmup_steps))
+        risen = min(1.0, (self.updates + 1) / max(1, self.settings.warmup_steps))
+        gone = min(1.0, self.updates / self.settings.total_updates)
+        falling = {"constant": 1.0, "linear": 1.0 - gone, "cosine": (1.0 + math.cos(math.pi * gone)) / 2}
+        return self.settings.lr * risen * falling[self.settings.lr_scheduler_type]
 
     def _freeze(self) -> Any:
         reference = copy.deepcopy(self.model).eval()

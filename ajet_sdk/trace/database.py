@@ -22,6 +22,8 @@ __all__ = ["check_version", "explain", "has_tables", "insert", "locked", "open_t
 
 _LOG = logging.getLogger("ajet.trace")
 _READER_WAIT = 5.0
+_WRITING = {**SETTINGS, "checkpoint_threshold": "128MB"}
+"""Each checkpoint writes the last row group once more: at DuckDB's 16 MB half of the time went there."""
 
 
 def open_to_write(path: Path, *, again: bool = False) -> duckdb.DuckDBPyConnection:
@@ -59,7 +61,7 @@ def _connect(path: Path) -> duckdb.DuckDBPyConnection:
     deadline = time.monotonic() + _READER_WAIT
     while True:
         try:
-            return duckdb.connect(str(path), config=dict(SETTINGS))
+            return duckdb.connect(str(path), config=dict(_WRITING))
         except duckdb.Error as error:
             if not _LOCKED.search(str(error)) or time.monotonic() > deadline:
                 raise

@@ -79,7 +79,7 @@ def test_a_step_reports_no_gap_no_kl_and_no_clipping_at_the_start() -> None:
     assert metrics["kl"] == pytest.approx(0.0, abs=1e-6)
     assert metrics["clip_share"] == 0
     assert 0 < metrics["entropy"] <= math.log(40)
-    assert metrics["lr"] == pytest.approx(4e-4)  # two of five warm-up steps
+    assert metrics["lr"] == pytest.approx(2e-4)  # one of five warm-up steps
     assert trainer.updates == 1
 
 
@@ -116,6 +116,18 @@ def test_mini_batches_and_epochs_are_updates_and_count_as_versions() -> None:
     trainer.step(batch(model, 3))
     assert trainer.updates == 6
     assert sorted(i for share in trainer._shares(7) for i in share) == list(range(7))
+
+
+@pytest.mark.parametrize(
+    ("decay", "expected"),
+    [("constant", [0.5, 1, 1, 1]), ("linear", [0.5, 0.75, 0.5, 0.25]), ("cosine", [0.5, 0.853553, 0.5, 0.146447])],
+)
+def test_the_learning_rate_rises_and_then_stays_or_falls(decay: Any, expected: list[float]) -> None:
+    model = tiny()
+    settings = TrainerSettings(lr=1e-3, warmup_steps=2, lr_scheduler_type=decay, total_updates=4)
+    trainer = Trainer(model, settings)
+    seen = [trainer.step(batch(model, 2))["lr"] for _ in expected]
+    assert seen == pytest.approx([1e-3 * e for e in expected], rel=1e-4)
 
 
 def test_lower_precision_weights_have_masters() -> None:
