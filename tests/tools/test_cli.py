@@ -380,7 +380,7 @@ def test_doctor_fails_where_a_run_would(tmp_path: Path, monkeypatch: pytest.Monk
     assert re.search(r"fail +write access +.*No such file or directory; choose another directory", done.stdout)
     monkeypatch.setattr("ajet_tools.cli.doctor._version", lambda name: None if name == "polars" else "1")
     checks = json.loads(ajet_("doctor", "--json").stdout)["checks"]
-    assert {"name": "extra tools", "status": "miss", "detail": "missing polars (has textual 1)",
+    assert {"name": "extra tools", "status": "miss", "detail": "missing polars (has textual 1, textual-plotext 1, textual-serve 1)",
             "fix": 'pip install "ajet[tools]"'} in checks  # fmt: skip
 
 

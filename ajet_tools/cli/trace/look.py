@@ -1,18 +1,17 @@
-"""`ajet trace`: look into a trace from the command line."""
+"""`ajet trace ls show sql ledger splits`: look into a trace."""
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
-from datetime import date, datetime
 from decimal import Decimal
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from ajet_tools.cli.trace.options import AsJson, OfRun, Where, print_json
 
 if TYPE_CHECKING:
     from ajet_sdk.protocols import TraceReader
@@ -21,28 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["app"]
 
-app = typer.Typer(
-    help="""Look into a trace: episodes, calls, rewards, the ledger.
+app = typer.Typer(add_completion=False)
 
-    \b
-    ajet trace ls
-    ajet trace show 3f2a91
-    ajet trace sql "SELECT status, count(*) FROM episodes GROUP BY status"
-    ajet trace ledger launcher_record/math
-    ajet trace splits --json
-
-    Each command takes a trace file, an experiment's directory or a live run; with none, the newest run below here.
-    """,
-    no_args_is_help=True,
-    add_completion=False,
-)
-
-_PATH_HELP = "A trace file or an experiment's directory; by default the newest run below here."
-Where = Annotated[Path | None, typer.Argument(metavar="PATH", help=_PATH_HELP, show_default=False)]
-OfRun = Annotated[
-    str | None, typer.Option("--run", metavar="ID", help="A run, by a unique prefix; by default the newest.")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 _CHUNK = 100
 
@@ -73,7 +52,7 @@ def ls(
         chosen = queries.find_run(reader, run) if run or runs else None
         episodes = queries.latest_episodes(reader, chosen, limit=limit, status=status)
     if as_json:
-        _print_json({"trace": str(where), "runs": runs, "run_id": chosen, "episodes": episodes})
+        print_json({"trace": str(where), "runs": runs, "run_id": chosen, "episodes": episodes})
         return
     out = render.console()
     run_ids = short_ids([row["run_id"] for row in runs])
@@ -125,7 +104,7 @@ def _show_run(reader: TraceReader, run_id: str, as_json: bool) -> None:
     row = next(row for row in queries.run_rows(reader) if row["run_id"] == run_id)
     metrics, totals = queries.metrics(reader, run_id), queries.ledger_totals(reader, run_id)
     if as_json:
-        _print_json({**row, "metrics": metrics, "ledger": totals})
+        print_json({**row, "metrics": metrics, "ledger": totals})
         return
     out = render.console()
     out.print(render.fields(row.items()))
@@ -144,7 +123,7 @@ def _show_episode(reader: TraceReader, episode_id: str, as_json: bool) -> None:
     if as_json:
         whole = known[0] if known else Episode(episode_id=episode_id, calls=tuple(calls_of(reader, episode_id)))
         ended = {} if known else {"status": None, "ended_at": None}
-        _print_json({**whole.model_dump(mode="json"), **ended, "reward": whole.reward, "ledger": ledger})
+        print_json({**whole.model_dump(mode="json"), **ended, "reward": whole.reward, "ledger": ledger})
         return
     out = render.console()
     out.print(render.episode_head(known[0] if known else Episode(episode_id=episode_id), ledger, live=not known))
@@ -158,7 +137,7 @@ def _show_call(reader: TraceReader, call_id: str, as_json: bool) -> None:
     row = queries.call_row(reader, call_id)
     if as_json:
         parsed = {name: json.loads(row[name]) for name in ("request", "response", "sampling")}
-        _print_json({**{k: v for k, v in row.items() if k != "messages"}, **parsed})
+        print_json({**{k: v for k, v in row.items() if k != "messages"}, **parsed})
         return
     out = render.console()
     for part in render.call_view(row):
@@ -189,7 +168,7 @@ def sql(
     with closing(reader):
         found = reader.query(query)
     if as_json:
-        _print_json(_records(found.column_names, found))
+        print_json(_records(found.column_names, found))
         return
     out = render.console()
     if query.lstrip().lower().startswith("explain"):
@@ -248,7 +227,7 @@ def ledger(
         totals = queries.ledger_totals(reader, run_id, by_step=by_step)
         wrong = ledger_balance(reader, run_id)
     if as_json:
-        _print_json({"run_id": run_id, "status": status, "balanced": not wrong, "wrong": wrong, "outcomes": totals})
+        print_json({"run_id": run_id, "status": status, "balanced": not wrong, "wrong": wrong, "outcomes": totals})
     else:
         out = render.console()
         tokens = sum(row["tokens"] for row in totals) or 1
@@ -299,7 +278,7 @@ def splits(
         found, timelines, sampled = _merged(reader, ids, _decoders(reader))
     causes = _by_cause(found)
     if as_json:
-        _print_json({"episodes": len(ids), "timelines": timelines, "causes": causes, "splits": found})
+        print_json({"episodes": len(ids), "timelines": timelines, "causes": causes, "splits": found})
         return
     out = render.console()
     counts = ((len(ids), "episode"), (timelines, "timeline"), (sampled, "sampled token"), (len(found), "split"))
@@ -367,22 +346,3 @@ def _by_cause(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def _short(id: str | None) -> str | None:
     return id[:12] if id else id
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(json.dumps(_finite(value), indent=2, ensure_ascii=False, default=_plain))
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN: it becomes null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(k): _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    return value
-
-
-def _plain(value: Any) -> Any:
-    return value.isoformat() if isinstance(value, datetime | date) else str(value)

@@ -1,0 +1,27 @@
+"""`ajet trace`: one module per kind of question; each has an `app` of its commands."""
+
+from __future__ import annotations
+
+import typer
+
+from ajet_tools.cli.trace import look
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    help="""Look into a trace: episodes, calls, rewards, the ledger.
+
+    \b
+    ajet trace ls
+    ajet trace show 3f2a91
+    ajet trace sql "SELECT status, count(*) FROM episodes GROUP BY status"
+    ajet trace ledger launcher_record/math
+    ajet trace splits --json
+
+    Each command takes a trace file, an experiment's directory or a live run; with none, the newest run below here.
+    """,
+    no_args_is_help=True,
+    add_completion=False,
+)
+for _part in (look,):
+    app.add_typer(_part.app)

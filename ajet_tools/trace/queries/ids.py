@@ -1,0 +1,61 @@
+"""What a person means by the beginning of an id."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ajet_sdk.errors import QueryError
+from ajet_sdk.protocols import TraceReader
+from ajet_tools.trace.queries.rows import rows
+
+__all__ = ["Found", "find", "find_run"]
+
+Kind = Literal["run", "episode", "call"]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What an id, or the unique beginning of one, stands for."""
+
+    kind: Kind
+    id: str
+
+
+def find(reader: TraceReader, prefix: str, kind: Kind | None = None) -> Found:
+    """The run, episode or call (or only a `kind`) whose id begins with `prefix`. Raises QueryError unless it is one."""
+    found = rows(
+        reader,
+        """
+        SELECT DISTINCT kind, id FROM (
+            SELECT 'run' AS kind, run_id AS id FROM runs WHERE starts_with(run_id, $1)
+            UNION ALL SELECT 'episode', episode_id FROM episodes WHERE starts_with(episode_id, $1)
+            UNION ALL SELECT 'episode', episode_id FROM calls WHERE starts_with(episode_id, $1)
+            UNION ALL SELECT 'call', call_id FROM calls WHERE starts_with(call_id, $1))
+        WHERE $2::VARCHAR IS NULL OR kind = $2 ORDER BY id <> $1, kind = 'call', id LIMIT 9""",
+        prefix,
+        kind,
+    )
+    exact = [row for row in found if row["id"] == prefix]
+    fitting = exact[:1] or found
+    if len(fitting) == 1:
+        return Found(fitting[0]["kind"], fitting[0]["id"])
+    if not fitting:
+        raise QueryError(f"nothing in this trace has an id that begins with {prefix!r}; `ajet trace ls` lists them")
+    several = ", ".join(f"{row['kind']} {row['id']}" for row in fitting[:8])
+    raise QueryError(f"{prefix!r} begins more than one id: {several}{' and more' if len(fitting) > 8 else ''}")
+
+
+def find_run(reader: TraceReader, prefix: str | None) -> str:
+    """The run whose id begins with `prefix`, the newest where None. Raises QueryError where there is none."""
+    found = rows(
+        reader,
+        "SELECT run_id FROM runs WHERE starts_with(run_id, $1) ORDER BY started_at DESC LIMIT 9",
+        prefix or "",
+    )
+    ids: list[str] = [row["run_id"] for row in found]
+    if not ids:
+        raise QueryError(f"there is no run {prefix!r} in this trace" if prefix else "there is no run in this trace")
+    if prefix and len(ids) > 1 and prefix not in ids:
+        raise QueryError(f"{prefix!r} begins more than one run: {', '.join(ids[:8])}")
+    return prefix if prefix in ids else ids[0]
