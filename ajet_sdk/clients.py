@@ -18,6 +18,7 @@ from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+from ajet_sdk.direct import EXTENSION, transports
 from ajet_sdk.endpoint import json_bytes, without_certificates
 from ajet_sdk.intercept import Reroute, Watch, active_episode, begin, quietly, route_of
 from ajet_sdk.model import ActiveEpisode
@@ -95,6 +96,7 @@ class _Httpx:
         self._sync: dict[int, Any] = {}
         self._async: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
         self.tee, self.atee = _httpx_streams(self.module)
+        self.transport, self.atransport = transports(self.module)
 
     def plan(self, request: Any, body: Callable[[], Any]) -> Reroute | Watch | None:
         active = active_episode(self.fallback)
@@ -103,34 +105,31 @@ class _Httpx:
         return begin(active, request.method, str(request.url), request.headers, body)
 
     def rerouted(self, request: Any, reroute: Reroute) -> Any:
+        kept = {key: value for key, value in request.extensions.items() if key == "timeout"}
         return self.module.Request(
             "POST",
             reroute.url,
             headers=reroute.headers(request.headers),
             content=request.content,
-            extensions={key: value for key, value in request.extensions.items() if key == "timeout"},
+            extensions=kept if reroute.direct is None else {**kept, EXTENSION: reroute.direct},
         )
 
     def client(self) -> Any:
         # By process: a pool of connections must not be shared across a fork.
         if os.getpid() not in self._sync:
-            self._sync[os.getpid()] = self.module.Client(**self._arguments())
+            self._sync[os.getpid()] = self.module.Client(transport=self.transport(**self._arguments()), timeout=None)
         return self._sync[os.getpid()]
 
     def aclient(self) -> Any:
         loop = asyncio.get_running_loop()
         if loop not in self._async:
-            self._async[loop] = self.module.AsyncClient(**self._arguments())
+            transport = self.atransport(**self._arguments())
+            self._async[loop] = self.module.AsyncClient(transport=transport, timeout=None)
         return self._async[loop]
 
     def _arguments(self) -> dict[str, Any]:
         limits = self.module.Limits(max_connections=None, max_keepalive_connections=256)
-        return {
-            "trust_env": False,
-            "verify": without_certificates(),
-            "limits": limits,
-            "timeout": None,
-        }
+        return {"trust_env": False, "verify": without_certificates(), "limits": limits}
 
     def decoder(self, response: Any) -> Callable[[bytes], bytes]:
         encoding = response.headers.get("content-encoding")

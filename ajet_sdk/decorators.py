@@ -211,6 +211,15 @@ def _names(kind: Kind) -> str:
 
 def spec_of(function: Any, kind: Kind) -> Spec:
     """The `Spec` of a decorated function, or of a plain one as if it were decorated bare. Raises SignatureError."""
+    return _spec_of_function(function, kind) if inspect.isfunction(function) else _spec_of(function, kind)
+
+
+@functools.lru_cache(maxsize=64)  # asked once an episode; resolving annotations takes a tenth of a short one
+def _spec_of_function(function: Any, kind: Kind) -> Spec:
+    return _spec_of(function, kind)
+
+
+def _spec_of(function: Any, kind: Kind) -> Spec:
     tag = getattr(function, "__ajet__", None)
     if tag is not None and tag.kind != kind:
         raise SignatureError(f"{_called(function)} is decorated with @ajet.{tag.kind}; a {kind} is needed here")

@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
+from ajet_sdk.direct import Direct
 from ajet_sdk.errors import ConfigError, EngineUnavailable
 from ajet_sdk.model import Exchange, Identity
 from ajet_sdk.recorder import UNDELIVERED, EpisodeSpec, OpenEpisode, Pending
@@ -160,7 +161,8 @@ class Gateway:
         if spec.episode_id in self._episodes:
             raise ConfigError(f"episode {spec.episode_id} is open already; every attempt needs an id of its own")
         put = self.writer.put if self.writer is not None else None
-        episode = OpenEpisode(spec, self.url, put, self._run, self._end_keys)
+        direct = Direct(self._app, self._loop) if self._loop is not None else None
+        episode = OpenEpisode(spec, self.url, put, self._run, self._end_keys, direct)
         self._episodes[spec.episode_id] = episode
         self._access[episode.handle_key] = Access(episode, "rollout", False)
         self._access[episode.captured_key] = Access(episode, "rollout", True)

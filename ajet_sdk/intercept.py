@@ -19,6 +19,7 @@ from urllib.parse import unquote, urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
 from ajet_sdk.dialect import gathered, scrubbed
+from ajet_sdk.direct import Direct
 from ajet_sdk.endpoint import is_loopback, json_bytes
 from ajet_sdk.model import ActiveEpisode, Exchange, Identity, Recorder, Verdict, current_episode
 
@@ -42,6 +43,8 @@ class Reroute:
 
     url: str
     api_key: str
+    direct: Direct | None = None
+    """The gateway, where it is in this process."""
 
     def headers(self, given: Mapping[str, str]) -> dict[str, str]:
         """The request's headers with our key in place of every other secret."""
@@ -114,8 +117,10 @@ def begin(
 ) -> Reroute | Watch | None:
     """What to do with a request of an active episode; `read` gives its body (bytes, text or a parsed object)."""
     route = route_of(method, url)
-    if route is None or _is_ours(url, headers, active):
+    if route is None:
         return None
+    if _is_ours(url, headers, active):
+        return _by_handle(active, url, headers)
     body = _json_object(read())
     if body is None:
         return None
@@ -124,7 +129,7 @@ def begin(
         active = elsewhere(active)
     if active.reroutes and active.recorder.answers(_model(body, url)) == "policy":
         base = f"{active.gateway_url}/episodes/{active.episode_id}/{identity.segment()}/v1"
-        return Reroute(f"{base}/{route}", active.api_key)
+        return Reroute(f"{base}/{route}", active.api_key, direct_of(active))
     return Watch(active, route, identity, scrubbed(body))
 
 
@@ -144,6 +149,19 @@ def _is_ours(url: str, headers: Mapping[str, str], active: ActiveEpisode) -> boo
         return False
     keys = [value for name, value in headers.items() if name.lower() in ("authorization", "api-key", "x-api-key")]
     return any(EPISODE_KEY.fullmatch(key.removeprefix("Bearer ").strip()) for key in keys)
+
+
+def _by_handle(active: ActiveEpisode, url: str, headers: Mapping[str, str]) -> Reroute | None:
+    """A handle's request is on its way to the gateway already; in the gateway's own process it needs no socket."""
+    direct, key = direct_of(active), headers.get("authorization", "").removeprefix("Bearer ").strip()
+    if direct is None or not key or not url.startswith(active.gateway_url + "/"):
+        return None
+    return Reroute(url, key, direct)
+
+
+def direct_of(active: ActiveEpisode) -> Direct | None:
+    """The gateway of an episode whose recorder is here, and not in the process that this one was forked from."""
+    return getattr(active.recorder, "direct", None) if active.pid == os.getpid() else None
 
 
 def _json_object(body: Any) -> dict[str, Any] | None:

@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any
 
 from ajet_sdk.dialect import one_choice, responses, scrubbed
+from ajet_sdk.direct import Direct
 from ajet_sdk.errors import AjetError, ConfigError, ContextOverflow, ModelAmbiguous
 from ajet_sdk.model import ActiveEpisode, Exchange, Identity, Model, Verdict, current_episode
 from ajet_sdk.protocols import Answer, Engine, Sampling
@@ -171,9 +172,12 @@ class OpenEpisode:
         put: Callable[[Call], None] | None,
         run: Callable[[Coroutine[Any, Any, None]], Future[None]],
         end_keys: Callable[[OpenEpisode, bool], None],
+        direct: Direct | None = None,
     ) -> None:
         self.spec = spec
         self.url = url
+        self.direct = direct
+        """For requests of this process."""
         self.handle_key, self.captured_key, self.judge_key = (f"ajet-{secrets.token_urlsafe(24)}" for _ in range(3))
         self.errors: list[AjetError] = []
         self.context_overflow = False

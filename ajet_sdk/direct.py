@@ -1,0 +1,229 @@
+"""The gateway, asked from its own process without a socket: the same application, one hop to its loop and one back.
+
+A connection pool looks at each of its connections for each request; at 128 episodes at once that is half of all the
+time that an agent's HTTP takes. Other processes, and libraries without transports, come over HTTP as before.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import queue
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+__all__ = ["EXTENSION", "Direct", "transports"]
+
+EXTENSION = "ajet_direct"
+"""The request extension that holds the `Direct` to ask."""
+
+_Message = MutableMapping[str, Any]
+_App = Callable[[_Message, Callable[[], Awaitable[_Message]], Callable[[_Message], Awaitable[None]]], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Direct:
+    """An ASGI application and the event loop, of another thread, that it runs in."""
+
+    app: _App
+    loop: asyncio.AbstractEventLoop
+
+    def ask(self, url: str, headers: Mapping[str, str], body: bytes, tell: Callable[[Part | None], None]) -> Exchange:
+        """POST a request; `tell` gets the response's parts in the loop's thread, and None where it broke off.
+
+        Raises RuntimeError where the loop is closed.
+        """
+        path = urlsplit(url).path
+        scope = {
+            "type": "http",
+            "method": "POST",
+            "path": unquote(path),
+            "raw_path": path.encode("ascii"),
+            "query_string": b"",
+            "headers": [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()],
+        }
+        exchange = Exchange(self, scope, body, tell)
+        # An empty context: what the application does belongs to no episode.
+        self.loop.call_soon_threadsafe(exchange.start, context=contextvars.Context())
+        return exchange
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some bytes of a response; the first part has its status and headers too."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    last: bool
+
+
+class Exchange:
+    """One request on its way through the application."""
+
+    def __init__(self, direct: Direct, scope: _Message, body: bytes, tell: Callable[[Part | None], None]) -> None:
+        self._direct = direct
+        self._scope = scope
+        self._body: bytes | None = body
+        self._tell = tell
+        self._status, self._headers = 0, list[tuple[bytes, bytes]]()
+        self._over = False
+        self._gone: asyncio.Future[None] | None = None
+        self._task: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._gone = self._direct.loop.create_future()
+        self._task = self._direct.loop.create_task(self._run())
+
+    def leave(self) -> None:
+        """The caller goes away; nothing happens where the response was whole. From any thread."""
+        if not self._over and not self._direct.loop.is_closed():
+            self._direct.loop.call_soon_threadsafe(self._left)
+
+    def _left(self) -> None:
+        if self._gone is not None and not self._gone.done():
+            self._gone.set_result(None)
+
+    async def _run(self) -> None:
+        try:
+            await self._direct.app(self._scope, self._receive, self._send)
+        finally:
+            self._left()
+            if not self._over:
+                self._over = True
+                self._tell(None)
+
+    async def _receive(self) -> _Message:
+        if self._body is not None:
+            body, self._body = self._body, None
+            return {"type": "http.request", "body": body, "more_body": False}
+        if self._gone is not None:
+            await asyncio.shield(self._gone)
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: _Message) -> None:
+        if message["type"] == "http.response.start":
+            self._status, self._headers = message["status"], list(message.get("headers", ()))
+            return
+        last = not message.get("more_body", False)
+        body = bytes(message.get("body", b""))
+        if self._over or not (body or last):
+            return
+        self._over = last
+        self._tell(Part(self._status, self._headers, body, last))
+
+
+def transports(module: Any) -> tuple[Any, Any]:
+    """The transports, for the API of httpx in `module`: requests with the extension go direct, others by HTTP."""
+
+    class Sync(module.HTTPTransport):  # type: ignore[misc]
+        def handle_request(self, request: Any) -> Any:
+            direct: Direct | None = request.extensions.get(EXTENSION)
+            if direct is None:
+                return super().handle_request(request)
+            told: queue.SimpleQueue[Part | None] = queue.SimpleQueue()
+            exchange = _begin(module, direct, request, told.put)
+
+            def following() -> Part:
+                try:
+                    part = told.get(timeout=_patience(request))
+                except queue.Empty:
+                    raise _too_late(module, request) from None
+                return _whole_part(module, request, part)
+
+            try:
+                first = following()
+            except BaseException:
+                exchange.leave()
+                raise
+            content = first.body if first.last else _Stream(first, following, exchange)
+            return _response(module, request, first, content)
+
+    class Async(module.AsyncHTTPTransport):  # type: ignore[misc]
+        async def handle_async_request(self, request: Any) -> Any:
+            direct: Direct | None = request.extensions.get(EXTENSION)
+            if direct is None:
+                return await super().handle_async_request(request)
+            loop = asyncio.get_running_loop()
+            told: asyncio.Queue[Part | None] = asyncio.Queue()
+
+            def tell(part: Part | None) -> None:
+                if not loop.is_closed():
+                    loop.call_soon_threadsafe(told.put_nowait, part)
+
+            exchange = _begin(module, direct, request, tell)
+
+            async def following() -> Part:
+                try:
+                    part = await asyncio.wait_for(told.get(), _patience(request))
+                except asyncio.TimeoutError:
+                    raise _too_late(module, request) from None
+                return _whole_part(module, request, part)
+
+            try:
+                first = await following()
+            except BaseException:
+                exchange.leave()
+                raise
+            content = first.body if first.last else _AsyncStream(first, following, exchange)
+            return _response(module, request, first, content)
+
+    class _Stream(module.SyncByteStream):  # type: ignore[misc]
+        def __init__(self, first: Part, following: Callable[[], Part], exchange: Exchange) -> None:
+            self.first, self.following, self.exchange = first, following, exchange
+
+        def __iter__(self) -> Iterator[bytes]:
+            part = self.first
+            yield part.body
+            while not part.last:
+                part = self.following()
+                yield part.body
+
+        def close(self) -> None:
+            self.exchange.leave()
+
+    class _AsyncStream(module.AsyncByteStream):  # type: ignore[misc]
+        def __init__(self, first: Part, following: Callable[[], Awaitable[Part]], exchange: Exchange) -> None:
+            self.first, self.following, self.exchange = first, following, exchange
+
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            part = self.first
+            yield part.body
+            while not part.last:
+                part = await self.following()
+                yield part.body
+
+        async def aclose(self) -> None:
+            self.exchange.leave()
+
+    return Sync, Async
+
+
+def _begin(module: Any, direct: Direct, request: Any, tell: Callable[[Part | None], None]) -> Exchange:
+    try:
+        return direct.ask(str(request.url), request.headers, request.content, tell)
+    except RuntimeError as error:
+        raise module.ConnectError("the gateway has stopped", request=request) from error
+
+
+def _patience(request: Any) -> float | None:
+    patience: float | None = request.extensions.get("timeout", {}).get("read")
+    return patience
+
+
+def _too_late(module: Any, request: Any) -> Exception:
+    late: Exception = module.ReadTimeout(f"no answer within {_patience(request):g} s", request=request)
+    return late
+
+
+def _whole_part(module: Any, request: Any, part: Part | None) -> Part:
+    if part is None:
+        raise module.RemoteProtocolError("the gateway broke off", request=request)
+    return part
+
+
+def _response(module: Any, request: Any, first: Part, content: Any) -> Any:
+    given = {"content": content} if isinstance(content, bytes) else {"stream": content}
+    return module.Response(first.status, headers=first.headers, request=request, **given)
