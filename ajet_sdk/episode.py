@@ -25,9 +25,10 @@ from ajet_sdk.environment import GymEnv
 from ajet_sdk.errors import AjetError, ConfigError, EpisodeTimeout, NoReward, TrainingError
 from ajet_sdk.gateway import EpisodeSpec, Gateway, OpenEpisode, SamplingOverride
 from ajet_sdk.model import current_episode
+from ajet_sdk.outcomes import untrained_entries
 from ajet_sdk.protocols import Engine
 from ajet_sdk.rewards import Verdict, judged, returned
-from ajet_sdk.types import Call, Episode, LedgerEntry, Status, Task, new_id, now
+from ajet_sdk.types import Call, Episode, Status, Task, new_id, now
 from ajet_sdk.workers import Workers, current_workers, of_a_library
 from ajet_sdk.workflow import (
     AjetTuner,
@@ -404,7 +405,7 @@ async def run_batch(
                 if not (episode.infrastructure and left):
                     break
                 if writer is not None:
-                    writer.put(*_given_up(episode))
+                    writer.put(*untrained_entries(episode, "evaluation" if episode.split == "val" else "failed"))
             if on_episode is not None:
                 on_episode(episode)
             return episode
@@ -422,20 +423,3 @@ async def _all(tasks: list[asyncio.Task[Episode]]) -> list[Episode]:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
-
-
-def _given_up(episode: Episode) -> list[LedgerEntry]:
-    """What became of the sampled tokens of an episode that was made again."""
-    outcome: Literal["evaluation", "failed"] = "evaluation" if episode.split == "val" else "failed"
-    return [
-        LedgerEntry(
-            run_id=episode.run_id,
-            step=episode.step,
-            episode_id=episode.episode_id,
-            call_id=call.call_id,
-            outcome=outcome,
-            tokens=len(call.output_ids),
-        )
-        for call in episode.calls
-        if call.trainable and call.output_ids is not None
-    ]

@@ -77,10 +77,15 @@ class AjetJob:
         """The agent: a decorated function, a `Workflow` class, or a class path."""
         return self._set_object("rollout.user_workflow", "_workflow", workflow)
 
-    def set_judge(self, judge: Any) -> AjetJob:
-        """The judge: a decorated function, a `BaseJudge` class, a class path, or `exact`, `math`."""
-        if judge in ("exact", "math"):
+    def set_judge(self, judge: Any, *, pattern: str | None = None) -> AjetJob:
+        """The judge: a decorated function, a `BaseJudge` class, a class path, or `exact`, `math`, `regex`.
+
+        `pattern` is what `regex` looks for in the output; see `task_judge.pattern`.
+        """
+        if judge in ("exact", "math", "regex"):
             self._judge = None
+            if pattern is not None:
+                self.set("task_judge.pattern", pattern)
             return self.set("task_judge.judge_type", judge)
         self.set("task_judge.judge_type", "customized_protocol")
         return self._set_object("task_judge.judge_protocol", "_judge", judge)

@@ -8,9 +8,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from ajet_sdk.errors import TrainingError
-from ajet_sdk.types import Episode, LedgerEntry
+from ajet_sdk.types import Episode, LedgerEntry, Outcome
 
-__all__ = ["check_sound", "evaluation_entries", "failures_by_cause", "notices", "pass_at_k", "solved"]
+__all__ = ["check_sound", "failures_by_cause", "notices", "pass_at_k", "solved", "untrained_entries"]
 
 _WARN_SHARE = 0.1
 """A larger share of failed episodes is worth a word."""
@@ -83,15 +83,15 @@ def check_sound(episodes: Sequence[Episode], share: float) -> None:
         )
 
 
-def evaluation_entries(episode: Episode) -> list[LedgerEntry]:
-    """The ledger of an episode that is looked at and never trained."""
+def untrained_entries(episode: Episode, outcome: Outcome = "evaluation") -> list[LedgerEntry]:
+    """The ledger of an episode of which no token is trained, whatever its samples."""
     return [
         LedgerEntry(
             run_id=episode.run_id,
             step=episode.step,
             episode_id=episode.episode_id,
             call_id=call.call_id,
-            outcome="evaluation",
+            outcome=outcome,
             tokens=len(call.output_ids),
         )
         for call in episode.calls

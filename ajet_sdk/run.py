@@ -20,7 +20,7 @@ from ajet_sdk.capture import ensure_api_key, installed
 from ajet_sdk.errors import AjetError, ConfigError, MissingExtra, TrainingError
 from ajet_sdk.gateway import Gateway, SamplingOverride
 from ajet_sdk.job import AgentJetJob, AjetJob, AstunerJob
-from ajet_sdk.outcomes import evaluation_entries, failures_by_cause, notices, pass_at_k, solved
+from ajet_sdk.outcomes import untrained_entries, failures_by_cause, notices, pass_at_k, solved
 from ajet_sdk.protocols import Job
 from ajet_sdk.serving import serve
 from ajet_sdk.types import Episode, Run, Task, TunedModel, new_id, now
@@ -361,7 +361,7 @@ async def _score(
     from ajet_sdk.learn.recipe import build_recipe, wants_recipe
 
     def finished(episode: Episode) -> None:
-        session.writer.put(*evaluation_entries(episode))
+        session.writer.put(*untrained_entries(episode))
         if on_episode is not None:
             on_episode(episode)
 

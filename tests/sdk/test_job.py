@@ -114,3 +114,11 @@ def test_it_tunes(tmp_path: Path) -> None:
         made.set("experiment_dir", str(tmp_path / "experiment")).set("model.scripted", f"{HERE}->reply")
         tuned = made.tune()
         assert tuned.run_id and len(tuned.episodes) == 2 and tuned.path is None
+
+
+def test_a_regex_judge_has_its_pattern() -> None:
+    job = ajet.AjetJob().set_judge("regex", pattern=r"answer: (\d+)")
+    assert job.config.task_judge.judge_type == "regex"
+    assert job.config.task_judge.pattern == r"answer: (\d+)"
+    with pytest.raises(ConfigError, match="pattern"):
+        _ = ajet.AjetJob().set_judge("regex").config

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ajet_sdk.outcomes import check_sound, evaluation_entries, failures_by_cause, notices, pass_at_k, solved
+from ajet_sdk.outcomes import check_sound, untrained_entries, failures_by_cause, notices, pass_at_k, solved
 from ajet_sdk.types import Call, Episode, Reward
 
 
@@ -53,5 +53,5 @@ def test_calls_to_other_models_only_are_worth_a_word() -> None:
 
 def test_entries_of_an_evaluation_count_every_sampled_token() -> None:
     calls = (Call(episode_id="e", output_ids=[1, 2, 3]), Call(episode_id="e", trainable=False), Call(episode_id="e"))
-    entries = evaluation_entries(Episode(episode_id="e", run_id="r", step=2, calls=calls))
+    entries = untrained_entries(Episode(episode_id="e", run_id="r", step=2, calls=calls))
     assert [(e.call_id, e.outcome, e.tokens, e.step) for e in entries] == [(calls[0].call_id, "evaluation", 3, 2)]
