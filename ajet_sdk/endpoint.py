@@ -62,6 +62,8 @@ class Endpoint:
         self.base_url = base_url.rstrip("/")
         local = is_loopback(base_url)
         self.retries = 0 if local and "/episodes/" in base_url else retries
+        self._answered = False
+        """One that never did is not waited for as long as one that is gone for a moment."""
         self._client = httpx.AsyncClient(
             headers={"authorization": f"Bearer {api_key}", "content-type": "application/json"},
             timeout=httpx.Timeout(timeout, connect=connect_timeout),
@@ -79,13 +81,16 @@ class Endpoint:
             try:
                 response = await self._client.post(url, content=content)
             except httpx.TransportError as error:
-                if attempt == self.retries:
+                if attempt == self.retries or (
+                    attempt and not self._answered and isinstance(error, httpx.ConnectError)
+                ):
                     raise EngineUnavailable(
                         f"{url} could not be reached ({type(error).__name__}: {error}) in {attempt + 1} attempts; "
                         "check the base URL and that the server runs"
                     ) from error
                 await asyncio.sleep(_pause(attempt, None))
                 continue
+            self._answered = True
             if response.status_code < 400:
                 return _parsed(response)
             if not _retryable(response) or attempt == self.retries:

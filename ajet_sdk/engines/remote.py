@@ -49,6 +49,9 @@ class RemoteEngine:
         processed_logprobs: bool = False,
         policy_version: int | None = None,
     ) -> None:
+        # Now, and not while agents run: openai looks for httpx in sys.modules, and half imported it has no Timeout.
+        import httpx  # noqa: F401
+
         self.base_url = base_url
         self.model = model
         self.policy_version = policy_version

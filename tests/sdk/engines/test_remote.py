@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -235,3 +237,21 @@ def test_a_gateway_can_stand_before_another(server: Server) -> None:
             assert call.output_ids.tolist() == [*b"yes", 257] and call.policy_version is None
 
     asyncio.run(scenario())
+
+
+def test_a_server_that_never_was_there_is_given_up_early() -> None:
+    with socket.socket() as taken:  # bound and not listening: nobody else gets the port, and nothing answers
+        taken.bind(("127.0.0.1", 0))
+        engine = RemoteEngine(f"http://127.0.0.1:{taken.getsockname()[1]}/v1", "k", "m", retries=6)
+        started = time.perf_counter()
+        with pytest.raises(EngineUnavailable, match="in 2 attempts; check the base URL"):
+            ask(engine)
+        assert time.perf_counter() - started < 10
+
+
+def test_httpx_is_whole_before_an_agent_runs() -> None:
+    """Found with two threads: one made the engine's first request while the other imported openai."""
+    code = "import sys; from ajet_sdk.engines.remote import RemoteEngine; RemoteEngine('http://x/v1', 'k', 'm'); "
+    code += "print('httpx' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "True"
