@@ -20,7 +20,7 @@ from ajet_sdk.errors import ContextOverflow, EngineError, EngineUnavailable, Req
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["Endpoint", "is_loopback", "json_bytes", "without_certificates"]
+__all__ = ["Endpoint", "is_loopback", "json_bytes", "pause", "without_certificates"]
 
 FIRST_WAIT = 0.5
 """Seconds before the second attempt; doubled for each further one, up to 16 times."""
@@ -85,17 +85,18 @@ class Endpoint:
                     attempt and not self._answered and isinstance(error, httpx.ConnectError)
                 ):
                     raise EngineUnavailable(
-                        f"{url} could not be reached ({type(error).__name__}: {error}) in {attempt + 1} attempts; "
+                        f"{url} could not be reached ({type(error).__name__}: {error})"
+                        f"{f' in {attempt + 1} attempts' if attempt else ''}; "
                         "check the base URL and that the server runs"
                     ) from error
-                await asyncio.sleep(_pause(attempt, None))
+                await asyncio.sleep(pause(attempt, None))
                 continue
             self._answered = True
             if response.status_code < 400:
                 return _parsed(response)
             if not _retryable(response) or attempt == self.retries:
                 _raise(response, attempt + 1)
-            await asyncio.sleep(_pause(attempt, response.headers.get("retry-after")))
+            await asyncio.sleep(pause(attempt, response.headers.get("retry-after")))
         raise EngineUnavailable(f"{url} was not asked at all: retries is {self.retries}")
 
     async def get(self, route: str) -> dict[str, Any]:
@@ -121,7 +122,7 @@ def _retryable(response: httpx.Response) -> bool:
     return response.status_code == 429 or response.status_code >= 500
 
 
-def _pause(attempt: int, retry_after: str | None) -> float:
+def pause(attempt: int, retry_after: str | None) -> float:
     """Seconds to wait: what the server says, else FIRST_WAIT · 2^attempt, both with up to a quarter of jitter."""
     seconds = FIRST_WAIT * min(2.0**attempt, 16.0)
     if retry_after:
@@ -157,7 +158,8 @@ def _raise(response: httpx.Response, attempts: int) -> NoReturn:
     if status in (400, 413, 422):
         raise RequestRefused(message, error.get("param"))
     if status == 429 or status >= 500:
-        raise EngineUnavailable(f"{where} ({attempts} attempts)")
+        tried = f" ({attempts} attempts)" if attempts > 1 else ""
+        raise EngineUnavailable(f"{where}{tried}", status=status, retry_after=response.headers.get("retry-after"))
     if status in (401, 403):
         raise EngineError(f"{where}; check the API key")
     raise EngineError(where)

@@ -110,9 +110,17 @@ class ContextOverflow(EngineError):
 
 
 class EngineUnavailable(EngineError):
-    """The engine did not answer: connection lost, 429 or 5xx after every retry."""
+    """The engine did not answer: connection lost, 429 or 5xx after every retry.
+
+    `status` is the HTTP status of the last answer, None where there was none; `retry_after` is its header of that name.
+    """
 
     infrastructure: ClassVar[bool] = True
+
+    def __init__(self, message: str, *, status: int | None = None, retry_after: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after = retry_after
 
 
 class EnvironmentUnavailable(AjetError, RuntimeError):

@@ -20,7 +20,7 @@ from ajet_sdk.capture import ensure_api_key, installed
 from ajet_sdk.errors import AjetError, ConfigError, MissingExtra, TrainingError
 from ajet_sdk.gateway import Gateway, SamplingOverride
 from ajet_sdk.job import AgentJetJob, AjetJob, AstunerJob
-from ajet_sdk.outcomes import untrained_entries, failures_by_cause, notices, pass_at_k, solved
+from ajet_sdk.outcomes import failures_by_cause, notices, pass_at_k, solved, untrained_entries
 from ajet_sdk.protocols import Job
 from ajet_sdk.serving import serve
 from ajet_sdk.types import Episode, Run, Task, TunedModel, new_id, now

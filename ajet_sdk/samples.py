@@ -327,7 +327,6 @@ def _metrics(
     splits = Counter(split.cause for draft in drafts for split in draft.merged.splits)
     metrics: dict[str, float] = {
         "train/episodes": len(drafts),
-        "train/episodes_failed_share": sum(draft.failed for draft in drafts) / len(drafts),
         "train/groups": groups[0],
         "train/groups_zero_variance": groups[1],
         "train/timelines": len(samples),

@@ -37,6 +37,7 @@ __all__ = [
     "Status",
     "Task",
     "Timeline",
+    "Trained",
     "TunedModel",
     "new_id",
     "now",
@@ -270,6 +271,31 @@ class LedgerEntry(_Frozen):
     call_id: str
     outcome: Outcome
     tokens: int
+
+
+class Trained(_Frozen):
+    """What one step's update saw of each sampled token of a call: three numbers a token.
+
+    The arrays are as long as the call's `output_ids`. NaN stands where a token was not trained (cut off) and where the
+    trainer does not know the value.
+    """
+
+    run_id: str
+    step: int
+    episode_id: str
+    call_id: str
+    advantages: Floats
+    logprobs: Floats
+    """The trainer's log-probabilities before the step's first update; beside `Call.logprobs`, the sampler's."""
+    entropy: Floats
+    """Of the distribution that the token was drawn from, in nats, by the trainer."""
+
+    @model_validator(mode="after")
+    def _lengths(self) -> Trained:
+        lengths = {len(self.advantages), len(self.logprobs), len(self.entropy)}
+        if len(lengths) > 1:
+            raise ValueError(f"call {self.call_id}: arrays of different lengths: {sorted(lengths)}")
+        return self
 
 
 class Metric(_Frozen):

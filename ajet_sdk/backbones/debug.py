@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from ajet_sdk.engines import open_engine
 from ajet_sdk.episode import Attempt, run_batch
 from ajet_sdk.gateway import Gateway, SamplingOverride
 from ajet_sdk.learn.recipe import build_recipe, wants_recipe
-from ajet_sdk.outcomes import check_sound, evaluation_entries, failures_by_cause, notices
+from ajet_sdk.outcomes import check_sound, failures_by_cause, notices, untrained_entries
 from ajet_sdk.timelines import merge
 from ajet_sdk.types import Episode, TunedModel, new_id
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from ajet_sdk.protocols import Engine, Job
     from ajet_sdk.trace.writer import TraceWriter
 
-__all__ = ["bp", "debug"]
+__all__ = ["bp", "debug", "stopping_at"]
 
 _A_WEEK = 7 * 24 * 3600.0
 _tags: ContextVar[frozenset[str]] = ContextVar("ajet_debug_tags", default=frozenset())
@@ -42,6 +43,16 @@ def bp(tag: str) -> None:
         sys.breakpointhook()
 
 
+@contextmanager
+def stopping_at(tags: Iterable[str]) -> Iterator[None]:
+    """`bp` stops at these tags in what runs inside the block."""
+    token = _tags.set(frozenset(tags))
+    try:
+        yield
+    finally:
+        _tags.reset(token)
+
+
 async def debug(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
     """Run the first tasks once each and print what happened; the episodes are returned, and nothing is trained.
 
@@ -53,23 +64,22 @@ async def debug(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
     if wants_recipe(config):
         await build_recipe(config)
     engine = open_engine(config)
-    token = _tags.set(job.debug_tags)
     try:
-        episodes = await run_batch(
-            job.workflow,
-            job.judge,
-            _attempts(job),
-            engine=engine,
-            gateway=gateway,
-            config=config,
-            writer=writer,
-            sampling=_sampling(config),
-        )
+        with stopping_at(job.debug_tags):
+            episodes = await run_batch(
+                job.workflow,
+                job.judge,
+                _attempts(job),
+                engine=engine,
+                gateway=gateway,
+                config=config,
+                writer=writer,
+                sampling=_sampling(config),
+            )
     finally:
-        _tags.reset(token)
         await engine.aclose()
     for episode in episodes:
-        writer.put(*evaluation_entries(episode))
+        writer.put(*untrained_entries(episode))
     _print(episodes, engine)
     print(f"The traces are in {job.directory}; look with: ajet trace ls {job.directory}")
     check_sound(episodes, config.rollout.min_sound_share)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import itertools
 import json
 import logging
 import random
@@ -20,10 +21,13 @@ from ajet_sdk.learn import checkpoint
 from ajet_sdk.learn.estimate import estimate
 from ajet_sdk.learn.learner import Learner, open_learner
 from ajet_sdk.learn.probe import Probe
+from ajet_sdk.learn.trained import trained_calls
+from ajet_sdk.learn.trainer import TokenScores
 from ajet_sdk.loggers import Loggers
-from ajet_sdk.outcomes import check_sound, evaluation_entries, failures_by_cause, notices, pass_at_k, solved
+from ajet_sdk.outcomes import check_sound, failures_by_cause, notices, pass_at_k, solved, untrained_entries
 from ajet_sdk.samples import Batch, balance, build
-from ajet_sdk.types import Episode, Task, TunedModel, new_id
+from ajet_sdk.timelines import is_trained
+from ajet_sdk.types import Episode, Sample, Task, TunedModel, new_id
 
 if TYPE_CHECKING:
     from ajet_sdk.config import Config
@@ -37,6 +41,8 @@ T = TypeVar("T")
 
 _LARGE_GAP = 0.1
 """Mean difference of log-probabilities between sampler and trainer that is worth a word."""
+_CALLS_AT_ONCE = 1024
+"""Rows of `trained` that wait to be written before the step waits for the disk."""
 
 
 async def local(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
@@ -68,6 +74,13 @@ def total_steps(config: Config, tasks: int) -> int:
     """Training steps of a run: `total_steps`, else as many batches as the epochs hold."""
     common = config.trainer_common
     return common.total_steps or max(1, common.total_epochs * tasks // config.data.train_batch_size)
+
+
+def validations_left(config: Config, done: int, total: int) -> int:
+    """How often a run that has `done` steps behind it will still validate: before, every so often, and at its end."""
+    common = config.trainer_common
+    after = sum(step == total or _due(step, common.test_freq) for step in range(done + 1, total + 1))
+    return after + int(done == 0 and common.val_before_train)
 
 
 def tasks_of_step(tasks: Sequence[Task], step: int, size: int, seed: int) -> list[Task]:
@@ -140,12 +153,10 @@ class _Learning:
                 self.loggers.history[row["name"]][row["step"]] = row["value"]
 
     def _announce(self) -> None:
-        common = self.common
-        validations = self._validation_attempts() * (
-            int(common.val_before_train) + 1 + (self.total - 1) // common.test_freq if common.test_freq > 0 else 1
-        )
-        guess = estimate(self.config, self.trainer, steps=self.total - self.done, val_episodes=validations)
-        self.loggers.say(f"{self.total - self.done} steps: {guess}")
+        steps = self.total - self.done
+        validations = validations_left(self.config, self.done, self.total) * self._validation_attempts()
+        guess = estimate(self.config, self.trainer, steps=steps, val_episodes=validations)
+        self.loggers.say(f"{steps} {'step' if steps == 1 else 'steps'}: {guess}")
         if self.config.rollout.top_p < 1 or self.config.rollout.top_k > 0:
             self.loggers.say(
                 "rollout.top_p or top_k cuts the distribution that is sampled from, but not the trainer's: "
@@ -167,10 +178,13 @@ class _Learning:
         """Update the weights, and book the step as done: whoever stops the run stops it before or after all of this."""
         batch = self._samples(episodes)
         metrics = _episode_metrics("train", episodes) | _prefixed("train", batch.metrics)
+        metrics |= _staleness(episodes, self.trainer.updates)
         if batch.samples:
             async with self.sampler.exclusive():
-                learnt = await asyncio.to_thread(self.trainer.step, batch.samples, self._temperature(episodes))
+                scores, temperature = TokenScores(), self._temperature(episodes)
+                learnt = await asyncio.to_thread(self.trainer.step, batch.samples, temperature, scores)
                 self.sampler.policy_version = self.trainer.updates
+            await asyncio.to_thread(self._keep, step, batch.samples, episodes, scores)
             metrics |= _prefixed("train", learnt)
             self._warn_of_gap(step, learnt)
         else:
@@ -182,6 +196,14 @@ class _Learning:
         metrics |= {"time/rollout": rollout_seconds, "time/step": time.perf_counter() - started}
         self.loggers.log(step, metrics)
         self.done = step
+
+    def _keep(self, step: int, samples: Sequence[Sample], episodes: Sequence[Episode], scores: TokenScores) -> None:
+        """Put what the step saw of each trained token into the trace, a few calls at a time: it can be much."""
+        rows = trained_calls(self.job.run_id, step, samples, episodes, scores.logprobs, scores.entropy)
+        while chunk := list(itertools.islice(rows, _CALLS_AT_ONCE)):
+            self.writer.put(*chunk)
+            if len(chunk) == _CALLS_AT_ONCE:
+                self.writer.flush()
 
     def _attempts(self, step: int) -> list[Attempt]:
         seed = self.common.seed
@@ -283,7 +305,7 @@ class _Learning:
             for attempt in range(repeats)
         ]
         episodes = await self._episodes(self.done, attempts, what, sampling)
-        self.writer.put(*(entry for episode in episodes for entry in evaluation_entries(episode)))
+        self.writer.put(*(entry for episode in episodes for entry in untrained_entries(episode)))
         for line in failures_by_cause(episodes):
             self.loggers.say(f"{what}: {line}")
         return episodes
@@ -394,6 +416,13 @@ def _episode_metrics(prefix: str, episodes: Sequence[Episode]) -> dict[str, floa
         f"{prefix}/calls_per_episode": _mean(calls),
         **{f"{prefix}/{name}": _mean(values) for name, values in own.items()},
     }
+
+
+def _staleness(episodes: Sequence[Episode], updates: int) -> dict[str, float]:
+    """By how many updates the policy that sampled a call was behind the one to be trained, in the mean over calls."""
+    calls = [call for episode in episodes for call in episode.calls if is_trained(call)]
+    lags = [updates - call.policy_version for call in calls if call.policy_version is not None]
+    return {"train/staleness": _mean(lags)} if lags else {}
 
 
 def _why_nothing(batch: Batch) -> str:

@@ -15,12 +15,24 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.types import Sample
 
-__all__ = ["LossSettings", "MicroBatch", "Scored", "collate", "kl_estimate", "micro_batches", "score", "token_loss"]
+__all__ = [
+    "LossSettings",
+    "MicroBatch",
+    "Scored",
+    "collate",
+    "kl_estimate",
+    "micro_batches",
+    "score",
+    "token_loss",
+    "trained_length",
+    "trained_positions",
+]
 
 _MAX_LOG_RATIO = 20.0
 
@@ -76,6 +88,12 @@ def micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
     return groups
 
 
+def trained_positions(sample: Sample) -> npt.NDArray[np.intp]:
+    """Where the tokens stand that the loss counts: those masked in, but one at position 0, which has no context."""
+    at = np.flatnonzero(sample.timeline.loss_mask)
+    return at[at > 0]
+
+
 def trained_length(sample: Sample) -> int:
     """Number of input tokens that the loss of a sample needs: up to the one before its last trained token."""
     trained = np.flatnonzero(sample.timeline.loss_mask)
@@ -97,8 +115,7 @@ def collate(
         line = sample.timeline
         used = min(width, len(line.token_ids))
         ids_BT[row, :used] = line.token_ids[:used]
-        at = np.flatnonzero(line.loss_mask)
-        at = at[at > 0]
+        at = trained_positions(sample)
         positions.append(row * width + at - 1)
         targets.append(line.token_ids[at])
         sampler.append(line.logprobs[at])

@@ -10,16 +10,28 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 from ajet_sdk.errors import ConfigError, TrainingError
-from ajet_sdk.learn.loss import LossSettings, MicroBatch, collate, micro_batches, score, token_loss, trained_length
+from ajet_sdk.learn.loss import (
+    LossSettings,
+    MicroBatch,
+    Scored,
+    collate,
+    micro_batches,
+    score,
+    token_loss,
+    trained_length,
+    trained_positions,
+)
 from ajet_sdk.types import Sample
 
 if TYPE_CHECKING:
     from ajet_sdk.config import Config
 
-__all__ = ["Trainer", "TrainerSettings", "default_lr", "trainable_parameters"]
+__all__ = ["TokenScores", "Trainer", "TrainerSettings", "default_lr", "trainable_parameters"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +101,33 @@ def default_lr(parameters: int, *, lora: bool) -> float:
     return float(f"{min(1e-3, full * 10) if lora else full:.1e}")
 
 
+class TokenScores:
+    """What the trainer thought of each token of each sample before a step's first update; NaN where it is not known."""
+
+    def __init__(self) -> None:
+        self.logprobs: list[npt.NDArray[np.float32]] = []
+        """One array of length T for each sample."""
+        self.entropy: list[npt.NDArray[np.float32]] = []
+
+    def take(
+        self, samples: Sequence[Sample], share: Sequence[int], seen: Sequence[tuple[Sequence[int], Scored]]
+    ) -> None:
+        """Put the scores of micro-batches, whose positions count within `share`, where their tokens stand."""
+        self.logprobs = [np.full(len(s.timeline.token_ids), np.nan, np.float32) for s in samples]
+        self.entropy = [np.full(len(s.timeline.token_ids), np.nan, np.float32) for s in samples]
+        for group, scored in seen:
+            logprobs_N = scored.logprobs_N.float().cpu().numpy()
+            entropy_N = None if scored.entropy_N is None else scored.entropy_N.float().cpu().numpy()
+            begin = 0
+            for index in (share[i] for i in group):
+                at = trained_positions(samples[index])
+                end = begin + len(at)
+                self.logprobs[index][at] = logprobs_N[begin:end]
+                if entropy_N is not None:
+                    self.entropy[index][at] = entropy_N[begin:end]
+                begin = end
+
+
 class Trainer:
     """Applies the policy-gradient loss to a model, in place.
 
@@ -116,8 +155,16 @@ class Trainer:
     def device(self) -> torch.device:
         return self.parameters[0].device
 
-    def step(self, samples: Sequence[Sample], temperature: float | Mapping[str, float] = 1.0) -> dict[str, float]:
+    def step(
+        self,
+        samples: Sequence[Sample],
+        temperature: float | Mapping[str, float] = 1.0,
+        scores: TokenScores | None = None,
+    ) -> dict[str, float]:
         """Train on the samples; `temperature` is the one they were sampled at, or a mapping by `call_id`.
+
+        `scores` is given what the first update's forward pass says of each token; only the samples of that update were
+        seen by the weights as they were, so with several mini-batches the others' tokens stay unknown.
 
         Returns metrics without their `train/` prefix. Raises TrainingError where the loss is not finite.
         """
@@ -129,12 +176,18 @@ class Trainer:
             for epoch in range(self.settings.ppo_epochs):
                 for number, share in enumerate(self._shares(len(samples))):
                     first = epoch == 0 and number == 0
-                    self._update([samples[i] for i in share], temperature, tally, first=first)
+                    seen = self._update([samples[i] for i in share], temperature, tally, first=first)
+                    if scores is not None and first:
+                        scores.take(samples, share, seen)
         finally:
             self.model.eval()
         seconds = time.perf_counter() - started
         tokens = sum(len(s.timeline.token_ids) for s in samples)
-        return tally.means() | {"lr": self.optimizer.param_groups[0]["lr"], "seconds": seconds, "tokens_per_second": tokens / seconds}
+        return tally.means() | {
+            "lr": self.optimizer.param_groups[0]["lr"],
+            "seconds": seconds,
+            "tokens_per_second": tokens / seconds,
+        }
 
     def _shares(self, count: int) -> list[list[int]]:
         """Positions of the samples of each mini-batch, drawn anew from the seed for every epoch."""
@@ -146,16 +199,19 @@ class Trainer:
 
     def _update(
         self, samples: Sequence[Sample], temperature: float | Mapping[str, float], tally: Tally, *, first: bool
-    ) -> None:
+    ) -> list[tuple[list[int], Scored]]:
+        """One optimiser update. Returns the samples' positions in each micro-batch and their scores, detached."""
+        seen: list[tuple[list[int], Scored]] = []
         groups = micro_batches([trained_length(s) for s in samples], self.settings.micro_batch_tokens)
         total = sum(int(s.timeline.loss_mask.sum()) for s in samples)
         for group in groups:
             batch = collate([samples[i] for i in group], temperature, self.device)
-            self._backward(batch, total, tally, first=first)
+            seen.append((group, self._backward(batch, total, tally, first=first)))
         norm = self._apply()
         tally.add("grad_norm", torch.tensor([norm]))
+        return seen
 
-    def _backward(self, batch: MicroBatch, total: int, tally: Tally, *, first: bool) -> None:
+    def _backward(self, batch: MicroBatch, total: int, tally: Tally, *, first: bool) -> Scored:
         settings = self.settings.loss
         reference_N = self._reference_logprobs(batch) if settings.kl_coef else None
         scored = score(self.model, batch, entropy=True, entropy_grad=bool(settings.entropy_coef))
@@ -168,6 +224,8 @@ class Trainer:
             tally.maximum("logprob_gap_max", gap_N)
         for name, value_N in seen.items():
             tally.add(name, value_N)
+        entropy_N = scored.entropy_N
+        return Scored(scored.logprobs_N.detach(), None if entropy_N is None else entropy_N.detach())
 
     def _reference_logprobs(self, batch: MicroBatch) -> torch.Tensor:
         with torch.no_grad():

@@ -10,6 +10,7 @@ from typing import Any
 
 from ajet_sdk.config import Config
 from ajet_sdk.errors import ConfigError, MissingExtra, TaskError
+from ajet_sdk.tasks.encoded import decoder
 from ajet_sdk.tasks.jsonl import json_rows
 from ajet_sdk.tasks.rows import Row
 
@@ -102,9 +103,10 @@ def _table_rows(file: Path) -> Iterator[Row]:
         batches = pq.ParquetFile(file).iter_batches() if file.suffix == ".parquet" else _arrow(file)
         number = 0
         for batch in batches:
+            decode = decoder(batch.schema)
             for values in batch.to_pylist():
                 number += 1
-                yield Row(f"{file.name} row {number}", values)
+                yield Row(f"{file.name} row {number}", decode(values))
     except (pa.ArrowInvalid, OSError) as error:
         raise TaskError(f"cannot read {file}: {error}") from error
 

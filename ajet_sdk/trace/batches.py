@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from ajet_sdk.trace.prefixes import Prefixes
 from ajet_sdk.trace.schema import COLUMNS
-from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Metric, Reward, Run
+from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Metric, Reward, Run, Trained
 
 __all__ = ["REMOVED", "Record", "encode", "scrub", "size_of"]
 
-Record = Run | Episode | Call | Metric | LedgerEntry | Feedback
+Record = Run | Episode | Call | Metric | LedgerEntry | Trained | Feedback
 
 REMOVED = "[removed by ajet]"
 _SECRET = re.compile(
@@ -64,6 +64,8 @@ _LEAVES = frozenset((str, int, float, bool, type(None)))
 
 def size_of(record: Record) -> int:
     """About how many bytes a record holds while it waits, quickly."""
+    if isinstance(record, Trained):
+        return 1024 + record.advantages.nbytes + record.logprobs.nbytes + record.entropy.nbytes
     if not isinstance(record, Call):
         return 1024
     ids = sum(a.nbytes for a in (record.prompt_ids, record.output_ids, record.logprobs) if a is not None)
@@ -151,6 +153,11 @@ def _call(call: Call, prefixes: Prefixes) -> list[tuple[str, Row]]:
     return [("calls", row)]
 
 
+def _trained(trained: Trained, _: Prefixes) -> list[tuple[str, Row]]:
+    arrays = {name: getattr(trained, name) for name in ("advantages", "logprobs", "entropy")}
+    return [("trained", _plain(trained) | arrays)]
+
+
 def _simple(message: Any) -> bool:
     """Nothing but a role and a text: there is no key to look at."""
     return isinstance(message, dict) and message.keys() <= _SPOKEN and type(message.get("content")) in _LEAVES
@@ -169,6 +176,7 @@ _ROWS_OF: dict[type, Callable[[Any, Prefixes], list[tuple[str, Row]]]] = {
     Call: _call,
     Metric: _flat("metrics"),
     LedgerEntry: _flat("ledger"),
+    Trained: _trained,
     Feedback: _flat("feedback"),
 }
 
@@ -201,6 +209,7 @@ _COLUMNS_OF: dict[Any, tuple[tuple[str, ...], tuple[str, ...]]] = {
     Reward: _columns(Reward, "rewards"),
     Metric: _columns(Metric, "metrics"),
     LedgerEntry: _columns(LedgerEntry, "ledger"),
+    Trained: _columns(Trained, "trained"),
     Feedback: _columns(Feedback, "feedback"),
 }
 

@@ -7,16 +7,16 @@ import logging
 import os
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import duckdb
 import pyarrow as pa
 
 from ajet_sdk.errors import TraceError, TraceLocked, TraceVersionError
-from ajet_sdk.trace.live import announce, owner_of, retract
+from ajet_sdk.trace.live import announce, retract, settled_owner
 from ajet_sdk.trace.query import SETTINGS
-from ajet_sdk.trace.schema import SCHEMA_VERSION, create_statements
+from ajet_sdk.trace.schema import SCHEMA_VERSION, create_statements, upgrade_statements
 
 __all__ = ["check_version", "explain", "has_tables", "insert", "locked", "open_to_write", "supersede", "unborn"]
 
@@ -26,26 +26,27 @@ _WRITING = {**SETTINGS, "checkpoint_threshold": "128MB"}
 """Each checkpoint writes the last row group once more: at DuckDB's 16 MB half of the time went there."""
 
 
-def open_to_write(path: Path, *, again: bool = False) -> duckdb.DuckDBPyConnection:
+def open_to_write(path: Path, *, again: bool = False, brief: bool = False) -> duckdb.DuckDBPyConnection:
     """Open or create a trace file as its one owner, say so in gateway.json, and mark runs of a dead owner interrupted.
 
-    `again`: this process owns it already and opens it once more after a failure of the disk.
+    `again`: this process owns it already and opens it once more after a failure of the disk. `brief`: only to add
+    something and let go at once; runs stay as they are, and others wait for it.
     Raises TraceLocked where a live process owns it, TraceVersionError where it is newer or foreign, TraceError where it
     cannot be read or written.
     """
-    owner = None if again else owner_of(path)
+    owner = None if again else settled_owner(path)
     if owner and (owner.writes or owner.pid != os.getpid()):
         raise locked(path, owner.pid)
     connection = None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         if not again:
-            announce(path, writes=True)  # before opening: readers at rest leave the file to its owner
+            announce(path, writes=True, brief=brief)  # before opening: readers at rest leave the file to its owner
             if unborn(path):
                 path.unlink()  # its owner was killed while it made the file: nothing was in it
         connection = _connect(path)
         _prepare(connection, path)
-        if not again:
+        if not again and not brief:
             connection.execute("UPDATE runs SET status = 'interrupted' WHERE status = 'running'")
     except (duckdb.Error, OSError, TraceError) as error:
         if connection:
@@ -69,11 +70,11 @@ def _connect(path: Path) -> duckdb.DuckDBPyConnection:
 
 
 def _prepare(connection: duckdb.DuckDBPyConnection, path: Path) -> None:
-    """An empty database becomes a trace; any other must be one."""
-    if has_tables(connection):
-        check_version(connection, path)
-    else:
-        _create(connection)
+    """An empty database becomes a trace, an older trace one of this version; any other must be one."""
+    if not has_tables(connection):
+        _all(connection, create_statements())
+    elif (version := check_version(connection, path)) < SCHEMA_VERSION:
+        _all(connection, upgrade_statements(version))
 
 
 def has_tables(connection: duckdb.DuckDBPyConnection, database: str | None = None) -> bool:
@@ -93,26 +94,36 @@ def unborn(path: Path) -> bool:
     return not start.strip(b"\0") or start[8:] == b"DUCK"
 
 
-def _create(connection: duckdb.DuckDBPyConnection) -> None:
+def _all(connection: duckdb.DuckDBPyConnection, statements: Sequence[str]) -> None:
+    """Run statements as one transaction: all of them or none."""
     connection.execute("BEGIN")
-    for statement in create_statements():
-        connection.execute(statement)
-    connection.execute("COMMIT")
+    try:
+        for statement in statements:
+            connection.execute(statement)
+        connection.execute("COMMIT")
+    except duckdb.Error:
+        with contextlib.suppress(duckdb.Error):
+            connection.execute("ROLLBACK")
+        raise
 
 
-def check_version(connection: duckdb.DuckDBPyConnection, path: Path, schema: str = "main") -> None:
-    """Raises TraceVersionError unless `schema` is a trace that this ajet can read."""
+def check_version(connection: duckdb.DuckDBPyConnection, path: Path, schema: str = "main") -> int:
+    """The version of the trace in `schema`. Raises TraceVersionError unless it is one that this ajet can read."""
     try:
         row = connection.execute(f"SELECT schema_version FROM {schema}.meta").fetchone()
     except (duckdb.CatalogException, duckdb.BinderException) as error:
         raise TraceVersionError(
             f"{path} is a DuckDB file but not an ajet trace (it has no table meta.schema_version); give another path"
         ) from error
-    if row is None or row[0] > SCHEMA_VERSION:
+    if row is None or not isinstance(row[0], int):
+        what = repr(row[0]) if row else "missing"
+        raise TraceVersionError(f"{path} is not an ajet trace (its meta.schema_version is {what}); give another path")
+    if row[0] > SCHEMA_VERSION:
         raise TraceVersionError(
-            f"{path} was written by a newer ajet (schema {row[0] if row else '?'}, this ajet reads {SCHEMA_VERSION}); "
+            f"{path} was written by a newer ajet (schema {row[0]}, this ajet reads {SCHEMA_VERSION}); "
             "update it: pip install -U ajet"
         )
+    return row[0]
 
 
 def locked(path: Path, pid: int | None) -> TraceLocked:
@@ -128,6 +139,7 @@ def locked(path: Path, pid: int | None) -> TraceLocked:
 _LOCKED = re.compile(r"Could not set lock|Conflicting lock|different configuration|file handle conflict", re.I)
 _PID = re.compile(r"\(PID (\d+)\)")
 _FOREIGN = re.compile(r"not a valid DuckDB|Corrupt|Serialization Error|version number", re.I)
+_CUT_OFF = re.compile(r"Could not read enough bytes", re.I)
 _DENIED = re.compile(r"Permission denied|Read-only file system|Operation not permitted", re.I)
 _FULL = re.compile(r"No space left|File too large|quota|could not write all", re.I)
 
@@ -144,6 +156,8 @@ def explain(path: Path, error: Exception) -> TraceError:
         return TraceError(f"the disk of {path} is full. What was written is intact; free some space. ({text})")
     if isinstance(error, PermissionError) or _DENIED.search(text):
         return TraceError(f"{path} cannot be opened: permissions forbid it. Change them or give another path. ({text})")
+    if _CUT_OFF.search(text):
+        return TraceError(f"{path} is cut off: it ends before all of it is there. Copy it again, whole. ({text})")
     if _FOREIGN.search(text):
         return TraceVersionError(f"{path} is not a trace that DuckDB {duckdb.__version__} can open. ({text})")
     return TraceError(f"the trace {path} cannot be used: {text}")
@@ -197,7 +211,8 @@ def supersede(connection: duckdb.DuckDBPyConnection, run_id: str, after_step: in
         connection.execute(f"INSERT INTO ledger {lost}", values)
         connection.execute("UPDATE ledger SET outcome = 'superseded' WHERE run_id = $run AND step > $step", values)
         connection.execute(f"UPDATE episodes SET superseded = true WHERE episode_id IN ({_LATER})", values)
-        connection.execute("DELETE FROM metrics WHERE run_id = $run AND step > $step", values)
+        for table in ("metrics", "trained"):
+            connection.execute(f"DELETE FROM {table} WHERE run_id = $run AND step > $step", values)
         connection.execute("COMMIT")
     except duckdb.Error:
         with contextlib.suppress(duckdb.Error):

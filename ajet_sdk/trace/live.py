@@ -1,4 +1,4 @@
-"""A live trace: `gateway.json` says who owns a file, and an authenticated loopback route answers queries on it."""
+"""A live trace: `gateway.json` says who owns a file; authenticated loopback routes answer queries and take feedback."""
 
 from __future__ import annotations
 
@@ -8,13 +8,19 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet_sdk.errors import QueryError
+import httpx
+from pydantic import TypeAdapter, ValidationError
+
+from ajet_sdk.errors import QueryError, TraceError
+from ajet_sdk.trace.query import TIMEOUT
+from ajet_sdk.types import Feedback
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -23,11 +29,27 @@ if TYPE_CHECKING:
 
     from ajet_sdk.trace.writer import TraceWriter
 
-__all__ = ["QUERY_PATH", "Owner", "announce", "live_routes", "owner_of", "owners", "process_started", "retract"]
+__all__ = [
+    "FEEDBACK_PATH",
+    "QUERY_PATH",
+    "Owner",
+    "announce",
+    "live_routes",
+    "owner_of",
+    "owners",
+    "post",
+    "process_started",
+    "refusal",
+    "retract",
+    "settled_owner",
+]
 
 QUERY_PATH = "/trace/query"
+FEEDBACK_PATH = "/trace/feedback"
 _ARROW = "application/vnd.apache.arrow.stream"
 _BODY_BYTES = 1 << 20
+_MOMENT = 5.0
+_FEEDBACK = TypeAdapter(list[Feedback])
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +64,8 @@ class Owner:
     """Its TraceWriter has the file; a gateway alone has not."""
     url: str | None = None
     token: str | None = None
+    brief: bool = False
+    """It has the file for a moment only, to add something to it: wait."""
     source: Path | None = None
     """The gateway.json that says so."""
 
@@ -64,15 +88,17 @@ def process_started(pid: int) -> str:
     return done.stdout.strip()
 
 
-def announce(path: Path, url: str | None = None, token: str | None = None, *, writes: bool = False) -> None:
+def announce(
+    path: Path, url: str | None = None, token: str | None = None, *, writes: bool = False, brief: bool = False
+) -> None:
     """Say beside the trace file `path`, readable by this user only, that this process writes it or answers queries.
 
     Called by the writer and by the gateway, in either order; what the other said is kept. A file that another live
-    process owns is left as it is.
+    process owns is left as it is. `brief`: it has the file for a moment only.
     """
     path = path.resolve()
     before = owner_of(path)
-    if before and before.pid != os.getpid():
+    if before and before.pid != os.getpid() and not before.brief:
         return
     content = {
         "trace": path.name,
@@ -82,6 +108,7 @@ def announce(path: Path, url: str | None = None, token: str | None = None, *, wr
         "writes": writes or bool(before and before.writes),
         "url": url or (before.url if before else None),
         "token": token or (before.token if before else None),
+        "brief": brief,
     }
     _write(_place(path), content)
 
@@ -117,10 +144,18 @@ def owner_of(path: Path) -> Owner | None:
     return next((o for o in owners(path.resolve().parent) if o.trace == path.name and o.alive), None)
 
 
+def settled_owner(path: Path) -> Owner | None:
+    """The live owner, once one that has the file for a moment only is done with it."""
+    deadline = time.monotonic() + _MOMENT
+    while (owner := owner_of(path)) and owner.brief and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return owner
+
+
 def _read(source: Path) -> Owner | None:
     try:
         raw = json.loads(source.read_text())
-        names = ("trace", "pid", "started", "host", "writes", "url", "token")
+        names = ("trace", "pid", "started", "host", "writes", "url", "token", "brief")
         return Owner(**{name: raw[name] for name in names if name in raw}, source=source)
     except (OSError, ValueError, AttributeError, TypeError):
         return None
@@ -144,28 +179,64 @@ def unpack(parameters: Sequence[Any]) -> list[Any]:
     return [datetime.fromisoformat(p["$time"]) if isinstance(p, dict) and "$time" in p else p for p in parameters]
 
 
+def post(owner: Owner, path: str, body: Any) -> httpx.Response | None:
+    """Ask a live owner; None where it is gone since. Raises TraceError where it lives and does not answer."""
+    if not owner.url:
+        raise ValueError(f"process {owner.pid} answers nothing")
+    try:  # plain http on loopback: no proxy, and no certificates to load
+        with httpx.Client(trust_env=False, verify=False, timeout=httpx.Timeout(5.0, read=TIMEOUT + 10)) as client:
+            headers = {"Authorization": f"Bearer {owner.token}"}
+            return client.post(owner.url.rstrip("/") + path, json=body, headers=headers)
+    except httpx.TransportError as error:
+        if owner.alive:
+            raise TraceError(
+                f"the live run that writes {owner.trace} (pid {owner.pid}) did not answer: {error}"
+            ) from error
+        return None
+
+
+def refusal(answer: httpx.Response) -> str:
+    """What an owner says is wrong."""
+    try:
+        return str(answer.json()["error"])
+    except (ValueError, KeyError, TypeError):
+        return f"HTTP {answer.status_code}"
+
+
+_Answer = Callable[["TraceWriter", bytes], Awaitable["Response"]]
+
+
 def live_routes(writer: TraceWriter, token: str) -> list[Route]:
-    """The route POST /trace/query: JSON {sql, parameters} in, an Arrow stream out; 401 without `Bearer token`."""
+    """The routes of a live trace; each is a POST and answers 401 without `Bearer token`.
+
+    /trace/query takes JSON {sql, parameters} and answers an Arrow stream; /trace/feedback takes a list of Feedback.
+    """
     from starlette.routing import Route
 
-    async def query(request: Request) -> Response:
-        from starlette.responses import JSONResponse
+    def guarded(answer: _Answer) -> Callable[[Request], Awaitable[Response]]:
+        async def check(request: Request) -> Response:
+            from starlette.responses import JSONResponse
 
-        sent = request.headers.get("authorization", "")
-        if not hmac.compare_digest(sent.encode(), f"Bearer {token}".encode()):
-            return JSONResponse({"error": "the token is missing or wrong; it is in gateway.json"}, 401)
-        return await _answer(writer, request)
+            sent = request.headers.get("authorization", "")
+            if not hmac.compare_digest(sent.encode(), f"Bearer {token}".encode()):
+                return JSONResponse({"error": "the token is missing or wrong; it is in gateway.json"}, 401)
+            raw = await request.body()
+            if len(raw) > _BODY_BYTES:
+                return JSONResponse({"error": "what was sent is longer than 1 MiB"}, 413)
+            return await answer(writer, raw)
 
-    return [Route(QUERY_PATH, query, methods=["POST"])]
+        return check
+
+    return [
+        Route(QUERY_PATH, guarded(_query), methods=["POST"]),
+        Route(FEEDBACK_PATH, guarded(_feedback), methods=["POST"]),
+    ]
 
 
-async def _answer(writer: TraceWriter, request: Request) -> Response:
+async def _query(writer: TraceWriter, raw: bytes) -> Response:
     import anyio.to_thread
     from starlette.responses import JSONResponse, Response
 
-    raw = await request.body()
-    if len(raw) > _BODY_BYTES:
-        return JSONResponse({"error": "the query is longer than 1 MiB"}, 413)
     try:
         body = json.loads(raw)
         sql, parameters = str(body["sql"]), unpack(body.get("parameters", []))
@@ -176,6 +247,28 @@ async def _answer(writer: TraceWriter, request: Request) -> Response:
     except QueryError as error:
         return JSONResponse({"error": str(error)}, 400)
     return Response(data, media_type=_ARROW)
+
+
+async def _feedback(writer: TraceWriter, raw: bytes) -> Response:
+    """Nothing but feedback can be written here; it is in the file when the answer comes."""
+    import anyio.to_thread
+    from starlette.responses import JSONResponse
+
+    try:
+        given = _FEEDBACK.validate_json(raw)
+    except ValidationError as error:
+        return JSONResponse({"error": f"expected a JSON list of feedback: {error}"}, 400)
+
+    def write() -> bool:
+        writer.put(*given)
+        return writer.flush()
+
+    try:
+        if await anyio.to_thread.run_sync(write):
+            return JSONResponse({"written": len(given)})
+        return JSONResponse({"error": "the file could not be written in time; look into the run's log"}, 503)
+    except TraceError as error:
+        return JSONResponse({"error": str(error)}, 503)
 
 
 def _stream(writer: TraceWriter, sql: str, parameters: list[Any]) -> bytes:

@@ -7,14 +7,18 @@ earlier call, how much of that call's prompt and output it repeats, and what fol
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Placed", "Prefixes"]
+from ajet_sdk.errors import TraceError
+
+__all__ = ["Placed", "Prefixes", "Stored", "Whole", "rebuild"]
 
 _LEAVES = 64
 _EPISODES = 2048
@@ -130,3 +134,58 @@ def _common_keys(a: Sequence[bytes], b: Sequence[bytes]) -> int:
             break
         n += 1
     return n
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A call's prompt as it is stored."""
+
+    call_id: str
+    placed: Placed
+    prompt_suffix: npt.NDArray[np.int32] | None
+    output_ids: npt.NDArray[np.int32] | None
+    messages_suffix: str | None
+    """A JSON list."""
+
+
+Whole = tuple[npt.NDArray[np.int32], list[Any]]
+"""A call's whole prompt and messages; empty where it has none."""
+
+
+def rebuild(calls: Sequence[Stored]) -> dict[str, Whole]:
+    """The inverse of `Prefixes.place`: whole prompts by call id, of calls that stand in any order with their parents.
+
+    Raises TraceError where a parent is missing or calls refer to each other in a circle.
+    """
+    stored = {call.call_id: call for call in calls}
+    whole: dict[str, Whole] = {}
+    for call in calls:
+        chain: dict[str, Stored] = {}
+        at: str | None = call.call_id
+        while at is not None and at not in whole:
+            if at in chain or at not in stored:
+                wrong = "refers to itself" if at in chain else f"refers to call {at}, which is not there"
+                raise TraceError(
+                    f"the prompt of call {call.call_id} cannot be rebuilt: its chain of earlier calls {wrong}; "
+                    "`ajet trace check` lists what is broken"
+                )
+            chain[at] = stored[at]
+            at = stored[at].placed.parent_call_id
+        for link in reversed(chain.values()):
+            whole[link.call_id] = _extend(link, stored, whole)
+    return whole
+
+
+def _extend(call: Stored, stored: dict[str, Stored], whole: dict[str, Whole]) -> Whole:
+    ids, messages = _NO_IDS, list[Any]()
+    parent = call.placed.parent_call_id
+    if parent is not None:
+        ids, messages = whole[parent]
+        output = stored[parent].output_ids
+        ids = (ids if output is None else np.concatenate([ids, output]))[: call.placed.prefix_len]
+    own = json.loads(call.messages_suffix or "[]")
+    suffix = call.prompt_suffix
+    return (
+        ids if suffix is None else np.concatenate([ids, suffix]),
+        [*messages[: call.placed.prefix_messages], *own],
+    )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -11,32 +12,35 @@ from pathlib import Path
 from typing import Any
 
 import duckdb
-import httpx
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from ajet_sdk.errors import QueryError, TraceError
+from ajet_sdk.errors import QueryError, TraceError, TraceLocked
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.trace.database import check_version, explain, has_tables, locked, unborn
-from ajet_sdk.trace.live import QUERY_PATH, Owner, owner_of, pack
-from ajet_sdk.trace.query import SETTINGS, TIMEOUT, select
-from ajet_sdk.trace.schema import CALLS_FULL, COLUMNS, RUNS_AT_REST, TABLES, create_statements
+from ajet_sdk.trace.live import QUERY_PATH, Owner, owner_of, pack, post, refusal, settled_owner
+from ajet_sdk.trace.prefixes import Placed, Stored, rebuild
+from ajet_sdk.trace.query import SETTINGS, select
+from ajet_sdk.trace.schema import CALLS_FULL, COLUMNS, RUNS_AT_REST, SINCE, TABLES, empty
 from ajet_sdk.types import Call, Episode, Reward
 
-__all__ = ["calls_of", "episodes", "ledger_balance", "open_trace", "trace_files"]
+__all__ = ["calls_of", "episodes", "ledger_balance", "open_trace", "stored_calls", "trace_files"]
 
 _LINGER = 0.3
+_RACE = 2.0
+_PATIENCE = 20.0
 
 
-def open_trace(path: Path) -> TraceReader:
-    """Open a trace to read: a file, an experiment directory, or a directory with several files (read as one).
+def open_trace(path: Path, *more: Path) -> TraceReader:
+    """Open a trace to read: a file, an experiment directory, or several files (of a directory, or named), read as one.
 
     Nothing stays open between queries, so that a reader never keeps a writer out and sees a run start and end: each
     query asks the live owner where there is one, and reads the file where there is none. Raises TraceError where there
     is no trace, TraceVersionError where it is newer or foreign, TraceLocked where its owner answers no queries.
     """
-    reader = _Trace(trace_files(Path(path)))
+    files = {file.resolve(): file for one in (path, *more) for file in trace_files(Path(one))}
+    reader = _Trace(list(files.values()))
     reader.query("SELECT 1")
     return reader
 
@@ -63,7 +67,19 @@ class _Trace:
         weakref.finalize(self, self._rest.close)
 
     def query(self, sql: str, parameters: Sequence[Any] = ()) -> pa.Table:
-        owned = {file: owner for file in self._files if (owner := owner_of(file))}
+        started = seen = time.monotonic()
+        while True:
+            try:
+                return self._query(sql, parameters)
+            except TraceLocked:  # someone may have taken the file, for a moment, after we had looked for an owner
+                at, owners = time.monotonic(), [owner for owner in map(owner_of, self._files) if owner]
+                if any(not owner.brief for owner in owners) or at - seen > _RACE or at - started > _PATIENCE:
+                    raise
+                seen = at if owners else seen
+            time.sleep(0.02)
+
+    def _query(self, sql: str, parameters: Sequence[Any]) -> pa.Table:
+        owned = {file: owner for file in self._files if (owner := settled_owner(file))}
         if owned:
             self.close()
         if len(self._files) == 1 and owned:
@@ -127,7 +143,7 @@ def _attach(files: Sequence[Path], owned: Mapping[Path, Owner]) -> duckdb.DuckDB
         for i, file in enumerate(files):
             _add(connection, f"t{i}", file, owned.get(file))
         for table in TABLES:
-            parts = [f"FROM runs_{i}" if table == "runs" else f"FROM t{i}.{table}" for i in range(len(files))]
+            parts = [f"FROM {table}_{i}" for i in range(len(files))]
             connection.execute(f"CREATE VIEW {table} AS {' UNION ALL BY NAME '.join(parts)}")
         connection.execute("SET enable_external_access = false")
     except TraceError:
@@ -146,53 +162,53 @@ def _ask(file: Path, owner: Owner, sql: str, parameters: Sequence[Any]) -> pa.Ta
     """The live owner's answer; None where it is gone since."""
     if not owner.url:
         raise locked(file, owner.pid)
-    try:  # plain http on loopback: no proxy, and no certificates to load
-        with httpx.Client(trust_env=False, verify=False, timeout=httpx.Timeout(5.0, read=TIMEOUT + 10)) as client:
-            answer = client.post(
-                owner.url.rstrip("/") + QUERY_PATH,
-                json={"sql": sql, "parameters": pack(parameters)},
-                headers={"Authorization": f"Bearer {owner.token}"},
-            )
-    except httpx.TransportError as error:
-        if owner.alive:
-            raise TraceError(f"the live run that writes {file} (pid {owner.pid}) did not answer: {error}") from error
+    answer = post(owner, QUERY_PATH, {"sql": sql, "parameters": pack(parameters)})
+    if answer is None:
         return None
     if answer.status_code != 200:
-        try:
-            message = answer.json()["error"]
-        except (ValueError, KeyError, TypeError):
-            message = f"HTTP {answer.status_code}"
-        raise QueryError(message)
+        raise QueryError(refusal(answer))
     return pa.ipc.open_stream(answer.content).read_all()
 
 
 def _add(connection: duckdb.DuckDBPyConnection, name: str, file: Path, owner: Owner | None) -> None:
-    """Make the tables of one file visible as those of the database `name`: a copy of them where it is being written."""
+    """Make the tables of one file visible as views of that number; a copy of them where it is being written."""
     if owner:
         connection.execute(f"ATTACH ':memory:' AS {name}")
-        for table, columns in COLUMNS.items():
-            rows = _ask(file, owner, f"SELECT * FROM {table}", ())
-            if rows is None:
-                raise TraceError(f"the run that writes {file} has just ended; ask again")
-            connection.register("_rows", rows)
-            typed = ", ".join(f'"{column}"::{kind} AS "{column}"' for column, kind in columns.items())
-            connection.execute(f"CREATE TABLE {name}.{table} AS SELECT {typed} FROM _rows")
-            connection.unregister("_rows")
-        connection.execute(f"CREATE VIEW runs_{name[1:]} AS FROM {name}.runs")
-        return
-    quoted = str(file).replace("'", "''")
-    try:
-        connection.execute(f"ATTACH '{quoted}' AS {name} (READ_ONLY)")
-        if has_tables(connection, name):
-            check_version(connection, file, schema=name)
-        else:  # its owner was killed before it had made them
-            connection.execute(f"DETACH {name}; ATTACH ':memory:' AS {name}; USE {name}")
-            for statement in create_statements():
-                connection.execute(statement)
-            connection.execute("USE memory")
-        connection.execute(f"CREATE VIEW runs_{name[1:]} AS {RUNS_AT_REST.format(runs=f'{name}.runs')}")
-    except (duckdb.Error, OSError) as error:
-        raise explain(file, error) from error
+        _copy(connection, name, file, owner)
+    else:
+        quoted = str(file).replace("'", "''")
+        try:
+            connection.execute(f"ATTACH '{quoted}' AS {name} (READ_ONLY)")
+            if has_tables(connection, name):  # else its owner was killed before it had made them
+                check_version(connection, file, schema=name)
+        except (duckdb.Error, OSError) as error:
+            raise explain(file, error) from error
+    listed = connection.execute("SELECT table_name FROM duckdb_tables() WHERE database_name = ?", [name]).fetchall()
+    present = {row[0] for row in listed}
+    for table in TABLES:
+        rows = f"FROM {name}.{table}" if table in present else empty(table)
+        if table == "runs" and table in present and not owner:
+            rows = RUNS_AT_REST.format(runs=f"{name}.runs")
+        connection.execute(f"CREATE VIEW {table}_{name[1:]} AS {rows}")
+
+
+def _copy(connection: duckdb.DuckDBPyConnection, name: str, file: Path, owner: Owner) -> None:
+    """Copy the tables of a file that is being written into the database `name`."""
+
+    def ask(sql: str) -> pa.Table:
+        rows = _ask(file, owner, sql, ())
+        if rows is None:
+            raise TraceError(f"the run that writes {file} has just ended; ask again")
+        return rows
+
+    [meta] = ask("SELECT schema_version FROM meta").to_pylist()
+    for table, columns in COLUMNS.items():
+        if SINCE.get(table, 1) > meta["schema_version"]:
+            continue
+        connection.register("_rows", ask(f"SELECT * FROM {table}"))
+        typed = ", ".join(f'"{column}"::{kind} AS "{column}"' for column, kind in columns.items())
+        connection.execute(f"CREATE TABLE {name}.{table} AS SELECT {typed} FROM _rows")
+        connection.unregister("_rows")
 
 
 def calls_of(reader: TraceReader, episode_id: str) -> list[Call]:
@@ -255,40 +271,33 @@ def _episode(row: dict[str, Any], calls: Sequence[Call], rewards: Sequence[Rewar
 
 
 def _calls(table: pa.Table) -> dict[str, list[Call]]:
-    """Rows of `calls` -> calls by episode. A parent is always written before its children."""
+    """Rows of `calls`, of whole episodes -> calls by episode."""
     lists = {name: _arrays(table[name]) for name in ("prompt_suffix", "output_ids", "logprobs")}
     rows = table.drop_columns(list(lists)).to_pylist()
-    where = {row["call_id"]: i for i, row in enumerate(rows)}
-    whole: dict[str, tuple[npt.NDArray[np.int32], list[Any]]] = {}
-
-    def rebuild(call_id: str) -> tuple[npt.NDArray[np.int32], list[Any]]:
-        chain = []
-        while call_id in where and call_id not in whole:
-            chain.append(where[call_id])
-            call_id = rows[chain[-1]]["parent_call_id"]
-        for i in reversed(chain):
-            row = rows[i]
-            ids, messages = _NO_IDS, list[Any]()
-            if row["parent_call_id"] is not None:
-                ids, messages = whole[row["parent_call_id"]]
-                output = lists["output_ids"][where[row["parent_call_id"]]]
-                ids = (ids if output is None else np.concatenate([ids, output]))[: row["prefix_len"]]
-            suffix = lists["prompt_suffix"][i]
-            own = json.loads(row["messages_suffix"] or "[]")
-            whole[row["call_id"]] = (
-                ids if suffix is None else np.concatenate([ids, suffix]),
-                [*messages[: row["prefix_messages"]], *own],
-            )
-        return whole[rows[chain[0]]["call_id"]] if chain else whole[call_id]
-
+    whole = rebuild(stored_calls(table))
     found: dict[str, list[Call]] = {}
     for i, row in enumerate(rows):
-        ids, messages = rebuild(row["call_id"])
-        found.setdefault(row["episode_id"], []).append(_call(row, {n: v[i] for n, v in lists.items()}, ids, messages))
+        call = _call(row, {name: values[i] for name, values in lists.items()}, *whole[row["call_id"]])
+        found.setdefault(row["episode_id"], []).append(call)
     return found
 
 
-_NO_IDS = np.empty(0, dtype=np.int32)
+def stored_calls(table: pa.Table) -> list[Stored]:
+    """Rows of `calls` -> what is stored of their prompts, for `rebuild`."""
+    prompts, outputs = _arrays(table["prompt_suffix"]), _arrays(table["output_ids"])
+    names = ["call_id", "parent_call_id", "prefix_len", "prefix_messages", "messages_suffix"]
+    return [
+        Stored(
+            row["call_id"],
+            Placed(row["parent_call_id"], row["prefix_len"], row["prefix_messages"]),
+            prompts[i],
+            outputs[i],
+            row["messages_suffix"],
+        )
+        for i, row in enumerate(table.select(names).to_pylist())
+    ]
+
+
 _STORED_ONLY = ("parent_call_id", "prefix_len", "prefix_messages", "messages_suffix")
 
 

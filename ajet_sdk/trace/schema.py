@@ -2,9 +2,19 @@
 
 from __future__ import annotations
 
-__all__ = ["CALLS_FULL", "COLUMNS", "RUNS_AT_REST", "SCHEMA_VERSION", "TABLES", "create_statements"]
+__all__ = [
+    "CALLS_FULL",
+    "COLUMNS",
+    "RUNS_AT_REST",
+    "SCHEMA_VERSION",
+    "SINCE",
+    "TABLES",
+    "create_statements",
+    "empty",
+    "upgrade_statements",
+]
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
 COLUMNS: dict[str, dict[str, str]] = {
     "runs": {
@@ -87,6 +97,15 @@ COLUMNS: dict[str, dict[str, str]] = {
         "outcome": "VARCHAR",
         "tokens": "INTEGER",
     },
+    "trained": {
+        "run_id": "VARCHAR",
+        "step": "INTEGER",
+        "episode_id": "VARCHAR",
+        "call_id": "VARCHAR",
+        "advantages": "FLOAT[]",
+        "logprobs": "FLOAT[]",
+        "entropy": "FLOAT[]",
+    },
     "feedback": {
         "feedback_id": "VARCHAR",
         "episode_id": "VARCHAR",
@@ -101,6 +120,9 @@ COLUMNS: dict[str, dict[str, str]] = {
 """Table -> column -> type. `meta(schema_version, batch)` stands beside them: `batch` counts committed batches."""
 
 TABLES = tuple(COLUMNS)
+
+SINCE: dict[str, int] = {"trained": 2}
+"""The version that brought a table; 1 where none is given. An older file has none: it reads as empty."""
 
 CALLS_FULL = """
 CREATE OR REPLACE VIEW calls_full AS
@@ -143,12 +165,25 @@ RUNS_AT_REST = "SELECT * REPLACE (CASE status WHEN 'running' THEN 'interrupted' 
 
 def create_statements() -> list[str]:
     """The statements that make an empty file a trace file."""
-    tables = []
-    for table, columns in COLUMNS.items():
-        listed = ", ".join(f'"{name}" {kind}' for name, kind in columns.items())
-        tables.append(f"CREATE TABLE {table} ({listed})")
     meta = [
         "CREATE TABLE meta (schema_version INTEGER, batch BIGINT)",
         f"INSERT INTO meta VALUES ({SCHEMA_VERSION}, 0)",
     ]
-    return [*meta, *tables, CALLS_FULL]
+    return [*meta, *map(_create_table, TABLES), CALLS_FULL]
+
+
+def upgrade_statements(version: int) -> list[str]:
+    """The statements that make a trace file of an older version one of this version."""
+    new = [_create_table(table) for table in TABLES if SINCE.get(table, 1) > version]
+    return [*new, CALLS_FULL, f"UPDATE meta SET schema_version = {SCHEMA_VERSION}"]
+
+
+def empty(table: str) -> str:
+    """A SELECT that gives a table's columns and no row: what stands for it in an older file."""
+    columns = ", ".join(f'NULL::{kind} AS "{name}"' for name, kind in COLUMNS[table].items())
+    return f"SELECT {columns} WHERE false"
+
+
+def _create_table(table: str) -> str:
+    listed = ", ".join(f'"{name}" {kind}' for name, kind in COLUMNS[table].items())
+    return f"CREATE TABLE {table} ({listed})"

@@ -143,7 +143,8 @@ class TraceWriter:
     def supersede(self, run_id: str, after_step: int) -> None:
         """A resume rolled the run back to `after_step`: the tokens of every later step are `superseded`.
 
-        Calls without ledger entries, left by a kill before their step ended, get them; metrics of later steps go.
+        Calls without ledger entries, left by a kill before their step ended, get them; metrics and `trained` rows of
+        later steps go.
         """
         order = _Order(lambda connection: supersede(connection, run_id, after_step))
         with self._changed:

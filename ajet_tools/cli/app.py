@@ -24,6 +24,7 @@ COMMANDS = {
     "train": "Train the model behind an agent. `ajet --conf FILE` is the same.",
     "serve": "Serve a checkpoint as an OpenAI-compatible endpoint, until Ctrl-C.",
     "trace": "Look into a trace: episodes, calls, rewards, the ledger.",
+    "dataset": "Build a dataset, and work on one.",
     "config": "Show, check and explain the configuration.",
     "doctor": "Say what is installed here, what is missing, and whether a run could write and listen.",
 }

@@ -26,7 +26,7 @@ CORE = (
 )  # fmt: skip
 EXTRAS = {
     "local": ("torch", "transformers", "tokenizers", "safetensors", "peft", "matplotlib", "tensorboard"),
-    "tools": ("textual", "textual-plotext", "textual-serve", "polars"),
+    "tools": ("textual", "textual-plotext", "textual-serve", "aiohttp", "polars"),
     "math": ("math-verify",),
     "datasets": ("datasets",),
     "agentscope": ("agentscope",),

@@ -12,6 +12,7 @@ import typer
 
 from ajet_sdk.errors import ConfigError
 from ajet_tools.cli.arguments import Arguments, split_arguments, use_placeholder_key
+from ajet_tools.cli.logview import logview
 
 if TYPE_CHECKING:
     from ajet_sdk.config import Config
@@ -52,6 +53,9 @@ def run(
     skip_bad_rows: Annotated[
         bool, typer.Option("--skip-bad-rows", help="Skip and count rows that are no task.")
     ] = False,
+    with_logview: Annotated[
+        bool, typer.Option("--with-logview", help="Serve the trace to a browser meanwhile; prints the URL.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Run an agent over tasks and score it; nothing is trained.
@@ -89,7 +93,8 @@ def run(
     ).config()
     _check_engine(config)
     use_placeholder_key()
-    report = _scored(config, k, limit, named=tasks is not None, quiet=as_json)
+    with logview(config.directory, with_logview):
+        report = _scored(config, k, limit, named=tasks is not None, quiet=as_json)
     if as_json:
         typer.echo(json.dumps(_as_json(report), indent=2, ensure_ascii=False))
     else:

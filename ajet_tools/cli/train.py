@@ -10,6 +10,7 @@ import typer
 
 from ajet_sdk.errors import ConfigError
 from ajet_tools.cli.arguments import Arguments, split_arguments, use_placeholder_key
+from ajet_tools.cli.logview import logview
 
 if TYPE_CHECKING:
     from ajet_sdk.config import Config
@@ -42,7 +43,9 @@ def train(
     with_ray: Annotated[bool, typer.Option("--with-ray", help="Accepted; debug and local need no Ray.")] = False,
     with_ray_cluster: Annotated[bool, typer.Option("--with-ray-cluster", help="Accepted; as --with-ray.")] = False,
     with_appworld: Annotated[bool, typer.Option("--with-appworld", help="Not in this version: an error.")] = False,
-    with_logview: Annotated[bool, typer.Option("--with-logview", help="Accepted; look with `ajet trace`.")] = False,
+    with_logview: Annotated[
+        bool, typer.Option("--with-logview", help="Serve the trace to a browser meanwhile; prints the URL.")
+    ] = False,
     skip_check_avail_gpu: Annotated[
         bool, typer.Option("--skip-check-avail-gpu", help="Accepted; nothing checks for idle GPUs.")
     ] = False,
@@ -72,27 +75,24 @@ def train(
         skip_bad_rows=skip_bad_rows,
         exp_dir=exp_dir,
     ).config()
-    _check_flags(config, with_ray or with_ray_cluster, with_appworld, with_logview, prefix)
+    _check_flags(config, with_ray or with_ray_cluster, with_appworld, prefix)
     if resume:
         config = newest_experiment(config, exp_dir)
     use_placeholder_key()
     from ajet_sdk import run
 
     tags = tuple(tag.strip() for tag in re.split(r"[|,]", debug) if tag.strip())
-    tuned = run.train(config, resume=resume, debug_tags=tags)
+    with logview(config.directory, with_logview):
+        tuned = run.train(config, resume=resume, debug_tags=tags)
     if tuned.path is not None:
         typer.echo(f"Try it with: ajet serve {tuned.path}")
 
 
-def _check_flags(config: Config, ray: bool, appworld: bool, logview: bool, prefix: str) -> None:
+def _check_flags(config: Config, ray: bool, appworld: bool, prefix: str) -> None:
     if appworld:
         raise ConfigError("--with-appworld: environment services come in a later version; start yours and give its URL")
     if ray and config.backbone in ("debug", "local"):
         typer.echo(f"Note: --with-ray changes nothing: the {config.backbone} backbone needs no Ray.", err=True)
-    if logview:
-        typer.echo(
-            "Note: --with-logview changes nothing: look with `ajet trace`, also while the run goes on.", err=True
-        )
     if prefix:
         typer.echo("Note: --prefix changes nothing: there are no services to name.", err=True)
 

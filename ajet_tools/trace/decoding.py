@@ -1,37 +1,247 @@
-"""A run's tokenizer, where it is at hand, to read token ids as text."""
+"""A run's tokenizer, where it is at hand: token ids as text, and the exact bytes and visible text of each id."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
+from ajet_tools.trace.text import visible
 
-__all__ = ["decoder"]
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as FastTokenizer
+
+__all__ = ["Spelled", "Vocabulary", "decoder", "shown", "spell", "token_text", "vocabulary"]
+
+_SPACE = "\u2581"
+"""SentencePiece's letter for a space."""
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What each id of a tokenizer stands for."""
+
+    token_bytes: Callable[[int], bytes]
+    """The exact bytes of an id; none for an id beyond the vocabulary (models round theirs up)."""
+    is_special: Callable[[int], bool]
+    source: str
+    """Where the tokenizer was found."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of the ids, special tokens included; bytes that are no UTF-8 become U+FFFD."""
+        return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
 
 
 def decoder(reader: TraceReader, run_id: str) -> Callable[[Sequence[int]], str]:
-    """Ids to text, with the tokenizer that the run's recorded config names.
+    """Ids to text, with the tokenizer that the run's recorded config names; see `vocabulary`."""
+    return vocabulary(reader, run_id).decode
 
-    A relative `model.path` is looked for from here, for the trace does not say where the config file stood. Nothing is
-    downloaded. Raises ConfigError where the tokenizer is not at hand.
+
+def vocabulary(
+    reader: TraceReader, run_id: str, tokenizer: Path | None = None, trace: Path | None = None
+) -> Vocabulary:
+    """What each id of a run's tokens stands for.
+
+    Args:
+        tokenizer: a directory with a tokenizer, or its `tokenizer.json`; None: what the run's recorded config names.
+        trace: where the trace lies. The trace does not say where the config file stood, so a relative `model.path` is
+            looked for from here, then from above the trace; and the run's own checkpoint beside the trace has one too.
+
+    Nothing is downloaded; of a model named on the Hub, the local cache is asked. Raises ConfigError, which says where
+    was looked, where the tokenizer is not at hand.
     """
+    if tokenizer is not None:
+        return _load(tokenizer)
     rows = reader.query("SELECT config FROM runs WHERE run_id = ?", [run_id]).to_pylist()
     config = json.loads(rows[0]["config"] or "{}") if rows else {}
     model = (config.get("ajet") or {}).get("model") or {}
     if model.get("scripted"):
-        from ajet_sdk.engines.scripted import ByteTokenizer
-
-        return ByteTokenizer().decode
+        return _bytes()
     path = model.get("path")
-    if not path:
-        raise ConfigError("the run's config names no model.path")
-    if not Path(path).expanduser().is_dir():
-        raise ConfigError(f"model.path {path} is not a directory here")
+    for candidate in _candidates(path, run_id, trace):
+        if candidate.is_dir():
+            return _load(candidate)
+    cached = _cached(path) if path else None
+    if cached is not None:
+        return _load(cached)
+    raise ConfigError(
+        f"the run's model.path {path} is not a directory here" if path else "the run's config names no model.path"
+    )
+
+
+def _candidates(path: str | None, run_id: str, trace: Path | None) -> Iterator[Path]:
+    """Where a run's tokenizer may lie, the likeliest first."""
+    if path:
+        yield Path(path).expanduser()
+    if trace is None:
+        return
+    beside = (trace if trace.is_dir() else trace.parent).resolve()
+    if path and not Path(path).is_absolute():
+        yield from (above / path for above in (beside, *list(beside.parents)[:3]))
+    yield beside / "checkpoint" / run_id / "model"
+
+
+def _cached(name: str) -> Path | None:
+    """The directory of a Hub model in the local cache."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
+    except ImportError:
+        return None
+    try:
+        found = try_to_load_from_cache(name, "tokenizer.json")
+    except HFValidationError:  # a path, not a name
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _bytes() -> Vocabulary:
+    from ajet_sdk.engines.scripted import ByteTokenizer
+
+    scripted = ByteTokenizer()
+
+    def token_bytes(token_id: int) -> bytes:
+        return scripted.token_bytes(token_id) if 0 <= token_id < scripted.vocab_size else b""
+
+    return Vocabulary(token_bytes, scripted.is_special, "the scripted engine's bytes")
+
+
+def _load(path: Path) -> Vocabulary:
+    """The tokenizer of a directory, or of one `tokenizer.json`."""
+    path = path.expanduser()
+    file = path / "tokenizer.json" if path.is_dir() else path
+    if file.is_file():
+        return _read(file, file.stat().st_mtime_ns)
+    if not path.is_dir():
+        raise ConfigError(f"there is no tokenizer at {path}")
     try:
         from ajet_sdk.engines.local import HFTokenizer
     except ImportError as error:
-        raise ConfigError(f"the tokenizer needs the extra `local` ({error})") from error
-    return HFTokenizer(Path(path).expanduser()).decode
+        raise ConfigError(f"the tokenizer in {path} needs the extra `local` ({error})") from error
+    slow = HFTokenizer(path)
+    return Vocabulary(slow.token_bytes, slow.is_special, str(path))
+
+
+@lru_cache(maxsize=4)
+def _read(file: Path, changed: int) -> Vocabulary:
+    """A `tokenizer.json`, read without transformers and torch, which take seconds to load."""
+    try:
+        from tokenizers import Tokenizer as FastTokenizer
+    except ImportError as error:
+        raise ConfigError(f"the tokenizer {file} needs the extra `local` ({error})") from error
+    try:
+        backend = FastTokenizer.from_file(str(file))
+    except Exception as error:  # the library raises a bare Exception at a file that is none of its own
+        raise ConfigError(f"{file} is not a tokenizer that can be loaded: {error}") from error
+    added = backend.get_added_tokens_decoder()
+    special = frozenset(i for i, token in added.items() if token.special)
+    contents = {i: str(token.content).encode() for i, token in added.items()}
+    return Vocabulary(_look_up(backend, contents, _byte_level(file)), special.__contains__, str(file))
+
+
+def _look_up(backend: FastTokenizer, added: dict[int, bytes], byte_level: bool) -> Callable[[int], bytes]:
+    alphabet = _byte_alphabet()
+    known = dict(added)
+
+    def token_bytes(token_id: int) -> bytes:
+        found = known.get(token_id)
+        if found is None:
+            token = backend.id_to_token(token_id) if token_id >= 0 else None
+            found = known[token_id] = b"" if token is None else _exact(token, alphabet if byte_level else None)
+        return found
+
+    return token_bytes
+
+
+def _exact(token: str, alphabet: dict[str, int] | None) -> bytes:
+    """The bytes behind a vocabulary's spelling: byte-level letters, or SentencePiece's with its byte fallback."""
+    if alphabet is not None:
+        known = [alphabet.get(letter) for letter in token]
+        return token.encode() if None in known else bytes(b for b in known if b is not None)
+    if len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+        return bytes([int(token[3:5], 16)])
+    return token.replace(_SPACE, " ").encode()
+
+
+def _byte_level(file: Path) -> bool:
+    state: dict[str, Any] = json.loads(file.read_bytes())
+    return '"ByteLevel"' in json.dumps([state.get("decoder"), state.get("pre_tokenizer")])
+
+
+def _byte_alphabet() -> dict[str, int]:
+    """The byte behind each letter of a byte-level vocabulary (GPT-2's `bytes_to_unicode`, inverted)."""
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in set(printable)]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+@dataclass(frozen=True)
+class Spelled:
+    """The text of a token sequence, and which part of it is whose. T tokens."""
+
+    pieces: tuple[bytes, ...]
+    """The exact bytes of each token."""
+    text: str
+    """All of it; a byte that is no UTF-8 stands as the lone surrogate U+DC80 to U+DCFF (PEP 383)."""
+    starts: npt.NDArray[np.int64]
+    """T + 1 places in `text`: token i's is text[starts[i]:starts[i + 1]]. A character stands where its first byte
+    does; a token that only goes on with one has no text of its own."""
+
+    def __len__(self) -> int:
+        return len(self.pieces)
+
+    def of(self, token: int) -> str:
+        """The text of one token."""
+        return self.text[self.starts[token] : self.starts[token + 1]]
+
+    def token_at(self, place: int) -> int:
+        """The token in which the character at a place of the text stands."""
+        return int(np.searchsorted(self.starts, place, side="right")) - 1
+
+    def holder(self, token: int) -> int:
+        """The token that shows the character which this one goes on with; itself where it has text of its own."""
+        if self.pieces[token] and self.starts[token] == self.starts[token + 1]:
+            return self.token_at(int(self.starts[token]) - 1)
+        return token
+
+
+def spell(pieces: Sequence[bytes]) -> Spelled:
+    """The bytes of tokens as text, each character given to the token in which it begins."""
+    joined = b"".join(pieces)
+    text = joined.decode(errors="surrogateescape")
+    ends = np.cumsum(np.fromiter(map(len, pieces), np.int64, len(pieces)))
+    if len(text) == len(joined):  # one byte a character
+        return Spelled(tuple(pieces), text, np.concatenate(([0], ends)))
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    stray = (codes >= 0xDC80) & (codes <= 0xDCFF)
+    sizes = 1 + (codes >= 0x80).astype(np.int64) + (codes >= 0x800) + (codes >= 0x10000)
+    first_bytes = np.cumsum(np.where(stray, 1, sizes)) - np.where(stray, 1, sizes)
+    return Spelled(tuple(pieces), text, np.concatenate(([0], np.searchsorted(first_bytes, ends))))
+
+
+def token_text(ids: Sequence[int], known: Vocabulary) -> Spelled:
+    """The exact bytes and the text of each id."""
+    return spell([known.token_bytes(int(i)) for i in ids])
+
+
+def shown(text: str) -> str:
+    """A token's text as a terminal can show it without moving: strays as \\xNN, joiners and marks in the open."""
+    if text.isascii() and text.isprintable():
+        return text
+    open_text = "".join(map(_in_the_open, text))
+    return visible(open_text)
+
+
+def _in_the_open(character: str) -> str:
+    code = ord(character)
+    if 0xDC80 <= code <= 0xDCFF:
+        return f"\\x{code - 0xDC00:02x}"
+    return f"\\u{code:04x}" if character in "\u200c\u200d\ufe0e\ufe0f" else character

@@ -6,11 +6,13 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from ajet_sdk.errors import TraceError, TraceVersionError
+from ajet_sdk.errors import QueryError, TraceError, TraceVersionError
 from ajet_sdk.protocols import TraceReader
-from ajet_sdk.trace.reader import open_trace
+from ajet_sdk.trace.live import owner_of
+from ajet_sdk.trace.reader import open_trace, trace_files
+from ajet_tools.trace.queries.ids import find_run
 
-__all__ = ["open_located"]
+__all__ = ["is_live", "open_located", "open_named"]
 
 _DEPTH = 6
 _SKIPPED = frozenset({"node_modules", "__pycache__", "site-packages", "checkpoint"})
@@ -36,6 +38,38 @@ def open_located(path: Path | None = None) -> tuple[TraceReader, Path]:
         f"there is no trace below {start.resolve()}: run an agent first (`ajet run agent.py:solve ...`), or name a "
         "file or an experiment directory"
     )
+
+
+def open_named(name: str | None = None) -> tuple[TraceReader, Path, str | None]:
+    """Open what a person names: a file, a directory, or the beginning of a run's id in a trace below here.
+
+    Returns the reader, what it reads, and the run where one was named. Raises TraceError where nothing fits.
+    """
+    if name is None or Path(name).exists():
+        return *open_located(None if name is None else Path(name)), None
+    unread: TraceError | None = None
+    for file in sorted(_below(Path(), _DEPTH), key=_changed, reverse=True):
+        try:
+            reader = open_trace(file)
+            return reader, file, find_run(reader, name)
+        except QueryError:
+            reader.close()
+        except TraceError as error:
+            unread = unread or error
+    if unread:
+        raise unread
+    raise TraceError(
+        f"{name} is no file or directory, and no trace below {Path().resolve()} has a run whose id begins so; "
+        "`ajet trace ls` lists the newest"
+    )
+
+
+def is_live(path: Path) -> bool:
+    """Whether a process writes one of the trace's files now."""
+    try:
+        return any(owner_of(file) for file in trace_files(path))
+    except TraceError:
+        return False
 
 
 def _below(directory: Path, depth: int) -> Iterator[Path]:

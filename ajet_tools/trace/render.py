@@ -15,13 +15,15 @@ from rich.table import Table
 from rich.text import Text
 
 from ajet_sdk.types import Episode
-from ajet_tools.trace.text import message_text, one_line, reply_of, short_ids, visible
+from ajet_tools.trace.text import message_text, one_line, reply_of, short_ids, spoken, visible
 
 __all__ = ["call_view", "console", "conversation", "counted", "episode_head", "fields", "number", "table"]
 
 _ROLES = {"system": "dim", "user": "green", "assistant": "cyan", "tool": "magenta"}
 _PIPE_WIDTH = 160
 _NARROW = 12
+_FIRST, _LAST = 10, 30
+_LONG, _LINES = 4000, 60
 _STATUS = {
     "succeeded": "green",
     "finished": "green",
@@ -136,23 +138,34 @@ def episode_head(episode: Episode, ledger: Sequence[Mapping[str, Any]], live: bo
     return fields(pairs)
 
 
-def conversation(rows: Sequence[Mapping[str, Any]], ledger: Sequence[Mapping[str, Any]]) -> Iterator[RenderableType]:
-    """The calls of an episode: of each the messages that an earlier call has not, and its reply."""
+def conversation(
+    rows: Sequence[Mapping[str, Any]], ledger: Sequence[Mapping[str, Any]], *, full: bool = False
+) -> Iterator[RenderableType]:
+    """The calls of an episode: of each the messages that an earlier call has not, and its reply.
+
+    Unless `full`, the first and last calls of many and the beginning of a long message, and how much was left out.
+    """
     ids = short_ids([row["call_id"] for row in rows])
     booked: dict[str, list[str]] = {}
     for entry in ledger:
         booked.setdefault(entry["call_id"], []).append(f"{entry['tokens']:,} {entry['outcome']}")
     replies: dict[str, Any] = {}
-    for row in rows:
+    left_out = range(0) if full or len(rows) <= _FIRST + _LAST else range(_FIRST, len(rows) - _LAST)
+    for i, row in enumerate(rows):
+        if i in left_out:
+            if i == left_out.start:
+                said = f"\n{counted(len(left_out), 'call')} left out here; --full shows all\n"
+                yield Text(said, style="yellow")
+            continue
         reply = reply_of(json.loads(row["response"]))
         replies[row["call_id"]] = reply
         parent = row["parent_call_id"]
-        yield Rule(_call_title(row, ids, booked.get(row["call_id"], [])), align="left", style="dim")
+        yield _call_title(row, ids, booked.get(row["call_id"], []))
         for message in _new_messages(row, replies.get(parent) if parent else None):
-            yield _message(message)
-        yield _message(reply)
+            yield _message(message, full)
+        yield _message(reply, full)
         if row["error"]:
-            yield Text(visible(f"error: {row['error']}"), style="red")
+            yield Text(_shortened(f"error: {row['error']}", full), style="red")
 
 
 def _call_title(row: Mapping[str, Any], ids: Mapping[str, str], booked: Sequence[str]) -> Text:
@@ -163,7 +176,7 @@ def _call_title(row: Mapping[str, Any], ids: Mapping[str, str], booked: Sequence
         parts.append(f"{number(row['prompt_tokens'])} → {counted(row['output_tokens'], 'token')}")
     parts += [row["finish_reason"], f"{row['seconds']:.2f} s"]
     parts += [row["phase"] if row["phase"] != "rollout" else "", "" if row["trainable"] else "not trained", *booked]
-    return Text(visible("  ".join(part for part in parts if part)), style="bold")
+    return Text(visible("\n" + "  ".join(part for part in parts if part)), style="bold underline")
 
 
 def _new_messages(row: Mapping[str, Any], echoed: Mapping[str, Any] | None) -> list[Any]:
@@ -179,19 +192,28 @@ def _new_messages(row: Mapping[str, Any], echoed: Mapping[str, Any] | None) -> l
     return messages[1:] if message_text(first) == message_text(echoed) else messages
 
 
-def _message(message: Any) -> RenderableType:
+def _shortened(text: str, full: bool) -> str:
+    """A text safe to show; unless `full`, the beginning of a long one."""
+    lines = text[: _LONG + 1].split("\n", _LINES)
+    kept = "\n".join(lines[:_LINES])[:_LONG]
+    if full or len(kept) == len(text):
+        return visible(text)
+    return f"{visible(kept)}… ({len(text) - len(kept):,} more characters; --full shows all)"
+
+
+def _message(message: Any, full: bool) -> RenderableType:
     if not isinstance(message, Mapping):
         message = {"role": "?", "content": message}
     role = str(message.get("role", "?"))
     name = f" {message['name']}" if isinstance(message.get("name"), str) else ""
-    body = message_text(message) or "(empty)"
+    body = _shortened(spoken(message), full) or "(empty)"
     return Group(
         Text(one_line(f"{role}{name}"), style=f"bold {_ROLES.get(role, '')}"), Padding(Text(body), (0, 0, 0, 2))
     )
 
 
-def call_view(row: Mapping[str, Any]) -> Iterator[RenderableType]:
-    """One call whole: what it was, every message of its request, its reply."""
+def call_view(row: Mapping[str, Any], *, full: bool = False) -> Iterator[RenderableType]:
+    """One call: what it was, every message of its request, its reply; unless `full`, the beginning of long ones."""
     request = json.loads(row["request"])
     messages = request.pop("messages", None)
     yield fields(
@@ -209,7 +231,7 @@ def call_view(row: Mapping[str, Any]) -> Iterator[RenderableType]:
             ("log-probability", f"{sum(row['logprobs']):.4f} in all" if row["logprobs"] else None),
             ("finish reason", row["finish_reason"]),
             ("sampling", row["sampling"]),
-            ("request", json.dumps(request, ensure_ascii=False)),
+            ("request", _shortened(json.dumps(request, ensure_ascii=False), full)),
             ("started", row["started_at"]),
             ("ended", row["ended_at"]),
             ("error", row["error"]),
@@ -217,6 +239,6 @@ def call_view(row: Mapping[str, Any]) -> Iterator[RenderableType]:
         ]
     )
     for message in messages or ():
-        yield _message(message)
+        yield _message(message, full)
     yield Rule(Text("reply"), align="left", style="dim")
-    yield _message(reply_of(json.loads(row["response"])))
+    yield _message(reply_of(json.loads(row["response"])), full)

@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-__all__ = ["message_text", "one_line", "reply_of", "short_ids", "visible"]
+__all__ = ["message_text", "one_line", "reply_of", "short_ids", "spoken", "visible"]
 
 _KEPT = "\n\t"
 _HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Zl", "Zp"))
@@ -17,9 +17,11 @@ _JOINERS = "\u200c\u200d"
 
 def visible(text: str) -> str:
     """The text with control characters, escape sequences and direction marks spelled out: \\x1b, \\u202e."""
-    if text.isascii() and text.isprintable():
-        return text
-    return "".join(c if c in _KEPT or c in _JOINERS or c.isprintable() or _plain(c) else _spelled(c) for c in text)
+    return "\n".join(line if line.isprintable() else "".join(map(_shown, line)) for line in text.split("\n"))
+
+
+def _shown(c: str) -> str:
+    return c if c in _KEPT or c in _JOINERS or c.isprintable() or _plain(c) else _spelled(c)
 
 
 def _plain(character: str) -> bool:
@@ -39,7 +41,12 @@ def one_line(value: Any, width: int = 120) -> str:
 
 
 def message_text(message: Mapping[str, Any]) -> str:
-    """What a message says: reasoning, content (parts joined), tool calls, and for a tool's result whose it is."""
+    """What a message says, safe to show: reasoning, content (parts joined) and tool calls."""
+    return visible(spoken(message))
+
+
+def spoken(message: Mapping[str, Any]) -> str:
+    """What a message says, as it is."""
     parts: list[str] = []
     reasoning = message.get("reasoning_content") or message.get("reasoning")
     if isinstance(reasoning, str) and reasoning:
@@ -51,7 +58,7 @@ def message_text(message: Mapping[str, Any]) -> str:
             arguments = function.get("arguments")
             spelled = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
             parts.append(f"→ {function.get('name')}({spelled})")
-    return visible("\n".join(part for part in parts if part))
+    return "\n".join(part for part in parts if part)
 
 
 def _content(content: Any) -> str:

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 import ajet
-from ajet_sdk.backbones.local import _whole, tasks_of_step, total_steps
+from ajet_sdk.backbones.local import _whole, tasks_of_step, total_steps, validations_left
 from ajet_sdk.config import Config, load_config
 from ajet_sdk.errors import CheckpointError, ConfigError, TrainingError
 from ajet_sdk.learn import recipe as recipes
@@ -23,6 +23,7 @@ from ajet_sdk.learn.recipe import Demonstration, Recipe, Shape
 from ajet_sdk.run import train
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.types import Task
+from ajet_tools.trace.check import check
 
 
 def parrot(draw: random.Random) -> Demonstration:
@@ -113,11 +114,36 @@ def test_a_run_ends_with_a_model_a_trace_and_a_curve(tmp_path: Path, tiny_model:
     for name in ("val/reward", "val/greedy_reward", "val/pass@2"):
         assert {step for step, found in measured if found == name} == {0, 2}
     assert measured[2, "train/policy_version"] == 2
+    assert [measured[step, "train/staleness"] for step in (1, 2)] == [0, 0]
+    assert "train/failed_share" in {name for _, name in measured}
     assert measured[1, "train/logprob_gap_max"] < 1e-3
     assert (config.directory / "metrics" / "learning_curve.png").stat().st_size > 1000
     assert list((config.directory / "metrics" / "tensorboard").iterdir())
     assert set(outcomes(config)) <= {"trained", "evaluation", "zero_advantage"}
     assert outcomes(config)["trained"] > 0
+    assert_trained_rows_fit(config)
+
+
+def assert_trained_rows_fit(config: Config) -> None:
+    """One row for each call that the ledger says was trained, with what the sampler had said of the same tokens."""
+    assert check(config.directory) == []
+    reader = open_trace(config.directory)
+    try:
+        rows = reader.query(
+            """
+            SELECT t.*, c.logprobs AS sampled, c.output_ids FROM trained t JOIN calls c USING (call_id, episode_id)
+            JOIN episodes e USING (episode_id) WHERE t.run_id = e.run_id AND t.step = e.step"""
+        ).to_pylist()
+        booked = reader.query("SELECT call_id, tokens FROM ledger WHERE outcome = 'trained'").to_pylist()
+        total = reader.query("SELECT count(*) AS n FROM trained").to_pylist()
+    finally:
+        reader.close()
+    assert {row["call_id"] for row in rows} == {row["call_id"] for row in booked}
+    assert total == [{"n": len(rows)}] == [{"n": len(booked)}]
+    for row in rows:
+        assert len(row["advantages"]) == len(row["logprobs"]) == len(row["entropy"]) == len(row["output_ids"])
+        assert all(abs(a - b) < 1e-3 for a, b in zip(row["logprobs"], row["sampled"], strict=True))
+        assert all(a != 0 for a in row["advantages"]) and all(0 <= e < 7 for e in row["entropy"])
 
 
 def test_a_resumed_run_goes_on_to_the_same_numbers(tmp_path: Path, tiny_model: Path) -> None:
@@ -221,6 +247,7 @@ def test_ctrl_c_leaves_a_checkpoint_to_resume_from(tmp_path: Path, tiny_model: P
     tuned = train(config, workflow=interrupted, judge=length, resume=True)
     assert tuned.metrics["train/policy_version"] == 3
     assert "superseded" in outcomes(config)
+    assert_trained_rows_fit(config)
 
 
 def test_an_endpoint_cannot_be_trained(tmp_path: Path, tiny_model: Path) -> None:
@@ -246,6 +273,23 @@ def test_epochs_or_steps_decide_the_length(tmp_path: Path, tiny_model: Path) -> 
     epochs = job(tmp_path, tiny_model, total_steps=None, total_epochs=3)
     assert total_steps(epochs, 5) == 7
     assert total_steps(epochs, 1) == 1
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "before", "every", "expected"),
+    [(0, 10, True, 5, 3), (0, 10, False, 5, 2), (0, 10, True, 0, 2), (0, 10, True, -1, 2), (0, 7, True, 5, 3),
+     (5, 10, True, 5, 1), (6, 10, True, 2, 2), (10, 10, True, 5, 0)],
+)  # fmt: skip
+def test_a_run_knows_how_often_it_will_still_validate(
+    tmp_path: Path, tiny_model: Path, done: int, total: int, before: bool, every: int, expected: int
+) -> None:
+    config = job(tmp_path, tiny_model, val_before_train=before, test_freq=every)
+    assert validations_left(config, done, total) == expected
+
+
+def test_one_step_is_not_called_steps(tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    train(job(tmp_path, tiny_model, total_steps=1, val_before_train=False), workflow=talk, judge=length)
+    assert "1 step: " in capsys.readouterr().out
 
 
 def test_a_step_is_whole_when_it_is_stopped() -> None:

@@ -270,10 +270,10 @@ def test_conf_alone_is_train(starter: Path) -> None:
 
 
 def test_compatible_flags_are_accepted_with_a_word(starter: Path) -> None:
-    flags = ["--with-ray", "--with-ray-cluster", "--with-logview", "--skip-check-avail-gpu", "--prefix", "x"]
+    flags = ["--with-ray", "--with-ray-cluster", "--skip-check-avail-gpu", "--prefix", "x"]
     done = ajet_(*DEBUG, *flags)
     assert done.exit_code == 0, done.output
-    assert done.stderr.count("changes nothing") == 3
+    assert done.stderr.count("changes nothing") == 2
 
 
 def test_debug_names_breakpoints(starter: Path) -> None:
@@ -380,8 +380,9 @@ def test_doctor_fails_where_a_run_would(tmp_path: Path, monkeypatch: pytest.Monk
     assert re.search(r"fail +write access +.*No such file or directory; choose another directory", done.stdout)
     monkeypatch.setattr("ajet_tools.cli.doctor._version", lambda name: None if name == "polars" else "1")
     checks = json.loads(ajet_("doctor", "--json").stdout)["checks"]
-    assert {"name": "extra tools", "status": "miss", "detail": "missing polars (has textual 1, textual-plotext 1, textual-serve 1)",
-            "fix": 'pip install "ajet[tools]"'} in checks  # fmt: skip
+    (tools,) = (check for check in checks if check["name"] == "extra tools")
+    assert tools["status"] == "miss" and tools["fix"] == 'pip install "ajet[tools]"'
+    assert re.fullmatch(r"missing polars \(has textual 1, .*\)", tools["detail"])
 
 
 def test_doctor_knows_the_packages_of_the_project() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from ajet_tools.cli.trace import look
+from ajet_tools.cli.trace import again, compare, data, files, forecast, look, splits, sql, view
 
 __all__ = ["app"]
 
@@ -23,5 +23,5 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-for _part in (look,):
+for _part in (look, sql, splits, files, view, again, forecast, compare, data):
     app.add_typer(_part.app)

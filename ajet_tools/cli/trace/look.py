@@ -1,210 +1,259 @@
-"""`ajet trace ls show sql ledger splits`: look into a trace."""
+"""`ajet trace ls show ledger`: look into a trace."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import closing
-from decimal import Decimal
-from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ajet_tools.cli.trace.options import AsJson, OfRun, Where, print_json
+from ajet_tools.cli.trace.options import AsJson, Fitting, NoPager, OfRun, Where, print_json
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import Console
+
     from ajet_sdk.protocols import TraceReader
-    from ajet_sdk.timelines import Decode
-    from ajet_sdk.types import Episode
+    from ajet_tools.trace.queries.listing import Listing
 
 __all__ = ["app"]
 
 app = typer.Typer(add_completion=False)
 
-
-_CHUNK = 100
+_CHUNK = 1000
+_RUNS = 20
+_UNBOOKED = 20
 
 
 @app.command()
 def ls(
     path: Where = None,
     run: OfRun = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many episodes.")] = 20,
+    filter: Fitting = None,
+    sort: Annotated[
+        str, typer.Option("--sort", metavar="COLUMN", help="The order of the episodes; -COLUMN: the largest first.")
+    ] = "-ended_at",
+    page: Annotated[int, typer.Option("--page", min=1, help="Which page of them.")] = 1,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many episodes a page has.")] = 20,
     status: Annotated[
-        str | None, typer.Option("--status", help="Only episodes that ended so: succeeded, failed, timeout, aborted.")
+        str | None, typer.Option("--status", help="Only episodes that ended so; the same as -f status=STATUS.")
     ] = None,
+    no_pager: NoPager = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the runs of a trace and the last episodes of one.
+    """List the runs of a trace and the episodes of one: filtered, sorted, page by page.
+
+    A filter compares fields by = != < <= > >= ~ (contains) !~, joined by blanks (and), `or`, `not` and parentheses.
+    A word that stands alone is looked for in all that was said. Values may be lists (status=failed,timeout), `none`,
+    times (age<2h, seconds>1.5m) or in quotes. Fields: reward status success agent step task attempt split turns calls
+    agents tokens seconds age cause error model version tag finish feedback outcome episode group run superseded
+    text.
+
+    Columns to sort by: started_at ended_at seconds reward tokens turns calls agents step attempt split status cause
+    error task task_id group_id episode_id run_id superseded.
 
     \b
     ajet trace ls
-    ajet trace ls launcher_record/math --status failed -n 50
+    ajet trace ls launcher_record/math -f 'reward<0.5 status=succeeded' --sort reward
+    ajet trace ls -f 'agent=werewolf step>10 text~"i am a villager"' -n 50 --page 2
+    ajet trace ls --sort -tokens --json
     """
-    from ajet_tools.trace import queries, render
+    from ajet_tools.cli.trace.progress import progress_told
+    from ajet_tools.trace import queries
+    from ajet_tools.trace.filters import parse
     from ajet_tools.trace.locate import open_located
-    from ajet_tools.trace.text import short_ids
+    from ajet_tools.trace.queries.listing import open_listing
 
+    parts = [f"({filter})" if filter and status else filter, f'status="{status}"' if status else None]
+    fits = parse(filter or "") if not status else parse(" ".join(part for part in parts if part))
     reader, where = open_located(path)
     with closing(reader):
         runs = queries.run_rows(reader)
         chosen = queries.find_run(reader, run) if run or runs else None
-        episodes = queries.latest_episodes(reader, chosen, limit=limit, status=status)
+        with progress_told("searching") as told:
+            column, largest = sort.removeprefix("-"), sort.startswith("-")
+            listing = open_listing(reader, chosen, fits, column, largest, progress=told)
+        episodes = _page(reader, listing, (page - 1) * limit, limit)
     if as_json:
-        print_json({"trace": str(where), "runs": runs, "run_id": chosen, "episodes": episodes})
+        counts = {"count": listing.count, "of": listing.of, "page": page}
+        print_json({"trace": str(where), "runs": runs, "run_id": chosen, **counts, "episodes": episodes})
         return
-    out = render.console()
+    _print_ls(where, runs, chosen, listing, episodes, (page - 1) * limit, no_pager)
+
+
+def _page(reader: TraceReader, listing: Listing, start: int, limit: int) -> list[dict[str, Any]]:
+    stop = min(listing.count, start + limit)
+    return [row for at in range(start, stop, _CHUNK) for row in listing.page(reader, at, min(_CHUNK, stop - at))]
+
+
+def _print_ls(
+    where: Path,
+    runs: Sequence[Mapping[str, Any]],
+    chosen: str | None,
+    listing: Listing,
+    episodes: Sequence[Mapping[str, Any]],
+    start: int,
+    no_pager: bool,
+) -> None:
+    from ajet_tools.cli.trace.pager import paged
+    from ajet_tools.trace import render
+    from ajet_tools.trace.text import short_ids
+
     run_ids = short_ids([row["run_id"] for row in runs])
-    episode_ids = short_ids([row["episode_id"] for row in episodes])
-    out.print(str(where), style="dim", soft_wrap=True)
-    out.print(render.table([_row("run", run_ids[r["run_id"]], r, _RUN_COLUMNS) for r in runs], out.width))
-    if not episodes:
-        out.print("\nNo episode yet.")
-        return
-    out.print()
-    rows = [_row("episode", episode_ids[r["episode_id"]], r, _EPISODE_COLUMNS) for r in episodes]
-    last = "the last episode" if len(rows) == 1 else f"the last {len(rows):,} episodes"
-    title = f"{last} of {run_ids.get(chosen or '', 'all runs')}"
-    out.print(render.table(rows, out.width, title=title))
+    ids = short_ids([row["episode_id"] for row in episodes])
+    with paged(no_pager) as out:
+        out.print(str(where), style="dim", soft_wrap=True)
+        out.print(render.table([_row("run", run_ids[r["run_id"]], r, _RUN_COLUMNS) for r in runs[:_RUNS]], out.width))
+        if len(runs) > _RUNS:
+            out.print(f"and {render.counted(len(runs) - _RUNS, 'earlier run')}; --json has all", style="dim")
+        if not episodes:
+            out.print(_none_of(listing))
+            return
+        order = "latest first" if (listing.sort, listing.descending) == ("ended_at", True) else _in_words(listing)
+        fitting = f"{listing.count:,} of {listing.of:,}" if listing.count < listing.of else f"{listing.of:,}"
+        title = (
+            f"\nepisodes {start + 1:,} to {start + len(episodes):,} of {fitting}, run {run_ids.get(chosen or '', '')}"
+        )
+        columns = (
+            _EPISODE_COLUMNS if listing.sort in (*_EPISODE_COLUMNS, "ended_at") else (listing.sort, *_EPISODE_COLUMNS)
+        )
+        rows = [_row("episode", ids[r["episode_id"]], r, columns) for r in episodes]
+        out.print(render.table(rows, out.width, title=f"{title}, {order}"))
+        if start + len(episodes) < listing.count:
+            out.print(f"more with --page {start // len(episodes) + 2}, or -n", style="dim")
+
+
+def _none_of(listing: Listing) -> str:
+    if listing.count:
+        return f"\nThere are only {listing.count:,} episodes: no such page."
+    return f"\nNone of {listing.of:,} episodes fits the filter." if listing.of else "\nNo episode yet."
+
+
+def _in_words(listing: Listing) -> str:
+    return f"by {listing.sort}, the {'largest' if listing.descending else 'smallest'} first"
 
 
 _RUN_COLUMNS = ("status", "episodes", "unsound", "last_step", "reward", "started_at", "name", "backbone")
-_EPISODE_COLUMNS = ("status", "reward", "step", "split", "calls", "tokens", "seconds", "attempt", "task_id", "cause")
+_EPISODE_COLUMNS = (
+    "status",
+    "reward",
+    "step",
+    "task",
+    "turns",
+    "tokens",
+    "seconds",
+    "cause",
+    "attempt",
+    "split",
+    "agents",
+    "calls",
+    "task_id",
+)
 
 
 def _row(kind: str, short: str, row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
-    return {kind: short, **{column: row[column] for column in columns}}
+    return {kind: short, **{column: row[column] for column in columns if column != f"{kind}_id"}}
 
 
 @app.command()
 def show(
     id: Annotated[str, typer.Argument(metavar="ID", help="A run, an episode or a call, by a unique prefix.")],
     path: Where = None,
+    full: Annotated[bool, typer.Option("--full", help="Every call and message, however many and long.")] = False,
+    no_pager: NoPager = False,
     as_json: AsJson = False,
 ) -> None:
     """Show an episode's conversation, rewards and ledger; or a call whole; or a run with its metrics.
 
+    Of a long episode the first and last calls are shown, and of a long message its beginning; --full shows all.
+
     \b
     ajet trace show 3f2a91
     ajet trace show 3f2a91 launcher_record/math --json
+    ajet trace show 3f2a91 --full | grep calculator
     """
+    from ajet_tools.cli.trace.pager import paged
     from ajet_tools.trace import queries
     from ajet_tools.trace.locate import open_located
 
     reader, _ = open_located(path)
     with closing(reader):
         found = queries.find(reader, id)
-        {"run": _show_run, "episode": _show_episode, "call": _show_call}[found.kind](reader, found.id, as_json)
+        if as_json:
+            print_json({"run": _run_json, "episode": _episode_json, "call": _call_json}[found.kind](reader, found.id))
+            return
+        with paged(no_pager) as out:
+            show = {"run": _show_run, "episode": _show_episode, "call": _show_call}[found.kind]
+            show(reader, found.id, out, full)
 
 
-def _show_run(reader: TraceReader, run_id: str, as_json: bool) -> None:
-    from ajet_tools.trace import queries, render
+def _run_json(reader: TraceReader, run_id: str) -> dict[str, Any]:
+    from ajet_tools.trace import queries
 
     row = next(row for row in queries.run_rows(reader) if row["run_id"] == run_id)
-    metrics, totals = queries.metrics(reader, run_id), queries.ledger_totals(reader, run_id)
-    if as_json:
-        print_json({**row, "metrics": metrics, "ledger": totals})
-        return
-    out = render.console()
+    return {**row, "metrics": queries.metrics(reader, run_id), "ledger": queries.ledger_totals(reader, run_id)}
+
+
+def _show_run(reader: TraceReader, run_id: str, out: Console, full: bool) -> None:
+    from ajet_tools.trace import render
+
+    row = _run_json(reader, run_id)
+    tables = {"metrics, last value": row.pop("metrics"), "ledger": row.pop("ledger")}
     out.print(render.fields(row.items()))
-    for title, rows in (("\nmetrics, last value", metrics), ("\nledger", totals)):
+    for title, rows in tables.items():
         if rows:
-            out.print(render.table(rows, out.width, title=title))
+            out.print(render.table(rows, out.width, title=f"\n{title}"))
 
 
-def _show_episode(reader: TraceReader, episode_id: str, as_json: bool) -> None:
+def _episode_json(reader: TraceReader, episode_id: str) -> dict[str, Any]:
     from ajet_sdk.trace.reader import calls_of, episodes
+    from ajet_sdk.types import Episode
+    from ajet_tools.trace import queries
+
+    known = episodes(reader, episode_ids=[episode_id], superseded=True)
+    whole = known[0] if known else Episode(episode_id=episode_id, calls=tuple(calls_of(reader, episode_id)))
+    ended = {} if known else {"status": None, "ended_at": None}
+    ledger = queries.ledger_of_episode(reader, episode_id)
+    return {**whole.model_dump(mode="json"), **ended, "reward": whole.reward, "ledger": ledger}
+
+
+def _show_episode(reader: TraceReader, episode_id: str, out: Console, full: bool) -> None:
+    from ajet_sdk.trace.reader import episodes
     from ajet_sdk.types import Episode
     from ajet_tools.trace import queries, render
 
     known = episodes(reader, episode_ids=[episode_id], superseded=True)
     ledger = queries.ledger_of_episode(reader, episode_id)
-    if as_json:
-        whole = known[0] if known else Episode(episode_id=episode_id, calls=tuple(calls_of(reader, episode_id)))
-        ended = {} if known else {"status": None, "ended_at": None}
-        print_json({**whole.model_dump(mode="json"), **ended, "reward": whole.reward, "ledger": ledger})
-        return
-    out = render.console()
     out.print(render.episode_head(known[0] if known else Episode(episode_id=episode_id), ledger, live=not known))
-    for part in render.conversation(queries.call_rows(reader, episode_id), ledger):
+    for part in render.conversation(queries.call_rows(reader, episode_id), ledger, full=full):
         out.print(part)
 
 
-def _show_call(reader: TraceReader, call_id: str, as_json: bool) -> None:
-    from ajet_tools.trace import queries, render
+def _call_json(reader: TraceReader, call_id: str) -> dict[str, Any]:
+    from ajet_tools.trace import queries
 
     row = queries.call_row(reader, call_id)
-    if as_json:
-        parsed = {name: json.loads(row[name]) for name in ("request", "response", "sampling")}
-        print_json({**{k: v for k, v in row.items() if k != "messages"}, **parsed})
-        return
-    out = render.console()
-    for part in render.call_view(row):
+    parsed = {name: json.loads(row[name]) for name in ("request", "response", "sampling")}
+    return {**{k: v for k, v in row.items() if k != "messages"}, **parsed}
+
+
+def _show_call(reader: TraceReader, call_id: str, out: Console, full: bool) -> None:
+    from ajet_tools.trace import queries, render
+
+    for part in render.call_view(queries.call_row(reader, call_id), full=full):
         out.print(part)
-
-
-@app.command()
-def sql(
-    query: Annotated[str, typer.Argument(help="One SELECT or EXPLAIN.", show_default=False)],
-    path: Where = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many rows to print; JSON has all.")] = 100,
-    as_json: AsJson = False,
-) -> None:
-    """Ask a trace one question in SQL (DuckDB's): a SELECT or EXPLAIN, read-only, stopped after 30 s.
-
-    Tables: runs, episodes, calls, rewards, metrics, ledger, feedback. `calls` holds of each prompt what the call's
-    parent has not; the view `calls_full` has prompts and requests whole.
-
-    \b
-    ajet trace sql "FROM metrics WHERE name = 'train/reward' ORDER BY step"
-    ajet trace sql "SELECT agent, count(*) FROM calls GROUP BY agent" run.duckdb
-    ajet trace sql "SELECT prompt_ids FROM calls_full LIMIT 1" --json
-    """
-    from ajet_tools.trace import render
-    from ajet_tools.trace.locate import open_located
-
-    reader, _ = open_located(path)
-    with closing(reader):
-        found = reader.query(query)
-    if as_json:
-        print_json(_records(found.column_names, found))
-        return
-    out = render.console()
-    if query.lstrip().lower().startswith("explain"):
-        for row in found.to_pylist():
-            out.print(row["explain_value"], soft_wrap=True)
-        return
-    out.print(render.table(_records(found.column_names, found.slice(0, limit)), out.width))
-    if len(found) > limit:
-        out.print(f"{limit:,} of {len(found):,} rows; more with --limit", style="dim")
-    elif not len(found):
-        out.print("no rows", style="dim")
-
-
-def _records(names: Sequence[str], table: Any) -> list[dict[str, Any]]:
-    """Rows as dicts; a name that comes twice gets a number, so that no column is lost."""
-    distinct: list[str] = []
-    for name in names:
-        times = sum(1 for other in distinct if other == name or other.rpartition(":")[0] == name)
-        distinct.append(f"{name}:{times}" if times else name)
-    return [_whole(row) for row in table.rename_columns(distinct).to_pylist()]
-
-
-def _whole(value: Any) -> Any:
-    """HUGEINT, which every sum of integers is, comes as a decimal without a fraction: it becomes an int."""
-    if isinstance(value, Decimal):
-        return int(value) if value.as_tuple().exponent == 0 else value
-    if isinstance(value, dict):
-        return {name: _whole(part) for name, part in value.items()}
-    return [_whole(part) for part in value] if isinstance(value, list) else value
 
 
 @app.command()
 def ledger(
     path: Where = None,
     run: OfRun = None,
+    filter: Fitting = None,
     by_step: Annotated[bool, typer.Option("--by-step", help="One line for each step and outcome.")] = False,
+    no_pager: NoPager = False,
     as_json: AsJson = False,
 ) -> None:
     """Say what became of every sampled token of a run, and whether the ledger balances.
@@ -214,30 +263,50 @@ def ledger(
     \b
     ajet trace ledger
     ajet trace ledger launcher_record/math --by-step
+    ajet trace ledger -f 'step>10 agent=werewolf'
     """
     from ajet_sdk.trace.reader import ledger_balance
-    from ajet_tools.trace import queries, render
+    from ajet_tools.trace import queries
+    from ajet_tools.trace.filters import parse
     from ajet_tools.trace.locate import open_located
-    from ajet_tools.trace.text import visible
 
+    fits = parse(filter) if filter else None
     reader, _ = open_located(path)
     with closing(reader):
         run_id = queries.find_run(reader, run)
         status = next(row["status"] for row in queries.run_rows(reader) if row["run_id"] == run_id)
-        totals = queries.ledger_totals(reader, run_id, by_step=by_step)
+        totals = (
+            queries.ledger_of(reader, run_id, fits, by_step=by_step)
+            if fits
+            else queries.ledger_totals(reader, run_id, by_step=by_step)
+        )
         wrong = ledger_balance(reader, run_id)
     if as_json:
         print_json({"run_id": run_id, "status": status, "balanced": not wrong, "wrong": wrong, "outcomes": totals})
     else:
-        out = render.console()
-        tokens = sum(row["tokens"] for row in totals) or 1
-        rows = [{**row, "share": f"{row['tokens'] / tokens:.1%}"} for row in totals]
-        out.print(render.table(rows, out.width, right=["share"]))
-        out.print(_verdict(run_id, status, wrong), soft_wrap=True)
-        for line in wrong[:20]:
-            out.print(f"  {visible(line)}", soft_wrap=True)
+        _print_ledger(totals, _verdict(run_id, status, wrong), wrong, filter, no_pager)
     if wrong and status == "finished":
         raise typer.Exit(1)
+
+
+def _print_ledger(
+    totals: Sequence[Mapping[str, Any]], verdict: str, wrong: Sequence[str], filter: str | None, no_pager: bool
+) -> None:
+    from ajet_tools.cli.trace.pager import paged
+    from ajet_tools.trace import render
+    from ajet_tools.trace.text import one_line, visible
+
+    tokens = sum(row["tokens"] for row in totals) or 1
+    rows = [{**row, "share": f"{row['tokens'] / tokens:.1%}"} for row in totals]
+    with paged(no_pager) as out:
+        if filter:
+            out.print(f"of episodes that fit {one_line(filter)}; the verdict is on the whole run", style="dim")
+        out.print(render.table(rows, out.width, right=["share"]) if rows else "nothing is booked")
+        out.print(verdict, soft_wrap=True)
+        for line in wrong[:_UNBOOKED]:
+            out.print(f"  {visible(line)}", soft_wrap=True)
+        if len(wrong) > _UNBOOKED:
+            out.print(f"  and {len(wrong) - _UNBOOKED:,} more; --json has all", style="dim")
 
 
 def _verdict(run_id: str, status: str, wrong: Sequence[str]) -> str:
@@ -249,100 +318,3 @@ def _verdict(run_id: str, status: str, wrong: Sequence[str]) -> str:
         return f"run {run_id} ({status}): the ledger does not balance for {counted(len(wrong), 'call')}"
     are = "is" if len(wrong) == 1 else "are"
     return f"run {run_id} ({status}): {counted(len(wrong), 'call')} {are} not booked, or not wholly"
-
-
-@app.command()
-def splits(
-    path: Where = None,
-    run: OfRun = None,
-    episode: Annotated[str | None, typer.Option("--episode", metavar="ID", help="Only this one, by a prefix.")] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many episodes, newest first.")] = 1000,
-    as_json: AsJson = False,
-) -> None:
-    """Say where calls did not merge into one timeline: at which token, why, and what it costs.
-
-    \b
-    ajet trace splits
-    ajet trace splits --episode 3f2a91
-    """
-    from ajet_tools.trace import queries, render
-    from ajet_tools.trace.locate import open_located
-
-    reader, _ = open_located(path)
-    with closing(reader):
-        ids: Sequence[str] = (
-            [queries.find(reader, episode, "episode").id]
-            if episode
-            else queries.episode_ids(reader, queries.find_run(reader, run), limit=limit)
-        )
-        found, timelines, sampled = _merged(reader, ids, _decoders(reader))
-    causes = _by_cause(found)
-    if as_json:
-        print_json({"episodes": len(ids), "timelines": timelines, "causes": causes, "splits": found})
-        return
-    out = render.console()
-    counts = ((len(ids), "episode"), (timelines, "timeline"), (sampled, "sampled token"), (len(found), "split"))
-    out.print(", ".join(render.counted(count, noun) for count, noun in counts))
-    if causes:
-        out.print(render.table(causes, out.width, title="\nby cause"))
-        worst = sorted(found, key=lambda row: -row["extra_tokens"])[:20]
-        columns = ("episode_id", "call_id", "parent_call_id", "at_token", "extra_tokens", "cause", "hint")
-        shown = [{c: _short(row[c]) if c.endswith("_id") else row[c] for c in columns} for row in worst]
-        out.print(render.table(shown, out.width, title="\nthose that cost most"))
-
-
-def _decoders(reader: TraceReader) -> Callable[[str | None], Decode | None]:
-    """A run's id -> ids to text; None, once said why on stderr, where the tokenizer is not at hand."""
-    from ajet_sdk.errors import ConfigError
-    from ajet_tools.trace import queries
-    from ajet_tools.trace.decoding import decoder
-
-    @cache
-    def find(run_id: str | None) -> Decode | None:
-        try:
-            return decoder(reader, run_id or queries.find_run(reader, None))
-        except ConfigError as error:
-            typer.echo(f"Causes that only the text tells are `unknown`: {error}", err=True)
-            return None
-
-    return find
-
-
-def _merged(
-    reader: TraceReader, ids: Sequence[str], decoders: Callable[[str | None], Decode | None]
-) -> tuple[list[dict[str, Any]], int, int]:
-    """The splits of the episodes, and how many timelines and sampled tokens they have."""
-    from ajet_sdk.timelines import merge
-    from ajet_sdk.trace.reader import calls_of, episodes
-
-    found: list[dict[str, Any]] = []
-    timelines = sampled = 0
-    for start in range(0, len(ids), _CHUNK):
-        chunk = ids[start : start + _CHUNK]
-        whole: Iterable[Episode] = episodes(reader, episode_ids=chunk, superseded=True)
-        known = {e.episode_id: e for e in whole}
-        for episode_id in chunk:
-            ended = known.get(episode_id)
-            calls = ended.calls if ended else calls_of(reader, episode_id)
-            merged = merge(calls)
-            if any(split.cause == "unknown" for split in merged.splits):
-                decode = decoders(ended.run_id if ended else None)
-                merged = merge(calls, decode) if decode else merged
-            timelines += len(merged.timelines)
-            sampled += sum(int(t.loss_mask.sum()) for t in merged.timelines)
-            found += [{"episode_id": episode_id, **split.model_dump(mode="json")} for split in merged.splits]
-    return found, timelines, sampled
-
-
-def _by_cause(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    causes: dict[str, dict[str, Any]] = {}
-    for row in found:
-        entry = causes.setdefault(row["cause"], {"cause": row["cause"], "splits": 0, "extra_tokens": 0, "hint": ""})
-        entry["splits"] += 1
-        entry["extra_tokens"] += row["extra_tokens"]
-        entry["hint"] = entry["hint"] or row["hint"]
-    return sorted(causes.values(), key=lambda entry: -entry["extra_tokens"])
-
-
-def _short(id: str | None) -> str | None:
-    return id[:12] if id else id

@@ -10,13 +10,23 @@ from typing import Annotated, Any
 
 import typer
 
-__all__ = ["AsJson", "OfRun", "Where", "print_json"]
+__all__ = ["AsJson", "Fitting", "NoPager", "OfRun", "Where", "print_json"]
 
 _PATH_HELP = "A trace file or an experiment's directory; by default the newest run below here."
 Where = Annotated[Path | None, typer.Argument(metavar="PATH", help=_PATH_HELP, show_default=False)]
 OfRun = Annotated[
     str | None, typer.Option("--run", metavar="ID", help="A run, by a unique prefix; by default the newest.")
 ]
+Fitting = Annotated[
+    str | None,
+    typer.Option(
+        "--filter",
+        "-f",
+        metavar="EXPR",
+        help="Only episodes that fit, such as 'reward<0.5 text~\"calc\"'; `ajet trace ls --help` says more.",
+    ),
+]
+NoPager = Annotated[bool, typer.Option("--no-pager", help="Print at once, however long it is.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

@@ -1,20 +1,24 @@
 """Every SQL statement that the tools ask of a trace, as functions of a reader."""
 
 from ajet_tools.trace.queries.calls import call_row, call_rows, ledger_of_episode
-from ajet_tools.trace.queries.episodes import episode_ids, latest_episodes
-from ajet_tools.trace.queries.ids import Found, find, find_run
-from ajet_tools.trace.queries.runs import ledger_totals, metrics, run_rows
+from ajet_tools.trace.queries.episodes import episode_ids, ledger_of
+from ajet_tools.trace.queries.ids import Found, episode_of_call, find, find_run
+from ajet_tools.trace.queries.runs import failures, ledger_totals, metrics, overview, pulse, run_rows
 
 __all__ = [
     "Found",
     "call_row",
     "call_rows",
     "episode_ids",
+    "episode_of_call",
+    "failures",
     "find",
     "find_run",
-    "latest_episodes",
+    "ledger_of",
     "ledger_of_episode",
     "ledger_totals",
     "metrics",
+    "overview",
+    "pulse",
     "run_rows",
 ]

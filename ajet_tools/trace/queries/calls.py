@@ -1,11 +1,19 @@
-"""The calls of an episode."""
+"""The calls of an episode, and what was said and booked of them."""
 
 from __future__ import annotations
 
 from ajet_sdk.protocols import TraceReader
 from ajet_tools.trace.queries.rows import Row, rows
 
-__all__ = ["call_row", "call_rows", "ledger_of_episode"]
+__all__ = [
+    "call_row",
+    "call_rows",
+    "episode_pulse",
+    "episode_row",
+    "feedback_of",
+    "ledger_of_episode",
+    "rewards_of",
+]
 
 
 def call_row(reader: TraceReader, call_id: str) -> Row:
@@ -43,3 +51,51 @@ def ledger_of_episode(reader: TraceReader, episode_id: str) -> list[Row]:
         WHERE l.episode_id = $1 ORDER BY c.index, l.outcome""",
         episode_id,
     )
+
+
+def episode_row(reader: TraceReader, episode_id: str) -> Row | None:
+    """An episode's own row; None while it runs."""
+    found = rows(
+        reader,
+        """
+        SELECT *, round(epoch(ended_at - started_at), 2) AS seconds FROM episodes WHERE episode_id = $1
+        ORDER BY ended_at DESC LIMIT 1""",
+        episode_id,
+    )
+    return found[0] if found else None
+
+
+def rewards_of(reader: TraceReader, episode_id: str) -> list[Row]:
+    """The rewards of an episode as its judges gave them."""
+    return rows(
+        reader, "SELECT name, value, weight, reason, agent, call_id FROM rewards WHERE episode_id = $1", episode_id
+    )
+
+
+def feedback_of(reader: TraceReader, episode_id: str) -> list[Row]:
+    """What people said of an episode and its calls, oldest first."""
+    return rows(
+        reader,
+        """
+        SELECT feedback_id, call_id, author, score, comment, correction, "at" FROM feedback WHERE episode_id = $1
+        ORDER BY "at", feedback_id""",
+        episode_id,
+    )
+
+
+def episode_pulse(reader: TraceReader, episode_id: str) -> Row:
+    """Counts that change when anything of an episode does; and whether a run is going on."""
+    return rows(
+        reader,
+        """
+        SELECT (SELECT count(*) FROM calls WHERE episode_id = $1) AS calls,
+          (SELECT count(*) FROM episodes WHERE episode_id = $1) AS ended,
+          (SELECT count(*) FROM rewards WHERE episode_id = $1) AS rewards,
+          (SELECT count(*) FROM feedback WHERE episode_id = $1) AS feedback,
+          (SELECT count(*) FROM ledger WHERE episode_id = $1) AS booked,
+          (SELECT count(*) FROM episodes WHERE superseded AND episode_id = $1) AS superseded,
+          (SELECT count(*) FROM episodes WHERE group_id <> ''
+             AND group_id IN (SELECT group_id FROM episodes WHERE episode_id = $1)) AS attempts,
+          (SELECT count(*) > 0 FROM runs WHERE status = 'running') AS running""",
+        episode_id,
+    )[0]

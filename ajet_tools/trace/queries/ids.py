@@ -9,7 +9,7 @@ from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
 from ajet_tools.trace.queries.rows import rows
 
-__all__ = ["Found", "find", "find_run"]
+__all__ = ["Found", "episode_of_call", "find", "find_run"]
 
 Kind = Literal["run", "episode", "call"]
 
@@ -59,3 +59,12 @@ def find_run(reader: TraceReader, prefix: str | None) -> str:
     if prefix and len(ids) > 1 and prefix not in ids:
         raise QueryError(f"{prefix!r} begins more than one run: {', '.join(ids[:8])}")
     return prefix if prefix in ids else ids[0]
+
+
+def episode_of_call(reader: TraceReader, call_id: str) -> str:
+    """The episode that a call belongs to. Raises QueryError where there is no such call."""
+    found = rows(reader, "SELECT episode_id FROM calls WHERE call_id = $1 LIMIT 1", call_id)
+    if not found:
+        raise QueryError(f"there is no call {call_id!r} in this trace")
+    episode_id: str = found[0]["episode_id"]
+    return episode_id

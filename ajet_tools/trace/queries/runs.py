@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 from ajet_sdk.protocols import TraceReader
 from ajet_tools.trace.queries.rows import Row, rows
 
-__all__ = ["ledger_totals", "metrics", "run_rows"]
+__all__ = ["failures", "ledger_totals", "metric_points", "metrics", "overview", "pulse", "run_rows", "staleness"]
 
 
 def run_rows(reader: TraceReader) -> list[Row]:
@@ -46,3 +48,122 @@ def ledger_totals(reader: TraceReader, run_id: str, *, by_step: bool = False) ->
         FROM ledger WHERE run_id = $1 GROUP BY {step}outcome ORDER BY {step}tokens DESC, outcome""",
         run_id,
     )
+
+
+def pulse(reader: TraceReader) -> Row:
+    """A few counts that differ whenever a trace has got rows or a run's status has changed; quick at any size."""
+    (found,) = rows(
+        reader,
+        """
+        SELECT (SELECT count(*) FROM calls) AS calls, (SELECT count(*) FROM episodes) AS episodes,
+          (SELECT count(*) FROM rewards) AS rewards, (SELECT count(*) FROM metrics) AS metrics,
+          (SELECT count(*) FROM ledger) AS ledger, (SELECT count(*) FROM feedback) AS feedback,
+          (SELECT string_agg(run_id || status, ' ' ORDER BY run_id) FROM runs) AS runs""",
+    )
+    return found
+
+
+def overview(reader: TraceReader, run_id: str | None = None) -> list[Row]:
+    """The runs, newest first, with all that their list shows; only `run_id` where it is given.
+
+    Beside the columns of `run_rows`: `total_steps` (None where the run trains nothing or its config does not say),
+    `tokens` sampled, `last_at` (its last sign of life), `causes` of failures with their counts, and `rewards`, one a
+    step, of training, else of validation, else of the episodes themselves.
+    """
+    found = rows(
+        reader,
+        """
+        WITH value AS (SELECT episode_id, sum(value * weight) AS reward FROM rewards GROUP BY ALL),
+        ended AS (SELECT run_id, step, status, cause, ended_at, reward FROM episodes LEFT JOIN value USING (episode_id)
+            WHERE $1::VARCHAR IS NULL OR run_id = $1),
+        counted AS (
+            SELECT run_id, count(*) AS episodes, count(*) FILTER (status <> 'succeeded') AS unsound,
+              max(step) AS last_step, avg(reward) AS reward, max(ended_at) AS last_episode
+            FROM ended GROUP BY run_id),
+        failed AS (
+            SELECT run_id, coalesce(cause, status) AS cause, count(*) AS episodes FROM ended
+            WHERE status <> 'succeeded' GROUP BY ALL),
+        causes AS (
+            SELECT run_id, list({'cause': cause, 'episodes': episodes} ORDER BY episodes DESC, cause) AS causes
+            FROM failed GROUP BY run_id),
+        by_step AS (SELECT run_id, step, avg(reward) AS reward FROM ended WHERE reward IS NOT NULL GROUP BY ALL),
+        own AS (SELECT run_id, list(reward ORDER BY step) AS rewards FROM by_step GROUP BY run_id),
+        logged AS (
+            SELECT run_id, name, step, arg_max(value, "at") AS value, max("at") AS logged_at FROM metrics
+            WHERE ($1::VARCHAR IS NULL OR run_id = $1) AND name IN ('train/reward', 'val/reward') GROUP BY ALL),
+        curves AS (
+            SELECT run_id, list(value ORDER BY step) FILTER (name = 'train/reward') AS train,
+              list(value ORDER BY step) FILTER (name = 'val/reward') AS val, max(logged_at) AS last_metric
+            FROM logged GROUP BY run_id),
+        booked AS (
+            SELECT run_id, sum(tokens)::BIGINT AS tokens FROM ledger
+            WHERE $1::VARCHAR IS NULL OR run_id = $1 GROUP BY run_id)
+        SELECT run_id, name, backbone, status, started_at, ended_at, error, coalesce(episodes, 0) AS episodes,
+          coalesce(unsound, 0) AS unsound, last_step, reward, tokens, coalesce(causes, []) AS causes,
+          coalesce(train, val, own.rewards, []) AS rewards, greatest(last_episode, last_metric) AS last_at,
+          CASE WHEN backbone NOT IN ('debug', 'serve', 'trace')
+            THEN TRY_CAST(config->>'$.ajet.trainer_common.total_steps' AS INTEGER) END AS total_steps
+        FROM runs LEFT JOIN counted USING (run_id) LEFT JOIN causes USING (run_id) LEFT JOIN curves USING (run_id)
+          LEFT JOIN own USING (run_id) LEFT JOIN booked USING (run_id)
+        WHERE $1::VARCHAR IS NULL OR run_id = $1 ORDER BY started_at DESC, run_id""",
+        run_id,
+    )
+    unbooked = [row["run_id"] for row in found if row["tokens"] is None and row["episodes"]]
+    if unbooked:
+        sampled = _sampled(reader, unbooked)
+        found = [row if row["tokens"] is not None else {**row, "tokens": sampled.get(row["run_id"])} for row in found]
+    return found
+
+
+def _sampled(reader: TraceReader, run_ids: list[str]) -> dict[str, int]:
+    """Sampled tokens of runs that keep no ledger; none where their calls have no ids."""
+    found = rows(
+        reader,
+        """
+        SELECT run_id, sum(len(output_ids))::BIGINT AS tokens FROM calls JOIN episodes USING (episode_id)
+        WHERE list_contains($1, run_id) GROUP BY run_id""",
+        run_ids,
+    )
+    return {row["run_id"]: row["tokens"] for row in found}
+
+
+def failures(reader: TraceReader, run_id: str) -> list[Row]:
+    """Why episodes of a run failed: each cause with its count, its share, the last step and an example."""
+    return rows(
+        reader,
+        """
+        SELECT coalesce(cause, status) AS cause, status, count(*) AS episodes,
+          count(*) / (SELECT count(*) FROM episodes WHERE run_id = $1) AS share, max(step) AS last_step,
+          arg_max(episode_id, ended_at) AS example, left(arg_max(error, ended_at), 400) AS error
+        FROM episodes WHERE run_id = $1 AND status <> 'succeeded' GROUP BY ALL ORDER BY episodes DESC, cause""",
+        run_id,
+    )
+
+
+def metric_points(reader: TraceReader, run_id: str) -> dict[str, list[tuple[int, float]]]:
+    """Every metric of a run by step, oldest first; a step that was taken again after a resume counts once, the last."""
+    found = reader.query(
+        """
+        SELECT name, step, arg_max(value, "at") AS value FROM metrics WHERE run_id = $1
+        GROUP BY name, step ORDER BY name, step""",
+        [run_id],
+    )
+    points: dict[str, list[tuple[int, float]]] = {}
+    for name, step, value in zip(*(found[column].to_pylist() for column in ("name", "step", "value")), strict=True):
+        if value is not None and math.isfinite(value):
+            points.setdefault(name, []).append((step, value))
+    return points
+
+
+def staleness(reader: TraceReader, run_id: str) -> list[tuple[int, float]]:
+    """By training step, how many updates its calls are behind the newest call of the step, on average."""
+    found = rows(
+        reader,
+        """
+        SELECT e.step, max(policy_version) - avg(policy_version) AS behind
+        FROM calls JOIN episodes e USING (episode_id)
+        WHERE e.run_id = $1 AND e.split = 'train' AND trainable AND policy_version IS NOT NULL
+        GROUP BY e.step ORDER BY e.step""",
+        run_id,
+    )
+    return [(row["step"], row["behind"]) for row in found]

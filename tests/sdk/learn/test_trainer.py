@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from ajet_sdk.errors import CheckpointError, ConfigError, TrainingError
 from ajet_sdk.learn import checkpoint
 from ajet_sdk.learn.loss import LossSettings, collate, score
-from ajet_sdk.learn.trainer import Trainer, TrainerSettings, default_lr
+from ajet_sdk.learn.trainer import TokenScores, Trainer, TrainerSettings, default_lr
 from ajet_sdk.types import Sample, Span, Timeline
 
 
@@ -81,6 +82,33 @@ def test_a_step_reports_no_gap_no_kl_and_no_clipping_at_the_start() -> None:
     assert 0 < metrics["entropy"] <= math.log(40)
     assert metrics["lr"] == pytest.approx(2e-4)  # one of five warm-up steps
     assert trainer.updates == 1
+
+
+@pytest.mark.parametrize("budget", [1, 30, 100_000])
+def test_a_step_tells_each_token_s_scores_as_they_were_before_it(budget: int) -> None:
+    model = tiny()
+    samples = batch(model, 0)
+    scores = TokenScores()
+    Trainer(model, TrainerSettings(lr=1e-1, warmup_steps=0, micro_batch_tokens=budget)).step(samples, 1.0, scores)
+    for sample, logprobs_T, entropy_T in zip(samples, scores.logprobs, scores.entropy, strict=True):
+        line = sample.timeline
+        assert np.array_equal(np.isfinite(logprobs_T), line.loss_mask)
+        assert np.array_equal(np.isfinite(entropy_T), line.loss_mask)
+        np.testing.assert_allclose(logprobs_T[line.loss_mask], line.logprobs[line.loss_mask], atol=1e-5)
+        assert (entropy_T[line.loss_mask] <= math.log(40) + 1e-5).all()
+
+
+def test_scores_of_later_mini_batches_are_unknown() -> None:
+    """They are seen only by weights that the first update has moved."""
+    model = tiny()
+    samples, scores = batch(model, 0), TokenScores()
+    Trainer(model, TrainerSettings(lr=1e-3, mini_batch_num=2, ppo_epochs=2)).step(samples, 1.0, scores)
+    known = [bool(np.isfinite(a).any()) for a in scores.logprobs]
+    assert known.count(True) == known.count(False) == 3
+    for sample, logprobs_T in zip(samples, scores.logprobs, strict=True):
+        if np.isfinite(logprobs_T).any():
+            mask = sample.timeline.loss_mask
+            np.testing.assert_allclose(logprobs_T[mask], sample.timeline.logprobs[mask], atol=1e-5)
 
 
 def test_kl_to_the_reference_grows_as_the_policy_moves() -> None:

@@ -12,7 +12,7 @@ import pytest
 from ajet_sdk.errors import TraceError
 from ajet_sdk.trace.reader import episodes, ledger_balance, open_trace
 from ajet_sdk.trace.writer import TraceWriter
-from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Metric, Reward, Run, Task
+from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Metric, Reward, Run, Task, Trained
 
 
 def call(episode_id: str, index: int = 0, **fields: Any) -> Call:
@@ -137,6 +137,25 @@ def entry(call_id: str, step: int, outcome: str = "trained", tokens: int = 2) ->
     return LedgerEntry(run_id="r", step=step, episode_id=episode_id, call_id=call_id, outcome=outcome, tokens=tokens)  # type: ignore[arg-type]
 
 
+def trained(call_id: str, step: int = 1, **fields: Any) -> Trained:
+    arrays = {"advantages": [0.5, 0.5], "logprobs": [-0.25, -1], "entropy": [1, 2]}
+    episode_id = call_id.rpartition("-")[0]
+    return Trained(**{"run_id": "r", "step": step, "episode_id": episode_id, "call_id": call_id, **arrays, **fields})
+
+
+def test_what_was_trained_comes_back_with_its_unknowns(tmp_path: Path) -> None:
+    nan = float("nan")
+    with TraceWriter(tmp_path / "trace.duckdb") as writer:
+        writer.put(trained("e-0", advantages=[0.5, nan], entropy=[nan, nan]), trained("e-1", 2))
+    rows = open_trace(tmp_path).query("SELECT * FROM trained ORDER BY call_id").to_pylist()
+    assert [Trained(**row) for row in rows] == [
+        trained("e-0", advantages=[0.5, nan], entropy=[nan, nan]),
+        trained("e-1", 2),
+    ]
+    with pytest.raises(ValueError, match=r"different lengths: \[1, 2\]"):
+        trained("e-2", logprobs=[0.0])
+
+
 def test_the_ledger_balances_or_says_which_call_does_not(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "trace.duckdb") as writer:
         for i in range(3):
@@ -166,7 +185,7 @@ def test_a_resume_supersedes_what_it_rolled_back(tmp_path: Path) -> None:
         writer.put(Run(run_id="r"))
         for step in (1, 2, 3):
             writer.put(call(f"s{step}"), Episode(episode_id=f"s{step}", run_id="r", step=step))
-            writer.put(Metric(run_id="r", step=step, name="train/reward", value=step))
+            writer.put(Metric(run_id="r", step=step, name="train/reward", value=step), trained(f"s{step}-0", step))
         writer.put(entry("s1-0", 1), entry("s2-0", 2), call("cut-off"), call("idle", output_ids=[], logprobs=[]))
     with TraceWriter(path) as writer:
         writer.supersede("r", 1)
@@ -176,6 +195,7 @@ def test_a_resume_supersedes_what_it_rolled_back(tmp_path: Path) -> None:
         assert [e.episode_id for e in episodes(writer, "r")] == ["s1"]
         assert len(episodes(writer, "r", superseded=True)) == 3
         assert writer.query("SELECT max(step) AS m FROM metrics").to_pylist() == [{"m": 1}]
+        assert writer.query("SELECT call_id FROM trained").to_pylist() == [{"call_id": "s1-0"}]
     assert [(row["call_id"], row["outcome"]) for row in rows] == [
         ("cut-off-0", "superseded"),
         ("s1-0", "trained"),

@@ -1,0 +1,98 @@
+"""Feedback into a trace: through its live owner where it has one, else into the file itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import duckdb
+
+from ajet_sdk.errors import QueryError, TraceError, TraceLocked
+from ajet_sdk.trace.batches import encode
+from ajet_sdk.trace.database import explain, insert, open_to_write
+from ajet_sdk.trace.live import FEEDBACK_PATH, Owner, post, refusal, retract, settled_owner
+from ajet_sdk.trace.prefixes import Prefixes
+from ajet_sdk.trace.reader import open_trace, trace_files
+from ajet_sdk.types import Feedback
+
+__all__ = ["give"]
+
+
+def give(path: Path, *feedback: Feedback) -> None:
+    """Store what a person said of episodes or calls of a trace; it is in the file when this returns.
+
+    `path` is a file or a directory with several, of which each feedback goes to the one that holds its episode. All
+    that goes to one file is written or none of it; a run that was interrupted stays so. Raises QueryError where there
+    is no such episode or call, TraceLocked where another process holds the file and takes no feedback, TraceError
+    where the file cannot be written.
+    """
+    for file, mine in _places(Path(path), feedback).items():
+        owner = settled_owner(file)
+        if owner is None or not _tell(file, owner, mine):
+            _write(file, mine)
+
+
+def _places(path: Path, feedback: tuple[Feedback, ...]) -> dict[Path, list[Feedback]]:
+    """Which file holds the episode, and the call, of each feedback."""
+    left, found = list(feedback), dict[Path, list[Feedback]]()
+    for file in trace_files(path):
+        if not left:
+            break
+        episodes, calls = _known(file, [one.episode_id for one in left])
+        for one in left:
+            if one.episode_id in episodes:
+                if one.call_id and (one.episode_id, one.call_id) not in calls:
+                    raise QueryError(f"episode {one.episode_id} has no call {one.call_id}; nothing was stored")
+                found.setdefault(file, []).append(one)
+        left = [one for one in left if one.episode_id not in episodes]
+    if left:
+        raise QueryError(f"there is no episode {left[0].episode_id} in {path}; nothing was stored")
+    return found
+
+
+def _known(file: Path, episode_ids: list[str]) -> tuple[set[str], set[tuple[str, str]]]:
+    """Those of the episodes that are in a file, finished or running, and their calls."""
+    reader = open_trace(file)
+    try:
+        ended = reader.query("SELECT episode_id FROM episodes WHERE list_contains(?, episode_id)", [episode_ids])
+        made = reader.query("SELECT episode_id, call_id FROM calls WHERE list_contains(?, episode_id)", [episode_ids])
+    finally:
+        reader.close()
+    calls = {(row["episode_id"], row["call_id"]) for row in made.to_pylist()}
+    return {row["episode_id"] for row in ended.to_pylist()} | {episode_id for episode_id, _ in calls}, calls
+
+
+def _tell(file: Path, owner: Owner, feedback: list[Feedback]) -> bool:
+    """Hand feedback to the live owner; False where it is gone since."""
+    if not owner.url:
+        raise TraceLocked(
+            f"{file} is being written by process {owner.pid}, which has no gateway to take feedback: give it again "
+            "when the process has ended, or in it, by its TraceWriter's put(Feedback(...))"
+        )
+    answer = post(owner, FEEDBACK_PATH, [one.model_dump(mode="json") for one in feedback])
+    if answer is None:
+        return False
+    if answer.status_code == 404:
+        raise TraceLocked(
+            f"the run that writes {file} (pid {owner.pid}) is of an older ajet, which takes no feedback while it runs; "
+            "give it again when it has ended"
+        )
+    if answer.status_code != 200:
+        raise TraceError(f"the run that writes {file} did not take the feedback: {refusal(answer)}")
+    return True
+
+
+def _write(file: Path, feedback: list[Feedback]) -> None:
+    """Open a file that nobody writes, for as long as it takes."""
+    rows = encode(feedback, Prefixes())
+    if len(rows["feedback"]) != len(feedback):
+        raise TraceError(f"the feedback cannot be stored in {file}: see the log")
+    connection = open_to_write(file, brief=True)
+    try:
+        [row] = connection.execute("SELECT batch FROM meta").fetchall()
+        insert(connection, rows, row[0] + 1)
+        connection.close()
+    except (duckdb.Error, OSError) as error:
+        raise explain(file, error) from error
+    finally:
+        connection.close()
+        retract(file, writes=True)

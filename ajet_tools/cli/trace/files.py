@@ -1,0 +1,259 @@
+"""`ajet trace pack merge-files prune check`: the files themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import asdict
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ajet_tools.cli.trace.options import AsJson, Where, print_json
+
+if TYPE_CHECKING:
+    from ajet_tools.trace.files import Said
+    from ajet_tools.trace.prune import RunSize
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def pack(
+    path: Where = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Write the packed copy there and leave the file.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Rewrite a trace so that it takes less room, and replace it once the copy is proven equal.
+
+    Free space goes, and a prompt that is stored whole although an earlier call of its episode holds it becomes what
+    follows that call. A live trace is refused.
+
+    \b
+    ajet trace pack
+    ajet trace pack launcher_record/math
+    ajet trace pack run.duckdb --out small.duckdb
+    """
+    from ajet_sdk.errors import ConfigError
+    from ajet_tools.trace.files import pack as pack_file
+
+    files = _files(path)
+    if out is not None and len(files) > 1:
+        raise ConfigError(
+            f"--out takes one file, and there are {len(files)}; name one, or see `ajet trace merge-files`"
+        )
+    with _progress() as said:
+        packed = [pack_file(file, out, said) for file in files]
+    if as_json:
+        print_json([{**asdict(one), "path": str(out or one.path)} for one in packed])
+        return
+    for one in packed:
+        moved = f", {one.calls:,} prompts stored as suffixes" if one.calls else ""
+        typer.echo(f"{out or one.path}: {_bytes(one.before)} -> {_bytes(one.after)}{moved}")
+
+
+@app.command("merge-files")
+def merge_files(
+    files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="Trace files, or directories of them.")],
+    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The new file.")],
+    as_json: AsJson = False,
+) -> None:
+    """Write several trace files (of several nodes, or processes) as one; the files stay.
+
+    What is the same in several is kept once. Where two say different things of one id nothing is written and the ids
+    are named.
+
+    \b
+    ajet trace merge-files node1.duckdb node2.duckdb --out whole.duckdb
+    ajet trace merge-files traces/ --out whole.duckdb --json
+    """
+    from ajet_sdk.trace.reader import trace_files
+    from ajet_tools.trace.merge_files import merge_files as merge
+
+    with _progress() as said:
+        merged = merge([file for path in files for file in trace_files(path)], out, said)
+    if as_json:
+        print_json({**asdict(merged), "path": str(merged.path)})
+        return
+    held = ", ".join(f"{table} {count:,}" for table, count in merged.rows.items() if count)
+    typer.echo(f"{merged.path}: {merged.files} files, {_bytes(merged.bytes)}; rows: {held or 'none'}")
+    twice = ", ".join(f"{table} {count:,}" for table, count in merged.shared.items() if count)
+    if twice:
+        typer.echo(f"in more than one file, and kept once: {twice}")
+
+
+@app.command()
+def prune(
+    path: Where = None,
+    older_than: Annotated[
+        str | None, typer.Option("--older-than", metavar="AGE", help="Runs that ended longer ago: 30d, 12h, 2w.")
+    ] = None,
+    run: Annotated[
+        list[str] | None, typer.Option("--run", metavar="ID", help="This run, by a unique prefix; may be repeated.")
+    ] = None,
+    keep_size: Annotated[
+        str | None, typer.Option("--keep-size", metavar="SIZE", help="The oldest runs beyond that size: 500MB, 2GB.")
+    ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and stop.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Drop whole runs with their episodes, calls, metrics and feedback; say which, and ask first.
+
+    A live trace is refused, and --keep-size keeps the newest run whatever its size. Checkpoints and logs stay.
+
+    \b
+    ajet trace prune --older-than 30d --dry-run
+    ajet trace prune launcher_record/math --run 3f2a91
+    ajet trace prune --keep-size 500MB --yes
+    """
+    from ajet_sdk.errors import ConfigError
+    from ajet_tools.trace.files import bytes_of, refuse_live
+    from ajet_tools.trace.prune import prune as prune_file
+
+    if not (older_than or run or keep_size):
+        raise ConfigError("say what to drop: --older-than 30d, --run ID or --keep-size 500MB")
+    if as_json and not (yes or dry_run):
+        raise ConfigError("--json asks nothing: give --yes or --dry-run with it")
+    files = _files(path)
+    for file in files:
+        refuse_live(file, "prune")
+    gone = _chosen(files, older_than, run or (), keep_size)
+    before = sum(map(bytes_of, files))
+    if not as_json:
+        _say_what_goes(gone)
+    if gone and not dry_run:
+        if not (yes or as_json):
+            typer.confirm("Drop them for good?", abort=True, err=True)
+        with _progress() as said:
+            for file in dict.fromkeys(file for file, _ in gone):
+                prune_file(file, [one.run_id for where, one in gone if where == file], said)
+    after = sum(map(bytes_of, files))
+    if as_json:
+        dropped = [{"file": str(file), **asdict(one)} for file, one in gone]
+        print_json({"runs": dropped, "dry_run": dry_run, "before": before, "after": after})
+    elif gone and not dry_run:
+        typer.echo(f"{_bytes(before)} -> {_bytes(after)}")
+
+
+def _chosen(
+    files: Sequence[Path], older_than: str | None, prefixes: Sequence[str], keep_size: str | None
+) -> list[tuple[Path, RunSize]]:
+    """The runs to drop with their files, oldest first."""
+    from ajet_sdk.trace.reader import open_trace
+    from ajet_tools.trace import queries
+    from ajet_tools.trace.prune import age, beyond_size, run_sizes, size
+    from ajet_tools.trace.prune import older_than as older
+
+    limit = age(older_than) if older_than else None
+    room = size(keep_size) if keep_size else None
+    held: list[tuple[Path, RunSize]] = []
+    for file in files:
+        with closing(open_trace(file)) as reader:
+            held += [(file, one) for one in run_sizes(reader, file)]
+    held.sort(key=lambda pair: (pair[1].last, pair[1].run_id))
+    runs = [one for _, one in held]
+    chosen: set[str] = set()
+    if limit is not None:
+        chosen |= {one.run_id for one in older(runs, datetime.now(timezone.utc) - limit)}
+    if room is not None:
+        chosen |= {one.run_id for one in beyond_size(runs, room)}
+    if prefixes:
+        with closing(open_trace(files[0] if len(files) == 1 else files[0].parent)) as reader:
+            chosen |= {queries.find_run(reader, prefix) for prefix in prefixes}
+    return [(file, one) for file, one in held if one.run_id in chosen]
+
+
+def _say_what_goes(gone: Sequence[tuple[Path, RunSize]]) -> None:
+    from ajet_tools.trace import render
+
+    if not gone:
+        typer.echo("No run is to go.")
+        return
+    out = render.console()
+    several = len({file for file, _ in gone}) > 1
+    rows = []
+    for file, one in gone:
+        row: dict[str, Any] = {"run": one.run_id[:12], "name": one.name, "status": one.status, "last": one.last}
+        row |= {"episodes": one.episodes, "calls": one.calls, "feedback": one.feedback, "about": _bytes(one.bytes)}
+        rows.append({"file": file.name, **row} if several else row)
+    count = "1 run goes" if len(rows) == 1 else f"{len(rows):,} runs go"
+    out.print(render.table(rows, out.width, title=f"{count}, with all that belongs to it", right=["about"]))
+
+
+@app.command()
+def check(path: Where = None, as_json: AsJson = False) -> None:
+    """Check what must hold in a trace, and list what does not, with ids. Exits with 1 where anything is broken.
+
+    Columns, ids that come twice, references between tables, prompts that can be rebuilt, lengths, the ledger's balance,
+    one final status, times in order. Works on a live trace too.
+
+    \b
+    ajet trace check
+    ajet trace check launcher_record/math --json
+    """
+    from ajet_tools.trace.check import INVARIANTS
+    from ajet_tools.trace.check import check as check_trace
+    from ajet_tools.trace.text import one_line
+
+    where = _located(path)
+    with _progress() as said:
+        said("checking")
+        broken = check_trace(where)
+    if as_json:
+        print_json({"trace": str(where), "sound": not broken, "broken": [asdict(one) for one in broken]})
+    elif not broken:
+        typer.echo(f"{where}: sound ({len(INVARIANTS) + 3} invariants hold)")
+    for one in () if as_json else broken:
+        typer.echo(f"{one.invariant}: {one.says} ({one.count:,})")
+        for id in one.ids:
+            typer.echo(f"  {one_line(id)}")
+        if one.count > len(one.ids):
+            typer.echo(f"  and {one.count - len(one.ids):,} more")
+    if broken:
+        raise typer.Exit(1)
+
+
+def _located(path: Path | None) -> Path:
+    from ajet_tools.trace.locate import open_located
+
+    reader, where = open_located(path)
+    reader.close()
+    return where
+
+
+def _files(path: Path | None) -> list[Path]:
+    from ajet_sdk.trace.reader import trace_files
+
+    return trace_files(_located(path))
+
+
+def _bytes(count: int) -> str:
+    from rich.filesize import decimal
+
+    return decimal(count)
+
+
+@contextmanager
+def _progress() -> Iterator[Said]:
+    """What is being done, on a terminal's stderr. Ctrl-C is one, though DuckDB calls it a RuntimeError."""
+    from rich.console import Console
+    from rich.markup import escape
+
+    console = Console(stderr=True)
+    try:
+        if console.is_terminal:
+            with console.status("") as status:
+                yield lambda what: status.update(escape(what))
+        else:
+            yield lambda _: None
+    except RuntimeError as error:
+        if str(error) == "Query interrupted":
+            raise KeyboardInterrupt from error
+        raise

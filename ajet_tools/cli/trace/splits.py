@@ -1,0 +1,135 @@
+"""`ajet trace splits`: where calls did not merge, and what it costs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ajet_tools.cli.trace.options import AsJson, Fitting, NoPager, OfRun, Where, print_json
+
+if TYPE_CHECKING:
+    from ajet_sdk.protocols import TraceReader
+    from ajet_sdk.timelines import Decode
+    from ajet_sdk.types import Episode
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+_CHUNK = 100
+_WORST = 20
+
+
+@app.command()
+def splits(
+    path: Where = None,
+    run: OfRun = None,
+    episode: Annotated[str | None, typer.Option("--episode", metavar="ID", help="Only this one, by a prefix.")] = None,
+    filter: Fitting = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many episodes, newest first.")] = 1000,
+    no_pager: NoPager = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say where calls did not merge into one timeline: at which token, why, and what it costs.
+
+    \b
+    ajet trace splits
+    ajet trace splits --episode 3f2a91
+    ajet trace splits -f 'agent=werewolf step>10'
+    """
+    from ajet_tools.cli.trace.pager import paged
+    from ajet_tools.trace import queries, render
+    from ajet_tools.trace.filters import parse
+    from ajet_tools.trace.locate import open_located
+
+    fits = parse(filter) if filter else None
+    reader, _ = open_located(path)
+    with closing(reader):
+        ids: Sequence[str] = (
+            [queries.find(reader, episode, "episode").id]
+            if episode
+            else queries.episode_ids(reader, queries.find_run(reader, run), limit=limit, filter=fits)
+        )
+        found, timelines, sampled = _merged(reader, ids, _decoders(reader))
+    causes = _by_cause(found)
+    if as_json:
+        print_json({"episodes": len(ids), "timelines": timelines, "causes": causes, "splits": found})
+        return
+    with paged(no_pager) as out:
+        counts = ((len(ids), "episode"), (timelines, "timeline"), (sampled, "sampled token"), (len(found), "split"))
+        out.print(", ".join(render.counted(count, noun) for count, noun in counts))
+        if causes:
+            out.print(render.table(causes, out.width, title="\nby cause"))
+            worst = sorted(found, key=lambda row: -row["extra_tokens"])[:_WORST]
+            columns = ("episode_id", "call_id", "parent_call_id", "at_token", "extra_tokens", "cause", "hint")
+            shown = [{c: _short(row[c]) if c.endswith("_id") else row[c] for c in columns} for row in worst]
+            out.print(render.table(shown, out.width, title="\nthose that cost most"))
+
+
+def _decoders(reader: TraceReader) -> Callable[[str | None], Decode | None]:
+    """A run's id -> ids to text; None, once said why on stderr, where the tokenizer is not at hand."""
+    from ajet_sdk.errors import ConfigError
+    from ajet_tools.trace import queries
+    from ajet_tools.trace.decoding import decoder
+
+    @cache
+    def find(run_id: str | None) -> Decode | None:
+        try:
+            return decoder(reader, run_id or queries.find_run(reader, None))
+        except ConfigError as error:
+            typer.echo(f"Causes that only the text tells are `unknown`: {error}", err=True)
+            return None
+
+    return find
+
+
+def _merged(
+    reader: TraceReader, ids: Sequence[str], decoders: Callable[[str | None], Decode | None]
+) -> tuple[list[dict[str, Any]], int, int]:
+    """The splits of the episodes, and how many timelines and sampled tokens they have."""
+    from ajet_sdk.timelines import merge
+    from ajet_sdk.trace.reader import calls_of, episodes
+
+    found: list[dict[str, Any]] = []
+    timelines = sampled = 0
+    for chunk in _told([ids[start : start + _CHUNK] for start in range(0, len(ids), _CHUNK)]):
+        whole: Iterable[Episode] = episodes(reader, episode_ids=chunk, superseded=True)
+        known = {e.episode_id: e for e in whole}
+        for episode_id in chunk:
+            ended = known.get(episode_id)
+            calls = ended.calls if ended else calls_of(reader, episode_id)
+            merged = merge(calls)
+            if any(split.cause == "unknown" for split in merged.splits):
+                decode = decoders(ended.run_id if ended else None)
+                merged = merge(calls, decode) if decode else merged
+            timelines += len(merged.timelines)
+            sampled += sum(int(t.loss_mask.sum()) for t in merged.timelines)
+            found += [{"episode_id": episode_id, **split.model_dump(mode="json")} for split in merged.splits]
+    return found, timelines, sampled
+
+
+def _told(chunks: Sequence[Sequence[str]]) -> Iterator[Sequence[str]]:
+    from ajet_tools.cli.trace.progress import progress_bar
+
+    with progress_bar("merging episodes", sum(map(len, chunks))) as told:
+        for chunk in chunks:
+            yield chunk
+            told(len(chunk))
+
+
+def _by_cause(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    causes: dict[str, dict[str, Any]] = {}
+    for row in found:
+        entry = causes.setdefault(row["cause"], {"cause": row["cause"], "splits": 0, "extra_tokens": 0, "hint": ""})
+        entry["splits"] += 1
+        entry["extra_tokens"] += row["extra_tokens"]
+        entry["hint"] = entry["hint"] or row["hint"]
+    return sorted(causes.values(), key=lambda entry: -entry["extra_tokens"])
+
+
+def _short(id: str | None) -> str | None:
+    return id[:12] if id else id

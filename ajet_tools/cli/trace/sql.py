@@ -1,0 +1,109 @@
+"""`ajet trace sql`: one question in SQL."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from contextlib import closing
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ajet_tools.cli.trace.options import AsJson, NoPager, Where, print_json
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def sql(
+    query: Annotated[str, typer.Argument(help="One SELECT or EXPLAIN; `-` reads it from stdin.", show_default=False)],
+    path: Where = None,
+    limit: Annotated[
+        int, typer.Option("--limit", "-n", min=1, help="How many rows to print; JSON, CSV and files have all.")
+    ] = 100,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, with a line of names.")] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Write a .csv, .jsonl or .parquet; an existing file stays."),
+    ] = None,
+    no_pager: NoPager = False,
+    as_json: AsJson = False,
+) -> None:
+    """Ask a trace one question in SQL (DuckDB's): a SELECT or EXPLAIN, read-only, stopped after 30 s.
+
+    Tables: runs, episodes, calls, rewards, metrics, ledger, feedback. `calls` holds of each prompt what the call's
+    parent has not; the view `calls_full` has prompts and requests whole.
+
+    \b
+    ajet trace sql "FROM metrics WHERE name = 'train/reward' ORDER BY step"
+    ajet trace sql "SELECT agent, count(*) FROM calls GROUP BY agent" run.duckdb
+    ajet trace sql "SELECT prompt_ids FROM calls_full LIMIT 1" --json
+    ajet trace sql - --csv < query.sql > rows.csv
+    ajet trace sql "FROM ledger" -o ledger.parquet
+    """
+    from ajet_tools.trace.console import result_of, save_result
+    from ajet_tools.trace.locate import open_located
+
+    reader, _ = open_located(path)
+    with closing(reader):
+        found = result_of(reader, sys.stdin.read() if query == "-" else query)
+    if out is not None:
+        typer.echo(f"{save_result(found, out):,} rows written to {out}", err=True)
+    elif as_json:
+        print_json([_plain(row) for row in found.to_pylist()])
+    elif as_csv:
+        _print_csv(found)
+    else:
+        _print_table(found, limit, no_pager)
+
+
+def _print_csv(found: Any) -> None:
+    """Rows as CSV on stdout, lists and structs as JSON; on a terminal no text of a model's can move the cursor."""
+    import csv
+
+    from ajet_tools.trace.text import visible
+
+    def cell(value: Any) -> Any:
+        text = json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else value
+        return visible(text) if isinstance(text, str) and sys.stdout.isatty() else text
+
+    writer = csv.writer(sys.stdout, lineterminator="\n")
+    writer.writerow(found.column_names)
+    for batch in found.to_batches(max_chunksize=4096):
+        for row in batch.to_pylist():
+            writer.writerow(cell(value) for value in _plain(row).values())
+
+
+def _print_table(found: Any, limit: int, no_pager: bool) -> None:
+    from ajet_tools.cli.trace.pager import paged
+    from ajet_tools.trace import render
+    from ajet_tools.trace.text import visible
+
+    with paged(no_pager) as out:
+        if found.column_names == ["explain_key", "explain_value"]:
+            for row in found.to_pylist():
+                out.print(visible(row["explain_value"]), soft_wrap=True)
+            return
+        out.print(render.table([_plain(row) for row in found.slice(0, limit).to_pylist()], out.width))
+        if len(found) > limit:
+            out.print(f"{limit:,} of {len(found):,} rows; more with --limit", style="dim")
+        elif not len(found):
+            out.print("no rows", style="dim")
+
+
+def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _whole(value) for name, value in row.items()}
+
+
+def _whole(value: Any) -> Any:
+    """HUGEINT, which every sum of integers is, comes as a decimal without a fraction: it becomes an int."""
+    if isinstance(value, Decimal):
+        return int(value) if value.as_tuple().exponent == 0 else value
+    if isinstance(value, dict):
+        return _plain(value)
+    return [_whole(part) for part in value] if isinstance(value, list) else value

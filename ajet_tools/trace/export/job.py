@@ -1,0 +1,149 @@
+"""The episodes of an export, a chunk at a time, redacted; and the tally of what became of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ajet_sdk.errors import AjetError, QueryError
+from ajet_sdk.protocols import TraceReader
+from ajet_sdk.trace.reader import calls_of, episodes
+from ajet_sdk.types import Episode, Feedback, LedgerEntry
+from ajet_tools.trace.export.clean import redacted_record
+from ajet_tools.trace.export.record import Record
+from ajet_tools.trace.queries.rows import rows
+
+__all__ = ["Cancelled", "Job"]
+
+_CHUNK = 64
+_LOOKUP = 5_000
+
+
+class Cancelled(AjetError):
+    """The export was stopped; nothing was written."""
+
+
+@dataclass
+class Job:
+    """What a format needs to write: the records, and where to count."""
+
+    reader: TraceReader
+    episode_ids: Sequence[str]
+    redact: bool = True
+    margin: float = 0.0
+    progress: Callable[[int, int], None] | None = None
+    cancelled: Callable[[], bool] | None = None
+    written: set[str] = field(default_factory=set)
+    rows: int = 0
+    redacted: Counter[str] = field(default_factory=Counter)
+    left_out: Counter[str] = field(default_factory=Counter)
+
+    def wrote(self, record: Record, rows: int = 1) -> None:
+        """Count what was written of an episode."""
+        self.written.add(record.episode.episode_id)
+        self.rows += rows
+
+    def records(self, *, whole: bool = False) -> Iterator[Record]:
+        """Each episode in the order of `episode_ids`; `whole`: with all that the trace has, and those not ended too."""
+        for units in self._chunks([(episode_id,) for episode_id in self.episode_ids]):
+            ids = [episode_id for (episode_id,) in units]
+            yield from self._read(ids, whole=whole)
+
+    def groups(self, *, feedback: bool = False, trained: bool = False) -> Iterator[list[Record]]:
+        """The episodes asked for, group by group, with what is asked for."""
+        for units in self._chunks(list(self.members().values())):
+            ids = [episode_id for unit in units for episode_id in unit]
+            found = {r.episode.episode_id: r for r in self._read(ids, feedback=feedback, trained=trained)}
+            for unit in units:
+                yield [found[episode_id] for episode_id in unit if episode_id in found]
+
+    def members(self) -> dict[tuple[str, str], list[str]]:
+        """What `groups` goes by: (run, group) -> its episodes among those asked for; one without a group is alone."""
+        groups: dict[tuple[str, str], list[str]] = {}
+        for start in range(0, len(self.episode_ids), _LOOKUP):
+            part = list(self.episode_ids[start : start + _LOOKUP])
+            sql = "SELECT episode_id, run_id, group_id FROM episodes WHERE episode_id IN (SELECT unnest(?::VARCHAR[]))"
+            place = {row["episode_id"]: (row["run_id"], row["group_id"]) for row in rows(self.reader, sql, part)}
+            for episode_id in part:
+                run_id, group_id = place.get(episode_id, ("", ""))
+                groups.setdefault((run_id, group_id or episode_id), []).append(episode_id)
+        return groups
+
+    def _chunks(self, units: Sequence[Sequence[str]]) -> Iterator[list[Sequence[str]]]:
+        """Units of ids, so many at a time that they are about a chunk of episodes, telling how far it is."""
+        total, done, held = sum(map(len, units)), 0, 0
+        chunk: list[Sequence[str]] = []
+        for unit in units:
+            if chunk and held + len(unit) > _CHUNK:
+                yield chunk
+                done += held
+                self._tell(done, total)
+                chunk, held = [], 0
+            chunk.append(unit)
+            held += len(unit)
+        if chunk:
+            yield chunk
+        self._tell(total, total)
+
+    def _tell(self, done: int, total: int) -> None:
+        if self.progress:
+            self.progress(done, total)
+        if self.cancelled and self.cancelled():
+            raise Cancelled(f"the export was stopped after {done:,} of {total:,} episodes; nothing was written")
+
+    def _read(self, ids: list[str], **wanted: bool) -> list[Record]:
+        """The records of some episodes; in halves where they are too much for one answer."""
+        try:
+            found = _records(self.reader, ids, **wanted)
+        except QueryError as error:
+            if len(ids) == 1 or "larger than" not in str(error):
+                raise
+            half = len(ids) // 2
+            return self._read(ids[:half], **wanted) + self._read(ids[half:], **wanted)
+        missing = len(set(ids)) - len(found)
+        if missing:
+            self.left_out["episodes that have not ended"] += missing
+        if not self.redact:
+            return found
+        cleaned = [redacted_record(record) for record in found]
+        for record in cleaned:
+            self.redacted.update(record.redacted)
+        return cleaned
+
+
+def _records(
+    reader: TraceReader, ids: list[str], *, whole: bool = False, feedback: bool = False, trained: bool = False
+) -> list[Record]:
+    known = {e.episode_id: e for e in episodes(reader, episode_ids=ids, superseded=True)}
+    said = _by_episode(reader, "feedback", ids, '"at", feedback_id') if feedback or whole else {}
+    booked = _by_episode(reader, "ledger", ids, "step, call_id, outcome") if whole else {}
+    scored = _by_episode(reader, "trained", ids, "step, call_id") if trained or whole else {}
+    sql = "SELECT episode_id FROM episodes WHERE superseded AND episode_id IN (SELECT unnest(?::VARCHAR[]))"
+    superseded = {row["episode_id"] for row in rows(reader, sql, ids)} if whole else set()
+    found = []
+    for episode_id in dict.fromkeys(ids):
+        episode, ended = known.get(episode_id), True
+        if episode is None and whole:
+            episode, ended = Episode(episode_id=episode_id, calls=tuple(calls_of(reader, episode_id))), False
+        if episode is not None:
+            found.append(
+                Record(
+                    episode=episode,
+                    ended=ended,
+                    feedback=tuple(Feedback(**row) for row in said.get(episode_id, ())),
+                    ledger=tuple(LedgerEntry(**row) for row in booked.get(episode_id, ())),
+                    trained=tuple(scored.get(episode_id, ())),
+                    superseded=episode_id in superseded,
+                )
+            )
+    return found
+
+
+def _by_episode(reader: TraceReader, table: str, ids: list[str], order: str) -> dict[str, list[dict[str, Any]]]:
+    sql = f"SELECT * FROM {table} WHERE episode_id IN (SELECT unnest(?::VARCHAR[])) ORDER BY {order}"
+    found: dict[str, list[dict[str, Any]]] = {}
+    for row in rows(reader, sql, ids):
+        found.setdefault(row["episode_id"], []).append(row)
+    return found

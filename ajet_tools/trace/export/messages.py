@@ -1,0 +1,108 @@
+"""OpenAI chat messages, one conversation a line; and the same as ShareGPT."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, BinaryIO
+
+from ajet_sdk.types import Episode
+from ajet_tools.trace.export.conversations import Conversation, conversations
+from ajet_tools.trace.export.job import Job
+from ajet_tools.trace.export.target import json_line
+
+__all__ = ["about", "write_messages", "write_sharegpt"]
+
+NO_CHAT = "episodes without a chat reply"
+
+
+def about(episode: Episode, agent: str | None = None, call_id: str | None = None) -> dict[str, Any]:
+    """What every row says of its episode: whose it is, how it ended, what it was worth."""
+    return {
+        "episode_id": episode.episode_id,
+        "run_id": episode.run_id,
+        "group_id": episode.group_id,
+        "task_id": episode.task.task_id,
+        "attempt": episode.attempt,
+        "step": episode.step,
+        "split": episode.split,
+        "status": episode.status,
+        "agent": agent,
+        "reward": episode.reward if agent is None else episode.value(agent, call_id),
+    }
+
+
+def write_messages(job: Job, file: BinaryIO) -> None:
+    """A line for each conversation: `messages`, `tools`, and in `calls` which messages are replies of which call."""
+    for record in job.records():
+        found = conversations(record.episode)
+        index = {call.call_id: call.index for call in record.episode.calls}
+        for conversation in found:
+            calls = [{"call_id": c, "index": index[c], "message": place} for c, place in conversation.turns]
+            row = {"messages": conversation.messages, "tools": conversation.tools}
+            file.write(json_line({**row, **about(record.episode, conversation.agent), "calls": calls}))
+        if found:
+            job.wrote(record, len(found))
+        else:
+            job.left_out[NO_CHAT] += 1
+
+
+def write_sharegpt(job: Job, file: BinaryIO) -> None:
+    """A line for each conversation, in the form that LLaMA-Factory and Axolotl read."""
+    for record in job.records():
+        found = conversations(record.episode)
+        for conversation in found:
+            file.write(json_line({**sharegpt(conversation), **about(record.episode, conversation.agent)}))
+        if found:
+            job.wrote(record, len(found))
+        else:
+            job.left_out[NO_CHAT] += 1
+
+
+_ROLES = {"system": "system", "developer": "system", "user": "human", "assistant": "gpt", "tool": "observation"}
+
+
+def sharegpt(conversation: Conversation) -> dict[str, Any]:
+    """`conversations` of `from` and `value`; tool calls and tools are JSON texts, as that form has them."""
+    said = [part for message in conversation.messages for part in _said(message)]
+    tools = [tool.get("function", tool) if isinstance(tool, Mapping) else tool for tool in conversation.tools or ()]
+    return {"conversations": said, "tools": json.dumps(tools, ensure_ascii=False) if tools else ""}
+
+
+def _said(message: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    role = str(message.get("role", ""))
+    calls = message.get("tool_calls")
+    functions = [_function(call) for call in calls] if isinstance(calls, list) else []
+    content = _text(message.get("content"))
+    if content or not functions:
+        yield {"from": _ROLES.get(role, role), "value": content}
+    if functions:
+        whole: Any = functions[0] if len(functions) == 1 else functions
+        yield {"from": "function_call", "value": json.dumps(whole, ensure_ascii=False)}
+
+
+def _function(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except ValueError:
+            return {"name": function.get("name"), "arguments": arguments}
+    return {"name": function.get("name"), "arguments": arguments}
+
+
+def _text(content: Any) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        return content
+    parts: Sequence[Any] = content if isinstance(content, list) else [content]
+    return "\n".join(
+        part["text"]
+        if isinstance(part, Mapping) and isinstance(part.get("text"), str)
+        else json.dumps(part, ensure_ascii=False, default=str)
+        for part in parts
+    )

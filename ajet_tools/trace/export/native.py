@@ -1,0 +1,130 @@
+"""ajet's own JSON lines: everything that a trace holds of its runs and episodes, and nothing lost.
+
+The first line is a header; then come the runs, each with its metrics, then the episodes, each on one line with its
+calls, rewards, ledger, feedback and what was trained. Numbers that JSON has not are the texts "NaN", "Infinity" and
+"-Infinity"; in lists of numbers a missing one is null, which is NaN.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from ajet_sdk.types import Call, Episode
+from ajet_tools.trace.export.job import Job
+from ajet_tools.trace.export.record import Record
+from ajet_tools.trace.export.target import json_line
+from ajet_tools.trace.queries.rows import rows
+from ajet_tools.trace.redact import Redactor
+
+__all__ = ["HEADER", "VERSION", "numbers", "write"]
+
+VERSION = 1
+HEADER = "ajet_trace"
+_CHUNK = 500
+_ARRAYS = ("prompt_ids", "output_ids", "logprobs")
+
+
+def write(job: Job, file: BinaryIO) -> None:
+    """The header, the runs of the episodes, the episodes."""
+    file.write(json_line({HEADER: VERSION}))
+    for run_id in _runs(job):
+        _write_run(job, run_id, file)
+    for record in job.records(whole=True):
+        without_ids = bool(record.redacted)
+        if without_ids:
+            job.left_out["episodes written without token ids, for their text was redacted"] += 1
+        file.write(json_line(_episode_line(record, without_ids)))
+        job.wrote(record)
+
+
+def _runs(job: Job) -> list[str]:
+    found: dict[str, None] = {}
+    for start in range(0, len(job.episode_ids), _CHUNK * 10):
+        ids = list(job.episode_ids[start : start + _CHUNK * 10])
+        sql = "SELECT DISTINCT run_id FROM episodes WHERE episode_id IN (SELECT unnest(?::VARCHAR[])) ORDER BY run_id"
+        found |= {row["run_id"]: None for row in rows(job.reader, sql, ids)}
+    return list(found)
+
+
+def _write_run(job: Job, run_id: str, file: BinaryIO) -> None:
+    for row in rows(job.reader, "SELECT * FROM runs WHERE run_id = ?", run_id):
+        run = {**row, "config": json.loads(row["config"] or "{}")}
+        if job.redact:
+            redactor = Redactor()
+            run |= {"config": redactor.value(run["config"]), "error": redactor.value(run["error"])}
+            job.redacted.update(redactor.counts)
+        file.write(json_line({"run": _plain(run)}))
+    last, more = 0, True
+    while more:
+        sql = 'SELECT * FROM metrics WHERE run_id = ? ORDER BY step, name, "at", value LIMIT 5000 OFFSET ?'
+        found = rows(job.reader, sql, run_id, last)
+        if found:
+            file.write(json_line({"metrics": [_plain(row) for row in found]}))
+        last, more = last + len(found), len(found) == 5000
+
+
+def _episode_line(record: Record, without_ids: bool) -> dict[str, Any]:
+    line: dict[str, Any] = {"episode": _episode(record.episode, record.ended, without_ids)}
+    if record.superseded:
+        line["superseded"] = True
+    if record.ledger:
+        line["ledger"] = [_plain(entry.model_dump()) for entry in record.ledger]
+    if record.feedback:
+        line["feedback"] = [_plain(said.model_dump()) for said in record.feedback]
+    if record.trained and not without_ids:
+        line["trained"] = [_plain(dict(row)) for row in record.trained]
+    return line
+
+
+def _episode(episode: Episode, ended: bool, without_ids: bool) -> dict[str, Any]:
+    if not ended:
+        return {"episode_id": episode.episode_id, "ended": False, "calls": _calls(episode.calls, without_ids)}
+    plain = _plain({name: getattr(episode, name) for name in Episode.model_fields if name not in _NESTED})
+    return {
+        **plain,
+        "metrics": {name: _number(value) for name, value in episode.metrics.items()},
+        "task": episode.task.model_dump(),
+        "rewards": [reward.model_dump() for reward in episode.rewards],
+        "calls": _calls(episode.calls, without_ids),
+    }
+
+
+_NESTED = ("task", "rewards", "calls", "metrics")
+
+
+def _calls(calls: Sequence[Call], without_ids: bool) -> list[dict[str, Any]]:
+    names = [n for n in Call.model_fields if n != "episode_id" and not (without_ids and n in _ARRAYS)]
+    return [_plain({name: getattr(call, name) for name in names}) for call in calls]
+
+
+def _plain(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: _value(value) for name, value in row.items()}
+
+
+def _value(value: Any) -> Any:
+    if isinstance(value, float):
+        return _number(value)
+    if isinstance(value, np.ndarray):
+        return numbers(value)
+    if isinstance(value, list):
+        return [None if v is None or v != v else _value(v) for v in value]
+    return value.isoformat() if hasattr(value, "isoformat") else value
+
+
+def numbers(array: np.ndarray[Any, Any]) -> list[Any]:
+    """An array as JSON can hold it: NaN is null."""
+    plain: list[Any] = array.tolist()
+    if array.dtype.kind != "f" or np.isfinite(array).all():
+        return plain
+    return [None if math.isnan(v) else _number(v) for v in plain]
+
+
+def _number(value: float) -> Any:
+    if math.isfinite(value):
+        return value
+    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"

@@ -1,0 +1,185 @@
+"""TRL's conversational prompt/completion and preference rows (TRL 1.16, dataset formats)."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, BinaryIO
+
+from ajet_sdk.template import same_reply
+from ajet_sdk.types import Episode
+from ajet_tools.trace.export.conversations import Conversation, Exchange, conversations, exchanges
+from ajet_tools.trace.export.job import Job
+from ajet_tools.trace.export.messages import NO_CHAT, about
+from ajet_tools.trace.export.record import Record
+from ajet_tools.trace.export.target import json_line
+
+__all__ = ["pairs_of_group", "write_preferences", "write_prompts"]
+
+_KEPT = ("name", "tool_call_id", "reasoning_content", "thinking")
+
+
+def write_prompts(job: Job, file: BinaryIO) -> None:
+    """A line for each call: `prompt` is what it was asked, `completion` the one reply that was sampled.
+
+    So a loss on completions alone counts each reply once, in the context in which it was given.
+    """
+    for record in job.records():
+        rows = 0
+        for exchange in exchanges(record.episode):
+            row = {"prompt": _plain(exchange.messages), "completion": _plain([exchange.reply])}
+            call = exchange.call
+            of = {**about(record.episode, call.agent, call.call_id), "call_id": call.call_id}
+            file.write(json_line({**row, "tools": _tools(exchange.tools), **of}))
+            rows += 1
+        if rows:
+            job.wrote(record, rows)
+        else:
+            job.left_out[NO_CHAT] += 1
+
+
+def write_preferences(job: Job, file: BinaryIO) -> None:
+    """A line for each pair: a better and a worse attempt of one group, or a person's correction and the reply."""
+    for group in job.groups(feedback=True):
+        by_id = {record.episode.episode_id: record for record in group}
+        for row in pairs_of_group([r.episode for r in group], job.margin, job.left_out):
+            file.write(json_line(row))
+            job.wrote(by_id[row["chosen_episode_id"]])
+            job.wrote(by_id[row["rejected_episode_id"]], rows=0)
+        for record in group:
+            for row in _corrections(record, job.left_out):
+                file.write(json_line(row))
+                job.wrote(record)
+
+
+def pairs_of_group(episodes: Sequence[Episode], margin: float, left_out: Counter[str]) -> Iterator[dict[str, Any]]:
+    """The best attempt with the worst, the second best with the second worst, and so on, agent by agent.
+
+    An attempt is in one pair at most. A pair's rewards differ by more than `margin`, so ties give none.
+    """
+    scored: dict[str, list[tuple[float, Episode, Conversation]]] = {}
+    for episode in episodes:
+        if episode.status != "succeeded":
+            left_out["attempts that did not succeed"] += 1
+            continue
+        for agent, conversation in _longest_by_agent(episode).items():
+            value = episode.value(agent)
+            if value is not None:
+                scored.setdefault(agent, []).append((value, episode, conversation))
+    for agent, attempts in scored.items():
+        attempts.sort(key=lambda entry: (-entry[0], entry[1].attempt, entry[1].episode_id))
+        for (high, better, chosen), (low, worse, rejected) in zip(attempts, reversed(attempts), strict=True):
+            if not high - low > margin or better is worse:
+                break
+            row = _pair(chosen, rejected)
+            if row is None:
+                left_out["pairs whose prompts differ"] += 1
+                continue
+            of = {name: value for name, value in about(better, agent).items() if name in _OF_GROUP}
+            yield {
+                **row,
+                **of,
+                "source": "reward",
+                "chosen_reward": high,
+                "rejected_reward": low,
+                "chosen_episode_id": better.episode_id,
+                "rejected_episode_id": worse.episode_id,
+                "call_id": None,
+            }
+
+
+_OF_GROUP = ("run_id", "group_id", "task_id", "step", "split", "agent")
+
+
+def _longest_by_agent(episode: Episode) -> dict[str, Conversation]:
+    found: dict[str, Conversation] = {}
+    for conversation in conversations(episode):
+        known = found.get(conversation.agent)
+        if known is None or len(conversation.turns) > len(known.turns):
+            found[conversation.agent] = conversation
+    return found
+
+
+def _pair(chosen: Conversation, rejected: Conversation) -> dict[str, Any] | None:
+    """What both were asked up to the reply in which they part; None where the part that parts is not a reply."""
+    first = min(chosen.turns[0][1], rejected.turns[0][1])
+    shared = 0
+    for a, b in zip(chosen.messages, rejected.messages, strict=False):
+        if not (a == b or same_reply(a, b)):
+            break
+        shared += 1
+    own = {place for _, place in chosen.turns} & {place for _, place in rejected.turns}
+    if shared < first or chosen.tools != rejected.tools or shared not in own:
+        return None
+    return {
+        "prompt": _plain(chosen.messages[:shared]),
+        "chosen": _plain(chosen.messages[shared:]),
+        "rejected": _plain(rejected.messages[shared:]),
+        "tools": _tools(chosen.tools),
+    }
+
+
+def _corrections(record: Record, left_out: Counter[str]) -> Iterator[dict[str, Any]]:
+    """A person's corrected answer against the reply it corrects: of the call named, else of the last one."""
+    given = [said for said in record.feedback if said.correction]
+    found: dict[str, Exchange] = {e.call.call_id: e for e in exchanges(record.episode)}
+    for said in given:
+        exchange = found.get(said.call_id) if said.call_id else next(reversed(found.values()), None)
+        reply = {"role": "assistant", "content": said.correction}
+        if exchange is None:
+            left_out["corrections of what is no chat reply"] += 1
+            continue
+        if same_reply(reply, exchange.reply):
+            left_out["corrections that change nothing"] += 1
+            continue
+        of = {n: v for n, v in about(record.episode, exchange.call.agent).items() if n in _OF_GROUP}
+        yield {
+            "prompt": _plain(exchange.messages),
+            "chosen": _plain([reply]),
+            "rejected": _plain([exchange.reply]),
+            "tools": _tools(exchange.tools),
+            **of,
+            "source": "feedback",
+            "chosen_reward": None,
+            "rejected_reward": None,
+            "chosen_episode_id": record.episode.episode_id,
+            "rejected_episode_id": record.episode.episode_id,
+            "call_id": exchange.call.call_id,
+        }
+
+
+def _plain(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Messages in one form for all rows, as a table's columns need it: content a text where it is one."""
+    made = []
+    for message in messages:
+        plain: dict[str, Any] = {"role": message.get("role", "user"), "content": _content(message.get("content"))}
+        plain |= {name: message[name] for name in _KEPT if message.get(name) is not None}
+        calls = message.get("tool_calls")
+        if isinstance(calls, list) and calls:
+            plain["tool_calls"] = [_tool_call(call) for call in calls]
+        made.append(plain)
+    return made
+
+
+def _content(content: Any) -> Any:
+    if content is None:
+        return ""
+    if isinstance(content, list) and all(isinstance(p, Mapping) and isinstance(p.get("text"), str) for p in content):
+        return "".join(p["text"] for p in content)
+    return content
+
+
+def _tool_call(call: Any) -> Any:
+    """Arguments stay JSON text: as objects of many shapes they would be one column of all their keys."""
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
+    arguments = function.get("arguments")
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+    return {"id": call.get("id"), "type": "function", "function": {"name": function.get("name"), "arguments": text}}
+
+
+def _tools(tools: list[Any] | None) -> str | None:
+    """JSON text, which TRL reads as the list it is: schemas differ in shape from tool to tool."""
+    return None if not tools else json.dumps(tools, ensure_ascii=False)

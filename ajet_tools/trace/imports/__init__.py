@@ -1,0 +1,231 @@
+"""Traces of other tools, and ajet's own exports, as a trace file: lossless for what a format holds.
+
+What a format does not hold is None, or the epoch where a time is needed; it is never made up.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, BinaryIO, Literal, get_args
+
+from ajet_sdk.errors import ConfigError, TaskError, TraceError
+from ajet_sdk.types import Episode, Run
+from ajet_tools.trace.imports import native, openai, otlp, studio, verifiers
+from ajet_tools.trace.imports.lines import BadRows, Row, json_rows
+from ajet_tools.trace.imports.parsed import UNKNOWN_TIME, Parsed, stable_id
+from ajet_tools.trace.imports.sink import Sink
+
+__all__ = ["SOURCES", "Imported", "SourceFormat", "import_files", "recognised"]
+
+SourceFormat = Literal["native", "openai", "otlp", "openinference", "studio", "agent-lightning", "verifiers"]
+SOURCES: tuple[SourceFormat, ...] = get_args(SourceFormat)
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class Imported:
+    """What an import brought and what it left."""
+
+    path: Path
+    formats: dict[str, str]
+    """Each file and the format it was read as."""
+    episodes: int
+    calls: int
+    already: int
+    """Episodes that the file had."""
+    bad_rows: int
+    problems: list[str] = field(default_factory=list)
+    """What was wrong with the first few bad rows."""
+    left_out: dict[str, int] = field(default_factory=dict)
+
+
+def import_files(
+    files: Sequence[Path | None],
+    out: Path,
+    format: SourceFormat | None = None,
+    *,
+    skip_bad_rows: bool = False,
+    progress: Progress | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> Imported:
+    """Read files into a trace file, which is made or added to.
+
+    Args:
+        files: each a path, or None for stdin.
+        out: the trace; one that a live run owns is refused.
+        format: of all files; None: recognised for each.
+        skip_bad_rows: leave out and count rows that cannot be read, instead of stopping at the first.
+        progress: called with the bytes read of a file and its size (0 where unknown).
+        cancelled: asked between rows; what was read until then stays.
+
+    Raises TaskError for a bad row, with file and line; ConfigError where a format cannot be told.
+    """
+    _check(files, out)
+    bad, left_out = BadRows(skip=skip_bad_rows), Counter[str]()
+    formats: dict[str, str] = {}
+    with ExitStack() as stack:
+        starts = [stack.enter_context(_opened(path)) for path in files]
+        kinds = [format or recognised(start, _name(path)) for path, (_, start) in zip(files, starts, strict=True)]
+        sink = stack.enter_context(Sink(out))
+        for path, kind, (file, start) in zip(files, kinds, starts, strict=True):
+            formats[str(path or "-")] = kind
+            counted = _Counted(file, path, progress, cancelled)
+            found = _read(kind, path, counted, _name(path), bad, left_out)
+            for parsed in _with_run(found, kind, _name(path), start):
+                sink.put(parsed)
+                if cancelled and cancelled():
+                    break
+    return Imported(out, formats, sink.episodes, sink.calls, sink.already, bad.count, bad.first, dict(left_out))
+
+
+def _name(path: Path | None) -> str:
+    return "stdin" if path is None else path.name
+
+
+def _check(files: Sequence[Path | None], out: Path) -> None:
+    for path in files:
+        if path is not None and not path.is_file():
+            raise ConfigError(f"there is no file {path}")
+    if out.is_dir():
+        raise ConfigError(f"--out {out} is a directory; name a file, as in --out {out / 'imported.duckdb'}")
+    if out.suffix != ".duckdb":
+        raise ConfigError(f"--out {out} is to be a trace: name it *.duckdb")
+
+
+def recognised(start: bytes, name: str) -> SourceFormat:
+    """The format of a file, by its beginning. Raises ConfigError where it is none of those known."""
+    if studio.is_sqlite(start):
+        return "studio"
+    if start[8:12] == b"DUCK":
+        raise ConfigError(f"{name} is a trace already: `ajet trace merge-files` puts traces together")
+    head = start.decode("utf-8", "replace")
+    for format, needles in _SIGNS:
+        if all(f'"{needle}"' in head for needle in needles):
+            return format
+    if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise TaskError(f"{name} is UTF-16, not UTF-8; convert it first (`iconv -f UTF-16 -t UTF-8`)")
+    raise ConfigError(f"{name}: its format cannot be told; say which by --from ({', '.join(SOURCES)})")
+
+
+_SIGNS: tuple[tuple[SourceFormat, tuple[str, ...]], ...] = (
+    ("native", ("ajet_trace",)),
+    ("otlp", ("resourceSpans",)),
+    ("otlp", ("resource_spans",)),
+    ("agent-lightning", ("rollout_id", "span_id")),
+    ("openinference", ("context", "trace_id", "span_id")),
+    ("verifiers", ("prompt", "completion", "reward")),
+    ("verifiers", ("prompt", "completion", "example_id")),
+    ("openai", ("custom_id",)),
+    ("openai", ("messages",)),
+    ("openai", ("choices",)),
+    ("openai", ("request", "response")),
+)
+"""Which keys near the beginning of a file tell its format; the first that fits."""
+
+_HEAD = 1 << 16
+
+
+@contextmanager
+def _opened(path: Path | None) -> Iterator[tuple[BinaryIO, bytes]]:
+    """A stream and its first bytes, which are still to be read from it."""
+    if path is None:
+        stream = io.BufferedReader(sys.stdin.buffer, _HEAD)  # type: ignore[type-var]
+        yield stream, stream.peek(_HEAD)
+        return
+    try:
+        with path.open("rb") as file:
+            start = file.read(_HEAD)
+            file.seek(0)
+            yield file, start
+    except OSError as error:
+        raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+class _Counted:
+    """A stream that tells how far it was read."""
+
+    def __init__(
+        self, file: BinaryIO, path: Path | None, progress: Progress | None, cancelled: Callable[[], bool] | None
+    ) -> None:
+        self._file = file
+        self._size = path.stat().st_size if path else 0
+        self._progress = progress
+        self._cancelled = cancelled
+        self._done = self._told = 0
+
+    def __iter__(self) -> Iterator[bytes]:
+        for line in self._file:
+            self._tell(len(line))
+            yield line
+            if self._cancelled and self._cancelled():
+                return
+
+    def read(self, size: int = -1) -> bytes:
+        found = self._file.read(size)
+        self._tell(len(found))
+        return found
+
+    def _tell(self, size: int) -> None:
+        self._done += size
+        if self._progress and (self._done - self._told > 1 << 18 or self._done >= self._size):
+            self._told = self._done
+            self._progress(self._done, self._size)
+
+
+def _read(
+    format: SourceFormat, path: Path | None, file: Any, name: str, bad: BadRows, left_out: Counter[str]
+) -> Iterator[Parsed]:
+    if format == "studio":
+        if path is None:
+            raise ConfigError("AgentScope Studio's database is a file, not a stream: name it")
+        return studio.read(path, bad, left_out)
+    rows: Iterator[Row] = json_rows(file, name, bad)
+    if format == "native":
+        return native.read(rows, bad)
+    if format == "openai":
+        return openai.read(rows, bad)
+    if format == "verifiers":
+        return verifiers.read(rows, bad)
+    return otlp.read(rows, bad, left_out)
+
+
+def _with_run(found: Iterator[Parsed], format: SourceFormat, name: str, start: bytes) -> Iterator[Parsed]:
+    """Episodes without a run get one, named like the file; it is told at the end, when its times are known."""
+    own = stable_id("import", format, name, start)
+    known: set[str] = set()
+    mine: dict[str, Run] = {}
+    for parsed in found:
+        if parsed.run is not None:
+            known.add(parsed.run.run_id)
+        episode = parsed.episode
+        if episode is not None and parsed.ended:
+            run_id = episode.run_id or own
+            parsed = replace(parsed, episode=episode.model_copy(update={"run_id": run_id}))
+            if run_id not in known:
+                before = mine.get(run_id) or Run(
+                    run_id=run_id,
+                    name=name if run_id == own else "",
+                    status="finished",
+                    started_at=UNKNOWN_TIME,
+                    ended_at=None,
+                )
+                mine[run_id] = _spanning(before, episode)
+        yield parsed
+    for run in mine.values():
+        yield Parsed(run=run)
+
+
+def _spanning(run: Run, episode: Episode) -> Run:
+    """The run with its times wide enough for an episode's, where that has times."""
+    if episode.started_at == UNKNOWN_TIME:
+        return run
+    began = episode.started_at if run.started_at == UNKNOWN_TIME else min(run.started_at, episode.started_at)
+    ended = max(run.ended_at or episode.ended_at, episode.ended_at)
+    return run.model_copy(update={"started_at": began, "ended_at": ended})

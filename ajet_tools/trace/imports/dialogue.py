@@ -1,0 +1,257 @@
+"""What a model call's span says was asked and answered, in each of the conventions in which it may say it.
+
+In this order, the first that the span has: GenAI 1.37 and later (messages as attributes), GenAI 1.28 to 1.36 (a span
+event for each message), OpenLLMetry (`gen_ai.prompt.0.role`), GenAI before 1.28 (two events), OpenInference
+(`llm.input_messages.0.message.role`).
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ajet_tools.trace.export.genai import to_message
+from ajet_tools.trace.imports.spans import Span
+
+__all__ = ["Dialogue", "dialogue_of", "parsed"]
+
+Message = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """Messages in OpenAI's form."""
+
+    messages: list[Message]
+    reply: Message | None
+    finish_reason: str | None = None
+    tools: list[Any] | None = None
+
+
+def dialogue_of(span: Span) -> Dialogue | None:
+    """The messages of a span; None where it has none."""
+    for read in (_attributes, _events, _indexed, _content_events, _openinference):
+        found = read(span)
+        if found is not None:
+            return found
+    return None
+
+
+def parsed(value: Any) -> Any:
+    """JSON where a text is some, else the value."""
+    if isinstance(value, str) and value[:1] in ("{", "["):
+        try:
+            return json.loads(value)
+        except (ValueError, RecursionError):
+            return value
+    return value
+
+
+def _attributes(span: Span) -> Dialogue | None:
+    given = _first(span, "gen_ai.input.messages"), _first(span, "gen_ai.output.messages")
+    asked, answered = (parsed(value) for value in given)
+    if not isinstance(asked, list) and not isinstance(answered, list):
+        return None
+    system = parsed(_first(span, "gen_ai.system_instructions"))
+    first = [to_message({"role": "system", "parts": system})] if isinstance(system, list) and system else []
+    messages = [m for made in _objects(asked) for m in _expanded(made)]
+    replies = _objects(answered)
+    finish = replies[0].get("finish_reason") if replies else None
+    reply = to_message(replies[0]) if replies else None
+    tools = parsed(span.attributes.get("gen_ai.tool.definitions"))
+    return Dialogue([*first, *messages], reply, _text(finish), tools if isinstance(tools, list) else None)
+
+
+def _first(span: Span, name: str) -> Any:
+    """An attribute, or (`gen_ai.client.inference.operation.details`) an event's."""
+    if name in span.attributes:
+        return span.attributes[name]
+    return next((attributes[name] for _, attributes in span.events if name in attributes), None)
+
+
+def _objects(value: Any) -> list[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
+
+
+def _expanded(made: Mapping[str, Any]) -> list[Message]:
+    """One message; several where one holds several tools' answers, or an answer among other parts."""
+    parts = _objects(made.get("parts"))
+    answers = [part for part in parts if part.get("type") == "tool_call_response"]
+    if not parts and "content" in made:
+        return [dict(made)]  # a client that writes OpenAI's own form
+    if len(answers) < 1 or (len(parts) == 1 and made.get("role") == "tool"):
+        return [to_message(made)]
+    whole = any(part.get("type") == "ajet.message" for part in parts)
+    if whole:
+        return [to_message(made)]
+    others = [part for part in parts if part.get("type") != "tool_call_response"]
+    first = [to_message({**made, "parts": others})] if others else []
+    name = {"name": made["name"]} if made.get("role") == "tool" and made.get("name") else {}
+    return [*first, *(to_message({"role": "tool", "parts": [part], **name}) for part in answers)]
+
+
+_SPOKEN = {
+    "gen_ai.system.message": "system",
+    "gen_ai.user.message": "user",
+    "gen_ai.assistant.message": "assistant",
+    "gen_ai.tool.message": "tool",
+}
+
+
+def _events(span: Span) -> Dialogue | None:
+    messages: list[Message] = []
+    reply, finish = None, None
+    for name, attributes in span.events:
+        if name in _SPOKEN:
+            messages.append(_event_message(attributes, _SPOKEN[name]))
+        elif name == "gen_ai.choice" and reply is None:
+            inner = _nested(attributes, "message")
+            reply = _event_message(inner or attributes, "assistant")
+            finish = _text(attributes.get("finish_reason"))
+    return Dialogue(messages, reply, finish) if messages or reply else None
+
+
+def _event_message(attributes: Mapping[str, Any], role: str) -> Message:
+    content = attributes.get("content")
+    message: Message = {"role": attributes.get("role") or role, "content": parsed(content)}
+    if isinstance(message["content"], dict):  # a JSON answer of a tool is a text, not a structure
+        message["content"] = content
+    calls = parsed(attributes.get("tool_calls")) or _nested_list(attributes, "tool_calls")
+    if calls:
+        message["tool_calls"] = calls
+    if role == "tool" and attributes.get("id"):
+        message["tool_call_id"] = attributes["id"]
+    if isinstance(attributes.get("name"), str):
+        message["name"] = attributes["name"]
+    return message
+
+
+def _nested(attributes: Mapping[str, Any], name: str) -> dict[str, Any]:
+    whole = parsed(attributes.get(name))
+    if isinstance(whole, dict):
+        return whole
+    start = f"{name}."
+    return {key.removeprefix(start): value for key, value in attributes.items() if key.startswith(start)}
+
+
+def _nested_list(attributes: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
+    """`name.0.a`, `name.1.a`, ... as a list of objects, nested again."""
+    items: dict[int, dict[str, Any]] = {}
+    start = f"{name}."
+    for key, value in attributes.items():
+        number, _, rest = key.removeprefix(start).partition(".")
+        if key.startswith(start) and number.isdigit() and rest:
+            _put(items.setdefault(int(number), {}), rest.split("."), value)
+    return [items[i] for i in sorted(items)]
+
+
+def _put(into: dict[str, Any], path: Sequence[str], value: Any) -> None:
+    for step in path[:-1]:
+        inner = into.setdefault(step, {})
+        if not isinstance(inner, dict):
+            return
+        into = inner
+    into[path[-1]] = value
+
+
+def _indexed(span: Span) -> Dialogue | None:
+    """OpenLLMetry, and agent-lightning's tracers: `gen_ai.prompt.0.content`, `gen_ai.completion.0.content`."""
+    asked = _nested_list(span.attributes, "gen_ai.prompt")
+    answered = _nested_list(span.attributes, "gen_ai.completion")
+    if not asked and not answered:
+        return None
+    tools = [_function_tool(tool) for tool in _nested_list(span.attributes, "llm.request.functions")]
+    reply = _indexed_message(answered[0], "assistant") if answered else None
+    finish = _text(answered[0].get("finish_reason")) if answered else None
+    return Dialogue([_indexed_message(m, "user") for m in asked], reply, finish, tools or None)
+
+
+def _indexed_message(item: Mapping[str, Any], role: str) -> Message:
+    content = item.get("content")
+    message: Message = {"role": item.get("role") or role, "content": content}
+    calls = item.get("tool_calls")
+    if isinstance(calls, Mapping):
+        ordered = [calls[key] for key in sorted(calls, key=lambda k: int(k) if str(k).isdigit() else 0)]
+        message["tool_calls"] = [_call(call) for call in ordered if isinstance(call, Mapping)]
+    if item.get("tool_call_id"):
+        message["tool_call_id"] = item["tool_call_id"]
+    if item.get("reasoning"):
+        message["reasoning_content"] = item["reasoning"]
+    return message
+
+
+def _function_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+    return {"type": "function", "function": {**tool, "parameters": parsed(tool.get("parameters"))}}
+
+
+def _call(call: Mapping[str, Any]) -> dict[str, Any]:
+    inner = call.get("function")
+    function = inner if isinstance(inner, Mapping) else call
+    named = {"name": function.get("name"), "arguments": function.get("arguments")}
+    return {"id": call.get("id"), "type": "function", "function": named}
+
+
+def _content_events(span: Span) -> Dialogue | None:
+    """Before 1.28: the events `gen_ai.content.prompt` and `gen_ai.content.completion`, each with JSON."""
+    found: dict[str, Any] = {}
+    for name, attributes in span.events:
+        if name == "gen_ai.content.prompt":
+            found["asked"] = parsed(attributes.get("gen_ai.prompt"))
+        elif name == "gen_ai.content.completion":
+            found["answered"] = parsed(attributes.get("gen_ai.completion"))
+    asked, answered = _messages(found.get("asked"), "user"), _messages(found.get("answered"), "assistant")
+    return Dialogue(asked, answered[0] if answered else None) if asked or answered else None
+
+
+def _messages(value: Any, role: str) -> list[Message]:
+    if isinstance(value, str):
+        return [{"role": role, "content": value}]
+    if isinstance(value, Mapping):
+        value = [value]
+    return [dict(message) for message in _objects(value)]
+
+
+def _openinference(span: Span) -> Dialogue | None:
+    asked = [_inner(m) for m in _nested_list(span.attributes, "llm.input_messages")]
+    answered = [_inner(m) for m in _nested_list(span.attributes, "llm.output_messages")]
+    if not asked and not answered:
+        return None
+    tools = [parsed((tool.get("tool") or {}).get("json_schema")) for tool in _nested_list(span.attributes, "llm.tools")]
+    return Dialogue(asked, answered[0] if answered else None, None, [tool for tool in tools if tool] or None)
+
+
+def _inner(item: Mapping[str, Any]) -> Message:
+    """A message of OpenInference, its parts and tool calls numbered."""
+    told = item.get("message")
+    given: Mapping[str, Any] = told if isinstance(told, Mapping) else {}
+    message: Message = {"role": given.get("role", ""), "content": given.get("content")}
+    parts = _numbered(given.get("contents"))
+    if parts:
+        message["content"] = [_part(part.get("message_content", {})) for part in parts]
+    calls = _numbered(given.get("tool_calls"))
+    if calls:
+        message["tool_calls"] = [_call(call.get("tool_call", {})) for call in calls]
+    for name in ("name", "tool_call_id"):
+        if given.get(name):
+            message[name] = given[name]
+    return message
+
+
+def _numbered(value: Any) -> list[Mapping[str, Any]]:
+    if not isinstance(value, Mapping):
+        return _objects(value)
+    return [value[key] for key in sorted(value, key=lambda k: int(k) if str(k).isdigit() else 0)]
+
+
+def _part(part: Mapping[str, Any]) -> dict[str, Any]:
+    if part.get("type") == "text":
+        return {"type": "text", "text": part.get("text")}
+    image = part.get("image")
+    url = image.get("image", {}).get("url") if isinstance(image, Mapping) else None
+    return {"type": "image_url", "image_url": {"url": url}} if url else dict(part)
+
+
+def _text(value: Any) -> str | None:
+    return value if isinstance(value, str) and value else None

@@ -1,0 +1,200 @@
+"""OpenAI's JSON lines: chat messages (also ajet's own export of them), request/response logs, batch output.
+
+A row of messages becomes an episode of one call, whose reply is the last message where the assistant spoke last; ajet's
+own rows say which messages were replies, and give back every call. A row with a response becomes an episode of one
+call. Keys that are none of these stay in the task's metadata.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime, timezone
+from typing import Any
+
+from pydantic import ValidationError
+
+from ajet_sdk.types import Call, Episode, Reward, Task
+from ajet_tools.trace.imports.lines import BadRows, Row
+from ajet_tools.trace.imports.parsed import UNKNOWN_TIME, Parsed, stable_id, text_of
+
+__all__ = ["read"]
+
+_OURS = ("episode_id", "run_id", "group_id", "task_id", "attempt", "step", "split", "status", "agent", "reward")
+
+
+def read(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
+    """An episode for each row; rows of one `episode_id` that follow each other are one episode."""
+    same: list[Row] = []
+    for row in rows:
+        problem = _problem(row.value)
+        if problem:
+            bad.add(row.where, problem)
+            continue
+        if same and not (_key(row.value) and _key(row.value) == _key(same[0].value)):
+            yield from _made(same, bad)
+            same = []
+        same.append(row)
+    if same:
+        yield from _made(same, bad)
+
+
+def _problem(value: Any) -> str | None:
+    if not isinstance(value, Mapping):
+        return f"is no object (got {type(value).__name__})"
+    if _request(value) is not None or _response(value) is not None:
+        return None
+    messages = value.get("messages")
+    if messages is None:
+        return f"has neither messages nor a request or response; it has {', '.join(map(str, value))[:80]}"
+    if not isinstance(messages, list) or not messages or not all(isinstance(m, Mapping) for m in messages):
+        return "has messages that are no list of objects"
+    return None
+
+
+def _key(value: Mapping[str, Any]) -> str | None:
+    own = value.get("episode_id")
+    return own if isinstance(own, str) and own and "messages" in value else None
+
+
+def _made(rows: Sequence[Row], bad: BadRows) -> Iterator[Parsed]:
+    try:
+        first = rows[0]
+        yield _exchange(first) if "messages" not in first.value else _conversations(rows)
+    except (ValidationError, TypeError, ValueError, KeyError, AttributeError) as error:
+        bad.add(rows[0].where, f"cannot be an episode: {str(error).splitlines()[0]}")
+
+
+def _conversations(rows: Sequence[Row]) -> Parsed:
+    first = rows[0].value
+    episode_id = _key(first) or stable_id("messages", rows[0].number, rows[0].text)
+    calls: list[Call] = []
+    for row in rows:
+        calls += _calls(row.value, episode_id)
+    calls.sort(key=lambda call: call.index)
+    known = (
+        {name: first[name] for name in ("run_id", "group_id", "attempt", "step", "split", "status")}
+        if "calls" in first
+        else {}
+    )
+    extra = {n: v for n, v in first.items() if n not in (*_OURS, "messages", "tools", "calls")}
+    own_task = {"task_id": first["task_id"]} if text_of(first.get("task_id")) else {}
+    task = Task(**own_task, metadata=extra)
+    return Parsed(
+        episode=Episode(
+            **known,
+            episode_id=episode_id,
+            task=task,
+            calls=tuple(calls),
+            rewards=_rewards([row.value for row in rows]),
+            started_at=UNKNOWN_TIME,
+            ended_at=UNKNOWN_TIME,
+        )
+    )
+
+
+def _calls(value: Mapping[str, Any], episode_id: str) -> Iterator[Call]:
+    messages, tools = value["messages"], value.get("tools")
+    turns = value.get("calls")
+    if not isinstance(turns, list):
+        spoke = messages[-1].get("role") == "assistant"
+        place = len(messages) - 1 if spoke else len(messages)
+        turns = [{"call_id": stable_id("call", episode_id), "message": place, "index": 0}]
+    for turn in turns:
+        place = turn["message"]
+        reply = messages[place] if place < len(messages) else None
+        yield Call(
+            call_id=turn["call_id"],
+            episode_id=episode_id,
+            index=turn.get("index", 0),
+            agent=value.get("agent") or "default",
+            trainable=False,
+            request={"messages": messages[:place], **({"tools": tools} if tools else {})},
+            response={} if reply is None else {"choices": [{"index": 0, "message": reply}]},
+            started_at=UNKNOWN_TIME,
+            ended_at=UNKNOWN_TIME,
+        )
+
+
+def _rewards(values: Sequence[Mapping[str, Any]]) -> tuple[Reward, ...]:
+    """One for each agent; one for all where they are worth the same, or the row names no agent."""
+    found = {v.get("agent"): v["reward"] for v in values if isinstance(v.get("reward"), int | float)}
+    if len(set(found.values())) == 1 and len(found) == len({v.get("agent") for v in values}):
+        return (Reward(value=next(iter(found.values()))),)
+    return tuple(Reward(value=value, agent=agent) for agent, value in found.items())
+
+
+def _request(value: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What was asked: `request`, or (the batch API's input) `body`."""
+    for name in ("request", "input", "body"):
+        found = value.get(name)
+        if isinstance(found, Mapping):
+            body = found.get("body")
+            return body if isinstance(body, Mapping) else found
+    return None
+
+
+def _response(value: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """What was answered: `response` (of the batch API with its HTTP status around it), or a bare completion."""
+    for name in ("response", "output"):
+        found = value.get(name)
+        if isinstance(found, Mapping):
+            body = found.get("body")
+            return body if isinstance(body, Mapping) else found
+    return value if isinstance(value.get("choices"), list) else None
+
+
+_TOP = ("request", "input", "body", "response", "output", "error", "episode_id", "choices")
+
+
+def _exchange(row: Row) -> Parsed:
+    value: Mapping[str, Any] = row.value
+    request, response = dict(_request(value) or {}), dict(_response(value) or {})
+    episode_id = text_of(value.get("episode_id")) or stable_id("exchange", row.number, row.text)
+    at = _created(response)
+    choices = response.get("choices")
+    finish = choices[0].get("finish_reason") if isinstance(choices, list) and choices else None
+    error = _error(value, response)
+    call = Call(
+        call_id=stable_id("call", episode_id),
+        episode_id=episode_id,
+        trainable=False,
+        model=str(response.get("model") or request.get("model") or ""),
+        request=request,
+        response=response,
+        finish_reason=finish if isinstance(finish, str) else None,
+        started_at=at,
+        ended_at=at,
+        error=error,
+        request_id=str(value.get("custom_id") or ""),
+    )
+    bare = response == value
+    extra = {} if bare else {name: v for name, v in value.items() if name not in _TOP}
+    return Parsed(
+        episode=Episode(
+            episode_id=episode_id,
+            task=Task(metadata=extra),
+            calls=(call,),
+            status="failed" if error else "succeeded",
+            error=error,
+            started_at=at,
+            ended_at=at,
+        )
+    )
+
+
+def _created(response: Mapping[str, Any]) -> datetime:
+    created = response.get("created", response.get("created_at"))
+    if isinstance(created, int | float) and 0 < created < 1e11:
+        return datetime.fromtimestamp(created, timezone.utc)
+    return UNKNOWN_TIME
+
+
+def _error(value: Mapping[str, Any], response: Mapping[str, Any]) -> str | None:
+    for found in (value.get("error"), response.get("error")):
+        if isinstance(found, Mapping):
+            return str(found.get("message") or dict(found))
+        if found:
+            return str(found)
+    outer = value.get("response")
+    status = outer.get("status_code") if isinstance(outer, Mapping) else None
+    return f"HTTP {status}" if isinstance(status, int) and status >= 400 else None

@@ -1,0 +1,283 @@
+"""A compact index of a run's episodes: their ids, and the values of each column that is sorted by, in memory.
+
+100,000 episodes take 4 MB, and a column 1 to 4 MB. Rewards and numbers of calls are each one query over their table,
+made when first needed. Sampled tokens are the exception: their number is the length of a list, and to know it DuckDB
+reads the lists. They are counted in spans of time, so that the memory for them is bounded.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ajet_sdk.errors import QueryError
+from ajet_sdk.protocols import TraceReader
+from ajet_tools.trace.queries.texts import call_spans, of_span
+
+__all__ = ["COUNTED", "Cancelled", "EpisodeIndex", "counted"]
+
+Positions = npt.NDArray[np.int64]
+
+_PLAIN: dict[str, str] = {
+    **{
+        name: name
+        for name in ("run_id", "task_id", "group_id", "split", "status", "cause", "attempt", "step", "started_at")
+    },
+    "ended_at": "ended_at",
+    "superseded": "superseded::INTEGER",
+    "seconds": "epoch(ended_at - started_at)",
+    "task": "left(task->>'$.main_query', 64)",
+    "error": "left(error, 64)",
+}
+COUNTED = ("reward", "calls", "turns", "agents", "tokens")
+"""Columns that are worked out from other tables."""
+_SPAN = 200_000
+_MANY = 2000
+_LATE = timedelta(minutes=10)
+"""Episodes are written in about the order in which they end; one that comes later than this is seen all the same."""
+
+
+class Cancelled(QueryError):
+    """Whoever asked wants the answer no more."""
+
+
+class EpisodeIndex:
+    """The episodes of a run (of all runs where None) in the order in which they were seen. It only grows."""
+
+    def __init__(self, run_id: str | None) -> None:
+        self.run_id = run_id
+        self.ids: pa.Array = pa.array([], pa.string())
+        self._columns: dict[str, pa.Array] = {}
+        self._superseded = 0
+        self._lock = threading.RLock()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    @property
+    def scope(self) -> tuple[str, list[str]]:
+        """The condition that an episode `e` is of this run."""
+        return ("true", []) if self.run_id is None else ("e.run_id = ?", [self.run_id])
+
+    def load(self, reader: TraceReader) -> EpisodeIndex:
+        """Read the ids; gives itself back."""
+        found = self._episodes(reader, "true", [])
+        with self._lock:
+            self._superseded = pc.sum(found["superseded"]).as_py() or 0
+            self._append(found)
+        return self
+
+    def grow(self, reader: TraceReader) -> bool | None:
+        """Add the episodes that ended since: whether there are any. None: it has changed otherwise, load another."""
+        with self._lock:
+            of_run, run = self.scope
+            sql = f"SELECT count(*) AS n, count(*) FILTER (superseded) AS s FROM episodes e WHERE {of_run}"
+            there = reader.query(sql, run).to_pylist()[0]
+            if there["s"] != self._superseded or there["n"] < len(self):
+                return None
+            if there["n"] == len(self):
+                return False
+            last = pc.max(self._columns["ended_at"]).as_py()
+            recent = [] if last is None else [last - _LATE]
+            found = self._episodes(reader, "e.ended_at >= ?" if recent else "true", recent)
+            new = found.filter(pc.invert(pc.is_in(found["episode_id"], value_set=self.ids)))
+            if len(self) + len(new) != there["n"]:
+                return None
+            self._append(new, reader)
+            return True
+
+    def column(self, reader: TraceReader, name: str, cancelled: Callable[[], bool] | None = None) -> pa.Array:
+        """The values of a column, in the order of `ids`. Others may ask for other columns meanwhile."""
+        known = self._columns.get(name)
+        if known is not None:
+            return known
+        ids = self.ids
+        read = self._read(reader, name, ids, cancelled)
+        with self._lock:
+            late = self.ids.slice(len(ids))  # ended while it was read
+            if len(late):
+                began = self._columns["started_at"].slice(len(ids))
+                more = self._of_new(reader, late, pc.min(began).as_py(), set(read))
+                read = {each: pa.concat_arrays([old, more[each].cast(old.type)]) for each, old in read.items()}
+            self._columns |= {each: values for each, values in read.items() if each not in self._columns}
+            return self._columns[name]
+
+    def known(self, name: str) -> pa.Array | None:
+        """The values of a column if they have been read."""
+        return self.ids if name == "episode_id" else self._columns.get(name)
+
+    def order(self, reader: TraceReader, name: str, descending: bool, chosen: Positions) -> Positions:
+        """Some positions in the order of a column: of equals the newer first, and those without a value last."""
+        values = (self.ids if name == "episode_id" else self.column(reader, name)).take(pa.array(chosen))
+        ended = _keys(self._columns["ended_at"].take(pa.array(chosen)))
+        keys = _keys(values)
+        return chosen[np.lexsort((-ended, -keys if descending else keys))]
+
+    def positions(self, ids: pa.Array) -> Positions:
+        """Where episodes stand; those that are not here are left out."""
+        found = pc.index_in(ids, value_set=self.ids).drop_null()
+        return np.asarray(found.to_numpy(zero_copy_only=False), dtype=np.int64)
+
+    def _episodes(self, reader: TraceReader, condition: str, parameters: Sequence[Any]) -> pa.Table:
+        of_run, run = self.scope
+        return reader.query(
+            f"""
+            SELECT e.episode_id, e.started_at, e.ended_at, coalesce(e.superseded, false)::INTEGER AS superseded
+            FROM episodes e WHERE {of_run} AND {condition}""",
+            [*run, *parameters],
+        )
+
+    def _append(self, new: pa.Table, reader: TraceReader | None = None) -> None:
+        ids = _whole(new["episode_id"])
+        if reader is None or len(ids) > _MANY:
+            self._columns = {name: values for name, values in self._columns.items() if name in new.column_names}
+            added = {name: _whole(new[name]) for name in ("started_at", "ended_at", "superseded")}
+        else:
+            added = self._of_new(reader, ids, pc.min(new["started_at"]).as_py(), set(self._columns))
+        for name, values in added.items():
+            before = self._columns.get(name)
+            self._columns[name] = values if before is None else pa.concat_arrays([before, values.cast(before.type)])
+        self.ids = pa.concat_arrays([self.ids, ids.cast(pa.string())])
+
+    def _of_new(
+        self, reader: TraceReader, ids: pa.Array, first: datetime | None, names: set[str]
+    ) -> dict[str, pa.Array]:
+        """Some columns of episodes that have just ended, the first of which began then."""
+        plain = [name for name in names if name in _PLAIN]
+        listed = ", ".join(["episode_id", *(f"{_PLAIN[name]} AS {name}" for name in plain)])
+        sql = f"SELECT {listed} FROM episodes WHERE episode_id IN (SELECT unnest(?::VARCHAR[]))"
+        table = reader.query(sql, [ids.to_pylist()])
+        found = {name: _aligned(ids, table, name) for name in plain}
+        wanted = [name for name in COUNTED if name in names]
+        if wanted:
+            table = counted(reader, ids.to_pylist(), wanted, since=first and first - _LATE)
+            found |= {name: _aligned(ids, table, name) for name in wanted}
+        return found
+
+    def _read(
+        self, reader: TraceReader, name: str, ids: pa.Array, cancelled: Callable[[], bool] | None
+    ) -> dict[str, pa.Array]:
+        """A column of these episodes, with those that come from the same query."""
+        of_run, run = self.scope
+        if name == "tokens":
+            return {name: _tokens(reader, ids, cancelled)}
+        if name == "reward":
+            names = ["reward"]
+            table = reader.query("SELECT episode_id, sum(value * weight) AS reward FROM rewards GROUP BY episode_id")
+        elif name in COUNTED:
+            names = ["calls", "turns", "agents"]
+            table = reader.query(f"SELECT episode_id, {_COUNTS} FROM calls GROUP BY episode_id")
+        else:
+            names = [name]
+            table = reader.query(f"SELECT episode_id, {_PLAIN[name]} AS {name} FROM episodes e WHERE {of_run}", run)
+        found = {each: _aligned(ids, table, each) for each in names}
+        return {n: pc.fill_null(v, 0) if n in ("calls", "turns", "agents") else v for n, v in found.items()}
+
+
+def _tokens(reader: TraceReader, ids: pa.Array, cancelled: Callable[[], bool] | None) -> pa.Array:
+    total, there = np.zeros(len(ids)), np.zeros(len(ids), dtype=bool)
+    for span, _ in call_spans(reader, _SPAN):
+        if cancelled and cancelled():
+            raise Cancelled("counting tokens was cancelled")
+        condition, edges = of_span(span)
+        sql = "SELECT c.episode_id, sum(len(c.output_ids))::BIGINT AS tokens FROM calls c"
+        table = reader.query(f"{sql} WHERE {condition} AND c.output_ids IS NOT NULL GROUP BY 1", edges)
+        reader.close()  # what was read of the lists stays in memory as long as the file is open
+        where = pc.index_in(_whole(table["episode_id"]), value_set=ids)
+        known = pc.is_valid(where).to_numpy(zero_copy_only=False)
+        at = where.drop_null().to_numpy(zero_copy_only=False).astype(np.int64)
+        np.add.at(total, at, _whole(table["tokens"]).to_numpy(zero_copy_only=False)[known])
+        there[at] = True
+    return pa.array(total.astype(np.int64), mask=~there)
+
+
+_COUNTS = """count(*) AS calls, count(*) FILTER (phase = 'rollout') AS turns,
+  count(DISTINCT agent) FILTER (phase = 'rollout') AS agents"""
+
+
+def counted(reader: TraceReader, ids: Sequence[str], names: Sequence[str], since: datetime | None = None) -> pa.Table:
+    """The columns of COUNTED, of a few episodes, `tokens` only if named; `since`: none of their calls began before.
+
+    When the calls began is asked first: DuckDB then reads the lists of output ids of those times only.
+    """
+    late = ["c.started_at >= $2"] if since else []
+    times = "min(started_at) AS first, max(started_at) AS last"
+    calls = reader.query(_called(f"{_COUNTS}, {times}", late), [ids, *([since] if since else [])])
+    found = [calls, reader.query(_VALUES, [ids])]
+    if "tokens" in names and len(calls):
+        during = _apart(zip(calls["first"].to_pylist(), calls["last"].to_pylist(), strict=True))
+        parts = (
+            _called("sum(len(output_ids)) AS n", [f"c.started_at >= ${i}", f"c.started_at <= ${i + 1}"])
+            for i in range(2, 2 + 2 * len(during), 2)
+        )
+        sql = f"SELECT episode_id, sum(n)::BIGINT AS tokens FROM ({' UNION ALL '.join(parts)}) GROUP BY episode_id"
+        found.append(reader.query(sql, [ids, *(edge for span in during for edge in span)]))
+    wanted = pa.array(ids, pa.string())
+    columns = {"episode_id": wanted, "reward": pa.nulls(len(wanted)), "tokens": pa.nulls(len(wanted))}
+    for table in found:
+        columns |= {name: _aligned(wanted, table, name) for name in table.column_names if name != "episode_id"}
+    for name in ("calls", "turns", "agents"):
+        columns[name] = pc.fill_null(columns[name], 0)
+    return pa.table({name: columns[name] for name in ("episode_id", *COUNTED)})
+
+
+_APART = 64
+
+
+def _apart(spans: Iterable[tuple[datetime, datetime]]) -> list[tuple[datetime, datetime]]:
+    """At most 64 spans of time that hold all of these, with the largest gaps between them left out."""
+    merged: list[tuple[datetime, datetime]] = []
+    for first, last in sorted(spans):
+        if merged and first <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(last, merged[-1][1]))
+        else:
+            merged.append((first, last))
+    gaps = sorted(range(1, len(merged)), key=lambda i: merged[i - 1][1] - merged[i][0])[: _APART - 1]
+    cuts = [0, *sorted(gaps), len(merged)]
+    return [(merged[a][0], merged[b - 1][1]) for a, b in pairwise(cuts) if a < b]
+
+
+_VALUES = """
+    SELECT episode_id, sum(value * weight) AS reward FROM rewards
+    WHERE episode_id IN (SELECT unnest(?::VARCHAR[])) GROUP BY episode_id"""
+
+
+def _called(columns: str, conditions: Sequence[str]) -> str:
+    """Something of the calls of the episodes that are the first parameter."""
+    more = "".join(f" AND {condition}" for condition in conditions)
+    return f"""
+        SELECT episode_id, {columns} FROM calls c
+        WHERE episode_id IN (SELECT unnest($1::VARCHAR[])){more} GROUP BY episode_id"""
+
+
+def _whole(column: pa.ChunkedArray) -> pa.Array:
+    found = column.combine_chunks()
+    return pa.concat_arrays(found.chunks) if isinstance(found, pa.ChunkedArray) else found
+
+
+def _aligned(ids: pa.Array, table: pa.Table, name: str) -> pa.Array:
+    """A column of the table in the order of `ids`; null where the table has no such episode."""
+    where = pc.index_in(ids, value_set=_whole(table["episode_id"]))
+    return _whole(table[name]).take(where)
+
+
+def _keys(values: pa.Array) -> npt.NDArray[np.float64]:
+    """Numbers in the order of the values; NaN where there is none."""
+    if pa.types.is_string(values.type):
+        distinct = values.dictionary_encode()
+        place = np.empty(len(distinct.dictionary) + 1)
+        place[pc.array_sort_indices(distinct.dictionary).to_numpy()] = np.arange(len(distinct.dictionary))
+        place[-1] = np.nan
+        codes = pc.fill_null(distinct.indices, len(distinct.dictionary)).to_numpy(zero_copy_only=False)
+        return np.asarray(place[codes])
+    if pa.types.is_timestamp(values.type):
+        values = values.cast(pa.int64())
+    return np.asarray(values.cast(pa.float64()).to_numpy(zero_copy_only=False))

@@ -1,0 +1,215 @@
+"""Everything that the trace knows of the tokens of episodes: calls, ledger, what the trainer saw, and the group."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ajet_sdk.errors import QueryError
+from ajet_sdk.protocols import TraceReader
+from ajet_sdk.samples import build
+from ajet_sdk.trace.reader import calls_of, episodes
+from ajet_sdk.types import Episode
+from ajet_tools.trace.queries.rows import rows
+
+__all__ = ["Booked", "EpisodeFacts", "Scores", "episode_facts", "group_of", "mark_of", "recomputed_advantages"]
+
+_Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class Booked:
+    """A row of the ledger: what became of so many tokens of a call."""
+
+    outcome: str
+    tokens: int
+
+
+@dataclass(frozen=True, eq=False)
+class Scores:
+    """What a training step saw of each sampled token of a call; NaN where a value is not known."""
+
+    advantages: _Floats
+    logprobs: _Floats
+    entropy: _Floats
+
+
+@dataclass(frozen=True, eq=False)
+class EpisodeFacts:
+    """One episode as the trace knows it."""
+
+    episode: Episode
+    """With its calls. Of an episode that has not ended only these are known, and its run by inference."""
+    ended: bool
+    ledger: Mapping[str, Sequence[Booked]]
+    """By call; what was trained comes first, then what was cut off."""
+    scores: Mapping[str, Scores]
+    """By call; none for a call that was not trained, or in a file from before they were kept."""
+    step_version: int | None
+    """The policy version that was trained at the episode's step."""
+    mark: tuple[int, ...] = field(default=())
+    """Changes when the trace knows more; see `mark_of`."""
+
+
+def episode_facts(reader: TraceReader, *episode_ids: str) -> list[EpisodeFacts]:
+    """What the trace knows of each episode, in the order asked. Raises QueryError where it knows nothing of one."""
+    known = {e.episode_id: e for e in episodes(reader, episode_ids=list(episode_ids), superseded=True)}
+    ledger, scores = _ledger(reader, episode_ids), _scores(reader, episode_ids)
+    versions = {key: _step_version(reader, *key) for key in {_step_of(e) for e in known.values()}}
+    found = []
+    for episode_id in episode_ids:
+        episode = known.get(episode_id) or _running(reader, episode_id)
+        ended = episode_id in known
+        mine = {call.call_id for call in episode.calls}
+        found.append(
+            EpisodeFacts(
+                episode=episode,
+                ended=ended,
+                ledger={call_id: booked for call_id, booked in ledger.items() if call_id in mine},
+                scores={call_id: scored for call_id, scored in scores.items() if call_id in mine},
+                step_version=versions[_step_of(episode)] if ended else None,
+                mark=mark_of(reader, episode_id),
+            )
+        )
+    return found
+
+
+def mark_of(reader: TraceReader, *episode_ids: str) -> tuple[int, ...]:
+    """How many rows the trace has of some episodes: a cheap way to see that there is something new."""
+    sql = " UNION ALL ".join(
+        f"SELECT {i} AS i, count(*) AS n FROM {table} WHERE list_contains($1, episode_id)"
+        for i, table in enumerate(("calls", "episodes", "rewards", "ledger", "trained"))
+    )
+    return tuple(row["n"] for row in rows(reader, f"FROM ({sql}) ORDER BY i", list(episode_ids)))
+
+
+def group_of(reader: TraceReader, episode_id: str) -> list[str]:
+    """The attempts at the task of an episode in its group, by attempt; those rolled back by a resume are left out."""
+    found = rows(
+        reader,
+        """
+        SELECT e.episode_id FROM episodes e, (FROM episodes WHERE episode_id = $1) AS one
+        WHERE e.run_id = one.run_id AND e.step = one.step AND e.split = one.split
+          AND (e.group_id = one.group_id AND e.group_id <> '' AND e.superseded = one.superseded
+               OR e.episode_id = $1)
+        ORDER BY e.attempt, e.started_at, e.episode_id""",
+        episode_id,
+    )
+    return [row["episode_id"] for row in found]
+
+
+def recomputed_advantages(reader: TraceReader, *episode_ids: str) -> dict[str, _Floats]:
+    """The advantage of each token of the calls that would be trained, from the stored groups and the run's config.
+
+    For files from before advantages were kept, and for runs whose trainer is not ours. What the step really used may
+    have differed: it is to be shown as recomputed. A call that is missing here would not be trained.
+    """
+    recomputed: dict[str, _Floats] = {}
+    done: set[str] = set()
+    for episode_id in episode_ids:
+        if episode_id not in done:
+            group = episodes(reader, episode_ids=group_of(reader, episode_id), superseded=True)
+            done |= {episode_id, *(episode.episode_id for episode in group)}
+            recomputed |= _of_group(reader, group)
+    return recomputed
+
+
+def _of_group(reader: TraceReader, group: Sequence[Episode]) -> dict[str, _Floats]:
+    if not group:
+        return {}
+    found = rows(reader, "SELECT config FROM runs WHERE run_id = $1", group[0].run_id)
+    config = json.loads(found[0]["config"] or "{}").get("ajet") or {} if found else {}
+    batch = build(group, policy_version=_step_version(reader, *_step_of(group[0])), **_settings(config))
+    lengths = {c.call_id: len(c.output_ids) for e in group for c in e.calls if c.output_ids is not None}
+    recomputed: dict[str, _Floats] = {}
+    for sample in batch.samples:
+        for span in sample.timeline.spans:
+            whole = np.full(lengths[span.call_id], np.nan, np.float32)
+            whole[: span.end - span.start] = sample.advantages[span.start : span.end]
+            recomputed[span.call_id] = whole
+    return recomputed
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of `build` that a recorded config tells."""
+    algorithm = (config.get("trainer_common") or {}).get("algorithm") or {}
+    rollout = config.get("rollout") or {}
+    given = {
+        "estimator": algorithm.get("adv_estimator"),
+        "normalize_std": algorithm.get("normalize_std"),
+        "max_staleness": rollout.get("max_staleness"),
+        "max_tokens": rollout.get("max_model_len"),
+        "failure_reward": rollout.get("failure_reward"),
+    }
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _step_of(episode: Episode) -> tuple[str, int, str]:
+    return episode.run_id, episode.step, episode.split
+
+
+def _running(reader: TraceReader, episode_id: str) -> Episode:
+    """An episode of which there are only calls yet."""
+    calls = calls_of(reader, episode_id)
+    if not calls:
+        raise QueryError(f"the trace has no episode {episode_id}; `ajet trace ls` lists them")
+    newest = rows(reader, "SELECT run_id FROM runs ORDER BY status = 'running' DESC, started_at DESC LIMIT 1")
+    return Episode(
+        episode_id=episode_id,
+        run_id=newest[0]["run_id"] if newest else "",
+        calls=tuple(calls),
+        started_at=min(call.started_at for call in calls),
+        ended_at=max(call.ended_at for call in calls),
+    )
+
+
+def _ledger(reader: TraceReader, episode_ids: Sequence[str]) -> dict[str, list[Booked]]:
+    found: dict[str, list[Booked]] = {}
+    for row in rows(
+        reader,
+        """
+        SELECT call_id, outcome, tokens FROM ledger WHERE list_contains($1, episode_id)
+        ORDER BY call_id, outcome <> 'trained', outcome <> 'truncated', outcome""",
+        list(episode_ids),
+    ):
+        found.setdefault(row["call_id"], []).append(Booked(row["outcome"], row["tokens"]))
+    return found
+
+
+def _scores(reader: TraceReader, episode_ids: Sequence[str]) -> dict[str, Scores]:
+    table = reader.query(
+        "SELECT call_id, advantages, logprobs, entropy FROM trained WHERE list_contains($1, episode_id) ORDER BY step",
+        [list(episode_ids)],
+    )
+    columns = {name: table[name].combine_chunks() for name in ("advantages", "logprobs", "entropy")}
+    found: dict[str, Scores] = {}
+    for i, call_id in enumerate(table["call_id"].to_pylist()):
+        values = {n: c[i].values.to_numpy(zero_copy_only=False).astype(np.float32) for n, c in columns.items()}
+        found[call_id] = Scores(**values)
+    return found
+
+
+def _step_version(reader: TraceReader, run_id: str, step: int, split: str) -> int | None:
+    """The policy version that a step trained: what the step before it left, else the newest that sampled in it.
+
+    An evaluation belongs to the version that its own step left.
+    """
+    found = rows(
+        reader,
+        """
+        SELECT coalesce(
+            (SELECT arg_max(value, step)::INTEGER FROM metrics
+             WHERE run_id = $1 AND name = 'train/policy_version' AND (step < $2 OR step = $2 AND $3 = 'val')),
+            (SELECT max(policy_version) FROM calls WHERE episode_id IN
+                (SELECT episode_id FROM episodes WHERE run_id = $1 AND step = $2 AND split = $3))) AS version""",
+        run_id,
+        step,
+        split,
+    )
+    version: int | None = found[0]["version"]
+    return version

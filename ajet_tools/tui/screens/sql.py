@@ -1,0 +1,221 @@
+"""A read-only SQL console over the trace."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+from typing import ClassVar
+
+import pyarrow as pa
+from rich.text import Text
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Horizontal, Vertical
+from textual.screen import Screen
+from textual.widgets import Footer, Header, Static, Tree
+from textual.worker import Worker
+
+from ajet_sdk.errors import AjetError, ConfigError
+from ajet_tools.trace import console
+from ajet_tools.trace.render import counted
+from ajet_tools.trace.text import one_line, visible
+from ajet_tools.tui.app import TraceApp
+from ajet_tools.tui.saved_queries import keep, kept
+from ajet_tools.tui.screens.queries import QueriesScreen
+from ajet_tools.tui.screens.whole import WholeScreen
+from ajet_tools.tui.widgets.arrow_table import ArrowTable
+from ajet_tools.tui.widgets.prompt import Prompt
+from ajet_tools.tui.widgets.sql_editor import SqlEditor
+
+__all__ = ["SqlScreen"]
+
+_FIRST = "SELECT * FROM runs"
+_IDS = ("run_id", "episode_id", "call_id", "parent_call_id")
+
+
+class SqlScreen(Screen[None]):
+    """An editor above, the result below; tables and columns beside them when asked for."""
+
+    app: TraceApp
+    TITLE = "ajet"
+    SUB_TITLE = "SQL"
+    DEFAULT_CSS = """
+    SqlScreen SqlEditor { height: 8; border: round $primary; }
+    SqlScreen SqlEditor:focus { border: round $accent; }
+    SqlScreen #said { height: auto; max-height: 6; padding: 0 1; background: $panel; }
+    SqlScreen ArrowTable { height: 1fr; }
+    SqlScreen Tree { width: 34; display: none; border-right: solid $primary; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("f5,ctrl+r", "ask", "Run", priority=True, key_display="F5"),
+        Binding("f3", "queries", "Queries", priority=True, key_display="F3"),
+        Binding("f4", "tables", "Tables", priority=True, key_display="F4"),
+        Binding("ctrl+s", "save", "Save", priority=True),
+        Binding("f8", "export", "Export", priority=True, key_display="F8"),
+        Binding("f1", "app.keys", "Keys", priority=True, key_display="F1"),
+        Binding("f9", "stop", "Stop", priority=True, show=False),
+        Binding("y", "copy", "Copy cell", show=False),
+        Binding("Y", "copy_result", "Copy the result as tab-separated text", show=False),
+    ]
+
+    def __init__(self, text: str = "") -> None:
+        super().__init__()
+        self.first_text = text
+        self.asking: Worker[None] | None = None
+
+    def compose(self) -> ComposeResult:
+        yield Header(icon=" ")
+        with Horizontal():
+            yield Tree("tables", id="tables")
+            with Vertical():
+                yield SqlEditor(self.first_text or self.app.last_sql or _FIRST, show_line_numbers=False)
+                yield Static(id="said")
+                yield ArrowTable()
+        yield Prompt("save as", "a name for this query", id="name")
+        yield Prompt("export to", "a new file: .csv, .jsonl or .parquet", id="file")
+        yield Footer()
+
+    def on_mount(self) -> None:
+        self._say("F5 runs it; one SELECT, read-only, stopped after 30 s")
+        editor = self.query_one(SqlEditor)
+        editor.move_cursor(editor.document.end)
+        editor.focus()
+        if self.first_text:
+            self.action_ask()
+
+    def on_text_area_changed(self, event: SqlEditor.Changed) -> None:
+        """What stands here stands here again when the screen is opened again."""
+        self.app.last_sql = event.text_area.text
+
+    @property
+    def sql(self) -> str:
+        """What is to be asked: the selected part of the text, else all of it."""
+        editor = self.query_one(SqlEditor)
+        return editor.selected_text.strip() or editor.text.strip()
+
+    def _say(self, text: str, style: str = "dim") -> None:
+        self.query_one("#said", Static).update(Text(visible(text), style=style))
+
+    def action_ask(self) -> None:
+        self.action_stop()
+        self.asking = self._ask(self.sql)
+
+    @work
+    async def _ask(self, sql: str) -> None:
+        self._say("asking … F9 stops", "italic")
+        self.query_one(ArrowTable).loading = True
+        started = time.perf_counter()
+        try:
+            found = await self.app.ask(console.result_of, sql)
+        except AjetError as error:
+            self._say(str(error), "bold red")
+        except asyncio.CancelledError:
+            self._say("stopped; its answer will not be shown")
+            raise
+        else:
+            self._show(found, time.perf_counter() - started)
+            self._remember(sql)
+        finally:
+            if self.is_mounted:
+                self.query_one(ArrowTable).loading = False
+
+    def _show(self, found: pa.Table, seconds: float) -> None:
+        if found.column_names == ["explain_key", "explain_value"]:
+            self.app.push_screen(WholeScreen("explain", lambda: "\n".join(found["explain_value"].to_pylist())))
+        self.query_one(ArrowTable).show(found)
+        rows, columns = counted(len(found), "row"), counted(found.num_columns, "column")
+        self._say(f"{rows}, {columns}, {seconds:.2f} s", "")
+
+    def _remember(self, sql: str) -> None:
+        try:
+            keep(kept().asked(sql))
+        except ConfigError as error:
+            self.app.told(error)
+
+    def action_stop(self) -> None:
+        if self.asking is not None and self.asking.is_running:
+            self.asking.cancel()
+
+    @work
+    async def action_queries(self) -> None:
+        chosen = await self.app.push_screen_wait(QueriesScreen(kept()))
+        if chosen:
+            editor = self.query_one(SqlEditor)
+            editor.text = chosen
+            editor.focus()
+
+    @work
+    async def action_tables(self) -> None:
+        """Show or hide the tables; enter puts a name into the query."""
+        tree = self.query_one(Tree)
+        tree.display = not tree.display
+        if not tree.display:
+            self.query_one(SqlEditor).focus()
+            return
+        tree.focus()
+        if not tree.root.children:
+            for table, columns in (await self.app.ask(console.tables)).items():
+                branch = tree.root.add(table, data=table)
+                for column, kind in columns.items():
+                    label = Text(column).append(f"  {kind.lower()}", style="dim")
+                    branch.add_leaf(label, data=f'"{column}"' if column in ("index", "at") else column)
+            tree.root.expand()
+
+    def on_tree_node_selected(self, event: Tree.NodeSelected[str]) -> None:
+        if event.node.data and not event.node.children:
+            self.query_one(SqlEditor).insert(event.node.data)
+
+    def action_save(self) -> None:
+        self.query_one("#name", Prompt).open("")
+
+    def action_export(self) -> None:
+        if self.query_one(ArrowTable).table.num_columns:
+            self.query_one("#file", Prompt).open("result.csv")
+        else:
+            self._say("there is no result to export yet; F5 runs the query", "bold red")
+
+    async def on_prompt_submitted(self, event: Prompt.Submitted) -> None:
+        try:
+            if event.prompt.id == "name":
+                said = self._save(event.text)
+            else:
+                table = self.query_one(ArrowTable).table
+                path = Path(event.text)
+                count = await asyncio.to_thread(console.save_result, table, path)
+                said = f"{counted(count, 'row')} written to {path}"
+        except AjetError as error:
+            event.prompt.say(str(error))
+            return
+        event.prompt.close()
+        self._say(said, "")
+        self.query_one(SqlEditor).focus()
+
+    def _save(self, name: str) -> str:
+        if not name:
+            raise ConfigError("the query needs a name")
+        keep(kept().named(name, self.sql))
+        return f"saved as {one_line(name)}; F3 lists it"
+
+    def on_prompt_closed(self) -> None:
+        self.query_one(SqlEditor).focus()
+
+    def on_arrow_table_selected(self, event: ArrowTable.Selected) -> None:
+        """An id is opened; any other value is shown whole."""
+        if event.column in _IDS and isinstance(event.value, str):
+            self.app.open_found(event.value)
+        else:
+            self.app.push_screen(WholeScreen(event.column, lambda: console.spelled(event.value)))
+
+    def action_copy(self) -> None:
+        table = self.query_one(ArrowTable)
+        if len(table.table):
+            self.app.copy(console.spelled(table.value), table.table.column_names[table.cursor[1]])
+
+    def action_copy_result(self) -> None:
+        """The first thousand rows, for a spreadsheet."""
+        found = self.query_one(ArrowTable).table.slice(0, 1000)
+        lines = ["\t".join(found.column_names)]
+        lines += ["\t".join(" ".join(console.spelled(v).split()) for v in row.values()) for row in found.to_pylist()]
+        self.app.copy("\n".join(lines), counted(len(found), "row"))

@@ -1,0 +1,144 @@
+"""The viewer in a browser: textual-serve on loopback, behind a token."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import secrets
+import shlex
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from aiohttp import web
+from textual_serve.server import Server
+
+from ajet_sdk.errors import ConfigError
+
+__all__ = ["serve"]
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+_HOST = "127.0.0.1"
+_FONTS = "https://fonts.googleapis.com"
+_REFUSED = "403: the token is missing or wrong. Open the whole URL that `ajet trace view --web` printed.\n"
+
+
+def serve(arguments: list[str], port: int, say: Callable[[str], None], *, until_eof: bool = False) -> None:
+    """Serve `ajet ARGUMENTS` to browsers on loopback until Ctrl-C; each that connects gets a process of its own.
+
+    `port` 0 takes a free one. `say` gets the URL, which holds the token, once connections are accepted. `until_eof`
+    also ends it when its standard input closes: so it ends with the process that started it, however that ends.
+    Raises ConfigError where the port is taken.
+    """
+    listener = _listen(port)
+    token = secrets.token_urlsafe(24)
+    command = shlex.join([sys.executable, "-m", "ajet", *arguments])
+    asyncio.run(_serve(_Served(command, _HOST, listener.getsockname()[1], "ajet"), listener, token, say, until_eof))
+
+
+def _listen(port: int) -> socket.socket:
+    listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((_HOST, port))
+    except OSError as error:
+        listener.close()
+        raise ConfigError(
+            f"--port {port} on {_HOST} cannot be used ({error.strerror}); give another, or 0 for a free one"
+        ) from error
+    return listener
+
+
+async def _serve(
+    server: _Served, listener: socket.socket, token: str, say: Callable[[str], None], until_eof: bool
+) -> None:
+    app = await server.guarded_app(token)
+    runner = web.AppRunner(app, handle_signals=False, access_log=None, shutdown_timeout=3.0)
+    await runner.setup()
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    if until_eof:
+        threading.Thread(target=_wait_for_eof, args=(loop, stop), daemon=True).start()
+    try:
+        await web.SockSite(runner, listener).start()
+        say(f"http://{_HOST}:{server.port}/?token={token}")
+        await stop.wait()
+    finally:
+        await runner.cleanup()
+
+
+def _wait_for_eof(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:
+    sys.stdin.read()
+    loop.call_soon_threadsafe(stop.set)
+
+
+class _Served(Server):  # type: ignore[misc,unused-ignore]
+    """textual-serve's server behind a token, that answers under whatever address it is reached by."""
+
+    async def guarded_app(self, token: str) -> web.Application:
+        app = await self._make_app()
+        app.middlewares.append(_guard(token, f"ajet_view_{self.port}"))
+        app[_SOCKETS] = set()
+        app.on_shutdown.append(_close_sockets)
+        return app
+
+    async def on_startup(self, app: web.Application) -> None:
+        """Says nothing: the caller says the URL."""
+
+    async def handle_index(self, request: web.Request) -> Any:
+        """The page names itself by the address it was asked under: a port forwarded through SSH works too."""
+        self.public_url = f"http://{request.host}"
+        page = await super().handle_index(request)
+        page.text = page.text.replace(_FONTS, "about:blank#")  # nothing is fetched from elsewhere
+        return page
+
+    async def handle_websocket(self, request: web.Request) -> Any:
+        task = asyncio.current_task()
+        request.app[_SOCKETS].add(task)
+        try:
+            return await super().handle_websocket(request)
+        finally:
+            request.app[_SOCKETS].discard(task)
+
+
+_SOCKETS: web.AppKey[set[Any]] = web.AppKey("ajet_sockets", set)
+
+
+async def _close_sockets(app: web.Application) -> None:
+    """Each browser's viewer is told to end, and waited for."""
+    tasks = list(app[_SOCKETS])
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _guard(token: str, cookie: str) -> Any:
+    """Lets through who has the token in the URL, which sets a cookie, or that cookie; answers 403 to all others."""
+
+    @web.middleware  # type: ignore[untyped-decorator,unused-ignore]
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        if _same(request.query.get("token", ""), token) and request.path == "/":
+            kept = {name: value for name, value in request.query.items() if name != "token"}
+            answer = web.HTTPFound(request.rel_url.with_query(kept))
+            answer.set_cookie(cookie, token, httponly=True, samesite="Strict", path="/")
+            raise answer
+        if not _same(request.cookies.get(cookie, ""), token) or _from_elsewhere(request):
+            raise web.HTTPForbidden(text=_REFUSED)
+        return await handler(request)
+
+    return guard
+
+
+def _same(given: str, token: str) -> bool:
+    return hmac.compare_digest(given.encode(), token.encode())
+
+
+def _from_elsewhere(request: web.Request) -> bool:
+    """A page of another origin opens the websocket: the browser would send our cookie along from the same host."""
+    origin = request.headers.get("Origin")
+    return origin is not None and origin != f"http://{request.host}"

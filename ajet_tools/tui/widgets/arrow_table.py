@@ -1,0 +1,214 @@
+"""A table of any size: only the rows on the screen are turned into text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from functools import lru_cache
+from typing import Any, ClassVar
+
+import pyarrow as pa
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.geometry import Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from ajet_tools.trace.render import number
+from ajet_tools.trace.text import one_line
+from ajet_tools.tui.widgets.cells import fitted
+
+__all__ = ["ArrowTable"]
+
+_WIDEST = 48
+_MEASURED = 100
+"""Rows of each end that say how wide a column is."""
+
+
+class ArrowTable(ScrollView, can_focus=True):
+    """The rows of an Arrow table under a header that stays, with a cursor on one cell."""
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        "arrow-table--header",
+        "arrow-table--cursor",
+        "arrow-table--row",
+        "arrow-table--other-row",
+        "arrow-table--cursor-row",
+    }
+    DEFAULT_CSS = """
+    ArrowTable {
+        & .arrow-table--header { background: $panel; color: $foreground; text-style: bold; }
+        & .arrow-table--row { background: $surface; color: $foreground; }
+        & .arrow-table--other-row { background: $surface-lighten-1; color: $foreground; }
+        & .arrow-table--cursor-row { background: $block-hover-background; color: $foreground; }
+        & .arrow-table--cursor {
+            background: $block-cursor-blurred-background; color: $foreground; text-style: underline;
+        }
+        &:focus .arrow-table--cursor {
+            background: $block-cursor-background; color: $block-cursor-foreground; text-style: bold;
+        }
+    }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "move(-1, 0)", "Up", show=False),
+        Binding("down", "move(1, 0)", "Down", show=False),
+        Binding("left", "move(0, -1)", "Left", show=False),
+        Binding("right", "move(0, 1)", "Right", show=False),
+        Binding("pageup", "leaf(-1)", "Page up", show=False),
+        Binding("pagedown", "leaf(1)", "Page down", show=False),
+        Binding("home,g", "edge(-1)", "First row", show=False),
+        Binding("end,G", "edge(1)", "Last row", show=False),
+        Binding("enter", "select", "Show or open", show=False),
+    ]
+
+    @dataclass
+    class Selected(Message):
+        """Enter or a second click on a cell."""
+
+        table: ArrowTable
+        column: str
+        value: Any
+
+        @property
+        def control(self) -> ArrowTable:
+            return self.table
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.table: pa.Table = pa.table({})
+        self.cursor = (0, 0)
+        """Row and column."""
+        self._widths: list[int] = []
+        self._right: list[bool] = []
+        self._texts = lru_cache(maxsize=512)(self._texts_of)
+
+    def show(self, table: pa.Table) -> None:
+        """Another table, from its first row."""
+        self.table = table
+        self.cursor = (0, 0)
+        self._texts.cache_clear()
+        self._right = [_is_number(field.type) for field in table.schema]
+        count = len(table)
+        measured = {*range(min(_MEASURED, count)), *range(max(0, count - _MEASURED), count)}
+        sample = [self._texts(row) for row in measured]
+        names = [one_line(name, _WIDEST) for name in table.column_names]
+        self._widths = [
+            min(_WIDEST, max(len(name), *(len(texts[i]) for texts in sample), 1)) if sample else max(len(name), 1)
+            for i, name in enumerate(names)
+        ]
+        self.virtual_size = Size(sum(self._widths) + 2 * len(self._widths), len(table) + 1)
+        self.scroll_to(0, 0, animate=False, force=True)
+        self.refresh()
+
+    @property
+    def value(self) -> Any:
+        """What stands under the cursor; None where there is no row."""
+        row, column = self.cursor
+        return self.table[column][row].as_py() if len(self.table) and self.table.num_columns else None
+
+    def _texts_of(self, row: int) -> list[str]:
+        return [_text(column[row].as_py()) for column in self.table.columns]
+
+    def render_line(self, y: int) -> Strip:
+        width, scrolled = self.size.width, self.scroll_offset
+        if not self._widths:
+            return Strip.blank(width, self.rich_style)
+        if y == 0:
+            return self._header().crop_extend(scrolled.x, scrolled.x + width, self._style("header"))
+        row = scrolled.y + y - 1
+        if row >= len(self.table):
+            return Strip.blank(width, self.rich_style)
+        style = self._style("cursor-row" if row == self.cursor[0] else "other-row" if row % 2 else "row")
+        under = self._style("cursor")
+        cells = [
+            Segment(
+                f" {fitted(text, self._widths[i], right=self._right[i])} ", under if (row, i) == self.cursor else style
+            )
+            for i, text in enumerate(self._texts(row))
+        ]
+        return Strip(cells).crop_extend(scrolled.x, scrolled.x + width, style)
+
+    def _header(self) -> Strip:
+        style = self._style("header")
+        return Strip(
+            [
+                Segment(f" {fitted(name, self._widths[i], right=self._right[i])} ", style)
+                for i, name in enumerate(self.table.column_names)
+            ]
+        )
+
+    def _style(self, part: str) -> Style:
+        return self.get_component_rich_style(f"arrow-table--{part}")
+
+    def _place(self, row: int, column: int) -> None:
+        """The cursor to a cell, and the cell into view."""
+        if not len(self.table):
+            return
+        self.cursor = (
+            min(max(0, row), len(self.table) - 1),
+            min(max(0, column), self.table.num_columns - 1),
+        )
+        row, column = self.cursor
+        left = sum(self._widths[:column]) + 2 * column
+        top = self.scroll_offset.y
+        shown = self.size.height - 1
+        top = row if row < top else row - shown + 1 if row >= top + shown else top
+        across = self.scroll_offset.x
+        end = left + self._widths[column] + 2
+        across = (
+            left
+            if left < across
+            else max(0, min(left, end - self.size.width))
+            if end > across + self.size.width
+            else across
+        )
+        self.scroll_to(across, top, animate=False, force=True)
+        self.refresh()
+
+    def action_move(self, rows: int, columns: int) -> None:
+        self._place(self.cursor[0] + rows, self.cursor[1] + columns)
+
+    def action_leaf(self, way: int) -> None:
+        self._place(self.cursor[0] + way * max(1, self.size.height - 2), self.cursor[1])
+
+    def action_edge(self, way: int) -> None:
+        self._place(0 if way < 0 else len(self.table) - 1, self.cursor[1])
+
+    def action_select(self) -> None:
+        if len(self.table):
+            self.post_message(self.Selected(self, self.table.column_names[self.cursor[1]], self.value))
+
+    def on_click(self, event: events.Click) -> None:
+        if event.y == 0 or not self._widths:
+            return
+        x, column = event.x + self.scroll_offset.x, 0
+        while column < len(self._widths) - 1 and x >= self._widths[column] + 2:
+            x -= self._widths[column] + 2
+            column += 1
+        place = (self.scroll_offset.y + event.y - 1, column)
+        if place == self.cursor:
+            self.action_select()
+        else:
+            self._place(*place)
+
+
+def _is_number(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_decimal(kind))
+
+
+def _text(value: Any) -> str:
+    if value is None:
+        return ""
+    if isinstance(value, bool | str):
+        return one_line(value, _WIDEST + 1) if isinstance(value, str) else str(value).lower()
+    if isinstance(value, Decimal):
+        return number(int(value)) if value == value.to_integral_value() else str(value)
+    if isinstance(value, int | float):
+        return number(value)
+    if isinstance(value, list):
+        head = value if len(value) <= _WIDEST else value[:_WIDEST]
+        return one_line(head, _WIDEST + 1)
+    return one_line(value if isinstance(value, dict) else str(value), _WIDEST + 1)

@@ -1,0 +1,93 @@
+"""Curves of a run as a small picture."""
+
+from __future__ import annotations
+
+from rich.text import Text
+from textual.color import Color
+from textual_plotext import PlotextPlot
+
+from ajet_tools.trace.curves import Panel, thin
+from ajet_tools.trace.progress import compact
+from ajet_tools.trace.text import one_line
+
+__all__ = ["Chart"]
+
+_SIGNS = ("⠒", "•", "x")
+"""Curves differ in their marker too: colour alone is not seen everywhere."""
+_COLORS = ("primary", "success", "warning")
+
+
+class Chart(PlotextPlot):
+    """One panel: its title, the last value of each curve, and the curves below."""
+
+    DEFAULT_CSS = "Chart { padding: 0 1 0 0; }"
+
+    def __init__(self, panel: Panel | None = None) -> None:
+        super().__init__()
+        self.panel = panel
+
+    def show(self, panel: Panel | None) -> None:
+        """Draw another panel, or the same with new points."""
+        if panel != self.panel:
+            self.panel = panel
+            self.refresh()
+
+    def render(self) -> Text:
+        width, height = self.size
+        if self.panel is None or width < 8 or height < 3:
+            return Text("")
+        colors = [Color.parse(self.app.theme_variables.get(name, "#808080")).rgb for name in _COLORS]
+        return Text("\n").join([self._head(colors, width), self._picture(self.panel, colors, width, height - 1)])
+
+    def _head(self, colors: list[tuple[int, int, int]], width: int) -> Text:
+        assert self.panel is not None
+        head = Text(one_line(self.panel.title, width), style="bold", no_wrap=True)
+        for i, curve in enumerate(self.panel.curves):
+            sign = f"{_SIGNS[i % 3]}{curve.label} " if len(self.panel.curves) > 1 else ""
+            head.append(f" {sign}{_short(curve.last)}", style="not bold rgb({},{},{})".format(*colors[i % 3]))
+        head.truncate(width)
+        return head
+
+    def _picture(self, panel: Panel, colors: list[tuple[int, int, int]], width: int, height: int) -> Text:
+        plt = self.plt
+        plt.clear_figure()
+        plt.theme(self._get_plotext_theme_name(self.app.theme))
+        plt.frame(False)
+        plt.plotsize(width, height)
+        plt._set_size(width, height)
+        shown = thin(panel, width)
+        values = [value for curve in shown.curves for _, value in curve.points]
+        steps = [step for curve in shown.curves for step, _ in curve.points]
+        low, high = _room(min(values), max(values))
+        first, last = min(steps), max(steps)
+        plt.ylim(low, high)
+        plt.xlim(first - 0.5 if first == last else first, last + 0.5 if first == last else last)
+        ticks = [low, high] if height < 7 else [low, (low + high) / 2, high]
+        plt.yticks(ticks, [_tick(tick) for tick in ticks])
+        marks = sorted({first, (first + last) // 2, last})
+        plt.xticks([float(mark) for mark in marks], [str(mark) for mark in marks])
+        for i, curve in enumerate(shown.curves):
+            x, y = [step for step, _ in curve.points], [value for _, value in curve.points]
+            if len(x) > 1:
+                plt.plot(x, y, marker="braille", color=colors[i % 3])
+            if i % 3 or len(x) == 1:
+                plt.scatter(x, y, marker=_SIGNS[i % 3] if i % 3 else "•", color=colors[i % 3])
+        return Text.from_ansi(plt.build())
+
+
+def _room(low: float, high: float) -> tuple[float, float]:
+    """The limits of an axis: a flat curve stands in the middle."""
+    if high - low > 1e-9 * max(abs(low), abs(high), 1e-9):
+        return low, high
+    margin = abs(low) * 0.1 or 0.5
+    return low - margin, high + margin
+
+
+def _tick(value: float) -> str:
+    return _short(value).rjust(6)
+
+
+def _short(value: float | None) -> str:
+    if value is None:
+        return ""
+    return compact(value) if abs(value) >= 1000 else f"{value:.3g}"

@@ -1,0 +1,456 @@
+"""A table of any number of rows: only what is on the screen is fetched, measured and drawn."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Protocol
+
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.cache import LRUCache
+from textual.geometry import Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from ajet_sdk.errors import AjetError
+from ajet_tools.tui.widgets.cells import fitted
+
+__all__ = ["Column", "ListingTable", "Rows"]
+
+Row = Mapping[str, Any]
+_PAGE = 100
+_PAGES = 64
+_GUTTER = 5
+"""Cells for the cursor, whether a row is selected, its two marks, and a space."""
+
+
+class Rows(Protocol):
+    """Rows in an order, known by id; what they hold is fetched by page."""
+
+    @property
+    def count(self) -> int: ...
+
+    def ids(self, start: int = 0, stop: int | None = None) -> list[str]: ...
+
+    def position(self, episode_id: str, /) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: `text` of a row is shown in `width` cells, or up to `most` where the screen has room."""
+
+    name: str
+    title: str
+    width: int
+    text: Callable[[Row], str]
+    right: bool = False
+    most: int = 0
+    tone: Callable[[Row], str] | None = None
+    """The row's tone: good, bad, warn, faint or nothing."""
+
+
+class ListingTable(ScrollView, can_focus=True):
+    """A virtualised table over `Rows`: a cursor, a selection and marks, all kept by id and never by position.
+
+    `fetch(rows, offset, limit)` gives a page; it is asked in a worker, one page at a time, for what is on the screen
+    and then for the pages around it. A row that is not there yet is drawn as dots.
+    """
+
+    COMPONENT_CLASSES: ClassVar[set[str]] = {
+        f"listing--{part}" for part in ("header", "cursor", "blurred", "selected", "good", "bad", "warn", "faint")
+    }
+    DEFAULT_CSS = """
+    ListingTable {
+        height: 1fr;
+        background: $surface;
+        overflow-y: scroll;
+        scrollbar-size-vertical: 1;
+        & > .listing--header { text-style: bold; background: $panel; color: $foreground; }
+        & > .listing--cursor { background: $primary; color: $text; text-style: bold; }
+        & > .listing--blurred { background: $primary-muted; color: $text; }
+        & > .listing--selected { background: $secondary-muted; }
+        & > .listing--good { color: $text-success; }
+        & > .listing--bad { color: $text-error; }
+        & > .listing--warn { color: $text-warning; }
+        & > .listing--faint { color: $text-muted; }
+    }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up,k", "move(-1)", "Up", show=False),
+        Binding("down,j", "move(1)", "Down", show=False),
+        Binding("pageup", "page(-1)", "A page up", show=False),
+        Binding("pagedown", "page(1)", "A page down", show=False),
+        Binding("home", "jump(0)", "First", show=False),
+        Binding("end", "jump(-1)", "Last", show=False),
+        Binding("left", "sideways(-1)", "Left", show=False),
+        Binding("right", "sideways(1)", "Right", show=False),
+        Binding("shift+up", "extend(-1)", "Select up", show=False),
+        Binding("shift+down", "extend(1)", "Select down", show=False),
+        Binding("space", "choose", "Select"),
+        Binding("a", "all", "Select all, or none", show=False),
+        Binding("enter", "open", "Open"),
+    ]
+
+    @dataclass
+    class Opened(Message):
+        """A row was chosen, by enter or a double click."""
+
+        id: str
+
+    @dataclass
+    class Moved(Message):
+        """The cursor stands on another row, or the selection changed."""
+
+        cursor: str | None
+
+    class AtTop(Message):
+        """The view was scrolled back to the first row."""
+
+    @dataclass
+    class SortAsked(Message):
+        """A column's title was clicked."""
+
+        column: str
+
+    @dataclass
+    class Failed(Message):
+        """A page could not be read; its rows stay dots until the reader moves."""
+
+        error: AjetError
+
+    def __init__(
+        self,
+        columns: Sequence[Column],
+        fetch: Callable[[Any, int, int], Awaitable[Sequence[Row]]],
+        *,
+        id: str | None = None,
+    ) -> None:
+        super().__init__(id=id)
+        self.columns = tuple(columns)
+        self.fetch = fetch
+        self.rows: Rows | None = None
+        self.cursor = 0
+        self.selected: frozenset[str] = frozenset()
+        self.sorted_by: tuple[str, bool] = ("", False)
+        self._marks: Mapping[str, str] = {}
+        self._pages: LRUCache[int, Sequence[Row]] = LRUCache(_PAGES)
+        self._strips: LRUCache[tuple[Any, ...], Strip] = LRUCache(1024)
+        self._styles: dict[str, Style] = {}
+        self._widths = tuple(column.width for column in self.columns)
+        self._anchor: tuple[int, frozenset[str]] | None = None
+        self._places: Mapping[str, int] | None = None
+        self._fetching = self._failed = False
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self.fetched = 0
+        """How many rows were read so far."""
+
+    # What a screen asks and tells
+
+    @property
+    def count(self) -> int:
+        return self.rows.count if self.rows else 0
+
+    @property
+    def cursor_id(self) -> str | None:
+        """The id of the row under the cursor."""
+        return self.id_at(self.cursor)
+
+    def id_at(self, index: int) -> str | None:
+        if self.rows is None or not 0 <= index < self.rows.count:
+            return None
+        return self.rows.ids(index, index + 1)[0]
+
+    @property
+    def places(self) -> Mapping[str, int]:
+        """Where every row stands, by id: made once for rows, for questions about many of them."""
+        if self._places is None:
+            self._places = {id: at for at, id in enumerate(self.rows.ids())} if self.rows is not None else {}
+        return self._places
+
+    @property
+    def at_top(self) -> bool:
+        return self.scroll_offset.y == 0
+
+    def row(self, index: int) -> Row | None:
+        """A row, if its page is here."""
+        page = self._pages.get(index // _PAGE)
+        return page[index % _PAGE] if page and index % _PAGE < len(page) else None
+
+    def show(self, rows: Rows, *, top: bool = False) -> None:
+        """Show other rows. The cursor stays on its row, and that row where it is on the screen.
+
+        `top`: the view stays at the top, whatever comes there. A row that is gone leaves the cursor at its place.
+        """
+        cursor, first = self.cursor_id, self.scroll_offset.y
+        kept = first <= self.cursor < first + self._visible
+        anchor = self.cursor if kept else first
+        anchor_id = cursor if kept else self.id_at(first)
+        self.rows = rows
+        self._places = None
+        self._pages.clear()
+        self._failed = False
+        self._anchor = None
+        self.cursor = max(0, min(self._place(cursor, self.cursor), rows.count - 1))
+        self._measure()
+        self.scroll_to(y=0 if top else first + self._place(anchor_id, anchor) - anchor, animate=False)
+        self._redraw()
+        self.post_message(self.Moved(self.cursor_id))
+
+    def _place(self, id: str | None, otherwise: int) -> int:
+        found = self.rows.position(id) if self.rows is not None and id is not None else None
+        return otherwise if found is None else found
+
+    def go_to(self, index: int) -> None:
+        """Put the cursor on a row and the row on the screen."""
+        self.cursor = max(0, min(index, self.count - 1))
+        self._failed = False
+        first = self.scroll_offset.y
+        if self.cursor < first:
+            self.scroll_to(y=self.cursor, animate=False)
+        elif self.cursor >= first + self._visible:
+            self.scroll_to(y=self.cursor - self._visible + 1, animate=False)
+        self.refresh()
+        self.post_message(self.Moved(self.cursor_id))
+
+    async def loaded(self) -> None:
+        """Wait until what is on the screen is here, or cannot be read."""
+        await self._idle.wait()
+
+    def mark(self, marks: Mapping[str, str]) -> None:
+        """What stands before each row, two cells wide, by id."""
+        self._marks = dict(marks)
+        self.refresh()
+
+    def select(self, ids: Iterable[str]) -> None:
+        """Select these and no others."""
+        self.selected = frozenset(ids)
+        self.refresh()
+        self.post_message(self.Moved(self.cursor_id))
+
+    def sort_shown(self, column: str, descending: bool) -> None:
+        """Show by what the rows are sorted."""
+        self.sorted_by = (column, descending)
+        self._redraw()
+
+    # Keys and mouse
+
+    def action_move(self, by: int) -> None:
+        self._anchor = None
+        self.go_to(self.cursor + by)
+
+    def action_page(self, by: int) -> None:
+        self._anchor = None
+        self.go_to(self.cursor + by * max(1, self._visible - 1))
+
+    def action_jump(self, to: int) -> None:
+        self._anchor = None
+        self.go_to(to if to >= 0 else self.count - 1)
+
+    def action_sideways(self, by: int) -> None:
+        self.scroll_to(x=self.scroll_offset.x + 8 * by, animate=False)
+
+    def action_extend(self, by: int) -> None:
+        self._extend_to(self.cursor + by)
+
+    def action_choose(self) -> None:
+        if (id := self.cursor_id) is not None:
+            self._anchor = None
+            self.select(self.selected ^ {id})
+
+    def action_all(self) -> None:
+        if self.rows is not None and self.count:
+            every = frozenset(self.places)
+            self.select(frozenset() if every <= self.selected else self.selected | every)
+
+    def action_open(self) -> None:
+        if (id := self.cursor_id) is not None:
+            self.post_message(self.Opened(id))
+
+    def on_click(self, event: events.Click) -> None:
+        at = event.get_content_offset(self)
+        if at is None:
+            return
+        if at.y == 0:
+            if (column := self._column_at(at.x)) is not None:
+                self.post_message(self.SortAsked(column))
+            return
+        index = self.scroll_offset.y + at.y - 1
+        if index >= self.count:
+            return
+        if event.shift:
+            self._extend_to(index)
+            return
+        self._anchor = None
+        self.go_to(index)
+        if event.ctrl or at.x < _GUTTER:
+            self.action_choose()
+        elif event.chain == 2:
+            self.action_open()
+
+    def _extend_to(self, index: int) -> None:
+        if self.rows is None or not self.count:
+            return
+        start, before = self._anchor = self._anchor or (self.cursor, self.selected)
+        self.go_to(index)
+        low, high = min(start, self.cursor), max(start, self.cursor)
+        self.select(before | frozenset(self.rows.ids(low, high + 1)))
+
+    def _column_at(self, x: int) -> str | None:
+        left = _GUTTER - self.scroll_offset.x
+        if x < _GUTTER:
+            return None
+        for column, width in zip(self.columns, self._widths, strict=True):
+            if left <= x < left + width + 1:
+                return column.name
+            left += width + 1
+        return None
+
+    # Measures
+
+    @property
+    def _visible(self) -> int:
+        """How many rows there is room for, below the header."""
+        return max(1, self.scrollable_content_region.height - 1)
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        super().watch_scroll_y(old_value, new_value)
+        if round(old_value) and not round(new_value):
+            self.post_message(self.AtTop())
+
+    def on_resize(self) -> None:
+        self._measure()
+        self._redraw()
+
+    def on_focus(self) -> None:
+        self.refresh()
+
+    def on_blur(self) -> None:
+        self.refresh()
+
+    def notify_style_update(self) -> None:
+        super().notify_style_update()
+        self._styles.clear()
+        self._strips.clear()
+
+    def _measure(self) -> None:
+        """Room is given to the columns that want more, from left to right; where there is none, one scrolls."""
+        widths = [column.width for column in self.columns]
+        spare = self.scrollable_content_region.width - _GUTTER - sum(widths) - len(widths) + 1
+        for i, column in enumerate(self.columns):
+            more = max(0, min(spare, column.most - column.width))
+            widths[i] += more
+            spare -= more
+        self._widths = tuple(widths)
+        total = _GUTTER + sum(widths) + len(widths) - 1
+        self.virtual_size = Size(total, self.count + 1)
+
+    def _redraw(self) -> None:
+        self._strips.clear()
+        self.refresh()
+
+    # Drawing
+
+    def render_line(self, y: int) -> Strip:
+        width, left = self.scrollable_content_region.width, self.scroll_offset.x
+        if y == 0:
+            whole, style = self._header(), self._style("header")
+        else:
+            index = self.scroll_offset.y + y - 1
+            if index >= self.count:
+                return Strip.blank(width, self._style())
+            whole, style = self._line(index)
+        gutter, cells = whole.crop(0, _GUTTER), whole.crop(_GUTTER + left, left + width)
+        return Strip.join([gutter, cells]).adjust_cell_length(width, style)
+
+    def _header(self) -> Strip:
+        style = self._style("header")
+        by, descending = self.sorted_by
+        parts = [Segment(" " * _GUTTER, style)]
+        for column, width in zip(self.columns, self._widths, strict=True):
+            arrow = "" if column.name != by else "↓" if descending else "↑"
+            title = (column.title + arrow)[: width + 1]
+            parts.append(Segment((title.rjust(width) if column.right else title).ljust(width + 1), style))
+        return Strip(parts)
+
+    def _style(self, part: str = "") -> Style:
+        """The style of a part upon the table's own; worked out once for a theme."""
+        if part not in self._styles:
+            upon = self.get_component_rich_style(f"listing--{part}", partial=True) if part else Style.null()
+            self._styles[part] = self.rich_style + upon
+        return self._styles[part]
+
+    def _row_style(self, index: int, id: str | None) -> Style:
+        if index == self.cursor:
+            return self._style("cursor" if self.has_focus else "blurred")
+        return self._style("selected" if id in self.selected else "")
+
+    def _line(self, index: int) -> tuple[Strip, Style]:
+        """A row over all its columns, and what is behind it."""
+        id, row = self.id_at(index), self.row(index)
+        if row is None:
+            self._want()
+        style, mark = self._row_style(index, id), self._marks.get(id or "", "  ")
+        key = (index, row is None, style, mark, id in self.selected)
+        strip = self._strips.get(key)
+        if strip is None:
+            before = f"{'▸' if index == self.cursor else ' '}{'●' if id in self.selected else ' '}{mark} "
+            cells = [
+                cell for column in zip(self.columns, self._widths, strict=True) for cell in self._cell(row, *column)
+            ]
+            strip = self._strips[key] = Strip(
+                [Segment(before, style), *(Segment(text, self._toned(style, tone, index)) for text, tone in cells)]
+            )
+        return strip, style
+
+    @staticmethod
+    def _cell(row: Row | None, column: Column, width: int) -> list[tuple[str, str]]:
+        """What stands in a cell, with its tone, and the space after it."""
+        if row is None:
+            return [(fitted("·" * min(3, width), width, right=column.right), "faint"), (" ", "")]
+        tone = column.tone(row) if column.tone else ""
+        return [(fitted(column.text(row), width, right=column.right), tone), (" ", "")]
+
+    def _toned(self, style: Style, tone: str, index: int) -> Style:
+        """Under the cursor all has one colour, which can be read on it."""
+        if not tone or index == self.cursor:
+            return style
+        return style + Style(color=self._style(tone).color)
+
+    # Pages
+
+    def _want(self) -> None:
+        if not self._fetching and not self._failed and self.is_running:
+            self._fetching = True
+            self._idle.clear()
+            self.run_worker(self._fetch_visible(), group="pages", exit_on_error=True)
+
+    async def _fetch_visible(self) -> None:
+        """Fetch what is on the screen now, however it has moved since; then the pages around it."""
+        try:
+            while (page := self._missing()) is not None:
+                rows = self.rows
+                found = await self.fetch(rows, page * _PAGE, _PAGE)
+                if rows is self.rows:
+                    self._pages[page] = found
+                    self.fetched += len(found)
+                    self.refresh()
+        except AjetError as error:
+            self._failed = True
+            self.post_message(self.Failed(error))
+        finally:
+            self._fetching = False
+            self._idle.set()
+
+    def _missing(self) -> int | None:
+        first, last = self.scroll_offset.y, min(self.count, self.scroll_offset.y + self._visible) - 1
+        if last < first:
+            return None
+        shown = range(first // _PAGE, last // _PAGE + 1)
+        around = [page for page in (shown[-1] + 1, shown[0] - 1) if 0 <= page * _PAGE < self.count]
+        return next((page for page in (*shown, *around) if page not in self._pages), None)

@@ -1,0 +1,112 @@
+"""A text of any size that scrolls: only the lines in sight are made."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from itertools import accumulate
+from typing import ClassVar
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+from textual.binding import Binding, BindingType
+from textual.geometry import Size
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from ajet_tools.trace.text import visible
+from ajet_tools.tui.widgets.cells import steady
+
+__all__ = ["LongText"]
+
+
+class LongText(ScrollView, can_focus=True):
+    """Folds long lines at the window's width. A row holds as many characters as surely fit, wide ones too."""
+
+    DEFAULT_CSS = """
+    LongText { overflow-x: hidden; overflow-y: scroll; }
+    LongText > .long-text--found { background: $warning; color: $background; text-style: bold; }
+    """
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"long-text--found"}
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("space", "page_down", "Page down", show=False),
+    ]
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text = steady(visible(text)).expandtabs(4)
+        self._lines = self.text.split("\n")
+        self._plain = self.text.isascii()
+        self._firsts: list[int] = [0]
+        self._needle: re.Pattern[str] | None = None
+        self._found: list[tuple[int, int]] = []
+        """Line and column of each place of the searched text."""
+        self._at = -1
+
+    def on_resize(self) -> None:
+        self._fold()
+
+    @property
+    def _width(self) -> int:
+        """Characters of a row."""
+        room = max(4, self.scrollable_content_region.width)
+        return room if self._plain else room // 2
+
+    def _fold(self) -> None:
+        line = self._row(self.scroll_offset.y)[0]
+        width = self._width
+        self._firsts = [0, *accumulate(max(1, -(-len(text) // width)) for text in self._lines)]
+        self.virtual_size = Size(self.size.width, self._firsts[-1])
+        self.scroll_to(y=self._firsts[line], animate=False, force=True)
+        self.refresh()
+
+    def _row(self, row: int) -> tuple[int, int]:
+        """The line that a row is of, and which of its rows."""
+        line = max(0, min(bisect_right(self._firsts, row) - 1, len(self._lines) - 1))
+        return line, row - self._firsts[line]
+
+    def look_for(self, needle: str) -> int:
+        """Find a text, whatever its case, and go to its first place from here on; how many there are."""
+        self._needle = re.compile(re.escape(needle), re.IGNORECASE) if needle else None
+        self._found = []
+        if self._needle:
+            for number, line in enumerate(self._lines):
+                self._found += [(number, match.start()) for match in self._needle.finditer(line)]
+        here = self._row(self.scroll_offset.y)[0]
+        self._at = next((n for n, (line, _) in enumerate(self._found) if line >= here), 0) - 1
+        self.go(1)
+        return len(self._found)
+
+    def go(self, by: int) -> None:
+        """To the next place of the searched text, or the one before."""
+        if self._found:
+            self._at = (self._at + by) % len(self._found)
+            line, column = self._found[self._at]
+            row = self._firsts[min(line, len(self._firsts) - 1)] + column // self._width
+            if not self.scroll_offset.y <= row < self.scroll_offset.y + self.size.height:
+                self.scroll_to(y=max(0, row - self.size.height // 3), animate=False, force=True)
+        self.refresh()
+
+    def render_line(self, y: int) -> Strip:
+        row, width = y + self.scroll_offset.y, self.size.width
+        if row >= self._firsts[-1]:
+            return Strip.blank(width, self.rich_style)
+        line, part = self._row(row)
+        start = part * self._width
+        strip = self._strip(self._lines[line], start, start + self._width)
+        return strip.apply_style(self.rich_style).crop_extend(0, width, self.rich_style)
+
+    def _strip(self, line: str, start: int, end: int) -> Strip:
+        """A piece of a line, with the places of the searched text in it marked."""
+        segments, at = list[Segment](), start
+        found = self.get_component_rich_style("long-text--found")
+        reach = 0 if self._needle is None else len(self._needle.pattern)
+        places = self._needle.finditer(line, max(0, start - reach), end + reach) if self._needle else ()
+        for match in places:
+            first, last = max(at, match.start()), min(end, match.end())
+            if first < last:
+                segments += [Segment(line[at:first], Style.null()), Segment(line[first:last], found)]
+                at = last
+        segments.append(Segment(line[at:end], Style.null()))
+        return Strip(segments, cell_len(line[start:end]))

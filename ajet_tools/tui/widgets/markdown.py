@@ -1,0 +1,152 @@
+"""Markdown of a model's as something that a terminal may show: laid out to be read, and nothing of it lost.
+
+Links, images, HTML, entities and escapes stay as they were written, for what a reader looks for in a trace is what the
+model wrote. Marks inside words stay too: in `2*3*4` they are no emphasis.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from typing import ClassVar
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.markdown import CodeBlock, Heading, ListItem, Markdown, MarkdownElement
+from rich.padding import Padding
+from rich.segment import Segment
+from rich.text import Text
+from rich.theme import Theme
+
+__all__ = ["MARKDOWN_THEME", "SafeMarkdown", "readable"]
+
+MARKDOWN_THEME = Theme(
+    {
+        "markdown.h1": "bold underline",
+        "markdown.h2": "bold underline",
+        "markdown.h3": "bold",
+        "markdown.h4": "bold",
+        "markdown.h5": "italic",
+        "markdown.h6": "italic",
+        "markdown.code": "cyan",
+        "markdown.code_block": "cyan",
+        "markdown.block_quote": "italic",
+        "markdown.item.bullet": "bold",
+        "markdown.hr": "dim",
+        "markdown.table.border": "dim",
+        "markdown.table.header": "bold",
+    }
+)
+_AS_WRITTEN = ["link", "image", "autolink", "html_inline", "html_block", "entity", "escape", "reference", "lheading"]
+_MARKED = re.compile(r"[*_`#>|~]|^\s*(?:[-+]|\d{1,9}[.)])\s|^(?: {4}|\t)|^-{3,}\s*$", re.MULTILINE)
+
+
+def readable(text: str) -> RenderableType:
+    """A text as Markdown, or as it is where nothing in it is marked. Control characters are spelled out before."""
+    return _Readable(text) if _MARKED.search(text) else Text(text)
+
+
+class _Readable:
+    """Markdown that shows every letter and digit of its text; where laying it out would lose one, the text as it is."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        lines = console.render_lines(SafeMarkdown(self.text), options, pad=False)
+        shown = Counter(c for line in lines for segment in line for c in segment.text if c.isalnum())
+        if shown != Counter(c for c in self.text if c.isalnum()):
+            yield Text(self.text)
+            return
+        filled = [n for n, line in enumerate(lines) if any(segment.text.strip() for segment in line)]
+        for line in lines[filled[0] : filled[-1] + 1] if filled else ():
+            yield from line
+            yield Segment.line()
+
+
+class _Heading(Heading):
+    """A heading on the left."""
+
+    LEVEL_ALIGN = {f"h{level}": "left" for level in range(1, 7)}
+
+
+class _Code(CodeBlock):
+    """Code as it was written, set in, below the name of its language."""
+
+    @classmethod
+    def create(cls, markdown: Markdown, token: Token) -> _Code:
+        return cls(token.info.strip(), "")
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        name = f"{self.lexer_name}\n" if self.lexer_name else ""
+        shown = Text.assemble((name, "dim"), (str(self.text).rstrip("\n"), console.get_style("markdown.code_block")))
+        yield Padding(shown, (0, 0, 0, 2))
+
+
+class _Item(ListItem):
+    """An item of a list, with the number that was written."""
+
+    def __init__(self, number: str) -> None:
+        super().__init__()
+        self.number = number
+
+    @classmethod
+    def create(cls, markdown: Markdown, token: Token) -> _Item:
+        return cls(f"{token.info}{token.markup} " if token.info else "")
+
+    def render_bullet(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        return self._render(console, options, " • ")
+
+    def render_number(self, console: Console, options: ConsoleOptions, number: int, last_number: int) -> RenderResult:
+        return self._render(console, options, self.number.rjust(len(str(last_number)) + 2))
+
+    def _render(self, console: Console, options: ConsoleOptions, mark: str) -> RenderResult:
+        room = options.update(width=max(1, options.max_width - len(mark)))
+        lines = console.render_lines(self.elements, room, style=self.style, pad=False)
+        for n, line in enumerate(lines or [[]]):
+            yield Segment(" " * len(mark)) if n else Segment(mark, console.get_style("markdown.item.bullet"))
+            yield from line
+            yield Segment.line()
+
+
+class SafeMarkdown(Markdown):
+    """Rich's Markdown without what it would leave out, follow or load."""
+
+    elements: ClassVar[dict[str, type[MarkdownElement]]] = {
+        **Markdown.elements,
+        "heading_open": _Heading,
+        "list_item_open": _Item,
+        "fence": _Code,
+        "code_block": _Code,
+    }
+
+    def __init__(self, text: str) -> None:
+        super().__init__("", hyperlinks=False)
+        self.markup = text
+        self.parsed = MarkdownIt("commonmark").enable("table").disable(_AS_WRITTEN).parse(text)
+        for token in self.parsed:
+            if token.children:
+                token.children = _faithful(token.children)
+
+
+def _faithful(tokens: Sequence[Token]) -> list[Token]:
+    """Line breaks as they were written, and the marks of emphasis kept inside words."""
+    found: list[Token] = []
+    kept: list[bool] = []
+    before = ""
+    for token in tokens:
+        marks = token.type in ("em_open", "strong_open", "em_close", "strong_close")
+        if token.nesting == 1 and marks:
+            kept.append(before[-1:].isalnum())
+        if token.type == "softbreak":
+            token.type = "hardbreak"
+        if marks and kept and kept[-1]:
+            found.append(Token("text", "", 0, content=token.markup))
+        else:
+            found.append(token)
+        if token.nesting == -1 and marks:
+            kept.pop()
+        before = token.content or before if token.type in ("text", "code_inline") else "" if not marks else before
+    return found

@@ -1,0 +1,296 @@
+"""A conversation of any length: only what is seen is laid out, and the reader's place stays while it grows.
+
+The height of a block is guessed until it is near the window and laid out then; what is above the window may turn out
+higher or lower, so the place is kept by block and line, and the scroll position follows.
+"""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections import OrderedDict
+from collections.abc import Sequence
+from itertools import accumulate
+from typing import Any, ClassVar
+
+from rich.cells import cell_len
+from rich.segment import Segment
+from rich.style import Style
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.geometry import Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from ajet_tools.tui.widgets.blocks import Block
+from ajet_tools.tui.widgets.markdown import MARKDOWN_THEME
+
+__all__ = ["Messages"]
+
+_GUTTER = 2
+_KEPT = 400
+"""Blocks whose layout is remembered."""
+
+
+class Messages(ScrollView, can_focus=True):
+    """Blocks one below the other, one of them chosen."""
+
+    DEFAULT_CSS = """
+    Messages { overflow-x: hidden; overflow-y: scroll; }
+    Messages > .messages--chosen { color: $accent; text-style: bold; }
+    Messages > .messages--found { background: $warning; color: $background; text-style: bold; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("home", "first", "First message", show=False),
+        Binding("end", "last", "Last message", show=False),
+        Binding("ctrl+d", "page_down", "Page down", show=False),
+        Binding("ctrl+u", "page_up", "Page up", show=False),
+    ]
+    COMPONENT_CLASSES: ClassVar[set[str]] = {"messages--chosen", "messages--found"}
+
+    class Moved(Message):
+        """Another block is the chosen one."""
+
+        def __init__(self, block: Block) -> None:
+            super().__init__()
+            self.block = block
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.blocks: Sequence[Block] = ()
+        self.cursor = 0
+        self.markdown = True
+        self._unfolded: set[str] = set()
+        self._all_unfolded = False
+        self._needle: re.Pattern[str] | None = None
+        self._heights: list[int] = []
+        self._exact: set[int] = set()
+        self._starts: list[int] = [0]
+        self._laid_out: OrderedDict[tuple[str, int, bool, bool, int], list[Strip]] = OrderedDict()
+        self._settling = False
+
+    @property
+    def chosen(self) -> Block | None:
+        """The block that keys act on."""
+        return self.blocks[self.cursor] if self.cursor < len(self.blocks) else None
+
+    def show(self, blocks: Sequence[Block], *, stay: bool = True) -> None:
+        """Show other blocks; with `stay` the place and the choice are kept where those blocks still are."""
+        top, offset = self._place()
+        kept = {block.key: n for n, block in enumerate(blocks)}
+        top_key = self.blocks[top].key if stay and top < len(self.blocks) else None
+        chosen = self.chosen.key if stay and self.chosen else None
+        self.blocks = blocks
+        self.cursor = kept.get(chosen, 0) if chosen else 0
+        self._guess()
+        self._go(kept.get(top_key, 0) if top_key else 0, offset if top_key in kept else 0)
+
+    def choose(self, block: int, *, top: bool = False, tell: bool = True) -> None:
+        """Make a block the chosen one and bring it into sight; with `top`, to the upper edge."""
+        if not self.blocks:
+            return
+        self.cursor = max(0, min(block, len(self.blocks) - 1))
+        for n in range(max(0, self.cursor - 1), self.cursor + 1):
+            self._measure(n)
+        start, end = self._starts[self.cursor], self._starts[self.cursor + 1]
+        above, below = self.scroll_offset.y, self.scroll_offset.y + self._page
+        if top or start < above or end > below:
+            self._go(self.cursor, 0)
+        self.refresh()
+        if tell:
+            self.post_message(self.Moved(self.blocks[self.cursor]))
+
+    def choose_key(self, key: str, *, top: bool = True) -> bool:
+        """Choose the block of that key; False where there is none."""
+        found = next((n for n, block in enumerate(self.blocks) if block.key == key), None)
+        if found is not None:
+            self.choose(found, top=top)
+        return found is not None
+
+    def look_for(self, needle: str) -> None:
+        """Show every place of a text, whatever its case; an empty one: none."""
+        self._needle = re.compile(re.escape(needle), re.IGNORECASE) if needle else None
+        self.refresh()
+
+    def fold(self, *, everything: bool = False, unfold: bool | None = None) -> None:
+        """Fold or unfold the reasoning of the chosen block, or of all."""
+        block = self.chosen
+        if everything:
+            self._all_unfolded = not self._all_unfolded
+            self._unfolded.clear()
+        elif block is not None and block.reasons:
+            open_now = block.key in self._unfolded
+            if unfold is None or unfold != open_now:
+                self._unfolded ^= {block.key}
+        self._again()
+
+    def show_markdown(self, markdown: bool) -> None:
+        """Lay Markdown out, or show it as it was written."""
+        self.markdown = markdown
+        self._again()
+
+    def _again(self) -> None:
+        """Lay out anew, the chosen block or the upper edge staying where it is."""
+        top, offset = self._place()
+        self._guess()
+        self._go(top, offset)
+
+    # Heights and places
+
+    @property
+    def _page(self) -> int:
+        return max(1, self.scrollable_content_region.height)
+
+    @property
+    def _room(self) -> int:
+        return max(8, self.scrollable_content_region.width - _GUTTER - 1)
+
+    def _guess(self) -> None:
+        room = self._room
+        self._exact.clear()
+        self._heights = [block.lines(room) for block in self.blocks]
+        self._sum()
+
+    def _sum(self) -> None:
+        self._starts = [0, *accumulate(self._heights)]
+
+    def _measure(self, n: int) -> bool:
+        """Make the height of a block exact; whether it changed."""
+        if n in self._exact:
+            return False
+        self._exact.add(n)
+        height = len(self._strips(n))
+        changed, self._heights[n] = height != self._heights[n], height
+        if changed:
+            self._sum()
+        return changed
+
+    def _place(self) -> tuple[int, int]:
+        """The block at the upper edge, and which of its lines."""
+        return self._at(self.scroll_offset.y)
+
+    def _at(self, line: int) -> tuple[int, int]:
+        n = max(0, min(bisect_right(self._starts, line) - 1, len(self.blocks) - 1))
+        return n, line - self._starts[n]
+
+    def _go(self, block: int, offset: int) -> None:
+        """Put a line of a block at the upper edge: what is about the window is measured first."""
+        if not self.blocks or self.size.width == 0:
+            self.virtual_size = Size(self.size.width, 0)
+            self.refresh()
+            return
+        self._measure(block)
+        offset = max(0, min(offset, self._heights[block] - 1))
+        n, seen = block, -offset
+        while n < len(self.blocks) and seen < 2 * self._page:
+            self._measure(n)
+            seen += self._heights[n]
+            n += 1
+        n, seen = block - 1, 0
+        while n >= 0 and seen < self._page:
+            self._measure(n)
+            seen += self._heights[n]
+            n -= 1
+        self._settling = True
+        try:
+            self.virtual_size = Size(self.size.width, self._starts[-1])
+            self.scroll_to(y=self._starts[block] + offset, force=True)
+        finally:
+            self._settling = False
+        self.refresh()
+
+    def scroll_to(self, x: float | None = None, y: float | None = None, **options: Any) -> None:
+        """Scroll at once: an animation would run after a place that has moved since."""
+        super().scroll_to(x, y, **{**options, "animate": False})
+
+    def watch_scroll_y(self, old_value: float, new_value: float) -> None:
+        super().watch_scroll_y(old_value, new_value)
+        if not self._settling and self.blocks and round(old_value) != round(new_value):
+            self._go(*self._place())
+            self._choose_seen()
+
+    def _choose_seen(self) -> None:
+        """Where the chosen block has left the window, the first one that begins there takes its place."""
+        above, below = self.scroll_offset.y, self.scroll_offset.y + self._page
+        if self._starts[self.cursor] < below and self._starts[self.cursor + 1] - 1 > above:
+            return
+        n, offset = self._place()
+        if offset and n + 1 < len(self.blocks) and self._starts[n + 1] < below:
+            n += 1
+        self.cursor = n
+        self.post_message(self.Moved(self.blocks[n]))
+
+    def on_resize(self, event: events.Resize) -> None:
+        self._again()
+
+    def action_first(self) -> None:
+        self.choose(0, top=True)
+
+    def action_last(self) -> None:
+        """To the very end, the last lines at the lower edge."""
+        n, seen = len(self.blocks) - 1, 0
+        while n >= 0 and seen < self._page:
+            self._measure(n)
+            seen += self._heights[n]
+            n -= 1
+        self._go(*self._at(max(0, self._starts[-1] - self._page)))
+        self.cursor = max(0, len(self.blocks) - 1)
+        if self.blocks:
+            self.post_message(self.Moved(self.blocks[self.cursor]))
+
+    def on_click(self, event: events.Click) -> None:
+        line = event.y + self.scroll_offset.y
+        if self.blocks and line < self._starts[-1]:
+            self.cursor = self._at(line)[0]
+            self.refresh()
+            self.post_message(self.Moved(self.blocks[self.cursor]))
+
+    # Drawing
+
+    def _strips(self, n: int) -> list[Strip]:
+        """The lines of a block."""
+        block = self.blocks[n]
+        unfolded = self._all_unfolded != (block.key in self._unfolded)
+        key = (block.key, self._room, self.markdown, unfolded, hash((block.title, block.facts, block.parts)))
+        found = self._laid_out.get(key)
+        if found is None:
+            console = self.app.console
+            with console.use_theme(MARKDOWN_THEME):
+                options = console.options.update(width=self._room, height=None, highlight=False, markup=False)
+                made = block.render(markdown=self.markdown, unfolded=unfolded)
+                found = [Strip(line) for line in console.render_lines(made, options, pad=False)]
+            self._laid_out[key] = found
+            if len(self._laid_out) > _KEPT:
+                self._laid_out.popitem(last=False)
+        else:
+            self._laid_out.move_to_end(key)
+        return found
+
+    def render_line(self, y: int) -> Strip:
+        line, width = y + self.scroll_offset.y, self.size.width
+        if not self.blocks or line >= self._starts[-1]:
+            return Strip.blank(width, self.rich_style)
+        n, offset = self._at(line)
+        strips = self._strips(n)
+        strip = strips[offset] if offset < len(strips) else Strip.blank(0)
+        if self._needle:
+            strip = self._with_found(strip, self._needle)
+        gutter = Strip.blank(_GUTTER)
+        if n == self.cursor and offset + 1 < len(strips):
+            gutter = Strip([Segment("▌ ", self.get_component_rich_style("messages--chosen"))], _GUTTER)
+        return Strip.join([gutter, strip]).apply_style(self.rich_style).crop_extend(0, width, self.rich_style)
+
+    def _with_found(self, strip: Strip, needle: re.Pattern[str]) -> Strip:
+        """The line with the places of the searched text marked."""
+        text = strip.text
+        cuts = [cell_len(text[:place]) for match in needle.finditer(text) for place in match.span()]
+        if not cuts:
+            return strip
+        found = self.get_component_rich_style("messages--found")
+        pieces = strip.divide([*cuts, strip.cell_length])
+        return Strip.join(_marked(piece, found) if n % 2 else piece for n, piece in enumerate(pieces))
+
+
+def _marked(strip: Strip, style: Style) -> Strip:
+    return Strip([Segment(segment.text, (segment.style or Style.null()) + style) for segment in strip])

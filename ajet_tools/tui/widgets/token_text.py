@@ -1,0 +1,306 @@
+"""A timeline as wrapped text, each token in the colour and the marks of a value; a cursor goes from token to token."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.binding import Binding, BindingType
+from textual.cache import LRUCache
+from textual.events import Click
+from textual.geometry import Region, Size
+from textual.message import Message
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from ajet_tools.trace.shades import Shade, shade
+from ajet_tools.trace.token_layout import FORK, Layout, labels, lay_out
+from ajet_tools.trace.token_view import TokenView
+
+__all__ = ["TokenText", "tones"]
+
+_DARK: Mapping[str, str] = {
+    "prompt": "",
+    "unknown": "on #3a3a3a",
+    "trained": "on #14532d",
+    "held": "on #1e3a5f",
+    "left": "on #6b2a2a",
+    "context": "on #3f3a16",
+    "low2": "on #8b1e1e",
+    "low1": "on #55261f",
+    "mid": "on #3a3a3a",
+    "high1": "on #1d4427",
+    "high2": "on #137333",
+    "scale0": "on #262c33",
+    "scale1": "on #2b4a2f",
+    "scale2": "on #5a5316",
+    "scale3": "on #7a4310",
+    "scale4": "on #92201f",
+}
+_LIGHT: Mapping[str, str] = {
+    "prompt": "",
+    "unknown": "on #dddddd",
+    "trained": "on #b7e4c3",
+    "held": "on #bcd7f5",
+    "left": "on #f6c1bd",
+    "context": "on #efe6ac",
+    "low2": "on #f08a82",
+    "low1": "on #f8d0cb",
+    "mid": "on #dddddd",
+    "high1": "on #cdeed4",
+    "high2": "on #7fd393",
+    "scale0": "on #e6ebf0",
+    "scale1": "on #d3edc9",
+    "scale2": "on #f3e69a",
+    "scale3": "on #f6c58a",
+    "scale4": "on #f19a94",
+}
+_MARKS: Mapping[str, str] = {
+    "prompt": "",
+    "unknown": "italic",
+    "trained": "underline",
+    "held": "bold",
+    "left": "strike",
+    "context": "italic",
+    "low2": "reverse",
+    "low1": "strike",
+    "mid": "",
+    "high1": "underline",
+    "high2": "bold underline",
+    "scale0": "",
+    "scale1": "underline",
+    "scale2": "bold",
+    "scale3": "bold underline",
+    "scale4": "reverse",
+}
+"""What tells the tones apart where there is no colour."""
+_CURSOR = "bold black on #ffd75f"
+_CURSOR_PLAIN = "bold reverse underline"
+_MATCH = "black on #87d7ff"
+_GUTTER = 7
+
+
+def tones(dark: bool, colour: bool) -> dict[str, Style]:
+    """The style of each tone of a shading. What may not be taken for trained text is dim."""
+    told = _DARK if dark else _LIGHT
+    styles = {name: Style.parse(f"{told[name] if colour else _MARKS[name]} not dim") for name in _MARKS}
+    return styles | {"prompt": Style.parse("dim")}
+
+
+class TokenText(ScrollView, can_focus=True):
+    """The tokens of one timeline."""
+
+    DEFAULT_CSS = """
+    TokenText { height: 1fr; background: $background; color: $foreground; overflow-x: hidden; overflow-y: scroll; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("left", "by_token(-1)", "Token before", show=False),
+        Binding("right", "by_token(1)", "Next token", show=False),
+        Binding("up", "by_line(-1)", "Line up", show=False),
+        Binding("down", "by_line(1)", "Line down", show=False),
+        Binding("pageup", "by_page(-1)", "Page up", show=False),
+        Binding("pagedown,space", "by_page(1)", "Page down", show=False),
+        Binding("home", "line_start", "Start of the line", show=False),
+        Binding("end", "line_end", "End of the line", show=False),
+        Binding("ctrl+home", "to(0)", "First token", show=False),
+        Binding("ctrl+end", "to(-1)", "Last token", show=False),
+    ]
+
+    class Moved(Message):
+        """The cursor is on another token."""
+
+        def __init__(self, token: int) -> None:
+            super().__init__()
+            self.token = token
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self.view: TokenView | None = None
+        self.shade: Shade | None = None
+        self.cursor = 0
+        self._shading = "mask"
+        self._labels: list[str] = []
+        self._layout: Layout | None = None
+        self._forks: frozenset[int] = frozenset()
+        self._matches: frozenset[int] = frozenset()
+        self._strips: LRUCache[int, Strip] = LRUCache(512)
+        self._tones: dict[str, Style] = {}
+        self._goal: int | None = None
+
+    @property
+    def layout_shown(self) -> Layout | None:
+        """The lines as they stand; None before the first timeline."""
+        return self._layout
+
+    @property
+    def shading(self) -> str:
+        return self._shading
+
+    def show(self, view: TokenView, cursor: int = 0) -> None:
+        """Put up a timeline, with the cursor on a token."""
+        self.view = view
+        self._labels = labels(view)
+        self._forks = frozenset(fork.at for fork in view.forks)
+        self._matches = frozenset()
+        self._lay_out()
+        self.shade_by(self._shading)
+        self.move(cursor)
+
+    def update_view(self, view: TokenView) -> None:
+        """Put up what is now known of the timeline that is up; the cursor and what is in sight stay."""
+        if self.view is None or len(view) != len(self.view):
+            seen = self.scroll_offset.y
+            self.show(view, min(self.cursor, len(view) - 1))
+            self.scroll_to(y=seen, animate=False, force=True)
+            return
+        self.view = view
+        self.shade_by(self._shading)
+
+    def shade_by(self, name: str) -> None:
+        """Colour the tokens by another value."""
+        self._shading = name
+        if self.view is not None:
+            self.shade = shade(self.view, name)
+        self._repaint()
+
+    def mark(self, tokens: frozenset[int]) -> None:
+        """Show tokens as matches of a search."""
+        self._matches = tokens
+        self._repaint()
+
+    def move(self, token: int) -> None:
+        """Put the cursor on a token (the last one where it is -1) and bring it into sight."""
+        if self.view is None or self._layout is None or not len(self.view):
+            return
+        self._strips.clear()
+        size = len(self.view)
+        self.cursor = size - 1 if token < 0 or token >= size else token
+        self._goal = None
+        self._show_cursor()
+        self.refresh()
+        self.post_message(self.Moved(self.cursor))
+
+    def _show_cursor(self) -> None:
+        """Bring the cursor's line into sight."""
+        if self._layout is not None and self.view is not None and len(self.view):
+            line = int(self._layout.line_of[self._holder])
+            self.scroll_to_region(Region(0, line, 1, 1), animate=False, force=True)
+
+    @property
+    def _holder(self) -> int:
+        """The token that shows the character which the cursor's token goes on with."""
+        assert self.view is not None
+        return self.view.spelled.holder(self.cursor) if self.view.spelled else self.cursor
+
+    def _lay_out(self) -> None:
+        width = self.scrollable_content_region.width - _GUTTER
+        if self.view is None or width < 1:
+            return
+        self._layout = lay_out(self._labels, width, self._forks)
+        self.virtual_size = Size(width + _GUTTER, len(self._layout.lines))
+        self._repaint()
+
+    def _repaint(self) -> None:
+        app = self.app
+        self._tones = tones(app.current_theme.dark, not app.no_color)
+        self._strips.clear()
+        self.refresh()
+
+    def on_mount(self) -> None:
+        self.app.theme_changed_signal.subscribe(self, lambda _: self._repaint())
+
+    def on_resize(self) -> None:
+        width = self.scrollable_content_region.width - _GUTTER
+        if self._layout is None or self._layout.width != width:
+            self._lay_out()
+        self._show_cursor()
+
+    def on_click(self, event: Click) -> None:
+        if self._layout is None:
+            return
+        line = event.y + self.scroll_offset.y
+        if 0 <= line < len(self._layout.lines):
+            self.move(self._layout.token_at(line, max(0, event.x - _GUTTER)))
+
+    def action_by_token(self, step: int) -> None:
+        if self.view is not None:
+            self.move(max(0, min(len(self.view) - 1, self.cursor + step)))
+
+    def action_by_line(self, step: int) -> None:
+        if self._layout is None:
+            return
+        holder = self._holder
+        goal = self._layout.cell_of(holder) if self._goal is None else self._goal
+        line = int(self._layout.line_of[holder]) + step
+        if 0 <= line < len(self._layout.lines):
+            token = self._layout.token_at(line, goal)
+            if token == holder:  # one token fills several lines
+                token = max(0, min(len(self._labels) - 1, token + step))
+            self.move(token)
+            self._goal = goal
+
+    def action_by_page(self, step: int) -> None:
+        if self._layout is None:
+            return
+        goal = self._layout.cell_of(self._holder) if self._goal is None else self._goal
+        page = max(1, self.scrollable_content_region.height - 1)
+        line = int(self._layout.line_of[self._holder]) + step * page
+        self.move(self._layout.token_at(max(0, min(len(self._layout.lines) - 1, line)), goal))
+        self._goal = goal
+
+    def action_line_start(self) -> None:
+        if self._layout is not None:
+            self.move(self._layout.first_in(int(self._layout.line_of[self._holder])))
+
+    def action_line_end(self) -> None:
+        if self._layout is not None:
+            self.move(self._layout.last_in(int(self._layout.line_of[self._holder])))
+
+    def action_to(self, token: int) -> None:
+        self.move(token)
+
+    def render_line(self, y: int) -> Strip:
+        width = self.size.width
+        line = y + self.scroll_offset.y
+        if self._layout is None or self.view is None or line >= len(self._layout.lines):
+            return Strip.blank(width, self.rich_style)
+        strip = self._strips.get(line)
+        if strip is None:
+            strip = self._strips[line] = self._line(line)
+        return strip.adjust_cell_length(width, self.rich_style).apply_style(self.rich_style)
+
+    def _line(self, line: int) -> Strip:
+        assert self._layout is not None and self.view is not None and self.shade is not None
+        pieces, levels, codes = self._layout.lines[line], self.shade.levels, self.shade.of
+        holder = self._holder
+        segments = [self._gutter(line, any(token == holder for token, _, _ in pieces))]
+        run: list[str] = []
+        run_style = Style.null()
+        plain_cursor = self.app.no_color
+        for token, text, _ in pieces:
+            if token == holder:
+                style = Style.parse(_CURSOR_PLAIN if plain_cursor else _CURSOR)
+            elif token in self._matches:
+                style = Style.parse("bold reverse" if plain_cursor else _MATCH)
+            else:
+                style = self._tones[levels[codes[token]].tone]
+            if style is not run_style and run:
+                segments.append(Segment("".join(run), run_style))
+                run = []
+            run_style = style
+            if token in self._forks and text.startswith(FORK):
+                segments += [Segment("".join(run), run_style), Segment(FORK, Style(bold=True, color="magenta"))]
+                run, text = [], text[1:]
+            run.append(text)
+        segments.append(Segment("".join(run), run_style))
+        return Strip([segment for segment in segments if segment.text])
+
+    def _gutter(self, line: int, here: bool) -> Segment:
+        """The position of a line's first token, where one begins in it."""
+        assert self._layout is not None
+        first, pieces = self._layout.firsts[line], self._layout.lines[line]
+        begins = bool(pieces) and pieces[-1][0] >= first
+        label = f"{first}" if begins else ""
+        return Segment(f"{label:>{_GUTTER - 1}}{'▸' if here else ' '}", Style(dim=not here, bold=here))

@@ -1,0 +1,163 @@
+"""The tree of an episode's calls: timelines, forks, and the call that is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import ClassVar
+
+from rich.text import Text
+from textual import events
+from textual.binding import Binding, BindingType
+from textual.geometry import Region, Size
+from textual.message import Message
+from textual.reactive import reactive
+from textual.scroll_view import ScrollView
+from textual.strip import Strip
+
+from ajet_tools.trace.episode_tree import Branch, TreeRow
+from ajet_tools.trace.messages import gist
+from ajet_tools.trace.render import number
+from ajet_tools.trace.story import Story
+from ajet_tools.trace.text import one_line
+from ajet_tools.tui.widgets.blocks import heading, tokens_of
+from ajet_tools.tui.widgets.cells import steady
+
+__all__ = ["CallTree"]
+
+_DEEPEST = 6
+_OUTCOMES = {"trained": "green", "failed": "red", "undelivered": "yellow", "stale": "yellow", "truncated": "yellow"}
+
+
+class CallTree(ScrollView, can_focus=True):
+    """One line for the episode, one for each timeline, one for each call."""
+
+    DEFAULT_CSS = """
+    CallTree { overflow-x: hidden; }
+    CallTree:focus { background-tint: $foreground 4%; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("up", "move(-1)", "Line up", show=False),
+        Binding("down", "move(1)", "Line down", show=False),
+        Binding("pageup", "page(-1)", "Page up", show=False),
+        Binding("pagedown", "page(1)", "Page down", show=False),
+        Binding("home", "edge(0)", "First line", show=False),
+        Binding("end", "edge(-1)", "Last line", show=False),
+        Binding("enter", "choose", "Read it", show=False),
+    ]
+    cursor: reactive[int] = reactive(0)
+
+    class Chosen(Message):
+        """The cursor came to a line: of the episode (no branch), a branch (no call) or a call."""
+
+        def __init__(self, branch: int | None, call_id: str | None, read: bool = False) -> None:
+            super().__init__()
+            self.branch = branch
+            self.call_id = call_id
+            self.read = read
+
+    def __init__(self, *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._story: Story | None = None
+        self._rows: Sequence[TreeRow | None] = (None,)
+        self._place: dict[str, int] = {}
+        self._begins: dict[str, str] = {}
+        """How each reply begins, once it has been seen."""
+
+    def show(self, story: Story) -> None:
+        """Show an episode, or the same one grown; the cursor stays on its line."""
+        at = self._rows[self.cursor] if self.cursor < len(self._rows) else None
+        self._story = story
+        self._rows = (None, *story.tree.rows())
+        self._place = {row.call_id: n for n, row in enumerate(self._rows) if row and row.call_id}
+        self.virtual_size = Size(self.size.width, len(self._rows))
+        if at is not None:
+            heads = (n for n, row in enumerate(self._rows) if row and (row.branch, row.call_id) == (at.branch, None))
+            place = self._place.get(at.call_id) if at.call_id else next(heads, None)
+            self.set_reactive(CallTree.cursor, min(self.cursor, len(self._rows) - 1) if place is None else place)
+        self.refresh(layout=True)
+
+    def point_at(self, call_id: str | None) -> None:
+        """Put the cursor on a call (None: on the episode) without a word to anyone."""
+        row = self._place.get(call_id, 0) if call_id else 0
+        if row != self.cursor:
+            self.set_reactive(CallTree.cursor, row)
+            self._reveal()
+            self.refresh()
+
+    def _choose(self, row: int, read: bool = False) -> None:
+        row = max(0, min(row, len(self._rows) - 1))
+        self.cursor = row
+        at = self._rows[row]
+        self.post_message(self.Chosen(at.branch if at else None, at.call_id if at else None, read))
+
+    def watch_cursor(self) -> None:
+        self._reveal()
+        self.refresh()
+
+    def _reveal(self) -> None:
+        self.scroll_to_region(Region(0, self.cursor, 1, 1), animate=False, force=True)
+
+    def action_move(self, by: int) -> None:
+        self._choose(self.cursor + by)
+
+    def action_page(self, by: int) -> None:
+        self._choose(self.cursor + by * max(1, self.size.height - 1))
+
+    def action_edge(self, row: int) -> None:
+        self._choose(row % len(self._rows))
+
+    def action_choose(self) -> None:
+        self._choose(self.cursor, read=True)
+
+    def on_click(self, event: events.Click) -> None:
+        row = event.y + self.scroll_offset.y
+        if row < len(self._rows):
+            self._choose(row)
+
+    def render_line(self, y: int) -> Strip:
+        row, width = y + self.scroll_offset.y, self.size.width
+        if self._story is None or row >= len(self._rows):
+            return Strip.blank(width, self.rich_style)
+        text = self._line(self._rows[row], self._story)
+        if row == self.cursor:
+            text = Text("▌", style="bold").append_text(text)
+            text.stylize("reverse" if self.has_focus else "bold")
+        else:
+            text = Text(" ").append_text(text)
+        text.truncate(width, overflow="ellipsis", pad=True)
+        strip = Strip(text.render(self.app.console), width)
+        return strip.apply_style(self.rich_style).crop_extend(0, width, self.rich_style)
+
+    def _line(self, row: TreeRow | None, story: Story) -> Text:
+        if row is None:
+            reward = "" if story.reward is None else f"  reward {number(story.reward)}"
+            return Text(f"episode  {story.status}{reward}")
+        indent = "  " * min(row.depth, _DEEPEST)
+        branch = story.tree.branches[row.branch]
+        if row.call_id is None:
+            return Text(indent).append_text(_head(branch))
+        call = story.calls[row.call_id]
+        outcome = story.outcome(row.call_id)
+        line = Text(f"{indent} {call.index:>3} ")
+        line.append(f"{tokens_of(call).replace(' tokens', '').replace(' token', ''):<10} ", style="dim")
+        if call.error:
+            return line.append(steady(one_line(call.error, 40)), style="red")
+        line.append(outcome or call.finish_reason or "", style=_OUTCOMES.get(outcome, ""))
+        if row.call_id not in self._begins:
+            self._begins[row.call_id] = steady(one_line(gist(call), 40))
+        line.append(f" {self._begins[row.call_id]}", style="dim")
+        return line
+
+
+def _head(branch: Branch) -> Text:
+    if branch.fork is None:
+        line = Text.assemble((steady(one_line(heading(branch), 80)), "bold"))
+        if branch.tokens is not None:
+            line.append(f"  {branch.tokens:,} tok", style="dim")
+        return line
+    fork = branch.fork
+    place = "" if branch.timeline is None else f"timeline {branch.timeline} "
+    line = Text.assemble((f"↳ {place}", "bold"), (fork.cause, "bold yellow"), (f" at {fork.at:,}", "yellow"))
+    if fork.extra_tokens:
+        line.append(f" +{fork.extra_tokens:,} tok", style="dim")
+    return line

@@ -1,0 +1,113 @@
+"""Pictures of every screen of `ajet trace view`, as SVG.
+
+    python docs/screenshots.py TRACE OUT
+
+TRACE is a trace file or an experiment's directory; OUT a directory, made where it is not there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+os.environ.setdefault("TEXTUAL_ANIMATIONS", "none")
+
+from textual.pilot import Pilot
+
+from ajet_sdk.protocols import TraceReader
+from ajet_tools.trace.locate import open_located
+from ajet_tools.tui.app import DARK, LIGHT, TraceApp
+
+SIZE = (110, 34)
+Prepare = Callable[[Pilot[None]], Awaitable[None]]
+
+
+async def picture(reader: TraceReader, where: Path, out: Path, name: str, prepare: Prepare, theme: str = DARK) -> None:
+    """One screen, once its workers have answered."""
+    app = TraceApp(reader, where)
+    async with app.run_test(size=SIZE) as pilot:
+        app.theme = theme
+        await quiet(pilot)
+        await prepare(pilot)
+        await quiet(pilot)
+        (out / f"{name}.svg").write_text(app.export_screenshot(title="ajet trace view"), encoding="utf-8")
+    print(out / f"{name}.svg")
+
+
+async def quiet(pilot: Pilot[None]) -> None:
+    """Until nothing but the follow mode is at work."""
+    for _ in range(100):
+        await pilot.pause(0.1)
+        if all(worker.is_finished or worker.group == "follow" for worker in pilot.app.workers):
+            break
+    await pilot.pause(0.3)
+
+
+def opened(open_it: Callable[[TraceApp], None], *keys: str) -> Prepare:
+    """Open a screen, and press keys on it."""
+
+    async def prepare(pilot: Pilot[None]) -> None:
+        app = pilot.app
+        assert isinstance(app, TraceApp)
+        open_it(app)
+        await quiet(pilot)
+        await pilot.press(*keys)
+
+    return prepare
+
+
+def screens(run: str, episode: str, group: list[str]) -> dict[str, Prepare]:
+    """Each picture's name, and how to come there."""
+    sql = "SELECT step, split, count(*) AS episodes, avg(value) AS reward\n"
+    sql += "FROM episodes JOIN rewards USING (episode_id)\n"
+    return {
+        "runs": opened(lambda app: None),
+        "run": opened(lambda app: app.open_run(run)),
+        "run-ledger": opened(lambda app: app.open_run(run), "l"),
+        "episodes": opened(lambda app: app.open_episodes(run)),
+        "episode": opened(lambda app: app.open_episode(episode)),
+        "tokens": opened(lambda app: app.open_tokens(episode)),
+        "compare": opened(lambda app: app.open_compare(group)),
+        "feedback": opened(lambda app: app.give_feedback(episode)),
+        "sql": opened(lambda app: app.open_sql(sql + "GROUP BY ALL ORDER BY ALL")),
+        "keys": opened(lambda app: app.open_run(run), "f1"),
+    }
+
+
+def chosen(reader: TraceReader) -> tuple[str, str, list[str]]:
+    """The newest run, the episode of it with the most calls, and some attempts at one task that went differently."""
+    (run,) = reader.query("SELECT run_id FROM runs ORDER BY started_at DESC LIMIT 1")["run_id"].to_pylist()
+    (episode,) = reader.query(
+        """
+        SELECT episode_id FROM calls JOIN episodes USING (episode_id) WHERE run_id = $1
+        GROUP BY episode_id ORDER BY count(*) DESC, episode_id LIMIT 1""",
+        [run],
+    )["episode_id"].to_pylist()
+    group = reader.query(
+        """
+        WITH attempts AS (SELECT group_id, episode_id, sum(value) AS reward
+          FROM episodes JOIN rewards USING (episode_id) WHERE run_id = $1 GROUP BY ALL)
+        SELECT list(episode_id ORDER BY reward, episode_id) AS ids FROM attempts
+        GROUP BY group_id ORDER BY max(reward) - min(reward) DESC, group_id LIMIT 1""",
+        [run],
+    )["ids"].to_pylist()[0]
+    return run, episode, [group[0], group[-1]]
+
+
+async def main(trace: Path, out: Path) -> None:
+    reader, where = open_located(trace)
+    shown = Path(where.stem if where.suffix else where.name)  # no path of this machine in a picture
+    for name, prepare in screens(*chosen(reader)).items():
+        await picture(reader, shown, out, name, prepare)
+    await picture(reader, shown, out, "run-light", screens(*chosen(reader))["run"], LIGHT)
+    reader.close()
+
+
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
+    Path(sys.argv[2]).mkdir(parents=True, exist_ok=True)
+    asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2])))

@@ -1,0 +1,225 @@
+"""`ajet trace replay rejudge remerge preflight diff` on the traces of real runs of the starter."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from ajet_sdk.trace.writer import TraceWriter
+from ajet_sdk.types import Call, Episode, Reward, Run, Task
+from ajet_tools.cli.app import app
+
+EVIL = "[bold red]x[/] \x1b[31mred\x07 \u202eback"
+
+
+def ajet(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, [*arguments], env={"COLUMNS": "110"})
+    assert result.exit_code == code, result.output
+    assert "Traceback" not in result.output
+    return result.stdout if code == 0 else result.output
+
+
+@pytest.fixture(autouse=True)
+def _apart(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    before = set(sys.modules)
+    yield
+    for name in set(sys.modules) - before:
+        if "demo" in str(getattr(sys.modules[name], "__file__", "")):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The starter, run twice: as it is, and with replies that are always right."""
+    monkeypatch.chdir(tmp_path)
+    ajet("init", "demo")
+    monkeypatch.chdir(tmp_path / "demo")
+    text = Path("replies.py").read_text()
+    Path("sure.py").write_text(text.replace("total if total <= 100 else total + 1", "total"))
+    common = ["agent.py:solve", "--judge", "agent.py:exact", "--tasks", "tasks.jsonl", "-k", "2"]
+    for name, script in (("first", "replies.py:reply"), ("second", "sure.py:reply")):
+        ajet("run", *common, "--scripted", script, f"ajet.experiment_name={name}")
+    return tmp_path / "demo"
+
+
+def first_episode(where: str) -> str:
+    listed = json.loads(ajet("trace", "ls", where, "--json"))["episodes"]
+    return str(min(listed, key=lambda e: (e["task_id"], e["attempt"]))["episode_id"])
+
+
+def run_of(where: str) -> str:
+    return str(json.loads(ajet("trace", "ls", where, "--json"))["run_id"])
+
+
+WHERE = "launcher_record/first"
+
+
+def test_replay(demo: Path) -> None:
+    trace = demo / WHERE / "trace.duckdb"
+    before = hashlib.sha256(trace.read_bytes()).hexdigest()
+    episode = first_episode(WHERE)
+    assert ajet("trace", "replay", episode[:12], WHERE) == "The same 1 call.\n"
+    text = Path("agent.py").read_text()
+    Path("other.py").write_text(text.replace("a number and nothing else", "one number"))
+    said = ajet("trace", "replay", episode, WHERE, "--workflow", "other.py:solve", code=1)
+    assert "differs in messages:" in said and "1 changed (1 recorded, 1 now)" in said
+    assert "-  Answer with a number and nothing else.\n+  Answer with one number.\n" in said
+    found = json.loads(CliRunner().invoke(app, ["trace", "replay", episode, WHERE, "--workflow", "other.py:solve",
+                                                "--json"]).stdout)  # fmt: skip
+    assert found["same"] is False and found["differences"][0]["kind"] == "changed" and found["same_output"] is True
+    assert json.loads(ajet("trace", "replay", episode, WHERE, "--json"))["differences"] == []
+    assert hashlib.sha256(trace.read_bytes()).hexdigest() == before
+
+
+def test_replay_of_what_is_not_there(demo: Path) -> None:
+    assert "nothing in this trace" in ajet("trace", "replay", "zz", WHERE, code=2)
+    assert "nothing in this trace" in ajet("trace", "replay", run_of(WHERE), WHERE, code=2)
+    episode = first_episode(WHERE)
+    assert "there is no file gone.py" in ajet("trace", "replay", episode, WHERE, "--workflow", "gone.py:f", code=2)
+    Path("agent.py").unlink()
+    said = ajet("trace", "replay", episode, WHERE, code=2)
+    assert "name it from here with --workflow" in said
+
+
+def test_rejudge(demo: Path) -> None:
+    Path("judges.py").write_text(
+        "def strict(output, answer):\n    if answer == '99':\n        raise ValueError('ninety-nine')\n"
+        "    return float(output == answer and len(output) == 2)\n\n\ndef never(output):\n    return None\n"
+    )
+    before = hashlib.sha256((demo / WHERE / "trace.duckdb").read_bytes()).hexdigest()
+    said = ajet("trace", "rejudge", WHERE, "--judge", "judges.py:strict")
+    assert "Mean reward 0.7143 → 0.7143 (+0) over 14 episodes with both" in said
+    assert "The judge failed, 2 × ValueError: ninety-nine (episode " in said
+    found = json.loads(ajet("trace", "rejudge", WHERE, "--judge", "regex:^1", "--json"))
+    assert found["episodes"] == 16 and found["reward_after"] < found["reward_before"] == 0.75
+    assert found["groups"]["groups"] == 8 and found["failures"] == []
+    assert len(found["changed"]) == sum(row["change"] != 0 for row in found["tasks"]) * 2
+    picked = json.loads(ajet("trace", "rejudge", WHERE, "--judge", "exact", "--filter", "reward<0.5", "--json"))
+    assert picked["episodes"] == 4 and picked["reward_before"] == picked["reward_after"] == 0.0
+    assert "failed, 16 × NoReward" in ajet("trace", "rejudge", WHERE, "--judge", "judges.py:never", code=1)
+    assert "no finished episode that fits" in ajet(
+        "trace", "rejudge", WHERE, "--judge", "exact", "--split", "train", code=2
+    )
+    assert "there is no file none.py" in ajet("trace", "rejudge", WHERE, "--judge", "none.py:j", code=2)
+    assert "Missing option '--judge'" in ajet("trace", "rejudge", WHERE, code=2)
+    assert hashlib.sha256((demo / WHERE / "trace.duckdb").read_bytes()).hexdigest() == before
+
+
+def test_remerge(demo: Path) -> None:
+    said = ajet("trace", "remerge", WHERE, "--estimator", "rloo")
+    assert "It trained nothing" in said and "tokens zero_advantage" in said
+    found = json.loads(ajet("trace", "remerge", WHERE, "--max-tokens", "10", "--no-normalize-std", "--json"))
+    assert found["policy"]["max_tokens"] == 10 and found["policy"]["normalize_std"] is False
+    assert set(found["booked"]) == {"evaluation"} and found["own"]["outcomes"] == found["other"]["outcomes"]
+    assert sum(found["own"]["outcomes"].values()) == sum(found["booked"].values())
+    anew = json.loads(ajet("trace", "remerge", WHERE, "--tokenizer", "scripted", "--json"))
+    assert anew["own"] == anew["other"]
+    assert "nothing is downloaded" in ajet("trace", "remerge", WHERE, "--tokenizer", "no/such", code=2)
+
+
+def test_preflight(demo: Path) -> None:
+    said = ajet("trace", "preflight", "scripted", WHERE, "--max-model-len", "80")
+    assert "16 calls, 16 with their own ids" in said and "No split" in said and "Merge ratio 1.00" in said
+    assert "Of at most 80 tokens: 16 prompts leave no room for a reply, 16 calls with the reply do not fit" in said
+    found = json.loads(ajet("trace", "preflight", "scripted", WHERE, "-n", "3", "--json"))
+    assert found["episodes"] == 3 and found["merge_ratio"] == found["recorded"]["merge_ratio"] == 1.0
+    assert "nothing is downloaded" in ajet("trace", "preflight", "no/such-model", WHERE, code=2)
+
+
+def test_diff_of_runs(demo: Path) -> None:
+    a, b = run_of(WHERE), run_of("launcher_record/second")
+    said = ajet("trace", "diff", a[:10], b[:10], WHERE, "--path-b", "launcher_record/second")
+    assert "B - A by task: +0.25 over 8 tasks (2 better, 0 worse, 6 the same)." in said
+    assert "p = 0.5 (sign-flip permutation test of the mean, paired by task, every choice of signs)" in said
+    assert "ajet.model.scripted" in said and "sure.py" in said
+    found = json.loads(ajet("trace", "diff", a, b, WHERE, "--path-b", "launcher_record/second", "--json"))
+    assert found["test"]["p"] == 0.5 and found["test"]["mean"] == 0.25 and found["a"]["solved"] == 0.75
+    assert [row["change"] for row in found["tasks"]].count(1.0) == 2
+    assert [row["key"] for row in found["config"]] == ["ajet.model.scripted"]
+    assert "to compare" in ajet("trace", "diff", a, a, WHERE, "--split", "train", code=2)
+    episode = first_episode(WHERE)
+    assert "two episodes or two runs" in ajet("trace", "diff", a, episode, WHERE, code=2)
+
+
+def test_diff_of_runs_claims_nothing_of_few_tasks(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "t.duckdb") as writer:
+        for run_id, rewards in (("one", [0.0, 0.0, 0.5, None]), ("two", [1.0, 1.0, 0.5, 1.0])):
+            writer.put(Run(run_id=run_id, status="finished"))
+            for i, reward in enumerate(rewards):
+                failed: dict[str, Any] = {"status": "failed", "cause": "KeyError", "error": "x"}
+                given = failed if reward is None else {"rewards": (Reward(value=reward),)}
+                writer.put(Episode(run_id=run_id, task=Task(task_id=f"t{i}"), **given))
+    said = ajet("trace", "diff", "one", "two", str(tmp_path))
+    assert "No claim: with 3 tasks the smallest possible p is 0.25; it takes at least 6." in said
+    assert "0 tasks only in A, 1 only in B" in said and "failed: KeyError" in said and "p = " not in said
+
+
+def test_diff_of_episodes(demo: Path) -> None:
+    a, b = first_episode(WHERE), first_episode("launcher_record/second")
+    same = ajet("trace", "diff", a, a, WHERE)
+    assert "The same 3 messages: they do not differ." in same
+    listed = json.loads(ajet("trace", "ls", WHERE, "--json"))["episodes"]
+    other = max(listed, key=lambda e: str(e["task_id"]))["episode_id"]
+    said = ajet("trace", "diff", a, other, WHERE)
+    assert "They part after 1 message:\nuser\n-  What is" in said
+    assert "in place of each other 1 more message in A and 1 more message in B" in said
+    found = json.loads(ajet("trace", "diff", a, b, WHERE, "--path-b", "launcher_record/second", "--json"))
+    assert found["a"]["task_id"] == found["b"]["task_id"] and found["rewards"][0]["reward"] == "exact"
+    assert sum(len(part["a"]) for part in found["parts"]) == 3
+
+
+def test_diff_of_agents_that_talk_at_once_and_of_hostile_text(tmp_path: Path) -> None:
+    def call(episode: str, agent: str, said: list[str], reply: str) -> Call:
+        roles = ["user", "assistant"] * len(said)
+        messages = [{"role": role, "content": text} for role, text in zip(roles, said, strict=False)]
+        response = {"choices": [{"message": {"role": "assistant", "content": reply}}]}
+        return Call(episode_id=episode, agent=agent, request={"messages": messages}, response=response)
+
+    with TraceWriter(tmp_path / "t.duckdb") as writer:
+        writer.put(Run(run_id="r"))
+        for episode, last in (("aa", "same"), ("bb", EVIL)):
+            writer.put(call(episode, "wolf", ["hi"], "ho"), call(episode, "sheep", ["hi"], "baa"))
+            writer.put(call(episode, "wolf", ["hi", "ho", "go on"], last))
+            writer.put(Episode(episode_id=episode, run_id="r"))
+        writer.put(Call(episode_id="cc", request={"input": "one"}, response={"output": "two"}))
+    said = ajet("trace", "diff", "aa", "bb", str(tmp_path))
+    assert "They part after 5 messages:\nassistant (wolf)\n-  same\n" in said
+    assert "+  [bold red]x[/] \\x1b[31mred\\x07 \\u202eback" in said and "\x1b" not in said and "\x07" not in said
+    cut = json.loads(ajet("trace", "diff", "aa", "cc", str(tmp_path), "--json"))
+    assert cut["b"]["cause"] is None and cut["shared_tokens"] is None and cut["same_messages"] == 0
+
+
+def test_a_difference_deep_in_a_long_message_is_shown(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "t.duckdb") as writer:
+        writer.put(Run(run_id="r"))
+        for episode in ("aa", "bb"):
+            text = "line\n" * 60_000 + f"here {episode}\n" + "line\n" * 60_000
+            message = {"choices": [{"message": {"role": "assistant", "content": text}}]}
+            messages = [{"role": "user", "content": "say"}]
+            writer.put(Call(episode_id=episode, request={"messages": messages}, response=message))
+            writer.put(Episode(episode_id=episode, run_id="r"))
+    found = ajet("trace", "diff", "aa", "bb", str(tmp_path))
+    assert "-  here aa\n+  here bb\n" in found and len(found) < 5_000
+
+
+def test_an_empty_trace(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "t.duckdb"):
+        pass
+    for command in (["rejudge", "--judge", "exact"], ["remerge"], ["preflight", "scripted"]):
+        name, *more = command
+        positional = [*more, str(tmp_path)] if name == "preflight" else [str(tmp_path), *more]
+        assert "there is no run in this trace" in ajet("trace", name, *positional, code=2), name
+    with TraceWriter(tmp_path / "t.duckdb") as writer:
+        writer.put(Run(run_id="r", status="finished"))
+    assert "has no finished episode" in ajet("trace", "remerge", str(tmp_path), code=2)
+    assert "has no finished episode" in ajet("trace", "preflight", "scripted", str(tmp_path), code=2)
+    assert "has no finished episode" in ajet("trace", "rejudge", str(tmp_path), "--judge", "exact", code=2)
+    assert "no finished episode" in ajet("trace", "diff", "r", "r", str(tmp_path), code=2)

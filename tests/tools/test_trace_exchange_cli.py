@@ -1,0 +1,132 @@
+"""`ajet trace export` and `ajet trace import` as a user calls them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from ajet_sdk.trace.reader import episodes, open_trace
+from ajet_sdk.trace.writer import TraceWriter
+from ajet_sdk.types import Call, Episode, Reward, Run, Task
+from ajet_tools.cli.app import app
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    path = tmp_path / "launcher_record" / "math" / "trace.duckdb"
+    with TraceWriter(path) as writer:
+        for run in ("old", "run-1"):
+            writer.put(Run(run_id=run, name=run, status="finished"))
+        for i, (run, split) in enumerate([("old", "train"), ("run-1", "train"), ("run-1", "val")]):
+            messages = [{"role": "user", "content": f"What is {i}+2? I am bob{i}@example.com"}]
+            reply = {"choices": [{"message": {"role": "assistant", "content": str(i + 2)}}]}
+            writer.put(Call(call_id=f"c{i}", episode_id=f"e{i}", request={"messages": messages}, response=reply))
+            task = Task(task_id=f"t{i}", main_query=f"{i}+2")
+            rewards = (Reward(value=float(i)),)
+            writer.put(Episode(episode_id=f"e{i}", run_id=run, split=split, task=task, rewards=rewards))  # type: ignore[arg-type]
+    return path
+
+
+def ajet(*arguments: str, code: int = 0, input: bytes | None = None) -> Result:
+    result = CliRunner().invoke(app, ["trace", *arguments], input=input, env={"COLUMNS": "100"})
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_export_to_a_file_says_what_it_wrote_and_redacted(trace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "chats.jsonl"
+    said = ajet("export", str(trace), "--format", "messages", "--out", str(out), "--run", "run").output
+    assert "2 episodes, 2 rows of messages" in said and "redacted: 2 email" in said and "names" in said.lower()
+    rows = [json.loads(line) for line in out.read_text().splitlines()]
+    assert [row["episode_id"] for row in rows] == ["e1", "e2"], "of the run, oldest first"
+    assert "[email 1]" in rows[0]["messages"][0]["content"]
+    ajet("export", str(trace), "--format", "messages", "--out", str(out), "--run", "run", "--no-redact")
+    assert "bob1@example.com" in out.read_text()
+
+
+def test_export_of_some_episodes(trace: Path, tmp_path: Path) -> None:
+    out = str(tmp_path / "o.jsonl")
+
+    def ids(*options: str) -> list[str]:
+        ajet("export", str(trace), "-f", "messages", "-o", out, *options)
+        return [json.loads(line)["episode_id"] for line in Path(out).read_text().splitlines()]
+
+    assert ids("--split", "val", "--run", "run-1") == ["e2"]
+    assert ids("--all-runs") == ["e0", "e1", "e2"]
+    assert ids("--episode", "e2", "--episode", "e0") == ["e2", "e0"]
+
+
+def test_export_with_a_filter(trace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "o.jsonl"
+    ajet("export", str(trace), "-f", "messages", "-o", str(out), "--all-runs", "--filter", "reward>0.5")
+    assert [json.loads(line)["episode_id"] for line in out.read_text().splitlines()] == ["e1", "e2"]
+
+
+def test_json_tells_the_counts(trace: Path, tmp_path: Path) -> None:
+    out = tmp_path / "o.jsonl"
+    told = json.loads(ajet("export", str(trace), "-f", "native", "-o", str(out), "--all-runs", "--json").stdout)
+    assert told["episodes"] == 3 and told["redacted"] == {"email": 3} and told["path"] == str(out)
+    back = tmp_path / "back.duckdb"
+    told = json.loads(ajet("import", str(out), "--out", str(back), "--json").stdout)
+    assert (told["episodes"], told["calls"], told["formats"]) == (3, 3, {str(out): "native"})
+
+
+def test_through_pipes_the_trace_comes_back_equal(trace: Path, tmp_path: Path) -> None:
+    back = tmp_path / "back.duckdb"
+    command = [sys.executable, "-m", "ajet", "trace"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    exported = subprocess.run(
+        [*command, "export", str(trace), "-f", "native", "-o", "-", "--all-runs", "--no-redact"],
+        capture_output=True, check=True, env=environment,
+    )  # fmt: skip
+    assert exported.stdout.startswith(b'{"ajet_trace"') and b"3 episodes" in exported.stderr
+    imported = subprocess.run(
+        [*command, "import", "-", "--out", str(back)],
+        input=exported.stdout, capture_output=True, check=True, env=environment,
+    )  # fmt: skip
+    assert b"3 episodes with 3 calls" in imported.stdout and b"-: native" in imported.stdout
+    one, other = open_trace(trace), open_trace(back)
+    assert episodes(one) == episodes(other)
+    one.close()
+    other.close()
+
+
+def test_import_skips_bad_rows_only_where_asked(tmp_path: Path) -> None:
+    source, out = tmp_path / "c.jsonl", tmp_path / "c.duckdb"
+    good = {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}
+    source.write_text(f"{json.dumps(good)}\nnonsense \x1b[31m\n{json.dumps(good)}\n")
+    refused = ajet("import", str(source), "--out", str(out), "--from", "openai", code=2).output
+    assert "c.jsonl line 2 is not JSON" in refused and "--skip-bad-rows" in refused
+    said = ajet("import", str(source), "--out", str(out), "--skip-bad-rows").output
+    assert "skipped: 1 bad row" in said and "c.jsonl line 2" in said and "\x1b" not in said
+    assert "already there: 2 episodes" in ajet("import", str(source), "--out", str(out), "--skip-bad-rows").output
+
+
+def test_what_is_wrong_is_said(trace: Path, tmp_path: Path) -> None:
+    where = str(trace)
+    assert "no export format 'csv'; there are tasks" in ajet("export", where, "-f", "csv", code=2).output
+    assert "--split is train or val" in ajet("export", where, "--split", "test", code=2).output
+    assert "is a trace" in ajet("export", where, "--out", where, code=2).output
+    assert "no run 'zz'" in ajet("export", where, "--run", "zz", code=2).output
+    assert "no such episode" in ajet("export", where, "--run", "old", "--split", "val", code=2).output
+    assert "no file" in ajet("import", str(tmp_path / "none"), "--out", str(tmp_path / "o.duckdb"), code=2).output
+    assert "name it *.duckdb" in ajet("import", where, "--out", str(tmp_path / "o.db"), code=2).output
+    assert "no import format 'x'" in ajet("import", where, "--from", "x", "--out", "o.duckdb", code=2).output
+    with TraceWriter(tmp_path / "live.duckdb"):
+        source = tmp_path / "n.jsonl"
+        source.write_text('{"ajet_trace": 1}\n')
+        assert (
+            "being written by a run" in ajet("import", str(source), "-o", str(tmp_path / "live.duckdb"), code=1).output
+        )
+
+
+@pytest.mark.parametrize("command", ["export", "import"])
+def test_help_has_examples(command: str) -> None:
+    said = ajet(command, "--help").output
+    assert f"ajet trace {command} " in said and "--json" in said

@@ -1,0 +1,129 @@
+"""Checking: a sound trace has nothing to say; each way of breaking it is found, with the ids."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+
+from ajet_sdk.gateway import Gateway
+from ajet_sdk.trace.writer import TraceWriter
+from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Metric, Reward, Run, Trained
+from ajet_tools.trace.check import INVARIANTS, Broken, check
+
+START = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+def records(*, finished: bool = True) -> list[Any]:
+    ended: dict[str, Any] = {"status": "finished", "ended_at": START + timedelta(hours=1)} if finished else {}
+    first = {"role": "user", "content": "hi"}
+    at: dict[str, Any] = {"started_at": START, "ended_at": START}
+    booked: dict[str, Any] = {"run_id": "r", "step": 1, "episode_id": "e"}
+    made: list[Any] = [Run(run_id="r", backbone="local", started_at=START, **ended)]
+    for index, prompt in enumerate(([1, 2], [1, 2, 3, 4, 5])):
+        call: dict[str, Any] = {"call_id": f"c{index}", "output_ids": [3, 4], "logprobs": [-0.5, -1]}
+        request = {"messages": [first] * (index + 1)}
+        later = {name: START + timedelta(seconds=index) for name in at}
+        made.append(Call(episode_id="e", index=index, prompt_ids=prompt, request=request, **later, **call))
+        made.append(LedgerEntry(call_id=f"c{index}", outcome="trained", tokens=2, **booked))
+        made.append(Trained(call_id=f"c{index}", advantages=[1, 1], logprobs=[0, 0], entropy=[0, 0], **booked))
+    made.append(Episode(episode_id="e", run_id="r", step=1, rewards=(Reward(value=1, call_id="c0"),), **at))
+    made.append(Episode(episode_id="gone", run_id="r", step=2, **at))
+    return [
+        *made,
+        Metric(run_id="r", step=1, name="x", value=1),
+        Feedback(feedback_id="f", episode_id="e", call_id="c0"),
+    ]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    with TraceWriter(tmp_path / "trace.duckdb") as writer:
+        writer.put(*records())
+    return tmp_path / "trace.duckdb"
+
+
+def test_a_sound_trace_has_nothing_broken(path: Path) -> None:
+    assert check(path) == check(path.parent) == []
+
+
+BREAKS = {
+    "run ids": ("INSERT INTO runs FROM runs", "r"),
+    "episode ids": ("INSERT INTO episodes FROM episodes WHERE episode_id = 'e'", "e"),
+    "call ids": ("INSERT INTO calls FROM calls WHERE call_id = 'c1'", "c1"),
+    "feedback ids": ("INSERT INTO feedback FROM feedback", "f"),
+    "ledger rows": ("INSERT INTO ledger FROM ledger WHERE call_id = 'c0'", "r c0 trained"),
+    "trained rows": ("INSERT INTO trained FROM trained WHERE call_id = 'c0'", "r 1 c0"),
+    "run status": ("UPDATE runs SET ended_at = NULL", "r"),
+    "episode status": ("UPDATE episodes SET status = 'running' WHERE episode_id = 'e'", "e"),
+    "outcomes": ("UPDATE ledger SET outcome = 'lost' WHERE call_id = 'c0'", "c0"),
+    "runs of episodes": ("UPDATE episodes SET run_id = 'other' WHERE episode_id = 'gone'", "gone"),
+    "runs of metrics": ("UPDATE metrics SET run_id = 'other'", "other"),
+    "episodes of calls": ("DELETE FROM episodes WHERE episode_id = 'e'", "c0"),
+    "episodes of rewards": ("UPDATE rewards SET episode_id = 'x'", "x"),
+    "calls of rewards": ("UPDATE rewards SET call_id = 'x'", "x"),
+    "calls of the ledger": ("UPDATE ledger SET call_id = 'x' WHERE call_id = 'c0'", "x"),
+    "calls of trained": ("UPDATE trained SET call_id = 'x' WHERE call_id = 'c0'", "x"),
+    "episodes of feedback": ("UPDATE feedback SET episode_id = 'x'", "x"),
+    "calls of feedback": ("UPDATE feedback SET call_id = 'x'", "x"),
+    "prefixes": ("UPDATE calls SET prefix_len = 5 WHERE call_id = 'c1'", "c1"),
+    "log-probabilities": ("UPDATE calls SET logprobs = [0] WHERE call_id = 'c1'", "c1"),
+    "trained arrays": ("UPDATE trained SET entropy = [0] WHERE call_id = 'c1'", "c1"),
+    "trained tokens": ("UPDATE trained SET advantages = ['nan'::FLOAT, 1] WHERE call_id = 'c1'", "c1"),
+    "superseded": ("UPDATE episodes SET superseded = true WHERE episode_id = 'e'", "c0"),
+    "times": ("UPDATE calls SET ended_at = started_at - INTERVAL 1 SECOND WHERE call_id = 'c0'", "c0"),
+    "times of calls": ("UPDATE episodes SET started_at = started_at - INTERVAL 1 HOUR WHERE episode_id = 'e'", "e"),
+    "ledger": ("UPDATE ledger SET tokens = 1 WHERE call_id = 'c1'", "c1"),
+    "circles": ("UPDATE calls SET parent_call_id = 'c1' WHERE call_id = 'c0'", "c0"),
+    "schema": ("ALTER TABLE metrics DROP COLUMN value", "metrics.value"),
+}
+
+
+def test_every_invariant_has_a_way_to_break_it() -> None:
+    assert set(BREAKS) == {*INVARIANTS, "ledger", "circles", "schema"}
+
+
+@pytest.mark.parametrize("invariant", BREAKS)
+def test_what_is_broken_is_found_with_its_id(path: Path, invariant: str) -> None:
+    change, id = BREAKS[invariant]
+    with duckdb.connect(str(path)) as connection:
+        connection.execute(change)
+    found = {one.invariant: one for one in check(path)}
+    assert invariant in found, found
+    assert found[invariant].count >= 1 and any(id in one for one in found[invariant].ids)
+
+
+def test_many_broken_rows_are_counted_and_some_named(path: Path) -> None:
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("INSERT INTO metrics SELECT 'run-' || i, 1, 'x', 1, now() FROM range(1000) t(i)")
+    [one] = check(path)
+    assert one == Broken("runs of metrics", one.says, 1000, tuple(sorted(f"run-{i}" for i in range(1000))[:20]))
+
+
+def test_what_a_kill_leaves_open_is_not_broken(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "trace.duckdb") as writer:
+        writer.put(*records(finished=False))
+        writer.put(Call(call_id="open", episode_id="cut", output_ids=[1], prompt_ids=[1]))
+    assert check(tmp_path) == []
+
+
+def test_a_live_trace_can_be_checked(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "trace.duckdb") as writer, Gateway(writer):
+        writer.put(*records(finished=False), Call(call_id="open", episode_id="cut"))
+        writer.flush()
+        assert check(tmp_path) == []
+        writer.put(Metric(run_id="nobody", step=1, name="x", value=1))
+        writer.flush()
+        assert [one.ids for one in check(tmp_path)] == [("nobody",)]
+
+
+def test_references_hold_across_the_files_of_a_directory(tmp_path: Path) -> None:
+    made = records()
+    with TraceWriter(tmp_path / "one.duckdb") as one, TraceWriter(tmp_path / "two.duckdb") as two:
+        one.put(*(r for r in made if isinstance(r, Run | LedgerEntry | Metric | Feedback | Trained)))
+        two.put(*(r for r in made if isinstance(r, Call | Episode)))
+    assert check(tmp_path) == []
+    assert check(tmp_path / "one.duckdb") != []

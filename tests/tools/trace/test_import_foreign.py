@@ -1,0 +1,378 @@
+"""Other tools' traces: each convention, written as its tool writes it, comes in with all that it says and no more."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet_sdk.errors import ConfigError, TaskError, TraceError
+from ajet_sdk.trace.reader import episodes, open_trace
+from ajet_sdk.types import Episode, Run
+from ajet_tools.trace.imports import SourceFormat, import_files, recognised
+from ajet_tools.trace.imports.parsed import UNKNOWN_TIME
+
+ASKED = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Was ist 2+2? 漢字"}]
+CALLED = {"id": "t1", "type": "function", "function": {"name": "calc", "arguments": '{"e": "2+2"}'}}
+NANOS = 1767268800_000000000
+TRACE, ROOT, SPAN = "0af7651916cd43dd8448eb211c80319c", "00f067aa0ba902b7", "b7ad6b7169203331"
+
+
+def _import(tmp_path: Path, source: Path, format: SourceFormat | None = None, **options: Any) -> list[Episode]:
+    import_files([source], tmp_path / "out.duckdb", format, **options)
+    reader = open_trace(tmp_path / "out.duckdb")
+    found = episodes(reader)
+    reader.close()
+    return found
+
+
+def _lines(path: Path, *rows: Any) -> Path:
+    path.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+    return path
+
+
+def _value(value: Any) -> dict[str, Any]:
+    if isinstance(value, str):
+        return {"stringValue": value}
+    if isinstance(value, bool):
+        return {"boolValue": value}
+    if isinstance(value, int):
+        return {"intValue": str(value)}
+    if isinstance(value, float):
+        return {"doubleValue": value}
+    return {"arrayValue": {"values": [_value(item) for item in value]}}
+
+
+def _pairs(attributes: dict[str, Any]) -> list[dict[str, Any]]:
+    return [{"key": key, "value": _value(value)} for key, value in attributes.items()]
+
+
+def _otlp(attributes: dict[str, Any], events: list[tuple[str, dict[str, Any]]] = []) -> dict[str, Any]:  # noqa: B006
+    """A model call below an agent's span, as a collector's file exporter writes them."""
+    times = {"startTimeUnixNano": str(NANOS), "endTimeUnixNano": str(NANOS + 2_000_000_000)}
+    agent = {"gen_ai.operation.name": "invoke_agent", "gen_ai.agent.name": "helper"}
+    root = {"traceId": TRACE, "spanId": ROOT, "name": "invoke_agent helper", **times, "attributes": _pairs(agent)}
+    call = {
+        "traceId": TRACE,
+        "spanId": SPAN,
+        "parentSpanId": ROOT,
+        "name": "chat",
+        **times,
+        "attributes": _pairs(attributes),
+        "events": [{"name": name, "timeUnixNano": str(NANOS), "attributes": _pairs(of)} for name, of in events],
+    }
+    return {"resourceSpans": [{"resource": {"attributes": []}, "scopeSpans": [{"scope": {}, "spans": [call, root]}]}]}
+
+
+_REPLY = {"role": "assistant", "content": None, "tool_calls": [CALLED]}
+_TEXT_PARTS = [{"role": m["role"], "parts": [{"type": "text", "content": m["content"]}]} for m in ASKED]
+_CALL_PART = {"type": "tool_call", "id": "t1", "name": "calc", "arguments": {"e": "2+2"}}
+_COMMON = {
+    "gen_ai.request.model": "gpt-4o",
+    "gen_ai.response.model": "gpt-4o-2024",
+    "gen_ai.request.temperature": 0.5,
+    "gen_ai.response.finish_reasons": ["tool_calls"],
+}
+CONVENTIONS: dict[str, tuple[dict[str, Any], list[tuple[str, dict[str, Any]]]]] = {
+    "1.38": (
+        {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.input.messages": json.dumps(_TEXT_PARTS),
+            "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": [_CALL_PART], "finish_reason": "x"}]),
+        },
+        [],
+    ),
+    "1.38, system apart": (
+        {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.system_instructions": json.dumps(_TEXT_PARTS[0]["parts"]),
+            "gen_ai.input.messages": json.dumps(_TEXT_PARTS[1:]),
+            "gen_ai.output.messages": json.dumps([{"role": "assistant", "parts": [_CALL_PART]}]),
+        },
+        [],
+    ),
+    "1.30, events": (
+        {"gen_ai.operation.name": "chat"},
+        [
+            ("gen_ai.system.message", {"content": ASKED[0]["content"]}),
+            ("gen_ai.user.message", {"content": ASKED[1]["content"]}),
+            ("gen_ai.choice", {"index": 0, "finish_reason": "tool_calls", "message": json.dumps(_REPLY)}),
+        ],
+    ),
+    "1.27, two events": (
+        {"gen_ai.operation.name": "chat"},
+        [
+            ("gen_ai.content.prompt", {"gen_ai.prompt": json.dumps(ASKED)}),
+            ("gen_ai.content.completion", {"gen_ai.completion": json.dumps([_REPLY])}),
+        ],
+    ),
+    "OpenLLMetry": (
+        {
+            "llm.request.type": "chat",
+            "gen_ai.prompt.0.role": "system",
+            "gen_ai.prompt.0.content": ASKED[0]["content"],
+            "gen_ai.prompt.1.role": "user",
+            "gen_ai.prompt.1.content": ASKED[1]["content"],
+            "gen_ai.completion.0.role": "assistant",
+            "gen_ai.completion.0.tool_calls.0.id": "t1",
+            "gen_ai.completion.0.tool_calls.0.name": "calc",
+            "gen_ai.completion.0.tool_calls.0.arguments": '{"e": "2+2"}',
+        },
+        [],
+    ),
+    "OpenInference": (
+        {
+            "openinference.span.kind": "LLM",
+            "llm.input_messages.0.message.role": "system",
+            "llm.input_messages.0.message.content": ASKED[0]["content"],
+            "llm.input_messages.1.message.role": "user",
+            "llm.input_messages.1.message.content": ASKED[1]["content"],
+            "llm.output_messages.0.message.role": "assistant",
+            "llm.output_messages.0.message.tool_calls.0.tool_call.id": "t1",
+            "llm.output_messages.0.message.tool_calls.0.tool_call.function.name": "calc",
+            "llm.output_messages.0.message.tool_calls.0.tool_call.function.arguments": '{"e": "2+2"}',
+        },
+        [],
+    ),
+}
+
+
+@pytest.mark.parametrize("convention", CONVENTIONS)
+def test_each_convention_of_a_model_call_comes_in_as_the_same_call(tmp_path: Path, convention: str) -> None:
+    attributes, events = CONVENTIONS[convention]
+    source = _lines(tmp_path / "spans.jsonl", _otlp({**_COMMON, **attributes}, events))
+    (episode,) = _import(tmp_path, source)
+    (call,) = episode.calls
+    assert call.request["messages"] == ASKED
+    reply = json.loads(json.dumps(call.response["choices"][0]["message"]))
+    arguments = reply["tool_calls"][0]["function"]
+    arguments["arguments"] = json.loads(arguments["arguments"])
+    assert reply == {
+        "role": "assistant",
+        "content": None,
+        "tool_calls": [{"id": "t1", "type": "function", "function": {"name": "calc", "arguments": {"e": "2+2"}}}],
+    }
+    assert (call.agent, call.model, call.sampling) == ("helper", "gpt-4o-2024", {"temperature": 0.5})
+    assert episode.episode_id == TRACE and episode.started_at == datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
+    assert (call.ended_at - call.started_at).total_seconds() == 2
+    assert call.prompt_ids is None and call.output_ids is None and call.policy_version is None
+    assert episode.rewards == () and episode.output is None and not call.trainable
+
+
+def test_one_pretty_printed_document_and_snake_case_and_base64_ids(tmp_path: Path) -> None:
+    attributes, events = CONVENTIONS["1.38"]
+    source = tmp_path / "one.json"
+    text = json.dumps(_otlp({**_COMMON, **attributes}, events), indent=2)
+    for camel, snake in (("resourceSpans", "resource_spans"), ("scopeSpans", "scope_spans"), ("spanId", "span_id"),
+                         ("traceId", "trace_id"), ("stringValue", "string_value")):  # fmt: skip
+        text = text.replace(camel, snake)
+    source.write_text(text.replace(TRACE, "CvdlGRbNQ92ESOshHIAxnA=="))
+    (episode,) = _import(tmp_path, source)
+    assert episode.episode_id == TRACE and episode.calls[0].request["messages"] == ASKED
+
+
+def test_spans_of_a_trace_may_stand_anywhere(tmp_path: Path) -> None:
+    attributes, events = CONVENTIONS["1.38"]
+    whole = _otlp({**_COMMON, **attributes}, events)
+    spans = whole["resourceSpans"][0]["scopeSpans"][0]["spans"]
+    parts = [{"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]} for span in spans]
+    other = json.loads(json.dumps(whole).replace(TRACE, "f" * 32))
+    found = _import(tmp_path, _lines(tmp_path / "s.jsonl", parts[0], other, parts[1]))
+    assert sorted(e.episode_id for e in found) == sorted([TRACE, "f" * 32])
+    assert all(e.calls[0].agent == "helper" for e in found)
+
+
+def test_evaluations_are_rewards_and_a_failed_root_is_a_failed_episode(tmp_path: Path) -> None:
+    attributes, events = CONVENTIONS["1.38"]
+    scored = ("gen_ai.evaluation.result", {"gen_ai.evaluation.name": "q", "gen_ai.evaluation.score.value": 0.5})
+    whole = _otlp({**_COMMON, **attributes}, [*events, scored])
+    whole["resourceSpans"][0]["scopeSpans"][0]["spans"][1]["status"] = {"code": 2, "message": "boom"}
+    (episode,) = _import(tmp_path, _lines(tmp_path / "s.jsonl", whole))
+    assert [(r.name, r.value) for r in episode.rewards] == [("q", 0.5)]
+    assert (episode.status, episode.error) == ("failed", "boom")
+
+
+def test_openinference_as_phoenix_writes_it(tmp_path: Path) -> None:
+    """`span.to_json()`: nested attributes, ISO times; the chain around the call has the task and the output."""
+    call = {
+        "name": "ChatCompletion",
+        "context": {"trace_id": f"0x{TRACE}", "span_id": f"0x{SPAN}"},
+        "parent_id": f"0x{ROOT}",
+        "start_time": "2026-01-01T12:00:00.000000Z",
+        "end_time": "2026-01-01T12:00:02.000000Z",
+        "status": {"status_code": "OK"},
+        "attributes": {
+            "openinference": {"span": {"kind": "LLM"}},
+            "llm": {
+                "model_name": "m",
+                "invocation_parameters": '{"temperature": 0.1}',
+                "token_count": {"prompt": 10, "completion": 2},
+                "input_messages": [{"message": message} for message in ASKED],
+                "output_messages": [{"message": {"role": "assistant", "content": "4"}}],
+            },
+        },
+    }
+    chain = {**call, "context": {"trace_id": f"0x{TRACE}", "span_id": f"0x{ROOT}"}, "parent_id": None}
+    chain["attributes"] = {"openinference.span.kind": "CHAIN", "input.value": "2+2?", "output.value": "4"}
+    (episode,) = _import(tmp_path, _lines(tmp_path / "phoenix.jsonl", call, chain))
+    assert episode.task.main_query == "2+2?" and episode.output == "4"
+    assert episode.calls[0].request["messages"] == ASKED and episode.calls[0].sampling == {"temperature": 0.1}
+    assert episode.calls[0].response["usage"] == {"prompt_tokens": 10, "completion_tokens": 2}
+
+
+def test_agent_lightning_with_token_ids_and_rewards(tmp_path: Path) -> None:
+    base = {"rollout_id": "ro-1", "attempt_id": "at-1", "trace_id": TRACE, "status": {"status_code": "OK"},
+            "events": [], "links": [], "resource": {"attributes": {}, "schema_url": ""}}  # fmt: skip
+    attributes = {**CONVENTIONS["OpenLLMetry"][0], "prompt_token_ids": [1, 2], "response_token_ids": [3]}
+    call = {**base, "sequence_id": 1, "span_id": SPAN, "parent_id": None, "name": "openai.chat.completion",
+            "attributes": attributes, "start_time": 1767268800.0, "end_time": 1767268801.5}  # fmt: skip
+    scored = {"agentlightning.reward.0.name": "primary", "agentlightning.reward.0.value": 0.75}
+    reward = {**base, "sequence_id": 2, "span_id": ROOT, "parent_id": None, "name": "agentlightning.annotation",
+              "attributes": scored, "start_time": 1767268802.0, "end_time": 1767268802.0}  # fmt: skip
+    (episode,) = _import(tmp_path, _lines(tmp_path / "agl.jsonl", call, reward))
+    (only,) = episode.calls
+    assert only.prompt_ids is not None and only.prompt_ids.tolist() == [1, 2] and only.trainable
+    assert [(r.name, r.value) for r in episode.rewards] == [("primary", 0.75)]
+    assert episode.task.metadata == {"rollout": "ro-1:at-1"}
+    assert (episode.ended_at - episode.started_at).total_seconds() == 2
+
+
+def test_verifiers_results(tmp_path: Path) -> None:
+    completion = [
+        {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [json.dumps({"id": "t1", "name": "calc", "arguments": "{}"})],
+        },
+        {"role": "tool", "content": "4", "tool_call_id": "t1"},
+        {"role": "assistant", "content": "4"},
+    ]
+    row = {"example_id": 7, "prompt": ASKED, "completion": completion, "answer": "4", "task": "sum", "reward": 1.0,
+           "format_reward": 0.5, "error": None, "is_completed": True}  # fmt: skip
+    failed = {
+        **row,
+        "completion": [],
+        "reward": 0.0,
+        "error": {"error": "ToolError", "error_chain_str": "ToolError: x"},
+    }
+    first, second = sorted(_import(tmp_path, _lines(tmp_path / "results.jsonl", row, failed)), key=lambda e: e.attempt)
+    assert [c.request["messages"] for c in first.calls] == [ASKED, [*ASKED, *first.calls[1].request["messages"][2:]]]
+    assert first.calls[1].response["choices"][0]["message"] == completion[2]
+    assert first.calls[0].response["choices"][0]["message"]["tool_calls"][0]["function"]["name"] == "calc"
+    assert (first.reward, first.metrics, first.group_id) == (1.0, {"format_reward": 0.5}, "7")
+    assert first.task.metadata["answer"] == "4" and first.task.init_messages == ASKED
+    assert first.started_at == UNKNOWN_TIME and first.calls[0].output_ids is None
+    assert (second.status, second.error, second.cause, second.calls) == ("failed", "ToolError: x", "ToolError", ())
+
+
+def test_openai_messages_logs_and_batch_output(tmp_path: Path) -> None:
+    answer = {"id": "chatcmpl-1", "created": 1767268800, "model": "gpt-4o",
+              "choices": [{"index": 0, "message": {"role": "assistant", "content": "4"}}]}  # fmt: skip
+    chat = {"messages": [*ASKED, {"role": "assistant", "content": "4"}], "source": "book"}
+    log = {"request": {"model": "gpt-4o", "messages": ASKED}, "response": answer, "user": "u"}
+    batch = {"id": "b1", "custom_id": "row-1", "response": {"status_code": 200, "body": answer}, "error": None}
+    refused = {
+        "id": "b2",
+        "custom_id": "row-2",
+        "response": {"status_code": 429, "body": {"error": {"message": "slow"}}},
+    }
+    found = {}
+    for name, row in (("chat", chat), ("log", log), ("batch", batch), ("refused", refused)):
+        (tmp_path / name).mkdir()
+        (found[name],) = _import(tmp_path / name, _lines(tmp_path / f"{name}.jsonl", row))
+    assert found["chat"].calls[0].request == {"messages": ASKED} and found["chat"].task.metadata == {"source": "book"}
+    assert found["chat"].calls[0].response["choices"][0]["message"]["content"] == "4"
+    assert (
+        found["chat"].started_at == UNKNOWN_TIME and found["chat"].rewards == () and found["chat"].calls[0].model == ""
+    )
+    assert found["log"].calls[0].request == log["request"] and found["log"].calls[0].response == answer
+    assert found["log"].started_at == datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
+    assert found["batch"].calls[0].request_id == "row-1" and found["batch"].calls[0].request == {}
+    assert (found["refused"].status, found["refused"].error) == ("failed", "slow")
+
+
+def test_equal_rows_are_two_episodes_and_the_file_again_none(tmp_path: Path) -> None:
+    row = {"messages": [*ASKED, {"role": "assistant", "content": "4"}]}
+    source = _lines(tmp_path / "a.jsonl", row, row)
+    assert len(_import(tmp_path, source)) == 2
+    again = import_files([source], tmp_path / "out.duckdb")
+    assert (again.episodes, again.already) == (0, 2)
+
+
+def _studio(path: Path, columns: str, rows: list[tuple[Any, ...]]) -> Path:
+    file = sqlite3.connect(path)
+    file.execute("CREATE TABLE run_table (id TEXT, project TEXT, name TEXT, timestamp TEXT, status TEXT)")
+    file.execute("INSERT INTO run_table VALUES ('r1', 'demo', 'first', '2026-01-01 12:00:00.000', 'done')")
+    file.execute(f"CREATE TABLE span_table ({columns})")
+    file.executemany(f"INSERT INTO span_table VALUES ({', '.join('?' * len(rows[0]))})", rows)
+    file.commit()
+    file.close()
+    return path
+
+
+def test_agentscope_studio(tmp_path: Path) -> None:
+    columns = (
+        "id, traceId, spanId, parentSpanId, name, startTimeUnixNano, endTimeUnixNano, attributes, events, status, runId"
+    )
+    answer = {"type": "tool_call_response", "id": "t1", "response": "4"}
+    said = [
+        *_TEXT_PARTS,
+        {"role": "assistant", "name": "Friday", "parts": [_CALL_PART, answer]},
+    ]
+    attributes = {
+        "gen_ai.operation.name": "chat",
+        "gen_ai.request.model": "qwen-max",
+        "gen_ai.input.messages": said,
+        "gen_ai.output.messages": [{"role": "assistant", "parts": [{"type": "text", "content": "4"}]}],
+    }
+    end = str(NANOS + 10**9)
+    row = ("s", TRACE, SPAN, None, "chat", str(NANOS), end, json.dumps(attributes), "[]", '{"code": 1}', "r1")
+    source = _studio(tmp_path / "database.sqlite", columns, [row])
+    (episode,) = _import(tmp_path, source)
+    assert episode.run_id == "r1" and episode.calls[0].model == "qwen-max"
+    messages = episode.calls[0].request["messages"]
+    assert [m["role"] for m in messages] == ["system", "user", "assistant", "tool"]
+    assert messages[3] == {"role": "tool", "content": "4", "tool_call_id": "t1"}
+    reader = open_trace(tmp_path / "out.duckdb")
+    runs = [Run(**{**r, "config": json.loads(r["config"])}) for r in reader.query("FROM runs").to_pylist()]
+    reader.close()
+    assert [(run.run_id, run.name, run.status) for run in runs] == [("r1", "demo/first", "finished")]
+
+
+def test_a_database_that_is_not_studios(tmp_path: Path) -> None:
+    file = sqlite3.connect(tmp_path / "x.sqlite")
+    file.execute("CREATE TABLE t (a)")
+    file.commit()
+    file.close()
+    with pytest.raises(TraceError, match="no span_table"):
+        import_files([tmp_path / "x.sqlite"], tmp_path / "out.duckdb")
+
+
+@pytest.mark.parametrize("format", ["openai", "otlp", "verifiers", "agent-lightning", "openinference", "native"])
+@pytest.mark.parametrize("line", ["[]", "3", '"x"', "null", "{}", '{"messages": 3}', '{"resourceSpans": [3]}', "{"])
+def test_a_row_of_something_else_is_told_or_skipped(tmp_path: Path, format: SourceFormat, line: str) -> None:
+    source = tmp_path / "odd.jsonl"
+    source.write_text(line + "\n")
+    done = import_files([source], tmp_path / "out.duckdb", format, skip_bad_rows=True)
+    assert done.episodes == 0 and (done.bad_rows == 1 or line == "[]")
+    if line != "[]":
+        with pytest.raises(TaskError, match=r"odd\.jsonl"):
+            import_files([source], tmp_path / "out.duckdb", format)
+
+
+def test_a_row_of_ten_megabytes(tmp_path: Path) -> None:
+    text = "x" * 10_000_000
+    row = {"messages": [{"role": "user", "content": text}, {"role": "assistant", "content": "ok"}]}
+    (episode,) = _import(tmp_path, _lines(tmp_path / "big.jsonl", row))
+    assert episode.calls[0].request["messages"][0]["content"] == text
+
+
+def test_formats_are_recognised(tmp_path: Path) -> None:
+    assert recognised(b'{"resourceSpans": []}', "x") == "otlp"
+    assert recognised(b'\xef\xbb\xbf{"messages": []}', "x") == "openai"
+    with pytest.raises(ConfigError, match="agent-lightning"):
+        recognised(b"a,b\n1,2\n", "x.csv")

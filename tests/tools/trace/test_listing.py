@@ -1,0 +1,262 @@
+"""Listings: every order, pages, filters that read texts in spans, and following a run that goes on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timedelta, timezone
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+
+from ajet_sdk.errors import QueryError
+from ajet_sdk.protocols import TraceReader
+from ajet_sdk.trace.live import announce, live_routes, retract
+from ajet_sdk.trace.reader import open_trace
+from ajet_sdk.trace.writer import TraceWriter
+from ajet_sdk.types import Call, Episode, Reward, Run, Task
+from ajet_tools.trace.filters import parse
+from ajet_tools.trace.queries import index, listing
+from ajet_tools.trace.queries.listing import COLUMNS, Cancelled, open_listing
+from ajet_tools.trace.search import search
+
+BEGAN = datetime(2026, 5, 1, tzinfo=timezone.utc)
+N = 40
+
+
+def put(writer: TraceWriter, i: int, run_id: str = "run") -> None:
+    """Episode i: i % 4 calls of ten tokens each; no reward where i is a multiple of five."""
+    at = BEGAN + timedelta(seconds=10 * i)
+    for turn in range(i % 4):
+        writer.put(
+            Call(
+                episode_id=f"{run_id}-{i:02}",
+                index=turn,
+                agent=f"agent{turn % 2}",
+                request={"messages": [{"role": "user", "content": f"Question {i} of {turn}"}]},
+                output_ids=range(10),
+                phase="judge" if turn == 2 else "rollout",
+                started_at=at,
+                ended_at=at + timedelta(seconds=1),
+            )
+        )
+    writer.put(
+        Episode(
+            episode_id=f"{run_id}-{i:02}",
+            run_id=run_id,
+            step=i // 8,
+            attempt=i % 8,
+            group_id=f"g{i // 8}",
+            task=Task(task_id=f"t{i % 3}", main_query=f"What is {i}?" * (100 if i == 7 else 1)),
+            status="failed" if i % 10 == 3 else "succeeded",
+            error="broke" * 200 if i % 10 == 3 else None,
+            cause="ValueError" if i % 10 == 3 else None,
+            rewards=(Reward(value=(i * 7 % 11) / 10),) if i % 5 else (),
+            started_at=at,
+            ended_at=at + timedelta(seconds=i % 9),
+        )
+    )
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceReader]:
+    path = tmp_path_factory.mktemp("listing") / "trace.duckdb"
+    with TraceWriter(path) as writer:
+        writer.put(Run(run_id="run"), Run(run_id="other"))
+        for i in range(N):
+            put(writer, i)
+        put(writer, 3, "other")
+    found = open_trace(path)
+    yield found
+    found.close()
+
+
+def everything(reader: TraceReader) -> dict[str, dict[str, Any]]:
+    return {row["episode_id"]: row for row in open_listing(reader, "run").page(reader, 0, 1000)}
+
+
+def test_a_row_says_what_an_episode_was(reader: TraceReader) -> None:
+    row = everything(reader)["run-07"]
+    assert tuple(row) == COLUMNS
+    assert {name: row[name] for name in ("calls", "turns", "agents", "tokens")} == {
+        "calls": 3,
+        "turns": 2,
+        "agents": 2,
+        "tokens": 30,
+    }
+    assert row["reward"] == pytest.approx(0.5) and row["seconds"] == 7 and row["task_id"] == "t1"
+    assert row["task"].startswith("What is 7?") and len(row["task"]) == 300
+    without = everything(reader)["run-20"]
+    assert (without["reward"], without["calls"], without["tokens"]) == (None, 0, None)
+
+
+@pytest.mark.parametrize("descending", [False, True])
+@pytest.mark.parametrize("prepared", [False, True])
+@pytest.mark.parametrize("column", COLUMNS)
+def test_any_column_gives_an_order(reader: TraceReader, column: str, descending: bool, prepared: bool) -> None:
+    rows = everything(reader)
+    start = open_listing(reader, "run")
+    if prepared:
+        start.prepare(reader)
+    found = start.sorted(reader, column, descending)
+    ids = found.ids()
+    values = [rows[id][column] for id in ids]
+    there = [value for value in values if value is not None]
+    assert there == sorted(there, reverse=descending) and values[: len(there)] == there, "no value comes last"
+    assert sorted(ids) == sorted(rows) and found.count == N
+    for before, after in pairwise(ids):
+        if rows[before][column] == rows[after][column]:
+            assert rows[before]["ended_at"] >= rows[after]["ended_at"], "of equals the newer comes first"
+    assert [row["episode_id"] for row in found.page(reader, 5, 10)] == ids[5:15]
+    assert found.page(reader, 5, 10) == [rows[id] for id in ids[5:15]]
+    assert [found.position(id) for id in ids] == list(range(N)) and found.position("other-03") is None
+    assert found.page(reader, N, 10) == [] and found.ids(N - 1) == ids[-1:]
+
+
+def test_an_unknown_column_is_refused(reader: TraceReader) -> None:
+    with pytest.raises(QueryError, match="no column 'colour'"):
+        open_listing(reader, "run", sort="colour")
+
+
+def test_all_runs(reader: TraceReader) -> None:
+    assert open_listing(reader, None).count == N + 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["status=failed", "reward>0.5 step<3", "question", "'question 2'", "not 'of 1'", "'of 2' or status=failed", "zzz"],
+)
+def test_a_filter_fits_the_same_episodes_in_spans_and_in_one_query(
+    reader: TraceReader, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listing, "_SPAN", 7)
+    monkeypatch.setattr(index, "_SPAN", 7)
+    parsed = parse(text)
+    told: list[tuple[int, int]] = []
+    found = open_listing(reader, "run", parsed, sort="tokens", progress=lambda done, of: told.append((done, of)))
+    sql = f"SELECT episode_id FROM episodes e WHERE run_id = 'run' AND {parsed.sql}"
+    assert sorted(found.ids()) == sorted(reader.query(sql, parsed.parameters)["episode_id"].to_pylist())
+    assert found.of == N and found.filter == parsed
+    rows = everything(reader)
+    assert found.page(reader, 0, N) == [rows[id] for id in found.ids()], "tokens that were counted in spans"
+    if parsed.reads_text:
+        calls = sum(i % 4 for i in range(N)) + 3
+        assert len(told) > 3 and told == sorted(told) and told[-1] == (calls, calls)
+    assert found.filtered(reader, None).count == N
+
+
+def test_a_search_can_be_cancelled(reader: TraceReader) -> None:
+    with pytest.raises(Cancelled):
+        open_listing(reader, "run", parse("question"), cancelled=lambda: True)
+
+
+def test_following_a_run(tmp_path: Path) -> None:
+    path = tmp_path / "trace.duckdb"
+    with TraceWriter(path) as writer:
+        writer.put(Run(run_id="run"))
+        for i in range(10):
+            put(writer, i)
+    reader = open_trace(path)
+    everyone = open_listing(reader, "run", sort="reward")
+    everyone.prepare(reader)
+    chosen = open_listing(reader, "run", parse("status=failed or 'question 11'"))
+    assert everyone.refreshed(reader) is everyone and chosen.ids() == ["run-03"]
+    with TraceWriter(path) as writer:
+        for i in (12, 11, 13):
+            put(writer, i)
+    grown = everyone.refreshed(reader)
+    assert (everyone.count, grown.count) == (10, 13), "a listing itself does not change"
+    assert grown.ids() == open_listing(reader, "run", sort="reward").ids()
+    assert grown.page(reader, 0, 20) == open_listing(reader, "run", sort="reward").page(reader, 0, 20)
+    assert grown.refreshed(reader) is grown
+    assert sorted(chosen.refreshed(reader).ids()) == ["run-03", "run-11", "run-13"]
+    with TraceWriter(path) as writer:
+        writer.supersede("run", after_step=0)
+    rolled = grown.refreshed(reader)
+    assert [row["superseded"] for row in rolled.sorted(reader, "step", False).page(reader, 0, 13)] == [False] * 8 + [
+        True
+    ] * 5
+    reader.close()
+
+
+def test_no_episode_at_all(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "trace.duckdb") as writer:
+        writer.put(Run(run_id="run"))
+    reader = open_trace(tmp_path)
+    found = open_listing(reader, "run", parse("status=failed or hello"))
+    found.prepare(reader)
+    assert found.count == 0 and found.page(reader, 0, 10) == [] and found.position("x") is None
+    assert [found.sorted(reader, name, True).count for name in COLUMNS] == [0] * len(COLUMNS)
+    with TraceWriter(tmp_path / "trace.duckdb") as writer:
+        put(writer, 3)
+    assert found.refreshed(reader).ids() == ["run-03"]
+    reader.close()
+
+
+@contextmanager
+def served(writer: TraceWriter) -> Iterator[None]:
+    """The trace answers over its own loopback route, as in a live run."""
+    app = Starlette(routes=live_routes(writer, "secret"))
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        time.sleep(0.01)
+    announce(writer.path, f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", "secret")
+    try:
+        yield
+    finally:
+        retract(writer.path)
+        server.should_exit = True
+        thread.join()
+
+
+def test_a_live_run_is_listed_filtered_and_searched_while_it_goes_on(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "trace.duckdb") as writer, served(writer):
+        writer.put(Run(run_id="run"))
+        for i in range(20):
+            put(writer, i)
+        writer.flush()
+        reader = open_trace(tmp_path)
+        found = open_listing(reader, "run", parse("age>1s 'question 1' or step=2"), sort="tokens")
+        found.prepare(reader)
+        assert "run-11" in found.ids() and "run-21" not in found.ids()
+        for i in range(20, 30):
+            put(writer, i)
+        writer.flush()
+        grown = found.refreshed(reader)
+        assert grown.ids() == open_listing(reader, "run", grown.filter, sort="tokens").ids() and grown.of == 30
+        assert [row["tokens"] for row in grown.page(reader, 0, 3)] == [30, 30, 30]
+        assert {hit.episode_id for hit in search(reader, "question 22 of 1", "run")} == {"run-22"}
+        reader.close()
+
+
+def test_episodes_that_end_while_a_column_is_read_are_in_it(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "trace.duckdb") as writer, served(writer):
+        writer.put(Run(run_id="run"))
+        for i in range(10):
+            put(writer, i)
+        writer.flush()
+        reader = open_trace(tmp_path)
+        found = open_listing(reader, "run")
+
+        def goes_on() -> bool:
+            if found.refreshed(reader).of == 10:
+                for i in range(10, 14):
+                    put(writer, i)
+                writer.flush()
+                assert found.refreshed(reader).of == 14
+            return False
+
+        found.prepare(reader, cancelled=goes_on)
+        grown = found.refreshed(reader).sorted(reader, "tokens", False)
+        assert grown.page(reader, 0, 20) == open_listing(reader, "run", sort="tokens", descending=False).page(
+            reader, 0, 20
+        )
+        reader.close()

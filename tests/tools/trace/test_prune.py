@@ -1,0 +1,104 @@
+"""Pruning: a run goes with all that belongs to it, and nothing else does."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet_sdk.errors import ConfigError, TraceLocked
+from ajet_sdk.trace.reader import open_trace
+from ajet_sdk.trace.writer import TraceWriter
+from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Metric, Reward, Run, Trained
+from ajet_tools.trace.check import check
+from ajet_tools.trace.prune import age, beyond_size, older_than, prune, run_sizes, size
+
+START = datetime(2026, 1, 1, tzinfo=timezone.utc)
+DAY = timedelta(days=1)
+TABLES = ("runs", "episodes", "calls", "rewards", "metrics", "ledger", "trained", "feedback")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    """Three runs, a day each; the second was killed in the middle of an episode."""
+    file = tmp_path / "trace.duckdb"
+    with TraceWriter(file) as writer:
+        for day, name in enumerate(("old", "mid", "new")):
+            at = START + day * DAY
+            ended: dict[str, Any] = {} if name == "mid" else {"ended_at": at + DAY / 2, "status": "finished"}
+            writer.put(Run(run_id=name, started_at=at, backbone="debug", **ended))
+            call = Call(
+                call_id=f"{name}-c", episode_id=f"{name}-e", started_at=at, ended_at=at, prompt_ids=[1], output_ids=[2],
+                logprobs=[0], request={"messages": [{"role": "user", "content": name * 5000}]},
+            )  # fmt: skip
+            writer.put(call, Metric(run_id=name, step=1, name="x", value=1, at=at))
+            named: dict[str, Any] = {"run_id": name, "step": 0, "episode_id": f"{name}-e", "call_id": f"{name}-c"}
+            writer.put(
+                Episode(episode_id=f"{name}-e", run_id=name, rewards=(Reward(value=1),), started_at=at, ended_at=at),
+                LedgerEntry(**named, outcome="trained", tokens=1),
+                Trained(**named, advantages=[1], logprobs=[0], entropy=[0]),
+                Feedback(episode_id=f"{name}-e"),
+            )
+            open_call = {"call_id": f"{name}-open", "episode_id": f"{name}-cut"}
+            if name == "mid":
+                writer.put(Call(started_at=at + DAY / 4, ended_at=at + DAY / 4, **open_call))
+    return file
+
+
+def held(path: Path) -> dict[str, set[str]]:
+    reader = open_trace(path)
+    ids = {table: "run_id" if table in ("runs", "metrics", "ledger", "trained") else "episode_id" for table in TABLES}
+    found = {
+        t: {row[id] for row in reader.query(f"SELECT DISTINCT {id} FROM {t}").to_pylist()} for t, id in ids.items()
+    }
+    reader.close()
+    return found
+
+
+def test_a_run_goes_with_all_that_belongs_to_it(path: Path) -> None:
+    prune(path, ["mid"])
+    found = held(path)
+    assert found["calls"] == found["episodes"] == found["rewards"] == found["feedback"] == {"old-e", "new-e"}
+    assert found["runs"] == found["metrics"] == found["ledger"] == found["trained"] == {"old", "new"}
+    assert check(path) == []
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_another_run_keeps_its_cut_off_episodes(path: Path) -> None:
+    before, after = prune(path, ["old", "new"])
+    assert after < before
+    assert held(path)["calls"] == {"mid-e", "mid-cut"}
+    assert check(path) == []
+
+
+def test_runs_are_chosen_by_age_and_size(path: Path) -> None:
+    reader = open_trace(path)
+    runs = run_sizes(reader, path)
+    reader.close()
+    assert [(r.run_id, r.status, r.episodes, r.calls, r.feedback) for r in runs] == [
+        ("old", "finished", 1, 1, 1), ("mid", "interrupted", 1, 2, 1), ("new", "finished", 1, 1, 1)
+    ]  # fmt: skip
+    assert runs[0].last == START + DAY / 2 and runs[1].last == START + DAY
+    assert 0 < sum(r.bytes for r in runs) <= path.stat().st_size
+    assert [r.run_id for r in older_than(runs, START + DAY)] == ["old"]
+    assert [r.run_id for r in beyond_size(runs, path.stat().st_size)] == []
+    assert [r.run_id for r in beyond_size(runs, runs[1].bytes + runs[2].bytes)] == ["old"]
+    assert [r.run_id for r in beyond_size(runs, 0)] == ["old", "mid"], "the newest stays whatever its size"
+
+
+def test_a_live_trace_is_refused(path: Path) -> None:
+    with TraceWriter(path), pytest.raises(TraceLocked, match="prune it when the run has ended"):
+        prune(path, ["old"])
+
+
+def test_ages_and_sizes_are_read_or_refused() -> None:
+    assert age("30d") == timedelta(days=30) and age(" 1.5H ") == timedelta(minutes=90)
+    assert size("500MB") == 500_000_000 and size("2 GiB") == 2 << 30 and size("10") == 10
+    for text in ("", "30", "d", "-3d", "3 months"):
+        with pytest.raises(ConfigError, match="--older-than"):
+            age(text)
+    for text in ("", "MB", "-1MB", "5PB"):
+        with pytest.raises(ConfigError, match="--keep-size"):
+            size(text)

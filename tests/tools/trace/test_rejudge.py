@@ -1,0 +1,218 @@
+"""Stored episodes before another judge: rewards, groups, signs, failures; never a 0 that nobody gave."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ajet
+from ajet_sdk.config import Config, load_config
+from ajet_sdk.engines.scripted import ScriptedEngine
+from ajet_sdk.episode import Attempt, run_batch
+from ajet_sdk.errors import TraceError
+from ajet_sdk.gateway import Gateway
+from ajet_sdk.protocols import Ask
+from ajet_sdk.samples import build
+from ajet_sdk.trace.reader import open_trace
+from ajet_sdk.trace.writer import TraceWriter
+from ajet_sdk.types import Episode, Run, Task
+from ajet_tools.trace.rejudge import Changes, advantages, groups_of, rejudge
+
+SETTINGS: Config = load_config(values={"ajet": {"backbone": "debug"}})
+TASKS = [Task(task_id=f"t{i}", main_query=f"q{i}", metadata={"answer": str(i)}) for i in range(3)]
+
+
+@ajet.workflow
+async def solve(task: Task, model: ajet.Model) -> str:
+    reply = await model.chat([{"role": "user", "content": task.main_query}])
+    if reply["content"] == "crash":
+        raise RuntimeError("the agent's own")
+    return str(reply["content"])
+
+
+def record(path: Path, workflow: Any, judge: Any, said: dict[str, list[str]]) -> list[Episode]:
+    """Attempts at TASKS on the scripted engine; `said` holds the replies of each task's attempts, by its query."""
+    left = {query: list(replies) for query, replies in said.items()}
+
+    def replies(ask: Ask) -> str:
+        return left[ask.body["messages"][-1]["content"]].pop(0)
+
+    attempts = [
+        Attempt(task, "r", f"g{task.task_id}", i, 1) for task in TASKS for i in range(len(said[task.main_query]))
+    ]
+
+    async def go() -> list[Episode]:
+        with TraceWriter(path / "trace.duckdb") as writer, Gateway(writer) as gateway:
+            writer.put(Run(run_id="r", backbone="local", status="finished"))
+            engine = ScriptedEngine(replies)
+            return await run_batch(
+                workflow, judge, attempts, engine=engine, gateway=gateway, config=one_at_a_time, writer=writer
+            )
+
+    rollout = SETTINGS.rollout.model_copy(update={"max_env_worker": 1, "max_retries": 0})
+    one_at_a_time = SETTINGS.model_copy(update={"rollout": rollout})
+    return asyncio.run(go())
+
+
+@ajet.judge
+def right(output: str, answer: str) -> float:
+    return float(output == answer)
+
+
+@pytest.fixture
+def stored(tmp_path: Path) -> Path:
+    said = {"q0": ["0", "0", "no"], "q1": ["1", "1", "1"], "q2": ["long no", "2", "crash"]}
+    record(tmp_path, solve, right, said)
+    return tmp_path
+
+
+def judge_again(path: Path, judge: Any, **options: Any) -> Changes:
+    reader = open_trace(path)
+    return asyncio.run(rejudge(groups_of(reader, "r"), judge, SETTINGS, **options))
+
+
+def test_the_same_judge_changes_nothing(stored: Path) -> None:
+    changes = judge_again(stored, right)
+    assert changes.mean("before") == changes.mean("after") == 6 / 8
+    assert changes.most_changed() == [] and not any(v.flipped for v in changes.verdicts)
+    assert changes.groups() == {"groups": 3, "before": 2, "after": 2, "lost": 0, "gained": 0}
+    assert changes.skipped == {"RuntimeError": 1} and changes.failures == {}
+
+
+def test_what_another_judge_changes(stored: Path) -> None:
+    @ajet.judge
+    async def by_length(output: str, task: Task, episode: Episode) -> ajet.Reward:
+        await asyncio.sleep(0)
+        assert episode.calls and episode.task.task_id == task.task_id
+        return ajet.Reward(name="length", value=len(output) / 10)
+
+    changes = judge_again(stored, by_length)
+    assert changes.mean("after") == pytest.approx((6 * 0.1 + 0.2 + 0.7) / 8)
+    rows = {row["task_id"]: row for row in changes.by_task()}
+    assert (rows["t2"]["episodes"], rows["t2"]["before"]) == (2, 0.5)
+    assert rows["t2"]["after"] == pytest.approx(0.4) and rows["t2"]["change"] == pytest.approx(-0.1)
+    assert list(rows) == ["t1", "t0", "t2"], "the largest change first"
+    first = changes.most_changed()[0]
+    assert first.change == pytest.approx(-0.9) and len(changes.most_changed()) == 8
+    assert changes.groups() == {"groups": 3, "before": 2, "after": 2, "lost": 0, "gained": 0}
+    flipped = {v.task_id for v in changes.verdicts if v.flipped}
+    assert flipped == {"t0", "t2"} and all(v.tokens for v in changes.verdicts)
+
+
+def test_groups_that_lose_and_gain_variance(stored: Path) -> None:
+    @ajet.judge
+    def by_attempt(task: Task, episode: Episode) -> bool:
+        return task.task_id == "t1" and episode.attempt == 0
+
+    assert judge_again(stored, by_attempt).groups() == {"groups": 3, "before": 2, "after": 1, "lost": 2, "gained": 1}
+
+
+def test_a_judge_that_fails_gives_no_reward(stored: Path) -> None:
+    @ajet.judge
+    def picky(output: str) -> Any:
+        if output == "no":
+            raise ValueError("no is no answer")
+        return float("nan") if output == "2" else None if output == "long no" else 1.0
+
+    changes = judge_again(stored, picky)
+    assert {cause: len(group) for cause, group in changes.failures.items()} == {"NoReward": 2, "ValueError": 1}
+    assert [v.after for v in changes.verdicts if v.cause] == [None] * 3
+    assert changes.mean("after") == 1.0 and len(changes.both) == 5, "a failure is not a 0"
+    assert changes.mean("before") == 1.0, "over the same episodes"
+    assert changes.groups() == {"groups": 2, "before": 0, "after": 0, "lost": 0, "gained": 0}, "nor a loss of variance"
+    assert "no is no answer" in (changes.failures["ValueError"][0].error or "")
+
+
+def test_a_judge_that_asks_for_what_is_not_here(stored: Path) -> None:
+    @ajet.judge
+    def of_model(model: ajet.Model) -> float:
+        return 1.0
+
+    changes = judge_again(stored, of_model)
+    [(cause, group)] = changes.failures.items()
+    assert cause == "SignatureError" and len(group) == 8 and "nothing fills parameter `model`" in (group[0].error or "")
+
+
+def test_a_judge_that_hangs(stored: Path) -> None:
+    @ajet.judge
+    async def slow(output: str) -> float:
+        if output == "no":
+            await asyncio.sleep(60)
+        return 1.0
+
+    started = time.monotonic()
+    changes = judge_again(stored, slow, timeout=0.2)
+    assert time.monotonic() - started < 10
+    assert {cause: len(group) for cause, group in changes.failures.items()} == {"EpisodeTimeout": 1}
+
+    @ajet.judge
+    def stuck(output: str) -> float:
+        time.sleep(60)
+        return 1.0
+
+    changes = judge_again(stored, stuck, timeout=0.1, parallel=8)
+    assert len(changes.failures["EpisodeTimeout"]) == 8
+    record(stored / "more", solve, right, {"q0": ["0"] * 5, "q1": ["1"] * 5, "q2": ["2"] * 5})
+    with pytest.raises(TraceError, match=r"\d+ calls of the judge did not end in time"):
+        judge_again(stored / "more", stuck, timeout=0.1, parallel=8)
+
+
+def test_in_parallel_with_progress(stored: Path) -> None:
+    at_once, most, seen = 0, 0, list[int]()
+
+    @ajet.judge
+    async def counting(output: str) -> float:
+        nonlocal at_once, most
+        at_once += 1
+        most = max(most, at_once)
+        await asyncio.sleep(0.02)
+        at_once -= 1
+        return 1.0
+
+    changes = judge_again(stored, counting, parallel=4, progress=seen.append)
+    assert most == 4 and sum(seen) == len(changes.verdicts) + 1
+
+
+def test_a_class_judge_gets_the_workflow_s_output_as_it_was(tmp_path: Path) -> None:
+    class Agent(ajet.Workflow):
+        async def execute(self, workflow_task: Any, tuner: Any) -> Any:
+            return ajet.WorkflowOutput(metadata={"final_answer": workflow_task.task.main_query}, log_metrics={"n": 1})
+
+    class Judge(ajet.BaseJudge):
+        def compute_reward(self, workflow_task: Any, workflow_output: Any) -> Any:
+            assert isinstance(workflow_output, ajet.WorkflowOutput) and workflow_task.task_thread_index == 0
+            return 0.25, workflow_output.metadata["final_answer"] == workflow_task.task.main_query
+
+    said = {"q0": ["-"], "q1": ["-"], "q2": ["-"]}
+    before = record(tmp_path, Agent, Judge(), said)
+    assert [e.reward for e in before] == [0.25] * 3
+    changes = judge_again(tmp_path, Judge())
+    assert [v.after for v in changes.verdicts] == [0.25] * 3 and changes.failures == {}
+
+
+def test_an_episode_whose_judge_failed_then_can_be_judged_now(tmp_path: Path) -> None:
+    @ajet.judge
+    def broken(output: str) -> float:
+        raise ZeroDivisionError
+
+    record(tmp_path, solve, broken, {"q0": ["0"], "q1": ["1"], "q2": ["crash"]})
+    changes = judge_again(tmp_path, right)
+    assert [(v.before, v.after) for v in changes.verdicts] == [(None, 1.0), (None, 1.0)]
+    assert changes.skipped == {"RuntimeError": 1} and changes.both == [] and changes.mean("after") is None
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo"])
+def test_advantages_are_those_that_training_computes(stored: Path, estimator: Any) -> None:
+    found = list(groups_of(open_trace(stored), "r"))
+    group: Sequence[Episode] = [episode for chunk in found for episode in chunk]
+    samples = build(group, estimator=estimator, normalize_std=True).samples
+    trained = {s.call_id: float(sample.advantages[s.start]) for sample in samples for s in sample.timeline.spans}
+    ours = advantages(group, estimator, True)
+    assert trained and ours.keys() == trained.keys()
+    assert all(np.isclose(ours[call_id], value) for call_id, value in trained.items())

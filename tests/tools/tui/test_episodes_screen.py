@@ -1,0 +1,497 @@
+"""The list of episodes, each key of it, on real small traces."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import Input
+
+from ajet_sdk.trace.reader import open_trace
+from ajet_sdk.trace.writer import TraceWriter
+from ajet_sdk.types import Call, Episode, Reward, Run, Task
+from ajet_tools.trace.bookmarks import bookmarked, set_bookmark
+from ajet_tools.tui.app import TraceApp
+from ajet_tools.tui.screens.episodes import EpisodesScreen
+
+pytestmark = pytest.mark.anyio
+EVIL = "[bold red]not markup[/] :smile: \x1b[31mred\x1b]0;title\x07 \u202eback\nnext 字字 👨‍👩‍👧"
+START = datetime(2026, 3, 1, 9, tzinfo=timezone.utc)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Where the viewer remembers things: not the user's own."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "home"
+
+
+def episode(i: int, **named: Any) -> tuple[Call, Episode]:
+    """Episode i ended at minute i, has reward i / 100, and belongs to group i // 4."""
+    began, agent = START + timedelta(minutes=i), "wolf" if i % 2 else "villager"
+    id, said = f"ep{i:04d}", "the moon is full" if i % 10 == 3 else "nothing"
+    call = Call(
+        call_id=f"call{i:04d}",
+        episode_id=id,
+        agent=agent,
+        request={"messages": [{"role": "user", "content": said}]},
+        response={"choices": [{"message": {"role": "assistant", "content": "well"}}]},
+        prompt_ids=[1, 2],
+        output_ids=[3] * (i + 1),
+        logprobs=[-1.0] * (i + 1),
+        started_at=began,
+        ended_at=began + timedelta(seconds=30),
+    )
+    fields: dict[str, Any] = {
+        "run_id": "run-1",
+        "group_id": f"group{i // 4}",
+        "attempt": i % 4,
+        "step": i // 10,
+        "task": Task(task_id=f"t{i // 4}", main_query=f"What is {i // 4} + {i // 4}?"),
+        "rewards": (Reward(value=i / 100),),
+        "status": "failed" if i % 7 == 0 else "succeeded",
+        "started_at": began,
+        "ended_at": began + timedelta(seconds=40),
+    }
+    return call, Episode(episode_id=id, **{**fields, **named})
+
+
+def written(file: Path, count: int, *more: Episode) -> Path:
+    with TraceWriter(file) as writer:
+        writer.put(Run(run_id="run-1", name="math", backbone="local", started_at=START))
+        for i in range(count):
+            writer.put(*episode(i))
+        writer.put(*more)
+        writer.put(Run(run_id="run-1", name="math", backbone="local", status="finished", started_at=START))
+    return file
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return written(tmp_path / "trace.duckdb", 40)
+
+
+@asynccontextmanager
+async def viewed(
+    where: Path, run_id: str | None = "run-1", filter: str = "", size: tuple[int, int] = (80, 24)
+) -> AsyncIterator[tuple[Pilot[None], EpisodesScreen]]:
+    reader = open_trace(where)
+    app = TraceApp(reader, where)
+    try:
+        async with app.run_test(size=size) as pilot:
+            screen = EpisodesScreen(run_id, filter)
+            await app.push_screen(screen)
+            await settled(pilot)
+            yield pilot, screen
+    finally:
+        reader.close()
+
+
+async def settled(pilot: Pilot[None]) -> None:
+    """Until every worker has done its work and it is drawn."""
+    for _ in range(3):
+        await pilot.app.workers.wait_for_complete()
+        await pilot.pause()
+
+
+async def until(pilot: Pilot[None], happened: Callable[[], bool]) -> None:
+    for _ in range(200):
+        await pilot.pause()
+        if happened():
+            return
+        await asyncio.sleep(0.02)
+    raise AssertionError("it did not happen within 4 s")
+
+
+async def entered(pilot: Pilot[None], key: str, text: str) -> None:
+    """Press the key of a prompt and enter a text in it, as if it were typed."""
+    await pilot.press(key)
+    assert isinstance(pilot.app.focused, Input)
+    pilot.app.focused.value = text
+    await pilot.press("enter")
+    await settled(pilot)
+
+
+def lines(screen: EpisodesScreen) -> list[str]:
+    return [screen.table.render_line(y).text for y in range(screen.table.scrollable_content_region.height)]
+
+
+def says(screen: EpisodesScreen) -> str:
+    return screen.status.says.text().plain
+
+
+def shown(screen: EpisodesScreen) -> list[str]:
+    assert screen.table.rows is not None
+    return screen.table.rows.ids()
+
+
+async def test_newest_first_with_every_column(trace: Path) -> None:
+    async with viewed(trace) as (_, screen):
+        assert shown(screen)[:2] == ["ep0039", "ep0038"] and says(screen).startswith("1 of 40")
+        head, first = lines(screen)[:2]
+        assert head.split() == ["task", "try", "status", "reward", "turns", "agents", "tokens", "time", "step"]
+        assert first.split() == [
+            "▸",
+            "What",
+            "is",
+            "9",
+            "+",
+            "9?",
+            "3",
+            "succeeded",
+            "0.39",
+            "1",
+            "1",
+            "40",
+            "40.0",
+            "s",
+            "3",
+        ]
+
+
+async def test_each_column_is_sorted_by_its_number_and_again_in_reverse(trace: Path) -> None:
+    async with viewed(trace) as (pilot, screen):
+        await pilot.press("down", "down")
+        await pilot.press("4")
+        await settled(pilot)
+        assert shown(screen)[0] == "ep0039" and "reward↓" in lines(screen)[0]
+        assert screen.table.cursor_id == "ep0037", "the cursor stays on its episode"
+        await pilot.press("4")
+        await settled(pilot)
+        assert shown(screen)[0] == "ep0000" and "reward↑" in lines(screen)[0]
+        for key, first in {"1": "t0", "2": 0, "3": "failed", "5": 1, "6": 1, "7": 40, "8": 40.0, "9": 3}.items():
+            await pilot.press(key)
+            await settled(pilot)
+            column = screen.table.columns[int(key) - 1].name
+            row = screen.table.row(0) or {}
+            value = row["task_id"] if column == "task" else row[column]
+            assert (value if not isinstance(value, list) else value[0]) == first, column
+        await pilot.press("0")
+        await settled(pilot)
+        assert shown(screen)[0] == "ep0039"
+        await pilot.press("r")
+        await settled(pilot)
+        assert shown(screen)[0] == "ep0000"
+
+
+async def test_a_click_on_a_title_sorts(trace: Path) -> None:
+    async with viewed(trace) as (pilot, screen):
+        at = lines(screen)[0].index("reward")
+        await pilot.click("ListingTable", offset=(at, 0))
+        await settled(pilot)
+        assert screen.listing is not None and screen.listing.sort == "reward"
+
+
+async def test_filter_history_and_errors_that_keep_the_list(trace: Path, home: Path) -> None:
+    async with viewed(trace) as (pilot, screen):
+        await entered(pilot, "slash", "reward<0.05")
+        assert len(shown(screen)) == 5 and "reward<0.05" in says(screen) and screen.focused is screen.table
+        await entered(pilot, "slash", "rewrd<1")
+        assert screen.prompt.opened and "rewrd" in str(screen.prompt.query_one("#wrong").render())
+        assert len(shown(screen)) == 5, "a wrong filter leaves the list as it is"
+        await pilot.press("escape")
+        await entered(pilot, "slash", "status=failed")
+        assert len(shown(screen)) == 6
+        await pilot.press("slash", "up", "up", "enter")
+        await settled(pilot)
+        assert len(shown(screen)) == 5, "the filter before the last"
+        await entered(pilot, "slash", "")
+        assert len(shown(screen)) == 40
+    kept = json.loads((home / ".config" / "ajet" / "view.json").read_text())
+    assert kept["filters"] == ["status=failed", "reward<0.05"]
+    async with viewed(trace) as (pilot, screen):
+        await pilot.press("slash", "up", "enter")
+        await settled(pilot)
+        assert len(shown(screen)) == 5, "and it is remembered"
+
+
+async def test_a_filter_can_be_given_and_a_wrong_one_is_asked_for_again(trace: Path) -> None:
+    async with viewed(trace, filter="agent=wolf step>=3") as (_, screen):
+        assert shown(screen) == ["ep0039", "ep0037", "ep0035", "ep0033", "ep0031"]
+    async with viewed(trace, filter="reward<") as (pilot, screen):
+        assert len(shown(screen)) == 40 and screen.prompt.opened
+        await pilot.press("0", ".", "1", "enter")
+        await settled(pilot)
+        assert len(shown(screen)) == 10
+
+
+async def test_search_goes_from_hit_to_hit(trace: Path) -> None:
+    async with viewed(trace) as (pilot, screen):
+        await entered(pilot, "ctrl+f", "MOON is")
+        assert "4 hits in 4 episodes" in says(screen)
+        assert [line[3] for line in lines(screen)[1:15] if line[3] != " "] == ["~"]
+        await pilot.press("n")
+        assert screen.table.cursor_id == "ep0033" and "user: the moon is full" in says(screen)
+        assert says(screen).count("moon") == 1
+        await pilot.press("n", "n")
+        assert screen.table.cursor_id == "ep0013"
+        await pilot.press("N")
+        assert screen.table.cursor_id == "ep0023"
+        await pilot.press("n", "n", "n")
+        assert screen.table.cursor_id == "ep0033", "round the end"
+        await pilot.press("escape")
+        await settled(pilot)
+        assert "hit" not in says(screen) and pilot.app.screen is screen
+        await entered(pilot, "slash", "step<1")
+        await pilot.press("ctrl+f", "up", "enter")
+        await settled(pilot)
+        assert "1 hit in 1 episode" in says(screen), "only what the list shows is searched"
+        before = screen.table.cursor_id
+        await entered(pilot, "ctrl+f", "zzz")
+        await pilot.press("n")
+        assert "0 hits" in says(screen) and screen.table.cursor_id == before
+
+
+async def test_a_search_can_be_stopped(trace: Path) -> None:
+    async with viewed(trace) as (pilot, screen):
+        screen.finder.look_for("nothing", "run-1", None)
+        screen.action_leave()
+        await settled(pilot)
+        assert not screen.finder.running and pilot.app.screen is screen
+
+
+async def test_bookmarks_are_kept_and_can_be_all_there_is_to_see(trace: Path) -> None:
+    async with viewed(trace) as (pilot, screen):
+        await pilot.press("down", "b", "down", "b", "b")
+        assert bookmarked(trace) == {"ep0038"} and lines(screen)[2][2] == "★" and lines(screen)[3][2] == " "
+        await pilot.press("space", "down", "space", "b")
+        assert bookmarked(trace) == {"ep0038", "ep0037", "ep0036"}
+        await pilot.press("B")
+        await settled(pilot)
+        assert shown(screen) == ["ep0038", "ep0037", "ep0036"] and "bookmarked only" in says(screen)
+        await entered(pilot, "slash", "reward<0.38")
+        assert shown(screen) == ["ep0037", "ep0036"], "a filter narrows the bookmarked"
+        await pilot.press("B")
+        await settled(pilot)
+        assert len(shown(screen)) == 38
+    set_bookmark(trace, ["ep0037"], False)
+    async with viewed(trace) as (pilot, screen):
+        await pilot.press("B")
+        await settled(pilot)
+        assert shown(screen) == ["ep0038", "ep0036"]
+
+
+async def test_a_file_of_bookmarks_that_is_not_ours_is_told_and_left_alone(trace: Path) -> None:
+    file = trace.with_name("bookmarks.json")
+    file.write_text("{")
+    async with viewed(trace) as (pilot, screen):
+        assert len(shown(screen)) == 40
+        await pilot.press("b")
+        assert any("bookmarks.json" in notice.message for notice in pilot.app._notifications)
+    assert file.read_text() == "{"
+
+
+async def test_the_selection_outlives_a_filter_and_says_what_it_hides(trace: Path) -> None:
+    async with viewed(trace) as (pilot, screen):
+        await pilot.press("space", "shift+down")
+        await entered(pilot, "slash", "reward<0.39")
+        assert screen.table.selected == {"ep0039", "ep0038"}
+        assert "2 selected (1 not in this list)" in says(screen)
+        await pilot.press("a")
+        assert len(screen.table.selected) == 40
+        await pilot.press("escape")
+        assert not screen.table.selected
+
+
+async def test_enter_opens_the_episode_at_what_was_found(trace: Path) -> None:
+    async with viewed(trace) as (pilot, screen):
+        await entered(pilot, "ctrl+f", "moon")
+        await pilot.press("n", "enter")
+        await settled(pilot)
+        opened: Any = pilot.app.screen
+        assert type(opened).__name__ == "EpisodeScreen" and opened.episode_id == "ep0033"
+        await pilot.press("escape")
+        await settled(pilot)
+        assert pilot.app.screen is screen and screen.table.cursor_id == "ep0033"
+
+
+async def test_group_and_compare(trace: Path) -> None:
+    async with viewed(trace) as (pilot, screen):
+        await pilot.press("down", "g")
+        await settled(pilot)
+        opened: Any = pilot.app.screen
+        assert opened.episode_ids == ("ep0036", "ep0037", "ep0038", "ep0039")
+        await pilot.press("escape")
+        await settled(pilot)
+        await pilot.press("c")
+        assert pilot.app.screen is screen, "one episode cannot be compared"
+        await pilot.press("space", "down", "down", "c")
+        await settled(pilot)
+        opened = pilot.app.screen
+        assert opened.episode_ids == ("ep0038", "ep0036"), "the selected one and the one under the cursor"
+
+
+async def test_the_ids_are_copied(trace: Path) -> None:
+    async with viewed(trace) as (pilot, _):
+        await pilot.press("y")
+        assert pilot.app.clipboard == "ep0039"
+        await pilot.press("space", "shift+down", "y")
+        assert pilot.app.clipboard == "ep0039\nep0038"
+
+
+@pytest.fixture
+def live(tmp_path: Path) -> Iterator[TraceWriter]:
+    """A run that goes on; this process owns the file and answers as the run would."""
+    with TraceWriter(tmp_path / "live.duckdb") as writer:
+        writer.put(Run(run_id="run-1", started_at=START))
+        for i in range(40):
+            writer.put(*episode(i))
+        writer.flush()
+        yield writer
+
+
+class Live:
+    """Reads what a writer of this process has written, as its gateway does; to close it closes no writer."""
+
+    def __init__(self, writer: TraceWriter) -> None:
+        self.writer = writer
+
+    def query(self, sql: str, parameters: Sequence[Any] = ()) -> pa.Table:
+        return self.writer.query(sql, parameters)
+
+    def close(self) -> None:
+        pass
+
+
+@asynccontextmanager
+async def followed(writer: TraceWriter) -> AsyncIterator[tuple[Pilot[None], EpisodesScreen]]:
+    app = TraceApp(Live(writer), writer.path)
+    async with app.run_test(size=(80, 24)) as pilot:
+        screen = EpisodesScreen("run-1")
+        await app.push_screen(screen)
+        await settled(pilot)
+        yield pilot, screen
+
+
+def more(writer: TraceWriter, screen: EpisodesScreen, *numbers: int) -> None:
+    for i in numbers:
+        writer.put(*episode(i))
+    writer.flush()
+    screen.post_message(TraceApp.Changed())
+
+
+async def test_at_the_top_new_episodes_appear_and_the_cursor_stays_on_its_own(live: TraceWriter) -> None:
+    async with followed(live) as (pilot, screen):
+        await pilot.press("down", "space")
+        more(live, screen, 40, 41)
+        await until(pilot, lambda: screen.table.count == 42)
+        assert shown(screen)[0] == "ep0041" and screen.table.at_top
+        assert screen.table.cursor_id == "ep0038" and screen.table.selected == {"ep0038"}
+        assert "new:" not in says(screen)
+
+
+async def test_scrolled_away_new_episodes_are_counted_until_asked_for(live: TraceWriter) -> None:
+    async with followed(live) as (pilot, screen):
+        await pilot.press("end")
+        before = lines(screen)
+        more(live, screen, 40, 41)
+        await until(pilot, lambda: "2 new" in says(screen))
+        more(live, screen, 42)
+        await until(pilot, lambda: "3 new" in says(screen))
+        assert lines(screen) == before and screen.table.cursor_id == "ep0000"
+        await pilot.press("t")
+        await settled(pilot)
+        assert screen.table.cursor_id == "ep0042" and screen.table.at_top and "new:" not in says(screen)
+        await pilot.press("end")
+        more(live, screen, 43)
+        await until(pilot, lambda: "1 new" in says(screen))
+        await pilot.press("home")
+        await until(pilot, lambda: screen.table.count == 44)
+        assert screen.table.cursor_id == "ep0042" and shown(screen)[0] == "ep0043"
+
+
+async def test_in_another_order_nothing_moves_until_asked_for(live: TraceWriter) -> None:
+    async with followed(live) as (pilot, screen):
+        await pilot.press("4", "down")
+        await settled(pilot)
+        more(live, screen, 40)
+        await until(pilot, lambda: "1 new" in says(screen))
+        assert shown(screen)[0] == "ep0039"
+        await pilot.press("t")
+        await settled(pilot)
+        assert shown(screen)[0] == "ep0040" and screen.table.cursor_id == "ep0038"
+
+
+async def test_a_trace_without_a_run_an_episode_or_a_fit(tmp_path: Path) -> None:
+    file = written(tmp_path / "empty.duckdb", 0)
+    async with viewed(file) as (pilot, screen):
+        assert says(screen) == "no episode yet"
+        keys = ["down", "space", "a", "enter", "b", "B", "g", "c", "f", "e", "y", "n", "N", "t", "r"]
+        for key in [*keys, *"0123456789", "escape"]:
+            await pilot.press(key)
+            await pilot.pause()
+        await settled(pilot)
+        assert pilot.app.screen is screen or key == "escape"
+    async with viewed(written(tmp_path / "few.duckdb", 3), filter="reward>9") as (_, screen):
+        assert says(screen).startswith("no episode fits")
+
+
+async def test_calls_without_episodes_are_listed_by_theirs(tmp_path: Path) -> None:
+    file = tmp_path / "calls.duckdb"
+    with TraceWriter(file) as writer:
+        writer.put(episode(1)[0], episode(2)[0])
+    async with viewed(file, run_id=None) as (pilot, screen):
+        assert sorted(shown(screen)) == ["ep0001", "ep0002"] and "2 that have not ended" in says(screen)
+        assert "unended" in lines(screen)[1]
+        await pilot.press("4", "b")
+        await settled(pilot)
+
+
+async def test_hostile_text_in_every_column_and_a_task_of_ten_megabytes(tmp_path: Path) -> None:
+    task = Task(task_id=EVIL, main_query=EVIL + "x" * 10_000_000)
+    evil = episode(99, task=task, group_id=EVIL, cause=EVIL, error=EVIL, output=EVIL)[1]
+    with TraceWriter(tmp_path / "evil.duckdb") as writer:
+        writer.put(Run(run_id="run-1"), Call(call_id="c", episode_id="ep0099", agent=EVIL, output_ids=[1]), evil)
+    async with viewed(tmp_path / "evil.duckdb", size=(120, 40)) as (pilot, screen):
+        row = lines(screen)[1]
+        assert "[bold red]not markup[/]" in row and not any(c in row for c in "\x1b\x07\u202e\n")
+        await entered(pilot, "ctrl+f", "markup")
+        assert "hit" in says(screen) and "\x1b" not in says(screen)
+
+
+@pytest.mark.parametrize("size", [(20, 5), (1, 1), (60, 15), (300, 80)])
+async def test_any_size_of_terminal(trace: Path, size: tuple[int, int]) -> None:
+    async with viewed(trace, size=size) as (pilot, _):
+        await pilot.press("down", "pagedown", "slash", "escape", "right", "f")
+        await settled(pilot)
+        await pilot.resize_terminal(80, 24)
+        await settled(pilot)
+
+
+async def _looked_at(pilot: Pilot[None], *keys: str) -> None:
+    await pilot.app.push_screen(EpisodesScreen("run-1"))
+    await settled(pilot)
+    for key in keys:
+        await pilot.press(key)
+        await settled(pilot)
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+def test_looks(trace: Path, snap_compare: Any, size: tuple[int, int]) -> None:
+    reader = open_trace(trace)
+    keys = ("ctrl+f", *"moon", "enter", "n", "b", "up", "space", "shift+up", "down", "down", "down", "4")
+    app = TraceApp(reader, Path("trace.duckdb"))
+    assert snap_compare(app, terminal_size=size, run_before=lambda pilot: _looked_at(pilot, *keys))
+    reader.close()
+
+
+def test_looks_without_colour(trace: Path, snap_compare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NO_COLOR", "1")
+    reader = open_trace(trace)
+    app = TraceApp(reader, Path("trace.duckdb"))
+    assert snap_compare(app, terminal_size=(80, 24), run_before=lambda pilot: _looked_at(pilot, "space", "down", "b"))
+    reader.close()

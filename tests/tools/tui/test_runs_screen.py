@@ -1,0 +1,228 @@
+"""The list of runs and the screen of one: what they say, each key, and that news moves nothing."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.widgets import ContentSwitcher, DataTable, Static
+
+from ajet_sdk.gateway import Gateway
+from ajet_sdk.trace.writer import TraceWriter
+from ajet_sdk.types import Episode, Metric, Run, now
+from ajet_tools.tui.app import TraceApp
+from ajet_tools.tui.screens.episodes import EpisodesScreen
+from ajet_tools.tui.screens.run import RunScreen
+from ajet_tools.tui.screens.runs import RunsScreen
+from ajet_tools.tui.screens.sql import SqlScreen
+from ajet_tools.tui.widgets.chart import Chart
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("own_home")]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def cells(screen: Any) -> list[list[str]]:
+    table = screen.query_one(DataTable)
+    return [[str(cell) for cell in table.get_row_at(row)] for row in range(table.row_count)]
+
+
+def text_of(screen: Any, selector: str) -> str:
+    return str(screen.query_one(selector, Static).render())
+
+
+def shown(app: TraceApp) -> str:
+    """All that is on the screen."""
+    return "\n".join(strip.text for strip in app.screen._compositor.render_strips())
+
+
+async def test_the_list_says_how_each_run_goes(training_trace: Path, viewing: Any, until: Any) -> None:
+    async with viewing(training_trace, size=(120, 30)) as pilot:
+        await until(pilot, lambda: len(cells(pilot.app.screen)) == 3)
+        broken, cut_off, finished = cells(pilot.app.screen)
+        assert finished[:4] == ["aaaa0001", "finished", "12/20", "0.8"]
+        assert finished[4] == "▁▂▃▄▅▆▇█"
+        assert finished[5:] == ["24", "3", "300", "13m 00s", "math"]
+        assert cut_off[1] == "interrupted", "its process is gone, whatever the row in the file says"
+        assert cut_off[8] == "5m 00s", "to its last sign of life"
+        assert cut_off[7] == "3", "counted from the calls where there is no ledger"
+        assert broken[1] == "failed"
+        assert "ConfigError: [bold red]not markup[/] \\x1b[31mred" in shown(pilot.app)
+        await pilot.press("down", "down")
+        await pilot.pause()
+        assert "3 of 24: 1 TimeoutError, 1 ValueError, 1 [bold]Odd[/]" in shown(pilot.app)
+
+
+@pytest.mark.parametrize(
+    ("key", "screen"), [("enter", RunScreen), ("o", RunScreen), ("e", EpisodesScreen), ("s", SqlScreen)]
+)
+async def test_keys_of_the_list(training_trace: Path, viewing: Any, until: Any, key: str, screen: type) -> None:
+    async with viewing(training_trace) as pilot:
+        await until(pilot, lambda: pilot.app.screen.runs)
+        await pilot.press("down", key)
+        await until(pilot, lambda: isinstance(pilot.app.screen, screen))
+        assert getattr(pilot.app.screen, "run_id", "bbbb0002") == "bbbb0002"
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(pilot.app.screen, RunsScreen))
+        assert pilot.app.screen.chosen["run_id"] == "bbbb0002"
+        await pilot.press("escape")
+        await pilot.pause()
+        assert isinstance(pilot.app.screen, RunsScreen), "there is nothing behind the first screen"
+
+
+async def test_the_id_is_copied(training_trace: Path, viewing: Any, until: Any) -> None:
+    async with viewing(training_trace) as pilot:
+        await until(pilot, lambda: pilot.app.screen.runs)
+        await pilot.press("y")
+        assert pilot.app.clipboard == "cccc0003"
+
+
+async def test_a_trace_without_a_run(tmp_path: Path, viewing: Any, until: Any) -> None:
+    TraceWriter(tmp_path / "none.duckdb").__enter__().__exit__(None, None, None)
+    async with viewing(tmp_path / "none.duckdb") as pilot:
+        await until(pilot, lambda: "No run yet" in shown(pilot.app))
+        await pilot.press("enter", "o", "y")
+        await pilot.pause()
+        assert isinstance(pilot.app.screen, RunsScreen)
+
+
+async def test_a_live_run_is_followed_and_the_cursor_stays(
+    tmp_path: Path, viewing: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TraceApp, "FOLLOW_SECONDS", 0.1)
+    file, begun = tmp_path / "trace.duckdb", now() - timedelta(minutes=2)
+    with TraceWriter(file) as writer, Gateway(writer):
+        writer.put(Run(run_id="old", status="finished", started_at=begun - timedelta(days=1)))
+        writer.put(Run(run_id="live", started_at=begun))
+        writer.flush()
+        async with viewing(file) as pilot:
+            await until(pilot, lambda: len(pilot.app.screen.runs) == 2)
+            assert "running" in shown(pilot.app) and "nothing new for 2m" in shown(pilot.app)
+            await pilot.press("down")
+            writer.put(Run(run_id="newer", started_at=now()), Episode(run_id="live", status="timeout"))
+            writer.put(Metric(run_id="live", step=3, name="train/reward", value=0.5))
+            writer.flush()
+            await until(pilot, lambda: len(pilot.app.screen.runs) == 3)
+            assert pilot.app.screen.chosen["run_id"] == "old"
+            assert [row[0] for row in cells(pilot.app.screen)] == ["newer", "live", "old"]
+            await pilot.press("up", "enter")
+            await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen) and pilot.app.screen.panels)
+            await pilot.press("right")
+            writer.put(Metric(run_id="live", step=4, name="train/reward", value=0.75))
+            writer.put(Run(run_id="live", status="finished", started_at=begun, ended_at=now()))
+            writer.flush()
+            await until(pilot, lambda: "finished" in shown(pilot.app) and "0.75" in shown(pilot.app))
+
+
+async def test_a_run_has_its_curves_and_keys_to_page_and_zoom(training_trace: Path, viewing: Any, until: Any) -> None:
+    async with viewing(training_trace, run_id="aaaa0001") as pilot:
+        screen = pilot.app.screen
+        await until(pilot, lambda: "step 12/20" in text_of(screen, "#head") and screen.query(Chart))
+
+        def titles() -> list[str]:
+            return [chart.panel.title for chart in screen.query(Chart) if chart.display and chart.panel]
+
+        assert "3 failed: 1 TimeoutError" in text_of(screen, "#head")
+        await until(pilot, lambda: len(titles()) == 4)
+        assert titles() == ["reward", "success", "loss", "KL"]
+        assert "reward ⠒train 0.8 •val 0.9 xgreedy 1" in shown(pilot.app)
+        await pilot.press("right")
+        assert titles() == ["entropy", "tokens per episode", "tokens/s", "merge ratio"]
+        assert "tokens per episode 240" in shown(pilot.app), "1,920 sampled of 8 episodes"
+        await pilot.press("z")
+        assert titles() == ["entropy"]
+        await pilot.press("left")
+        assert titles() == ["KL"]
+        await pilot.press("z", "left")
+        assert titles() == ["reward", "success", "loss", "KL"]
+        for _ in range(9):
+            await pilot.press("right")
+        assert titles()[0] == "versions behind" and "custom/score" in titles(), "paging ends at the last page"
+
+
+async def test_a_run_has_ledger_metrics_and_config(training_trace: Path, viewing: Any, until: Any) -> None:
+    async with viewing(training_trace, run_id="aaaa0001", size=(100, 30)) as pilot:
+        screen = pilot.app.screen
+        await until(pilot, lambda: screen.panels)
+        await pilot.press("l")
+        await until(pilot, lambda: "failures by cause" in shown(pilot.app))
+        text = shown(pilot.app)
+        assert "trained" in text and "252" in text and "84.0%" in text and "[bold]Odd[/]" in text
+        assert "\x1b" not in text and "\u202e" not in text
+        await pilot.press("m")
+        await until(pilot, lambda: screen.query_one(ContentSwitcher).current == "metrics")
+        metrics = {row[0]: row[1:] for row in cells(screen)}
+        assert metrics["reward train"][1:] == ["0.8", "0.25", "0.8", "12"]
+        assert "custom/score" in metrics
+        await pilot.press("down", "down", "down", "down", "enter")
+        await pilot.pause()
+        assert screen.query_one(ContentSwitcher).current == "curves"
+        assert [c.panel.title for c in screen.query(Chart) if c.display] == ["loss"], "a metric's own picture"
+        await pilot.press("o")
+        await until(pilot, lambda: "total_steps: 20" in shown(pilot.app))
+        await pilot.press("c")
+        await pilot.pause()
+        assert screen.query_one(ContentSwitcher).current == "curves"
+
+
+async def test_a_run_leads_to_its_episodes_and_to_sql(training_trace: Path, viewing: Any, until: Any) -> None:
+    async with viewing(training_trace, run_id="aaaa0001") as pilot:
+        await until(pilot, lambda: pilot.app.screen.panels)
+        await pilot.press("s")
+        await until(pilot, lambda: isinstance(pilot.app.screen, SqlScreen))
+        await until(pilot, lambda: "126 rows" in shown(pilot.app))
+        await pilot.press("escape", "f")
+        await until(pilot, lambda: isinstance(pilot.app.screen, EpisodesScreen))
+        await until(pilot, lambda: "of 3" in shown(pilot.app))
+
+
+async def test_the_mouse_chooses_a_view_and_zooms(training_trace: Path, viewing: Any, until: Any) -> None:
+    async with viewing(training_trace, run_id="aaaa0001") as pilot:
+        screen = pilot.app.screen
+        await until(pilot, lambda: screen.query(Chart))
+        await pilot.click("#views", offset=(14, 0))
+        assert screen.query_one(ContentSwitcher).current == "ledger"
+        await pilot.click("#views", offset=(4, 0))
+        await pilot.click(screen.query(Chart)[2])
+        await pilot.pause()
+        assert [c.panel.title for c in screen.query(Chart) if c.display] == ["loss"]
+
+
+async def test_a_run_without_a_metric_says_so(training_trace: Path, viewing: Any, until: Any) -> None:
+    async with viewing(training_trace, run_id="bbbb0002") as pilot:
+        await until(pilot, lambda: "no metric yet" in shown(pilot.app))
+        await pilot.press("right", "z", "m", "l")
+        await until(pilot, lambda: "No ledger yet" in shown(pilot.app))
+
+
+async def test_a_run_that_is_killed_becomes_interrupted(
+    tmp_path: Path, viewing: Any, until: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(TraceApp, "FOLLOW_SECONDS", 0.1)
+    script = (
+        "import sys, time\nfrom pathlib import Path\nfrom ajet_sdk.gateway import Gateway\n"
+        "from ajet_sdk.trace.writer import TraceWriter\nfrom ajet_sdk.types import Run\n"
+        "with TraceWriter(Path(sys.argv[1])) as writer, Gateway(writer):\n"
+        "    writer.put(Run(run_id='doomed'))\n    writer.flush()\n    print('up', flush=True)\n    time.sleep(60)\n"
+    )
+    file = tmp_path / "trace.duckdb"
+    process = subprocess.Popen([sys.executable, "-c", script, str(file)], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "up\n"
+        async with viewing(file) as pilot:
+            await until(pilot, lambda: "running" in shown(pilot.app))
+            await until(pilot, lambda: pilot.app.live)
+            process.kill()
+            process.wait()
+            await until(pilot, lambda: "interrupted" in shown(pilot.app))
+            assert "its process ended without saying so" in shown(pilot.app) and not pilot.app.live
+    finally:
+        process.kill()
+        process.wait()

@@ -1,0 +1,257 @@
+"""The SQL console: asking, stopping, what goes wrong, the tables, queries kept, export, and hostile values."""
+
+from __future__ import annotations
+
+import json
+import threading
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import Input, Static, Tree
+
+from ajet_sdk.protocols import TraceReader
+from ajet_tools.tui.screens.run import RunScreen
+from ajet_tools.tui.screens.sql import SqlScreen
+from ajet_tools.tui.screens.whole import WholeScreen
+from ajet_tools.tui.widgets.arrow_table import ArrowTable
+from ajet_tools.tui.widgets.sql_editor import SqlEditor
+
+pytestmark = pytest.mark.anyio
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def said(pilot: Pilot[None]) -> str:
+    return str(pilot.app.screen.query_one("#said", Static).render())
+
+
+def shown(pilot: Pilot[None]) -> str:
+    return "\n".join(strip.text for strip in pilot.app.screen._compositor.render_strips())
+
+
+def result(pilot: Pilot[None]) -> pa.Table:
+    return pilot.app.screen.query_one(ArrowTable).table
+
+
+async def opened(pilot: Pilot[None], until: Any, sql: str = "") -> SqlScreen:
+    pilot.app.open_sql(sql)
+    await until(pilot, lambda: isinstance(pilot.app.screen, SqlScreen) and pilot.app.screen.query(SqlEditor))
+    screen: SqlScreen = pilot.app.screen
+    return screen
+
+
+async def test_a_query_is_typed_asked_and_answered(
+    training_trace: Path, viewing: Any, until: Any, own_home: Path
+) -> None:
+    async with viewing(training_trace) as pilot:
+        screen = await opened(pilot, until)
+        editor = screen.query_one(SqlEditor)
+        editor.text = ""
+        await pilot.press(*"select count(*) as n from runs".replace(" ", "_"))
+        editor.text = editor.text.replace("_", " ")
+        await pilot.press("f5")
+        await until(pilot, lambda: "1 row, 1 column" in said(pilot))
+        assert result(pilot).to_pylist() == [{"n": 3}]
+        await pilot.press("escape")
+        await opened(pilot, until)
+        assert pilot.app.screen.query_one(SqlEditor).text == "select count(*) as n from runs", "it stands there again"
+
+
+@pytest.mark.parametrize(
+    ("sql", "word"),
+    [
+        ("DELETE FROM runs", "exactly one SELECT"),
+        ("SELECT nothing FROM runs", "nothing"),
+        ("SELECT", "cannot be parsed"),
+        ("SELECT 1; SELECT 2", "exactly one"),
+        ("FROM read_csv('/etc/passwd')", "the query failed"),
+    ],
+)
+async def test_what_is_wrong_is_a_word(
+    training_trace: Path, viewing: Any, until: Any, own_home: Path, sql: str, word: str
+) -> None:
+    async with viewing(training_trace) as pilot:
+        await opened(pilot, until, sql)
+        await until(pilot, lambda: word in said(pilot))
+        assert isinstance(pilot.app.screen, SqlScreen) and not result(pilot).num_columns
+
+
+class _Slow:
+    """A reader whose answer waits to be let go."""
+
+    def __init__(self, reader: TraceReader, go: threading.Event) -> None:
+        self.reader, self.go = reader, go
+
+    def query(self, sql: str, parameters: Any = ()) -> pa.Table:
+        if "slow" in sql:
+            self.go.wait(10)
+        return self.reader.query(sql, parameters)
+
+    def close(self) -> None:
+        self.reader.close()
+
+
+async def test_a_query_is_stopped_and_the_next_one_answered(
+    training_trace: Path, viewing: Any, until: Any, own_home: Path
+) -> None:
+    go = threading.Event()
+    async with viewing(training_trace) as pilot:
+        pilot.app.reader = _Slow(pilot.app.reader, go)
+        screen = await opened(pilot, until, "SELECT 1 AS slow")
+        await until(pilot, lambda: "F9 stops" in said(pilot))
+        await pilot.press("f9")
+        await until(pilot, lambda: "stopped" in said(pilot))
+        screen.query_one(SqlEditor).text = "SELECT 2 AS two"
+        await pilot.press("f5")
+        await until(pilot, lambda: "1 row" in said(pilot))
+        go.set()
+        await pilot.pause(0.2)
+        assert result(pilot).to_pylist() == [{"two": 2}], "the answer that came too late is not shown"
+
+
+async def test_a_large_result_scrolls_with_a_cursor(
+    training_trace: Path, viewing: Any, until: Any, own_home: Path
+) -> None:
+    async with viewing(training_trace) as pilot:
+        await opened(pilot, until, "SELECT range AS n, 'x' || range AS t, NULL AS nothing FROM range(300000)")
+        await until(pilot, lambda: "300,000 rows, 3 columns" in said(pilot))
+        table = pilot.app.screen.query_one(ArrowTable)
+        table.focus()
+        await pilot.press("end", "right")
+        assert table.cursor == (299_999, 1) and table.value == "x299999" and "299,999" in shown(pilot)
+        await pilot.press("pageup", "up", "home", "down", "left")
+        assert table.cursor == (1, 0) and " n " in shown(pilot)
+        await pilot.press("y")
+        assert pilot.app.clipboard == "1"
+        await pilot.press("Y")
+        assert pilot.app.clipboard.startswith("n\tt\tnothing\n0\tx0\tnull\n1\tx1")
+        await pilot.click(ArrowTable, offset=(12, 3))
+        assert table.cursor == (2, 1)
+
+
+async def test_enter_opens_an_id_and_shows_anything_else_whole(
+    training_trace: Path, viewing: Any, until: Any, own_home: Path
+) -> None:
+    async with viewing(training_trace) as pilot:
+        await opened(pilot, until, "SELECT run_id, name, config FROM runs ORDER BY run_id")
+        await until(pilot, lambda: "3 rows" in said(pilot))
+        pilot.app.screen.query_one(ArrowTable).focus()
+        await pilot.press("down", "right", "enter")
+        await until(pilot, lambda: isinstance(pilot.app.screen, WholeScreen) and "not markup" in shown(pilot))
+        assert all(part in shown(pilot) for part in ("[bold red]not markup[/]", "\\x07", "\\u202e", "字字"))
+        assert "\x1b" not in shown(pilot) and "\u202e" not in shown(pilot)
+        await pilot.press("y", "escape")
+        assert "\x1b" in pilot.app.clipboard, "a copy is exact"
+        await pilot.press("up", "right", "enter")
+        await until(pilot, lambda: '"scripted": "a.py:b"' in shown(pilot))
+        await pilot.press("escape", "left", "left", "enter")
+        await until(pilot, lambda: isinstance(pilot.app.screen, RunScreen))
+        assert pilot.app.screen.run_id == "aaaa0001"
+
+
+async def test_explain(training_trace: Path, viewing: Any, until: Any, own_home: Path) -> None:
+    async with viewing(training_trace) as pilot:
+        pilot.app.open_sql("EXPLAIN SELECT count(*) FROM runs")
+        await until(pilot, lambda: isinstance(pilot.app.screen, WholeScreen) and "Scan" in shown(pilot))
+
+
+async def test_the_tables_put_names_into_the_query(
+    training_trace: Path, viewing: Any, until: Any, own_home: Path
+) -> None:
+    async with viewing(training_trace, size=(120, 40)) as pilot:
+        screen = await opened(pilot, until)
+        screen.query_one(SqlEditor).text = ""
+        await pilot.press("f4")
+        tree = screen.query_one(Tree)
+        await until(pilot, lambda: len(tree.root.children) >= 8)
+        names = [str(node.label) for node in tree.root.children]
+        assert {"runs", "episodes", "calls", "calls_full", "ledger", "feedback"} <= set(names)
+        tree.root.children[0].expand()
+        await pilot.pause()
+        await pilot.press("down", "down", "enter")
+        await pilot.pause()
+        assert screen.query_one(SqlEditor).text == "run_id"
+        await pilot.press("f4")
+        assert not tree.display
+
+
+async def test_queries_are_kept_from_one_time_to_the_next(
+    training_trace: Path, viewing: Any, until: Any, own_home: Path
+) -> None:
+    async with viewing(training_trace) as pilot:
+        await opened(pilot, until, "SELECT 41 + 1 AS answer")
+        await until(pilot, lambda: "1 row" in said(pilot))
+        await pilot.press("ctrl+s", *"mine", "enter")
+        await until(pilot, lambda: "saved as mine" in said(pilot))
+    kept = json.loads((own_home / ".config" / "ajet" / "queries.json").read_text())
+    assert kept == {"history": ["SELECT 41 + 1 AS answer"], "saved": {"mine": "SELECT 41 + 1 AS answer"}}
+    async with viewing(training_trace) as pilot:
+        screen = await opened(pilot, until)
+        await pilot.press("f3")
+        await until(pilot, lambda: "mine" in shown(pilot) and "why episodes failed" in shown(pilot))
+        await pilot.press("enter")
+        await until(pilot, lambda: screen.query_one(SqlEditor).text == "SELECT 41 + 1 AS answer")
+        await pilot.press("f3", "d", "escape")
+        await until(pilot, lambda: pilot.app.screen is screen)
+    assert json.loads((own_home / ".config" / "ajet" / "queries.json").read_text())["saved"] == {}
+
+
+async def test_a_spoilt_file_of_queries_is_a_word_and_stays(
+    training_trace: Path, viewing: Any, until: Any, own_home: Path
+) -> None:
+    file = own_home / ".config" / "ajet" / "queries.json"
+    file.parent.mkdir(parents=True)
+    file.write_text("[1")
+    async with viewing(training_trace) as pilot:
+        await opened(pilot, until, "SELECT 1")
+        await until(pilot, lambda: "1 row" in said(pilot))
+        await until(pilot, lambda: "cannot be read" in shown(pilot))
+    assert file.read_text() == "[1"
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
+async def test_a_result_is_exported(
+    training_trace: Path, viewing: Any, until: Any, own_home: Path, tmp_path: Path, kind: str
+) -> None:
+    target = tmp_path / f"out.{kind}"
+    async with viewing(training_trace) as pilot:
+        await opened(pilot, until, "SELECT 1 AS a, 2 AS a, [1, 2] AS l, 'é\n\"' AS t")
+        await until(pilot, lambda: "1 row" in said(pilot))
+        for _ in range(2):
+            await pilot.press("f8")
+            pilot.app.screen.query_one("#file Input", Input).value = str(target)
+            await pilot.press("enter")
+            await until(pilot, lambda: "1 row written" in said(pilot) or "exists" in shown(pilot))
+        assert "give another name" in shown(pilot).replace("\n", " "), "nothing is overwritten"
+    row = {"a": 1, "a:1": 2, "l": [1, 2], "t": 'é\n"'}
+    if kind == "parquet":
+        assert pq.read_table(target).to_pylist() == [row]
+    elif kind == "jsonl":
+        assert [json.loads(line) for line in target.read_text().splitlines()] == [row]
+    else:
+        assert target.read_text() == 'a,a:1,l,t\n1,2,"[1, 2]","é\n"""\n'.replace("\n1", "\n1")
+    assert [path.name for path in tmp_path.glob(".out*")] == []
+
+
+async def test_an_export_without_a_result_or_with_an_odd_name(
+    training_trace: Path, viewing: Any, until: Any, own_home: Path
+) -> None:
+    async with viewing(training_trace) as pilot:
+        await opened(pilot, until)
+        await pilot.press("f8")
+        assert "no result to export" in said(pilot)
+        await pilot.press("f5")
+        await until(pilot, lambda: "3 rows" in said(pilot))
+        await pilot.press("f8")
+        pilot.app.screen.query_one("#file Input", Input).value = "result.xls"
+        await pilot.press("enter")
+        await until(pilot, lambda: "ends in .csv" in shown(pilot))
+        await pilot.press("escape")
+        assert isinstance(pilot.app.screen, SqlScreen) and isinstance(pilot.app.focused, SqlEditor)

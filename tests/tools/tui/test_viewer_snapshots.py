@@ -1,0 +1,70 @@
+"""How the runs, a run and the SQL console look, on a real small trace with fixed ids and times."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from textual.pilot import Pilot
+from textual.widgets import Static
+
+from ajet_sdk.trace.reader import open_trace
+from ajet_tools.tui.app import TraceApp
+from ajet_tools.tui.screens.sql import SqlScreen
+
+pytestmark = pytest.mark.usefixtures("own_home")
+SIZES = [(80, 24), (120, 40)]
+
+
+def look(snap: Any, trace: Path, until: Any, size: tuple[int, int], *keys: str, run_id: str | None = None) -> bool:
+    """Compare the picture after some keys with the one that is kept."""
+    reader = open_trace(trace)
+    app = TraceApp(reader, Path("launcher_record/math"), run_id)
+
+    async def before(pilot: Pilot[None]) -> None:
+        await until(pilot, lambda: _settled(pilot))
+        for key in keys:
+            await pilot.press(key)
+            await pilot.pause(0.1)
+        await until(pilot, lambda: _settled(pilot))
+        if isinstance(pilot.app.screen, SqlScreen):
+            pilot.app.screen.query_one("#said", Static).update("126 rows, 5 columns")  # without the time it took
+        await pilot.pause(0.2)
+
+    try:
+        same: bool = snap(app, terminal_size=size, run_before=before)
+        return same
+    finally:
+        reader.close()
+
+
+def _settled(pilot: Pilot[None]) -> bool:
+    screen = pilot.app.screen
+    if isinstance(screen, SqlScreen):
+        return "row" in str(screen.query_one("#said", Static).render())
+    return bool(getattr(screen, "panels", True) and getattr(screen, "runs", True))
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_runs(snap_compare: Any, training_trace: Path, until: Any, size: tuple[int, int]) -> None:
+    assert look(snap_compare, training_trace, until, size, "down", "down")
+
+
+@pytest.mark.parametrize("view", ["c", "l", "m", "o"])
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_run(snap_compare: Any, training_trace: Path, until: Any, size: tuple[int, int], view: str) -> None:
+    assert look(snap_compare, training_trace, until, size, view, run_id="aaaa0001")
+
+
+@pytest.mark.parametrize("size", SIZES, ids=str)
+def test_sql(snap_compare: Any, training_trace: Path, until: Any, size: tuple[int, int]) -> None:
+    assert look(snap_compare, training_trace, until, size, "s", "tab", "down", run_id="aaaa0001")
+
+
+def test_a_light_theme(snap_compare: Any, training_trace: Path, until: Any) -> None:
+    assert look(snap_compare, training_trace, until, SIZES[0], "f2", run_id="aaaa0001")
+
+
+def test_keys(snap_compare: Any, training_trace: Path, until: Any) -> None:
+    assert look(snap_compare, training_trace, until, SIZES[0], "question_mark", run_id="aaaa0001")
