@@ -137,12 +137,15 @@ class _Loop:
     def stop(self) -> None:
         """Cancel what is left and end the loop, if it still turns."""
 
-        def end() -> None:
-            for task in asyncio.all_tasks(self.loop):
+        async def end() -> None:
+            left = asyncio.all_tasks(self.loop) - {asyncio.current_task()}
+            for task in left:
                 task.cancel()
-            self.loop.call_soon(self.loop.stop)
+            if left:  # to unwind may take them several turns of the loop
+                await asyncio.wait(left, timeout=_GRACE / 2)
+            self.loop.stop()
 
-        self._call(end)
+        self._call(lambda: self.loop.create_task(end()))
         if self.blocker() is not None:
             return
         self.thread.join(_GRACE)

@@ -82,7 +82,7 @@ def test_a_run_whose_ledger_does_not_balance_says_so(
 ) -> None:
     """Each run checks at its end, also one that trains nothing; tokens that nobody booked stop it."""
     for place in ("ajet_sdk.run", "ajet_sdk.backbones.debug"):
-        monkeypatch.setattr(f"{place}.evaluation_entries", lambda episode: [])
+        monkeypatch.setattr(f"{place}.untrained_entries", lambda episode: [])
     with pytest.raises(
         TrainingError, match=r"does not balance:\n  call \w+ of episode \w+: 3 tokens sampled, 0 in the"
     ):
