@@ -67,7 +67,8 @@ def _content(value: Any) -> Any:
 
 
 def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
-    function = call.get("function") or {}
+    function = call.get("function")
+    function = function if isinstance(function, Mapping) else {"name": function}
     arguments = _arguments(function.get("arguments"))
     return {
         "id": call.get("id"),
@@ -84,8 +85,9 @@ def clean(message: Mapping[str, Any]) -> Message:
     thought = next((message[k] for k in _REASONING if message.get(k)), None)
     if thought:
         out["reasoning_content"] = out["thinking"] = thought
-    if message.get("tool_calls"):
-        out["tool_calls"] = [_tool_call(call) for call in message["tool_calls"]]
+    calls = message.get("tool_calls")
+    if isinstance(calls, list) and calls:
+        out["tool_calls"] = [_tool_call(call) if isinstance(call, Mapping) else call for call in calls]
     return out
 
 

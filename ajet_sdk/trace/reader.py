@@ -233,7 +233,7 @@ def episodes(
             conditions.append(f"{name} = ?")
             values.append(value)
     if episode_ids is not None:
-        conditions.append("list_contains(?, episode_id)")
+        conditions.append("episode_id IN (SELECT unnest(?::VARCHAR[]))")
         values.append(list(episode_ids))
     where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
     rows = reader.query(f"SELECT * FROM episodes {where} ORDER BY started_at, episode_id", values).to_pylist()

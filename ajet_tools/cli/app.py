@@ -81,7 +81,9 @@ class _Commands(TyperGroup):
                 traceback.print_exception(error)
             _say(type(error).__name__, str(error))
             raise typer.Exit(2 if isinstance(error, USAGE_ERRORS) else 1) from None
-        except KeyboardInterrupt:
+        except (KeyboardInterrupt, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and str(error) != "Query interrupted":  # so DuckDB calls Ctrl-C
+                raise
             resume = (
                 "; `ajet train … --resume` goes on where a checkpoint is" if ctx.invoked_subcommand == "train" else ""
             )

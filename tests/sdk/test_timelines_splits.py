@@ -194,3 +194,21 @@ def test_the_call_that_was_expected_to_go_on_is_found_among_several(tokenizer_of
     then = asked(tok, 30, [*TASK, said, user("so")], "y", reply("y"))
     splits = {s.call_id: s for s in merge([mine, *others, then], tok.decode).splits}
     assert (splits["c30"].parent_call_id, splits["c30"].cause) == ("c0", "think_stripped")
+
+
+def test_malformed_tool_calls_break_nothing() -> None:
+    """Models and clients write anything there: a name alone, text, null."""
+    odd: list[Any] = [{"function": "calc"}, "calc(1)", None]
+    first = {"messages": [{"role": "user", "content": "x"}]}
+    reply = {"choices": [{"message": {"role": "assistant", "content": None, "tool_calls": odd}}]}
+    second = {
+        "messages": [*first["messages"], {"role": "assistant", "tool_calls": odd}, {"role": "user", "content": "y"}]
+    }
+    calls = [
+        Call(
+            call_id="a", episode_id="e", request=first, response=reply, prompt_ids=[1], output_ids=[2], logprobs=[-1.0]
+        ),
+        Call(call_id="b", episode_id="e", index=1, request=second, prompt_ids=[1, 3], output_ids=[4], logprobs=[-1.0]),
+    ]
+    (split,) = merge(calls, lambda ids: "".join(chr(96 + int(i)) for i in ids)).splits
+    assert split.call_id == "b"

@@ -16,7 +16,10 @@ app = typer.Typer(
     ajet trace show 3f2a91
     ajet trace sql "SELECT status, count(*) FROM episodes GROUP BY status"
     ajet trace ledger launcher_record/math
-    ajet trace splits --json
+    ajet trace view launcher_record/math
+    ajet trace export --format messages --filter "reward>0.9" --out good.jsonl
+    ajet trace replay 3f2a91 --workflow agent.py:solve
+    ajet trace preflight models/qwen3
 
     Each command takes a trace file, an experiment's directory or a live run; with none, the newest run below here.
     """,

@@ -242,18 +242,13 @@ def _bytes(count: int) -> str:
 
 @contextmanager
 def _progress() -> Iterator[Said]:
-    """What is being done, on a terminal's stderr. Ctrl-C is one, though DuckDB calls it a RuntimeError."""
+    """What is being done, on a terminal's stderr."""
     from rich.console import Console
     from rich.markup import escape
 
     console = Console(stderr=True)
-    try:
-        if console.is_terminal:
-            with console.status("") as status:
-                yield lambda what: status.update(escape(what))
-        else:
-            yield lambda _: None
-    except RuntimeError as error:
-        if str(error) == "Query interrupted":
-            raise KeyboardInterrupt from error
-        raise
+    if console.is_terminal:
+        with console.status("") as status:
+            yield lambda what: status.update(escape(what))
+    else:
+        yield lambda _: None

@@ -12,6 +12,8 @@ from ajet_tools.cli.trace.options import AsJson, OfRun, Where, print_json
 from ajet_tools.cli.trace.progress import progress_bar
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ajet_sdk.protocols import TraceReader
     from ajet_sdk.types import Episode
     from ajet_tools.trace.preflight import Preflight
@@ -65,7 +67,7 @@ def remerge(
     from ajet_tools.trace.run_config import run_config
 
     loaded = load_tokenizer(tokenizer) if tokenizer else None
-    reader, _ = open_located(path)
+    reader, where = open_located(path)
     with closing(reader):
         run_id = queries.find_run(reader, run)
         own = policy_of(run_config(reader, run_id))
@@ -84,7 +86,7 @@ def remerge(
                 run_id,
                 own,
                 other,
-                decode=_decode(reader, run_id),
+                decode=_decode(reader, run_id, where),
                 tokenizer=loaded.tokenizer if loaded else None,
                 progress=advance,
             )
@@ -101,13 +103,13 @@ def _require_episodes(found: Sequence[Any], run_id: str) -> None:
         raise QueryError(f"run {run_id} has no finished episode yet; `ajet trace ls` shows what there is")
 
 
-def _decode(reader: TraceReader, run_id: str) -> Callable[[Sequence[int]], str] | None:
+def _decode(reader: TraceReader, run_id: str, trace: Path) -> Callable[[Sequence[int]], str] | None:
     """The run's own reading of ids; without it, causes that only the text tells are `unknown`."""
     from ajet_sdk.errors import ConfigError
     from ajet_tools.trace.decoding import decoder
 
     try:
-        return decoder(reader, run_id)
+        return decoder(reader, run_id, trace)
     except ConfigError as error:
         typer.echo(f"Causes of splits that only the text tells are `unknown`: {error}", err=True)
         return None

@@ -12,6 +12,8 @@ import typer
 from ajet_tools.cli.trace.options import AsJson, Fitting, NoPager, OfRun, Where, print_json
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ajet_sdk.protocols import TraceReader
     from ajet_sdk.timelines import Decode
     from ajet_sdk.types import Episode
@@ -47,14 +49,14 @@ def splits(
     from ajet_tools.trace.locate import open_located
 
     fits = parse(filter) if filter else None
-    reader, _ = open_located(path)
+    reader, where = open_located(path)
     with closing(reader):
         ids: Sequence[str] = (
             [queries.find(reader, episode, "episode").id]
             if episode
             else queries.episode_ids(reader, queries.find_run(reader, run), limit=limit, filter=fits)
         )
-        found, timelines, sampled = _merged(reader, ids, _decoders(reader))
+        found, timelines, sampled = _merged(reader, ids, _decoders(reader, where))
     causes = _by_cause(found)
     if as_json:
         print_json({"episodes": len(ids), "timelines": timelines, "causes": causes, "splits": found})
@@ -70,7 +72,7 @@ def splits(
             out.print(render.table(shown, out.width, title="\nthose that cost most"))
 
 
-def _decoders(reader: TraceReader) -> Callable[[str | None], Decode | None]:
+def _decoders(reader: TraceReader, trace: Path) -> Callable[[str | None], Decode | None]:
     """A run's id -> ids to text; None, once said why on stderr, where the tokenizer is not at hand."""
     from ajet_sdk.errors import ConfigError
     from ajet_tools.trace import queries
@@ -79,7 +81,7 @@ def _decoders(reader: TraceReader) -> Callable[[str | None], Decode | None]:
     @cache
     def find(run_id: str | None) -> Decode | None:
         try:
-            return decoder(reader, run_id or queries.find_run(reader, None))
+            return decoder(reader, run_id or queries.find_run(reader, None), trace)
         except ConfigError as error:
             typer.echo(f"Causes that only the text tells are `unknown`: {error}", err=True)
             return None

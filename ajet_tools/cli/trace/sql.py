@@ -36,8 +36,8 @@ def sql(
 ) -> None:
     """Ask a trace one question in SQL (DuckDB's): a SELECT or EXPLAIN, read-only, stopped after 30 s.
 
-    Tables: runs, episodes, calls, rewards, metrics, ledger, feedback. `calls` holds of each prompt what the call's
-    parent has not; the view `calls_full` has prompts and requests whole.
+    Tables: runs, episodes, calls, rewards, metrics, ledger, trained, feedback. `calls` holds of each prompt what
+    the call's parent has not; the view `calls_full` has prompts and requests whole.
 
     \b
     ajet trace sql "FROM metrics WHERE name = 'train/reward' ORDER BY step"

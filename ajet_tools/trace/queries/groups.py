@@ -9,14 +9,18 @@ __all__ = ["attempts_of"]
 
 
 def attempts_of(reader: TraceReader, episode_id: str) -> list[str]:
-    """The ids of all attempts of the group of an episode, in the order of attempts; itself alone where it has none."""
+    """The attempts of an episode's group, by attempt; itself alone where it has none.
+
+    Those that a resume rolled back stand with each other, and not among those that took their place.
+    """
     found = rows(
         reader,
         """
-        WITH own AS (SELECT run_id, group_id FROM episodes WHERE episode_id = $1)
-        SELECT episode_id FROM episodes e, own
-        WHERE e.run_id = own.run_id AND e.group_id = own.group_id AND own.group_id <> ''
-        ORDER BY attempt, started_at, episode_id""",
+        SELECT e.episode_id FROM episodes e, (FROM episodes WHERE episode_id = $1) AS one
+        WHERE e.run_id = one.run_id AND e.step = one.step AND e.split = one.split
+          AND (e.group_id = one.group_id AND e.group_id <> '' AND e.superseded = one.superseded
+               OR e.episode_id = $1)
+        ORDER BY e.attempt, e.started_at, e.episode_id""",
         episode_id,
     )
     return [row["episode_id"] for row in found] or [episode_id]

@@ -15,9 +15,10 @@ from ajet_sdk.protocols import TraceReader
 from ajet_sdk.samples import build
 from ajet_sdk.trace.reader import calls_of, episodes
 from ajet_sdk.types import Episode
+from ajet_tools.trace.queries.groups import attempts_of
 from ajet_tools.trace.queries.rows import rows
 
-__all__ = ["Booked", "EpisodeFacts", "Scores", "episode_facts", "group_of", "mark_of", "recomputed_advantages"]
+__all__ = ["Booked", "EpisodeFacts", "Scores", "episode_facts", "mark_of", "recomputed_advantages"]
 
 _Floats = npt.NDArray[np.float32]
 
@@ -88,21 +89,6 @@ def mark_of(reader: TraceReader, *episode_ids: str) -> tuple[int, ...]:
     return tuple(row["n"] for row in rows(reader, f"FROM ({sql}) ORDER BY i", list(episode_ids)))
 
 
-def group_of(reader: TraceReader, episode_id: str) -> list[str]:
-    """The attempts at the task of an episode in its group, by attempt; those rolled back by a resume are left out."""
-    found = rows(
-        reader,
-        """
-        SELECT e.episode_id FROM episodes e, (FROM episodes WHERE episode_id = $1) AS one
-        WHERE e.run_id = one.run_id AND e.step = one.step AND e.split = one.split
-          AND (e.group_id = one.group_id AND e.group_id <> '' AND e.superseded = one.superseded
-               OR e.episode_id = $1)
-        ORDER BY e.attempt, e.started_at, e.episode_id""",
-        episode_id,
-    )
-    return [row["episode_id"] for row in found]
-
-
 def recomputed_advantages(reader: TraceReader, *episode_ids: str) -> dict[str, _Floats]:
     """The advantage of each token of the calls that would be trained, from the stored groups and the run's config.
 
@@ -113,7 +99,7 @@ def recomputed_advantages(reader: TraceReader, *episode_ids: str) -> dict[str, _
     done: set[str] = set()
     for episode_id in episode_ids:
         if episode_id not in done:
-            group = episodes(reader, episode_ids=group_of(reader, episode_id), superseded=True)
+            group = episodes(reader, episode_ids=attempts_of(reader, episode_id), superseded=True)
             done |= {episode_id, *(episode.episode_id for episode in group)}
             recomputed |= _of_group(reader, group)
     return recomputed

@@ -14,7 +14,8 @@ from textual.screen import Screen
 from textual.widgets import Footer, Header, Static
 
 from ajet_sdk.errors import AjetError
-from ajet_tools.trace.queries.tokens import group_of, mark_of, recomputed_advantages
+from ajet_tools.trace.queries.groups import attempts_of
+from ajet_tools.trace.queries.tokens import mark_of, recomputed_advantages
 from ajet_tools.trace.shades import SHADINGS
 from ajet_tools.trace.text import one_line, visible
 from ajet_tools.trace.token_jumps import found, lowest, next_place, next_ranked, widest_gaps
@@ -286,7 +287,7 @@ class TokensScreen(Screen[None]):
         self.app.open_episode(self.episode_id, call)
 
     async def action_compare(self) -> None:
-        ids = await self.app.ask(group_of, self.episode_id)
+        ids = await self.app.ask(attempts_of, self.episode_id)
         self.app.open_compare([self.episode_id, *(i for i in ids if i != self.episode_id)])
 
     async def action_leave(self) -> None:
