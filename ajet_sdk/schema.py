@@ -42,8 +42,11 @@ IDLE = (
     "rollout.max_num_seqs",
     "rollout.name",
     "task_reader.env_service.env_action_preference",
-    "task_reader.data_generation",
-    "task_reader.feedback_tracing",
+    "task_reader.data_generation.document_reader.languages",
+    "task_reader.data_generation.document_reader.split_by",
+    "task_reader.data_generation.document_reader.cache_enabled",
+    "task_reader.data_generation.deduplication_filter.params.db_path",
+    "task_reader.data_generation.deduplication_filter.params.api_key",
     "task_judge.alien_llm_model",
     "task_judge.alien_llm_response_length",
     "task_judge.rubrics_auto_grader",
@@ -256,9 +259,11 @@ class QueryReader(Section):
 class DeduplicationParams(Section):
     similarity_threshold: float = key(0.8, "Queries more alike than this are one.", ge=0, le=1)
     db_path: str = key("./.similarity_db", "Where the embeddings are kept.")
-    model: str = key("text-embedding-v4", "The embedding model.")
+    model: str = key(
+        "text-embedding-v4", "The embedding model, for likeness in meaning; used where `base_url` is given."
+    )
     api_key: str | None = key(None, "Its key; better left null and given by the environment.")
-    base_url: str | None = key(None, "Its endpoint.")
+    base_url: str | None = key(None, "Its endpoint; null: queries are compared by their letters alone.")
 
 
 class DeduplicationFilter(Section):
@@ -269,8 +274,17 @@ class DeduplicationFilter(Section):
 class DataGeneration(Section):
     document_reader: DocumentReader = section(DocumentReader, "Documents to make tasks from.")
     query_reader: QueryReader = section(QueryReader, "Example queries.")
-    task_num: int = key(10, "Tasks to make.", ge=1)
-    llm_model: str | None = key(None, "The model that writes the tasks.")
+    task_num: int = key(10, "Tasks to make, those for validation among them.", ge=1)
+    llm_model: str | None = key(None, "The model that writes the tasks: its name, or a local checkpoint's directory.")
+    base_url: str | None = key(None, "Its OpenAI-compatible endpoint; null: OPENAI_BASE_URL.")
+    scripted: str | None = key(None, "Class path of a function that writes the tasks in the place of a model.")
+    verify: str = key(
+        "agreement:3",
+        "How answers are checked, as `ajet dataset expand --verify` says; of documents' tasks by default llm.",
+    )
+    validation_share: float = key(
+        0.1, "Share of the tasks for validation, where query_reader names no validation file.", ge=0, lt=1
+    )
     llm_response_length: int = key(8192, "Its longest reply, in tokens.", ge=1)
     num_workers: int = key(32, "Requests at once.", ge=1)
     sampling_params: dict[str, Any] = key({}, "Its sampling parameters.")
@@ -291,9 +305,14 @@ class TracingFilter(Section):
 
 
 class FeedbackTracing(Section):
-    base_url: str | None = key(None, "Where the traced feedback is served.")
+    base_url: str | None = key(
+        None, "The traces: a directory or file of ajet's, AgentScope Studio's database, OTLP or OpenAI logs."
+    )
     train_output_path: str | None = key(None, "Where the tasks made of feedback are written.")
-    alien_llm_model: str | None = key(None, "The model that grades.")
+    alien_llm_model: str | None = key(None, "The model that grades; null: OPENAI_MODEL.")
+    llm_base_url: str | None = key(None, "Its OpenAI-compatible endpoint; null: OPENAI_BASE_URL.")
+    scripted: str | None = key(None, "Class path of a function that grades in the place of a model.")
+    validation_share: float = key(0.1, "Share of the tasks for validation, by what they ask.", ge=0, lt=1)
     alien_llm_response_length: int = key(2048, "Its longest reply, in tokens.", ge=1)
     filters: list[TracingFilter] = key([], "Filters that an episode passes to become a task.")
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib.metadata import entry_points
 
 from ajet_sdk.config import Config
 from ajet_sdk.errors import ConfigError, TaskError
@@ -45,11 +47,11 @@ def load_tasks(config: Config) -> TaskSets:
 
 
 _Reader = Callable[[Config], tuple[Iterator[Row], Iterator[Row]]]
-_LATER = {
-    "env_service": "tasks from an environment service",
-    "data_generation": "tasks made from documents",
-    "tracing": "tasks made from traced feedback",
-}
+_GROUP = "ajet.task_readers"
+"""Entry points of readers that stand above this package, or in others."""
+_TOOLKIT = "ajet_tools.dataset.readers"
+"""Where those of the toolkit are found in a checkout whose entry points are not installed."""
+_MADE = {"data_generation": "read_generated", "tracing": "read_traced"}
 
 
 def _reader(config: Config) -> _Reader:
@@ -66,10 +68,29 @@ def _reader(config: Config) -> _Reader:
         from ajet_sdk.tasks.random_dummy import read_random
 
         return read_random
+    if kind in _MADE:
+        return _plugged_in(kind, config)
     raise ConfigError(
-        f"task_reader.type: {kind} ({config.origin('task_reader.type')}) is not in this version: {_LATER[kind]} come "
-        "later. Use jsonl_dataset_file, huggingface_dat_repo or random_dummy"
+        f"task_reader.type: {kind} ({config.origin('task_reader.type')}) is not in this version: tasks from an "
+        "environment service come later. Use another type, such as jsonl_dataset_file or huggingface_dat_repo"
     )
+
+
+def _plugged_in(kind: str, config: Config) -> _Reader:
+    """A reader of a package above this one, imported only where a job asks for it."""
+    for entry in entry_points(group=_GROUP, name=kind):
+        found: _Reader = entry.load()
+        return found
+    try:
+        reader: _Reader = getattr(importlib.import_module(_TOOLKIT), _MADE[kind])
+    except ModuleNotFoundError as error:
+        if not _TOOLKIT.startswith(str(error.name)):
+            raise
+        raise ConfigError(
+            f"task_reader.type: {kind} ({config.origin('task_reader.type')}) makes tasks with the dataset toolkit, "
+            f'which is not installed (no {error.name}). Install ajet as a whole, with: pip install "ajet[tools]"'
+        ) from error
+    return reader
 
 
 def _collect(rows: Iterator[Row], config: Config, split: str) -> tuple[list[tuple[Task, str]], int]:

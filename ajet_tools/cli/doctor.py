@@ -26,7 +26,8 @@ CORE = (
 )  # fmt: skip
 EXTRAS = {
     "local": ("torch", "transformers", "tokenizers", "safetensors", "peft", "matplotlib", "tensorboard"),
-    "tools": ("textual", "textual-plotext", "textual-serve", "aiohttp", "polars"),
+    "tools": ("textual", "textual-plotext", "textual-serve", "aiohttp", "polars", "rapidfuzz"),
+    "documents": ("pypdf", "python-docx", "beautifulsoup4"),
     "math": ("math-verify",),
     "datasets": ("datasets",),
     "agentscope": ("agentscope",),

@@ -347,7 +347,7 @@ def test_config_schema_is_a_json_schema_of_the_file(starter: Path) -> None:
 
 def test_config_check_says_everything_that_is_wrong(starter: Path) -> None:
     overrides = ["ajet.rollout.user_workflow=agent.py->no", "ajet.task_judge.judge_protocol=none.py->x"]
-    done = ajet_("config", "check", "config.yaml", "ajet.task_reader.type=tracing", *overrides)
+    done = ajet_("config", "check", "config.yaml", "ajet.task_reader.type=env_service", *overrides)
     assert done.exit_code == 2
     assert len(done.stderr.splitlines()) == 3
     assert json.loads(ajet_("config", "check", "config.yaml", "--json").stdout) == {
@@ -393,5 +393,5 @@ def test_doctor_knows_the_packages_of_the_project() -> None:
         return re.findall(r'"([a-z][\w-]*)[^"]*"', block[: block.index("]\n")])
 
     assert names("\ndependencies = [") == list(CORE)
-    for extra in ("local", "tools", "math"):
+    for extra in ("local", "tools", "documents", "math"):
         assert names(f"\n{extra} = [") == list(EXTRAS[extra])

@@ -153,8 +153,7 @@ def test_what_is_not_given_or_not_there_is_said(tmp_path: Path) -> None:
     assert "dataset_path must be given" in refused(load_config(), ConfigError)
     assert "there is no /no/such" in refused(repo("/no/such"), ConfigError)
     assert "there is no training task" in refused(jsonl(lines(tmp_path / "t.jsonl", [])))
-    for kind in ("env_service", "data_generation", "tracing"):
-        assert "come later" in refused(reader(type=kind), ConfigError)
+    assert "come later" in refused(reader(type="env_service"), ConfigError)
 
 
 def layout(folder: Path, name: str) -> None:

@@ -1,0 +1,220 @@
+"""`ajet dataset calibrate`: how hard each task is for a model, and a band of them kept."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ajet_sdk.errors import ConfigError
+from ajet_tools.cli.arguments import Arguments, use_placeholder_key
+from ajet_tools.cli.dataset.options import AsJson, Map, Out, SkipBad, Source, counted, mapping_of, say, tell_bad
+
+if TYPE_CHECKING:
+    from ajet_sdk.config import Config
+    from ajet_sdk.types import Episode
+    from ajet_tools.dataset.calibrate import Band, Calibration
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+_BAR = 40
+"""Columns of the longest bar."""
+
+
+@app.command()
+def calibrate(
+    file: Source,
+    out: Out,
+    workflow: Annotated[
+        str | None, typer.Option("--workflow", "-w", metavar="AGENT", help="agent.py:solve or package.module->Name.")
+    ] = None,
+    judge: Annotated[
+        str | None, typer.Option(help="file.py:function, module->Name, exact, math or regex:PATTERN.")
+    ] = None,
+    k: Annotated[int, typer.Option("-k", min=1, max=1000, help="Attempts at each task.")] = 8,
+    keep: Annotated[
+        str | None, typer.Option(metavar="LOW:HIGH", help="Keep rows whose pass rate is within; 0.1:0.9, 0.1:, :0.9.")
+    ] = None,
+    base_url: Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint that answers.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The model's name there; without --base-url a directory or a hub name.")
+    ] = None,
+    api_key_env: Annotated[str | None, typer.Option(help="The variable that holds the endpoint's key.")] = None,
+    scripted: Annotated[str | None, typer.Option(help="replies.py:function that answers in place of a model.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(min=0, help="Sampling temperature; without it the agent's own.")
+    ] = None,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Episodes at once.")] = None,
+    conf: Annotated[
+        Path | None, typer.Option("--conf", "-c", help="A config file that names agent, judge and model.")
+    ] = None,
+    rejected: Annotated[
+        Path | None, typer.Option(help="Where the other rows go, with the reason [OUT.rejected.jsonl].")
+    ] = None,
+    measurements: Annotated[
+        Path | None, typer.Option(help="What is known of tasks already, read and added to [OUT.measured.jsonl].")
+    ] = None,
+    exp_dir: Annotated[Path | None, typer.Option(help="Where the directory of traces is made.")] = None,
+    map: Map = None,
+    skip_bad_rows: SkipBad = False,
+    as_json: AsJson = False,
+) -> None:
+    """Measure how often a model solves each task, write it into the row, and keep a band.
+
+    Each row gets `metadata.pass_rate` (of k attempts) and `metadata.difficulty` (1 minus that). Rows outside the band,
+    and rows that could not be measured, go to a file of their own with the reason. Tasks that were measured before with
+    the same model, agent, judge, k and content are not measured again: after Ctrl-C or a crash, run the same command.
+
+    \b
+    ajet dataset calibrate tasks.jsonl --workflow agent.py:solve \\
+      --judge agent.py:exact -k 8 --base-url http://127.0.0.1:8000/v1 \\
+      --model NAME --keep 0.1:0.9 --out fit.jsonl
+    ajet dataset calibrate tasks.jsonl -w agent.py:solve --judge math \\
+      --model launcher_record/math/checkpoint/RUN/step_40 --out measured.jsonl
+    ajet dataset calibrate tasks.jsonl -w agent.py:solve --judge exact \\
+      --scripted replies.py:reply -k 4 --out - | jq .metadata.pass_rate
+    """
+    from ajet_tools.dataset.calibrate import Band
+    from ajet_tools.dataset.calibrate import calibrate as measure
+    from ajet_tools.dataset.tables import BadRows, read
+
+    band = Band.parse(keep) if keep else None
+    config = _config(workflow, judge, base_url, model, api_key_env, scripted, temperature, concurrency, conf, exp_dir)
+    use_placeholder_key()
+    bad = BadRows(skip=skip_bad_rows)
+    rows = list(read(file, mapping=mapping_of(map), skip_bad=skip_bad_rows, bad=bad))
+    if not rows:
+        raise ConfigError(f"{file} has no row to measure")
+    rejected, measurements = rejected or _beside(out, "rejected"), measurements or _beside(out, "measured")
+    try:
+        with _episodes() as (start, step):
+            done = measure(
+                rows, config, out,
+                k=k, keep=band, rejected=rejected, measurements=measurements, on_start=start, on_episode=step,
+            )  # fmt: skip
+    except KeyboardInterrupt:
+        if measurements is not None and measurements.exists():
+            typer.echo(f"What was measured is in {measurements}; the same command goes on from there", err=True)
+        raise
+    summary = {**_as_json(done), "out": out, "rejected_to": str(rejected) if rejected else None, "bad_rows": bad.count}
+    lines = [*_lines(done, band, out, rejected, measurements), *tell_bad(bad)]
+    say(summary, lines, as_json=as_json, out=out)
+    if done.unmeasured:
+        raise typer.Exit(1)
+
+
+def _config(
+    workflow: str | None,
+    judge: str | None,
+    base_url: str | None,
+    model: str | None,
+    api_key_env: str | None,
+    scripted: str | None,
+    temperature: float | None,
+    concurrency: int | None,
+    conf: Path | None,
+    exp_dir: Path | None,
+) -> Config:
+    if conf is None and workflow is None:
+        raise ConfigError("say which agent: --workflow agent.py:solve, or --conf FILE that names one")
+    config = Arguments(
+        conf=conf,
+        agent=workflow,
+        judge=judge,
+        model=model if base_url is None else None,
+        scripted=scripted,
+        exp_dir=exp_dir,
+        more={
+            "model.base_url": base_url,
+            "model.name": model if base_url is not None else None,
+            "model.api_key_env": api_key_env,
+            "rollout.temperature": temperature,
+            "rollout.max_env_worker": concurrency,
+        },
+    ).config()
+    if not (config.model.base_url or config.model.path or config.model.scripted):
+        raise ConfigError(
+            "say what answers: --base-url URL --model NAME (an endpoint), --model PATH (a local model), "
+            "or --scripted replies.py:reply"
+        )
+    return config
+
+
+def _beside(out: str, what: str) -> Path | None:
+    """`fit.rejected.jsonl` beside `fit.jsonl`; nothing beside stdout."""
+    if out == "-":
+        return None
+    path = Path(out)
+    return path.with_name(f"{path.name.removesuffix('.gz').rpartition('.')[0] or path.name}.{what}.jsonl")
+
+
+@contextmanager
+def _episodes() -> Iterator[tuple[Callable[[int], None], Callable[[Episode], None]]]:
+    """A bar of episodes on stderr, where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda total: None, lambda episode: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        bar = progress.add_task("Episodes", total=None)
+        yield lambda total: progress.update(bar, total=total), lambda episode: progress.advance(bar)
+
+
+def _lines(
+    done: Calibration, band: Band | None, out: str, rejected: Path | None, measurements: Path | None
+) -> Iterator[str]:
+    fresh = done.tasks - done.known
+    told = [f"{counted(done.rows, 'row')}, {counted(done.tasks, 'task')}"]
+    told += [f"{done.known:,} known from {measurements}"] if done.known else []
+    told += [f"{fresh:,} run {done.k} times"] if fresh else []
+    yield ", ".join(told)
+    yield from _histogram(done, band)
+    where = "stdout" if out == "-" else out
+    apart = f", {done.outside:,} outside the band" if band else ""
+    yield f"{counted(done.kept, 'row')} to {where}{apart}" + (f" to {rejected}" if rejected and done.outside else "")
+    for reason, count in done.unmeasured.most_common(5):
+        yield f"  {counted(count, 'row')} {reason}"
+    if done.labelled:
+        yield f"  {counted(done.labelled, 'row')} with a difficulty of their own, left as it is; see metadata.pass_rate"
+    for line in done.notices:
+        yield f"  {line}"
+    if done.traces is not None:
+        yield f"The traces are in {done.traces}; look with: ajet trace ls {done.traces}"
+
+
+def _histogram(done: Calibration, band: Band | None) -> Iterator[str]:
+    """A line for each number of solved attempts, or for each tenth where there are many."""
+    most = max(done.histogram, default=0)
+    step = 1 if done.k <= 16 else -(-(done.k + 1) // 11)
+    for low in range(0, done.k + 1, step):
+        high = min(low + step - 1, done.k)
+        count = sum(done.histogram[low : high + 1])
+        kept = band is None or any(solved / done.k in band for solved in range(low, high + 1))
+        solved = f"{low}/{done.k}" if low == high else f"{low}-{high}/{done.k}"
+        bar = "█" * round(_BAR * count / most) if most else ""
+        bar = bar or ("▏" if count else "")
+        yield f"  solved {solved:>9}  {count:>6,}  {bar}{'' if kept else '  left out' if count else ''}"
+
+
+def _as_json(done: Calibration) -> dict[str, Any]:
+    return {
+        "rows": done.rows,
+        "tasks": done.tasks,
+        "known": done.known,
+        "k": done.k,
+        "kept": done.kept,
+        "outside": done.outside,
+        "unmeasured": dict(done.unmeasured),
+        "histogram": done.histogram,
+        "notices": done.notices,
+        "traces": str(done.traces) if done.traces else None,
+    }

@@ -1,0 +1,258 @@
+"""`ajet dataset from-traces`: episodes of a deployed agent, with what people said of them, as a dataset."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ajet_tools.cli.dataset.endpoints import (
+    ApiKeyEnv,
+    BaseUrl,
+    Concurrency,
+    MaxCalls,
+    MaxCost,
+    MaxTokens,
+    Model,
+    PerMinute,
+    PriceOf,
+    Retries,
+    Scripted,
+    budget_of,
+    endpoint_of,
+)
+from ajet_tools.cli.dataset.options import AsJson, Out, counted, reader_may_leave, say
+
+if TYPE_CHECKING:
+    from ajet_tools.dataset.from_traces import Made
+    from ajet_tools.dataset.trace_sources import Sources
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+_PATHS = (
+    "Traces of ajet (files, directories, live ones), AgentScope Studio's database, OTLP or OpenAI logs; - is stdin. "
+    "By default the newest trace below here."
+)
+_TO = "tasks (for RL), messages (for SFT), preferences (pairs) or tokens."
+_FROM = "auto, native, openai, otlp, openinference, studio, agent-lightning or verifiers: of what is no trace of ajet."
+_CACHE = "Where the grader's replies are kept, so that none is paid for twice."
+
+
+@app.command("from-traces")
+def from_traces(
+    paths: Annotated[list[str] | None, typer.Argument(metavar="[PATH]...", help=_PATHS, show_default=False)] = None,
+    to: Annotated[str, typer.Option("--to", metavar="KIND", help=_TO)] = "tasks",
+    out: Out = "-",
+    filter: Annotated[
+        str, typer.Option("--filter", "-f", metavar="EXPR", help="Only episodes that fit, as in `ajet trace ls`.")
+    ] = "",
+    feedback: Annotated[
+        list[str] | None, typer.Option("--feedback", metavar="up|down|corrected", help="Any of them; repeatable.")
+    ] = None,
+    failures: Annotated[
+        bool, typer.Option("--from-failures", help="Only what the policy failed at, most often failed first.")
+    ] = False,
+    below: Annotated[float, typer.Option(help="--from-failures: a reward below this is a failure.")] = 0.5,
+    rubric: Annotated[
+        str | None, typer.Option(metavar="FILE|TEXT", help="What makes an episode good, judged by a model.")
+    ] = None,
+    min_score: Annotated[float, typer.Option(min=0, max=1, help="--rubric: good from this score on.")] = 0.5,
+    base_url: BaseUrl = None,
+    model: Model = None,
+    api_key_env: ApiKeyEnv = "OPENAI_API_KEY",
+    scripted: Scripted = None,
+    concurrency: Concurrency = 16,
+    rpm: PerMinute = None,
+    retries: Retries = 4,
+    price: PriceOf = None,
+    max_calls: MaxCalls = None,
+    max_total_tokens: MaxTokens = None,
+    max_cost: MaxCost = None,
+    cache: Annotated[Path | None, typer.Option(help=_CACHE, show_default="beside --out")] = None,
+    accept_outputs: Annotated[
+        bool, typer.Option("--accept-outputs", help="Tasks: an output with a thumb up is the answer.")
+    ] = False,
+    need_answer: Annotated[
+        bool, typer.Option("--need-answer", help="Tasks: reject those without a known answer.")
+    ] = False,
+    per_task: Annotated[int, typer.Option(min=0, help="Messages: the best N episodes of a task; 0: all.")] = 1,
+    margin: Annotated[float, typer.Option(min=0, help="Preferences: by how much rewards must differ.")] = 0.0,
+    redact: Annotated[
+        bool, typer.Option("--redact/--no-redact", help="Replace secrets and personal data by placeholders.")
+    ] = True,
+    run: Annotated[str | None, typer.Option("--run", metavar="ID", help="Only this run; by default all.")] = None,
+    split: Annotated[str | None, typer.Option("--split", help="Only train or only val.")] = None,
+    rejected: Annotated[
+        Path | None, typer.Option(help="Where tasks not to be learned from go.", show_default="OUT.rejected.jsonl")
+    ] = None,
+    source: Annotated[str, typer.Option("--from", metavar="FORMAT", help=_FROM)] = "auto",
+    skip_bad_rows: Annotated[
+        bool, typer.Option("--skip-bad-rows", help="Leave out and count rows that cannot be read.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a dataset of what an agent did in service, and of what people said of it.
+
+    A task has its system prompt and history in init_messages, and in metadata.answer the answer: a person's correction,
+    else the one that the trace has. The same task is one row. Secrets and personal data are replaced and counted.
+
+    \b
+    ajet dataset from-traces traces/ --feedback corrected --out tasks.jsonl
+    ajet dataset from-traces traces/ --accept-outputs --need-answer -o tasks.jsonl
+    ajet dataset from-traces traces/ --to messages --feedback up -o sft.parquet
+    ajet dataset from-traces traces/ --to preferences --margin 0.3 -o pairs.jsonl
+    ajet dataset from-traces ~/AgentScope-Studio/database.sqlite logs.jsonl \\
+      --rubric "The answer is polite and cites a source." --model NAME -o tasks.jsonl
+
+    What the policy fails at, and more of its kind:
+
+    \b
+    ajet dataset from-traces traces/ --from-failures --out seeds.jsonl
+    ajet dataset expand seeds.jsonl -n 500 --out data/
+    """
+    from ajet_sdk.errors import ConfigError
+    from ajet_tools.dataset import from_traces as loop
+    from ajet_tools.dataset.trace_choice import Choice
+    from ajet_tools.dataset.trace_grader import Grader, read_rubric
+    from ajet_tools.dataset.trace_sources import opened_sources
+    from ajet_tools.trace.imports import SOURCES
+
+    if source != "auto" and source not in SOURCES:
+        raise ConfigError(f"there is no import format {source!r}; there are auto, {', '.join(SOURCES)}")
+    words = read_rubric(rubric) if rubric is not None else ""
+    choice = Choice(filter, tuple(feedback or ()), failures, below, run, split)
+    options = loop.Options(redact, need_answer, accept_outputs, per_task, margin)
+    kind: Any = to
+    with ExitStack() as stack:
+        grader: Grader | None = None
+        if rubric is not None:
+            endpoint = endpoint_of(
+                base_url=base_url,
+                model=model,
+                scripted=scripted,
+                api_key_env=api_key_env,
+                concurrency=concurrency,
+                per_minute=rpm,
+                retries=retries,
+                cache=cache or (Path(out).parent if out != "-" else Path()) / ".ajet-replies.sqlite",
+                budget=budget_of(max_calls, max_total_tokens, max_cost, price),
+            )
+            grader = Grader(endpoint, words, min_score)
+        sources = stack.enter_context(
+            opened_sources(paths or (), None if source == "auto" else source, skip_bad_rows=skip_bad_rows)  # type: ignore[arg-type]
+        )
+        stack.enter_context(reader_may_leave())
+        progress = stack.enter_context(_progress())
+        made = loop.from_traces(sources, kind, out, choice, options, grader=grader, progress=progress)
+        apart = _write_rejected(made, out, rejected)
+        say(
+            _summary(made, sources, out, apart),
+            _told(made, sources, out, apart, redact, failures),
+            as_json=as_json,
+            out=out,
+        )
+    if made.stopped:
+        raise typer.Exit(1)
+
+
+def _write_rejected(made: Made, out: str, rejected: Path | None) -> Path | None:
+    """Rejected tasks, each with its reason, beside the dataset."""
+    if rejected is None and out != "-":
+        name = Path(out).name.removesuffix(".gz")
+        rejected = Path(out).with_name(f"{Path(name).stem}.rejected.jsonl")
+    if rejected is None or not made.rejected:
+        return None
+    from ajet_tools.dataset.tables import Writer
+
+    with Writer(rejected) as writer:
+        for row in made.rejected:
+            writer.write(row)
+    return rejected
+
+
+def _summary(made: Made, sources: Sources, out: str, apart: Path | None) -> dict[str, Any]:
+    told = {name: value for name, value in vars(made).items() if name != "rejected"}
+    return {
+        **{name: dict(value) if isinstance(value, dict) else value for name, value in told.items()},
+        "left_out": {reason: n for reason, n in made.left_out.items() if n},
+        "out": out,
+        "rejected": _by_reason(made),
+        "rejected_path": str(apart) if apart else None,
+        "sources": list(sources.names),
+        "imported": sources.formats,
+        "bad_rows": sources.imported.bad_rows if sources.imported else 0,
+    }
+
+
+def _by_reason(made: Made) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for row in made.rejected:
+        reason = "the rubric refuses it" if "verdict" in row else str(row["reason"])
+        found[reason] = found.get(reason, 0) + 1
+    return found
+
+
+def _told(made: Made, sources: Sources, out: str, apart: Path | None, redact: bool, failures: bool) -> Iterator[str]:
+    noun = {"tasks": "task", "messages": "conversation", "preferences": "pair", "tokens": "timeline"}[made.to]
+    into = "" if out == "-" else f" into {out}"
+    yield f"{counted(made.rows, noun)}{into}, from {made.chosen:,} of {counted(made.of, 'episode')}"
+    for file, format in sources.formats.items():
+        yield f"  read {file} as {format}"
+    if sources.imported and sources.imported.bad_rows:
+        yield f"  skipped: {counted(sources.imported.bad_rows, 'bad row')}, the first: {sources.imported.problems[0]}"
+    if made.to == "tasks":
+        yield f"  answers: {', '.join(f'{n:,} {_ANSWERS[of]}' for of, n in made.answers.most_common())}"
+    if made.graded:
+        yield f"  graded by the rubric: {counted(made.graded, 'episode')}"
+    if made.stopped:
+        yield f"  stopped grading: {made.stopped}"
+    if made.duplicates:
+        yield f"  the same again: {made.duplicates:,}"
+    for reason, count in sorted(made.left_out.items()):
+        if count:
+            yield f"  left out: {count:,} {reason}"
+    for reason, count in sorted(_by_reason(made).items()):
+        yield f"  rejected: {count:,}: {reason}"
+    if apart:
+        yield f"  the rejected ones are in {apart}"
+    yield f"  {_redaction(made, redact)}"
+    if failures and out != "-":
+        yield f"More tasks of their kind: ajet dataset expand {out} -n 500 --out data/"
+
+
+_ANSWERS = {
+    "correction": "corrected by people",
+    "task": "from the trace",
+    "output": "outputs that people liked",
+    "none": "without one",
+}
+
+
+def _redaction(made: Made, redact: bool) -> str:
+    if not redact:
+        return "not redacted: secrets and personal data are in it as they were said"
+    if not made.redacted:
+        return "redacted: nothing was found; names and addresses in prose are not looked for"
+    kinds = ", ".join(f"{n:,} {kind}" for kind, n in made.redacted.most_common())
+    return f"redacted: {kinds}; names and addresses in prose are not looked for"
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[str, int, int], None] | None]:
+    """A bar on stderr, where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description} episodes"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("reading", total=None)
+        yield lambda what, done, of: bar.update(task, description=what, completed=done, total=of)

@@ -1,0 +1,284 @@
+"""`ajet dataset stats validate diff`: what is in a dataset, what is wrong with it, what changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ajet_tools.cli.dataset.options import (
+    AsJson,
+    Map,
+    SkipBad,
+    Source,
+    Sources,
+    counted,
+    counting,
+    mapping_of,
+    print_json,
+    tell_bad,
+)
+
+if TYPE_CHECKING:
+    from ajet_tools.dataset.diff import Changed, Difference
+    from ajet_tools.dataset.stats import Lengths, Stats
+    from ajet_tools.dataset.validate import Report
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+_WIDTH = 60
+_BAR = 24
+
+
+@app.command()
+def stats(
+    source: Source,
+    by: Annotated[str | None, typer.Option(metavar="FIELD", help="Also for each value of it: metadata.level.")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Where pictures and stats.json are written.")
+    ] = None,
+    mapping: Map = None,
+    skip_bad_rows: SkipBad = False,
+    as_json: AsJson = False,
+) -> None:
+    """Count what is in a dataset: rows, duplicates, lengths, languages, fields and their values.
+
+    Lengths are of what a row asks, exact up to 1,024 and to 1 % above. Duplicates are the same but for case and blanks.
+
+    \b
+    ajet dataset stats tasks.jsonl
+    ajet dataset stats data/:validation --by metadata.level --out pictures/
+    zcat big.jsonl.gz | ajet dataset stats - --json | jq .chars.p95
+    """
+    from ajet_tools.dataset.stats import gather
+    from ajet_tools.dataset.tables import BadRows, read
+
+    bad = BadRows(skip=skip_bad_rows)
+    with counting("stats") as passing:
+        found = gather(passing(read(source, mapping=mapping_of(mapping), bad=bad)), by=by)
+    written = _pictured(found, out) if out else []
+    if as_json:
+        print_json({**found.as_json(), "bad_rows": bad.count, "files": [str(path) for path in written]})
+        return
+    _print_stats(found)
+    for line in (*tell_bad(bad), *(f"wrote {path}" for path in written)):
+        typer.echo(line, err=True)
+
+
+def _pictured(found: Stats, folder: Path) -> list[Path]:
+    import json
+
+    from ajet_tools.dataset.charts import draw
+    from ajet_tools.trace.export.target import opened
+
+    pictures = draw(found, folder) if found.rows else []
+    with opened(folder / "stats.json") as file:
+        file.write((json.dumps(found.as_json(), indent=2, ensure_ascii=False) + "\n").encode("utf-8", "replace"))
+    return [*pictures, folder / "stats.json"]
+
+
+def _print_stats(found: Stats) -> None:
+    from ajet_tools.trace import render
+
+    out = render.console()
+    parts = [counted(found.rows, "row"), f"{found.distinct:,} distinct", counted(found.duplicates, "duplicate")]
+    parts += [f"{found.answered:,} with an answer"] + ([f"{found.empty:,} that ask nothing"] if found.empty else [])
+    out.print(", ".join(parts))
+    if not found.rows:
+        return
+    lengths = [_length_row("characters", found.chars), _length_row("words", found.words)]
+    lengths += [_length_row("characters of the answer", found.answer_chars)] if found.answered else []
+    out.print(render.table(lengths, out.width, title="\nlengths"))
+    if found.languages:
+        out.print(render.table(_shares(found.languages, found.rows, "language"), out.width, title="\nlanguages"))
+    if found.sources:
+        out.print(render.table(_shares(found.sources, found.rows, "source"), out.width, title="\nsources"))
+    if found.by:
+        groups = [_length_row(name, lengths_of, rows=True) for name, lengths_of in found.top_groups(20)]
+        out.print(render.table(groups, out.width, title=f"\ncharacters by {found.by}"))
+    out.print(render.table(_field_rows(found), out.width, title="\nfields"))
+
+
+def _length_row(name: str, lengths: Lengths, *, rows: bool = False) -> dict[str, Any]:
+    made: dict[str, Any] = {"of": name, **({"rows": lengths.count} if rows else {}), "min": lengths.least}
+    made |= {f"p{share}": lengths.quantile(share / 100) for share in (5, 50, 95)}
+    return {**made, "max": lengths.most, "mean": lengths.mean}
+
+
+def _shares(counts: Mapping[str, int], rows: int, name: str) -> list[dict[str, Any]]:
+    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:15]
+    return [
+        {name: value, "rows": n, "share": f"{n / rows:6.1%}", "": "█" * max(1, round(_BAR * n / rows))}
+        for value, n in ordered
+    ]
+
+
+def _field_rows(found: Stats) -> list[dict[str, Any]]:
+    rows = []
+    for name, field in found.fields.items():
+        common = ", ".join(f"{text} ({number:,})" for text, number in field.common(3))
+        span = "" if field.least is None else f"{field.least:.6g} to {field.most:.6g}"
+        distinct = f"{len(field.values):,}" if not field.others else "many"
+        rows.append(
+            {
+                "field": name,
+                "in": f"{field.present / found.rows:.0%}",
+                "kind": "/".join(kind for kind, _ in field.kinds.most_common()),
+                "distinct": "" if "object" in field.kinds else distinct,
+                "most common": common or span,
+            }
+        )
+    return rows
+
+
+@app.command()
+def validate(
+    sources: Sources,
+    near: Annotated[
+        float | None,
+        typer.Option(min=0.5, max=1, help="Also find questions of two files this much alike, such as 0.8."),
+    ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings are errors.")] = False,
+    mapping: Map = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what is wrong with datasets before a run finds it out. The exit code is 1 where there is an error.
+
+    Errors: a row that cannot be read or is no task, one task_id for two tasks, one question with two answers, a task
+    in two of the files (or splits of a directory). Warnings: duplicates, rows of several shapes, answers that are
+    missing here and there.
+
+    \b
+    ajet dataset validate tasks.jsonl
+    ajet dataset validate train.jsonl val.jsonl --near 0.8
+    ajet dataset validate data/ --strict --json
+    """
+    from ajet_tools.dataset.validate import validate as look_through
+
+    report = look_through(_named(sources), mapping=mapping_of(mapping), near=near)
+    if as_json:
+        problems = [{"kind": p.kind, "level": p.level, "where": p.where, "message": p.message} for p in report.problems]
+        counts = dict(report.counts)
+        told = {"rows": report.rows, "errors": report.errors, "warnings": report.warnings, "counts": counts}
+        print_json({**told, "problems": problems})
+    else:
+        _print_report(report)
+    raise typer.Exit(1 if report.errors or (strict and report.warnings) else 0)
+
+
+def _named(sources: Sequence[str]) -> dict[str, str]:
+    """Name -> path; a directory gives each of its splits."""
+    from ajet_tools.dataset.tables import files_of, splits_of
+
+    named: dict[str, str] = {}
+    for source in sources:
+        if Path(source).is_dir():
+            names = [name for name in splits_of(Path(source)) if name not in ("rejected", "quarantine")]
+            named |= {f"{Path(source).as_posix()}:{name}": f"{source}:{name}" for name in names}
+            if names:
+                continue
+        files_of(source)  # says so now where there is none
+        named[source] = source
+    return named
+
+
+def _print_report(report: Report) -> None:
+    from ajet_tools.dataset.validate import KINDS
+    from ajet_tools.trace.text import visible
+
+    for kind, number in sorted(report.counts.items(), key=lambda item: (KINDS[item[0]][0], -item[1])):
+        level, meaning = KINDS[kind]
+        color = "red" if level == "error" else "yellow"
+        typer.echo(f"{typer.style(level, fg=color, bold=True)}: {meaning} ({number:,})")
+        shown = [problem for problem in report.problems if problem.kind == kind]
+        for problem in shown:
+            typer.echo(f"  {visible(problem.where)}: {visible(problem.message)}")
+        if number > len(shown):
+            typer.echo(f"  and {number - len(shown):,} more")
+    rows = ", ".join(f"{name}: {counted(number, 'row')}" for name, number in report.rows.items())
+    typer.echo(f"{rows}; {counted(report.errors, 'error')}, {counted(report.warnings, 'warning')}")
+
+
+@app.command()
+def diff(
+    before: Source,
+    after: Source,
+    ignore: Annotated[
+        list[str] | None, typer.Option("--ignore", metavar="COLUMN", help="Do not compare it, such as provenance.")
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="How many rows of each kind are shown.")] = 20,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 where they differ.")] = False,
+    mapping: Map = None,
+    as_json: AsJson = False,
+) -> None:
+    """Say what changed between two datasets: rows added, removed, changed, and in which fields.
+
+    Rows are matched by their task_id (or id), and where they have none or it is unknown by what they ask, whatever
+    their order and the format of the files.
+
+    \b
+    ajet dataset diff tasks.v1.jsonl tasks.v2.parquet
+    ajet dataset diff old/ new/ --ignore provenance --json
+    """
+    from ajet_tools.dataset.diff import diff as compare
+
+    found = compare(before, after, mapping=mapping_of(mapping), ignore=tuple(ignore or ()), limit=limit)
+    if as_json:
+        print_json(_diff_json(found))
+    else:
+        _print_diff(found)
+    raise typer.Exit(1 if exit_code and found.any else 0)
+
+
+def _diff_json(found: Difference) -> dict[str, Any]:
+    return {
+        "same": found.same,
+        "changed": found.changed_count,
+        "added": found.added_count,
+        "removed": found.removed_count,
+        "changes": [
+            {
+                "before": one.before,
+                "after": one.after,
+                "by": one.by,
+                "text": one.text,
+                "fields": {path: {"before": a, "after": b} for path, (a, b) in one.fields.items()},
+                "fields_added": list(one.added),
+                "fields_removed": list(one.removed),
+            }
+            for one in found.changed
+        ],
+        "rows_added": [{"where": row.where, "values": row.values} for row in found.added],
+        "rows_removed": [{"where": row.where, "values": row.values} for row in found.removed],
+    }
+
+
+def _print_diff(found: Difference) -> None:
+    from ajet_tools.dataset.tables import text_of
+    from ajet_tools.trace.text import one_line
+
+    for one in found.changed:
+        typer.echo(f"{typer.style('~', fg='yellow')} {one.before} → {one.after}: {one_line(one.text, _WIDTH)}")
+        _print_fields(one)
+    for sign, color, rows in (("-", "red", found.removed), ("+", "green", found.added)):
+        for row in rows:
+            typer.echo(f"{typer.style(sign, fg=color)} {row.where}: {one_line(text_of(row.values), _WIDTH)}")
+    hidden = found.changed_count + found.added_count + found.removed_count
+    hidden -= len(found.changed) + len(found.added) + len(found.removed)
+    if hidden:
+        typer.echo(f"and {hidden:,} more (--limit)")
+    counts = (found.same, "same"), (found.changed_count, "changed"), (found.added_count, "added")
+    typer.echo(", ".join(f"{n:,} {word}" for n, word in (*counts, (found.removed_count, "removed"))))
+
+
+def _print_fields(one: Changed) -> None:
+    from ajet_tools.trace.text import one_line
+
+    for path, (a, b) in one.fields.items():
+        old = "(not there)" if path in one.added else one_line(a, _WIDTH)
+        new = "(not there)" if path in one.removed else one_line(b, _WIDTH)
+        typer.echo(f"    {path}: {typer.style(old, fg='red')} → {typer.style(new, fg='green')}")

@@ -1,0 +1,133 @@
+"""What several `ajet dataset` commands share: where rows come from and go to, JSON, and a count of what is done."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+
+import typer
+
+from ajet_sdk.errors import ConfigError
+from ajet_tools.cli.trace.options import AsJson, print_json
+
+if TYPE_CHECKING:
+    from ajet_tools.dataset.tables import BadRows
+
+__all__ = [
+    "AsJson",
+    "Map",
+    "Out",
+    "SkipBad",
+    "Source",
+    "Sources",
+    "counted",
+    "counting",
+    "mapping_of",
+    "print_json",
+    "reader_may_leave",
+    "say",
+    "tell_bad",
+]
+
+_SOURCE = "JSONL, Parquet, CSV, a Hugging Face directory (DIR:SPLIT for another split than train), or - for stdin."
+Source = Annotated[str, typer.Argument(metavar="FILE", help=_SOURCE, show_default=False)]
+Sources = Annotated[list[str], typer.Argument(metavar="FILE...", help=_SOURCE, show_default=False)]
+Out = Annotated[
+    str,
+    typer.Option(
+        "--out",
+        "-o",
+        metavar="FILE|DIR|-",
+        help=".jsonl, .jsonl.gz, .parquet or .csv; a name without a suffix is a Hugging Face directory; - is stdout.",
+    ),
+]
+Map = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--map",
+        metavar="COLUMN=FIELD",
+        help="Rename a column to main_query, task_id, metadata.answer, ...",
+    ),
+]
+SkipBad = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out and count rows that cannot be read.")]
+
+_FIELDS = ("main_query", "init_messages", "task_id", "env_type")
+Item = TypeVar("Item")
+
+
+def mapping_of(pairs: Iterable[str] | None) -> dict[str, str]:
+    """Column -> field, of `question=main_query`; the other way round is understood too."""
+    mapping: dict[str, str] = {}
+    for pair in pairs or ():
+        column, equals, field = (part.strip() for part in pair.partition("="))
+        if not (column and equals and field):
+            raise ConfigError(f"--map {pair}: say COLUMN=FIELD, such as question=main_query or label=metadata.answer")
+        if _is_field(column) and not _is_field(field):
+            column, field = field, column
+        mapping[column] = field
+    return mapping
+
+
+def _is_field(name: str) -> bool:
+    return name in _FIELDS or name.startswith("metadata.")
+
+
+@contextmanager
+def counting(verb: str) -> Iterator[Callable[[Iterable[Item]], Iterator[Item]]]:
+    """Passes rows through; on a terminal, a line on stderr says how many there were so far."""
+    if not sys.stderr.isatty():
+        yield iter
+        return
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn(f"{verb} {{task.completed:,.0f}} rows"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(verb, total=None)
+
+        def passing(rows: Iterable[Item]) -> Iterator[Item]:
+            for number, row in enumerate(rows, 1):
+                yield row
+                if not number % 256:
+                    progress.update(task, advance=256)
+
+        yield passing
+
+
+@contextmanager
+def reader_may_leave() -> Iterator[None]:
+    """`... -o - | head`: whoever read stdout has gone, and there is nothing more to say."""
+    try:
+        yield
+        sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        raise typer.Exit(1) from None
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 row`, `2,000 rows`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def say(summary: Mapping[str, Any], lines: Iterable[str], *, as_json: bool, out: str = "") -> None:
+    """What a command did: as JSON on stdout (stderr where the rows go there), else as lines on stderr."""
+    if as_json and out != "-":
+        print_json(summary)
+    elif as_json:
+        import json
+
+        typer.echo(json.dumps(summary, ensure_ascii=False), err=True)
+    else:
+        for line in lines:
+            typer.echo(line, err=True)
+
+
+def tell_bad(bad: BadRows) -> list[str]:
+    """Lines about rows that were left out because they cannot be read."""
+    if not bad.count:
+        return []
+    return [f"  left out: {counted(bad.count, 'bad row')}, the first:", *(f"    {problem}" for problem in bad.first)]

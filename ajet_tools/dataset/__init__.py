@@ -1,0 +1,1 @@
+"""Growing datasets from examples, documents and traces; filtering, deduplicating and splitting them."""

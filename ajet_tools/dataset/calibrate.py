@@ -1,0 +1,266 @@
+"""Difficulty by pass@k: how often a model solves each task, measured by the ordinary run of an agent.
+
+`metadata.pass_rate` is the share of k attempts that the judge calls solved, `metadata.difficulty` is 1 minus that;
+nothing else of a row changes. Of k attempts a rate is only as fine as 1/k: with k=8 and a true rate of one half, 0.25
+to 0.75 are all likely. An agent that fails by its own fault has not solved the task. An attempt that infrastructure or
+the judge spoilt says nothing of the task: the row is then not measured, kept apart with the reason, and never counted
+as 0.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ajet_sdk.config import Config
+from ajet_sdk.errors import ConfigError, TaskError
+from ajet_sdk.outcomes import failures_by_cause, notices, solved
+from ajet_sdk.tasks.rows import Row as TaskRow
+from ajet_sdk.tasks.rows import to_task
+from ajet_sdk.types import Episode, Task
+from ajet_tools.dataset.measurements import Measured, Measurements, conditions
+from ajet_tools.dataset.tables import Row, Writer
+
+__all__ = ["Band", "Calibration", "calibrate", "with_difficulty"]
+
+_SHORT = 300
+_MODULE = re.compile(r"^(?:[a-z_]\w*\.)+(?=[A-Z]\w+:)")
+_FRUITLESS = 64
+"""So many attempts that say nothing, and none that does: no more are made."""
+
+
+@dataclass(frozen=True)
+class Band:
+    """Pass rates to keep, both ends included."""
+
+    low: float = 0.0
+    high: float = 1.0
+
+    @classmethod
+    def parse(cls, text: str) -> Band:
+        """`0.1:0.9`, `0.1:` or `:0.9`. Raises ConfigError."""
+        low, colon, high = (part.strip() for part in text.partition(":"))
+        try:
+            band = cls(float(low) if low else 0.0, float(high) if high else 1.0)
+        except ValueError:
+            band = cls(1.0, 0.0)
+        if not colon or not 0.0 <= band.low <= band.high <= 1.0:
+            raise ConfigError(f"a band of pass rates reads LOW:HIGH, from 0 to 1, as in 0.1:0.9 (got {text!r})")
+        return band
+
+    def __contains__(self, rate: float) -> bool:
+        return self.low - 1e-9 <= rate <= self.high + 1e-9
+
+
+@dataclass
+class Calibration:
+    """What a calibration came to. `histogram[i]` counts rows that were solved in i of the k attempts."""
+
+    k: int
+    rows: int = 0
+    kept: int = 0
+    outside: int = 0
+    unmeasured: Counter[str] = field(default_factory=Counter)
+    """Rows without a measurement, by reason."""
+    histogram: list[int] = field(default_factory=list)
+    tasks: int = 0
+    """Different tasks among the rows."""
+    known: int = 0
+    """Tasks that had been measured before, and were not again."""
+    labelled: int = 0
+    """Rows that had a `metadata.difficulty` of their own, which was left as it is."""
+    notices: list[str] = field(default_factory=list)
+    traces: Path | None = None
+
+
+def calibrate(
+    rows: Iterable[Row],
+    config: Config,
+    out: Path | str,
+    *,
+    k: int = 8,
+    keep: Band | None = None,
+    rejected: Path | None = None,
+    measurements: Path | None = None,
+    on_start: Callable[[int], None] = lambda episodes: None,
+    on_episode: Callable[[Episode], None] = lambda episode: None,
+) -> Calibration:
+    """Measure the rows with the agent, the judge and the model that `config` names, and write them.
+
+    Args:
+        rows: task rows; they are held in memory.
+        out: gets the measured rows within `keep` (all, where it is None), each with its `metadata.pass_rate`.
+        rejected: gets the others, with `rejected`, the reason. None: they are only counted.
+        measurements: the file of what is known; a task in it under the same conditions is not measured again.
+        on_start: called with the number of episodes that there are to run.
+
+    Raises what `ajet_sdk.run.run` raises, and TaskError where no row could be measured. What was measured up to then,
+    or up to Ctrl-C, is in `measurements`.
+    """
+    _make_model(config)
+    known = Measurements(measurements, conditions(config, k))
+    wanted = [_Wanted.of(row, known) for row in rows]
+    tasks = {one.key: one.task for one in wanted if one.task is not None}
+    missing = {key: task for key, task in tasks.items() if known.get(key) is None}
+    done = Calibration(k, len(wanted), histogram=[0] * (k + 1), tasks=len(tasks), known=len(tasks) - len(missing))
+    attempts = _Attempts(known, k, on_episode)
+    if missing:
+        from ajet_sdk.run import run
+
+        on_start(len(missing) * k)
+        report = run(config, tasks=list(missing.values()), k=k, on_episode=attempts.add)
+        done.traces = report.directory
+        done.notices = [
+            *failures_by_cause(attempts.counted), *notices(attempts.counted, cause=False), *_greedy(report.notices)
+        ]  # fmt: skip
+    _write(wanted, known, attempts, done, out, rejected, keep or Band())
+    if wanted and not sum(done.histogram):
+        why = "; ".join(f"{count} × {reason}" for reason, count in done.unmeasured.most_common(3))
+        raise TaskError(f"none of the {len(wanted)} rows could be measured: {why}")
+    return done
+
+
+def _make_model(config: Config) -> None:
+    """Build the model of a recipe, for the conditions of a measurement include what is in its directory."""
+    from ajet_sdk.learn.recipe import build_recipe, wants_recipe
+
+    if wants_recipe(config):
+        asyncio.run(build_recipe(config))
+
+
+def _greedy(told: Sequence[str]) -> list[str]:
+    return [line for line in told if "temperature 0" in line]
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """A row and the task that it is; `problem` where it is none."""
+
+    row: Row
+    task: Task | None = None
+    key: str = ""
+    problem: str = ""
+
+    @classmethod
+    def of(cls, row: Row, known: Measurements) -> _Wanted:
+        try:
+            task = to_task(TaskRow(row.where, _bare(row.values)), {})
+        except TaskError as error:
+            return cls(row, problem=str(error))
+        return cls(row, task, known.key(task))
+
+
+def _bare(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The row as it was before any calibration, so that a second one meets the same task; without its provenance."""
+    bare = {name: value for name, value in values.items() if name != "provenance"}
+    metadata = values.get("metadata")
+    if isinstance(metadata, Mapping) and _calibrated(metadata):
+        bare["metadata"] = {n: value for n, value in metadata.items() if n not in ("pass_rate", "difficulty")}
+    return bare
+
+
+def _calibrated(metadata: Mapping[str, Any]) -> bool:
+    """Whether both values are of an earlier calibration; a difficulty alone is the dataset's own."""
+    rate, difficulty = metadata.get("pass_rate"), metadata.get("difficulty")
+    return isinstance(rate, int | float) and isinstance(difficulty, int | float) and abs(1 - rate - difficulty) < 1e-5
+
+
+@dataclass
+class _Attempts:
+    """Collects episodes by task, and keeps a measurement as soon as a task has all of its own."""
+
+    known: Measurements
+    k: int
+    told: Callable[[Episode], None]
+    under_way: dict[str, list[Measured]] = field(default_factory=dict)
+    spoilt: dict[str, str] = field(default_factory=dict)
+    """Why a task has no measurement."""
+    counted: list[Episode] = field(default_factory=list)
+    in_vain: int = 0
+
+    def add(self, episode: Episode) -> None:
+        key = self.known.key(episode.task)
+        if (why := _spoilt(episode)) is not None:
+            self.spoilt.setdefault(key, why)
+            self.in_vain += 1
+            if self.in_vain >= _FRUITLESS and not self.counted:
+                raise TaskError(f"none of the first {self.in_vain} attempts says anything of its task; the last: {why}")
+        else:
+            self.counted.append(episode.model_copy(update={"output": None}))
+            one = Measured(int(solved(episode)), 1, episode.reward or 0.0)
+            attempts = self.under_way.setdefault(key, [])
+            attempts.append(one)
+            if len(attempts) == self.k:
+                reward = sum(each.reward for each in attempts) / self.k
+                whole = Measured(sum(each.solved for each in attempts), self.k, reward)
+                self.known.put(key, episode.task, whole)
+        self.told(episode)
+
+
+def _spoilt(episode: Episode) -> str | None:
+    """Why an attempt says nothing of its task; None for one that counts."""
+    if episode.status == "succeeded":
+        return None
+    error = _MODULE.sub("", (episode.error or "no message").strip().partition("\n")[0])[:_SHORT]
+    asked = [call for call in episode.calls if call.phase == "rollout"]
+    refused = bool(asked) and asked[-1].error not in (None, "undelivered") and episode.cause != "ContextOverflow"
+    judged = error.startswith("judge ") or episode.cause == "NoReward"
+    spoilt = episode.infrastructure or episode.status == "aborted" or refused or judged
+    return f"not measured: {error}" if spoilt else None
+
+
+def _write(
+    wanted: Sequence[_Wanted],
+    known: Measurements,
+    attempts: _Attempts,
+    done: Calibration,
+    out: Path | str,
+    rejected: Path | None,
+    keep: Band,
+) -> None:
+    with ExitStack() as stack:
+        inside = stack.enter_context(Writer(out))
+        outside = stack.enter_context(Writer(rejected)) if rejected is not None else None
+        for one in wanted:
+            measured = known.get(one.key) if one.task is not None else None
+            if measured is None:
+                reason = one.problem or attempts.spoilt.get(one.key, "not measured: the run was cut short")
+                done.unmeasured[reason] += 1
+                values = dict(one.row.values)
+            else:
+                done.histogram[measured.solved] += 1
+                values = with_difficulty(one.row.values, measured)
+                done.labelled += values["metadata"].get("difficulty") != _difficulty(measured)
+                reason = "" if measured.pass_rate in keep else _beyond(measured, keep)
+                done.kept += not reason
+                done.outside += bool(reason)
+            if not reason:
+                inside.write(values)
+            elif outside is not None:
+                outside.write({**values, "rejected": reason})
+
+
+def _beyond(measured: Measured, keep: Band) -> str:
+    side = "too hard" if measured.pass_rate < keep.low else "too easy"
+    return f"{side}: solved in {measured.solved} of {measured.attempts} attempts"
+
+
+def with_difficulty(values: Mapping[str, Any], measured: Measured) -> dict[str, Any]:
+    """The row with `metadata.pass_rate` and `metadata.difficulty`; a difficulty that the row had stays."""
+    given = values.get("metadata")
+    metadata = dict(given) if isinstance(given, Mapping) else {}
+    ours = "difficulty" not in metadata or _calibrated(metadata)
+    metadata["pass_rate"] = round(measured.pass_rate, 6)
+    if ours:
+        metadata["difficulty"] = _difficulty(measured)
+    return {**values, "metadata": metadata}
+
+
+def _difficulty(measured: Measured) -> float:
+    return round(1 - measured.pass_rate, 6)

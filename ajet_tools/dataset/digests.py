@@ -1,0 +1,54 @@
+"""What a file or a directory holds, as a short digest; content counts, never a time stamp."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ajet_sdk.errors import ConfigError
+
+__all__ = ["digest", "digest_of_path", "digest_of_values"]
+
+_SIZE = 10
+_CHUNK = 1 << 20
+_LEFT_OUT = ("__pycache__",)
+
+
+def digest(parts: Iterable[bytes]) -> str:
+    """Of bytes, each part with its length, so that what moves from one part to the next is a change."""
+    made = hashlib.blake2b(digest_size=_SIZE)
+    for part in parts:
+        made.update(len(part).to_bytes(8, "big"))
+        made.update(part)
+    return made.hexdigest()
+
+
+def digest_of_values(values: Any) -> str:
+    """Of anything that JSON can hold; the order of keys does not matter."""
+    return digest([json.dumps(values, sort_keys=True, ensure_ascii=True, default=str).encode()])
+
+
+def digest_of_path(path: Path) -> str:
+    """Of a file, or of the names and contents of a directory's files (hidden ones aside). Raises ConfigError."""
+    try:
+        if path.is_dir():
+            files = sorted(p for p in path.rglob("*") if p.is_file() and not _hidden(p.relative_to(path)))
+            return digest(part for p in files for part in (p.relative_to(path).as_posix().encode(), _file(p).encode()))
+        return _file(path)
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith(".") or part in _LEFT_OUT for part in path.parts)
+
+
+def _file(path: Path) -> str:
+    made = hashlib.blake2b(digest_size=_SIZE)
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK):
+            made.update(chunk)
+    return made.hexdigest()

@@ -1,0 +1,73 @@
+"""What a run of `expand` asks, refuses and comes to."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ajet_sdk.errors import AjetError
+
+__all__ = ["Asked", "Expanded", "Fruitless", "Interrupted", "Refused"]
+
+
+class Fruitless(AjetError, RuntimeError):
+    """Call after call gave no row that could be kept."""
+
+
+class Interrupted(AjetError, RuntimeError):
+    """A person stopped the run."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """One call: which side of the split it is for, how many rows were asked for, and in what words."""
+
+    number: int
+    side: str
+    count: int
+    messages: list[dict[str, str]]
+    seed: int
+    provenance: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A generated row that is not taken, and why; `row` is None where there was no row, but a reply without one."""
+
+    reason: str
+    """One of few phrases, to count by."""
+    detail: str
+    row: Mapping[str, Any] | None
+    provenance: Mapping[str, Any]
+    reply: str | None = None
+
+    def as_row(self) -> dict[str, Any]:
+        """The row as `rejected.jsonl` holds it."""
+        rejected = {"reason": self.reason, "detail": self.detail}
+        if self.reply is not None:
+            rejected["reply"] = self.reply[:4000]
+        return {**(self.row or {}), "rejected": rejected, "provenance": dict(self.provenance)}
+
+
+@dataclass
+class Expanded:
+    """What a run came to so far. `stopped` is why it ended before there were as many rows as asked for."""
+
+    train: list[dict[str, Any]] = field(default_factory=list)
+    validation: list[dict[str, Any]] = field(default_factory=list)
+    rejected: list[Refused] = field(default_factory=list)
+    surplus: int = 0
+    """Sound rows that came after the last one that was needed."""
+    calls: int = 0
+    """Calls for rows that were taken in; those of a verifier are not among them."""
+    stopped: AjetError | None = None
+
+    @property
+    def accepted(self) -> int:
+        return len(self.train) + len(self.validation)
+
+    @property
+    def refused(self) -> Counter[str]:
+        return Counter(one.reason for one in self.rejected)

@@ -1,0 +1,68 @@
+"""The rows in a model's reply: JSON as it was asked for, in a fence, with prose around it, or cut off half-way."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+__all__ = ["rows_in"]
+
+_THOUGHT = re.compile(r"^.*</think>", re.DOTALL)
+_DECODER = json.JSONDecoder(strict=False)
+_SPACE = re.compile(r"[\s,]*")
+_INNER_LIST = re.compile(r'^\{\s*"\w+"\s*:\s*(\[)', re.MULTILINE)
+_LISTED = ("tasks", "rows", "items", "data", "examples")
+
+
+def rows_in(text: str) -> tuple[list[Any], str | None]:
+    """The rows, and what is wrong with the reply: `not JSON` or `half a JSON` with where, or None.
+
+    What was whole before a cut is kept.
+    """
+    text = _THOUGHT.sub("", text)
+    start = _first(text)
+    if start is None:
+        said = " ".join(text.split())
+        return [], f"not JSON: {said[:120]!r}" if said else "not JSON: the reply is empty"
+    listed = text[start] == "["
+    at = start + 1 if listed else start
+    rows: list[Any] = []
+    while True:
+        at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # matches the empty string too
+        if at >= len(text):
+            return (rows, _half(rows)) if listed else (_unwrapped(rows), None)
+        if text[at] == "]" and listed:
+            return _unwrapped(rows), None
+        if not listed and text[at] not in "{[":
+            return _unwrapped(rows), None  # prose after the objects
+        try:
+            value, at = _DECODER.raw_decode(text, at)
+        except (ValueError, RecursionError):
+            inner = None if listed or rows else _INNER_LIST.search(text, start)
+            return rows_in(text[inner.start(1) :]) if inner else (rows, _half(rows))
+        rows.append(value)
+
+
+def _first(text: str) -> int | None:
+    """Where the JSON begins: the first bracket that a JSON value follows."""
+    for found in re.finditer(r"[\[{]", text):
+        after = text[found.end() : found.end() + 40].lstrip()
+        if not after or after[0] in ('"{}' if found.group() == "{" else "{]"):
+            return found.start()
+    return None
+
+
+def _half(rows: list[Any]) -> str:
+    return f"half a JSON: the reply ends, or breaks, in row {len(rows) + 1}"
+
+
+def _unwrapped(rows: list[Any]) -> list[Any]:
+    """`{"tasks": [...]}` is the list in it."""
+    if len(rows) == 1 and isinstance(rows[0], dict):
+        for name in _LISTED:
+            if isinstance(rows[0].get(name), list) and len(rows[0]) == 1:
+                return list(rows[0][name])
+    if len(rows) == 1 and isinstance(rows[0], list):
+        return list(rows[0])
+    return rows

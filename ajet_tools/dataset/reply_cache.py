@@ -1,0 +1,66 @@
+"""Replies that were paid for, kept in a file, so that no request is paid for twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sqlite3
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ajet_sdk.errors import AjetError
+
+__all__ = ["CacheError", "ReplyCache"]
+
+
+class CacheError(AjetError, RuntimeError):
+    """The file of replies cannot be read or written."""
+
+
+class ReplyCache:
+    """Texts by the content of the request: endpoint, model, messages and parameters.
+
+    Each reply is on disk before it is used: a process that is killed has lost none. Several processes may share a file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+            self._file.execute("PRAGMA journal_mode=WAL")
+            self._file.execute("PRAGMA synchronous=NORMAL")
+            self._file.execute("CREATE TABLE IF NOT EXISTS replies(key TEXT PRIMARY KEY, texts TEXT NOT NULL)")
+        except (sqlite3.Error, OSError) as error:
+            raise self._explain(error) from error
+
+    @staticmethod
+    def key(request: Mapping[str, Any]) -> str:
+        text = json.dumps(request, sort_keys=True, ensure_ascii=True)
+        return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
+
+    def get(self, key: str) -> list[str] | str | None:
+        """The texts; a string is why the request failed, where that was kept; None where nothing is."""
+        try:
+            found = self._file.execute("SELECT texts FROM replies WHERE key = ?", (key,)).fetchone()
+        except sqlite3.Error as error:
+            raise self._explain(error) from error
+        kept = None if found is None else json.loads(found[0])
+        return kept if isinstance(kept, list | str) else None
+
+    def put(self, key: str, texts: list[str] | str) -> None:
+        try:
+            self._file.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, json.dumps(texts)))
+        except sqlite3.Error as error:
+            raise self._explain(error) from error
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _explain(self, error: Exception) -> CacheError:
+        why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        return CacheError(
+            f"cannot keep replies in {self.path}: {why}. What was kept before is whole: "
+            "make room there and go on with --resume"
+        )

@@ -1,0 +1,105 @@
+"""What a check of a row's reference answer says, and what every way of checking needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.tasks.rows import QUERY_COLUMNS
+
+__all__ = ["Chat", "Verdict", "Verifier", "answer_of", "independent", "question_of"]
+
+
+class Chat(Protocol):
+    """What a verifier needs of an endpoint."""
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        n: int = 1,
+        temperature: float = 1.0,
+        max_tokens: int = 2048,
+        seed: int | None = None,
+    ) -> list[str]: ...
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What a verifier says of one row."""
+
+    ok: bool
+    reason: str
+    """In words. Where `ok` is false it is one of few phrases, to count refusals by."""
+    details: Mapping[str, Any] = field(default_factory=dict)
+    """What it was said on, as JSON can hold it."""
+    failed: bool = False
+    """The check itself could not be made (the judge raised, a grader answered prose). The row is refused too."""
+
+    def as_json(self, name: str) -> dict[str, Any]:
+        """The verdict as a row's provenance holds it; `name` is the verifier's."""
+        return {"verifier": name, "ok": self.ok, "reason": self.reason, **({"failed": True} if self.failed else {}),
+                "details": dict(self.details)}  # fmt: skip
+
+
+class Verifier(Protocol):
+    """A way to check the reference answer of a row. One may check many rows at once."""
+
+    @property
+    def name(self) -> str:
+        """The spec, for provenance."""
+        ...
+
+    @property
+    def calls(self) -> int:
+        """Replies of the endpoint that a row costs at most, for an estimate before."""
+        ...
+
+    async def check(self, row: Mapping[str, Any], endpoint: Chat | None) -> Verdict:
+        """The verdict on a task row. Raises what the endpoint raises, and ConfigError where one is needed and None."""
+        ...
+
+
+def answer_of(row: Mapping[str, Any]) -> Any:
+    """The reference answer of a row: `metadata.answer`, else a column `answer`; None where there is none."""
+    metadata = row.get("metadata")
+    found = metadata.get("answer") if isinstance(metadata, Mapping) else None
+    found = row.get("answer") if found is None else found
+    return None if isinstance(found, str) and not found.strip() else found
+
+
+def question_of(row: Mapping[str, Any]) -> str:
+    """What a row asks: its query, or its messages as a transcript."""
+    for name in QUERY_COLUMNS:
+        if isinstance(row.get(name), str) and row[name].strip():
+            return str(row[name])
+    messages = row.get("init_messages") or row.get("messages") or []
+    said = [m for m in messages if isinstance(m, Mapping) and m.get("content")]
+    if len(said) == 1:
+        return str(said[0]["content"])
+    return "\n\n".join(f"{m.get('role', 'user')}: {m['content']}" for m in said)
+
+
+async def independent(
+    endpoint: Chat | None, prompt: str, count: int, *, seed: int, temperature: float, max_tokens: int, what: str
+) -> list[str]:
+    """`count` replies to one prompt, none of which has seen another; fewer where the endpoint gives no more.
+
+    A server that ignores `n` is asked again, with another seed, for those that are missing.
+    """
+    if endpoint is None:
+        raise ConfigError(f"--verify {what} asks a model: say which (--base-url URL --model NAME)")
+    replies: list[str] = []
+    for turn in range(count):
+        replies += await endpoint.chat(
+            [{"role": "user", "content": prompt}],
+            n=count - len(replies),
+            temperature=temperature,
+            max_tokens=max_tokens,
+            seed=seed + turn,
+        )
+        if len(replies) >= count:
+            break
+    return replies[:count]

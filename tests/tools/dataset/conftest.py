@@ -1,0 +1,83 @@
+"""A language model's endpoint over real HTTP, which says what a test tells it to say."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from ajet_sdk.gateway import listening_socket
+
+Said = str | list[str] | Response | tuple[float, str]
+
+
+class ModelServer:
+    """`say` gets the request's JSON and its number (from 0): text, a list of texts, seconds and text, or a response."""
+
+    def __init__(self, say: Callable[[dict[str, Any], int], Said]) -> None:
+        self.say = say
+        self.requests: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.most_at_once = 0
+        self._now = 0
+        listener = listening_socket("127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        app = Starlette(routes=[Route("/v1/chat/completions", self._answer, methods=["POST"])])
+        self._server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, access_log=False))
+        self._thread = threading.Thread(target=self._server.run, args=([listener],), daemon=True)
+        self._thread.start()
+
+    async def _answer(self, request: Request) -> Response:
+        body = json.loads(await request.body())
+        number = len(self.requests)
+        self.requests.append(body)
+        self.headers.append(dict(request.headers))
+        self._now += 1
+        self.most_at_once = max(self.most_at_once, self._now)
+        try:
+            said = self.say(body, number)
+            if isinstance(said, tuple):
+                await asyncio.sleep(said[0])
+                said = said[1]
+        finally:
+            self._now -= 1
+        if isinstance(said, Response):
+            return said
+        texts = [said] if isinstance(said, str) else said
+        choices = [{"index": i, "message": {"role": "assistant", "content": text}} for i, text in enumerate(texts)]
+        usage = {"prompt_tokens": 100, "completion_tokens": 50 * len(texts)}
+        return JSONResponse({"model": body["model"], "choices": choices, "usage": usage})
+
+    def close(self) -> None:
+        self._server.should_exit = True
+        self._thread.join()
+
+
+def refusal(status: int, message: str, **more: Any) -> Response:
+    """An error as OpenAI's API words it; `headers` go out with it."""
+    headers = more.pop("headers", None)
+    return JSONResponse({"error": {"message": message, **more}}, status_code=status, headers=headers)
+
+
+@pytest.fixture
+def model_server() -> Iterator[Callable[[Callable[[dict[str, Any], int], Said]], ModelServer]]:
+    """Makes servers that are gone after the test; `model_server.refusal` makes an error response."""
+    made: list[ModelServer] = []
+
+    def make(say: Callable[[dict[str, Any], int], Said]) -> ModelServer:
+        made.append(ModelServer(say))
+        return made[-1]
+
+    make.refusal = refusal  # type: ignore[attr-defined]
+    yield make
+    for server in made:
+        server.close()

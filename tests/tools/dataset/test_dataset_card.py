@@ -1,0 +1,186 @@
+"""The dataset card: what it says is what the rows are; its pictures are pictures; the same rows, the same bytes."""
+
+from __future__ import annotations
+
+import random
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from ajet_sdk.errors import TaskError
+from ajet_tools.dataset.card import Facts, write_card
+from ajet_tools.dataset.topics import map_topics
+
+WORDS = {
+    "bread": ["flour", "oven", "dough", "yeast", "butter", "sugar", "kneading", "baking"],
+    "space": ["planet", "orbit", "star", "gravity", "telescope", "galaxy", "rocket", "comet"],
+    "code": ["function", "list", "loop", "string", "integer", "array", "index", "dictionary"],
+}
+
+
+def rows(count: int, seed: int = 0) -> list[dict[str, Any]]:
+    rng = random.Random(seed)
+    made = []
+    for number in range(count):
+        kind = rng.choice(list(WORDS))
+        query = f"Question {number}: {' and '.join(rng.sample(WORDS[kind], 4))}?"
+        metadata = {"answer": str(number), "pass_rate": rng.randint(0, 8) / 8}
+        verdict = {"ok": True, "reason": "3 of 3 independent answers agree"}
+        provenance = {
+            "source": "expand",
+            "parameters": {"strategy": rng.choice(["harder", "easier"])},
+            "verdict": verdict,
+        }
+        made.append({"main_query": query, "metadata": metadata, "provenance": provenance})
+    return made
+
+
+FACTS = Facts(
+    title="Sums | and more",
+    made_by="ajet dataset expand seeds.jsonl -n 200",
+    counts={"seeds": 5},
+    refused={"near duplicate": 7, "the judge does not accept the answer": 11},
+    parameters={"model": "m", "seed": 0, "strategies": ["harder", "easier"]},
+    similarities=[0.1, 0.5, 0.9, 0.95],
+    notes=["The budget was spent before all rows were made."],
+    files={"train": "train.jsonl", "validation": "validation.jsonl"},
+)
+
+
+def test_a_card_says_what_the_rows_are(tmp_path: Path) -> None:
+    made = rows(200)
+    path = write_card(tmp_path, {"train": made[:150], "validation": made[150:]}, FACTS)
+    text = path.read_text()
+    assert path == tmp_path / "README.md"
+    for line in (
+        "| rows | 200 |", "| rows in train | 150 |", "| rows in validation | 50 |", "| rows with an answer | 200 |",
+        "| seeds | 5 |", "| refused | 18 |", "| near duplicate | 7 |", "| expand | 200 |",
+        "| 3 of 3 independent answers agree | 200 |", "50.0% of 4 rows are at 0.8 or more.",
+        "> The budget was spent before all rows were made.", "| model | `m` |",
+    ):  # fmt: skip
+        assert line in text, line
+    assert text.index("| the judge does not accept") < text.index("| near duplicate")  # the most frequent first
+    head = yaml.safe_load(text.split("---")[1])
+    assert head["configs"][0]["data_files"][1] == {"split": "validation", "path": "validation.jsonl"}
+    longest = max(len(row["main_query"]) for row in made[:150])
+    assert "| question, train |" in text and f"| {longest} |" in text
+    mean = sum(row["metadata"]["pass_rate"] for row in made) / 200
+    assert f"mean pass rate of 200 measured rows is {mean:.2f}" in text
+
+
+def test_its_pictures_are_there_and_shown(tmp_path: Path) -> None:
+    from PIL import Image
+
+    text = write_card(tmp_path, rows(200), FACTS).read_text()
+    for name in ("length", "similarity", "difficulty", "topics"):
+        assert f"](card/{name}.png)" in text
+        with Image.open(tmp_path / "card" / f"{name}.png") as picture:
+            assert picture.width > 600 and len(picture.convert("RGB").getcolors(1 << 20) or []) > 10
+
+
+def test_the_same_rows_give_the_same_bytes_also_in_another_process(tmp_path: Path) -> None:
+    write_card(tmp_path / "a", iter(rows(100)), FACTS)
+    code = (
+        f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r}); from pathlib import Path; "
+        "from test_dataset_card import *; "
+        f"write_card(Path({str(tmp_path / 'b')!r}), rows(100), FACTS)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+    files = sorted(file.relative_to(tmp_path / "a") for file in (tmp_path / "a").rglob("*") if file.is_file())
+    assert len(files) == 5
+    for file in files:
+        assert (tmp_path / "a" / file).read_bytes() == (tmp_path / "b" / file).read_bytes(), file
+
+
+def test_a_readme_of_somebody_elses_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "README.md").write_text("Mine.\n")
+    assert write_card(tmp_path, rows(3), Facts()) == tmp_path / "CARD.md"
+    assert (tmp_path / "README.md").read_text() == "Mine.\n"
+    (tmp_path / "README.md").unlink()
+    one = write_card(tmp_path, rows(3), Facts(title="one"))
+    assert write_card(tmp_path, rows(3), Facts(title="two")) == one and "# two" in one.read_text()
+
+
+def test_pictures_of_an_earlier_card_do_not_stay(tmp_path: Path) -> None:
+    write_card(tmp_path, rows(100), FACTS)
+    bare = [{"main_query": "a b c"}]
+    text = write_card(tmp_path, bare, Facts()).read_text()
+    assert sorted(file.name for file in (tmp_path / "card").iterdir()) == ["length.png"]
+    assert "too few" in text and "Difficulty" not in text and "Similarity" not in text
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        [],
+        [{}],
+        [{"main_query": ""}, {"main_query": "x" * 5_000_000, "metadata": {"answer": None}}],
+        [{"main_query": "```\n# not a heading\n```` | <b>", "metadata": {"answer": {"a": ["|", "\ud800"]}}}],
+        [{"messages": [{"role": "user", "content": "hi"}], "metadata": "text", "provenance": 3}] * 30,
+        [{"main_query": f"What is {i} + {i}?", "metadata": {"pass_rate": True}} for i in range(50)],
+        [{"main_query": f"第{i}题：计算{'加法减法乘法'[i % 6]}与分数的和，苹果香蕉" } for i in range(40)],
+    ],
+    ids=["none", "empty", "huge", "marks", "odd", "numbers", "chinese"],
+)  # fmt: skip
+def test_odd_rows_make_a_card_all_the_same(tmp_path: Path, made: list[dict[str, Any]], recwarn: Any) -> None:
+    text = write_card(tmp_path, made, Facts()).read_text()
+    assert f"| rows in train | {len(made)} |" in text or not made
+    assert len(text) < 20_000
+    assert [str(one.message) for one in recwarn] == []  # no missing glyphs, no empty slices
+
+
+def test_an_example_cannot_leave_its_fence(tmp_path: Path) -> None:
+    text = write_card(tmp_path, [{"main_query": "```\n# Out\n```````"}], Facts()).read_text()
+    assert "\n````````text\n" in text
+
+
+def test_rows_are_streamed(tmp_path: Path) -> None:
+    def many() -> Iterator[dict[str, Any]]:
+        for number in range(30_000):
+            yield {"main_query": f"row {number}"}
+
+    assert "| rows in train | 30,000 |" in write_card(tmp_path, many(), Facts()).read_text()
+
+
+def test_without_matplotlib_the_card_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    text = write_card(tmp_path, rows(30), FACTS).read_text()
+    assert 'pip install "ajet[local]"' in text and "card/" not in text and "| 1 |" in text
+
+
+def test_a_place_that_cannot_be_written_is_said(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(TaskError, match="cannot write the card"):
+        write_card(tmp_path / "file" / "inside", rows(3), Facts())
+
+
+def test_topics_are_told_apart_and_named_by_their_own_words() -> None:
+    rng = random.Random(1)
+    kinds = [rng.choice(list(WORDS)) for _ in range(300)]
+    texts = [" ".join(rng.sample(WORDS[kind], 4)) for kind in kinds]
+    found = map_topics(texts)
+    assert found is not None and len(found.topics) == 3
+    for number, topic in enumerate(found.topics):
+        mine = [kind for kind, label in zip(kinds, found.labels_N, strict=True) if label == number]
+        kind = max(WORDS, key=mine.count)
+        assert mine.count(kind) / len(mine) > 0.95 and topic.rows == len(mine)
+        assert topic.words and set(topic.words) <= set(WORDS[kind])
+    centres = np.array([found.places_N2[found.labels_N == i].mean(axis=0) for i in range(3)])
+    own = np.linalg.norm(found.places_N2 - centres[found.labels_N], axis=1).mean()
+    assert min(np.linalg.norm(centres[a] - centres[b]) for a, b in ((0, 1), (0, 2), (1, 2))) > 2 * own
+
+
+def test_sums_fall_apart_by_their_signs() -> None:
+    found = map_topics([f"What is {i}{'+-*'[i % 3]}{i + 1}?" for i in range(10, 99)])
+    assert found is not None and {topic.words[0] for topic in found.topics} == {"+", "-", "*"}
+
+
+def test_texts_without_telling_words_have_no_map() -> None:
+    assert map_topics([f"What is {i} + {i + 1}?" for i in range(100, 200)]) is None
+    assert map_topics([]) is None and map_topics(["one two three"] * 5) is None

@@ -1,0 +1,230 @@
+"""`ajet dataset dedup`, as a user calls it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from typer.testing import CliRunner, Result
+
+from ajet_tools.cli.app import app
+from ajet_tools.dataset.dedup import Facts, find
+from ajet_tools.dataset.likeness import normal
+
+FOX = "The quick brown fox jumps over the lazy dog and runs away from the hounds"
+FOX_2 = "The quick brown fox jumped over the lazy dog and ran away from the hounds"
+FOX_3 = "The quick brown ox jumped over the lazy dog and ran far away from the hounds"
+
+
+def ajet(*arguments: str, code: int = 0, input: str | None = None) -> Result:
+    result = CliRunner().invoke(app, ["dataset", *arguments], input=input)
+    assert result.exit_code == code, result.output
+    return result
+
+
+def write(path: Path, *rows: dict[str, Any] | str) -> str:
+    path.write_text("".join(json.dumps({"main_query": r} if isinstance(r, str) else r) + "\n" for r in rows))
+    return str(path)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def asked(path: Path) -> list[str]:
+    return [row["main_query"] for row in read(path)]
+
+
+def test_exact_and_near_copies_go_and_the_report_says_why(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.jsonl", "What is 1 + 2?", FOX, " what IS 1 + 2?", FOX_2, "What is 1 + 3?")
+    out, report = tmp_path / "out.jsonl", tmp_path / "report.jsonl"
+    summary = json.loads(ajet("dedup", source, "-o", str(out), "--report", str(report), "--json").stdout)
+    assert asked(out) == ["What is 1 + 2?", FOX, "What is 1 + 3?"]
+    assert {name: summary[name] for name in ("rows", "kept", "dropped", "exact", "near", "clusters")} == {
+        "rows": 5, "kept": 3, "dropped": 2, "exact": 1, "near": 1, "clusters": 2,
+    }  # fmt: skip
+    exact, near = read(report)
+    assert (exact["row"], exact["kept"], exact["kind"], exact["similarity"]) == (
+        "a.jsonl line 3", "a.jsonl line 1", "exact", 1.0,
+    )  # fmt: skip
+    assert (near["row"], near["kept"], near["kind"]) == ("a.jsonl line 4", "a.jsonl line 2", "near")
+    assert near["similarity"] == pytest.approx(1 - 4 / 73, abs=1e-3)
+
+
+def test_a_row_keeps_all_its_fields_and_stdin_goes_to_stdout(tmp_path: Path) -> None:
+    row = {"main_query": "Hello", "metadata": {"answer": 1, "x": [1, {"y": None}]}, "more": "é"}
+    result = ajet("dedup", "-", "-o", "-", input=json.dumps(row) + "\n" + json.dumps({**row, "more": "z"}) + "\n")
+    assert [json.loads(line) for line in result.stdout.splitlines()] == [row]
+
+
+@pytest.mark.parametrize(
+    ("keep", "kept"),
+    [("first", 0), ("last", 3), ("longest", 2), ("shortest", 0), ("answered", 1), ("max:metadata.v", 2), ("min:v", 3)],
+)
+def test_which_of_a_cluster_stays(tmp_path: Path, keep: str, kept: int) -> None:
+    rows = [
+        {"main_query": FOX, "n": 0, "v": 9},
+        {"main_query": FOX + ".", "n": 1, "metadata": {"answer": "x", "v": 2}, "v": 9},
+        {"main_query": FOX + "....", "n": 2, "metadata": {"v": 3}, "v": 9},
+        {"main_query": FOX + "!", "n": 3, "v": 1},
+    ]
+    ajet("dedup", write(tmp_path / "a.jsonl", *rows), "-o", str(tmp_path / "out.jsonl"), "--keep", keep)
+    assert [row["n"] for row in read(tmp_path / "out.jsonl")] == [kept]
+
+
+def test_a_row_that_is_like_the_kept_one_by_way_of_a_third_says_which(tmp_path: Path) -> None:
+    steps = [FOX]
+    for old, new in [("quick", "quack"), ("jumps", "jumpz"), ("lazy", "hazy"), ("hounds", "hounts"), ("away", "auay")]:
+        steps.append(steps[-1].replace(old, new))
+    source = write(tmp_path / "a.jsonl", *steps)
+    report = tmp_path / "r.jsonl"
+    out = tmp_path / "o.jsonl"
+    ajet("dedup", source, "-o", str(out), "--report", str(report), "--threshold", "0.95")
+    assert asked(out) == [FOX]
+    told = read(report)
+    assert [line.get("via") is not None for line in told] == [False, False, True, True, True]
+    assert all(line["similarity"] >= 0.93 for line in told)
+
+
+def test_copies_with_other_answers_are_counted(tmp_path: Path) -> None:
+    rows = [{"main_query": "Capital?", "metadata": {"answer": a}} for a in ("Paris", "Lyon", "Paris")]
+    out = str(tmp_path / "o.jsonl")
+    result = ajet("dedup", write(tmp_path / "a.jsonl", *rows), "-o", out, "--report", str(tmp_path / "r.jsonl"))
+    assert "1 row had another answer" in result.stderr
+    assert [line.get("answers") for line in read(tmp_path / "r.jsonl")] == [["Lyon", "Paris"], None]
+
+
+def test_exact_alone_and_numbers(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.jsonl", FOX, FOX_2, f"{FOX} 12", f"{FOX} 13")
+    ajet("dedup", source, "-o", str(tmp_path / "o.jsonl"), "--exact")
+    assert len(asked(tmp_path / "o.jsonl")) == 4
+    ajet("dedup", source, "-o", str(tmp_path / "o.jsonl"))
+    assert asked(tmp_path / "o.jsonl") == [FOX, f"{FOX} 12", f"{FOX} 13"]
+    ajet("dedup", source, "-o", str(tmp_path / "o.jsonl"), "--ignore-numbers")
+    assert asked(tmp_path / "o.jsonl") == [FOX]
+
+
+def test_the_same_file_twice_over(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.jsonl", FOX, FOX_3, FOX_2, "x", "y")
+    for name in ("1", "2"):
+        ajet("dedup", source, "-o", str(tmp_path / name) + ".jsonl", "--report", str(tmp_path / f"r{name}.jsonl"))
+    assert (tmp_path / "1.jsonl").read_bytes() == (tmp_path / "2.jsonl").read_bytes()
+    assert (tmp_path / "r1.jsonl").read_bytes() == (tmp_path / "r2.jsonl").read_bytes()
+    ajet("dedup", str(tmp_path / "1.jsonl"), "-o", str(tmp_path / "3.jsonl"))
+    assert (tmp_path / "3.jsonl").read_bytes() == (tmp_path / "1.jsonl").read_bytes()
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.sampled_from([FOX, FOX_2, FOX_3, FOX.upper(), "a", "A ", "b", "", "What is 2?"])), st.data())
+def test_order_changes_nothing_but_which_row_stays(texts: list[str], data: st.DataObject) -> None:
+    other = data.draw(st.permutations(texts))
+    ours, theirs = ([Facts(str(i), t) for i, t in enumerate(each)] for each in (texts, other))
+    one, two = find(ours), find(theirs)
+    assert (len(one.duplicates), one.clusters) == (len(two.duplicates), two.clusters)
+    stay = {normal(t) for i, t in enumerate(texts) if i not in {d.index for d in one.duplicates}}
+    assert len(stay) == len(texts) - len(one.duplicates)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "has no rows"),
+        ('{"main_query": "a"}\n{"main_query":\n', "line 2"),
+        ('{"main_query": "a", "v": "high"}\n', "has no number there"),
+    ],
+)
+def test_bad_input_is_one_message_and_nothing_is_written(tmp_path: Path, text: str, said: str) -> None:
+    (tmp_path / "a.jsonl").write_text(text)
+    out = tmp_path / "o.jsonl"
+    result = ajet("dedup", str(tmp_path / "a.jsonl"), "-o", str(out), "--keep", "max:v", code=2)
+    assert said in result.stderr
+    assert not out.exists()
+
+
+def test_a_row_of_five_megabytes_and_one_that_is_no_unicode(tmp_path: Path) -> None:
+    long = "word " * 1_000_000
+    source = write(tmp_path / "a.jsonl", long, long + "more", "\ud800 lone", "\ud800 lone")
+    ajet("dedup", source, "-o", str(tmp_path / "o.jsonl"))
+    assert [len(text) for text in asked(tmp_path / "o.jsonl")] == [5_000_000, 6]
+
+
+class Embedder:
+    """An endpoint that gives texts about fruit one vector, and others one of their own; it may fail first."""
+
+    def __init__(self) -> None:
+        self.failures: list[Response] = []
+        self.batches: list[list[str]] = []
+
+    async def answer(self, request: Request) -> Response:
+        body = await request.json()
+        if self.failures:
+            return self.failures.pop(0)
+        self.batches.append(body["input"])
+        data = []
+        for index, text in enumerate(body["input"]):
+            vector = [0.0] * 64
+            vector[0 if "apple" in text or "pear" in text else 1 + sum(text.encode()) % 63] = 2.0
+            data.append({"index": index, "embedding": vector})
+        return JSONResponse({"data": list(reversed(data)), "model": body["model"]})
+
+
+@pytest.fixture
+def embedder() -> Iterator[tuple[Embedder, str]]:
+    import threading
+
+    import uvicorn
+    from starlette.applications import Starlette
+    from starlette.routing import Route
+
+    from ajet_sdk.gateway import listening_socket
+
+    made, listener = Embedder(), listening_socket("127.0.0.1", 0)
+    routes = Starlette(routes=[Route("/v1/embeddings", made.answer, methods=["POST"])])
+    server = uvicorn.Server(uvicorn.Config(routes, lifespan="off", log_config=None, access_log=False))
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    thread.start()
+    yield made, f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+    server.should_exit = True
+    thread.join(10)
+
+
+def test_meanings_by_an_endpoint(tmp_path: Path, embedder: tuple[Embedder, str]) -> None:
+    made, url = embedder
+    made.failures = [Response(status_code=429, headers={"retry-after": "0"}), Response("busy", status_code=503)]
+    source = write(tmp_path / "a.jsonl", "I like an apple", "A pear is fine", "Dogs bark", "3 apples", "4 apples")
+    report = tmp_path / "r.jsonl"
+    ajet("dedup", source, "-o", str(tmp_path / "o.jsonl"), "--embeddings", url, "m", "--report", str(report))
+    assert asked(tmp_path / "o.jsonl") == ["I like an apple", "Dogs bark", "3 apples", "4 apples"]
+    assert [(line["kind"], line["similarity"]) for line in read(report)] == [("meaning", 1.0)]
+
+
+@pytest.mark.parametrize(
+    ("failure", "said"),
+    [
+        (Response("no such model", status_code=404), "refused: HTTP 404: no such model"),
+        (Response("wrong key", status_code=401), "OPENAI_API_KEY"),
+        (JSONResponse({"data": []}), "0 embeddings for 1 texts"),
+        (JSONResponse({"oops": 1}), "answered no embeddings"),
+        (Response("<html>"), "answered no JSON"),
+    ],
+)
+def test_an_endpoint_that_fails(tmp_path: Path, embedder: tuple[Embedder, str], failure: Response, said: str) -> None:
+    made, url = embedder
+    made.failures = [failure]
+    out = tmp_path / "o.jsonl"
+    result = ajet("dedup", write(tmp_path / "a.jsonl", FOX), "-o", str(out), "--embeddings", url, "m", code=1)
+    assert said in result.stderr
+    assert not out.exists()
+
+
+def test_meanings_by_a_local_model(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    result = ajet("dedup", write(tmp_path / "a.jsonl", FOX), "--embeddings", "local", str(tmp_path / "none"), code=2)
+    assert "no model can be read there" in result.stderr

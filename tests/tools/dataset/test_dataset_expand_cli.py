@@ -1,0 +1,257 @@
+"""`ajet dataset expand` as a user runs it: what it writes, asks, resumes, and says of bad input."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import resource
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROWS = [
+    {"main_query": f"What is {i} times {i + 3}?", "metadata": {"answer": str(i * (i + 3)), "unit": "none"}}
+    for i in range(1, 9)
+]
+SCRIPT = """
+import json, random, re
+
+def reply(ask):
+    text = ask.body["messages"][-1]["content"]
+    chance = random.Random(text + str(ask.body.get("seed")))
+    count = int(re.search(r"array of (\\d+)", text)[1])
+    pairs = [(chance.randint(100, 999), chance.randint(100, 999)) for _ in range(count)]
+    return json.dumps([{"main_query": f"What is {a} plus {b}?", "metadata": {"answer": str(a + b)}} for a, b in pairs])
+"""
+
+
+def sums(body: dict[str, Any], number: int = 0) -> str:
+    text = body["messages"][-1]["content"]
+    found = re.search(r"array of (\d+)", text)
+    assert found is not None
+    chance = random.Random(text + str(body["seed"]))
+    pairs = [(chance.randint(100, 999), chance.randint(100, 999)) for _ in range(int(found.group(1)))]
+    return json.dumps([{"main_query": f"What is {a} plus {b}?", "metadata": {"answer": str(a + b)}} for a, b in pairs])
+
+
+class Place:
+    """A directory with seeds, and the command run in it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.seeds(ROWS)
+        (path / "replies.py").write_text(SCRIPT)
+
+    def seeds(self, rows: list[Any], name: str = "seeds.jsonl") -> None:
+        (self.path / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    def start(self, *arguments: str, file_limit: int | None = None) -> subprocess.Popen[str]:
+        def limit() -> None:
+            if file_limit is not None:
+                resource.setrlimit(resource.RLIMIT_FSIZE, (file_limit, file_limit))
+
+        command = [sys.executable, "-m", "ajet", "dataset", "expand", *arguments]
+        env = {**os.environ, "PYTHONPATH": str(Path.cwd()), "OPENAI_API_KEY": "secret-key", "NO_COLOR": "1"}
+        env.pop("OPENAI_BASE_URL", None)
+        return subprocess.Popen(
+            command, cwd=self.path, env=env, text=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, preexec_fn=limit,
+        )  # fmt: skip
+
+    def run(self, *arguments: str, file_limit: int | None = None) -> subprocess.CompletedProcess[str]:
+        process = self.start(*arguments, file_limit=file_limit)
+        out, err = process.communicate(timeout=120)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.path / name).read_text().splitlines()]
+
+    def bytes_of(self, folder: str) -> dict[str, bytes]:
+        found = sorted(file for file in (self.path / folder).rglob("*") if file.is_file())
+        return {file.name: file.read_bytes() for file in found if ".expand" not in file.parts}
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> Place:
+    return Place(tmp_path)
+
+
+SCRIPTED = ("--scripted", "replies.py:reply", "--verify", "none")
+
+
+def at(server: Any) -> tuple[str, ...]:
+    return ("--base-url", server.url, "--model", "writer", "--verify", "none", "--yes")
+
+
+def test_a_directory_is_written_and_the_same_bytes_again(place: Place) -> None:
+    first = place.run("seeds.jsonl", "-n", "30", "--out", "data", *SCRIPTED)
+    assert first.returncode == 0, first.stderr
+    assert "30 rows accepted: 27 train, 3 validation" in first.stdout
+    row = place.rows("data/train.jsonl")[0]
+    assert row["metadata"]["unit"] == "none" and row["provenance"]["source"] == "expand"
+    assert (place.path / "data" / "README.md").is_file()
+    again = place.run("seeds.jsonl", "-n", "30", "--out", "again/data", *SCRIPTED, "--json")
+    summary = json.loads(again.stdout)
+    assert (summary["accepted"], summary["stopped"]) == (30, None)
+    one, other = place.bytes_of("data"), place.bytes_of("again/data")
+    assert one == other and {"train.jsonl", "validation.jsonl"} <= set(one)
+
+
+def test_other_names_are_mapped_and_parquet_is_written(place: Place) -> None:
+    place.seeds([{"text": row["main_query"], "gold": row["metadata"]["answer"]} for row in ROWS], "other.jsonl")
+    arguments = ("--map", "text=main_query", "--map", "gold=metadata.answer", "--format", "parquet")
+    done = place.run("other.jsonl", "-n", "12", "--out", "data", *arguments, *SCRIPTED)
+    assert done.returncode == 0, done.stderr
+    import pyarrow.parquet as pq
+
+    rows = pq.read_table(place.path / "data" / "train.parquet").to_pylist()
+    assert rows[0]["main_query"].startswith("What is") and rows[0]["metadata"]["answer"].isdigit()
+
+
+def test_the_prompts_are_shown_and_nothing_is_sent(place: Place) -> None:
+    shown = place.run("seeds.jsonl", "--show-prompt", "--strategy", "harder,persona")
+    assert shown.returncode == 0, shown.stderr
+    assert "===== expand/harder version 1" in shown.stdout and "===== expand/persona version 1" in shown.stdout
+    assert "metadata.answer: a number, written as text" in shown.stdout
+    assert '"main_query": "What is' in shown.stdout
+
+
+def test_it_says_what_it_may_take_and_asks(place: Place, model_server) -> None:
+    server = model_server(sums)
+    arguments = ("--base-url", server.url, "--model", "writer", "--verify", "none", "--price", "1,2")
+    asked = place.run("seeds.jsonl", "-n", "100", "--out", "data", *arguments)
+    assert asked.returncode == 2 and "--yes goes on without asking" in asked.stderr
+    assert re.search(r"About 32 calls for rows: about [\d,]+ tokens in, [\d,]+ out, \d+\.\d\d in money", asked.stderr)
+    assert server.requests == []
+    assert place.run("seeds.jsonl", "-n", "10", "--out", "data", *arguments, "--yes").returncode == 0
+
+
+def test_killed_at_any_time_resume_loses_nothing_and_pays_for_nothing_twice(place: Place, model_server) -> None:
+    def slow(body: dict[str, Any], number: int) -> Any:
+        return 0.05, sums(body)
+
+    server, whole = model_server(slow), model_server(slow)
+    run = ("seeds.jsonl", "-n", "120", "--concurrency", "4")
+    process = place.start(*run, "--out", "data", *at(server))
+    deadline = time.monotonic() + 60
+    while len(server.requests) < 14 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    process.kill()
+    process.communicate()
+    at_kill = [json.dumps(body) for body in server.requests]
+    assert 14 <= len(at_kill) < 30
+    refused = place.run(*run, "--out", "data", *at(server))
+    assert refused.returncode == 2 and "go on with --resume" in refused.stderr
+    resumed = place.run(*run, "--out", "data", *at(server), "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    again = [json.dumps(body) for body in server.requests[len(at_kill) :]]
+    assert len(set(again) & set(at_kill)) <= 4  # those that were under way, and never answered
+    straight = place.run(*run, "--out", "straight/data", *at(whole))
+    assert straight.returncode == 0, straight.stderr
+    assert place.rows("data/train.jsonl") == place.rows("straight/data/train.jsonl")
+    assert set(at_kill) | set(again) == {json.dumps(body) for body in whole.requests}
+
+
+def test_a_resume_with_other_options_says_what_differs(place: Place, model_server) -> None:
+    server = model_server(sums)
+    assert place.run("seeds.jsonl", "-n", "10", "--out", "data", *at(server)).returncode == 0
+    made = len(server.requests)
+    other = place.run("seeds.jsonl", "-n", "10", "--out", "data", *at(server), "--resume", "--temperature", "0.5")
+    assert other.returncode == 2 and "recipe.temperature was 1.0, is 0.5" in other.stderr
+    same = place.run("seeds.jsonl", "-n", "10", "--out", "data", *at(server), "--resume", "--concurrency", "3")
+    assert same.returncode == 0, same.stderr
+    assert len(server.requests) == made
+
+
+def test_ctrl_c_writes_what_there_is(place: Place, model_server) -> None:
+    server = model_server(lambda body, number: (0.05, sums(body)))
+    process = place.start("seeds.jsonl", "-n", "5000", "--out", "data", "--concurrency", "4", *at(server))
+    while len(server.requests) < 14:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    rows = place.rows("data/train.jsonl") + place.rows("data/validation.jsonl")
+    assert len(rows) >= 14 and f"{len(rows)} rows accepted" in out
+    assert len(rows) == 4 * len(server.requests) or len(rows) > 30
+
+
+def test_a_spent_budget_ends_it_cleanly(place: Place, model_server) -> None:
+    server = model_server(sums)
+    done = place.run("seeds.jsonl", "-n", "500", "--out", "data", *at(server), "--max-calls", "9")
+    assert done.returncode == 1 and "BudgetSpent: the budget of 9 calls is spent" in done.stderr
+    assert len(server.requests) == 9 and len(place.rows("data/train.jsonl")) > 20
+    assert "Traceback" not in done.stderr
+
+
+def test_prose_and_a_wrong_key_end_with_one_message(place: Place, model_server) -> None:
+    prose = model_server(lambda body, number: "Gladly!")
+    done = place.run("seeds.jsonl", "--out", "a", *at(prose))
+    assert done.returncode == 1 and "30 calls in a row gave no row" in done.stderr
+    assert len(place.rows("a/rejected.jsonl")) >= 30
+    wrong = model_server(lambda body, number: model_server.refusal(401, "Incorrect API key"))
+    done = place.run("seeds.jsonl", "--out", "b", *at(wrong))
+    assert done.returncode == 1 and "check the API key" in done.stderr and "secret-key" not in done.stderr + done.stdout
+    assert "Traceback" not in done.stderr
+
+
+BAD = {
+    "empty": (b"", "is empty"),
+    "one row": (json.dumps(ROWS[0]).encode(), "has one row"),
+    "duplicates only": (b"\n".join([json.dumps(ROWS[0]).encode()] * 5), "which are one and the same"),
+    "bad JSON": (b"\n".join([*(json.dumps(row).encode() for row in ROWS[:6]), b'{"main_query": '])+b"\n", "line 7"),
+    "not UTF-8": (json.dumps(ROWS[0]).encode() + b'\n{"main_query": "caf\xe9"}\n', "line 2"),
+    "5 MB row": (json.dumps(ROWS[0]).encode() + b'\n{"main_query": "' + b"x" * 5_000_000 + b'"}\n', "line 2 is 5.0 MB"),
+    "mixed shapes": (
+        json.dumps(ROWS[0]).encode() + b'\n{"main_query": "a?", "metadata": {"answer": [1]}}\n', "different shapes"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_bad_seeds_are_told_in_one_message_with_the_place(place: Place, kind: str) -> None:
+    content, message = BAD[kind]
+    (place.path / "seeds.jsonl").write_bytes(content)
+    done = place.run("seeds.jsonl", "--out", "data", *SCRIPTED)
+    assert done.returncode == 2 and message in done.stderr and "seeds.jsonl" in done.stderr
+    assert "Traceback" not in done.stderr and not (place.path / "data" / "train.jsonl").exists()
+
+
+def test_bad_rows_can_be_left_out(place: Place) -> None:
+    with (place.path / "seeds.jsonl").open("a") as file:
+        file.write("{nope\n")
+    assert place.run("seeds.jsonl", "-n", "5", "--out", "a", *SCRIPTED).returncode == 2
+    done = place.run("seeds.jsonl", "-n", "5", "--out", "b", *SCRIPTED, "--skip-bad-rows")
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_full_disk_is_one_message_and_what_was_paid_for_is_kept(place: Place, model_server) -> None:
+    server = model_server(sums)
+    run = ("seeds.jsonl", "-n", "200", "--out", "data", *at(server))
+    full = place.run(*run, file_limit=60_000)
+    assert full.returncode in (1, 2) and "cannot" in full.stderr and "Traceback" not in full.stderr, full.stderr
+    assert not [name for name in place.bytes_of("data") if name.endswith(".part")]
+    made = len(server.requests)
+    assert made
+    assert place.run(*run, "--resume").returncode == 0
+    asked = [json.dumps(body) for body in server.requests]
+    assert len(place.rows("data/train.jsonl")) == 180 and len(asked) - len(set(asked)) <= 16
+
+
+def test_what_is_missing_is_asked_for(place: Place) -> None:
+    for arguments, message in (
+        ((), "--out"),
+        (("--out", "data"), "--base-url"),
+        (("--out", "data", "--base-url", "http://127.0.0.1:9/v1"), "--model"),
+        (("--out", "data", *SCRIPTED, "--max-cost", "1"), "--price"),
+        (("--out", "data", *SCRIPTED, "--strategy", "hardest"), "there are same-style"),
+        (("--out", "seeds.jsonl", *SCRIPTED), "is a file"),
+    ):
+        done = place.run("seeds.jsonl", *arguments)
+        assert done.returncode == 2 and message in done.stderr, (arguments, done.stderr)

@@ -1,0 +1,150 @@
+"""The filter language of rows, and what else keeps a row."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet_sdk.errors import ConfigError
+from ajet_tools.dataset.filter import parse
+from ajet_tools.dataset.keep import Keep
+from ajet_tools.dataset.language import language_of
+from ajet_tools.dataset.tables import Row
+from ajet_tools.dataset.verify import open_verifier
+from ajet_tools.trace.filters import FilterError
+
+ROW: dict[str, Any] = {
+    "main_query": "How many trains are there?",
+    "metadata": {"answer": "42", "level": 3, "tags": ["math", "easy"], "checked": True, "note": None},
+    "messages": [{"role": "user", "content": "Hello"}],
+    "score.raw": 0.5,
+}
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "",
+        "metadata.level=3",
+        "metadata.level>=3 metadata.level<4",
+        "metadata.level=1,3",
+        "metadata.level!=4",
+        "metadata.answer=42",
+        "metadata.answer>41",
+        "metadata.tags=math",
+        "metadata.tags.count=2",
+        "metadata.checked=true",
+        "metadata.note=none",
+        "metadata.absent=none",
+        "metadata.note!=x",
+        "score.raw<1",
+        "messages.0.content=Hello",
+        "messages.-1.role~USER",
+        "main_query.chars=26",
+        "chars=26 and words=5",
+        "language=en",
+        "TRAINS",
+        '"many trains"',
+        "not zebra",
+        "zebra or trains",
+        "(zebra or trains) metadata.level=3",
+        "not (zebra trains)",
+        'main_query~"regex:^How .* there.$"',
+        "metadata~easy",
+        "task_id!=none",
+    ],
+)
+def test_a_row_fits_and_does_not_fit_the_opposite(expression: str) -> None:
+    assert parse(expression).fits(ROW)
+    if expression:
+        assert not parse(f"not ({expression})").fits(ROW)
+
+
+@pytest.mark.parametrize(
+    ("expression", "message", "position"),
+    [
+        ("metadata.level>", "a value is missing", 15),
+        ("(zebra", r"the \( is never closed", 0),
+        ("zebra)", r"there is no \( for this \)", 5),
+        ("or zebra", "a condition is missing here", 0),
+        ("level<1,2", "< takes one value", 8),
+        ('main_query~"regex:("', "not a regular expression", 11),
+        ('main_query~"open', "never closed", 11),
+    ],
+)
+def test_what_is_not_understood_is_told_by_its_place(expression: str, message: str, position: int) -> None:
+    with pytest.raises(FilterError, match=message) as caught:
+        parse(expression)
+    assert caught.value.position == position
+
+
+def kept(keep: Keep, *rows: dict[str, Any]) -> list[dict[str, Any]]:
+    return [row.values for row in keep.of(Row(f"rows line {i}", row) for i, row in enumerate(rows, 1))]
+
+
+def test_a_field_that_no_row_has_is_a_typing_error() -> None:
+    with pytest.raises(ConfigError, match=r"no row has a field 'metadata.levle'; did you mean metadata.level\?"):
+        kept(Keep(parse("metadata.levle=3")), ROW)
+    assert kept(Keep(parse("metadata.rare=3")), ROW, {"main_query": "x", "metadata": {"rare": 3}})
+    assert kept(Keep(parse("metadata.never=none")), ROW) == [ROW]
+
+
+def test_lengths_and_languages_are_of_what_the_row_asks() -> None:
+    rows = [{"main_query": text} for text in ("short", "Wie viele Züge sind das?", "How many trains are there?")]
+    keep = Keep(least=6, most=25)
+    assert kept(keep, *rows) == [rows[1]]
+    assert keep.left_out == {"shorter than 6 characters": 1, "longer than 25 characters": 1}
+    keep = Keep(languages=("en",))
+    assert kept(keep, *rows) == [rows[2]]
+    assert keep.left_out == {"in another language (und)": 1, "in another language (de)": 1}
+    with pytest.raises(ConfigError, match="no row can be kept"):
+        Keep(least=5, most=4)
+    with pytest.raises(ConfigError, match="--language xx"):
+        Keep(languages=("xx",))
+
+
+@pytest.mark.parametrize(
+    ("text", "language"),
+    [
+        ("What is 3 + 4?", "en"),
+        ("Compute 33 plus 69.", "en"),
+        ("Wie viele Züge fahren ab?", "de"),
+        ("Combien de trains y a-t-il dans la gare ?", "fr"),
+        ("¿Cuántos trenes hay en la estación?", "es"),
+        ("Quanti treni ci sono nella stazione?", "it"),
+        ("Quantos trens existem na estação?", "pt"),
+        ("小明有三个苹果，吃了一个，还剩几个？", "zh"),
+        ("太郎はりんごを三つ持っています。", "ja"),
+        ("기차가 몇 대 있습니까?", "ko"),
+        ("Сколько поездов на станции?", "ru"),
+        ("Скільки потягів є на станції?", "uk"),
+        ("كم عدد القطارات؟", "ar"),
+        ("3 + 4 =", "und"),
+        ("def f(x): return x", "und"),
+        ("", "und"),
+    ],
+)
+def test_the_language_of_a_question(text: str, language: str) -> None:
+    assert language_of(text) == language
+
+
+JUDGES = """
+import ajet
+
+@ajet.judge
+def even(output: str, answer: str) -> float:
+    return 1.0 if int(output) % 2 == 0 else 0.25
+"""
+
+
+def test_a_judge_keeps_what_it_gives_full_marks_or_the_least_reward(tmp_path: Path) -> None:
+    (tmp_path / "judges.py").write_text(JUDGES)
+    rows = [{"main_query": "q", "metadata": {"answer": answer}} for answer in ("2", "3", "no number", "4")]
+    keep = Keep(judge=open_verifier("judge:judges.py:even", relative_to=tmp_path))
+    assert kept(keep, *rows) == [rows[0], rows[3]]
+    assert keep.left_out.total() == 2
+    assert len(keep.failures) == 1 and keep.failures[0].startswith("rows line 3: ValueError: invalid literal")
+    keep = Keep(judge=open_verifier("judge:judges.py:even", relative_to=tmp_path), reward=0.25)
+    assert kept(keep, *rows) == [rows[0], rows[1], rows[3]]

@@ -1,0 +1,67 @@
+"""Rows out of a reply: as asked for, wrapped, with prose, cut off."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from ajet_tools.dataset.replies import rows_in
+
+ROWS = [{"main_query": "a [b] {c}", "metadata": {"answer": "1"}}, {"main_query": 'd "e"', "metadata": {"answer": "2"}}]
+TEXT = json.dumps(ROWS)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        TEXT,
+        json.dumps(ROWS, indent=2),
+        f"```json\n{TEXT}\n```",
+        f"Here you are:\n{TEXT}\nI hope that [these] help!",
+        f"Sure [as asked], {{see}} below: {TEXT}",
+        "\n".join(map(json.dumps, ROWS)),
+        "\n".join(map(json.dumps, ROWS)) + "\nThat is all.",
+        json.dumps({"tasks": ROWS}),
+        f"<think>maybe [{{}}] or [1]?</think>\n{TEXT}",
+    ],
+)
+def test_rows_are_found_however_they_are_wrapped(reply: str) -> None:
+    assert rows_in(reply) == (ROWS, None)
+
+
+def test_one_object_is_one_row() -> None:
+    assert rows_in(json.dumps(ROWS[0])) == (ROWS[:1], None)
+
+
+@pytest.mark.parametrize("reply", ["", "  ", "I'd rather not.", "Sure! Ask {me} [anything]."])
+def test_prose_is_told(reply: str) -> None:
+    rows, problem = rows_in(reply)
+    assert rows == [] and problem is not None and problem.startswith("not JSON")
+
+
+def test_half_a_json_keeps_what_was_whole() -> None:
+    for reply in (TEXT[:-20], json.dumps({"tasks": ROWS})[:-20]):
+        rows, problem = rows_in(reply)
+        assert rows == ROWS[:1]
+        assert problem == "half a JSON: the reply ends, or breaks, in row 2"
+
+
+@given(some.integers(0, len(TEXT) - 1))
+def test_wherever_it_is_cut_no_row_is_made_up(end: int) -> None:
+    rows, problem = rows_in(TEXT[:end])
+    assert rows == ROWS[: len(rows)] and problem is not None
+
+
+@given(some.text())
+def test_no_reply_is_an_error(reply: str) -> None:
+    rows, _ = rows_in(reply)
+    assert isinstance(rows, list)
+
+
+@given(some.lists(some.dictionaries(some.text(), some.text() | some.integers() | some.none()), min_size=1))
+def test_a_list_of_objects_comes_back_whole(rows: list[dict[str, Any]]) -> None:
+    assert rows_in(json.dumps(rows, ensure_ascii=False))[0] in (rows, *(r.get(k) for r in rows[:1] for k in r))

@@ -1,0 +1,195 @@
+"""When two texts count as one, one at a time (`Near`) and all of a file at once (`near_pairs`)."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from ajet_sdk.errors import ConfigError
+from ajet_tools.dataset.likeness import allowed, counted_edits, edits, likeness, normal
+from ajet_tools.dataset.pairs import Clusters, near_pairs
+from ajet_tools.dataset.signature import expected, grams, lanes
+from ajet_tools.dataset.similar import Match, Near
+
+WORDS = ["".join(random.Random(n).choices("etaoinshrdlu", k=2 + n % 8)) for n in range(3000)]
+
+
+def sentence(draw: random.Random, length: int = 500) -> str:
+    return " ".join(draw.choices(WORDS, k=length // 2))[:length]
+
+
+def edited(text: str, share: float, draw: random.Random) -> str:
+    chars = list(text)
+    for _ in range(round(share * len(text))):
+        at, how = draw.randrange(len(chars)), draw.randrange(3)
+        chars[at : at + (how != 1)] = [] if how == 2 else draw.choice("abcdefgh ")
+    return "".join(chars)
+
+
+def distance(one: str, other: str) -> int:
+    """Levenshtein's recurrence as it is written in a textbook."""
+    row = list(range(len(other) + 1))
+    for i, a in enumerate(one, 1):
+        above, row = row, [i]
+        for j, b in enumerate(other, 1):
+            row.append(min(above[j] + 1, row[-1] + 1, above[j - 1] + (a != b)))
+    return row[-1]
+
+
+@given(st.text("abc", max_size=70), st.text("abc", max_size=70), st.integers(0, 70))
+@example("", "", 0)
+@example("", "a", 0)
+def test_edits_are_levenshtein_distance_up_to_the_limit(one: str, other: str, most: int) -> None:
+    true = distance(one, other)
+    expected = true if true <= most else None
+    assert counted_edits(one, other, most) == expected
+    assert edits(one, other, most) == expected
+
+
+def test_normal_form_forgets_case_blanks_and_forms_but_no_mathematics() -> None:
+    assert normal(" What\tIS\n it?") == normal("what is it？") == "what is it?"
+    assert normal("“cafe\u0301”\u200b") == normal('"café"')
+    assert normal("2²") != normal("22")
+    assert normal("5!") != normal("5")
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        ("What is 12 + 34?", "What is 12 + 35?", False),
+        ("What is 12 + 34?", "What is 12 * 34?", False),
+        ("What is the capital of France?", "What is the capital of Spain?", False),
+        ("The quick brown fox jumps over the lazy dog", "The quick brown fox jumped over the lazy dog", True),
+        ("Tom has 48 apples, gives 3 to Ann, and eats 2.", "Tom has 49 apples, gives 3 to Ann, and eats 2.", False),
+        ("Tom has 48 apples, gives 3 to Ann, and eats 2.", "Tom has 48 apples, gives 3 to Anna and eats 2.", True),
+    ],
+)  # fmt: skip
+def test_what_is_alike_in_short_texts(one: str, other: str, alike: bool) -> None:
+    assert (likeness(normal(one), normal(other), 0.8) is not None) is alike
+    near = Near(0.8)
+    near.add("one", one)
+    assert (near.find(other) is not None) is alike
+
+
+def test_a_long_text_with_other_numbers_alone_is_another_task_unless_numbers_are_ignored() -> None:
+    draw = random.Random(0)
+    start, end = sentence(draw, 200), sentence(draw, 200)
+    one, other = f"{start} 48 {end}", f"{start} 52 {end}"
+    assert likeness(one, other, 0.8) is None
+    assert likeness(one, other, 0.8, numbers=False) == pytest.approx(1 - 2 / len(one))
+    near = Near(0.8, numbers=False)
+    near.add("a", one)
+    assert near.find(other) == Match("a", pytest.approx(1 - 2 / len(one)), "near")  # type: ignore[arg-type]
+
+
+def test_half_a_long_text_in_common_is_not_alike_and_a_tenth_edited_is() -> None:
+    draw = random.Random(1)
+    start, end, third = (sentence(draw, 4000) for _ in range(3))
+    assert likeness(start + end, start + third, 0.8) is None
+    similarity = likeness(start + end, edited(start + end, 0.1, draw), 0.8)
+    assert similarity is not None
+    assert 0.85 < similarity < 0.95
+
+
+@given(st.integers(1, 5000), st.floats(0.5, 1))
+def test_a_longer_text_may_differ_in_no_fewer_characters(length: int, threshold: float) -> None:
+    assert allowed(length, threshold) <= allowed(length + 1, threshold) + 1e-9
+    assert allowed(length, threshold) <= (1 - threshold) * length + 1e-6
+
+
+@given(st.lists(st.text(max_size=40), min_size=1, max_size=8), st.data())
+def test_an_exact_copy_is_always_found(texts: list[str], data: st.DataObject) -> None:
+    near = Near()
+    for index, text in enumerate(texts):
+        near.add(str(index), text)
+    text = data.draw(st.sampled_from(texts))
+    match = near.find(f"  {text.upper() if text.isascii() else text}\n")
+    first = next(str(i) for i, other in enumerate(texts) if normal(other) == normal(text))
+    assert match == Match(first, 1.0, "exact")
+
+
+def test_edited_copies_are_found_and_others_are_not() -> None:
+    draw = random.Random(2)
+    texts = [sentence(draw) for _ in range(300)]
+    near = Near(0.8, seed=3)
+    for index, text in enumerate(texts):
+        near.add(str(index), text)
+    matches = [near.find(edited(text, 0.1, draw)) for text in texts]
+    assert sum(match is not None and match.key == str(i) for i, match in enumerate(matches)) >= 298
+    assert all(match is None or (match.kind == "near" and 0.85 < match.similarity < 1) for match in matches)
+    assert all(near.find(sentence(draw)) is None for _ in range(100))
+
+
+def test_a_signature_agrees_as_often_as_the_grams_do() -> None:
+    draw = random.Random(4)
+    for share in (0.02, 0.1):
+        one = sentence(draw, 3000)
+        other = edited(one, share, draw)
+        hashes, bounds = grams([one, other])
+        sets = [set(hashes[bounds[i] : bounds[i + 1]].tolist()) for i in (0, 1)]
+        true = len(sets[0] & sets[1]) / len(sets[0] | sets[1])
+        table = lanes(hashes, bounds)
+        assert abs((table[0] == table[1]).mean() - true) < 0.12
+    assert expected(1.0) == 1
+
+
+def clusters_of(texts: list[str], **how: object) -> set[frozenset[str]]:
+    clusters = Clusters(len(texts))
+    for pair in near_pairs(texts, 0.8, **how):  # type: ignore[arg-type]
+        clusters.join(pair.one, pair.other)
+    groups: dict[int, set[str]] = {}
+    for index, text in enumerate(texts):
+        groups.setdefault(clusters.find(index), set()).add(text)
+    return {frozenset(group) for group in groups.values()}
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 1000), st.randoms(use_true_random=False))
+def test_the_order_of_the_texts_does_not_change_the_clusters(seed: int, shuffle: random.Random) -> None:
+    draw = random.Random(seed)
+    texts = []
+    for _ in range(12):
+        text = sentence(draw, draw.choice([60, 150, 400]))
+        texts += [edited(text, draw.choice([0.02, 0.1, 0.18, 0.25]), draw) for _ in range(draw.randrange(1, 4))]
+    texts = sorted(set(texts))
+    other = texts.copy()
+    shuffle.shuffle(other)
+    assert clusters_of(texts) == clusters_of(other)
+
+
+def test_every_pair_is_verified_and_planted_ones_are_found_though_all_share_a_preamble() -> None:
+    draw = random.Random(5)
+    preamble = sentence(draw, 250)
+    texts = [preamble + sentence(draw, 250) for _ in range(1500)]
+    texts += [edited(text, 0.1, draw) for text in texts[:100]]
+    pairs = list(near_pairs(texts, 0.8))
+    for pair in pairs:
+        assert pair.similarity == 1 - distance(texts[pair.one], texts[pair.other]) / max(
+            len(texts[pair.one]), len(texts[pair.other])
+        )
+    found = {(pair.one, pair.other) for pair in pairs}
+    assert len(found & {(i, 1500 + i) for i in range(100)}) >= 99
+    assert found <= {(i, 1500 + i) for i in range(100)}
+
+
+def test_a_template_with_thousands_of_fillings_does_not_take_all_pairs() -> None:
+    draw = random.Random(6)
+    texts = sorted({f"Tom has {draw.randrange(9999)} apples and gives {draw.randrange(9999)} of them to his sister Ann."
+                    for _ in range(3000)})  # fmt: skip
+    assert not list(near_pairs([normal(text) for text in texts], 0.8))
+
+
+def test_across_gives_pairs_of_the_two_sides_only_and_all_of_them() -> None:
+    draw = random.Random(7)
+    text = sentence(draw)
+    texts = [text, edited(text, 0.03, draw), *(edited(text, 0.04, draw) for _ in range(5))]
+    pairs = {(pair.one, pair.other) for pair in near_pairs(texts, 0.8, across=2)}
+    assert pairs == {(one, other) for one in (0, 1) for other in range(2, 7)}
+
+
+def test_a_threshold_that_is_none_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"between 0.5 and 1 \(got 5\)"):
+        Near(5)

@@ -1,0 +1,82 @@
+"""Figures of a dataset, compared with figures computed plainly."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet_tools.dataset import distinct
+from ajet_tools.dataset.charts import draw
+from ajet_tools.dataset.stats import Lengths, gather
+from ajet_tools.dataset.tables import Row
+
+
+def rows(*values: dict[str, Any]) -> list[Row]:
+    return [Row(f"rows line {i}", row) for i, row in enumerate(values, 1)]
+
+
+def test_lengths_are_exact_when_short_and_near_when_long() -> None:
+    chance = random.Random(0)
+    known = [int(10 ** chance.uniform(0, 5)) for _ in range(5000)]
+    lengths = Lengths()
+    for length in known:
+        lengths.add(length)
+    assert (lengths.least, lengths.most, lengths.count) == (min(known), max(known), 5000)
+    assert lengths.mean == pytest.approx(statistics.fmean(known))
+    known.sort()
+    for share in (0.05, 0.25, 0.5, 0.75, 0.95, 0.99, 1.0):
+        exact = known[round(share * 5000) - 1]
+        assert lengths.quantile(share) == (exact if exact < 1024 else pytest.approx(exact, rel=0.011))
+
+
+def test_what_is_counted_of_rows() -> None:
+    found = gather(
+        rows(
+            {"main_query": "What is it?", "metadata": {"answer": "a", "level": 1}, "provenance": {"source": "expand"}},
+            {"main_query": "what  IS it?", "metadata": {"answer": 22, "level": 2}},
+            {"main_query": " ", "metadata": {"level": None}},
+            {"messages": [{"role": "user", "content": "Wie viele?"}, {"role": "assistant", "content": "drei"}]},
+        ),
+        by="metadata.level",
+    ).as_json()
+    assert (found["rows"], found["distinct"], found["duplicates"], found["empty"]) == (4, 3, 1, 1)
+    assert found["answered"] == 3
+    assert found["answer_chars"]["max"] == 4
+    assert found["languages"] == {"en": 2, "de": 1, "und": 1}
+    assert found["sources"] == {"expand": 1}
+    assert found["messages"] == {"2": 1}
+    level = found["fields"]["metadata.level"]
+    assert (level["present"], level["kinds"], level["min"], level["max"]) == (2, {"integer": 2, "null": 1}, 1, 2)
+    assert found["fields"]["metadata.answer"]["kinds"] == {"integer": 1, "text": 1}
+    assert {name: group["rows"] for name, group in found["by"]["metadata.level"].items()} == {"1": 1, "2": 1, "null": 2}
+
+
+def test_different_texts_are_counted_exactly_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(distinct, "_BUFFER", 10)
+    monkeypatch.setattr(distinct, "_PART", 16)
+    with distinct.Distinct() as texts:
+        for i in range(1000):
+            texts.add(f"text {i % 300}")
+        assert texts.count() == 300
+
+
+def test_fields_and_values_beyond_the_limit_are_counted_and_not_kept() -> None:
+    found = gather(rows(*({"main_query": f"q{i}", "metadata": {f"k{i}": i, "n": i}} for i in range(3000))))
+    assert len(found.fields) == 500
+    assert found.fields["metadata.n"].as_json()["distinct"] == ">1000"
+    assert found.fields["metadata.n"].present == 3000
+
+
+def test_pictures_are_drawn_and_repeat_to_the_byte(tmp_path: Path) -> None:
+    values = [{"main_query": "x" * (i % 50 + 1), "metadata": {"level": i % 3, "note": "cost $5"}} for i in range(100)]
+    values += [{"main_query": "漢" * 40_000}]
+    found = gather(rows(*values), by="metadata.level")
+    one, two = draw(found, tmp_path / "one"), draw(found, tmp_path / "two")
+    assert [path.name for path in one] == ["lengths.png", "shares.png"]
+    for a, b in zip(one, two, strict=True):
+        assert a.read_bytes() == b.read_bytes()
+        assert a.read_bytes().startswith(b"\x89PNG")

@@ -1,0 +1,265 @@
+"""Reading and writing datasets: what is written comes back, and what is wrong is told with its place."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ajet_sdk.config import load_config
+from ajet_sdk.errors import ConfigError, TaskError
+from ajet_sdk.tasks import load_tasks
+from ajet_tools.dataset.tables import BadRows, Writer, count, read, splits_of, text_of
+
+MIXED: list[dict[str, Any]] = [
+    {"main_query": "a", "metadata": {"answer": "3", "unit": None}},
+    {"main_query": "b", "metadata": {"answer": 3}},
+    {"main_query": "c", "metadata": {"tags": [1, "x", None, {"a": []}], "empty": {}}},
+    {"main_query": "d", "metadata": {"big": 2**70, "n": 1}, "extra": None},
+    {"main_query": "e", "metadata": {"big": 2, "n": 1.5}, "list": []},
+    {"main_query": "f", "init_messages": [{"role": "user", "content": "x"}, {"role": "tool", "content": [{"t": 1}]}]},
+    {"main_query": "g", "list": [{}, None], "nested": {"a": {"b": None}}},
+    {"main_query": "h", "extra": 5, "nested": {"a": {}, "c": [[1], [2, 3]]}},
+    {"main_query": "wide", "nested": {f"key {i}": i for i in range(300)}},
+]
+
+
+def write(path: Path, rows: list[dict[str, Any]], **options: Any) -> Path:
+    with Writer(path, **options) as writer:
+        for row in rows:
+            writer.write(row)
+    return path
+
+
+def values(path: str | Path, **options: Any) -> list[dict[str, Any]]:
+    return [row.values for row in read(path, **options)]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.jsonl.gz", "rows.parquet", "rows"])
+def test_rows_of_mixed_shapes_come_back_as_they_were(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, MIXED)
+    assert values(path) == MIXED
+    assert count(path) == len(MIXED)
+    assert [p.name for p in tmp_path.iterdir()] == [name]
+
+
+_text = st.text(st.characters())  # half surrogate pairs among them
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**80), 2**80) | st.floats(allow_infinity=False, allow_nan=False) | _text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
+    max_leaves=8,
+)  # fmt: skip
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(st.dictionaries(st.sampled_from("abcd"), _json, min_size=1), max_size=5))
+def test_parquet_loses_nothing_of_any_rows(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+    assert values(write(tmp_path / "rows.parquet", rows)) == rows
+
+
+def test_what_parquet_makes_of_plain_rows_is_plain(tmp_path: Path) -> None:
+    rows = [{"main_query": "q", "metadata": {"answer": "1", "level": n, "score": s}} for n, s in ((1, 1), (2, 0.5))]
+    schema = pq.read_schema(write(tmp_path / "rows.parquet", rows))
+    inner = pa.struct([("answer", pa.string()), ("level", pa.int64()), ("score", pa.float64())])
+    assert schema.field("metadata").type == inner
+    assert not schema.metadata
+
+
+def test_a_run_reads_the_answers_of_mixed_parquet_as_they_were(tmp_path: Path) -> None:
+    rows = [{"main_query": "a", "metadata": {"answer": "3"}}, {"main_query": "b", "metadata": {"answer": 3, "x": 1}}]
+    write(tmp_path / "set", rows)
+    overrides = [
+        "ajet.task_reader.type=huggingface_dat_repo",
+        f"ajet.task_reader.huggingface_dat_repo.dataset_path={tmp_path / 'set'}",
+        "ajet.task_reader.huggingface_dat_repo.validation_split=null",
+    ]
+    tasks = load_tasks(load_config(None, overrides)).train
+    assert [task.metadata for task in tasks] == [{"answer": "3"}, {"answer": 3, "x": 1}]
+
+
+def test_half_a_surrogate_pair_and_five_megabytes_come_back(tmp_path: Path) -> None:
+    rows = [{"main_query": "x" * 5_000_000}, {"main_query": "half \ud83d"}]
+    for name in ("rows.jsonl", "rows.parquet"):
+        assert values(write(tmp_path / name, rows)) == rows
+    assert values(write(tmp_path / "rows.csv", rows[:1])) == rows[:1]
+
+
+def test_csv_holds_text_and_json(tmp_path: Path) -> None:
+    rows = [
+        {"main_query": 'say "a,\nb"', "metadata": {"answer": 3}, "init_messages": [{"role": "user", "content": "ü"}]},
+        {"main_query": "[1, 2] is a list", "metadata": None},
+        {"main_query": '{"is": "text"}'},
+    ]
+    found = values(write(tmp_path / "rows.csv", rows))
+    assert found[0] == rows[0]
+    assert [row["main_query"] for row in found[1:]] == ["[1, 2] is a list", '{"is": "text"}']
+    assert found[1]["metadata"] == ""
+
+
+def test_a_directory_is_in_the_layout_of_the_hub_and_is_replaced_shard_by_shard(tmp_path: Path) -> None:
+    rows = [{"main_query": f"{i} " + "x" * 1000} for i in range(20_000)]
+    folder = write(tmp_path / "set", rows, shard_bytes=8_000_000)
+    names = sorted(p.name for p in (folder / "data").iterdir())
+    assert names == [f"train-{i:05d}-of-00003.parquet" for i in range(3)]
+    assert values(folder) == rows
+    write(folder, rows[:10], split="test")
+    write(folder, rows[:5])
+    assert {name: len(files) for name, files in splits_of(folder).items()} == {"test": 1, "train": 1}
+    assert values(f"{folder}:test") == rows[:10]
+    assert values(folder) == rows[:5]
+
+
+def test_a_directory_without_a_train_split_asks_which(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", [{"main_query": "a"}])
+    assert values(tmp_path) == [{"main_query": "a"}]
+    write(tmp_path / "b.csv", [{"main_query": "b"}])
+    with pytest.raises(ConfigError, match=r"say which: .*:a, .*:b"):
+        list(read(tmp_path))
+    assert values(f"{tmp_path}:b") == [{"main_query": "b"}]
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (b'{"a": 1}\n{"a": \n', "rows.jsonl line 2 is not JSON"),
+        (b'{"a": 1}\n{"a": "\xff"}\n', "rows.jsonl line 2 is not UTF-8"),
+        (b'{"a": 1}\n3\n', "rows.jsonl line 2 is no object with keys but a number"),
+        (b'{"a": 1}\n{"a": NaN}\n', "rows.jsonl line 2 is not JSON: NaN"),
+    ],
+)
+def test_a_bad_row_is_told_by_file_and_line_or_left_out_and_counted(
+    tmp_path: Path, content: bytes, problem: str
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(content + b'{"a": 2}\n')
+    with pytest.raises(TaskError, match=problem):
+        list(read(path))
+    bad = BadRows(skip=True)
+    assert values(path, bad=bad) == [{"a": 1}, {"a": 2}]
+    assert bad.count == 1
+    assert problem in bad.first[0]
+
+
+def test_bad_rows_of_csv_have_the_line_they_begin_in(tmp_path: Path) -> None:
+    path = tmp_path / "rows.csv"
+    path.write_bytes(b'a,b\n"two\nlines",1\nonly one\n\xff,1\nlast,2\n')
+    bad = BadRows(skip=True)
+    assert values(path, bad=bad) == [{"a": "two\nlines", "b": "1"}, {"a": "last", "b": "2"}]
+    assert bad.first == ["rows.csv line 4 has 1 cells, and the header 2", "rows.csv line 5 is not UTF-8"]
+
+
+@pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl.gz"])
+def test_a_file_that_is_not_what_its_name_says_is_one_message(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"neither\n")
+    with pytest.raises(TaskError, match="cannot read"):
+        list(read(tmp_path / name))
+
+
+def test_tables_of_other_writers_have_values_as_json_has_them(tmp_path: Path) -> None:
+    table = pa.table({"q": ["a"], "bytes": [b"\x00"], "nan": [float("nan")], "at": pa.array([0], pa.timestamp("s"))})
+    pq.write_table(table, tmp_path / "rows.parquet")
+    with pa.ipc.new_file(tmp_path / "rows.arrow", table.schema) as file:
+        file.write_table(table)
+    expected = {"q": "a", "bytes": "AA==", "nan": None, "at": "1970-01-01 00:00:00"}
+    assert values(tmp_path / "rows.parquet") == [expected]
+    assert values(tmp_path / "rows.arrow") == [expected]
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_stdin_is_told_by_its_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    path = write(tmp_path / f"rows.{kind}", [{"q": "a", "b": "1"}, {"q": "c", "b": "2"}])
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes())))
+    assert values("-") == [{"q": "a", "b": "1"}, {"q": "c", "b": "2"}]
+
+
+def test_columns_are_renamed_and_a_row_without_one_is_bad(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl", [{"q": "a", "label": 1, "metadata": {"x": 2}}, {"q": "b"}])
+    mapping = {"q": "main_query", "label": "metadata.answer"}
+    bad = BadRows(skip=True)
+    assert values(path, mapping=mapping, bad=bad) == [{"main_query": "a", "metadata": {"x": 2, "answer": 1}}]
+    assert bad.first == ["rows.jsonl line 2 has no column 'label' for metadata.answer; it has q"]
+    with pytest.raises(ConfigError, match="'q' is mapped to 'question'"):
+        list(read(path, mapping={"q": "question"}))
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "rows.csv", "rows.jsonl.gz"])
+def test_an_error_leaves_what_stood_there_and_no_draft(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, [{"main_query": "before"}])
+    before = path.read_bytes()
+    with pytest.raises(RuntimeError), Writer(path) as writer:
+        writer.write({"main_query": "after"})
+        raise RuntimeError
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("name", ["rows.jsonl", "rows.parquet", "rows.csv"])
+def test_a_disk_without_room_is_one_message_and_leaves_what_stood_there(tmp_path: Path, name: str) -> None:
+    path = write(tmp_path / name, [{"main_query": "before"}])
+    before = path.read_bytes()
+    program = (
+        "import resource, signal, sys; from ajet_tools.dataset.tables import Writer\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (200_000,) * 2)\n"
+        "with Writer(sys.argv[1]) as writer:\n"
+        "    for i in range(100_000): writer.write({'main_query': f'{i} of many'})\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True)
+    assert f"ConfigError: cannot write {path}: File too large" in done.stderr
+    assert path.read_bytes() == before
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_the_same_rows_give_the_same_bytes(tmp_path: Path) -> None:
+    for name in ("rows.jsonl", "rows.jsonl.gz", "rows.parquet", "rows.csv"):
+        write(tmp_path / "one" / name, MIXED)
+        write(tmp_path / "two" / name, MIXED)
+        assert (tmp_path / "one" / name).read_bytes() == (tmp_path / "two" / name).read_bytes()
+
+
+def test_what_json_has_not_and_what_has_no_format_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(TaskError, match=r"row 1 for .* cannot be written as JSON"), Writer(tmp_path / "a.jsonl") as w:
+        w.write({"a": float("nan")})
+    with pytest.raises(ConfigError, match=r"written as \.jsonl"):
+        Writer(tmp_path / "rows.txt")
+    with pytest.raises(ConfigError, match="there is no"):
+        list(read(tmp_path / "absent.jsonl"))
+
+
+def test_no_rows_are_a_file_too(tmp_path: Path) -> None:
+    for name in ("rows.jsonl", "rows.parquet", "rows.csv", "rows.jsonl.gz"):
+        assert values(write(tmp_path / name, [])) == []
+
+
+def test_a_gzip_of_json_lines_is_one(tmp_path: Path) -> None:
+    path = write(tmp_path / "rows.jsonl.gz", [{"a": "ü"}])
+    assert json.loads(gzip.decompress(path.read_bytes())) == {"a": "ü"}
+    assert list(csv.reader(write(tmp_path / "rows.csv", [{"a": "ü"}]).read_text("utf-8").splitlines())) == [
+        ["a"],
+        ["ü"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        ({"main_query": "q", "messages": [{"role": "user", "content": "m"}]}, "q"),
+        ({"question": "q"}, "q"),
+        ({"messages": [{"role": "user", "content": "first"}, {"role": "assistant", "content": "a"}]}, "first"),
+        ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "parts"}]}]}, "text\nparts"),
+        ({"conversations": [{"from": "human", "value": "h"}, {"from": "gpt", "value": "g"}]}, "h"),
+        ({"title": "t", "body": {"x": ["y", 3]}, "task_id": "7"}, "t\ny"),
+    ],
+)
+def test_the_text_of_a_row_is_what_it_asks(row: dict[str, Any], text: str) -> None:
+    assert text_of(row) == text

@@ -1,0 +1,91 @@
+"""Each kind of problem is found, with its place, and sound data has none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet_tools.dataset.validate import Report, validate
+
+
+def written(path: Path, *rows: Any) -> str:
+    path.write_text("".join(row if isinstance(row, str) else json.dumps(row) + "\n" for row in rows))
+    return str(path)
+
+
+def found(report: Report, kind: str) -> list[tuple[str, str]]:
+    return [(problem.where, problem.message) for problem in report.problems if problem.kind == kind]
+
+
+def task(query: str, answer: Any = "1", **more: Any) -> dict[str, Any]:
+    return {"main_query": query, "metadata": {"answer": answer}, **more}
+
+
+def test_sound_files_have_no_problem(tmp_path: Path) -> None:
+    train = written(tmp_path / "train.jsonl", task("a", "1"), task("b", "2"))
+    val = written(tmp_path / "val.jsonl", task("c", "3"))
+    report = validate({"train": train, "val": val}, near=0.8)
+    assert report.rows == {"train": 2, "val": 1}
+    assert (report.errors, report.warnings, report.problems) == (0, 0, [])
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "where", "message"),
+    [
+        ("unreadable", [task("a"), '{"main_query": \n'], "line 2", "is not JSON"),
+        ("unreadable", [task("a"), "[1]\n"], "line 2 item 1", "is no object"),
+        ("no task", [task("a"), {"main_query": "b", "metadata": 3}], "line 2", "metadata must be an object"),
+        ("asks nothing", [task("a"), {"text": "b"}], "line 2", "it has text"),
+        ("id", [task("a", task_id="7"), task("b", task_id="7")], "line 2", "another task, f.jsonl line 1"),
+        ("contradiction", [task("Is it?", "1"), task("is  IT?", "2")], "line 2", "line 1 asks, and has another"),
+        ("duplicate", [task("Is it?"), task("is it?")], "line 2", "asks what f.jsonl line 1 asks"),
+        ("answer", [task("a"), {"main_query": "b", "metadata": {}}], "f", "missing in 1 of 2 rows, the first"),
+        ("shape", [task("a", "1"), task("b", 2)], "f", "metadata.answer is of several kinds: "),
+        ("shape", [task("a", x=1), task("b", x=1), task("c")], "f", "x is missing in 1 of 3 rows, the first"),
+        ("empty", [], "f", "has no rows"),
+    ],
+)  # fmt: skip
+def test_a_problem_is_found_with_its_place(
+    tmp_path: Path, kind: str, rows: list[Any], where: str, message: str
+) -> None:
+    report = validate({"f": written(tmp_path / "f.jsonl", *rows)})
+    problems = found(report, kind)
+    assert len(problems) == report.counts[kind] == 1, report.problems
+    assert problems[0][0].endswith(where)
+    assert message in problems[0][1]
+    assert bool(report.errors) == (kind not in ("duplicate", "answer", "shape"))
+
+
+def test_a_task_in_two_files_leaks_whatever_its_answer_and_spelling(tmp_path: Path) -> None:
+    train = written(tmp_path / "train.jsonl", task("Is it?"), task("b"))
+    val = written(tmp_path / "val.jsonl", task("c"), task("IS  it?", "9"))
+    report = validate({"train": train, "val": val})
+    assert found(report, "leakage") == [("val.jsonl line 2", "asks what train.jsonl line 1 asks")]
+    assert report.counts.keys() == {"leakage"}
+
+
+def test_almost_the_same_question_leaks_where_that_is_asked_for(tmp_path: Path) -> None:
+    question = "A train leaves the station with twelve wagons full of apples and loses {} of them before noon. {}"
+    train = written(tmp_path / "train.jsonl", task(question.format("some", "How many arrive?")), task("b"))
+    val = written(tmp_path / "val.jsonl", task(question.format("some", "How many arrived?")))
+    assert validate({"train": train, "val": val}).errors == 0
+    report = validate({"train": train, "val": val}, near=0.8)
+    ((where, message),) = found(report, "near leakage")
+    assert where == "val.jsonl line 1" and message.endswith("like train.jsonl line 1 of train")
+
+
+def test_messages_before_a_question_make_it_another(tmp_path: Path) -> None:
+    def chat(first: str) -> dict[str, Any]:
+        said = [{"role": "user", "content": first}, {"role": "assistant", "content": "ok"}]
+        return {"init_messages": [*said, {"role": "user", "content": "Go on"}], "metadata": {"answer": first}}
+
+    assert validate({"f": written(tmp_path / "f.jsonl", chat("one"), chat("two"))}).problems == []
+
+
+def test_many_problems_are_counted_and_the_first_kept(tmp_path: Path) -> None:
+    report = validate({"f": written(tmp_path / "f.jsonl", *[task("same")] * 100)})
+    assert report.counts["duplicate"] == 99
+    assert len(found(report, "duplicate")) == 20
