@@ -149,7 +149,12 @@ def test_the_main_job_learns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.chdir(tmp_path)
     config = load_config(
         MATH / "math_agent.yaml",
-        ["ajet.trainer_common.total_steps=8", "ajet.trainer_common.val_tasks=96", "ajet.trainer_common.test_freq=0"],
+        [
+            "ajet.trainer_common.total_steps=8",
+            "ajet.trainer_common.val_tasks=96",
+            "ajet.trainer_common.test_freq=0",
+            "ajet.trainer_common.optim.lr_scheduler_type=constant",  # in so few steps there is no time to slow down
+        ],
     )
     tuned = train(config)
     recipe = json.loads((tmp_path / "launcher_record/models/calculator/.ajet").read_text())

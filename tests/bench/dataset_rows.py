@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import resource
 import subprocess
 import sys
 import tempfile
@@ -14,6 +13,7 @@ from pathlib import Path
 
 from ajet_tools.dataset.tables import Writer
 from tests.bench import Figure
+from tests.bench._memory import peak_megabytes
 
 ROWS = 1_000_000
 """Of the large file; the small one has a quarter."""
@@ -99,7 +99,7 @@ def _work(arguments: list[str]) -> None:
 
     started = time.perf_counter()
     app(["dataset", *arguments], prog_name="ajet", standalone_mode=False)
-    print(json.dumps([time.perf_counter() - started, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024]))
+    print(json.dumps([time.perf_counter() - started, peak_megabytes()]))
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import subprocess
 import sys
 import tempfile
@@ -18,6 +17,7 @@ from ajet_tools.trace.export import Format, export
 from ajet_tools.trace.imports import import_files
 from ajet_tools.trace.queries.exchange import exported_ids
 from tests.bench import Figure
+from tests.bench._memory import peak_megabytes
 
 EPISODES = 1_000
 TURNS = 4
@@ -111,7 +111,7 @@ def _work(verb: str, source: str, format: Format, target: str) -> None:
     else:
         count = import_files([Path(source)], Path(target)).episodes
     seconds = time.perf_counter() - started
-    print(60 * count / seconds, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    print(60 * count / seconds, peak_megabytes())
 
 
 if __name__ == "__main__":

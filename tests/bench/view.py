@@ -23,6 +23,7 @@ import duckdb
 
 from ajet_sdk.trace.schema import create_statements
 from tests.bench import Figure
+from tests.bench._memory import peak_megabytes
 
 EPISODES = 100_000
 CALLS = 10
@@ -169,8 +170,5 @@ def search(path: Path) -> dict[str, float]:
 
 
 if __name__ == "__main__":
-    import resource
-
     measured = {"listing": listing, "search": search}[sys.argv[1]](Path(sys.argv[2]))
-    unit = 1024 if sys.platform == "linux" else 1024 * 1024
-    print(json.dumps({**measured, "memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit}))
+    print(json.dumps({**measured, "memory": peak_megabytes()}))

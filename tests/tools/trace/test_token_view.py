@@ -17,7 +17,8 @@ from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Run
 from ajet_tools.trace.decoding import decoder, shown, spell, token_text, vocabulary
-from ajet_tools.trace.queries.tokens import Booked, EpisodeFacts, Scores, episode_facts, group_of, recomputed_advantages
+from ajet_tools.trace.queries.groups import attempts_of
+from ajet_tools.trace.queries.tokens import Booked, EpisodeFacts, Scores, episode_facts, recomputed_advantages
 from ajet_tools.trace.shades import SHADINGS, shade
 from ajet_tools.trace.token_facts import facts_of, fork_words, why
 from ajet_tools.trace.token_jumps import found, lowest, next_place, next_ranked, widest_gaps
@@ -159,7 +160,7 @@ def test_a_fork_a_cut_tail_and_a_stale_call(token_trace: Any) -> None:
 
 def test_advantages_that_were_not_recorded_are_recomputed_and_say_so(token_trace: Any) -> None:
     reader = open_trace(token_trace.file)
-    assert group_of(reader, "bad") == ["good", "bad"]
+    assert attempts_of(reader, "bad") == ["good", "bad"]
     view = view_of(token_trace, "bad")
     assert view.unknown_advantages and "was not recorded" in why(view, int(view.span_starts[0]))
     values = recomputed_advantages(reader, "bad")
