@@ -1,4 +1,4 @@
-"""What a run of `expand` asks, refuses and comes to."""
+"""What a run that makes rows asks, finds, refuses and comes to."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from ajet_sdk.errors import AjetError
 
-__all__ = ["Asked", "Expanded", "Fruitless", "Interrupted", "Refused"]
+__all__ = ["Asked", "Expanded", "Found", "Fruitless", "Interrupted", "Refused"]
 
 
 class Fruitless(AjetError, RuntimeError):
@@ -29,6 +29,14 @@ class Asked:
     count: int
     messages: list[dict[str, str]]
     seed: int
+    provenance: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A row of a reply that holds by itself, and where it comes from."""
+
+    values: dict[str, Any]
     provenance: Mapping[str, Any]
 
 

@@ -12,14 +12,14 @@ from ajet_tools.dataset import prompts
 from ajet_tools.dataset.chunks import Chunk
 from ajet_tools.dataset.docs_recipe import DocsRecipe
 from ajet_tools.dataset.drawing import Pool
-from ajet_tools.dataset.expanded import Asked, Refused
+from ajet_tools.dataset.expanded import Asked, Found, Refused
 from ajet_tools.dataset.quotes import Searchable, Span, long_enough
 from ajet_tools.dataset.replies import rows_in
 from ajet_tools.dataset.seeds import task_id_of
 from ajet_tools.dataset.shape import Misfit, RowShape, query_of
 from ajet_tools.dataset.verdict import answer_of
 
-__all__ = ["DocsAsked", "Found", "ask_about", "found_in", "open_book"]
+__all__ = ["DocsAsked", "ask_about", "found_in", "open_book"]
 
 _ABOUT_TEXT = re.compile(
     r"\b(according to|(stated|mentioned|described|given|shown|listed|discussed) in) (the|this|that) "
@@ -43,14 +43,6 @@ class DocsAsked(Asked):
 
     chunk: Chunk
     kind: str
-
-
-@dataclass(frozen=True)
-class Found:
-    """A row of a reply that holds: its task, and where its evidence stands."""
-
-    values: dict[str, Any]
-    provenance: Mapping[str, Any]
 
 
 def ask_about(

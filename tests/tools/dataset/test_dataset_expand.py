@@ -15,9 +15,10 @@ import pytest
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_tools.dataset.budget import Budget, BudgetSpent
 from ajet_tools.dataset.endpoint import Endpoint, EndpointError
-from ajet_tools.dataset.expand import FRUITLESS, PROBE, Expansion
+from ajet_tools.dataset.expand import Expansion
 from ajet_tools.dataset.expanded import Expanded, Fruitless, Interrupted
 from ajet_tools.dataset.leaks import leaks_of
+from ajet_tools.dataset.making import FRUITLESS, PROBE
 from ajet_tools.dataset.recipe import STRATEGIES, Recipe, strategies_of
 from ajet_tools.dataset.seeds import as_example, chosen
 from ajet_tools.dataset.tables import Row
