@@ -187,6 +187,8 @@ class Job:
     """launcher_record/{experiment_name}"""
     resume: bool = False
     debug_tags: frozenset[str] = frozenset()
+    ray: str | None = None
+    """The Ray cluster to use: an address, `local` for one that is started here and ended with the run, or None."""
 
 
 @runtime_checkable

@@ -40,7 +40,6 @@ IDLE = (
     "rollout.tensor_parallel_size",
     "rollout.n_vllm_engine",
     "rollout.max_num_seqs",
-    "rollout.name",
     "task_reader.env_service.env_action_preference",
     "task_reader.data_generation.document_reader.languages",
     "task_reader.data_generation.document_reader.split_by",
@@ -194,7 +193,16 @@ class Rollout(Section):
     tensor_parallel_size: int = key(1, "GPUs per inference engine (clusters).", ge=1)
     n_vllm_engine: int = key(1, "Inference engines (clusters).", ge=1)
     max_num_seqs: int = key(10, "Sequences that one inference engine samples at once (clusters).", ge=1)
-    name: str = key("vllm", "Inference engine of clusters; the local backbone samples in process whatever it says.")
+    name: Literal["auto", "transformers", "vllm"] = key(
+        "auto",
+        "What samples: vllm (a server that ajet starts), transformers (in this process); auto: vllm where it is "
+        "installed and there is a GPU. Clusters always sample with vllm.",
+    )
+    runner: Literal["thread", "ray"] = key(
+        "thread",
+        "Where the agent's code runs: in threads of this process, or in worker processes over a Ray cluster, which may "
+        "block, fork, leak or die.",
+    )
     num_repeat: int = key(4, "Attempts per task: the size of a group.", ge=1)
     temperature: float = key(0.9, "Sampling temperature of training.", ge=0)
     top_p: float = key(1.0, "Sample among the most likely tokens that make up this probability.", gt=0, le=1)
@@ -389,8 +397,10 @@ class Debug(Section):
 
 
 class Algorithm(Section):
-    adv_estimator: Literal["grpo", "rloo"] = key(
-        "grpo", "How advantages are made of a group's rewards; grpo: arXiv:2402.03300, rloo: arXiv:2402.14740."
+    adv_estimator: Literal["grpo", "rloo", "reinforce_plus_plus"] = key(
+        "grpo",
+        "How advantages are made of rewards; grpo: arXiv:2402.03300, rloo: arXiv:2402.14740, reinforce_plus_plus: "
+        "arXiv:2501.03262.",
     )
     normalize_std: bool = key(True, "grpo: divide by the group's standard deviation.")
     use_kl_in_reward: bool = key(False, "Take the KL penalty from the reward instead of adding it to the loss.")

@@ -44,7 +44,7 @@ def test_defaults_are_those_of_the_documented_system() -> None:
     assert (rollout.max_env_worker, rollout.gamma, rollout.agent_madness_reward) == (64, 1.0, -1)
     assert (rollout.max_response_length_in_one_turn, rollout.max_model_len) == (4096, 18000)
     assert (rollout.multi_turn.max_sample_per_task, rollout.multi_turn.expected_steps) == (30, 1)
-    assert (rollout.num_repeat, rollout.temperature, rollout.top_p, rollout.name) == (4, 0.9, 1, "vllm")
+    assert (rollout.num_repeat, rollout.temperature, rollout.top_p, rollout.name) == (4, 0.9, 1, "auto")
     values = rollout.val_kwargs
     assert (values.temperature, values.top_k, values.top_p, values.do_sample, values.num_repeat) == (0, -1, 1, False, 1)
     assert config.task_reader.type == "huggingface_dat_repo"
