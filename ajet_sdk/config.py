@@ -22,6 +22,7 @@ from pydantic import BaseModel, PrivateAttr, ValidationError, model_validator
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.objects import load_object
 from ajet_sdk.schema import (
+    CLUSTERS,
     IDLE,
     ContextTracker,
     Data,
@@ -42,6 +43,7 @@ __all__ = ["Config", "Roots", "is_idle", "keys", "load_config", "load_object", "
 
 log = logging.getLogger("ajet.config")
 
+_QUIET_ON_ONE_MACHINE = tuple(path for path in CLUSTERS if path != "rollout.multi_turn.expected_steps")
 BackboneName = Literal["debug", "local", "trinity", "verl"]
 
 
@@ -82,7 +84,7 @@ class Roots(Mapping[str, Any]):
 class Config(Section):
     """Everything under `ajet:`, checked and frozen; `roots` holds the file's other roots."""
 
-    project_name: str = key("ajet", "Groups experiments in a logger.")
+    project_name: str = key("ajet", "Groups experiments in wandb and swanlab.")
     experiment_name: str = key("", "Names the run and its directory; empty: the file's name and the time.")
     experiment_dir: str = key("auto", "The experiment's directory; auto: `launcher_record/{experiment_name}`.")
     backbone: BackboneName = key(
@@ -162,6 +164,10 @@ class Config(Section):
         idle = [path for path in self._origins if path != level and is_idle(path) and _at(self, path) != _default(path)]
         if idle:
             found.append(f"without effect in this version: {', '.join(sorted(idle))}")
+        if self.backbone == "local":
+            given = [path for path in _QUIET_ON_ONE_MACHINE if self.is_set(path) and _at(self, path) != _default(path)]
+            if given:
+                found.append(f"without effect under backbone local: {', '.join(given)}")
         return found
 
     @model_validator(mode="before")
@@ -177,12 +183,17 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _across_sections(self) -> Config:
-        if self.backbone != "debug" and self.rollout.num_repeat < 2:
-            estimator = self.trainer_common.algorithm.adv_estimator
+        estimator = self.trainer_common.algorithm.adv_estimator
+        if self.backbone != "debug" and self.rollout.num_repeat < 2 and estimator != "reinforce_plus_plus":
             raise wrong(
                 "rollout.num_repeat", f"must be at least 2 for {estimator} {{got}}; a group of one has no advantage"
             )
         rollout = self.rollout
+        if self.backbone == "local" and rollout.deterministic and rollout.max_staleness:
+            raise wrong(
+                "rollout.max_staleness",
+                "must be 0 with rollout.deterministic {got}: which weights sample a call would depend on the clock",
+            )
         both = {"max_model_len", "max_response_length_in_one_turn"} <= rollout.model_fields_set
         if both and rollout.max_response_length_in_one_turn > rollout.max_model_len:
             raise wrong(

@@ -10,7 +10,6 @@ import asyncio
 import functools
 import math
 import os
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -22,14 +21,14 @@ from ajet_sdk.capture import installed
 from ajet_sdk.decorators import bind, spec_of
 from ajet_sdk.engines import open_engine
 from ajet_sdk.environment import GymEnv
-from ajet_sdk.errors import AjetError, ConfigError, EpisodeTimeout, NoReward, TrainingError
+from ajet_sdk.errors import ConfigError, EpisodeTimeout, NoReward, TrainingError
 from ajet_sdk.gateway import EpisodeSpec, Gateway, OpenEpisode, SamplingOverride
 from ajet_sdk.model import current_episode
 from ajet_sdk.outcomes import untrained_entries
 from ajet_sdk.protocols import Engine
 from ajet_sdk.rewards import Verdict, judged, returned
 from ajet_sdk.types import Call, Episode, Status, Task, new_id, now
-from ajet_sdk.workers import Workers, current_workers, of_a_library
+from ajet_sdk.workers import Workers, account, current_workers
 from ajet_sdk.workflow import (
     AjetTuner,
     WorkflowOutput,
@@ -43,9 +42,6 @@ if TYPE_CHECKING:
     from ajet_sdk.trace.writer import TraceWriter
 
 __all__ = ["Attempt", "run_batch", "run_episode"]
-
-_LONGEST_ERROR = 8000
-"""Characters of a message, and of a traceback, that are kept."""
 
 
 @dataclass(frozen=True)
@@ -321,7 +317,7 @@ class _Fault(Exception):
         status: Status = "timeout" if isinstance(error, EpisodeTimeout) else "failed"
         self.fields: dict[str, Any] = {
             "status": status,
-            "error": f"{prefix}{_text(error)}{detail}",
+            "error": f"{prefix}{account(error)}{detail}",
             "cause": cause or type(error).__name__,
             "infrastructure": bool(getattr(error, "infrastructure", False)),
             "rewards": (),
@@ -340,22 +336,10 @@ def _fault_of_calls(opened: OpenEpisode, error: BaseException | None) -> _Fault 
         mine = [call for call in opened.calls if call.trainable and call.phase == "rollout"]
         lost = error is not None or not mine or mine[-1].error is not None
         if lost or not of_calls.infrastructure:
-            return _Fault(of_calls, detail="" if error is None else f"\n\nIn the workflow: {_text(error)}")
+            return _Fault(of_calls, detail="" if error is None else f"\n\nIn the workflow: {account(error)}")
     if error is None:
         return None
     return _Fault(error, cause="ContextOverflow" if opened.context_overflow else None)
-
-
-def _text(error: BaseException) -> str:
-    """One line that says what, then where in the user's code, then the causes: no frames of libraries or of ours."""
-    first = "".join(traceback.format_exception_only(type(error), error)).strip()[:_LONGEST_ERROR]
-    if isinstance(error, AjetError):
-        return first
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not of_a_library(f.filename)]
-    where = "".join(traceback.format_list(frames)).rstrip()[-_LONGEST_ERROR:]
-    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    parts = [first, where, f"caused by {_text(cause)}" if cause is not None else ""]
-    return "\n".join(part for part in parts if part)
 
 
 def _plain(value: Any) -> Any:

@@ -16,6 +16,7 @@
     ├── EnvironmentUnavailable (RuntimeError)  an environment service did not answer
     ├── EpisodeError         (RuntimeError)  an episode ended without a usable outcome
     │   ├── EpisodeTimeout   (TimeoutError)
+    │   ├── WorkerLost                       the process or the machine that the agent's code ran in died
     │   ├── ModelAmbiguous                   the agent names several models and none is said to be the policy
     │   └── NoReward                         neither workflow nor judge gave a reward
     ├── TrainingError        (RuntimeError)  a run stops: too few sound episodes, a ledger that does not balance
@@ -49,6 +50,7 @@ __all__ = [
     "TraceLocked",
     "TraceVersionError",
     "TrainingError",
+    "WorkerLost",
 ]
 
 
@@ -135,6 +137,12 @@ class EpisodeError(AjetError, RuntimeError):
 
 class EpisodeTimeout(EpisodeError, TimeoutError):
     """The workflow or the judge ran past its time limit."""
+
+
+class WorkerLost(EpisodeError):
+    """The process or the machine that the agent's code ran in died."""
+
+    infrastructure: ClassVar[bool] = True
 
 
 class ModelAmbiguous(EpisodeError):

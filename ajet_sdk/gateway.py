@@ -224,6 +224,9 @@ class Gateway:
             if scope["method"] == "GET" and route == "models":
                 await respond(send, 200, _models(access.episode))
                 return
+            if scope["method"] == "GET" and route == "episode":
+                await respond(send, 200, {"context_overflow": access.episode.context_overflow})
+                return
             if scope["method"] != "POST":
                 if route not in ANSWERED:
                     raise unknown_route(f"{scope['method']} {route}")
@@ -232,7 +235,7 @@ class Gateway:
                 body = await read_json(receive)
             except Refusal as refusal:  # an uploaded file, say: what is wrong is the route
                 raise refusal if route in ANSWERED else unknown_route(route) from refusal
-            if route == "observed" and access.captured:
+            if route == "observed" and (access.captured or access.phase == "judge"):
                 access.episode.observed(Exchange(**body))
                 await respond(send, 200, {})
                 return

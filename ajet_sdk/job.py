@@ -157,11 +157,13 @@ class AjetJob:
             self._judge = None
         return self
 
-    def tune(self, *, resume: bool = False, debug_tags: tuple[str, ...] = ()) -> TunedModel:
-        """Train, and return the model's path and metrics. Raises as `ajet.train` does."""
+    def tune(self, *, resume: bool = False, debug_tags: tuple[str, ...] = (), ray: str | None = None) -> TunedModel:
+        """Train, and return the model's path and metrics. `ray` and what is raised are as in `ajet.train`."""
         from ajet_sdk.run import train
 
-        return train(self.config, workflow=self._workflow, judge=self._judge, resume=resume, debug_tags=debug_tags)
+        return train(
+            self.config, workflow=self._workflow, judge=self._judge, resume=resume, debug_tags=debug_tags, ray=ray
+        )
 
 
 AgentJetJob = AjetJob

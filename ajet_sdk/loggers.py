@@ -1,7 +1,8 @@
-"""Where a run's numbers go: the trace, the console, tensorboard, and a PNG of the learning curve."""
+"""Where a run's numbers go: the trace, the console, tensorboard, wandb, swanlab, and a PNG of the learning curve."""
 
 from __future__ import annotations
 
+import json
 import math
 import sys
 import time
@@ -12,6 +13,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.errors import ConfigError, MissingExtra
+from ajet_sdk.trackers import TRACKERS, TrackedRun, Tracker
 from ajet_sdk.types import Metric
 
 if TYPE_CHECKING:
@@ -19,25 +21,20 @@ if TYPE_CHECKING:
 
 __all__ = ["Loggers", "learning_curve"]
 
-_KNOWN = ("console", "tensorboard")
-_LATER = ("wandb", "swanlab")
+_KNOWN = ("console", "tensorboard", *TRACKERS)
 
 
 class Loggers:
     """Logs metrics by step. Every metric goes to the trace; `names` says where else.
 
-    Raises ConfigError for an unknown name and MissingExtra where tensorboard is asked for and absent.
+    wandb and swanlab get the run's name, project and config from its row in the trace. Raises ConfigError for an
+    unknown name or a service that cannot be reached, MissingExtra for one whose package is absent.
     """
 
     def __init__(
         self, names: Sequence[str], *, directory: Path, run_id: str, writer: TraceWriter, total_steps: int
     ) -> None:
         for name in names:
-            if name in _LATER:
-                raise ConfigError(
-                    f"trainer_common.logger: {name} is not built in yet; use console or tensorboard, or read the "
-                    "metrics from the trace: ajet trace sql 'SELECT * FROM metrics'"
-                )
             if name not in _KNOWN:
                 raise ConfigError(f"trainer_common.logger: {name!r} is not known; there are {', '.join(_KNOWN)}")
         self.history: dict[str, dict[int, float]] = defaultdict(dict)
@@ -46,6 +43,21 @@ class Loggers:
         self._run_id, self._writer, self._directory = run_id, writer, directory
         self._board = _tensorboard(directory) if "tensorboard" in names else None
         self.display = Display(total_steps) if "console" in names else None
+        self._trackers: list[Tracker] = []
+        for name in names:
+            if name in TRACKERS:
+                try:
+                    self._trackers.append(Tracker(name, self._tracked(), self.say))
+                except BaseException as error:
+                    self.close(error)
+                    raise
+
+    def _tracked(self) -> TrackedRun:
+        """The run as its row in the trace tells it: there is no secret in that config."""
+        self._writer.flush()
+        [row] = self._writer.query("SELECT name, config FROM runs WHERE run_id = ?", [self._run_id]).to_pylist()
+        config = json.loads(row["config"])
+        return TrackedRun(self._run_id, config["ajet"]["project_name"], row["name"], config, self._directory)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """Record the metrics of a step; values that are not finite are left out, for no store takes them alike."""
@@ -55,6 +67,8 @@ class Loggers:
             self.history[name][step] = value
             if self._board is not None:
                 self._board.add_scalar(name, value, step)
+        for tracker in self._trackers:
+            tracker.log(step, finite)
         self._writer.put(*(Metric(run_id=self._run_id, step=step, name=n, value=v) for n, v in finite.items()))
         if self.display is not None:
             self.display.metrics(step, finite)
@@ -64,10 +78,12 @@ class Loggers:
         if self.display is not None:
             self.display.say(text)
 
-    def close(self) -> None:
-        """Flush everything and draw the learning curve."""
+    def close(self, error: BaseException | None = None) -> None:
+        """Flush everything and draw the learning curve; `error` is what ended the run before its time."""
         if self.display is not None:
             self.display.stop()
+        for tracker in self._trackers:
+            tracker.finish(error)
         if self._board is not None:
             self._board.close()
         learning_curve(self._directory / "learning_curve.png", self.history)
@@ -78,7 +94,7 @@ class Loggers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self.close(error)
 
 
 class Display:
@@ -110,8 +126,8 @@ class Display:
         """Start to count the episodes of a step or a validation."""
         self._progress.reset(self._task, total=episodes, description=what)
 
-    def advance(self) -> None:
-        self._progress.advance(self._task)
+    def advance(self, episodes: int = 1) -> None:
+        self._progress.advance(self._task, episodes)
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Print what matters of the metrics of a step, and reckon the time left."""

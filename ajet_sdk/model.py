@@ -18,6 +18,8 @@ Two variables are all that the lower floors share with the hooks in `capture`:
 from __future__ import annotations
 
 import asyncio
+import functools
+import json
 import os
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -25,10 +27,11 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 from urllib.parse import parse_qsl, quote, unquote
+from urllib.request import ProxyHandler, Request, build_opener
 from weakref import WeakKeyDictionary
 
 from ajet_sdk.endpoint import Endpoint, is_loopback, without_certificates
-from ajet_sdk.errors import EngineError, RequestRefused
+from ajet_sdk.errors import EngineError, EngineUnavailable, RequestRefused
 from ajet_sdk.types import Phase
 
 if TYPE_CHECKING:
@@ -49,6 +52,7 @@ __all__ = [
 
 TIMEOUT = 600.0
 """Seconds that a handle waits for one reply."""
+STATUS_TIMEOUT = 10.0
 
 Verdict = Literal["policy", "other"]
 
@@ -199,6 +203,10 @@ class Model:
     def __repr__(self) -> str:
         return f"Model({self.name!r} at {self.base_url})"
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Connections stay behind: in another process it is a handle of the same agent."""
+        return functools.partial(Model, timeout=self.timeout), (self.base_url, self.api_key, self.name)
+
     def agent(
         self, name: str, target_tag: str | None = None, trainable: bool = True, debug_model: str | None = None
     ) -> Model:
@@ -236,6 +244,15 @@ class Model:
         if loop not in self._endpoints:
             self._endpoints[loop] = Endpoint(self.base_url, self.api_key, timeout=self.timeout)
         return self._endpoints[loop]
+
+    def overflowed(self) -> bool:
+        """Whether a call of the episode did not fit the model's length. Asks the gateway; raises EngineUnavailable."""
+        request = Request(f"{self.base_url}/episode", headers={"authorization": f"Bearer {self.api_key}"})
+        try:
+            with build_opener(ProxyHandler({})).open(request, timeout=STATUS_TIMEOUT) as response:
+                return bool(json.load(response)["context_overflow"])
+        except OSError as error:
+            raise EngineUnavailable(f"the gateway of the episode did not answer at {self.base_url}: {error}") from error
 
     def openai(self) -> OpenAI:
         """An `openai.OpenAI` client for this model."""

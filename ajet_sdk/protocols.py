@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from ajet_sdk.config import Config
+    from ajet_sdk.stop import Stop
 
 __all__ = [
     "Answer",
@@ -160,8 +161,8 @@ class Tokenizer(Protocol):
 class TraceReader(Protocol):
     """Queries a trace, whether its owner is alive or not."""
 
-    def query(self, sql: str, parameters: Sequence[Any] = ()) -> pa.Table:
-        """One SELECT or EXPLAIN, read-only, interrupted after 30 s. Raises QueryError."""
+    def query(self, sql: str, parameters: Sequence[Any] = (), stop: Stop | None = None) -> pa.Table:
+        """One SELECT or EXPLAIN, read-only, interrupted after 30 s or when `stop` is set. Raises QueryError."""
         ...
 
     def close(self) -> None: ...

@@ -312,7 +312,7 @@ class Judging:
 
     def _enter(self) -> ActiveEpisode:
         episode = self._episode
-        active = ActiveEpisode(episode.episode_id, episode, episode.url, "", "judge", True)
+        active = ActiveEpisode(episode.episode_id, episode, episode.url, episode.judge_key, "judge", True)
         self._token = current_episode.set(active)
         return active
 

@@ -22,9 +22,9 @@ from ajet_sdk.gateway import Gateway, SamplingOverride
 from ajet_sdk.job import AgentJetJob, AjetJob, AstunerJob
 from ajet_sdk.outcomes import failures_by_cause, notices, pass_at_k, solved, untrained_entries
 from ajet_sdk.protocols import Job
+from ajet_sdk.runner import cluster_of, workers_of
 from ajet_sdk.serving import serve
 from ajet_sdk.types import Episode, Run, Task, TunedModel, new_id, now
-from ajet_sdk.workers import Workers
 from ajet_sdk.workflow import check_signature
 
 if TYPE_CHECKING:
@@ -35,7 +35,11 @@ __all__ = ["AgentJetJob", "AjetJob", "AstunerJob", "Report", "TaskScore", "run",
 
 log = logging.getLogger("ajet")
 
-_BACKBONES = {"debug": "ajet_sdk.backbones.debug", "local": "ajet_sdk.backbones.local"}
+_BACKBONES = {
+    "debug": "ajet_sdk.backbones.debug",
+    "local": "ajet_sdk.backbones.local",
+    "trinity": "ajet_sdk.backbones.trinity",
+}
 _SECRETS = ("api_key", "token", "password", "secret")
 
 
@@ -46,11 +50,13 @@ def train(
     judge: Any = None,
     resume: bool = False,
     debug_tags: Sequence[str] = (),
+    ray: str | None = None,
 ) -> TunedModel:
     """Train the model behind a workflow with the backbone that the config names, and return the result.
 
     `workflow` and `judge` stand in for those that the config names by class path. `resume` goes on with the newest run
-    of the experiment's directory.
+    of the experiment's directory. `ray` is the Ray cluster to use: its address, `local` for one that is started here
+    and ended with the run, None where the backbone needs none.
 
     Raises ConfigError, SignatureError and TaskError before the first episode, TraceLocked where another run owns the
     directory, TrainingError where the run stops or its ledger does not balance.
@@ -62,7 +68,10 @@ def train(
 
     tasks = load_tasks(config)
     _check_signatures(workflow, judge, [*tasks.train, *tasks.val], config)
-    with _Session(config, resume=resume) as session:
+    if debug_tags and config.rollout.runner == "ray":
+        log.warning("With breakpoints the agent runs in this process, whatever rollout.runner says")
+        config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"runner": "thread"})})
+    with _Session(config, resume=resume, ray=ray, code=(workflow, judge)) as session:
         job = Job(
             config=config,
             workflow=workflow,
@@ -73,6 +82,7 @@ def train(
             directory=config.directory,
             resume=resume,
             debug_tags=frozenset(debug_tags),
+            ray=ray,
         )
         tuned: TunedModel = asyncio.run(backbone(job, session.gateway, session.writer))
         session.check_ledger()
@@ -118,10 +128,21 @@ def _check_signatures(workflow: Any, judge: Any, tasks: Sequence[Task], config: 
 class _Session:
     """One run from its row in `runs` to its final status: directory, log file, trace, gateway, capture, workers."""
 
-    def __init__(self, config: Config, *, resume: bool = False, backbone: str | None = None) -> None:
+    def __init__(
+        self,
+        config: Config,
+        *,
+        resume: bool = False,
+        backbone: str | None = None,
+        ray: str | None = None,
+        code: tuple[Any, ...] = (),
+    ) -> None:
         self.config = config
         self.backbone = backbone or config.backbone
         self.resume = resume
+        self.ray = ray
+        self.code = code
+        """What the agent's code can be found by, where it runs on other machines."""
         self._stack = ExitStack()
 
     def __enter__(self) -> _Session:
@@ -131,14 +152,15 @@ class _Session:
         for name in ("logs", "metrics", "checkpoint"):
             (directory / name).mkdir(parents=True, exist_ok=True)
         with ExitStack() as stack:
+            joined = stack.enter_context(cluster_of(self.config, self.ray, *self.code))
             self.writer: TraceWriter = stack.enter_context(TraceWriter(directory / "trace.duckdb"))
             self.run = self._run()
             stack.enter_context(_log_file(directory / "logs" / f"{self.run.run_id}.log"))
             (directory / "config.yaml").write_text(_plain_yaml(self.config))
             self.writer.put(self.run)
-            self.gateway = stack.enter_context(Gateway(self.writer))
+            self.gateway = stack.enter_context(Gateway(self.writer, host=joined.host if joined else "127.0.0.1"))
             stack.enter_context(installed())
-            stack.enter_context(Workers(self.config.rollout.max_env_worker))
+            stack.enter_context(workers_of(self.config, joined))
             self._stack = stack.pop_all()
         return self
 
@@ -161,10 +183,14 @@ class _Session:
 
     def check_ledger(self) -> None:
         """Raise TrainingError where the tokens of the ledger do not add up to those that were sampled."""
-        from ajet_sdk.trace.reader import ledger_balance
+        from ajet_sdk.trace.reader import ledger_balance, open_trace
 
         self.writer.flush()
-        wrong = ledger_balance(self.writer, self.run.run_id)
+        trace = open_trace(self.config.directory)  # processes of a cluster have files of their own
+        try:
+            wrong = ledger_balance(trace, self.run.run_id)
+        finally:
+            trace.close()
         if wrong:
             more = f"\n  and {len(wrong) - 10} more" if len(wrong) > 10 else ""
             raise TrainingError(
@@ -312,11 +338,14 @@ def run(
     tasks: Sequence[Task] | None = None,
     k: int = 1,
     on_episode: Callable[[Episode], None] | None = None,
+    ray: str | None = None,
 ) -> Report:
     """Run a workflow k times on every task and score it; nothing is trained, the traces are kept.
 
     `tasks` default to the config's validation tasks, or else its training tasks. The agent's own sampling holds where
-    the config gives none. Raises ConfigError where k > 1 is asked of greedy sampling, and as `train` does.
+    the config gives none. `ray` is as in `train`.
+
+    Raises ConfigError where k > 1 is asked of greedy sampling, and as `train` does.
     """
     if k < 1:
         raise ConfigError(f"k must be at least 1 (got {k})")
@@ -330,7 +359,7 @@ def run(
         sets = load_tasks(config)
         tasks = sets.val or sets.train
     _check_signatures(workflow, judge, tasks, config)
-    with _Session(config, backbone="run") as session:
+    with _Session(config, backbone="run", ray=ray, code=(workflow, judge)) as session:
         episodes = asyncio.run(
             _score(session, workflow, judge, _attempts(config, tasks, session.run.run_id, k), on_episode)
         )
@@ -356,7 +385,7 @@ def _attempts(config: Config, tasks: Sequence[Task], run_id: str, k: int) -> lis
 async def _score(
     session: _Session, workflow: Any, judge: Any, attempts: Sequence[Any], on_episode: Callable[[Episode], None] | None
 ) -> list[Episode]:
-    from ajet_sdk.engines import open_engine
+    from ajet_sdk.engines import open_engine, ready
     from ajet_sdk.episode import run_batch
     from ajet_sdk.learn.recipe import build_recipe, wants_recipe
 
@@ -371,6 +400,7 @@ async def _score(
         await build_recipe(session.config)
     engine = open_engine(session.config)
     try:
+        await ready(engine)
         return await run_batch(
             workflow,
             judge,

@@ -1,9 +1,15 @@
 """Episodes to training samples with advantages, and the ledger that accounts for every sampled token.
 
-Advantages compare the attempts at one task. `grpo` subtracts the group's mean and, if asked, divides by its standard
-deviation (Shao et al. 2024, DeepSeekMath, section 4.1.2). `rloo` subtracts the mean of the other attempts (Ahmadian et
-al. 2024, Back to Basics, section 3.3). Each episode counts once in its baseline, however many calls or timelines it
-has: its share is divided equally among its agent's calls, which matters where rewards name single calls.
+`grpo` and `rloo` compare the attempts at one task. `grpo` subtracts the group's mean and, if asked, divides by its
+standard deviation (Shao et al. 2024, DeepSeekMath, section 4.1.2). `rloo` subtracts the mean of the other attempts
+(Ahmadian et al. 2024, Back to Basics, section 3.3). Each episode counts once in its baseline, however many calls or
+timelines it has: its share is divided equally among its agent's calls, which matters where rewards name single calls.
+
+`reinforce_plus_plus` compares every sampled token with all others of the batch: the token's return less the mean over
+the batch's tokens, divided by their standard deviation, so that one attempt a task is enough (Hu et al. 2025,
+arXiv:2501.03262, global advantage normalisation; the variant without a baseline: no group's mean is subtracted first).
+The return is undiscounted and without the paper's KL penalty, which stands in the loss here (`use_kl_loss`). Tokens of
+several agents are batches apart, for the agents' rewards need not be alike.
 """
 
 from __future__ import annotations
@@ -12,7 +18,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -24,7 +30,7 @@ from ajet_sdk.types import Call, Episode, LedgerEntry, Outcome, Sample, Span, Sp
 
 __all__ = ["Batch", "Estimator", "balance", "build"]
 
-Estimator = Literal["grpo", "rloo"]
+Estimator = Literal["grpo", "rloo", "reinforce_plus_plus"]
 
 _EPSILON = 1e-6
 _NOT_THE_AGENTS = set(errors.__all__) - {"ContextOverflow", "RequestRefused"}
@@ -66,8 +72,9 @@ def build(
             episodes are left out. Never given to an infrastructure fault.
         decode: see `timelines.merge`.
     """
-    if estimator not in ("grpo", "rloo"):
-        raise ConfigError(f"trainer_common.algorithm.adv_estimator must be grpo or rloo (got {estimator!r})")
+    if estimator not in get_args(Estimator):
+        known = ", ".join(get_args(Estimator))
+        raise ConfigError(f"trainer_common.algorithm.adv_estimator must be one of {known} (got {estimator!r})")
     drafts = [_Draft(episode, merge(episode.calls, decode), failure_reward) for episode in episodes]
     newest = None if policy_version is None or max_staleness is None else policy_version - max_staleness
     for draft in drafts:
@@ -258,19 +265,22 @@ def _advantages(drafts: Sequence[_Draft], estimator: Estimator, normalize_std: b
     groups: dict[str, list[_Draft]] = defaultdict(list)
     for draft in drafts:
         groups[draft.episode.group_id or draft.episode.episode_id].append(draft)
-    without = 0
-    for group in groups.values():
-        agents = dict.fromkeys(agent for draft in group for agent in draft.candidates)
-        varied = [_group(_values(group, agent), estimator, normalize_std) for agent in agents]
-        without += not any(varied)
-    return len(groups), without
+    compared = [drafts] if estimator == "reinforce_plus_plus" else groups.values()
+    for together in compared:
+        for agent in dict.fromkeys(agent for draft in together for agent in draft.candidates):
+            episodes, callless = _values(together, agent)
+            if estimator == "reinforce_plus_plus":
+                _batch(episodes)
+            else:
+                _group(episodes, callless, estimator, normalize_std)
+    return len(groups), sum(not any(draft.advantages for draft in group) for group in groups.values())
 
 
-def _values(group: Sequence[_Draft], agent: str) -> tuple[_Values, list[float]]:
+def _values(drafts: Sequence[_Draft], agent: str) -> tuple[_Values, list[float]]:
     """What each call of one agent is worth, and the value of each episode that made no call at all."""
     values: _Values = []
     callless: list[float] = []
-    for draft in group:
+    for draft in drafts:
         if not draft.candidates:
             value = draft.value(agent)
             callless += [] if value is None else [value]
@@ -287,14 +297,13 @@ def _values(group: Sequence[_Draft], agent: str) -> tuple[_Values, list[float]]:
     return values, callless
 
 
-def _group(values: tuple[_Values, list[float]], estimator: Estimator, normalize_std: bool) -> bool:
-    """Set the advantages of one agent's calls in one group. False where all are worth the same, or one has none to
-    be compared with."""
-    episodes, callless = values
-    means = [float(np.mean([value for _, value in valued])) for _, valued in episodes] + callless
-    everything = [value for _, valued in episodes for _, value in valued] + callless
+def _group(episodes: _Values, callless: Sequence[float], estimator: Estimator, normalize_std: bool) -> None:
+    """Set the advantages of one agent's calls in one group, or rule them out where all are worth the same, or one has
+    none to be compared with."""
+    means = [float(np.mean([value for _, value in valued])) for _, valued in episodes] + [*callless]
+    everything = [value for _, valued in episodes for _, value in valued] + [*callless]
     n = len(means)
-    varied = n > 1 and max(everything) - min(everything) > 1e-8 * max(1.0, *map(abs, everything))
+    varied = n > 1 and _varied(everything)
     mean = float(np.mean(means)) if means else 0.0
     spreads = [float(np.mean([(value - mean) ** 2 for _, value in valued])) for _, valued in episodes]
     spreads += [(value - mean) ** 2 for value in callless]
@@ -307,7 +316,26 @@ def _group(values: tuple[_Values, list[float]], estimator: Estimator, normalize_
                 draft.advantages[call.call_id] = value - (mean * n - own) / (n - 1)
             else:
                 draft.advantages[call.call_id] = (value - mean) / (deviation + _EPSILON if normalize_std else 1.0)
-    return varied
+
+
+def _batch(episodes: _Values) -> None:
+    """Set the advantages of one agent's calls in the whole batch, by the mean and deviation over their tokens, or rule
+    them out where all tokens are worth the same."""
+    values = np.array([value for _, valued in episodes for _, value in valued])
+    tokens = np.array([_sampled(call) for _, valued in episodes for call, _ in valued])
+    varied = _varied(values[tokens > 0].tolist())
+    mean = float(np.average(values, weights=tokens)) if varied else 0.0
+    deviation = float(np.sum(tokens * (values - mean) ** 2) / (tokens.sum() - 1)) ** 0.5 if varied else 0.0
+    for draft, valued in episodes:
+        for call, value in valued:
+            if varied:
+                draft.advantages[call.call_id] = (value - mean) / (deviation + _EPSILON)
+            else:
+                draft.outcomes.setdefault(call.call_id, "zero_advantage")
+
+
+def _varied(values: Sequence[float]) -> bool:
+    return len(values) > 1 and max(values) - min(values) > 1e-8 * max(1.0, *map(abs, values))
 
 
 def _metrics(

@@ -14,6 +14,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
 __all__ = [
+    "CLUSTERS",
     "IDLE",
     "Algorithm",
     "ContextTracker",
@@ -29,7 +30,6 @@ __all__ = [
 
 
 IDLE = (
-    "project_name",
     "data.max_prompt_length",
     "data.max_response_length",
     "rollout.gamma",
@@ -37,9 +37,6 @@ IDLE = (
     "rollout.agent_madness_reward",
     "rollout.multi_turn.max_sample_per_task",
     "rollout.val_kwargs.num_repeat",
-    "rollout.tensor_parallel_size",
-    "rollout.n_vllm_engine",
-    "rollout.max_num_seqs",
     "task_reader.env_service.env_action_preference",
     "task_reader.data_generation.document_reader.languages",
     "task_reader.data_generation.document_reader.split_by",
@@ -50,15 +47,19 @@ IDLE = (
     "task_judge.alien_llm_response_length",
     "task_judge.rubrics_auto_grader",
     "context_tracker",
-    "debug.debug_vllm_port",
-    "debug.debug_tensor_parallel_size",
+    "trainer_common.save_trajectory_as_json_file",
+)
+"""Keys and sections that are accepted and checked, and have no effect in this version."""
+
+CLUSTERS = (
+    "rollout.n_vllm_engine",
+    "rollout.multi_turn.expected_steps",
     "trainer_common.nnodes",
     "trainer_common.n_gpus_per_node",
     "trainer_common.fsdp_config",
     "trainer_common.ulysses_sequence_parallel_size",
-    "trainer_common.save_trajectory_as_json_file",
 )
-"""Keys and sections that are accepted and checked, and have no effect in this version."""
+"""Keys and sections that the backbones of clusters read, and the others do not."""
 
 
 def wrong(key: str, message: str) -> PydanticCustomError:
@@ -190,9 +191,14 @@ class Rollout(Section):
     max_response_length_in_one_turn: int = key(4096, "Longest reply of one call, in tokens.", ge=1)
     max_model_len: int = key(18000, "Longest prompt and reply together, in tokens.", ge=1)
     multi_turn: MultiTurn = section(MultiTurn, "Limits of episodes of many turns.")
-    tensor_parallel_size: int = key(1, "GPUs per inference engine (clusters).", ge=1)
+    tensor_parallel_size: int = key(1, "GPUs that one vLLM engine spreads the model over.", ge=1)
     n_vllm_engine: int = key(1, "Inference engines (clusters).", ge=1)
-    max_num_seqs: int = key(10, "Sequences that one inference engine samples at once (clusters).", ge=1)
+    max_num_seqs: int = key(
+        10, "Sequences that one vLLM engine samples at once; not given, `local` takes max_env_worker.", ge=1
+    )
+    gpu_memory_utilization: float | None = key(
+        None, "Share of each GPU's memory that vLLM takes; null: 0.5 on the trainer's GPU, else 0.85.", gt=0, le=1
+    )
     name: Literal["auto", "transformers", "vllm"] = key(
         "auto",
         "What samples: vllm (a server that ajet starts), transformers (in this process); auto: vllm where it is "
@@ -222,7 +228,12 @@ class Rollout(Section):
         None, "Reward of an episode whose own code failed or that outgrew the context; null: left out of training."
     )
     min_sound_share: float = key(0.5, "Stop the run when a smaller share of a batch's episodes is sound.", ge=0, le=1)
-    max_staleness: int = key(0, "Policy updates a sampled token may be old and still be trained.", ge=0)
+    max_staleness: int = key(
+        0,
+        "Policy updates a sampled token may be old and still be trained; above 0 the next batch is sampled while this "
+        "one trains.",
+        ge=0,
+    )
 
 
 class DataFile(Section):
@@ -391,9 +402,11 @@ class ContextTracker(Section):
 class Debug(Section):
     debug_max_parallel: int = key(4, "Episodes that run at once in the debug backbone.", ge=1)
     debug_first_n_tasks: int = key(2, "Run only the first tasks.", ge=1)
-    debug_vllm_port: int = key(18000, "Port of the inference server, where one is started.", ge=1, le=65535)
+    debug_vllm_port: int = key(18000, "Port of the vLLM server, where one is started.", ge=1, le=65535)
     debug_vllm_seed: int = key(12345, "Seed of the debug backbone.", ge=0)
-    debug_tensor_parallel_size: int = key(4, "GPUs of the inference server, where one is started.", ge=1)
+    debug_tensor_parallel_size: int = key(
+        4, "GPUs that the vLLM server spreads the model over, where one is started; at most those there are.", ge=1
+    )
 
 
 class Algorithm(Section):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.config import load_config
-from ajet_sdk.engines import open_engine
+from ajet_sdk.engines import open_engine, ready
 from ajet_sdk.gateway import (
     Access,
     EpisodeSpec,
@@ -69,6 +69,7 @@ async def _serve(engine: Engine, host: str, port: int, trace: Path | None) -> No
     with ExitStack() as stack:
         try:
             listener = stack.enter_context(listening_socket(host, port))
+            await ready(engine)
             writer, run = _record(trace, engine, stack)
             gateway = stack.enter_context(Gateway(writer))
             settings = uvicorn.Config(

@@ -25,9 +25,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ajet_sdk.errors import EpisodeTimeout, TrainingError
+from ajet_sdk.errors import AjetError, EpisodeTimeout, TrainingError
 
-__all__ = ["HeldUp", "Outcome", "Workers", "current_workers", "of_a_library"]
+__all__ = ["Foreign", "HeldUp", "Outcome", "Workers", "account", "current_workers", "of_a_library"]
 
 log = logging.getLogger("ajet")
 T = TypeVar("T")
@@ -36,6 +36,8 @@ _BEAT = 0.1
 _OURS, _STANDARD_LIBRARY = Path(__file__).parent, Path(traceback.__file__).parent
 _GRACE = 2.0
 """Seconds that cancelled code has to clean up."""
+_LONGEST = 8000
+"""Characters of a message, and of a traceback, that are kept."""
 
 
 @dataclass(frozen=True)
@@ -168,6 +170,30 @@ def of_a_library(filename: str) -> bool:
     return "site-packages" in path.parts or bool({_STANDARD_LIBRARY, _OURS} & {*path.parents}) or filename[:1] == "<"
 
 
+class Foreign(Exception):
+    """An exception of another process, as what is known of it here. Its class bears the other's name: see `errand`."""
+
+    def __init__(self, message: str, account: str, infrastructure: bool) -> None:
+        super().__init__(message)
+        self.account = account
+        """What `account` said of it where it was raised."""
+        self.infrastructure = infrastructure
+
+
+def account(error: BaseException) -> str:
+    """One line that says what, then where in the user's code, then the causes: no frames of libraries or of ours."""
+    if isinstance(error, Foreign):
+        return error.account
+    first = "".join(traceback.format_exception_only(type(error), error)).strip()[:_LONGEST]
+    if isinstance(error, AjetError):
+        return first
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not of_a_library(f.filename)]
+    where = "".join(traceback.format_list(frames)).rstrip()[-_LONGEST:]
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    parts = [first, where, f"caused by {account(cause)}" if cause is not None else ""]
+    return "\n".join(part for part in parts if part)
+
+
 def _in_thread(function: Callable[[], Any], context: Context) -> _Work:
     future: Future[Outcome] = Future()
     future.set_running_or_notify_cancel()
@@ -196,8 +222,10 @@ class HeldUp(EpisodeTimeout):
 class Workers:
     """Runs users' functions with a time limit. One per run, as a context manager."""
 
-    def __init__(self, limit: int, *, patience: float = 1.0) -> None:
+    def __init__(self, limit: int, *, patience: float = 1.0, alone: bool = False) -> None:
         self.limit = limit
+        self.alone = alone
+        """One call at a time: a blocking one holds up nobody."""
         self.patience = patience
         """Seconds that the shared loop may stand still."""
         self.abandoned = 0
@@ -268,7 +296,7 @@ class Workers:
             raise
 
     def _watch(self, work: _Work) -> None:
-        if work.loop is None or work.loop.blocker() is None or self._warned:
+        if work.loop is None or work.loop.blocker() is None or self._warned or self.alone:
             return
         self._warned = True
         log.warning(

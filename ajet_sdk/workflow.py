@@ -140,6 +140,10 @@ class AjetTuner:
         self._tracker = ContextTracker(overflowed)
         self._open_debug_model = open_debug_model
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """In another process it asks the gateway for what it cannot see from there."""
+        return _tuner_elsewhere, (self.config, self._model, self._targets)
+
     def get_context_tracker(self) -> ContextTracker:
         """The episode's tracker; programs read `.context_overflow`."""
         return self._tracker
@@ -226,6 +230,10 @@ class AjetTuner:
             return self._model.agent(agent_name, target_tag)
         self._open_debug_model(debug_model)  # where it has no endpoint, say so now
         return self._model.agent(agent_name, target_tag, trainable=False, debug_model=debug_model)
+
+
+def _tuner_elsewhere(config: Config, model: Model, targets: Callable[[], list[str] | None]) -> AjetTuner:
+    return AjetTuner(config, model, targets, model.overflowed, lambda name: None)  # the gateway opens debug models
 
 
 def is_workflow_class(workflow: Any) -> bool:

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from ajet_sdk.engines import open_engine
+from ajet_sdk.engines import open_engine, ready
 from ajet_sdk.episode import Attempt, run_batch
 from ajet_sdk.gateway import Gateway, SamplingOverride
 from ajet_sdk.learn.recipe import build_recipe, wants_recipe
@@ -65,6 +65,7 @@ async def debug(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
         await build_recipe(config)
     engine = open_engine(config)
     try:
+        await ready(engine)
         with stopping_at(job.debug_tags):
             episodes = await run_batch(
                 job.workflow,

@@ -1,4 +1,4 @@
-"""What answers requests: `scripted`, `remote`, and `local`. Each loads only what it needs."""
+"""What answers requests: `scripted`, `remote`, `local` and `vllm`. Each loads only what it needs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from ajet_sdk.config import Config
     from ajet_sdk.protocols import Engine
 
-__all__ = ["open_engine"]
+__all__ = ["open_engine", "ready"]
 
 
 def open_engine(config: Config) -> Engine:
@@ -41,6 +41,17 @@ def open_engine(config: Config) -> Engine:
         return RemoteEngine(model.base_url, key or "none", str(name))
     if not model.path:
         raise ConfigError("no model is named: set model.path (weights), model.base_url (an endpoint) or model.scripted")
+    from ajet_sdk.engines.vllm import samples_with_vllm, vllm_engine
+
+    if samples_with_vllm(config):
+        return vllm_engine(config)
     from ajet_sdk.engines.local import local_engine
 
     return local_engine(config)  # type: ignore[no-any-return]
+
+
+async def ready(engine: Engine) -> None:
+    """Wait until an engine answers that ajet has to start first; all others do at once. Raises EngineError."""
+    starting = getattr(getattr(engine, "sampler", None), "ready", None)
+    if starting is not None:
+        await starting()

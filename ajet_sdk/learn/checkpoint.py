@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from ajet_sdk.errors import CheckpointError
 from ajet_sdk.learn.trainer import Trainer
 
-__all__ = ["Progress", "export", "latest", "restore", "save", "save_model"]
+__all__ = ["Progress", "export", "latest", "read_weights", "replace", "restore", "save", "save_model"]
 
 _STATE, _TRAINER, _PREFIX = "state.json", "trainer.pt", "step_"
 
@@ -49,7 +49,7 @@ def save(directory: Path, trainer: Trainer, tokenizer: Any, progress: Progress, 
     _write_model(fresh, trainer.model, tokenizer)
     torch.save(trainer.state(), fresh / _TRAINER)
     (fresh / _STATE).write_text(json.dumps(asdict(progress), indent=1))
-    _replace(fresh, place)
+    replace(fresh, place)
     for old in _steps(directory)[: -max(1, keep)]:
         shutil.rmtree(old)
     return place
@@ -78,7 +78,7 @@ def restore(path: Path, trainer: Trainer, fingerprint: str) -> Progress:
             "start without --resume, or put the config back as it was"
         )
     try:
-        _read_model(path, trainer.model)
+        read_weights(path, trainer.model)
         trainer.restore(torch.load(path / _TRAINER, weights_only=True, map_location="cpu"))
     except CheckpointError:
         raise
@@ -99,7 +99,7 @@ def export(place: Path, model: Any, tokenizer: Any) -> Path:
     else:
         save_model(model, fresh)
     tokenizer.save_pretrained(fresh)
-    _replace(fresh, place)
+    replace(fresh, place)
     return place
 
 
@@ -137,8 +137,8 @@ def _write_model(place: Path, model: Any, tokenizer: Any) -> None:
     tokenizer.save_pretrained(place)
 
 
-def _read_model(path: Path, model: Any) -> None:
-    """Load the weights of a checkpoint into a model of the same shape, in place."""
+def read_weights(path: Path, model: Any) -> None:
+    """Load the weights of a checkpoint into a model of the same shape, in place. Raises CheckpointError."""
     if hasattr(model, "merge_adapter"):
         from peft import set_peft_model_state_dict
 
@@ -154,7 +154,7 @@ def _read_model(path: Path, model: Any) -> None:
         raise CheckpointError(f"{path} holds another model: missing {missing[:3]}, unexpected {unexpected[:3]}")
 
 
-def _replace(fresh: Path, place: Path) -> None:
+def replace(fresh: Path, place: Path) -> None:
     """Rename a finished directory into its place; one that is there already is moved aside first."""
     if place.exists():
         aside = place.with_name(f".{place.name}.old")

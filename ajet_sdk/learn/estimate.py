@@ -65,6 +65,8 @@ def estimate(config: Config, trainer: Trainer, *, steps: int, val_episodes: int)
     training = steps * per_step * min(rollout.max_model_len, calls * 2 * reply) / training_rate
     tokens = min(config.trainer_common.micro_batch_tokens, per_step * rollout.max_model_len)
     memory = memory_bytes(trainer, tokens, checkpointing=config.model.gradient_checkpointing)
+    if rollout.max_staleness:  # the sampler has trained weights of its own
+        memory += sum(p.numel() * p.element_size() for p in trainer.parameters)
     return Estimate(memory, sampling + training + episodes * calls * _CALL_SECONDS, episodes)
 
 

@@ -6,13 +6,15 @@ import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.local import HFTokenizer, LocalSampler, load_model
+from ajet_sdk.engines.vllm import VllmSampler, samples_with_vllm, settings_of
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.learn.probe import Probe
 from ajet_sdk.learn.recipe import build_recipe, wants_recipe
+from ajet_sdk.learn.served import Served
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings, default_lr
 
 if TYPE_CHECKING:
@@ -26,7 +28,7 @@ class Learner:
     """The model with everything that samples from it and trains it."""
 
     engine: TokenEngine
-    sampler: LocalSampler
+    sampler: LocalSampler | VllmSampler
     trainer: Trainer
     tokenizer: HFTokenizer
 
@@ -49,10 +51,19 @@ async def open_learner(config: Config, probe: Probe, steps: int, say: Callable[[
         path: Path | str = await build_recipe(config, probe, say)
     else:
         path = config.resolve(config.model.path) if config.resolve(config.model.path).exists() else config.model.path
-    return await asyncio.to_thread(_load, config, path, steps, say)
+    vllm = samples_with_vllm(config)
+    learner = await asyncio.to_thread(_load, config, path, steps, vllm, say)
+    if isinstance(learner.sampler, VllmSampler):
+        say(f"vLLM samples: its server starts, which may take a minute; its log: {learner.sampler.settings.log}")
+        try:
+            await learner.sampler.ready()
+        except BaseException:
+            await learner.engine.aclose()
+            raise
+    return learner
 
 
-def _load(config: Config, path: Path | str, steps: int, say: Callable[[str], None]) -> Learner:
+def _load(config: Config, path: Path | str, steps: int, vllm: bool, say: Callable[[str], None]) -> Learner:
     import torch
 
     torch.manual_seed(config.trainer_common.seed)
@@ -72,14 +83,43 @@ def _load(config: Config, path: Path | str, steps: int, say: Callable[[str], Non
         say(f"trainer_common.optim.lr is not given: {lr:g}, by the model's {parameters:,} parameters")
     trainer = Trainer(model, TrainerSettings.of(config, lr, steps))
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    sampler = LocalSampler(
-        model,
-        tokenizer,
-        model_name=config.model_name,
-        max_model_len=min(config.rollout.max_model_len, longest or config.rollout.max_model_len),
-        max_batch=config.rollout.max_env_worker,
-        seed=config.trainer_common.seed,
-        deterministic=config.rollout.deterministic,
-    )
+    max_model_len = min(config.rollout.max_model_len, longest or config.rollout.max_model_len)
+    sampler: LocalSampler | VllmSampler
+    if vllm:
+        sampler = _vllm_sampler(config, path, model, tokenizer, max_model_len)
+    else:
+        sampler = LocalSampler(
+            model,
+            tokenizer,
+            model_name=config.model_name,
+            max_model_len=max_model_len,
+            max_batch=config.rollout.max_env_worker,
+            seed=config.trainer_common.seed,
+            deterministic=config.rollout.deterministic,
+            apart=config.rollout.max_staleness > 0,
+        )
     engine = TokenEngine(sampler, tokenizer, tool_call_parser=source.tool_call_parser)
     return Learner(engine, sampler, trainer, tokenizer)
+
+
+def _vllm_sampler(
+    config: Config, path: Path | str, model: Any, tokenizer: HFTokenizer, max_model_len: int
+) -> VllmSampler:
+    """A sampler over a server that begins with the model's weights and gets them anew after each step."""
+    served = Served(model, tokenizer.hf)
+    settings = settings_of(
+        config,
+        path,
+        dtype=str(model.dtype).removeprefix("torch."),
+        max_model_len=max_model_len,
+        lora_rank=served.lora_rank,
+        trained=True,
+    )
+    return VllmSampler(
+        settings,
+        eos_ids=tokenizer.eos_ids,
+        directory=config.directory,
+        write=served.write,
+        adapter=served.lora_rank is not None,
+        written=served.differs,
+    )

@@ -6,7 +6,7 @@ import copy
 import math
 import random
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -160,11 +160,13 @@ class Trainer:
         samples: Sequence[Sample],
         temperature: float | Mapping[str, float] = 1.0,
         scores: TokenScores | None = None,
+        updated: Callable[[], None] | None = None,
     ) -> dict[str, float]:
         """Train on the samples; `temperature` is the one they were sampled at, or a mapping by `call_id`.
 
         `scores` is given what the first update's forward pass says of each token; only the samples of that update were
-        seen by the weights as they were, so with several mini-batches the others' tokens stay unknown.
+        seen by the weights as they were, so with several mini-batches the others' tokens stay unknown. `updated` is
+        called after each update, before the next one's passes.
 
         Returns metrics without their `train/` prefix. Raises TrainingError where the loss is not finite.
         """
@@ -179,6 +181,8 @@ class Trainer:
                     seen = self._update([samples[i] for i in share], temperature, tally, first=first)
                     if scores is not None and first:
                         scores.take(samples, share, seen)
+                    if updated is not None:
+                        updated()
         finally:
             self.model.eval()
         seconds = time.perf_counter() - started
@@ -188,6 +192,10 @@ class Trainer:
             "seconds": seconds,
             "tokens_per_second": tokens / seconds,
         }
+
+    def updates_of(self, samples: int) -> int:
+        """How many updates a step on so many samples makes."""
+        return self.settings.ppo_epochs * min(self.settings.mini_batch_num, samples)
 
     def _shares(self, count: int) -> list[list[int]]:
         """Positions of the samples of each mini-batch, drawn anew from the seed for every epoch."""

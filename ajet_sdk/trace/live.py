@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import hmac
 import json
 import os
+import re
 import socket
 import subprocess
 import sys
@@ -12,6 +14,7 @@ import time
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +22,7 @@ import httpx
 from pydantic import TypeAdapter, ValidationError
 
 from ajet_sdk.errors import QueryError, TraceError
+from ajet_sdk.stop import Stop
 from ajet_sdk.trace.query import TIMEOUT
 from ajet_sdk.types import Feedback
 
@@ -32,8 +36,10 @@ if TYPE_CHECKING:
 __all__ = [
     "FEEDBACK_PATH",
     "QUERY_PATH",
+    "STOP_PATH",
     "Owner",
     "announce",
+    "call_off",
     "live_routes",
     "owner_of",
     "owners",
@@ -45,10 +51,13 @@ __all__ = [
 ]
 
 QUERY_PATH = "/trace/query"
+STOP_PATH = "/trace/stop"
 FEEDBACK_PATH = "/trace/feedback"
 _ARROW = "application/vnd.apache.arrow.stream"
 _BODY_BYTES = 1 << 20
 _MOMENT = 5.0
+_ELSEWHERE = 1.0
+_LOOPBACK = re.compile(r"https?://(localhost|127\.|\[::1\]|0\.0\.0\.0)")
 _FEEDBACK = TypeAdapter(list[Feedback])
 
 
@@ -71,8 +80,20 @@ class Owner:
 
     @property
     def alive(self) -> bool:
-        """Of another machine's process (a shared disk, a container since replaced) only the file's lock can tell."""
-        return self.host == socket.gethostname() and process_started(self.pid) == self.started != ""
+        """Of another machine's process, on a shared disk, its gateway tells; without one only the file's lock can."""
+        if self.host == socket.gethostname():
+            return process_started(self.pid) == self.started != ""
+        return bool(self.url) and not _LOOPBACK.match(self.url or "") and _answers(self)
+
+
+def _answers(owner: Owner) -> bool:
+    try:
+        with httpx.Client(trust_env=False, verify=False, timeout=_ELSEWHERE) as client:
+            headers = {"Authorization": f"Bearer {owner.token}"}
+            answer = client.post(f"{owner.url}{QUERY_PATH}", json={"sql": "SELECT 1"}, headers=headers)
+            return answer.status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def process_started(pid: int) -> str:
@@ -162,11 +183,14 @@ def _read(source: Path) -> Owner | None:
 
 
 def _place(path: Path) -> Path:
-    """gateway.json, or a name of its own where another live process of this directory has that."""
-    home = path.with_name("gateway.json")
+    """gateway.json, or a name of its own where another live process of this directory has that.
+
+    A file that is one of many, `trace-...`, has its own at once: processes that start together race for the other.
+    """
+    own, home = path.with_name(f"{path.stem}.gateway.json"), path.with_name("gateway.json")
     there = _read(home) if home.exists() else None
     taken = there is not None and there.trace != path.name and there.alive
-    return path.with_name(f"{path.stem}.gateway.json") if taken else home
+    return own if taken or path.name.startswith("trace-") else home
 
 
 def pack(parameters: Sequence[Any]) -> list[Any]:
@@ -195,6 +219,12 @@ def post(owner: Owner, path: str, body: Any) -> httpx.Response | None:
         return None
 
 
+def call_off(owner: Owner, id: str) -> None:
+    """Tell a live owner to end a query; an older one lets it run into its time limit."""
+    with contextlib.suppress(TraceError):
+        post(owner, STOP_PATH, {"id": id})
+
+
 def refusal(answer: httpx.Response) -> str:
     """What an owner says is wrong."""
     try:
@@ -209,9 +239,12 @@ _Answer = Callable[["TraceWriter", bytes], Awaitable["Response"]]
 def live_routes(writer: TraceWriter, token: str) -> list[Route]:
     """The routes of a live trace; each is a POST and answers 401 without `Bearer token`.
 
-    /trace/query takes JSON {sql, parameters} and answers an Arrow stream; /trace/feedback takes a list of Feedback.
+    /trace/query takes JSON {sql, parameters, id} and answers an Arrow stream; /trace/stop takes {id} and ends that
+    query; /trace/feedback takes a list of Feedback.
     """
     from starlette.routing import Route
+
+    running: dict[str, Stop] = {}
 
     def guarded(answer: _Answer) -> Callable[[Request], Awaitable[Response]]:
         async def check(request: Request) -> Response:
@@ -228,25 +261,43 @@ def live_routes(writer: TraceWriter, token: str) -> list[Route]:
         return check
 
     return [
-        Route(QUERY_PATH, guarded(_query), methods=["POST"]),
+        Route(QUERY_PATH, guarded(partial(_query, running)), methods=["POST"]),
+        Route(STOP_PATH, guarded(partial(_stop, running)), methods=["POST"]),
         Route(FEEDBACK_PATH, guarded(_feedback), methods=["POST"]),
     ]
 
 
-async def _query(writer: TraceWriter, raw: bytes) -> Response:
+async def _query(running: dict[str, Stop], writer: TraceWriter, raw: bytes) -> Response:
     import anyio.to_thread
     from starlette.responses import JSONResponse, Response
 
     try:
         body = json.loads(raw)
-        sql, parameters = str(body["sql"]), unpack(body.get("parameters", []))
+        sql, parameters, id = str(body["sql"]), unpack(body.get("parameters", [])), str(body.get("id", ""))
     except (ValueError, KeyError, TypeError, AttributeError):
         return JSONResponse({"error": "expected JSON with `sql` and, if need be, a list `parameters`"}, 400)
+    stop = Stop()
+    if id:
+        running[id] = stop
     try:
-        data = await anyio.to_thread.run_sync(_stream, writer, sql, parameters, abandon_on_cancel=True)
+        data = await anyio.to_thread.run_sync(_stream, writer, sql, parameters, stop, abandon_on_cancel=True)
     except QueryError as error:
         return JSONResponse({"error": str(error)}, 400)
+    finally:
+        running.pop(id, None)
     return Response(data, media_type=_ARROW)
+
+
+async def _stop(running: dict[str, Stop], writer: TraceWriter, raw: bytes) -> Response:
+    from starlette.responses import JSONResponse
+
+    try:
+        stop = running.get(str(json.loads(raw)["id"]))
+    except (ValueError, KeyError, TypeError):
+        return JSONResponse({"error": "expected JSON with the `id` of a query"}, 400)
+    if stop is not None:
+        stop.set()
+    return JSONResponse({"stopped": stop is not None})
 
 
 async def _feedback(writer: TraceWriter, raw: bytes) -> Response:
@@ -271,10 +322,10 @@ async def _feedback(writer: TraceWriter, raw: bytes) -> Response:
         return JSONResponse({"error": str(error)}, 503)
 
 
-def _stream(writer: TraceWriter, sql: str, parameters: list[Any]) -> bytes:
+def _stream(writer: TraceWriter, sql: str, parameters: list[Any], stop: Stop) -> bytes:
     import pyarrow as pa
 
-    table = writer.query(sql, parameters)
+    table = writer.query(sql, parameters, stop)
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as stream:
         stream.write_table(table)

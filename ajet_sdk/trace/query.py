@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import duckdb
 import pyarrow as pa
 
 from ajet_sdk.errors import QueryError
+from ajet_sdk.stop import Stop
 
-__all__ = ["RESULT_BYTES", "SETTINGS", "TIMEOUT", "select"]
+__all__ = ["RESULT_BYTES", "SETTINGS", "TIMEOUT", "only_statement", "select"]
 
 TIMEOUT = 30.0
 RESULT_BYTES = 512 << 20
@@ -34,19 +35,27 @@ _ROWS = 8192
 
 
 def select(
-    root: duckdb.DuckDBPyConnection, sql: str, parameters: Sequence[Any] = (), *, timeout: float = TIMEOUT
+    root: duckdb.DuckDBPyConnection,
+    sql: str,
+    parameters: Sequence[Any] = (),
+    *,
+    timeout: float = TIMEOUT,
+    stop: Stop | None = None,
+    prepare: Callable[[duckdb.DuckDBPyConnection], None] | None = None,
 ) -> pa.Table:
     """Run exactly one SELECT or EXPLAIN on a cursor of `root`, in a read-only transaction.
 
-    Raises QueryError where it is another statement, takes longer than `timeout` seconds, fails, or its result is larger
+    `prepare` is given the cursor first, to make temporary views for this query alone. Raises QueryError where it is
+    another statement, takes longer than `timeout` seconds, is called off by `stop`, fails, or its result is larger
     than RESULT_BYTES.
     """
+    stop = stop or Stop()
     try:
         cursor = root.cursor()
     except duckdb.Error as error:
         raise QueryError(f"the trace has been closed: {error}") from error
     try:
-        statement = _only_statement(cursor, sql)
+        statement = only_statement(cursor, sql)
         late = threading.Event()
 
         def interrupt() -> None:
@@ -57,10 +66,15 @@ def select(
         timer.daemon = True
         timer.start()
         try:
-            cursor.execute("SET TimeZone = 'UTC'")
-            cursor.execute("BEGIN TRANSACTION READ ONLY")
-            return _collect(cursor, statement, parameters, time.monotonic() + timeout)
+            with stop.by(cursor.interrupt):
+                cursor.execute("SET TimeZone = 'UTC'")
+                if prepare:
+                    prepare(cursor)
+                cursor.execute("BEGIN TRANSACTION READ ONLY")
+                return _collect(cursor, statement, parameters, time.monotonic() + timeout, stop)
         except (duckdb.Error, pa.ArrowException) as error:
+            if stop.is_set:
+                raise _stopped() from error
             if late.is_set():
                 raise _too_slow(timeout) from error
             raise QueryError(f"the query failed: {error}") from error
@@ -70,7 +84,8 @@ def select(
         cursor.close()
 
 
-def _only_statement(cursor: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statement:
+def only_statement(cursor: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statement:
+    """The one SELECT or EXPLAIN that a text is. Raises QueryError where it is anything else."""
     try:
         statements = cursor.extract_statements(sql)
     except duckdb.Error as error:
@@ -86,7 +101,11 @@ def _only_statement(cursor: duckdb.DuckDBPyConnection, sql: str) -> duckdb.State
 
 
 def _collect(
-    cursor: duckdb.DuckDBPyConnection, statement: duckdb.Statement, parameters: Sequence[Any], deadline: float
+    cursor: duckdb.DuckDBPyConnection,
+    statement: duckdb.Statement,
+    parameters: Sequence[Any],
+    deadline: float,
+    stop: Stop,
 ) -> pa.Table:
     result = cursor.sql(statement, params=list(parameters) or None)
     reader = result.to_arrow_reader(_ROWS)
@@ -97,6 +116,8 @@ def _collect(
         size += batch.nbytes
         if size > RESULT_BYTES:
             raise QueryError(f"the result is larger than {RESULT_BYTES >> 20} MiB; select fewer columns or add a LIMIT")
+        if stop.is_set:
+            raise _stopped()
         if time.monotonic() > deadline:
             raise _too_slow(TIMEOUT)
     return pa.Table.from_batches(batches, reader.schema)
@@ -104,3 +125,7 @@ def _collect(
 
 def _too_slow(timeout: float) -> QueryError:
     return QueryError(f"the query was stopped after {timeout:g} s; narrow it (by run_id or episode_id) or add a LIMIT")
+
+
+def _stopped() -> QueryError:
+    return QueryError("the query was called off")

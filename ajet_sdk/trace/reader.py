@@ -3,44 +3,42 @@
 from __future__ import annotations
 
 import json
-import threading
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
-import duckdb
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
 from ajet_sdk.errors import QueryError, TraceError, TraceLocked
 from ajet_sdk.protocols import TraceReader
-from ajet_sdk.trace.database import check_version, explain, has_tables, locked, unborn
-from ajet_sdk.trace.live import QUERY_PATH, Owner, owner_of, pack, post, refusal, settled_owner
+from ajet_sdk.stop import Stop
+from ajet_sdk.trace.attached import Attached
+from ajet_sdk.trace.database import locked, unborn
+from ajet_sdk.trace.live import QUERY_PATH, Owner, call_off, owner_of, pack, post, refusal, settled_owner
 from ajet_sdk.trace.prefixes import Placed, Stored, rebuild
-from ajet_sdk.trace.query import SETTINGS, select
-from ajet_sdk.trace.schema import CALLS_FULL, COLUMNS, RUNS_AT_REST, SINCE, TABLES, empty
 from ajet_sdk.types import Call, Episode, Reward
 
 __all__ = ["calls_of", "episodes", "ledger_balance", "open_trace", "stored_calls", "trace_files"]
 
-_LINGER = 0.3
 _RACE = 2.0
 _PATIENCE = 20.0
+_OPENING = 5.0
 
 
 def open_trace(path: Path, *more: Path) -> TraceReader:
     """Open a trace to read: a file, an experiment directory, or several files (of a directory, or named), read as one.
 
     Nothing stays open between queries, so that a reader never keeps a writer out and sees a run start and end: each
-    query asks the live owner where there is one, and reads the file where there is none. Raises TraceError where there
-    is no trace, TraceVersionError where it is newer or foreign, TraceLocked where its owner answers no queries.
+    query asks the live owner where there is one, and reads the file where there is none. Files that appear in a
+    directory later are read too. Raises TraceError where there is no trace, TraceVersionError where it is newer or
+    foreign, TraceLocked where its owner answers no queries.
     """
-    files = {file.resolve(): file for one in (path, *more) for file in trace_files(Path(one))}
-    reader = _Trace(list(files.values()))
+    reader = _Trace([Path(one) for one in (path, *more)])
     reader.query("SELECT 1")
     return reader
 
@@ -57,158 +55,76 @@ def trace_files(path: Path) -> list[Path]:
     return [path]
 
 
+class _Gone(TraceError):
+    """The owner of a file ended while it was asked."""
+
+
 class _Trace:
     """A TraceReader over files that may each have a live owner."""
 
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._files = files
-        self._rest = _AtRest(files)
+    def __init__(self, paths: Sequence[Path]) -> None:
+        self._paths = paths
+        self._attached = Attached(_ask)
         # At the interpreter's end too: DuckDB aborts where a daemon thread closes it then.
-        weakref.finalize(self, self._rest.close)
+        weakref.finalize(self, self._attached.end)
 
-    def query(self, sql: str, parameters: Sequence[Any] = ()) -> pa.Table:
+    def query(self, sql: str, parameters: Sequence[Any] = (), stop: Stop | None = None) -> pa.Table:
         started = seen = time.monotonic()
         while True:
             try:
-                return self._query(sql, parameters)
+                return self._query(sql, parameters, stop)
+            except _Gone:
+                if time.monotonic() - started > _PATIENCE:
+                    raise
             except TraceLocked:  # someone may have taken the file, for a moment, after we had looked for an owner
-                at, owners = time.monotonic(), [owner for owner in map(owner_of, self._files) if owner]
+                at, owners = time.monotonic(), [owner for owner in map(owner_of, self._files()) if owner]
                 if any(not owner.brief for owner in owners) or at - seen > _RACE or at - started > _PATIENCE:
                     raise
                 seen = at if owners else seen
             time.sleep(0.02)
 
-    def _query(self, sql: str, parameters: Sequence[Any]) -> pa.Table:
-        owned = {file: owner for file in self._files if (owner := settled_owner(file))}
-        if owned:
+    def _files(self) -> list[Path]:
+        """Those that there are now."""
+        return list({file.resolve(): file for path in self._paths for file in trace_files(path)}.values())
+
+    def _query(self, sql: str, parameters: Sequence[Any], stop: Stop | None) -> pa.Table:
+        files = self._files()
+        owned = {file: owner for file in files if (owner := settled_owner(file))}
+        if len(files) == 1 and owned:
             self.close()
-        if len(self._files) == 1 and owned:
-            answer = _ask(self._files[0], owned[self._files[0]], sql, parameters)
-            if answer is not None:
-                return answer
-            owned = {}
-        if owned:
-            with _attach(self._files, owned) as connection:
-                return _run(connection, sql, parameters)
-        with self._rest.opened() as connection:
-            return _run(connection, sql, parameters)
+            return _ask(files[0], owned[files[0]], sql, stop, parameters)
+        if len(files) > 1:
+            files = [file for file in files if file not in owned or not _opening(owned[file])]
+            owned = {file: owner for file, owner in owned.items() if file in files}
+        return self._attached.query(files, owned, sql, parameters, stop)
 
     def close(self) -> None:
         """Let go of the files, unless a query is running; the next query opens them again."""
-        self._rest.close()
+        self._attached.close()
 
 
-class _AtRest:
-    """The files opened read-only, kept for a moment after the last query."""
-
-    def __init__(self, files: Sequence[Path]) -> None:
-        self._files = files
-        self._lock = threading.RLock()  # a finalizer may run in the thread that holds it
-        self._connection: duckdb.DuckDBPyConnection | None = None
-        self._users = 0
-        self._release: threading.Timer | None = None
-
-    @contextmanager
-    def opened(self) -> Iterator[duckdb.DuckDBPyConnection]:
-        with self._lock:
-            self._connection = self._connection or _attach(self._files, {})
-            self._users += 1
-            connection = self._connection
-        try:
-            yield connection
-        finally:
-            with self._lock:
-                self._users -= 1
-                if self._release:
-                    self._release.cancel()
-                self._release = threading.Timer(_LINGER, self.close)
-                self._release.daemon = True
-                self._release.start()
-
-    def close(self) -> None:
-        with self._lock:
-            if self._users:
-                return
-            if self._release:
-                self._release.cancel()
-                self._release = None
-            if self._connection:
-                self._connection.close()
-                self._connection = None
-
-
-def _attach(files: Sequence[Path], owned: Mapping[Path, Owner]) -> duckdb.DuckDBPyConnection:
-    connection = duckdb.connect(config={k: v for k, v in SETTINGS.items() if k != "enable_external_access"})
+def _opening(owner: Owner) -> bool:
+    """It has only just said that it writes the file: its gateway, and rows, are still to come."""
     try:
-        for i, file in enumerate(files):
-            _add(connection, f"t{i}", file, owned.get(file))
-        for table in TABLES:
-            parts = [f"FROM {table}_{i}" for i in range(len(files))]
-            connection.execute(f"CREATE VIEW {table} AS {' UNION ALL BY NAME '.join(parts)}")
-        connection.execute("SET enable_external_access = false")
-    except TraceError:
-        connection.close()
-        raise
-    return connection
+        return not owner.url and owner.source is not None and time.time() - owner.source.stat().st_mtime < _OPENING
+    except OSError:
+        return False
 
 
-def _run(connection: duckdb.DuckDBPyConnection, sql: str, parameters: Sequence[Any]) -> pa.Table:
-    if "calls_full" in sql.lower():  # the one view that takes time to make
-        connection.cursor().execute(CALLS_FULL)
-    return select(connection, sql, parameters)
-
-
-def _ask(file: Path, owner: Owner, sql: str, parameters: Sequence[Any]) -> pa.Table | None:
-    """The live owner's answer; None where it is gone since."""
+def _ask(file: Path, owner: Owner, sql: str, stop: Stop | None = None, parameters: Sequence[Any] = ()) -> pa.Table:
+    """The live owner's answer."""
     if not owner.url:
         raise locked(file, owner.pid)
-    answer = post(owner, QUERY_PATH, {"sql": sql, "parameters": pack(parameters)})
+    stop, id = stop or Stop(), uuid4().hex
+    if stop.is_set:
+        raise QueryError("the query was called off")
+    with stop.by(lambda: call_off(owner, id)):
+        answer = post(owner, QUERY_PATH, {"sql": sql, "parameters": pack(parameters), "id": id})
     if answer is None:
-        return None
+        raise _Gone(f"the run that writes {file} has just ended; ask again")
     if answer.status_code != 200:
         raise QueryError(refusal(answer))
     return pa.ipc.open_stream(answer.content).read_all()
-
-
-def _add(connection: duckdb.DuckDBPyConnection, name: str, file: Path, owner: Owner | None) -> None:
-    """Make the tables of one file visible as views of that number; a copy of them where it is being written."""
-    if owner:
-        connection.execute(f"ATTACH ':memory:' AS {name}")
-        _copy(connection, name, file, owner)
-    else:
-        quoted = str(file).replace("'", "''")
-        try:
-            connection.execute(f"ATTACH '{quoted}' AS {name} (READ_ONLY)")
-            if has_tables(connection, name):  # else its owner was killed before it had made them
-                check_version(connection, file, schema=name)
-        except (duckdb.Error, OSError) as error:
-            raise explain(file, error) from error
-    listed = connection.execute("SELECT table_name FROM duckdb_tables() WHERE database_name = ?", [name]).fetchall()
-    present = {row[0] for row in listed}
-    for table in TABLES:
-        rows = f"FROM {name}.{table}" if table in present else empty(table)
-        if table == "runs" and table in present and not owner:
-            rows = RUNS_AT_REST.format(runs=f"{name}.runs")
-        connection.execute(f"CREATE VIEW {table}_{name[1:]} AS {rows}")
-
-
-def _copy(connection: duckdb.DuckDBPyConnection, name: str, file: Path, owner: Owner) -> None:
-    """Copy the tables of a file that is being written into the database `name`."""
-
-    def ask(sql: str) -> pa.Table:
-        rows = _ask(file, owner, sql, ())
-        if rows is None:
-            raise TraceError(f"the run that writes {file} has just ended; ask again")
-        return rows
-
-    [meta] = ask("SELECT schema_version FROM meta").to_pylist()
-    for table, columns in COLUMNS.items():
-        if SINCE.get(table, 1) > meta["schema_version"]:
-            continue
-        connection.register("_rows", ask(f"SELECT * FROM {table}"))
-        typed = ", ".join(f'"{column}"::{kind} AS "{column}"' for column, kind in columns.items())
-        connection.execute(f"CREATE TABLE {name}.{table} AS SELECT {typed} FROM _rows")
-        connection.unregister("_rows")
 
 
 def calls_of(reader: TraceReader, episode_id: str) -> list[Call]:

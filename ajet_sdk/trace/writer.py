@@ -17,6 +17,7 @@ import duckdb
 import pyarrow as pa
 
 from ajet_sdk.errors import QueryError, TraceError
+from ajet_sdk.stop import Stop
 from ajet_sdk.trace.batches import Record, encode, size_of
 from ajet_sdk.trace.database import explain, insert, open_to_write, supersede
 from ajet_sdk.trace.live import retract
@@ -133,12 +134,12 @@ class TraceWriter:
             raise self._failure
         return done
 
-    def query(self, sql: str, parameters: Sequence[Any] = ()) -> pa.Table:
+    def query(self, sql: str, parameters: Sequence[Any] = (), stop: Stop | None = None) -> pa.Table:
         """One SELECT or EXPLAIN on the live file, by any thread: what has been flushed is seen. Raises QueryError."""
         root = self._root
         if root is None:
             raise QueryError(f"the trace {self.path} is not open; nothing can be queried")
-        return select(root, sql, parameters)
+        return select(root, sql, parameters, stop=stop)
 
     def supersede(self, run_id: str, after_step: int) -> None:
         """A resume rolled the run back to `after_step`: the tokens of every later step are `superseded`.

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ajet_sdk.errors import AjetError
 from ajet_tools.cli.arguments import use_placeholder_key
+
+if TYPE_CHECKING:
+    from ajet_sdk.config import Config
 
 __all__ = ["app", "describe_keys"]
 
@@ -25,6 +28,9 @@ def show(
     overrides: Overrides = None,
     conf: Annotated[Path | None, typer.Option("--conf", "-c", help="A config file; without it the defaults.")] = None,
     only_set: Annotated[bool, typer.Option("--set", help="Only keys that have been given a value.")] = False,
+    backbone: Annotated[
+        str | None, typer.Option(help="trinity: print the config that Trinity-RFT would get, as YAML.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Print each key's effective value and where it came from.
@@ -32,10 +38,14 @@ def show(
     \b
     ajet config show --conf math.yaml ajet.rollout.num_repeat=8
     ajet config show --conf math.yaml --set
+    ajet config show --conf math.yaml --backbone trinity
     """
     from ajet_sdk.config import load_config
 
-    config = load_config(conf, overrides or [])
+    config = load_config(conf, [*(overrides or []), *([f"ajet.backbone={backbone}"] if backbone else [])])
+    if backbone == "trinity":
+        _show_trinity(config, as_json)
+        return
     rows = [
         {"key": path, "value": value, "from": config.origin(path)}
         for path, value in _leaves(config.model_dump(mode="json"))
@@ -51,6 +61,28 @@ def show(
         typer.echo(f"{row['key']:<{width}}  {value}{origin}")
     for name in config.roots:
         typer.echo(f"{name}: passed through to its owner")
+
+
+def _show_trinity(config: Config, as_json: bool) -> None:
+    from ajet_sdk.backbones.trinity.mapping import Place, to_trinity
+    from ajet_sdk.config import plain_yaml
+
+    common = config.trainer_common
+    place = Place(
+        run_id="RUN",
+        model=config.model.path or "",
+        steps=common.total_steps or 0,
+        lr=common.optim.lr,
+        checkpoints=Path(common.checkpoint_base_dir or config.directory / "checkpoint"),
+        tasks=Path("RUN/tasks"),
+        val_tasks=1,
+    )
+    mapping = to_trinity(config, place)
+    if not common.total_steps:
+        typer.echo("Note: the steps (0 here) follow from the number of tasks when the run starts.", err=True)
+    if common.optim.lr is None:
+        typer.echo("Note: the learning rate follows from the model's size when the run starts.", err=True)
+    typer.echo(json.dumps(mapping, indent=2) if as_json else plain_yaml(mapping).rstrip())
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -31,6 +31,8 @@ EXTRAS = {
     "math": ("math-verify",),
     "datasets": ("datasets",),
     "agentscope": ("agentscope",),
+    "loggers": ("wandb", "swanlab"),
+    "ray": ("ray",),
 }
 
 

@@ -40,8 +40,13 @@ def train(
     debug: Annotated[str, typer.Option(metavar="TAGS", help='Breakpoints to stop at: "TAG1|TAG2".')] = "",
     exp_dir: Annotated[Path | None, typer.Option(help="Where the experiment's directory is made.")] = None,
     skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Skip, and count, bad rows.")] = False,
-    with_ray: Annotated[bool, typer.Option("--with-ray", help="Accepted; debug and local need no Ray.")] = False,
-    with_ray_cluster: Annotated[bool, typer.Option("--with-ray-cluster", help="Accepted; as --with-ray.")] = False,
+    with_ray: Annotated[
+        bool, typer.Option("--with-ray", help="Start a Ray on this machine for the run, and end it with the run.")
+    ] = False,
+    with_ray_cluster: Annotated[
+        str | None,
+        typer.Option(metavar="ADDRESS", help="Use this Ray cluster: HOST:PORT, or auto for the one of this machine."),
+    ] = None,
     with_appworld: Annotated[bool, typer.Option("--with-appworld", help="Not in this version: an error.")] = False,
     with_logview: Annotated[
         bool, typer.Option("--with-logview", help="Serve the trace to a browser meanwhile; prints the URL.")
@@ -75,7 +80,10 @@ def train(
         skip_bad_rows=skip_bad_rows,
         exp_dir=exp_dir,
     ).config()
-    _check_flags(config, with_ray or with_ray_cluster, with_appworld, prefix)
+    if with_ray and with_ray_cluster is not None:
+        raise ConfigError("--with-ray starts a Ray and --with-ray-cluster joins one: give one of them")
+    ray = "local" if with_ray else with_ray_cluster
+    _check_flags(config, ray is not None, with_appworld, prefix)
     if resume:
         config = newest_experiment(config, exp_dir)
     use_placeholder_key()
@@ -83,7 +91,7 @@ def train(
 
     tags = tuple(tag.strip() for tag in re.split(r"[|,]", debug) if tag.strip())
     with logview(config.directory, with_logview):
-        tuned = run.train(config, resume=resume, debug_tags=tags)
+        tuned = run.train(config, resume=resume, debug_tags=tags, ray=ray)
     if tuned.path is not None:
         typer.echo(f"Try it with: ajet serve {tuned.path}")
 
@@ -91,8 +99,11 @@ def train(
 def _check_flags(config: Config, ray: bool, appworld: bool, prefix: str) -> None:
     if appworld:
         raise ConfigError("--with-appworld: environment services come in a later version; start yours and give its URL")
-    if ray and config.backbone in ("debug", "local"):
-        typer.echo(f"Note: --with-ray changes nothing: the {config.backbone} backbone needs no Ray.", err=True)
+    if ray and config.backbone in ("debug", "local") and config.rollout.runner != "ray":
+        typer.echo(
+            f"Note: the {config.backbone} backbone needs no Ray; to run the agent on it, set ajet.rollout.runner=ray.",
+            err=True,
+        )
     if prefix:
         typer.echo("Note: --prefix changes nothing: there are no services to name.", err=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from ajet_sdk.errors import QueryError, TraceError, TraceVersionError
@@ -12,7 +13,7 @@ from ajet_sdk.trace.live import owner_of
 from ajet_sdk.trace.reader import open_trace, trace_files
 from ajet_tools.trace.queries.ids import find_run
 
-__all__ = ["is_live", "open_located", "open_named"]
+__all__ = ["State", "is_live", "open_located", "open_named", "state_of"]
 
 _DEPTH = 6
 _SKIPPED = frozenset({"node_modules", "__pycache__", "site-packages", "checkpoint"})
@@ -27,9 +28,9 @@ def open_located(path: Path | None = None) -> tuple[TraceReader, Path]:
     if not start.is_dir() or (path is not None and any(start.glob("*.duckdb"))):
         return open_trace(start), start
     foreign: TraceVersionError | None = None
-    for file in sorted(_below(start, _DEPTH), key=_changed, reverse=True):
+    for found in _newest_first(start):
         try:
-            return open_trace(file), file
+            return open_trace(found), found
         except TraceVersionError as error:
             foreign = foreign or error
     if foreign:
@@ -48,10 +49,10 @@ def open_named(name: str | None = None) -> tuple[TraceReader, Path, str | None]:
     if name is None or Path(name).exists():
         return *open_located(None if name is None else Path(name)), None
     unread: TraceError | None = None
-    for file in sorted(_below(Path(), _DEPTH), key=_changed, reverse=True):
+    for found in _newest_first(Path()):
         try:
-            reader = open_trace(file)
-            return reader, file, find_run(reader, name)
+            reader = open_trace(found)
+            return reader, found, find_run(reader, name)
         except QueryError:
             reader.close()
         except TraceError as error:
@@ -64,12 +65,51 @@ def open_named(name: str | None = None) -> tuple[TraceReader, Path, str | None]:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class State:
+    """What differs once a trace has been written to; to know it no run is asked."""
+
+    live: bool
+    files: tuple[tuple[str, int, int], ...] = ()
+    """Name, bytes and time of change of each file and its log."""
+
+
+def state_of(path: Path) -> State:
+    """How a trace stands now."""
+    found = []
+    try:
+        files = trace_files(path)
+    except TraceError:
+        return State(live=False)
+    for file in files:
+        for part in (file, _log(file)):
+            try:
+                about = part.stat()
+            except OSError:  # no log, or a file that has just been replaced
+                continue
+            found.append((part.name, about.st_size, about.st_mtime_ns))
+    return State(any(owner_of(file) for file in files), tuple(found))
+
+
 def is_live(path: Path) -> bool:
     """Whether a process writes one of the trace's files now."""
     try:
         return any(owner_of(file) for file in trace_files(path))
     except TraceError:
         return False
+
+
+def _newest_first(directory: Path) -> list[Path]:
+    """The traces below a directory; those files of one directory that processes of one run write are one."""
+    files = sorted(_below(directory, _DEPTH), key=_changed, reverse=True)
+    return list(dict.fromkeys(file.parent if _is_part(file) else file for file in files))
+
+
+def _is_part(file: Path) -> bool:
+    """A process's own file, or the file of a run that has such beside it, or may still get them."""
+    if file.name == "trace.duckdb":
+        return any(file.parent.glob("trace-*.duckdb")) or owner_of(file) is not None
+    return file.name.startswith("trace-")
 
 
 def _below(directory: Path, depth: int) -> Iterator[Path]:
@@ -90,5 +130,8 @@ def _skipped(name: str) -> bool:
 
 def _changed(file: Path) -> float:
     """When a trace was last written to: new rows go to the log beside the file first."""
-    log = file.with_name(file.name + ".wal")
-    return max(part.stat().st_mtime for part in (file, log) if part.exists())
+    return max(part.stat().st_mtime for part in (file, _log(file)) if part.exists())
+
+
+def _log(file: Path) -> Path:
+    return file.with_name(file.name + ".wal")

@@ -91,11 +91,14 @@ class Story:
 
 def story(reader: TraceReader, episode_id: str, decode: Decode | None = None) -> Story:
     """Read an episode, finished or not. Without `decode`, causes that only the text tells are left to `explained`."""
-    pulse = episode_pulse(reader, episode_id)
-    row = episode_row(reader, episode_id)
+    return _story(reader, episode_id, episode_pulse(reader, episode_id), decode)
+
+
+def _story(reader: TraceReader, episode_id: str, pulse: Row, decode: Decode | None) -> Story:
+    row = episode_row(reader, episode_id) if pulse["ended"] else None
     calls = {call.call_id: call for call in calls_of(reader, episode_id)}
     ledger: dict[str, list[tuple[str, int]]] = {}
-    for entry in ledger_of_episode(reader, episode_id):
+    for entry in ledger_of_episode(reader, episode_id) if row else ():
         ledger.setdefault(entry["call_id"], []).append((entry["outcome"], entry["tokens"]))
     return Story(
         episode_id=episode_id,
@@ -103,19 +106,20 @@ def story(reader: TraceReader, episode_id: str, decode: Decode | None = None) ->
         row=row,
         calls=calls,
         tree=episode_tree(list(calls.values()), decode),
-        rewards=rewards_of(reader, episode_id),
+        rewards=rewards_of(reader, episode_id) if row else (),
         feedback=feedback_of(reader, episode_id),
         ledger=ledger,
-        attempts=attempts_of(reader, episode_id),
+        attempts=attempts_of(reader, episode_id) if row else (episode_id,),
         decode=decode,
     )
 
 
 def story_since(reader: TraceReader, old: Story) -> Story | None:
     """The episode again where anything of it has changed; else None."""
-    if episode_pulse(reader, old.episode_id) == old.pulse:
+    fresh = episode_pulse(reader, old.episode_id)
+    if fresh == old.pulse:
         return None
-    return replace(story(reader, old.episode_id, old.decode), unexplained=old.unexplained)
+    return replace(_story(reader, old.episode_id, fresh, old.decode), unexplained=old.unexplained)
 
 
 def explained(reader: TraceReader, told: Story, trace: Path | None = None) -> Story:

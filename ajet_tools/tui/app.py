@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from textual.worker import Worker
 from ajet_sdk.errors import AjetError
 from ajet_sdk.protocols import TraceReader
 from ajet_tools.trace import queries
-from ajet_tools.trace.locate import is_live
+from ajet_tools.trace.locate import State, state_of
 from ajet_tools.trace.text import one_line, visible
 
 __all__ = ["DARK", "LEAST_SIZE", "LIGHT", "TraceApp", "is_basic"]
@@ -37,7 +38,10 @@ class TraceApp(App[None]):
     CSS_PATH = "app.tcss"
     TITLE = "ajet"
     ENABLE_COMMAND_PALETTE = True
-    FOLLOW_SECONDS: ClassVar[float] = 0.5
+    FOLLOW_SECONDS: ClassVar[float] = 0.25
+    PATIENCE: ClassVar[float] = 30.0
+    """A live run is asked what is new after this many times as long as its last answers took: it is not to notice."""
+    LONGEST_WAIT: ClassVar[float] = 10.0
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "back", "Back", show=False),
         Binding("question_mark", "keys", "Keys", key_display="?"),
@@ -61,16 +65,21 @@ class TraceApp(App[None]):
         """What stood in the SQL console when it was left."""
         self.tokenizer: Path | None = None
         """A tokenizer to read tokens with, in place of the one that a run's config names."""
-        self._state: object = None
-        self._trouble = ""
-        self._watching = False
+        self._state: State = state_of(where)
+        self._asked = 0.0
+        """Seconds for which the trace has been asked since a screen was last told of a change."""
+        self._quiet_until = 0.0
         self._looking: Worker[None] | None = None
         self._changes = 0
         self._told: weakref.WeakKeyDictionary[Screen[Any], int] = weakref.WeakKeyDictionary()
 
     async def ask(self, question: Callable[Concatenate[TraceReader, P], T], *arguments: P.args, **named: P.kwargs) -> T:
         """The answer of a function of the reader, worked out in a thread. Raises what the function raises."""
-        return await asyncio.to_thread(question, self.reader, *arguments, **named)
+        began = time.monotonic()
+        try:
+            return await asyncio.to_thread(question, self.reader, *arguments, **named)
+        finally:
+            self._asked += time.monotonic() - began
 
     def on_mount(self) -> None:
         from ajet_tools.tui.screens.runs import RunsScreen
@@ -87,31 +96,21 @@ class TraceApp(App[None]):
             self._looking = self.run_worker(self._look_for_changes(), group="follow")
 
     async def _look_for_changes(self) -> None:
-        """Tell the screen in front, once, of what came since it was last told. A trace at rest is not opened."""
-        before = self._changes
-        self.live = await asyncio.to_thread(is_live, self.where)
-        self._watching = self._watching or self.live
-        if self._watching:
-            try:
-                state = await self.ask(queries.pulse)
-            except AjetError as error:
-                self._say_once(error)
-                return
-            self._changes += state != self._state
-            self._state, self._trouble = state, ""
-            self._watching = self.live  # the last look comes after the owner has gone
+        """Tell the screen in front, once, of what came since it was last told. Only the files' sizes are looked at."""
+        state = await asyncio.to_thread(state_of, self.where)
+        before, self.live = self._changes, state.live
+        if self._asked:
+            wait = min(self.PATIENCE * self._asked, self.LONGEST_WAIT) if self.live else 0.0
+            self._asked, self._quiet_until = 0.0, time.monotonic() + wait
+        if state != self._state and time.monotonic() >= self._quiet_until:
+            self._state = state
+            self._changes += 1
         if not self.screen_stack:  # the viewer has been left meanwhile
             return
         screen = self.screen
         if self._told.setdefault(screen, before) != self._changes:
             self._told[screen] = self._changes
             screen.post_message(self.Changed())
-
-    def _say_once(self, error: AjetError) -> None:
-        """What is wrong is found again at each look, and said when it changes."""
-        if str(error) != self._trouble:
-            self._trouble = str(error)
-            self.told(error)
 
     def open_run(self, run_id: str) -> None:
         from ajet_tools.tui.screens.run import RunScreen

@@ -64,6 +64,8 @@ def test_a_group_of_one_is_refused_with_its_place(tmp_path: Path) -> None:
         "rollout.num_repeat must be at least 2 for grpo (got 1, in math.yaml line 4); a group of one has no advantage"
     )
     assert "for rloo" in message(path, "ajet.trainer_common.algorithm.adv_estimator=rloo")
+    whole_batch = "ajet.trainer_common.algorithm.adv_estimator=reinforce_plus_plus"
+    assert load_config(path, [whole_batch]).rollout.num_repeat == 1
     assert load_config(path, ["ajet.backbone=debug"]).rollout.num_repeat == 1
 
 
@@ -331,8 +333,9 @@ def test_what_has_no_effect_is_said_where_it_is_given(tmp_path: Path) -> None:
     path = write(
         tmp_path, "ajet:\n  rollout: {gamma: 0.9, max_num_seqs: 10, top_p: 0.5}\n  trainer_common: {nnodes: 2}\n"
     )
-    said = ["without effect in this version: rollout.gamma, trainer_common.nnodes"]
+    said = ["without effect in this version: rollout.gamma", "without effect under backbone local: trainer_common.nnodes"]
     assert load_config(path).notices() == said  # max_num_seqs has its default
+    assert load_config(path, ["ajet.backbone=trinity"]).notices() == said[:1]
 
 
 def test_every_other_key_is_read_somewhere() -> None:

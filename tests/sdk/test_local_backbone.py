@@ -15,7 +15,9 @@ import pytest
 import torch
 
 import ajet
-from ajet_sdk.backbones.local import _whole, tasks_of_step, total_steps, validations_left
+from ajet_sdk.backbones.local import _whole, total_steps
+from ajet_sdk.backbones.rollouts import tasks_of_step
+from ajet_sdk.backbones.validation import validations_left
 from ajet_sdk.config import Config, load_config
 from ajet_sdk.errors import CheckpointError, ConfigError, TrainingError
 from ajet_sdk.learn import recipe as recipes

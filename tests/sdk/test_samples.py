@@ -181,7 +181,7 @@ def test_metrics_of_a_merged_batch() -> None:
 
 
 def test_an_unknown_estimator_is_named() -> None:
-    with pytest.raises(ConfigError, match="grpo or rloo"):
+    with pytest.raises(ConfigError, match="grpo, rloo, reinforce_plus_plus"):
         build([], estimator="ppo")  # type: ignore[arg-type]
 
 
@@ -249,7 +249,7 @@ def _episode(rng: random.Random, name: str) -> Episode:
 
 @given(
     batches(),
-    st.sampled_from(["grpo", "rloo"]),
+    st.sampled_from(["grpo", "rloo", "reinforce_plus_plus"]),
     st.sampled_from([None, 3, 6]),
     st.sampled_from([None, 0, 1]),
     st.sampled_from([None, -1.0]),

@@ -23,6 +23,7 @@ from ajet_sdk.engines.local.forward import Unsuited
 from ajet_sdk.engines.local.jobs import Job, Request, StopWatch
 from ajet_sdk.engines.local.plain import Plain
 from ajet_sdk.engines.local.slots import Slots
+from ajet_sdk.engines.local.twin import Twin
 from ajet_sdk.errors import ContextOverflow, EngineUnavailable, RequestRefused
 from ajet_sdk.protocols import Sampled, Sampling, Tokenizer
 
@@ -49,7 +50,9 @@ class _Batch(Protocol):
 class LocalSampler:
     """Implements `protocols.Sampler` over a transformers model in this process.
 
-    `policy_version` is stamped on every reply; a trainer changes it, and the weights, inside `exclusive()`.
+    `policy_version` is stamped on every reply; a trainer changes it, and the weights, inside `exclusive()`. With
+    `apart` the weights are a copy, so that a trainer may use and change the model's own at any time: the copy takes
+    them over as `exclusive()` ends.
     """
 
     def __init__(
@@ -64,14 +67,16 @@ class LocalSampler:
         deterministic: bool = False,
         kv_bytes: int | None = None,
         policy_version: int | None = 0,
+        apart: bool = False,
     ) -> None:
         self.model = model_name
         self.max_model_len = max_model_len
         self.policy_version = policy_version
-        self.module = model
+        self._twin = Twin(model) if apart else None
+        self.module = model if self._twin is None else self._twin.module
         self._tokenizer, self._seed = tokenizer, seed
         self._max_batch = 1 if deterministic else max_batch
-        self._vocabulary = int(model.get_input_embeddings().num_embeddings)
+        self._vocabulary = int(self.module.get_input_embeddings().num_embeddings)
         self._batch = self._make_batch(kv_bytes, deterministic)
         self._ordinal = count()
         self._condition = threading.Condition()
@@ -158,6 +163,8 @@ class LocalSampler:
         try:
             await gate.entered
             yield
+            if self._twin is not None:
+                await asyncio.to_thread(self._twin.catch_up)
         finally:
             gate.left = True
             self._order(lambda: None)

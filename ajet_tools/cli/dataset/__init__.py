@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from ajet_tools.cli.dataset import build, calibrate, expand, from_docs, from_traces, look, rows, similar
+from ajet_tools.cli.dataset import build, calibrate, expand, from_docs, from_traces, look, rows, similar, view
 
 __all__ = ["app"]
 
@@ -23,5 +23,5 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
 )
-for _part in (expand, from_docs, from_traces, build, calibrate, similar, rows, look):
+for _part in (expand, from_docs, from_traces, build, calibrate, similar, rows, look, view):
     app.add_typer(_part.app)

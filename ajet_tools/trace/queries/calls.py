@@ -84,18 +84,27 @@ def feedback_of(reader: TraceReader, episode_id: str) -> list[Row]:
 
 
 def episode_pulse(reader: TraceReader, episode_id: str) -> Row:
-    """Counts that change when anything of an episode does; and whether a run is going on."""
-    return rows(
+    """What changes when anything of an episode does; and, before its end, whether a run is going on.
+
+    An episode has calls only until it ends, and no new ones from then on: the other tables are looked at afterwards.
+    """
+    [found] = rows(
         reader,
         """
-        SELECT (SELECT count(*) FROM calls WHERE episode_id = $1) AS calls,
-          (SELECT count(*) FROM episodes WHERE episode_id = $1) AS ended,
-          (SELECT count(*) FROM rewards WHERE episode_id = $1) AS rewards,
-          (SELECT count(*) FROM feedback WHERE episode_id = $1) AS feedback,
-          (SELECT count(*) FROM ledger WHERE episode_id = $1) AS booked,
-          (SELECT count(*) FROM episodes WHERE superseded AND episode_id = $1) AS superseded,
-          (SELECT count(*) FROM episodes WHERE group_id <> ''
-             AND group_id IN (SELECT group_id FROM episodes WHERE episode_id = $1)) AS attempts,
-          (SELECT count(*) > 0 FROM runs WHERE status = 'running') AS running""",
+        SELECT (SELECT count(*) FROM calls WHERE episode_id = $1) AS calls, ended.*
+        FROM (SELECT count(*) AS ended, coalesce(bool_or(superseded), false) AS superseded, any_value(group_id) AS of
+              FROM episodes WHERE episode_id = $1) ended""",
         episode_id,
-    )[0]
+    )
+    if not found["ended"]:
+        return {**found, **rows(reader, "SELECT count(*) > 0 AS running FROM runs WHERE status = 'running'")[0]}
+    [after] = rows(
+        reader,
+        """
+        SELECT (SELECT count(*) FROM ledger WHERE episode_id = $1) AS booked,
+          (SELECT count(*) FROM feedback WHERE episode_id = $1) AS feedback,
+          (SELECT count(*) FROM episodes WHERE group_id = $2 AND group_id <> '') AS attempts""",
+        episode_id,
+        found["of"],
+    )
+    return {**found, **after, "running": False}

@@ -7,7 +7,7 @@ import math
 from ajet_sdk.protocols import TraceReader
 from ajet_tools.trace.queries.rows import Row, rows
 
-__all__ = ["failures", "ledger_totals", "metric_points", "metrics", "overview", "pulse", "run_rows", "staleness"]
+__all__ = ["failures", "ledger_totals", "metric_points", "metrics", "overview", "run_rows", "staleness"]
 
 
 def run_rows(reader: TraceReader) -> list[Row]:
@@ -48,19 +48,6 @@ def ledger_totals(reader: TraceReader, run_id: str, *, by_step: bool = False) ->
         FROM ledger WHERE run_id = $1 GROUP BY {step}outcome ORDER BY {step}tokens DESC, outcome""",
         run_id,
     )
-
-
-def pulse(reader: TraceReader) -> Row:
-    """A few counts that differ whenever a trace has got rows or a run's status has changed; quick at any size."""
-    (found,) = rows(
-        reader,
-        """
-        SELECT (SELECT count(*) FROM calls) AS calls, (SELECT count(*) FROM episodes) AS episodes,
-          (SELECT count(*) FROM rewards) AS rewards, (SELECT count(*) FROM metrics) AS metrics,
-          (SELECT count(*) FROM ledger) AS ledger, (SELECT count(*) FROM feedback) AS feedback,
-          (SELECT string_agg(run_id || status, ' ' ORDER BY run_id) FROM runs) AS runs""",
-    )
-    return found
 
 
 def overview(reader: TraceReader, run_id: str | None = None) -> list[Row]:

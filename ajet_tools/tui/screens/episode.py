@@ -12,7 +12,6 @@ from textual import events, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container
-from textual.screen import Screen
 from textual.widgets import Footer, Static
 
 from ajet_tools.trace.messages import pretty
@@ -20,6 +19,7 @@ from ajet_tools.trace.render import counted, number
 from ajet_tools.trace.story import Story, explained, story, story_since
 from ajet_tools.trace.text import one_line
 from ajet_tools.tui.app import TraceApp
+from ajet_tools.tui.screens.following import FollowingScreen
 from ajet_tools.tui.screens.whole import WholeScreen
 from ajet_tools.tui.widgets.blocks import Block, about, along, hits
 from ajet_tools.tui.widgets.cells import steady
@@ -43,7 +43,7 @@ class _Search:
     at: int = -1
 
 
-class EpisodeScreen(Screen[None]):
+class EpisodeScreen(FollowingScreen):
     """An episode, finished or running; opened at its beginning, or at a call."""
 
     app: TraceApp
@@ -89,7 +89,6 @@ class EpisodeScreen(Screen[None]):
         self.story: Story | None = None
         self.branch = 0
         self._search = _Search()
-        self._loading = self._behind = False
 
     def compose(self) -> ComposeResult:
         yield Static("…", id="facts")
@@ -117,23 +116,7 @@ class EpisodeScreen(Screen[None]):
 
     # What is shown
 
-    def load(self) -> None:
-        """Read the episode, or what is new of it. Asked again while it reads, it reads once more when it is done."""
-        self._behind = True
-        if not self._loading:
-            self._load()
-
-    @work(group="load")
-    async def _load(self) -> None:
-        self._loading = True
-        try:
-            while self._behind:
-                self._behind = False
-                await self._read()
-        finally:
-            self._loading = False
-
-    async def _read(self) -> None:
+    async def read(self) -> None:
         """What is new, and then the causes that only a tokenizer tells."""
         if self.story is None:
             fresh: Story | None = await self.app.ask(story, self.episode_id)
@@ -171,9 +154,6 @@ class EpisodeScreen(Screen[None]):
     def _told(self) -> Story:
         assert self.story is not None
         return self.story
-
-    def on_trace_app_changed(self) -> None:
-        self.load()
 
     def on_screen_resume(self) -> None:
         if self.story is not None:

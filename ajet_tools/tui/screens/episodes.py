@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from textual.actions import SkipAction
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.message import Message
-from textual.screen import Screen
 from textual.widgets import Footer, Header
 
 from ajet_sdk.errors import AjetError
@@ -24,6 +24,7 @@ from ajet_tools.trace.queries.unended import unended_rows
 from ajet_tools.tui.app import TraceApp
 from ajet_tools.tui.remembered import Remembered, recall, remember
 from ajet_tools.tui.screens.export import ExportScreen
+from ajet_tools.tui.screens.following import FollowingScreen
 from ajet_tools.tui.widgets.episode_columns import EPISODE_COLUMNS
 from ajet_tools.tui.widgets.finder import Finder
 from ajet_tools.tui.widgets.listing import ListingTable, Rows
@@ -41,7 +42,7 @@ _ORDERS = {(_BY_TIME, True): "newest first", (_BY_TIME, False): "oldest first"}
 _SIDE_BY_SIDE = 16
 
 
-class EpisodesScreen(Screen[None]):
+class EpisodesScreen(FollowingScreen):
     """The episodes of a run (of all runs where None) that fit a filter.
 
     The list never changes under its reader: what came since is shown at once only at the top of a list that is sorted
@@ -92,7 +93,6 @@ class EpisodesScreen(Screen[None]):
         self.bookmarked_only = False
         self.remembered = Remembered()
         self._stop, self._left = threading.Event(), threading.Event()
-        self._behind = self._following = False
         self._hidden: tuple[Rows | None, frozenset[str], int] = (None, frozenset(), 0)
 
     def compose(self) -> ComposeResult:
@@ -164,7 +164,7 @@ class EpisodesScreen(Screen[None]):
         await self.table.loaded()
         if self.listing is not None:
             try:
-                await self.app.ask(self.listing.prepare, self._left.is_set)
+                await asyncio.to_thread(self.listing.prepare, self.app.reader, self._left.is_set)
             except Cancelled:
                 return
 
@@ -289,25 +289,12 @@ class EpisodesScreen(Screen[None]):
 
     # What is new
 
-    def on_trace_app_changed(self) -> None:
-        self._behind = True
-        if not self._following:
-            self._follow()
-
-    @work(group="follow")
-    async def _follow(self) -> None:
-        """Once for any number of changes that came while the last were read."""
-        self._following = True
-        try:
-            while self._behind:
-                self._behind = False
-                if (latest := self.latest) is not None:
-                    listing = await self.app.ask(latest.refreshed)
-                    if listing is not latest and latest is self.latest:
-                        self._came(listing)
-                    await self._show_unended()
-        finally:
-            self._following = False
+    async def read(self) -> None:
+        if (latest := self.latest) is not None:
+            listing = await self.app.ask(latest.refreshed)
+            if listing is not latest and latest is self.latest:
+                self._came(listing)
+            await self._show_unended()
 
     def _came(self, listing: Listing) -> None:
         """Show it where nothing moves under the reader; else hold it back."""

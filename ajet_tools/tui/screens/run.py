@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from typing import Any, ClassVar
 
 from rich.console import Group
 from rich.text import Text
-from textual import events, work
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Grid, VerticalScroll
-from textual.screen import Screen
 from textual.widgets import ContentSwitcher, DataTable, Footer, Header, Static
 
 from ajet_sdk.types import now
@@ -23,7 +20,8 @@ from ajet_tools.trace.render import number, table
 from ajet_tools.trace.run_config import recorded_config
 from ajet_tools.trace.text import one_line, visible
 from ajet_tools.tui.app import TraceApp
-from ajet_tools.tui.screens.runs import PATIENCE, STATUS_STYLES
+from ajet_tools.tui.screens.following import FollowingScreen
+from ajet_tools.tui.screens.runs import STATUS_STYLES
 from ajet_tools.tui.widgets.chart import Chart
 from ajet_tools.tui.widgets.spark import spark
 
@@ -34,7 +32,7 @@ _CHART = (38, 8)
 """The least columns and rows of one picture among several."""
 
 
-class RunScreen(Screen[None]):
+class RunScreen(FollowingScreen):
     """A run, live: four views of it, of which one is shown."""
 
     app: TraceApp
@@ -70,7 +68,6 @@ class RunScreen(Screen[None]):
         """Which panel stands first."""
         self.one = False
         """One picture at a time."""
-        self.asking = self.stale = False
         self.sub_title = f"run {one_line(run_id, 12)}"
 
     def compose(self) -> ComposeResult:
@@ -94,22 +91,7 @@ class RunScreen(Screen[None]):
         self.load()
         self.set_interval(1.0, self._show_head)
 
-    @work
-    async def load(self) -> None:
-        """Ask again; what is looked at stays where it is. One question at a time, however slow the answer."""
-        self.stale = True
-        if self.asking:
-            return
-        self.asking = True
-        try:
-            while self.stale:
-                self.stale, began = False, time.perf_counter()
-                await self._load()
-                await asyncio.sleep(min(10.0, PATIENCE * (time.perf_counter() - began)))
-        finally:
-            self.asking = False
-
-    async def _load(self) -> None:
+    async def read(self) -> None:
         found = await self.app.ask(queries.overview, self.run_id)
         self.run = found[0] if found else None
         self.panels = await self.app.ask(panels, self.run_id)
@@ -118,9 +100,6 @@ class RunScreen(Screen[None]):
         self._show_metrics()
         if self.query_one(ContentSwitcher).current == "ledger":
             await self._show_ledger()
-
-    def on_trace_app_changed(self) -> None:
-        self.load()
 
     async def on_resize(self, event: events.Resize) -> None:
         await self._show_curves()

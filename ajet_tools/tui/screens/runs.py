@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
-import time
 from typing import Any, ClassVar
 
 from rich.text import Text
-from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.coordinate import Coordinate
-from textual.screen import Screen
 from textual.widgets import DataTable, Footer, Header, Static
 
 from ajet_sdk.types import now
@@ -20,9 +16,10 @@ from ajet_tools.trace.progress import compact, failures_in_words, lasting, quiet
 from ajet_tools.trace.render import fields, number
 from ajet_tools.trace.text import one_line, short_ids
 from ajet_tools.tui.app import TraceApp
+from ajet_tools.tui.screens.following import FollowingScreen
 from ajet_tools.tui.widgets.spark import spark
 
-__all__ = ["PATIENCE", "STATUS_STYLES", "RunsScreen"]
+__all__ = ["STATUS_STYLES", "RunsScreen"]
 
 STATUS_STYLES = {"running": "bold cyan", "finished": "green", "failed": "bold red", "interrupted": "yellow"}
 _COLUMNS = ("run", "status", "step", "reward", "curve", "episodes", "failed", "tokens", "time", "name")
@@ -30,11 +27,9 @@ _RIGHT = frozenset({"reward", "episodes", "tokens", "time", "failed"})
 _CURVE = 8
 _QUIET = 60.0
 _WIDE = 100
-PATIENCE = 9.0
-"""Between two questions to a live run passes this many times as long as the answer took: it is not to notice us."""
 
 
-class RunsScreen(Screen[None]):
+class RunsScreen(FollowingScreen):
     """The runs of a trace, newest first; below, the one under the cursor."""
 
     app: TraceApp
@@ -52,7 +47,7 @@ class RunsScreen(Screen[None]):
     def __init__(self) -> None:
         super().__init__()
         self.runs: list[dict[str, Any]] = []
-        self.loaded = self.asking = self.stale = False
+        self.loaded = False
 
     def compose(self) -> ComposeResult:
         yield Header(icon=" ")
@@ -80,22 +75,7 @@ class RunsScreen(Screen[None]):
     def on_resize(self) -> None:
         self._set_columns()
 
-    @work
-    async def load(self) -> None:
-        """Ask again. One question at a time, however slow the answer."""
-        self.stale = True
-        if self.asking:
-            return
-        self.asking = True
-        try:
-            while self.stale:
-                self.stale, began = False, time.perf_counter()
-                await self._load()
-                await asyncio.sleep(min(10.0, PATIENCE * (time.perf_counter() - began)))
-        finally:
-            self.asking = False
-
-    async def _load(self) -> None:
+    async def read(self) -> None:
         runs = await self.app.ask(queries.overview)
         self.loaded = True
         self._fill(runs)
@@ -160,9 +140,6 @@ class RunsScreen(Screen[None]):
     def action_copy(self) -> None:
         if self.chosen:
             self.app.copy(self.chosen["run_id"], "the run's id")
-
-    def on_trace_app_changed(self) -> None:
-        self.load()
 
 
 def _right(text: str, style: str = "") -> Text:

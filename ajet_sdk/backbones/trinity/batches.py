@@ -1,0 +1,178 @@
+"""What ajet puts into Trinity's pipeline between exploring and training: order, advantages, whole steps.
+
+Trinity hands experiences to its trainer by a fixed count. Episodes give as many timelines as they branch into, so each
+step's experiences carry their number (`info["step_size"]`), and `WholeSteps` reads exactly those: a training step is
+what was explored in one step, no more and no less.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from trinity.algorithm import AdvantageFn
+from trinity.algorithm.algorithm import MultiStepGRPOAlgorithm
+from trinity.algorithm.sample_strategy.sample_strategy import DefaultSampleStrategy
+from trinity.buffer.operators import ExperienceOperator
+from trinity.buffer.selector.selector import BaseSelector
+from trinity.common.experience import EID, Experience
+
+from ajet_sdk.backbones.trinity.monitor import post_of
+
+__all__ = ["GivenAdvantages", "OrderOfLocal", "WholeSteps", "WithReference", "WithoutReference", "blank"]
+
+
+class WithReference(MultiStepGRPOAlgorithm):  # type: ignore[misc]
+    """Trinity's multi-step GRPO, its KL term against the first model."""
+
+
+class WithoutReference(MultiStepGRPOAlgorithm):  # type: ignore[misc]
+    """Trinity's multi-step GRPO without a reference model, which costs a forward pass for nothing where no KL is."""
+
+    use_reference = False
+
+
+def blank(eid: EID | None = None, metrics: dict[str, float] | None = None) -> Experience:
+    """An experience of two tokens, none of them trained: where there must be one and there is none."""
+    return Experience(
+        eid=eid or EID(),
+        tokens=torch.zeros(2, dtype=torch.int32),
+        prompt_length=1,
+        logprobs=torch.zeros(1),
+        action_mask=torch.zeros(1, dtype=torch.bool),
+        advantages=torch.zeros(1),
+        returns=torch.zeros(1),
+        reward=0.0,
+        info={"trained": []},
+        metrics=metrics or {},
+    )
+
+
+def _is_blank(experience: Experience) -> bool:
+    return not experience.info.get("trained")
+
+
+class GivenAdvantages(AdvantageFn, ExperienceOperator):  # type: ignore[misc]
+    """Keeps the advantages that our samples came with, and makes a step's experiences one batch.
+
+    Args:
+        multiple_of: how many experiences the trainer splits a batch by; blanks fill up.
+        by_sequence: Trinity's CPU trainer takes the mean over sequences of each one's mean over tokens. Scaling each
+            sequence's advantages by n_i · N / Σn (n_i trained tokens of N sequences) makes that the mean over all
+            tokens, which is the local loss; the clipped surrogate is linear in positive scales.
+    """
+
+    def __init__(self, multiple_of: int = 1, by_sequence: bool = False) -> None:
+        self.multiple_of, self.by_sequence = multiple_of, by_sequence
+
+    def __call__(self, exps: list[Experience], **_: Any) -> tuple[list[Experience], dict[str, float]]:
+        return self.process(exps)
+
+    def process(self, exps: list[Experience]) -> tuple[list[Experience], dict[str, float]]:
+        """Whole step in, whole step out; metrics are of the step."""
+        kept = [one for one in exps if not _is_blank(one)] or exps[:1]
+        if not kept:
+            return [], {"timelines": 0.0}
+        timelines = len(kept) if not _is_blank(kept[0]) else 0
+        if self.by_sequence:
+            _weigh(kept)
+        template = kept[0]
+        while len(kept) % self.multiple_of:
+            filler = blank(EID(batch=template.eid.batch, task=template.eid.task))
+            filler.info |= {name: template.info[name] for name in ("model_version",) if name in template.info}
+            kept.append(filler)
+        for one in kept:
+            one.info["step_size"] = len(kept)
+        return kept, {"timelines": float(timelines)}
+
+    @classmethod
+    def compute_in_trainer(cls) -> bool:
+        return False
+
+    @classmethod
+    def default_args(cls) -> dict[str, Any]:
+        return {"multiple_of": 1, "by_sequence": False}
+
+
+def _weigh(experiences: Sequence[Experience]) -> None:
+    counts = [int(one.action_mask.sum()) for one in experiences]
+    total = sum(counts)
+    for one, count in zip(experiences, counts, strict=True):
+        one.advantages = one.advantages * (count * len(experiences) / total if total else 1.0)
+
+
+class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
+    """Reads exactly one explored step, leaves out what is too old, and tells the driver what is trained.
+
+    Args (in `algorithm.sample_strategy_args`):
+        max_staleness: updates that a sampled token may be behind the policy that is trained.
+        run_id: whose driver is told.
+    """
+
+    def __init__(self, buffer_config: Any, **arguments: Any) -> None:
+        super().__init__(buffer_config)
+        self.max_staleness, self._run_id = int(arguments["max_staleness"]), str(arguments["run_id"])
+
+    async def sample(self, step: int, **_: Any) -> tuple[list[Experience], dict[str, Any], list[Any]]:
+        first = (await self.exp_buffer.read(batch_size=1))[0]
+        size = int(first.info.get("step_size", 1))
+        batch = [first, *(await self.exp_buffer.read(batch_size=size - 1) if size > 1 else [])]
+        updates, stale = step - 1, 0
+        rows: list[dict[str, Any]] = []
+        lags: list[int] = []
+        for experience in batch:
+            trained = experience.info.get("trained") or []
+            lag = updates - min((call["version"] for call in trained), default=updates)
+            outcome = "stale" if lag > self.max_staleness else "trained"
+            if trained:
+                lags.append(lag)
+            if outcome == "stale":
+                stale += 1
+                _leave_out(experience)
+            rows += [{**call, "outcome": outcome} for call in trained]
+        await post_of(self._run_id).put.remote("trained", {"step": step, "calls": rows})
+        metrics: dict[str, Any] = {"train/timelines": float(sum(bool(e.info.get("trained")) for e in batch))}
+        if lags:
+            metrics |= {"train/staleness": sum(lags) / len(lags), "train/timelines_stale": float(stale)}
+        self.set_model_version_metric(batch, metrics)
+        return batch, metrics, []
+
+    @classmethod
+    def default_args(cls) -> dict[str, Any]:
+        return {"max_staleness": 0, "run_id": ""}
+
+
+def _leave_out(experience: Experience) -> None:
+    """The experience stays in the batch, so that its size does, and nothing of it is trained."""
+    experience.action_mask = torch.zeros_like(experience.action_mask)
+    experience.advantages = torch.zeros_like(experience.advantages)
+
+
+class OrderOfLocal(BaseSelector):  # type: ignore[misc]
+    """Tasks in the order in which `local` takes them: epochs without end, each shuffled anew from the seed."""
+
+    def __init__(self, data_source: Any, config: Any) -> None:
+        self._size, self._seed = int(data_source.dataset_size), int(config.seed)
+        self._at = 0
+
+    def get_indices(self, batch_size: int, return_extra_info: bool = False) -> Any:
+        places = range(self._at, self._at + batch_size)
+        self._at += batch_size
+        chosen = [self._order(place // self._size)[place % self._size] for place in places]
+        return (chosen, {}) if return_extra_info else chosen
+
+    def _order(self, epoch: int) -> list[int]:
+        order = list(range(self._size))
+        random.Random(f"{self._seed}/{epoch}").shuffle(order)
+        return order
+
+    def feedback(self, *_: Any, **__: Any) -> None:
+        """Rewards do not change the order."""
+
+    def state_dict(self) -> dict[str, int]:
+        return {"current_index": self._at}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self._at = int(state_dict.get("current_index", 0))

@@ -1,0 +1,208 @@
+"""Trinity's explorer and trainer, started, watched and ended by us.
+
+Trinity's own launcher reports success when a stage fails: its loops log the error and return. Here each end is checked
+against what should have been done, and the first error of the logs is the message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import copy
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from ajet_sdk.errors import ConfigError, TrainingError
+
+__all__ = ["explore_and_train", "explore_only", "first_error", "last_checkpoint", "typed", "validated"]
+
+_LOOK = 2.0
+"""Seconds between two looks at the logs while both work."""
+_LINGER = 60.0
+"""Seconds that the trainer has to finish after the explorer is done, without a step in between."""
+_ENDING = 30.0
+
+
+def typed(mapping: dict[str, Any]) -> Any:
+    """Trinity's Config of the mapping. Raises ConfigError for a key that Trinity does not know, or a wrong type."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from trinity.common.config import Config
+
+    try:
+        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(mapping)))
+    except OmegaConfBaseException as error:
+        text = str(error).partition("\n")[0]
+        raise ConfigError(f"trinity: {text} (at {getattr(error, 'full_key', None) or 'its root'})") from error
+
+
+def validated(mapping: dict[str, Any]) -> Any:
+    """The same, checked by Trinity's own validators. Raises ConfigError with what they say."""
+    config = typed(mapping)
+    try:
+        return config.check_and_update()
+    except (ValueError, AssertionError, RuntimeError, ImportError, OSError) as error:
+        raise ConfigError(f"Trinity refuses the config: {error}") from error
+
+
+async def explore_and_train(config: Any, updates: Any) -> None:
+    """Run both to their end. `updates()` is the number of training steps that the driver has heard of.
+
+    Raises TrainingError, with the first cause and its log, where one of them died, stopped early, or does not move.
+    """
+    from trinity.common.constants import SyncMethod
+    from trinity.explorer.explorer import Explorer
+    from trinity.manager.synchronizer import Synchronizer
+    from trinity.trainer.trainer import Trainer
+
+    logs = Path(config.log.save_dir)
+    async with _actors(config, Explorer, Trainer) as (explorer, trainer):
+        with _told(logs):
+            await _all(explorer.prepare.remote(), trainer.prepare.remote())
+            nccl = config.synchronizer.sync_method == SyncMethod.NCCL
+            if nccl:
+                await Synchronizer.get_actor(namespace=config.ray_namespace).coordinate_weight_sync_setup.remote()
+            await _all(explorer.sync_weight.remote(), trainer.sync_weight.remote())
+            exploring = asyncio.ensure_future(_awaited(explorer.explore.remote()))
+            training = asyncio.ensure_future(_awaited(trainer.train.remote()))
+            try:
+                await _until_trained(exploring, training, updates, config.trainer.total_steps, logs)
+            finally:
+                exploring.cancel()
+                training.cancel()
+
+
+async def explore_only(config: Any) -> None:
+    """Explore (mode `explore`) or evaluate checkpoints (mode `bench`), and train nothing. Raises TrainingError."""
+    from trinity.explorer.explorer import Explorer
+
+    logs = Path(config.log.save_dir)
+    async with _actors(config, Explorer) as (explorer,):
+        with _told(logs):
+            await explorer.prepare.remote()
+            if config.mode == "bench":
+                await explorer.benchmark.remote()
+                return
+            await explorer.sync_weight.remote()
+            await explorer.explore.remote()
+        found = first_error(logs)
+        if found:
+            raise TrainingError(f"Trinity's explorer failed: {found}")
+
+
+def last_checkpoint(config: Any) -> Any:
+    """The config of a job that is trained, for evaluating what came of it."""
+    config = copy.deepcopy(config)
+    config.mode = "bench"
+    config.explorer.name = "validator"
+    config.explorer.bench_on_latest_checkpoint = True
+    config.explorer.eval_on_startup = False
+    return config
+
+
+async def _until_trained(
+    exploring: asyncio.Future[Any], training: asyncio.Future[Any], updates: Any, total: int, logs: Path
+) -> None:
+    done_at, seen = None, -1
+    clock = asyncio.get_running_loop().time
+    while not training.done():
+        await asyncio.wait({training, exploring} if not exploring.done() else {training}, timeout=_LOOK)
+        if exploring.done() and not training.done():
+            exploring.result()
+            if done_at is None or updates() != seen:
+                done_at, seen = clock(), updates()
+            broken = first_error(logs)
+            if broken or clock() - done_at > _LINGER:
+                raise TrainingError(_stopped("explorer", updates(), total, logs))
+    training.result()
+    if updates() < total:
+        raise TrainingError(_stopped("trainer", updates(), total, logs))
+
+
+def _stopped(who: str, steps: int, total: int, logs: Path) -> str:
+    found = first_error(logs)
+    return f"Trinity's {who} stopped after {steps} of {total} steps: {found or f'no error is in its logs, {logs}'}"
+
+
+@contextlib.contextmanager
+def _told(logs: Path) -> Any:
+    """Ray's errors as ours, with the first cause of the logs."""
+    import ray
+
+    try:
+        yield
+    except ray.exceptions.RayError as error:
+        cause = getattr(error, "cause", None)
+        text = f"{type(cause).__name__}: {cause}" if cause else _last_line(str(error))
+        raise TrainingError(f"Trinity failed: {first_error(logs) or f'{text} (logs in {logs})'}") from error
+
+
+@asynccontextmanager
+async def _actors(config: Any, *kinds: Any) -> AsyncIterator[tuple[Any, ...]]:
+    """The actors of a job; shut down, and killed where they do not end by themselves."""
+    import ray
+
+    actors = tuple(kind.get_actor(config) for kind in kinds)
+    try:
+        yield actors
+    finally:
+        ending = [asyncio.ensure_future(_awaited(actor.shutdown.remote())) for actor in actors]
+        await asyncio.wait(ending, timeout=_ENDING)
+        for one in ending:
+            one.cancel()
+            if one.done() and not one.cancelled():
+                one.exception()  # an actor that is dead already has nothing to shut down
+        for actor in actors:
+            with contextlib.suppress(Exception):
+                ray.kill(actor)
+
+
+async def _awaited(reference: Any) -> Any:
+    return await reference
+
+
+async def _all(*references: Any) -> None:
+    """Wait for all; the first error is raised at once, since the others may wait for the one that failed."""
+    waiting = [asyncio.ensure_future(_awaited(one)) for one in references]
+    try:
+        await asyncio.gather(*waiting)
+    finally:
+        for one in waiting:
+            one.cancel()
+
+
+_ERROR = re.compile(r"^ERROR (\d\d-\d\d \d\d:\d\d:\d\d) \[(.*?)\] (.*)$")
+
+
+def first_error(logs: Path) -> str | None:
+    """The earliest error in Trinity's logs: what was being done, the exception, and the log's path. None: no error."""
+    earliest: tuple[str, str] | None = None
+    for log in sorted(logs.rglob("*.log")) if logs.is_dir() else ():
+        with log.open(encoding="utf-8", errors="replace") as lines:
+            block: list[str] = []
+            at = ""
+            for line in lines:
+                found = _ERROR.match(line.rstrip())
+                if found is None and block:
+                    break
+                if found and (not block or found[1] == at):
+                    at = at or found[1]
+                    block.append(found[3])
+        if block and (earliest is None or at < earliest[0]):
+            earliest = at, f"{_summary(block)} (log: {log})"
+    return earliest[1] if earliest else None
+
+
+def _summary(block: list[str]) -> str:
+    """The first line, and the exception where a traceback follows."""
+    said = [line.strip() for line in block if line.strip()]
+    last = _last_line("\n".join(block))
+    return said[0] if last == said[0] else f"{said[0].rstrip(':')}: {last}"
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else ""

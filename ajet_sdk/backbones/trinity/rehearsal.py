@@ -1,0 +1,146 @@
+"""A rehearsal of a cluster run: the real Trinity, Ray and buffers at the desk, with a tiny model and a few tasks.
+
+It finds what would break a run on GPUs minutes after its start: a key that Trinity does not know, an agent or a judge
+that does not import in another process or cannot be sent to one, tasks without what the workflow asks for.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet_sdk.backbones.trinity.launch import typed
+from ajet_sdk.backbones.trinity.mapping import ALTERNATING, Place, merged, to_trinity
+from ajet_sdk.errors import ConfigError, TraceError
+from ajet_sdk.trace.reader import open_trace
+
+if TYPE_CHECKING:
+    from ajet_sdk.config import Config
+
+__all__ = ["Stopwatch", "check_mapping", "findings", "rehearsed", "tiny_model"]
+
+_TASKS, _STEPS, _REPEATS, _REPLY = 2, 2, 2, 24
+_TURNS = 4096
+
+
+def check_mapping(config: Config) -> dict[str, Any]:
+    """The Trinity config that the real run would get, checked as far as it can be without its GPUs.
+
+    Raises ConfigError with each key that can't be honoured, or that Trinity does not know.
+    """
+    place = Place(
+        run_id="rehearsal",
+        model=config.model.path or "",
+        steps=config.trainer_common.total_steps or 1,
+        lr=config.trainer_common.optim.lr,
+        checkpoints=Path("checkpoint"),
+        tasks=Path("tasks"),
+        val_tasks=1,
+    )
+    mapping = to_trinity(config, place)
+    typed(mapping)
+    return mapping
+
+
+def rehearsed(config: Config, directory: Path, model: Path) -> Config:
+    """The same job, small: two steps of two tasks with two attempts each, on the CPU route, under `directory`."""
+    from ajet_sdk.config import load_config
+
+    given = config.model_dump(mode="json", exclude_unset=True)
+    longest = min(config.rollout.max_model_len, _TURNS)
+    small = {
+        "experiment_name": f"rehearsal of {config.experiment_name}",
+        "experiment_dir": str(directory),
+        "backbone": "trinity",
+        "model": {"path": str(model), "recipe": None, "base_url": None, "scripted": None, "lora": {"enabled": False}},
+        "data": {"train_batch_size": _TASKS},
+        "rollout": {
+            "num_repeat": max(_REPEATS, min(config.rollout.num_repeat, _REPEATS)),
+            "max_model_len": longest,
+            "max_response_length_in_one_turn": min(config.rollout.max_response_length_in_one_turn, _REPLY, longest),
+            "max_env_worker": min(config.rollout.max_env_worker, 8),
+            "n_vllm_engine": 1,
+            "tensor_parallel_size": 1,
+            "min_sound_share": 0.0,
+        },
+        "trainer_common": {
+            "total_steps": _STEPS, "val_tasks": 1, "val_pass_n": 1, "val_before_train": False, "test_freq": 0,
+            "save_freq": 0, "nnodes": 1, "n_gpus_per_node": 0, "use_kl_loss": False, "entropy_coef": 0.0,
+            "checkpoint_base_dir": None, "logger": [],
+        },
+    }  # fmt: skip
+    roots = {name: value for name, value in config.roots.plain().items() if name not in ("trinity", "verl")}
+    made = load_config(values={"ajet": merged(given, small), **roots, ALTERNATING: {"rewards": "alternating"}})
+    made._source = config.source
+    return made
+
+
+def tiny_model(config: Config, directory: Path) -> tuple[Path, str]:
+    """A model with random weights of a few hundred thousand parameters, and whose tokenizer it has.
+
+    The tokenizer and chat template are those of `model.path` where they are on this machine.
+    """
+    import torch
+
+    from ajet_sdk.learn.checkpoint import save_model
+    from ajet_sdk.learn.recipe import Demonstration, Recipe, Shape, new_model, train_tokenizer
+
+    tokenizer, whose = _own_tokenizer(config)
+    words = [Demonstration([{"role": "user", "content": "a b c"}, {"role": "assistant", "content": "1 2 3"}])]
+    recipe = Recipe(demonstrate=lambda _: words[0], shape=Shape(hidden=32, heads=2, kv_heads=1, intermediate=64))
+    if tokenizer is None:
+        tokenizer, whose = train_tokenizer(recipe, words), "a byte-level tokenizer with a ChatML template"
+    torch.manual_seed(0)
+    save_model(new_model(recipe, tokenizer), directory)
+    tokenizer.save_pretrained(directory)
+    return directory, whose
+
+
+def _own_tokenizer(config: Config) -> tuple[Any, str]:
+    from transformers import AutoTokenizer
+
+    path = config.resolve(config.model.path or "")
+    name = str(path) if config.model.path and path.exists() else config.model.path
+    if not name:
+        return None, ""
+    try:
+        found = AutoTokenizer.from_pretrained(name, local_files_only=True)
+    except (OSError, ValueError):
+        return None, ""
+    return (found, f"the tokenizer of {config.model.path}") if found.chat_template else (None, "")
+
+
+def findings(directory: Path) -> dict[str, int]:
+    """What a rehearsal left in its traces: counts of episodes, failed ones, calls, versions of the model, tokens."""
+    try:
+        trace = open_trace(directory)
+    except TraceError as error:
+        raise ConfigError(f"the rehearsal left no trace in {directory}: {error}") from error
+    try:
+        row = trace.query(_FOUND).to_pylist()[0]
+    finally:
+        trace.close()
+    return {name: int(value or 0) for name, value in row.items()}
+
+
+_FOUND = """
+    SELECT (SELECT count(*) FROM episodes) AS episodes,
+        (SELECT count(*) FROM episodes WHERE status <> 'succeeded') AS failed,
+        (SELECT count(*) FROM calls) AS calls,
+        (SELECT count(DISTINCT policy_version) FROM calls WHERE trainable) AS versions,
+        (SELECT sum(tokens) FROM ledger WHERE outcome = 'trained') AS trained"""
+
+
+class Stopwatch:
+    """Prints each part of a rehearsal as it is done, with its seconds."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say, self._at = say, time.perf_counter()
+
+    def done(self, what: str, details: Mapping[str, Any] | str = "") -> None:
+        now = time.perf_counter()
+        text = details if isinstance(details, str) else ", ".join(f"{value} {name}" for name, value in details.items())
+        self._say(f"ok  {what}{': ' if text else ''}{text}  ({now - self._at:.1f} s)")
+        self._at = now

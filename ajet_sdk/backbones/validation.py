@@ -1,0 +1,78 @@
+"""Validation: each task sampled some times and once greedily, and nothing trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ajet_sdk.backbones.measures import mean_reward, of_episodes, of_groups, rewards
+from ajet_sdk.backbones.rollouts import Rollouts
+from ajet_sdk.gateway import SamplingOverride
+from ajet_sdk.loggers import Loggers
+from ajet_sdk.outcomes import failures_by_cause, untrained_entries
+from ajet_sdk.types import Episode, Task
+
+if TYPE_CHECKING:
+    from ajet_sdk.config import Config
+
+__all__ = ["Validation", "due", "validations_left"]
+
+
+def due(step: int, frequency: int) -> bool:
+    """Whether a step is one of those that come every so often; a frequency of 0 or less: never."""
+    return frequency > 0 and step % frequency == 0
+
+
+def validations_left(config: Config, done: int, total: int) -> int:
+    """How often a run that has `done` steps behind it will still validate: before, every so often, and at its end."""
+    common = config.trainer_common
+    after = sum(step == total or due(step, common.test_freq) for step in range(done + 1, total + 1))
+    return after + int(done == 0 and common.val_before_train)
+
+
+@dataclass(frozen=True)
+class Validation:
+    """The validations of one run."""
+
+    rollouts: Rollouts
+    loggers: Loggers
+    total: int
+    """Steps of the run, for the display."""
+
+    @property
+    def tasks(self) -> Sequence[Task]:
+        """The tasks that are validated on: all, or the first `val_tasks`."""
+        job = self.rollouts.job
+        return (
+            job.val if job.config.trainer_common.val_tasks is None else job.val[: job.config.trainer_common.val_tasks]
+        )
+
+    @property
+    def episodes(self) -> int:
+        """Episodes of one validation."""
+        return len(self.tasks) * (self.rollouts.job.config.trainer_common.val_pass_n + 1)
+
+    async def run(self, step: int) -> None:
+        """Sample each task `val_pass_n` times at temperature 1 (or as `val_kwargs` says), and once greedily."""
+        if not self.tasks:
+            return
+        config = self.rollouts.job.config
+        kwargs, repeats = config.rollout.val_kwargs, max(1, config.trainer_common.val_pass_n)
+        sampled = SamplingOverride(
+            temperature=kwargs.temperature if not kwargs.greedy else 1.0, top_p=kwargs.top_p, top_k=kwargs.top_k
+        )
+        episodes = await self._sample(step, repeats, sampled, "val")
+        greedy = await self._sample(step, 1, SamplingOverride(temperature=0.0, greedy=True), "val, greedy")
+        metrics = of_episodes("val", episodes)
+        metrics |= {"val/greedy_reward": mean_reward(greedy)} if rewards(greedy) else {}
+        metrics |= of_groups("val", episodes, repeats) if repeats > 1 else {}
+        self.loggers.log(step, metrics)
+
+    async def _sample(self, step: int, repeats: int, sampling: SamplingOverride, what: str) -> list[Episode]:
+        rollout = self.rollouts.of_validation(self.tasks, repeats, sampling, what, step)
+        episodes = await rollout.episodes(self.loggers.display, f"step {step}/{self.total} {what}")
+        self.rollouts.writer.put(*(entry for episode in episodes for entry in untrained_entries(episode)))
+        for line in failures_by_cause(episodes):
+            self.loggers.say(f"{what}: {line}")
+        return episodes

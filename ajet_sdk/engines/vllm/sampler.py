@@ -1,0 +1,366 @@
+"""`VllmSampler`: continues token ids with a vLLM server that it starts, watches, starts anew, and gives new weights.
+
+Everything that happens to the server happens in one thread with an event loop of its own; `sample` may be awaited in
+any other. What a call gets is of one version of the weights: they change between calls, never under one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import re
+import shutil
+import tempfile
+import threading
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeVar
+
+from ajet_sdk.engines.vllm.server import Server, Settings
+from ajet_sdk.errors import ContextOverflow, EngineError, EngineUnavailable, RequestRefused
+from ajet_sdk.protocols import Sampled, Sampling
+
+__all__ = ["VllmSampler"]
+
+log = logging.getLogger("ajet")
+T = TypeVar("T")
+
+RESTARTS = 3
+"""How often in a run a server that died is started anew."""
+_NOT_LOADED = re.compile(r"were not loaded from checkpoint|(?<!RotaryEmbedding): Failed to load weights")
+"""What vLLM says of old weights that it kept. The tables of rotary embeddings are computed and are in no file."""
+_DYING = 5.0
+"""Seconds that a server which broke a connection is given to turn out dead."""
+
+
+class VllmSampler:
+    """Implements `protocols.Sampler` over a server of its own.
+
+    `write` puts the trainer's weights into a directory: all of them, or with `adapter` those of a LoRA adapter, which
+    the server then loads beside its own. Whoever changes the weights does so inside `exclusive()` and sets
+    `policy_version`; the server samples on with the old ones until that ends. It begins with `settings.model`, or, with
+    `written`, with what `write` writes first. `first` is an adapter that nobody trains; `policy_version` is None then.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        eos_ids: frozenset[int],
+        directory: Path,
+        write: Callable[[Path], None] | None = None,
+        adapter: bool = False,
+        written: bool = False,
+        first: Path | None = None,
+        policy_version: int | None = 0,
+    ) -> None:
+        # Now, and not while agents run: openai looks for httpx in sys.modules, and half imported it has no Timeout.
+        import httpx  # noqa: F401
+
+        self.model = settings.name
+        self.max_model_len = settings.max_model_len
+        self.policy_version = policy_version
+        self.settings = settings
+        self._eos_ids = sorted(eos_ids)
+        self._write, self._adapter, self._written = write, adapter, written
+        directory.mkdir(parents=True, exist_ok=True)
+        self._scratch = Path(tempfile.mkdtemp(prefix="vllm-", dir=directory.resolve()))
+        """Of the weights' versions. The server's keeper removes it if this process cannot."""
+        self._place, self._served = first, policy_version
+        self._ordinal = count()
+        self._restarts = self._running = 0
+        self._failure: EngineError | None = None
+        self._closed = False
+        self._server: Server | None = None
+        self._loop = asyncio.new_event_loop()
+        self._open, self._idle, self._changing = asyncio.Event(), asyncio.Event(), asyncio.Lock()
+        self._idle.set()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="ajet-vllm", daemon=True)
+        self._thread.start()
+        self._life = asyncio.run_coroutine_threadsafe(self._live(), self._loop)
+
+    @property
+    def pid(self) -> int | None:
+        """Of the process that holds the server."""
+        return self._server.pid if self._server is not None else None
+
+    # What any event loop may call
+
+    async def ready(self) -> None:
+        """Wait until the server answers. Raises EngineError where it does not start."""
+        await self._there(self._until_open())
+
+    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> list[Sampled]:
+        """`sampling.n` continuations of the prompt. Raises ContextOverflow, RequestRefused, EngineUnavailable.
+
+        A server that dies is waited for and asked once more; to the caller that is a long call.
+        """
+        body = self._body(prompt_ids, sampling)
+        choices, version = await self._there(self._ask(body))
+        sampled = [_sampled(choice, version) for choice in choices]
+        return sampled * sampling.n if len(sampled) < sampling.n else sampled
+
+    def forget(self, session: str) -> None:
+        """Nothing is kept by session: the server's prefix cache drops what is oldest."""
+
+    @asynccontextmanager
+    async def exclusive(self) -> AsyncIterator[None]:
+        """The weights to oneself. Where they were changed, calls that run are finished at its end, new ones wait, the
+        server loads the weights, and all keys and values are dropped. Raises EngineError where it cannot.
+        """
+        yield
+        if self._write is None or self.policy_version == self._served:
+            return
+        version = self.policy_version
+        place = await asyncio.to_thread(self._write_version, version)
+        await self._there(self._change(place, version))
+
+    def _write_version(self, version: int | None) -> Path:
+        """The trainer's weights in a directory that is whole or absent. Raises EngineError."""
+        assert self._write is not None
+        place = self._scratch / f"version_{version}"
+        fresh = place.with_name(f".{place.name}")
+        try:
+            self._write(fresh)
+            fresh.rename(place)
+        except OSError as error:
+            raise EngineError(f"the weights of version {version} could not be written for vLLM: {error}") from error
+        return place
+
+    async def aclose(self) -> None:
+        """End the server; calls that run or wait fail with EngineUnavailable."""
+        if self._closed:
+            return
+        self._closed = True
+        await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._end(), self._loop))
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        await asyncio.to_thread(self._thread.join)
+        self._loop.close()
+        await asyncio.to_thread(shutil.rmtree, self._scratch, ignore_errors=True)
+
+    async def _there(self, work: Coroutine[Any, Any, T]) -> T:
+        """Await something in the sampler's own loop; cancelled here, it is cancelled there."""
+        if self._closed:
+            work.close()
+            raise EngineUnavailable(f"the sampler of {self.model} is closed")
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
+
+    # Requests
+
+    def _body(self, prompt_ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
+        """The request as JSON, with every parameter named: what is left out is the server's to choose."""
+        prompt = [int(i) for i in prompt_ids]
+        if not prompt:
+            raise RequestRefused("the prompt has no tokens", "prompt")
+        room = self.max_model_len - len(prompt)
+        if room < 1:
+            raise ContextOverflow(
+                f"the prompt has {len(prompt)} tokens and {self.model} takes {self.max_model_len} with the reply: "
+                "shorten the conversation or raise rollout.max_model_len"
+            )
+        for name, value in (("n", sampling.n), ("max_tokens", sampling.max_tokens)):
+            if value is not None and value < 1:
+                raise RequestRefused(f"{name} must be at least 1 (got {value})", name)
+        greedy = sampling.temperature == 0
+        seed = sampling.seed
+        if seed is None:
+            seed = random.Random(f"{self.settings.seed}/{next(self._ordinal)}").getrandbits(62)
+        return {
+            "prompt": prompt,
+            "max_tokens": min(room, sampling.max_tokens or room),
+            "temperature": sampling.temperature,
+            "top_p": 1.0 if greedy else sampling.top_p,
+            "top_k": -1 if greedy or sampling.top_k < 1 else sampling.top_k,
+            "min_p": 0.0,
+            "repetition_penalty": 1.0,
+            "n": 1 if greedy else sampling.n,
+            "seed": seed % 2**63,
+            "stop": list(sampling.stop),
+            "stop_token_ids": self._eos_ids,
+            "ignore_eos": True,  # for the ids that end a turn are those above, and no others
+            "skip_special_tokens": False,
+            "spaces_between_special_tokens": False,
+            "logprobs": 0,
+            "return_token_ids": True,
+            "return_tokens_as_token_ids": True,
+        }
+
+    async def _ask(self, body: dict[str, Any]) -> tuple[list[dict[str, Any]], int | None]:
+        """The choices, and the version of the weights that they are of."""
+        try:
+            return await self._ask_once(body)
+        except EngineUnavailable as error:
+            if error.status is not None and error.status < 500:
+                raise
+            server, first = self._server, error
+        # Not before the server is known to live or is another: else the second try would meet the same death.
+        if server is not None and await server.gone(_DYING):
+            await self._revive(server)
+        elif first.status is not None:
+            raise first
+        return await self._ask_once(body)
+
+    async def _ask_once(self, body: dict[str, Any]) -> tuple[list[dict[str, Any]], int | None]:
+        await self._until_open()
+        assert self._server is not None
+        version = self._served
+        self._running += 1
+        self._idle.clear()
+        try:
+            reply = await self._server.endpoint.post("v1/completions", {"model": self._name(version), **body})
+        except EngineUnavailable as error:
+            if self._closed:
+                raise EngineUnavailable(f"the sampler of {self.model} was closed") from error
+            raise
+        finally:
+            self._running -= 1
+            if not self._running:
+                self._idle.set()
+        return reply.get("choices") or [], version
+
+    def _name(self, version: int | None) -> str:
+        """The model that a request asks for: an adapter bears its version in its name."""
+        return f"{self.model}@{version}" if self._adapter else self.model
+
+    # The server's life, in the sampler's loop
+
+    async def _live(self) -> None:
+        """Start the server, and see to it that there is one."""
+        try:
+            async with self._changing:
+                if self._written:
+                    self._place = await asyncio.to_thread(self._write_version, self._served)
+                await self._start()
+            while self._failure is None:
+                server = self._server
+                assert server is not None
+                if await server.gone(1.0):
+                    await self._revive(server)
+        except EngineError as error:
+            await self._fail(error)
+        except Exception as error:  # noqa: BLE001  (kept, and told to every caller)
+            await self._fail(EngineError(f"vLLM could not be kept running: {type(error).__name__}: {error}"))
+
+    async def _start(self) -> None:
+        """A server with the newest weights, ready. Raises EngineError."""
+        model = self.settings.model if self._adapter or self._place is None else str(self._place)
+        log.info("vLLM starts with %s; its log: %s", model, self.settings.log)
+        server = self._server = Server(self.settings, model, self._scratch)
+        await server.ready()
+        if self._adapter and self._place is not None:
+            await self._load_adapter(server, self._place, self._served)
+        self._open.set()
+
+    async def _until_open(self) -> None:
+        await self._open.wait()
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)
+        if self._closed:
+            raise EngineUnavailable(f"the sampler of {self.model} is closed")
+
+    async def _fail(self, error: EngineError) -> None:
+        """From now on there is no server, and every call is told why."""
+        self._failure = error
+        self._open.set()
+        if self._server is not None:
+            await self._server.stop()
+
+    async def _revive(self, dead: Server) -> None:
+        """Start the server anew unless someone has; after too many deaths there is none. Raises EngineUnavailable."""
+        async with self._changing:
+            if self._server is dead and self._failure is None and not self._closed:
+                await self._start_again(dead)
+
+    async def _start_again(self, dead: Server) -> None:
+        self._open.clear()
+        cause = dead.cause()
+        await dead.stop()
+        self._restarts += 1
+        if self._restarts > RESTARTS:
+            await self._fail(EngineUnavailable(f"vLLM died {self._restarts} times, the last time so: {cause}"))
+            return
+        log.warning("vLLM died (%s). It is started again, %d of %d times.", cause, self._restarts, RESTARTS)
+        try:
+            await self._start()
+        except EngineError as error:
+            await self._fail(error)
+
+    # New weights
+
+    async def _change(self, place: Path, version: int | None) -> None:
+        """Have the server sample with the weights at `place` from now on. Raises EngineError."""
+        async with self._changing:
+            if self._failure is not None:
+                raise self._failure.with_traceback(None)
+            self._open.clear()
+            await self._idle.wait()
+            server, old, before = self._server, self._place, self._served
+            assert server is not None
+            self._place, self._served = place, version
+            try:
+                if self._adapter:
+                    await self._load_adapter(server, place, version)
+                    await server.control("v1/unload_lora_adapter", {"lora_name": self._name(before)})
+                else:
+                    await _reload(server, place)
+                self._open.set()
+            except EngineError as error:
+                await self._after_failed_change(server, error)
+            if self._failure is not None:
+                raise self._failure.with_traceback(None)
+        if old is not None and old.parent == self._scratch:
+            await asyncio.to_thread(shutil.rmtree, old, ignore_errors=True)
+
+    async def _after_failed_change(self, server: Server, error: EngineError) -> None:
+        """A server that died over it is started with the new weights; one that lives cannot be trusted any more."""
+        if await server.gone(_DYING):
+            await self._start_again(server)
+        else:
+            said = f"vLLM could not take the weights of version {self._served}: {error}"
+            await self._fail(EngineError(f"{said}\nIts log: {self.settings.log}"))
+
+    async def _load_adapter(self, server: Server, place: Path, version: int | None) -> None:
+        await server.control("v1/load_lora_adapter", {"lora_name": self._name(version), "lora_path": str(place)})
+
+    async def _end(self) -> None:
+        self._life.cancel()
+        self._open.set()
+        if self._server is not None:
+            await self._server.stop()
+        left = asyncio.all_tasks() - {asyncio.current_task()}
+        if left:  # calls that run find out by themselves that there is no server
+            _, stuck = await asyncio.wait(left, timeout=2 * _DYING)
+            for task in stuck:
+                task.cancel()
+
+
+async def _reload(server: Server, place: Path) -> None:
+    """Load other weights in place. Raises EngineError where one of them did not come along."""
+    begun = server.logged()
+    await server.control("pause?mode=wait")
+    body = {"method": "reload_weights", "kwargs": {"weights_path": str(place)}}
+    await server.control("collective_rpc", body)
+    left = [line for line in server.said(begun).splitlines() if _NOT_LOADED.search(line)]
+    if left:
+        raise EngineError(f"it kept some of the old ones: {left[0][-500:]}")
+    for _ in range(20):  # blocks of a call that has just ended may be held for a moment
+        if '"success":true' in await server.control("reset_prefix_cache"):
+            break
+        await asyncio.sleep(0.1)
+    else:
+        raise EngineError("the prefix cache of the old weights could not be dropped")
+    await server.control("resume")
+
+
+def _sampled(choice: dict[str, Any], version: int | None) -> Sampled:
+    ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
+    if ids is None or logprobs is None or len(ids) != len(logprobs):
+        raise EngineError("vLLM gave no token ids with log-probabilities; 0.11 or later does")
+    reason = choice.get("finish_reason")
+    if reason not in ("stop", "length"):
+        raise EngineUnavailable(f"vLLM broke off a reply ({reason})")
+    cut = choice.get("text") if isinstance(choice.get("stop_reason"), str) else None
+    return Sampled(ids, logprobs, reason, version, cut)

@@ -1,0 +1,214 @@
+"""The code that a run needs on another machine, as one directory that Ray carries there.
+
+It holds the user's folders and ajet itself. What lies under the working directory keeps its place relative to it, and
+worker processes start there: relative paths in the user's code mean the same on every node.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from ajet_sdk.errors import ConfigError
+
+__all__ = ["Parcel", "Unpacked", "of_a_library", "parcel_of", "unpack", "unpacked"]
+
+_OURS = ("ajet", "ajet_sdk", "ajet_tools")
+_HERE = "here"
+"""What the working directory is called in a parcel."""
+_MANIFEST = "ajet_parcel.json"
+_LEFT_OUT = frozenset(
+    {".git", ".gitignore", "__pycache__", "launcher_record", "node_modules", "wandb", "swanlog", ".venv", "venv"}
+    | {".mypy_cache", ".ruff_cache", ".pytest_cache", ".hypothesis", ".tox", ".idea", ".vscode", ".ipynb_checkpoints"}
+)
+_MOST_BYTES = 500 * 2**20
+"""What Ray carries at most."""
+
+
+@dataclass(frozen=True)
+class Parcel:
+    """Folders that travel, and how modules are found in them."""
+
+    folders: tuple[Path, ...]
+    """None of them lies inside another."""
+    paths: tuple[Path, ...]
+    """Of `sys.path`, those that lie in a folder or hold one."""
+    leave_out: tuple[Path, ...] = ()
+
+    @contextmanager
+    def packed(self) -> Iterator[Path]:
+        """A directory with a copy of everything, for as long as the block lasts. Raises ConfigError above 500 MB."""
+        found = {folder: _files(folder, self.leave_out) for folder in self.folders}
+        self._check_size(found)
+        with tempfile.TemporaryDirectory(prefix="ajet-parcel-") as name:
+            root = Path(name)
+            (root / _HERE).mkdir()
+            for package in _OURS:
+                folder = Path(__file__).parent.parent / package
+                _copy(folder, _walked(folder), root / package)
+            for folder, files in found.items():
+                _copy(folder, files, root / self._place(folder))
+            manifest = {
+                "folders": {self._place(folder): str(folder) for folder in self.folders},
+                "paths": list(dict.fromkeys(place for path in self.paths for place in self._places(path))),
+            }
+            (root / _MANIFEST).write_text(json.dumps(manifest))
+            yield root
+
+    def _place(self, folder: Path) -> str:
+        """Where a folder lies in the parcel."""
+        here = Path.cwd()
+        if folder.is_relative_to(here):
+            return f"{_HERE}/{folder.relative_to(here).as_posix()}".removesuffix("/.")
+        return f"{self.folders.index(folder)}/{folder.name}"
+
+    def _places(self, path: Path) -> Iterator[str]:
+        """What stands for an entry of `sys.path`: a part of a folder, or what holds folders."""
+        for folder in self.folders:
+            if path.is_relative_to(folder):
+                yield f"{self._place(folder)}/{path.relative_to(folder).as_posix()}".removesuffix("/.")
+            elif folder.parent == path:
+                yield self._place(folder).rpartition("/")[0]
+
+    def _check_size(self, found: dict[Path, list[Path]]) -> None:
+        sizes = {file: file.stat().st_size for files in found.values() for file in files}
+        total = sum(sizes.values())
+        if total <= _MOST_BYTES:
+            return
+        largest = sorted(sizes, key=lambda file: sizes[file], reverse=True)[:3]
+        named = ", ".join(f"{file} ({sizes[file] / 2**20:,.0f} MB)" for file in largest)
+        raise ConfigError(
+            f"the code to send to the Ray nodes is {total / 2**20:,.0f} MB, more than the {_MOST_BYTES // 2**20} MB "
+            f"that Ray carries: {', '.join(map(str, found))}. Largest: {named}. Put data where every node reads it and "
+            "name it in .gitignore, or keep the agent in a folder of its own"
+        )
+
+
+def parcel_of(*objects: Any, beside: Iterable[Path] = (), leave_out: Iterable[Path] = ()) -> Parcel:
+    """What workflow, judge and the modules that are loaded by now need elsewhere; `beside` are more folders.
+
+    A module that is no installed package's brings its top-level package, or the folder of its file.
+    """
+    named = [sys.modules.get(getattr(thing, "__module__", None) or type(thing).__module__) for thing in objects]
+    folders = {Path(folder).resolve() for folder in beside}
+    for module in [*filter(None, named), *sys.modules.values()]:
+        file = getattr(module, "__file__", None)
+        name = getattr(module, "__name__", "")
+        if not file or name.partition(".")[0] in _OURS or of_a_library(Path(file)):
+            continue
+        folders.add(_folder(name, Path(file).resolve()))
+    outermost = tuple(
+        sorted(f for f in folders if f.is_dir() and not any(f != o and f.is_relative_to(o) for o in folders))
+    )
+    entries = [Path(entry).resolve() for entry in sys.path]
+    paths = [e for e in entries if any(e.is_relative_to(f) or f.parent == e for f in outermost)]
+    return Parcel(outermost, tuple(dict.fromkeys(paths)), tuple(Path(one).resolve() for one in leave_out))
+
+
+def _folder(name: str, file: Path) -> Path:
+    package = file.parent
+    depth = name.count(".") - (0 if file.name == "__init__.py" else 1)
+    for _ in range(depth if name != "__main__" else 0):
+        package = package.parent
+    return package
+
+
+@cache
+def _library_folders() -> tuple[Path, ...]:
+    places = sysconfig.get_paths()
+    return tuple(Path(places[name]).resolve() for name in ("stdlib", "platstdlib", "purelib", "platlib", "scripts"))
+
+
+def of_a_library(file: Path) -> bool:
+    """Whether a file is Python's or an installed package's; such code is expected on every node."""
+    if {"site-packages", "dist-packages"} & {*file.parts}:
+        return True
+    return any(file.is_relative_to(folder) for folder in _library_folders())
+
+
+def _files(folder: Path, leave_out: tuple[Path, ...]) -> list[Path]:
+    """What travels of a folder: what git does not ignore, where git knows it; never what runs leave behind."""
+    command = ["git", "-C", str(folder), "ls-files", "--cached", "--others", "--exclude-standard", "-z", "."]
+    try:
+        listed = subprocess.run(command, capture_output=True, timeout=60, check=True).stdout
+        names = [os.fsdecode(name) for name in listed.split(b"\0") if name]
+        files = [folder / name for name in names if not _LEFT_OUT & {*Path(name).parts}]
+        files = [one for file in files for one in (_walked(file) if file.is_dir() else [file])]
+    except (OSError, subprocess.SubprocessError):  # no git here, or no repository
+        names, files = [], []
+    files = files if names else _walked(folder)  # a folder that is ignored as a whole is meant all the same
+    return [file for file in files if file.is_file() and not any(file.is_relative_to(out) for out in leave_out)]
+
+
+def _walked(folder: Path) -> list[Path]:
+    found = []
+    for place, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if name not in _LEFT_OUT)
+        found += [Path(place) / name for name in sorted(files) if name not in _LEFT_OUT and not name.endswith(".pyc")]
+    return found
+
+
+def _copy(folder: Path, files: list[Path], into: Path) -> None:
+    into.mkdir(parents=True, exist_ok=True)
+    for file in files:
+        target = into / file.relative_to(folder)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, target)
+
+
+# On the other side
+
+
+@dataclass(frozen=True)
+class Unpacked:
+    """A parcel where it arrived."""
+
+    root: Path
+    folders: dict[str, str]
+    """Place in the parcel to folder on the machine that sent it."""
+
+    def here(self, path: str) -> Path | None:
+        """Where a file of the sender lies here; None where it did not travel."""
+        for place, folder in self.folders.items():
+            if Path(path).is_relative_to(folder):
+                return self.root / place / Path(path).relative_to(folder)
+        return None
+
+    def as_sent(self, text: str) -> str:
+        """The text with the sender's names of files in place of ours."""
+        for place in sorted(self.folders, key=len, reverse=True):
+            text = text.replace(str(self.root / place), self.folders[place])
+        return text
+
+
+@cache
+def unpacked() -> Unpacked | None:
+    """The parcel that this process was started with, or None."""
+    manifest = Path(__file__).resolve().parent.parent / _MANIFEST
+    if not manifest.is_file():
+        return None
+    return Unpacked(manifest.parent, json.loads(manifest.read_text())["folders"])
+
+
+def unpack() -> None:
+    """Make the parcel's modules importable, and its part of the working directory the current one. Once is enough."""
+    arrived = unpacked()
+    if arrived is None:
+        return
+    paths = json.loads((arrived.root / _MANIFEST).read_text())["paths"]
+    added = [str(arrived.root / path) for path in paths if str(arrived.root / path) not in sys.path]
+    sys.path[1:1] = added
+    kept = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join([*added, *([kept] if kept else [])])
+    os.chdir(arrived.root / _HERE)

@@ -1,0 +1,154 @@
+"""wandb and swanlab: services that keep the metrics of many runs, or their files where they are told to stay offline.
+
+Whether they reach for the network is said to them, not to ajet: `WANDB_MODE=offline`, `SWANLAB_MODE=offline` (or
+`local`), `wandb login`, `swanlab login`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ajet_sdk.errors import ConfigError, MissingExtra
+
+__all__ = ["TRACKERS", "TrackedRun", "Tracker"]
+
+_BEGIN_SECONDS = 30
+_END_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """What a tracker is told of a run at its beginning."""
+
+    run_id: str
+    """Begun again with the same one, as a resume does, it is the same run there."""
+    project: str
+    name: str
+    config: Mapping[str, Any]
+    directory: Path
+    """Where the tracker keeps its files."""
+
+
+class _Service(Protocol):
+    place: str
+    """Where the run is seen, in words."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+    def finish(self, error: BaseException | None) -> None: ...
+
+
+class _Wandb:
+    def __init__(self, run: TrackedRun) -> None:
+        import wandb
+
+        run.directory.mkdir(parents=True, exist_ok=True)  # else it takes the system's temporary one
+        self._run = wandb.init(
+            project=run.project,
+            name=run.name,
+            id=run.run_id,
+            resume="allow",
+            dir=run.directory,
+            config=dict(run.config),
+            settings=wandb.Settings(init_timeout=_BEGIN_SECONDS, console="off", silent=True),
+        )
+        # Its own step never goes back, which a resume from an earlier checkpoint does.
+        self._run.define_metric("step", hidden=True)
+        self._run.define_metric("*", step_metric="step")
+        kept = Path(self._run.dir).parent
+        self.place = self._run.url or f"in {kept}; upload it with: wandb sync {kept}"
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log({"step": step, **metrics})
+
+    def finish(self, error: BaseException | None) -> None:
+        self._run.finish(exit_code=0 if error is None else 255 if _stopped(error) else 1)
+
+
+class _Swanlab:
+    def __init__(self, run: TrackedRun) -> None:
+        import swanlab
+
+        self._run = swanlab.init(
+            project=run.project,
+            name=run.name,
+            id=run.run_id,
+            resume="allow",
+            log_dir=str(run.directory / "swanlab"),
+            config=dict(run.config),
+            settings=swanlab.Settings(interactive=False, terminal=swanlab.Settings.Terminal(proxy_type="none")),
+        )
+        self.place = self._run.url or f"in {self._run.dir}; upload it with: swanlab sync {self._run.dir}"
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log(dict(metrics), step=step)
+
+    def finish(self, error: BaseException | None) -> None:
+        if error is None:
+            self._run.finish()
+        elif _stopped(error):
+            self._run.finish(state="aborted")
+        else:
+            self._run.finish(state="crashed", error=f"{type(error).__name__}: {error}")
+
+
+TRACKERS: Mapping[str, Callable[[TrackedRun], _Service]] = {"wandb": _Wandb, "swanlab": _Swanlab}
+"""By the name in `trainer_common.logger`."""
+
+
+class Tracker:
+    """One run in one of `TRACKERS`. What fails after its beginning is told by `say`, once, and stops no run.
+
+    Raises MissingExtra where the package is absent, and ConfigError where the run cannot be begun there: no key, no
+    network (after half a minute at most).
+    """
+
+    def __init__(self, name: str, run: TrackedRun, say: Callable[[str], None]) -> None:
+        self._name, self._say = name, say
+        try:
+            self._service: _Service | None = TRACKERS[name](run)
+        except ModuleNotFoundError as error:
+            if error.name != name:
+                raise
+            raise MissingExtra(name, "loggers") from error
+        except Exception as error:  # a service's own kinds of error, whatever they are
+            raise ConfigError(
+                f"trainer_common.logger: {name} could not begin the run ({type(error).__name__}: {error}); log in "
+                f"with `{name} login`, or keep its files here with {name.upper()}_MODE=offline, or leave {name} out"
+            ) from error
+        say(f"{name}: {self._service.place}")
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Hand over the metrics of a step."""
+        if self._service is None:
+            return
+        try:
+            self._service.log(step, metrics)
+        except Exception as error:  # noqa: BLE001  a service's own kinds of error; told, and the metrics are in the trace
+            self._say(f"{self._name} takes no more metrics ({type(error).__name__}: {error}); they are in the trace")
+            self._service = None
+
+    def finish(self, error: BaseException | None) -> None:
+        """Close the run there, as finished, stopped or failed; waits for what it still uploads, a minute at most."""
+        if self._service is None:
+            return
+        thread = threading.Thread(target=self._finish, args=(self._service, error), daemon=True)
+        thread.start()
+        thread.join(_END_SECONDS)
+        if thread.is_alive():
+            self._say(f"{self._name} has not uploaded everything; its files are {self._service.place}")
+        self._service = None
+
+    def _finish(self, service: _Service, error: BaseException | None) -> None:
+        try:
+            service.finish(error)
+        except Exception as lost:  # noqa: BLE001  as in `log`
+            self._say(f"{self._name} could not close the run ({type(lost).__name__}: {lost})")
+
+
+def _stopped(error: BaseException) -> bool:
+    return isinstance(error, KeyboardInterrupt | asyncio.CancelledError)

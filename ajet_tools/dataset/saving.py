@@ -1,0 +1,149 @@
+"""Writes what a person decided of a dataset: the rows that stay, and beside them those that were rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ajet_sdk.errors import ConfigError
+from ajet_tools.dataset.journal import Decision, digest_of_line
+from ajet_tools.dataset.review import Review
+from ajet_tools.dataset.tables import files_of, read
+from ajet_tools.dataset.writer import Writer, json_line
+
+__all__ = ["Plan", "Saved", "proposed", "rejected_beside", "save"]
+
+_WRITTEN = (".jsonl", ".jsonl.gz", ".csv", ".parquet")
+_TOGETHER = 256
+_REASON = {"reason": "rejected by hand"}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `save` will do, before it does."""
+
+    target: Path
+    rejected_to: Path
+    rows: int
+    rejected: int
+    undecided: int
+    """Of those that stay, or would stay, the ones that nobody has marked."""
+    in_place: bool
+    """The dataset itself is written over."""
+    replaces: bool
+    """A file is there that is another."""
+
+    @classmethod
+    def of(cls, review: Review, target: Path, *, only_accepted: bool = False) -> Plan:
+        """Raises ConfigError where it cannot be done, or would lose something."""
+        if not review.loaded:
+            raise ConfigError("the rows are not all read yet: save when they are")
+        marks, total = review.marks, len(review.spool)
+        undecided = total - marks["accepted"] - marks["rejected"]
+        rows = marks["accepted"] if only_accepted else total - marks["rejected"]
+        target = target.expanduser()
+        in_place = any(target.exists() and file.samefile(target) for file in review.files)
+        _check(review, target, in_place=in_place, lost=undecided if only_accepted else 0)
+        there = target.exists() and not in_place
+        return cls(target, rejected_beside(target), rows, marks["rejected"], undecided, in_place, there)
+
+    def as_text(self) -> str:
+        verb = "replaces" if self.in_place or self.replaces else "writes"
+        apart = f"; {self.rejected:,} rejected to {self.rejected_to.name}" if self.rejected else ""
+        note = "" if self.in_place or not self.replaces else " (another file is there)"
+        return f"{verb} {self.target}{note} with {self.rows:,} rows{apart}"
+
+
+@dataclass(frozen=True)
+class Saved:
+    """What was written."""
+
+    plan: Plan
+    files: list[Path]
+
+
+def proposed(review: Review) -> Path:
+    """The dataset itself where it is one file that can be written; else one beside it."""
+    if len(review.files) == 1 and not review.mapping and not review.bad.count:
+        [file] = review.files
+        if file.name.lower().endswith(_WRITTEN):
+            return file
+    path = Path(review.source.rpartition(":")[0] if ":" in review.source else review.source).expanduser()
+    stem = path.name if path.is_dir() else path.name.removesuffix(".gz").rpartition(".")[0]
+    return path.with_name(f"{stem or 'rows'}.reviewed.jsonl")
+
+
+def rejected_beside(target: Path) -> Path:
+    stem = target.name.removesuffix(".gz").rpartition(".")[0] or target.name
+    return target.with_name(f"{stem}.rejected.jsonl")
+
+
+def _check(review: Review, target: Path, *, in_place: bool, lost: int) -> None:
+    if target.is_dir() or not target.name.lower().endswith(_WRITTEN):
+        raise ConfigError(f"{target} is no name of a file of rows, which ends in {', '.join(_WRITTEN)}")
+    if not in_place:
+        return
+    other = "save under another name"
+    if len(review.files) > 1:
+        raise ConfigError(f"{target} is one of {len(review.files)} files that the rows are from: {other}")
+    if review.bad.count:
+        raise ConfigError(f"{review.bad.count:,} bad rows of {target} would be lost: {other}")
+    if review.mapping:
+        raise ConfigError(f"the columns of {target} would get other names (--map): {other}")
+    if lost:
+        raise ConfigError(f"{lost:,} rows that are not decided on would be lost: {other}, or save all but the rejected")
+    if review.stamps_now() != review.stamps:
+        raise ConfigError(
+            f"{target} was changed by somebody else since it was opened: {other}, or open it again "
+            "(what you decided is kept)"
+        )
+
+
+def save(review: Review, target: Path, *, only_accepted: bool = False) -> Saved:
+    """Write the rows that stay to `target`, each file whole or not at all; rejected rows are added to those beside it.
+
+    Those are written first: whatever happens, a row is in one of the two files. Raises ConfigError and TaskError where
+    it cannot be done; then the files are what they were.
+    """
+    plan = Plan.of(review, target, only_accepted=only_accepted)
+    files = [plan.target]
+    if plan.rejected:
+        _write_rejected(review, plan.rejected_to)
+        files.append(plan.rejected_to)
+    kept: dict[int, tuple[str, Decision]] = {}
+    with Writer(plan.target) as writer:
+        for number, values in _staying(review, only_accepted=only_accepted):
+            if review.mark_of(number) == "accepted":
+                kept[writer.rows] = digest_of_line(json_line(values)), Decision("accepted")
+            writer.write(values)
+    if plan.in_place:
+        review.journal.replace(kept)
+    review.was_saved()
+    return Saved(plan, files)
+
+
+def _staying(review: Review, *, only_accepted: bool) -> Iterator[tuple[int, dict[str, Any]]]:
+    for start in range(0, len(review.spool), _TOGETHER):
+        numbers = range(start, min(start + _TOGETHER, len(review.spool)))
+        for number, row in zip(numbers, review.rows(numbers), strict=True):
+            mark = review.mark_of(number)
+            if mark == "accepted" or (mark is None and not only_accepted):
+                yield number, row.values
+
+
+def _write_rejected(review: Review, path: Path) -> None:
+    """Those that are there already, and the new ones: what was rejected before stays on record, and none twice."""
+    new = [number for number, decision in sorted(review.decisions.items()) if decision.mark == "rejected"]
+    seen: set[str] = set()
+    with Writer(path) as writer:
+        if path.exists():
+            for file in files_of(path):
+                for row in read(file):
+                    seen.add(digest_of_line(json_line(row.values)))
+                    writer.write(row.values)
+        for number in new:
+            values = {**review.row(number).values, "rejected": _REASON}
+            if digest_of_line(json_line(values)) not in seen:
+                writer.write(values)

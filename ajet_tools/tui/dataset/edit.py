@@ -1,0 +1,179 @@
+"""A form in which a row is edited: a field each, or the whole row as JSON. It is kept only where it is still a row."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import VerticalScroll
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Label, Static, TextArea
+
+from ajet_sdk.errors import TaskError
+from ajet_sdk.tasks.rows import QUERY_COLUMNS
+from ajet_tools.dataset.filter import value_at
+from ajet_tools.dataset.review import Review
+from ajet_tools.dataset.shape import OURS
+from ajet_tools.dataset.verdict import answer_of
+from ajet_tools.trace.text import visible
+from ajet_tools.tui.dataset.app import DatasetApp
+
+__all__ = ["EditScreen"]
+
+_MOST = 12
+"""Fields of a form; a row of more is edited as JSON."""
+
+
+class EditScreen(ModalScreen[bool]):
+    """Ctrl-S keeps the row, escape leaves it as it was; what was typed is not thrown away by one key alone."""
+
+    app: DatasetApp
+    DEFAULT_CSS = """
+    EditScreen {
+        align: center middle;
+        & > VerticalScroll {
+            width: 94%; height: auto; max-height: 92%; padding: 0 1;
+            border: round $accent; background: $surface;
+        }
+        & TextArea { height: auto; max-height: 8; background: $boost; }
+        & #whole { max-height: 100%; }
+        & Label { color: $text-muted; }
+        & #wrong { height: auto; color: $text-error; display: none; }
+    }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+s", "keep", "Keep", priority=True),
+        Binding("escape", "leave", "Leave", priority=True),
+    ]
+
+    def __init__(self, review: Review, number: int, as_json: bool) -> None:
+        super().__init__()
+        self.review, self.number = review, number
+        self.values = review.row(number).values
+        self.paths = _paths(self.values)
+        self.as_json = as_json or not 0 < len(self.paths) <= _MOST
+        self._left_once = False
+
+    def compose(self) -> ComposeResult:
+        with VerticalScroll(can_focus=False) as box:
+            box.border_title = Content(f"row {self.number + 1:,}{' as JSON' if self.as_json else ''}")
+            box.border_subtitle = "ctrl+s keeps · tab next field · esc leaves"
+            if self.as_json:
+                text = json.dumps(self.values, ensure_ascii=False, indent=2)
+                yield TextArea(text, id="whole", compact=True, tab_behavior="focus")
+            for path in () if self.as_json else self.paths:
+                yield Label(Content(visible(path)))
+                yield TextArea(_spelt(value_at(self.values, path)), compact=True, tab_behavior="focus")
+            yield Static("", id="wrong", markup=False)
+
+    def on_mount(self) -> None:
+        """At the answer, which is what is mostly wrong."""
+        areas = list(self.query(TextArea))
+        at = next((i for i, path in enumerate(self.paths) if path.rpartition(".")[2] == "answer"), 0)
+        areas[0 if self.as_json else at].focus()
+
+    def _written(self) -> dict[str, Any]:
+        """The row as it is in the form. Raises TaskError where a field cannot be read."""
+        if self.as_json:
+            return _object(self.query_one("#whole", TextArea).text)
+        made = json.loads(json.dumps(self.values))
+        for path, area in zip(self.paths, self.query(TextArea), strict=True):
+            before = value_at(self.values, path)
+            if area.text != _spelt(before):
+                _put(made, path, _read(area.text, before, path))
+        return dict(made)
+
+    def action_keep(self) -> None:
+        before = self.review.decisions.get(self.number)
+        try:
+            self.review.edit(self.number, self._written())
+        except TaskError as error:
+            self._say(str(error))
+            return
+        self.dismiss(self.review.decisions.get(self.number) != before)
+
+    def action_leave(self) -> None:
+        """At once where nothing was typed; else the second time."""
+        try:
+            changed = self._written() != self.values
+        except TaskError:
+            changed = True
+        if changed and not self._left_once:
+            self._left_once = True
+            self._say("not kept: ctrl+s keeps what you typed, escape again throws it away")
+        else:
+            self.dismiss(False)
+
+    def on_text_area_changed(self) -> None:
+        self._left_once = False
+        self._say("")
+
+    def _say(self, wrong: str) -> None:
+        line = self.query_one("#wrong", Static)
+        line.display = bool(wrong)
+        line.update(Content(visible(wrong)))
+        if wrong:
+            line.scroll_visible(animate=False)
+
+
+def _paths(values: Mapping[str, Any]) -> list[str]:
+    """What can be edited in a form: question and answer first, then the other fields and those of the metadata."""
+    paths = [name for name in QUERY_COLUMNS if isinstance(values.get(name), str)]
+    metadata = values.get("metadata")
+    within = metadata if isinstance(metadata, Mapping) else {}
+    if "answer" in within or (answer_of(values) is None and "main_query" in values and "answer" not in values):
+        paths.append("metadata.answer")
+    if "answer" in values:
+        paths.append("answer")
+    others = [name for name in values if name not in (*OURS, "id", "metadata")]
+    others += [f"metadata.{name}" for name in within if "." not in name]
+    others += ["metadata"] if "metadata" in values and not isinstance(metadata, Mapping) else []
+    return list(dict.fromkeys([*paths, *(name for name in others if "." not in name.removeprefix("metadata."))]))
+
+
+def _spelt(value: Any) -> str:
+    """As it is typed: text as it is, nothing for null, else JSON."""
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def _read(text: str, before: Any, path: str) -> Any:
+    if isinstance(before, str):
+        return text
+    if not text.strip():
+        return None
+    try:
+        return json.loads(text, parse_constant=_no_number)
+    except ValueError as error:
+        if before is None:
+            return text
+        raise TaskError(
+            f"{path} is {json.dumps(before)[:40]} until now, and {text[:40]!r} is no JSON: {error}"
+        ) from error
+
+
+def _no_number(text: str) -> Any:
+    raise ValueError(f"{text} is no JSON value")
+
+
+def _object(text: str) -> dict[str, Any]:
+    try:
+        made = json.loads(text, parse_constant=_no_number)
+    except ValueError as error:
+        raise TaskError(f"this is not JSON: {error}") from error
+    if not isinstance(made, dict):
+        raise TaskError("a row is an object with keys: { ... }")
+    return made
+
+
+def _put(values: dict[str, Any], path: str, value: Any) -> None:
+    name, _, inner = path.partition(".")
+    if inner and name == "metadata":
+        values.setdefault("metadata", {})[inner] = value
+    else:
+        values[path] = value

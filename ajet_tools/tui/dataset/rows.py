@@ -1,0 +1,390 @@
+"""The table of rows: found by filter and search, accepted, rejected, edited, undone, saved."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any, ClassVar, get_args
+
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.message import Message
+from textual.screen import Screen
+from textual.widgets import Footer, Header
+
+from ajet_sdk.errors import AjetError
+from ajet_tools.dataset.filter import Filter, parse
+from ajet_tools.dataset.journal import Mark
+from ajet_tools.dataset.review import Only, Review
+from ajet_tools.dataset.saving import Saved
+from ajet_tools.trace.filters import FilterError
+from ajet_tools.trace.text import one_line
+from ajet_tools.tui.dataset.app import DatasetApp
+from ajet_tools.tui.dataset.hits import Hits
+from ajet_tools.tui.dataset.numbers import Numbers
+from ajet_tools.tui.dataset.pane import RowPane
+from ajet_tools.tui.dataset.status import ReviewStatus
+from ajet_tools.tui.dataset.table import RowsTable
+from ajet_tools.tui.widgets.listing import ListingTable
+from ajet_tools.tui.widgets.prompt import Prompt
+
+__all__ = ["RowsScreen"]
+
+_GROWS = 0.2
+"""Seconds between two looks at how many rows there are by now."""
+_ONLY: tuple[Only, ...] = get_args(Only)
+
+
+class RowsScreen(Screen[None]):
+    """The rows of a dataset and, below, the one under the cursor."""
+
+    app: DatasetApp
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("x", "mark('rejected')", "Reject"),
+        Binding("u,ctrl+z", "undo", "Undo"),
+        Binding("e", "edit(False)", "Edit"),
+        Binding("E", "edit(True)", "Edit as JSON", show=False),
+        Binding("slash", "filter", "Filter", key_display="/"),
+        Binding("ctrl+f", "find", "Search"),
+        Binding("n", "hit(1)", "Next with a hit", show=False),
+        Binding("N", "hit(-1)", "Previous with a hit", show=False),
+        Binding("t", "only", "Undecided, accepted, rejected, edited, or all", show=False),
+        Binding("p", "pane", "The row below the table, or not", show=False),
+        Binding("y", "copy", "Copy the row as JSON", show=False),
+        Binding("ctrl+s", "save", "Save"),
+        Binding("escape", "back", "Stop, unselect, or show all", show=False),
+        Binding("q", "leave", "Quit", show=False),
+    ]
+
+    class Went(Message):
+        """A search has come to a row."""
+
+        def __init__(self, of: threading.Event, row: int) -> None:
+            super().__init__()
+            self.of, self.row = of, row
+
+    def __init__(self, review: Review, filter_text: str = "") -> None:
+        super().__init__()
+        self.review = review
+        self.first_filter = filter_text
+        self.filter = parse("")
+        self.only: Only = "all"
+        self.hits: Hits | None = None
+        self._asked: dict[str, list[str]] = {"filter": [], "find": []}
+        self._stop, self._left = threading.Event(), threading.Event()
+        self._busy = ""
+
+    def compose(self) -> ComposeResult:
+        yield Header()
+        yield RowsTable(self.review)
+        yield ReviewStatus(self.review)
+        yield RowPane(self.review)
+        yield Prompt("filter", 'metadata.level>=3 text~"train" chars<500', id="filter")
+        yield Prompt("search", "a text anywhere in a row", id="find")
+        yield Footer()
+
+    @property
+    def table(self) -> RowsTable:
+        return self.query_one(RowsTable)
+
+    def on_mount(self) -> None:
+        self.table.focus()
+        self._load()
+        self._growing = self.set_interval(_GROWS, self._grow)
+
+    def on_unmount(self) -> None:
+        self._stop.set()
+        self._left.set()
+
+    # Rows come
+
+    @work(group="load")
+    async def _load(self) -> None:
+        try:
+            await asyncio.to_thread(self.review.load, self._left.is_set)
+        except AjetError as error:
+            self.app.fail(error)
+            return
+        if self._left.is_set():
+            return
+        self._growing.stop()
+        self._grow()
+        self._told_of_before()
+        if self.first_filter:
+            self._filter(self.first_filter)
+
+    def _grow(self) -> None:
+        """Show the rows that are there by now."""
+        count = len(self.review.spool)
+        if count and not self.table.columns:
+            self.table.choose_columns()
+        if not self._narrowed and count != self.table.count:
+            self.table.show(Numbers(range(count)))
+        self._show_marks()
+
+    def on_resize(self) -> None:
+        if self.table.rows is not None:
+            self.table.choose_columns()
+            self.table.show(self.table.rows)
+
+    def _told_of_before(self) -> None:
+        review = self.review
+        if review.restored:
+            self.notify(f"{review.restored:,} decisions from before are here again", markup=False, timeout=5)
+        if review.lost:
+            self.notify(
+                f"{review.lost:,} decisions from before are about rows that are gone", severity="warning", timeout=8
+            )
+        if review.bad.count:
+            self.notify(f"{review.bad.count:,} bad rows are left out", severity="warning", timeout=8)
+
+    # Which rows
+
+    @property
+    def _narrowed(self) -> bool:
+        return bool(self.filter.text) or self.only != "all"
+
+    def action_filter(self) -> None:
+        self._ask("filter", self.filter.text)
+
+    def action_find(self) -> None:
+        self._ask("find", self.hits.needle if self.hits is not None else "")
+
+    def _ask(self, what: str, text: str) -> None:
+        self.query_one(f"#{what}", Prompt).open(text, self._asked[what])
+
+    def on_prompt_edited(self, event: Prompt.Edited) -> None:
+        """What is wrong with a filter is taken back as soon as it is mended."""
+        if event.prompt.id == "filter":
+            try:
+                parse(event.text)
+            except FilterError:
+                return
+            event.prompt.say("")
+
+    def on_prompt_closed(self) -> None:
+        self.table.focus()
+
+    def on_prompt_submitted(self, event: Prompt.Submitted) -> None:
+        asked = self._asked[event.prompt.id or ""]
+        asked[:] = [*(one for one in asked if one != event.text), *([event.text] if event.text else [])]
+        if event.prompt.id == "filter":
+            self._filter(event.text)
+        else:
+            self._find(event.text)
+
+    def _filter(self, text: str) -> None:
+        try:
+            wanted = parse(text)
+        except FilterError as error:
+            self._refuse(text, error)
+        else:
+            self._narrow(wanted, self.only)
+
+    def _refuse(self, text: str, error: AjetError) -> None:
+        prompt = self.query_one("#filter", Prompt)
+        if not prompt.opened:
+            self._ask("filter", text)
+        prompt.say(str(error))
+
+    @work(group="rows", exclusive=True)
+    async def _narrow(self, wanted: Filter, only: Only) -> None:
+        """Show what fits; where that cannot be found out, say so and keep the list."""
+        try:
+            found = await self._looked("filtering", self.review.fitting, wanted, only)
+        except AjetError as error:
+            self._refuse(wanted.text, error)
+            return
+        if found is None:
+            return
+        self.filter, self.only = wanted, only
+        self._close("filter")
+        self.table.show(Numbers(found if self._narrowed else range(len(self.review.spool))))
+        self._tell()
+
+    @work(group="rows", exclusive=True)
+    async def _find(self, needle: str) -> None:
+        """Mark the rows that hold a text, and go to the first from here on."""
+        self._close("find")
+        found = await self._looked("searching", self.review.holding, needle) if needle else None
+        self.hits = Hits(needle, found) if found is not None else None
+        self._show_marks()
+        if self.hits is not None:
+            self._go_to_hit(self.hits, 0)
+
+    async def _looked(self, verb: str, look: Callable[..., list[int] | None], *arguments: Any) -> list[int] | None:
+        """What a look through all rows finds; None where another, or escape, has stopped it."""
+        self._stop.set()
+        self._stop = stop = threading.Event()
+
+        def progress(row: int) -> None:
+            self.post_message(self.Went(stop, row))
+
+        self._busy = verb
+        try:
+            return await asyncio.to_thread(look, *arguments, progress=progress, stop=stop)
+        finally:
+            self._busy = ""
+            self._tell()
+
+    def on_rows_screen_went(self, event: Went) -> None:
+        if event.of is self._stop and self._busy:
+            verb = self._busy.partition(" ")[0]
+            self._busy = f"{verb} {event.row:,} of {len(self.review.spool):,}, esc stops"
+            self._tell()
+
+    def _close(self, prompt: str) -> None:
+        self.query_one(f"#{prompt}", Prompt).close()
+        self.table.focus()
+
+    def action_only(self) -> None:
+        """The next of: all, undecided, accepted, rejected, edited."""
+        self._narrow(self.filter, _ONLY[(_ONLY.index(self.only) + 1) % len(_ONLY)])
+
+    def action_hit(self, by: int) -> None:
+        if self.hits is None:
+            self.notify("nothing is searched for; ctrl+f searches", timeout=2)
+        else:
+            self._go_to_hit(self.hits, by)
+
+    def _go_to_hit(self, hits: Hits, by: int) -> None:
+        at = hits.step(self.table.rows, self.table.cursor, by) if self.table.rows is not None else None
+        if at is None:
+            self.notify(f"no row here has {one_line(hits.needle, 40)!r}", markup=False, timeout=3)
+        else:
+            self.table.go_to(at)
+
+    def _place(self, number: int) -> int | None:
+        """Where a row stands in the table; None where it is not in it."""
+        return self.table.rows.position(str(number)) if self.table.rows is not None else None
+
+    def action_back(self) -> None:
+        """One thing at a time: stop what runs, unselect, forget what was searched for, show all."""
+        if self._busy:
+            self._stop.set()
+        elif self.table.selected:
+            self.table.select(())
+        elif self.hits is not None:
+            self.hits = None
+            self._show_marks()
+        elif self._narrowed:
+            self._narrow(parse(""), "all")
+
+    # What is decided
+
+    def action_mark(self, mark: Mark) -> None:
+        """Accept or reject, and go on to the next row."""
+        if not (chosen := self.table.numbers):
+            return
+        self.review.mark(chosen, mark)
+        many = bool(self.table.selected)
+        self.table.select(())
+        if not many and self.review.mark_of(chosen[0]) is not None:
+            self.table.action_move(1)
+        self._decided()
+
+    def action_undo(self) -> None:
+        back = self.review.undo()
+        if not back:
+            self.notify("nothing to undo", timeout=2)
+            return
+        if (at := self._place(min(back))) is not None:
+            self.table.go_to(at)
+        self.changed()
+
+    def changed(self) -> None:
+        """Rows have other values."""
+        if self.table.rows is not None:
+            self.table.show(self.table.rows)
+        self._decided()
+
+    def _decided(self) -> None:
+        if self.review.unkept is not None and not self.review.told_unkept:
+            self.review.told_unkept = True
+            self.app.told(self.review.unkept)
+        self._show_marks()
+        self.query_one(RowPane).show(self.table.number)
+
+    def action_edit(self, as_json: bool) -> None:
+        from ajet_tools.tui.dataset.edit import EditScreen
+
+        if (number := self.table.number) is not None:
+            self.app.push_screen(EditScreen(self.review, number, as_json), self._edited)
+
+    def _edited(self, changed: bool | None) -> None:
+        if changed:
+            self.changed()
+
+    def on_listing_table_opened(self, event: ListingTable.Opened) -> None:
+        from ajet_tools.tui.dataset.row import RowScreen
+
+        self.app.push_screen(RowScreen(self))
+
+    def step(self, by: int) -> int | None:
+        """The cursor on another row, from the screen that shows it whole; its number."""
+        self.table.action_move(by)
+        return self.table.number
+
+    def action_copy(self) -> None:
+        if (number := self.table.number) is not None:
+            self.app.copy(self.review.line(number), f"row {number + 1:,}")
+
+    def action_pane(self) -> None:
+        pane = self.query_one(RowPane)
+        pane.display = not pane.display
+
+    # Out
+
+    def action_save(self) -> None:
+        from ajet_tools.tui.dataset.save import SaveScreen
+
+        self.app.push_screen(SaveScreen(self.review), self._saved)
+
+    def _saved(self, saved: Saved | None) -> None:
+        if saved is None:
+            return
+        names = " and ".join(str(file) for file in saved.files)
+        self.notify(f"saved {saved.plan.rows:,} rows: {names}", markup=False, timeout=6)
+        self.app.parting = f"saved {saved.plan.rows:,} rows: {names}"
+        if saved.plan.in_place:
+            self.app.reopen()
+        else:
+            self._tell()
+
+    def action_leave(self) -> None:
+        """At once where nothing would be left unsaid."""
+        from ajet_tools.tui.dataset.leave import LeaveScreen
+
+        if self.review.unsaved:
+            self.app.push_screen(LeaveScreen(self.review), self._leave)
+        else:
+            self.app.exit()
+
+    def _leave(self, how: str | None) -> None:
+        if how == "save":
+            self.action_save()
+        elif how == "discard":
+            self.review.forget()
+            self.app.exit()
+        elif how == "keep":
+            self.app.parting = f"what you decided is kept in {self.review.journal.path}; nothing is saved yet"
+            self.app.exit()
+
+    # Shown
+
+    def on_listing_table_moved(self) -> None:
+        self.query_one(RowPane).show(self.table.number)
+        self._tell()
+
+    def on_listing_table_failed(self, event: ListingTable.Failed) -> None:
+        self.app.told(event.error)
+
+    def _show_marks(self) -> None:
+        self.table.show_marks(self.hits)
+        self._tell()
+
+    def _tell(self) -> None:
+        status = self.query_one(ReviewStatus)
+        status.tell(self.table, self._busy, self.filter.text, self.only, self.hits)

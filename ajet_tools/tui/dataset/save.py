@@ -1,0 +1,128 @@
+"""Asks where to save, and says before what will be written."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import ClassVar
+
+from textual import work
+from textual.app import ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.content import Content
+from textual.screen import ModalScreen
+from textual.widgets import Button, Input, Static
+
+from ajet_sdk.errors import AjetError
+from ajet_tools.dataset.review import Review
+from ajet_tools.dataset.saving import Plan, Saved, proposed, save
+from ajet_tools.trace.text import visible
+from ajet_tools.tui.dataset.app import DatasetApp
+
+__all__ = ["SaveScreen"]
+
+
+_ROWS = {False: "rows: all but the rejected", True: "rows: the accepted only"}
+
+
+class SaveScreen(ModalScreen[Saved]):
+    """Enter saves; over another file than the dataset itself it has to be pressed twice."""
+
+    app: DatasetApp
+    DEFAULT_CSS = """
+    SaveScreen {
+        align: center middle;
+        & > Vertical {
+            width: 76; max-width: 96%; height: auto; padding: 0 1;
+            border: round $accent; background: $surface;
+        }
+        & Input { background: $boost; }
+        & Button { margin: 1 0; }
+        & #plan { height: auto; }
+        & #wrong { height: auto; color: $text-error; }
+    }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("ctrl+s", "save", "Save", priority=True),
+        Binding("escape", "leave", "Leave"),
+    ]
+
+    def __init__(self, review: Review) -> None:
+        super().__init__()
+        self.review = review
+        self.only_accepted = False
+        self._sure: Plan | None = None
+        self._saving = False
+
+    def compose(self) -> ComposeResult:
+        with Vertical() as box:
+            box.border_title = "save"
+            box.border_subtitle = "enter saves · tab to which rows · esc leaves"
+            yield Input(str(proposed(self.review)), compact=True, select_on_focus=False)
+            yield Button(_ROWS[False], compact=True)
+            yield Static("", id="plan", markup=False)
+            yield Static("", id="wrong", markup=False)
+
+    def on_mount(self) -> None:
+        self._tell()
+
+    def on_input_changed(self) -> None:
+        self._tell()
+
+    def on_button_pressed(self, event: Button.Pressed) -> None:
+        self.only_accepted = not self.only_accepted
+        event.button.label = _ROWS[self.only_accepted]
+        self._tell()
+
+    def _plan(self) -> Plan:
+        path = Path(self.query_one(Input).value.strip())
+        return Plan.of(self.review, path, only_accepted=self.only_accepted)
+
+    def _tell(self) -> None:
+        """What would be written now, or why it can't be."""
+        self._sure = None
+        try:
+            said, wrong = self._plan().as_text(), ""
+        except AjetError as error:
+            said, wrong = "", str(error)
+        self.query_one("#plan", Static).update(Content(visible(said)))
+        self._say(wrong)
+
+    def _say(self, wrong: str) -> None:
+        self.query_one("#wrong", Static).update(Content(visible(wrong)))
+
+    def on_input_submitted(self) -> None:
+        self.action_save()
+
+    def action_save(self) -> None:
+        if self._saving:
+            return
+        try:
+            plan = self._plan()
+        except AjetError as error:
+            self._say(str(error))
+            return
+        if plan.replaces and plan != self._sure:
+            self._sure = plan
+            self._say(f"{plan.target} is another file, and is there already: enter once more replaces it")
+            return
+        self._save(plan, self.only_accepted)
+
+    @work(group="save")
+    async def _save(self, plan: Plan, only_accepted: bool) -> None:
+        """Where it cannot be saved, that is said, and all is as it was."""
+        self._saving = True
+        self._say("saving")
+        try:
+            saved = await asyncio.to_thread(save, self.review, plan.target, only_accepted=only_accepted)
+        except AjetError as error:
+            self._say(str(error))
+            return
+        finally:
+            self._saving = False
+        self.dismiss(saved)
+
+    def action_leave(self) -> None:
+        if not self._saving:
+            self.dismiss(None)

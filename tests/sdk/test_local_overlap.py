@@ -1,0 +1,345 @@
+"""`rollout.max_staleness` above 0: the next batch is sampled while this one trains, and every promise still holds."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import ajet
+from ajet_sdk.config import Config, load_config
+from ajet_sdk.engines.local import LocalSampler
+from ajet_sdk.engines.local.twin import Twin
+from ajet_sdk.engines.scripted import ByteTokenizer
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.learn import recipe as recipes
+from ajet_sdk.learn.loss import LossSettings, collate, score
+from ajet_sdk.learn.recipe import Demonstration, Recipe, Shape
+from ajet_sdk.learn.trainer import Trainer, TrainerSettings
+from ajet_sdk.protocols import Sampling
+from ajet_sdk.run import train
+from ajet_sdk.trace.reader import ledger_balance, open_trace
+from ajet_sdk.types import Sample, Span, Timeline
+from ajet_tools.trace.check import check
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of random weights with a tokenizer and a chat template."""
+
+    def parrot(draw: Any) -> Demonstration:
+        word = draw.choice(["yes", "no", "maybe"])
+        return Demonstration([{"role": "user", "content": f"Say {word}."}, {"role": "assistant", "content": word}])
+
+    import random
+
+    place, draw = tmp_path_factory.mktemp("models") / "tiny", random.Random(0)
+    recipe = Recipe(parrot, shape=Shape(hidden=16, heads=2, kv_heads=1, intermediate=32, max_length=256))
+    tokenizer = recipes.train_tokenizer(recipe, [parrot(draw) for _ in range(50)])
+    torch.manual_seed(0)
+    recipes.new_model(recipe, tokenizer).save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    return place
+
+
+def job(tmp_path: Path, model: Path, rollout: Mapping[str, Any] = {}, **trainer: Any) -> Config:
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text("".join(f'{{"question": "Say {w}."}}\n' for w in ("yes", "no", "maybe", "so", "well")))
+    return load_config(
+        values={
+            "experiment_name": "tiny",
+            "experiment_dir": str(tmp_path / "experiment"),
+            "model": {"path": str(model)},
+            "task_reader": {"type": "jsonl_dataset_file",
+                            "jsonl_dataset_file": {"training": {"file_path": str(tasks)}}},
+            "data": {"train_batch_size": 2},
+            "rollout": {"num_repeat": 4, "temperature": 1.0, "max_model_len": 200, "max_staleness": 1,
+                        "max_response_length_in_one_turn": 6, **rollout},
+            "trainer_common": {"total_steps": 4, "test_freq": 0, "save_freq": 1, "keep_checkpoints": 100,
+                               "use_kl_loss": False, "logger": [], "optim": {"lr": 0.01, "warmup_steps": 1}, **trainer},
+        }
+    )  # fmt: skip
+
+
+@ajet.judge
+def length(output: str) -> float:
+    """Something that differs between attempts of an untrained model."""
+    return len(output) / 10
+
+
+@ajet.workflow
+async def talk(question: str, model: ajet.Model) -> str:
+    reply = await model.chat([{"role": "user", "content": question}])
+    return reply["content"] or ""
+
+
+def rows(config: Config, sql: str) -> list[dict[str, Any]]:
+    reader = open_trace(config.directory)
+    try:
+        return reader.query(sql).to_pylist()
+    finally:
+        reader.close()
+
+
+def assert_balanced(config: Config) -> None:
+    assert check(config.directory) == []
+    reader = open_trace(config.directory)
+    try:
+        for row in reader.query("SELECT run_id FROM runs").to_pylist():
+            assert ledger_balance(reader, row["run_id"]) == []
+    finally:
+        reader.close()
+
+
+def metric(config: Config, name: str) -> dict[int, float]:
+    found = rows(config, f"SELECT step, value FROM metrics WHERE name = '{name}' ORDER BY step")
+    return {row["step"]: row["value"] for row in found}
+
+
+def two_turns(checkpoints: Path) -> Any:
+    """An agent whose second turn waits until the step before its own is over: it sees both sides of an update."""
+
+    @ajet.workflow
+    async def agent(question: str, model: ajet.Model, episode: ajet.Episode) -> str:
+        messages = [{"role": "user", "content": question}]
+        first = await model.chat(messages)
+        before = time.monotonic() + 60
+        while episode.step > 1 and not list(checkpoints.glob(f"*/step_{episode.step - 1:06d}")):
+            assert time.monotonic() < before, "the step before was not trained while this one was sampled"
+            await asyncio.sleep(0.02)
+        second = await model.chat([*messages, {"role": "assistant", "content": first["content"]},
+                                   {"role": "user", "content": "And again."}])  # fmt: skip
+        return f"{first['content']}{second['content']}"
+
+    return agent
+
+
+def test_a_batch_is_sampled_on_both_sides_of_an_update_and_each_call_is_exact(tmp_path: Path, tiny_model: Path) -> None:
+    """Every recorded log-probability is that of the weights whose version the call bears."""
+    from transformers import AutoModelForCausalLM
+
+    config = job(tmp_path, tiny_model)
+    checkpoints = config.directory / "checkpoint"
+    train(config, workflow=two_turns(checkpoints), judge=length)
+    calls = rows(config, """
+        SELECT e.step, policy_version, prompt_ids, output_ids, logprobs
+        FROM calls_full JOIN episodes e USING (episode_id) WHERE trainable ORDER BY calls_full.started_at""")  # fmt: skip
+    versions = {(c["step"], c["policy_version"]) for c in calls}
+    after = {(step, step - 1) for step in (1, 2, 3, 4)}
+    assert after < versions <= after | {(step, step - 2) for step in (2, 3, 4)}
+    places = [tiny_model, *sorted(checkpoints.glob("*/step_*"))]
+    models = [AutoModelForCausalLM.from_pretrained(place).eval() for place in places]
+    other = 0.0
+    for c in calls:
+        ids, size = torch.tensor([[*c["prompt_ids"], *c["output_ids"]]]), len(c["output_ids"])
+        for version, model in enumerate(models):
+            with torch.inference_mode():
+                logprobs = torch.log_softmax(model(ids).logits[0, -size - 1 : -1], -1)
+            gap = (logprobs.gather(1, ids[0, -size:, None])[:, 0] - torch.tensor(c["logprobs"])).abs().max()
+            if version == c["policy_version"]:
+                assert gap < 1e-4
+            else:
+                other = max(other, float(gap))
+    assert other > 1e-2  # the versions do differ
+    assert_balanced(config)
+    assert {row["outcome"] for row in rows(config, "SELECT DISTINCT outcome FROM ledger")} <= {
+        "trained",
+        "zero_advantage",
+    }
+    assert max(metric(config, "train/staleness_max").values()) == 1
+    assert 0 < max(metric(config, "train/staleness").values()) <= 0.5
+    assert set(metric(config, "time/overlap")) == {1, 2, 3}
+    assert all(0 < share <= 1 for share in metric(config, "time/overlap").values())
+    assert set(metric(config, "time/train")) == {1, 2, 3, 4}
+
+
+def test_without_staleness_no_batch_begins_before_its_turn(tmp_path: Path, tiny_model: Path) -> None:
+    config = job(tmp_path, tiny_model, {"max_staleness": 0})
+    train(config, workflow=talk, judge=length)
+    calls = rows(config, "SELECT e.step, policy_version FROM calls JOIN episodes e USING (episode_id)")
+    assert {(c["step"], c["policy_version"]) for c in calls} == {(s, s - 1) for s in (1, 2, 3, 4)}
+    assert metric(config, "time/overlap") == {}
+
+
+def test_with_many_updates_a_step_the_bound_holds(tmp_path: Path, tiny_model: Path) -> None:
+    """Sampling begins so late in a step that nothing has to be thrown away for its age."""
+    config = job(tmp_path, tiny_model, {"max_staleness": 2}, mini_batch_num=2, ppo_epochs=2)
+    train(config, workflow=talk, judge=length)
+    assert all(0 <= most <= 2 for most in metric(config, "train/staleness_max").values())
+    assert max(metric(config, "train/staleness_max").values()) > 0
+    assert max(metric(config, "train/policy_version").values()) == 16
+    assert "stale" not in {row["outcome"] for row in rows(config, "SELECT outcome FROM ledger")}
+    assert_balanced(config)
+
+
+def test_ctrl_c_books_the_batch_that_was_under_way_and_a_resume_goes_on(tmp_path: Path, tiny_model: Path) -> None:
+    config = job(tmp_path, tiny_model, save_freq=100)
+    stopped = threading.Event()
+
+    @ajet.workflow
+    async def interrupted(question: str, model: ajet.Model, episode: ajet.Episode) -> str:
+        reply = await model.chat([{"role": "user", "content": question}])
+        if episode.step == 3 and not stopped.is_set():
+            stopped.set()
+            await asyncio.sleep(0.3)  # the others have called too, and step 2 may still be training
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.sleep(60)
+        return reply["content"] or ""
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, workflow=interrupted, judge=length)
+    assert_balanced(config)
+    lost = rows(config, "SELECT step, sum(tokens) AS n FROM ledger WHERE outcome = 'failed' GROUP BY step")
+    assert [row["step"] for row in lost] == [3] and lost[0]["n"] > 0
+    assert {r["status"] for r in rows(config, "SELECT status FROM episodes WHERE step = 3")} >= {"aborted"}
+    tuned = train(config, workflow=interrupted, judge=length, resume=True)
+    assert tuned.metrics["train/policy_version"] == 4
+    assert rows(config, "SELECT sum(tokens) AS n FROM ledger WHERE outcome = 'superseded'")[0]["n"] >= lost[0]["n"]
+    assert_balanced(config)
+
+
+def test_a_failing_batch_ends_the_one_ahead_of_it(tmp_path: Path, tiny_model: Path) -> None:
+    from ajet_sdk.errors import TrainingError
+
+    @ajet.workflow
+    async def failing(question: str, model: ajet.Model, episode: ajet.Episode) -> str:
+        reply = await model.chat([{"role": "user", "content": question}])
+        if episode.step == 2:
+            raise ValueError("from the second step on")
+        return reply["content"] or ""
+
+    config = job(tmp_path, tiny_model)
+    with pytest.raises(TrainingError, match="from the second step on"):
+        train(config, workflow=failing, judge=length)
+    assert {row["status"] for row in rows(config, "SELECT status FROM runs")} == {"failed"}
+
+
+def test_lora_is_sampled_from_a_twin_of_the_adapter_alone(tmp_path: Path, tiny_model: Path) -> None:
+    config = job(tmp_path, tiny_model, total_steps=3, use_kl_loss=True, kl_loss_coef=0.1)
+    lora = config.model.lora.model_copy(update={"enabled": True, "r": 2, "dropout": 0.1})
+    config = config.model_copy(update={"model": config.model.model_copy(update={"lora": lora})})
+    tuned = train(config, workflow=two_turns(config.directory / "checkpoint"), judge=length)
+    assert tuned.path is not None and (tuned.path / "adapter" / "adapter_model.safetensors").is_file()
+    assert_balanced(config)
+
+
+def test_deterministic_and_overlapping_exclude_each_other(tmp_path: Path, tiny_model: Path) -> None:
+    with pytest.raises(ConfigError, match=r"rollout\.max_staleness must be 0 with rollout\.deterministic"):
+        job(tmp_path, tiny_model, {"deterministic": True})
+
+
+def plain(seed: int = 0) -> Any:
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    torch.manual_seed(seed)
+    config = Qwen3Config(
+        vocab_size=320, hidden_size=16, intermediate_size=32, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, head_dim=8, max_position_embeddings=128, tie_word_embeddings=True,
+        initializer_range=0.3,
+    )  # fmt: skip
+    return Qwen3ForCausalLM(config).eval()
+
+
+def first_logprobs(model: Any, prompt: list[int]) -> torch.Tensor:
+    return torch.log_softmax(model(torch.tensor([prompt])).logits[0, -1], -1)
+
+
+def test_the_loss_of_stale_tokens_has_the_new_policys_gradient_in_expectation() -> None:
+    """Over the old policy's distribution of the next token, with its own log-probabilities as the ratio's denominator,
+    the loss's gradient is that of the new policy's expected advantage: importance sampling, exactly."""
+    old, new, prompt, vocabulary = plain(0), plain(1), [5, 7, 11], 320
+    with torch.no_grad():
+        old_V = first_logprobs(old, prompt)
+    worth_V = torch.randn(vocabulary, generator=torch.Generator().manual_seed(2))
+    expected = -(first_logprobs(new, prompt).exp() * worth_V).sum() / vocabulary
+    expected.backward()
+    wanted = [p.grad.clone() for p in new.parameters()]
+    new.zero_grad()
+
+    def sample(token: int) -> Sample:
+        line = Timeline(
+            agent="default", token_ids=[*prompt, token], loss_mask=[False] * 3 + [True],
+            logprobs=[0.0] * 3 + [float(old_V[token])], call_ids=("c",), spans=(Span(call_id="c", start=3, end=4),),
+        )  # fmt: skip
+        share = float(old_V[token].exp() * worth_V[token])  # how often the sampler draws it, times what it is worth
+        return Sample(timeline=line, episode_id="e", group_id="g", reward=0.0, advantages=np.array([0, 0, 0, share]))
+
+    trainer = Trainer(
+        new, TrainerSettings(lr=1e-9, loss=LossSettings(clip_ratio_low=1.0, clip_ratio_high=1e9), grad_clip=1e9)
+    )
+    seen: list[torch.Tensor] = []
+    trainer.optimizer.register_step_pre_hook(lambda *_: seen.extend(p.grad.clone() for p in new.parameters()))
+    trainer.step([sample(token) for token in range(vocabulary)])
+    for got, want in zip(seen, wanted, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_twin_is_apart_until_it_catches_up(lora: bool) -> None:
+    model = plain()
+    if lora:
+        import peft
+
+        model = peft.get_peft_model(
+            model, peft.LoraConfig(task_type="CAUSAL_LM", r=2, target_modules="all-linear")
+        ).eval()
+    twin, prompt = Twin(model), [1, 2, 3]
+    before = first_logprobs(twin.module, prompt)
+    assert torch.equal(before, first_logprobs(model, prompt))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                parameter.add_(torch.randn_like(parameter) * 0.1)
+    model.train()
+    assert torch.equal(before, first_logprobs(twin.module, prompt))
+    assert not twin.module.training
+    twin.catch_up()
+    model.eval()
+    assert torch.equal(first_logprobs(twin.module, prompt), first_logprobs(model, prompt))
+    own = {id(p) for p in twin.module.parameters()} - {id(p) for p in model.parameters()}
+    assert len(own) == sum(p.requires_grad for p in model.parameters())
+    if lora:
+        with model.disable_adapter():
+            assert torch.equal(first_logprobs(twin.module, prompt), first_logprobs(twin.module, prompt))
+            assert not torch.equal(first_logprobs(twin.module, prompt), first_logprobs(model, prompt))
+
+
+def test_a_sampler_apart_takes_the_weights_as_exclusive_ends() -> None:
+    model = plain()
+    sampler = LocalSampler(model, ByteTokenizer(), model_name="m", max_model_len=64, apart=True)
+
+    async def draw() -> float:
+        [got] = await sampler.sample([1, 2, 3], Sampling(max_tokens=1, seed=1), "s")
+        chosen = collate([_one_token(got.output_ids[0])], 1.0)
+        with torch.no_grad():
+            return float(score(model, chosen, entropy=False).logprobs_N[0]) - got.logprobs[0]
+
+    async def run() -> None:
+        assert abs(await draw()) < 1e-5
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter) * 0.2)
+        assert abs(await draw()) > 1e-3
+        async with sampler.exclusive():
+            sampler.policy_version = 1
+        assert abs(await draw()) < 1e-5
+        await sampler.aclose()
+
+    asyncio.run(run())
+
+
+def _one_token(token: int) -> Sample:
+    line = Timeline(
+        agent="default", token_ids=[1, 2, 3, token], loss_mask=[False] * 3 + [True], logprobs=np.zeros(4),
+        call_ids=("c",), spans=(Span(call_id="c", start=3, end=4),),
+    )  # fmt: skip
+    return Sample(timeline=line, episode_id="e", group_id="g", reward=0.0, advantages=np.zeros(4))

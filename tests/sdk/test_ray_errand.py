@@ -1,0 +1,130 @@
+"""What goes to a worker process and what comes back, through bytes, without a cluster."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("ray")
+
+import ajet
+from ajet_sdk.config import load_config
+from ajet_sdk.engines.scripted import ByteTokenizer, ScriptedEngine
+from ajet_sdk.errand import Kept, dumps, loads, packed, sent
+from ajet_sdk.errors import ConfigError, ContextOverflow, EnvironmentUnavailable
+from ajet_sdk.gateway import EpisodeSpec, Gateway
+from ajet_sdk.model import Model
+from ajet_sdk.objects import load_object
+from ajet_sdk.workers import Outcome, account
+from ajet_sdk.workflow import AjetTuner, WorkflowTask
+
+AGENT = """
+import threading
+import ajet
+
+LOCK = threading.Lock()  # cannot be pickled, as a client cannot
+
+@ajet.workflow
+def solve(question: str) -> str:
+    with LOCK:
+        return question.upper()
+
+class Grader(ajet.BaseJudge):
+    def compute_reward(self, task, output):
+        return 1.0
+"""
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Any:
+    (tmp_path / "agent_of_errands.py").write_text(AGENT)
+    return lambda name: load_object(f"{tmp_path}/agent_of_errands.py->{name}")
+
+
+def test_a_users_function_goes_by_file_and_name(agent: Any) -> None:
+    solve = agent("solve")
+    back = loads(dumps((solve, "x")))
+    assert back[0] is solve
+    assert len(dumps(solve)) < 400
+
+
+def test_a_function_made_inside_another_goes_by_value() -> None:
+    times = 3
+
+    def inner(text: str) -> str:
+        return text * times
+
+    assert loads(dumps(inner))("ab") == "ababab"
+
+
+def test_a_lock_in_a_closure_cannot_go() -> None:
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match="pickle"):
+        dumps(lambda: lock)
+
+
+def test_what_stays_the_same_goes_once(agent: Any) -> None:
+    config = load_config(None, values={"ajet": {"rollout": {"num_repeat": 7}}, "mine": {"size": 3}})
+    judge = agent("Grader")(config)
+    kept = Kept()
+    first = dumps((config, judge, WorkflowTask(task=ajet.Task(main_query="q"), tokenizer=ByteTokenizer())), kept)
+    assert len(kept.objects) == 3
+    again = dumps((config, judge), kept)
+    assert len(kept.objects) == 3
+    there = {key: loads(packed(thing)) for key, thing in kept.objects.items()}
+    config_there, judge_there, task = loads(first, there)
+    assert loads(again, there) == (config_there, judge_there)
+    assert config_there == config
+    assert config_there.mine.size == 3
+    assert type(judge_there) is agent("Grader")
+    assert task.tokenizer.encode("hi") == ByteTokenizer().encode("hi")
+
+
+def test_an_exception_comes_back_under_its_name_with_where_it_was_raised() -> None:
+    class Odd(Exception):
+        def __init__(self, one: int, *, two: Any) -> None:
+            super().__init__(f"{one} and {two}")
+
+    try:
+        raise Odd(1, two=threading.Lock)
+    except Odd as error:
+        outcome = loads(sent(Outcome(error=error), "workflow w")).outcome()
+        assert account(outcome.error) == account(error)
+    assert type(outcome.error).__name__ == "Odd"
+    assert "test_ray_errand.py" in account(outcome.error)
+    assert outcome.error.infrastructure is False
+
+
+def test_an_exception_of_ajet_stays_itself() -> None:
+    error = EnvironmentUnavailable("no answer")
+    outcome = loads(sent(Outcome(error=error), "workflow w")).outcome()
+    assert type(outcome.error) is EnvironmentUnavailable
+    assert outcome.error.infrastructure
+
+
+def test_a_value_that_cannot_travel_says_what_returned_it() -> None:
+    outcome = loads(sent(Outcome(threading.Lock()), "workflow w")).outcome()
+    assert isinstance(outcome.error, ConfigError)
+    assert "workflow w returned lock" in str(outcome.error)
+
+
+def test_a_handle_and_a_tuner_work_elsewhere() -> None:
+    """The tuner that arrives asks the gateway for what it cannot see, and its model has the same address and key."""
+    with Gateway() as gateway:
+        opened = gateway.open(EpisodeSpec("e1", ScriptedEngine(["hi"])))
+        targets = ["wolf"]
+        config = load_config(None)
+        made = AjetTuner(config, opened.model(), lambda: targets, lambda: False, lambda name: None)
+        tuner: AjetTuner = loads(dumps(made))
+        assert tuner.as_oai_baseurl_apikey("a", "wolf") == made.as_oai_baseurl_apikey("a", "wolf")
+        with pytest.raises(ConfigError, match="wolf"):
+            tuner.as_oai_baseurl_apikey("a", "sheep")
+        assert tuner.get_context_tracker().context_overflow is False
+        opened.fail(ContextOverflow("too long"))
+        assert tuner.get_context_tracker().context_overflow is True
+        handle = Model("http://h/v1", "k", "n", timeout=3.0)
+        back = loads(dumps(handle))
+        assert (back.base_url, back.api_key, back.name, back.timeout) == ("http://h/v1", "k", "n", 3.0)

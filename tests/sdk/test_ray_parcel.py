@@ -1,0 +1,108 @@
+"""What travels to other machines, and where it is found there. No Ray is needed for these."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ajet_sdk import parcel as parcel_module
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.parcel import Parcel, of_a_library, parcel_of
+
+
+def written(folder: Path, **files: str) -> Path:
+    for name, text in files.items():
+        path = folder / name.replace("__", "/").replace("_dot_", ".")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return folder
+
+
+def names(root: Path) -> set[str]:
+    return {p.relative_to(root).as_posix() for p in root.rglob("*") if p.is_file()}
+
+
+def test_what_runs_leave_behind_does_not_travel(tmp_path: Path) -> None:
+    folder = written(
+        tmp_path / "proj", agent_dot_py="", data__d_dot_txt="", launcher_record__x__trace_dot_duckdb="",
+        own__trace_dot_duckdb="",
+    )  # fmt: skip
+    (folder / "__pycache__").mkdir()
+    (folder / "__pycache__" / "agent.pyc").write_bytes(b"")
+    with Parcel((folder,), (folder,), leave_out=(folder / "own",)).packed() as root:
+        users = {n for n in names(root) if n.startswith("0/")}
+        assert users == {"0/proj/agent.py", "0/proj/data/d.txt"}
+        assert {"ajet/__init__.py", "ajet_sdk/parcel.py", "ajet_tools/cli/app.py"} <= names(root)
+        assert not [n for n in names(root) if n.endswith(".pyc")]
+
+
+def test_what_git_ignores_does_not_travel(tmp_path: Path) -> None:
+    folder = written(tmp_path / "proj", agent_dot_py="", new_dot_py="", weights_dot_bin="")
+    (folder / ".gitignore").write_text("*.bin\n")
+    subprocess.run(["git", "init", "-q", str(folder)], check=True)
+    subprocess.run(["git", "-C", str(folder), "add", "agent.py"], check=True)
+    with Parcel((folder,), ()).packed() as root:
+        assert {n for n in names(root) if n.startswith("0/")} == {"0/proj/agent.py", "0/proj/new.py"}
+
+
+def test_a_folder_under_the_working_directory_keeps_its_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = written(tmp_path / "here" / "examples" / "one", agent_dot_py="")
+    monkeypatch.chdir(tmp_path / "here")
+    with Parcel((folder,), (folder, tmp_path / "here")).packed() as root:
+        assert (root / "here" / "examples" / "one" / "agent.py").is_file()
+        manifest = json.loads((root / "ajet_parcel.json").read_text())
+        assert manifest["paths"] == ["here/examples/one"]
+        assert manifest["folders"] == {"here/examples/one": str(folder)}
+
+
+def test_too_much_is_an_error_that_names_the_largest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = written(tmp_path / "proj", agent_dot_py="", big_dot_bin="x" * 4000)
+    monkeypatch.setattr(parcel_module, "_MOST_BYTES", 2000)
+    with pytest.raises(ConfigError, match=r"big\.bin.*\.gitignore"), Parcel((folder,), ()).packed():
+        pass
+
+
+def test_a_module_brings_its_folder_and_a_package_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written(tmp_path / "src", pkg____init___dot_py="", pkg__deep____init___dot_py="")
+    package = tmp_path / "src" / "pkg1"
+    written(package, deep__agent_dot_py="def f():\n    return 1\n")
+    (package / "__init__.py").write_text("")
+    (package / "deep" / "__init__.py").write_text("")
+    alone = written(tmp_path / "alone", lonely_dot_py="def g():\n    return 2\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "src"))
+    monkeypatch.syspath_prepend(str(alone))
+    import lonely
+    import pkg1.deep.agent
+
+    made = parcel_of(pkg1.deep.agent.f, lonely.g)
+    assert {package, alone} <= set(made.folders)
+    assert {tmp_path / "src", alone} <= set(made.paths)
+    assert tmp_path / "src" not in made.folders
+    assert not [f for f in made.folders if of_a_library(f / "x.py")]
+
+
+def test_unpacked_modules_import_and_relative_paths_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = tmp_path / "work"
+    inside = written(here / "tools", near_dot_py="WHERE = 'near'", notes_dot_txt="hello")
+    outside = written(tmp_path / "other", far_dot_py="WHERE = 'far'")
+    monkeypatch.chdir(here)
+    code = (
+        "from ajet_sdk.parcel import unpack, unpacked; unpack(); import near, far, pathlib, json;"
+        "print(json.dumps([near.WHERE, far.WHERE, pathlib.Path('tools/notes.txt').read_text(),"
+        f"str(unpacked().here({str(outside / 'far.py')!r})), far.__file__, unpacked().as_sent(near.__file__)]))"
+    )
+    with Parcel((inside, outside), (inside, outside)).packed() as root:
+        done = subprocess.run(
+            [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60,
+            env={**os.environ, "PYTHONPATH": str(root)},
+        )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    near, far, notes, found, file, as_sent = json.loads(done.stdout)
+    assert (near, far, notes) == ("near", "far", "hello")
+    assert found == file
+    assert as_sent == str(inside / "near.py")

@@ -1,0 +1,120 @@
+"""A tiny model from scratch, and a vLLM server of ours over it that a whole module of tests shares."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import subprocess
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("vllm", reason="needs vLLM: just install-trinity")
+
+import torch
+
+from ajet_sdk.engines.local import HFTokenizer, load_model
+from ajet_sdk.engines.vllm import Settings, VllmSampler
+from ajet_sdk.learn import recipe as recipes
+from ajet_sdk.learn.recipe import Demonstration, Recipe, Shape
+from ajet_sdk.learn.served import Served
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A server takes a minute to start, and more on a busy machine."""
+    for item in items:
+        if "tests/vllm/" in str(item.path):
+            item.add_marker(pytest.mark.timeout(900))
+
+
+def parrot(draw: random.Random) -> Demonstration:
+    word = draw.choice(["yes", "no", "maybe"])
+    return Demonstration([{"role": "user", "content": f"Say {word}."}, {"role": "assistant", "content": word}])
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of random weights with a tokenizer and a chat template. Its heads have 32 places, vLLM's least."""
+    place = tmp_path_factory.mktemp("models") / "tiny"
+    draw = random.Random(0)
+    recipe = Recipe(parrot, shape=Shape(hidden=64, heads=2, kv_heads=1, intermediate=64, max_length=4096))
+    tokenizer = recipes.train_tokenizer(recipe, [parrot(draw) for _ in range(50)])
+    torch.manual_seed(0)
+    recipes.new_model(recipe, tokenizer).save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    return place
+
+
+class Trained:
+    """A model in this process, and a server that samples with its weights."""
+
+    def __init__(self, path: Path, directory: Path, lora: Any = None) -> None:
+        self.tokenizer = HFTokenizer(str(path))
+        self.model = load_model(path, lora=lora)
+        served = Served(self.model, self.tokenizer.hf)
+        settings = Settings(
+            model=str(path),
+            tokenizer=str(path),
+            name="tiny",
+            log=directory / "logs" / "vllm.log",
+            dtype="float32",
+            max_model_len=4096,
+            max_num_seqs=32,
+            gpus=(),
+            lora_rank=served.lora_rank,
+            changing=True,
+        )
+        self.sampler = VllmSampler(
+            settings,
+            eos_ids=self.tokenizer.eos_ids,
+            directory=directory,
+            write=served.write,
+            adapter=served.lora_rank is not None,
+            written=served.differs,
+        )
+        asyncio.run(self.sampler.ready())
+
+    def logits(self, prompt: Sequence[int], output: Sequence[int]) -> torch.Tensor:
+        """What the model itself says before each token of the output, [T, V]."""
+        with torch.inference_mode():
+            every = self.model(torch.tensor([[*prompt, *output]])).logits[0]
+        return every[len(prompt) - 1 : -1].clone()
+
+    def logprobs(self, prompt: Sequence[int], output: Sequence[int], temperature: float = 1.0) -> torch.Tensor:
+        return picked(self.logits(prompt, output) / temperature, output)
+
+    async def move(self, size: float = 0.02) -> None:
+        """Change every weight that is trained, as a step of training would."""
+        async with self.sampler.exclusive():
+            with torch.no_grad():
+                for parameter in self.model.parameters():
+                    if parameter.requires_grad:
+                        parameter.add_(torch.randn_like(parameter) * size)
+            assert self.sampler.policy_version is not None
+            self.sampler.policy_version += 1
+
+
+def picked(logits_TV: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
+    return torch.log_softmax(logits_TV, -1).gather(-1, torch.tensor(list(output))[:, None])[:, 0]
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process has started and that are alive."""
+    told = subprocess.run(["ps", "-o", "pid=,stat=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
+    rows = [line.split() for line in told.stdout.splitlines()]
+    return [int(row[0]) for row in rows if not row[1].startswith("Z")]
+
+
+@pytest.fixture(scope="module")
+def trained_with(tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Trained]]:
+    made: list[Trained] = []
+
+    def make(lora: Any = None) -> Trained:
+        made.append(Trained(tiny, tmp_path_factory.mktemp("experiment"), lora))
+        return made[-1]
+
+    yield make
+    for one in made:
+        asyncio.run(one.sampler.aclose())
