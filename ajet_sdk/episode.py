@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from ajet_sdk.config import Config
     from ajet_sdk.trace.writer import TraceWriter
 
-__all__ = ["Attempt", "run_batch", "run_episode"]
+__all__ = ["Attempt", "all_of", "run_batch", "run_episode"]
 
 
 @dataclass(frozen=True)
@@ -395,10 +395,10 @@ async def run_batch(
             return episode
 
     with _workers(config):
-        return await _all([asyncio.create_task(one(attempt)) for attempt in attempts])
+        return await all_of([asyncio.create_task(one(attempt)) for attempt in attempts])
 
 
-async def _all(tasks: list[asyncio.Task[Episode]]) -> list[Episode]:
+async def all_of(tasks: list[asyncio.Task[Episode]]) -> list[Episode]:
     """Every task's result; the first error cancels the rest, waits for them, and is raised."""
     try:
         return await asyncio.gather(*tasks)

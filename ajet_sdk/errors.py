@@ -73,10 +73,17 @@ class TaskError(AjetError, ValueError):
 
 
 class MissingExtra(AjetError, ImportError):
-    """An optional dependency is absent; the message is the line that installs it."""
+    """An optional dependency is absent; the message is the line that installs it.
+
+    `extra` is one of ajet's, or a stack that pip can't resolve (`trinity`, `vllm`), which has a command of its own.
+    """
 
     def __init__(self, package: str, extra: str) -> None:
-        super().__init__(f'{package} is not installed. Install it with: pip install "ajet[{extra}]"')
+        line = f"ajet install {extra}" if extra in _STACKS else f'pip install "ajet[{extra}]"'
+        super().__init__(f"{package} is not installed. Install it with: {line}")
+
+
+_STACKS = ("trinity", "vllm")
 
 
 class TraceError(AjetError, RuntimeError):

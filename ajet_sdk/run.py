@@ -38,7 +38,7 @@ log = logging.getLogger("ajet")
 _BACKBONES = {
     "debug": "ajet_sdk.backbones.debug",
     "local": "ajet_sdk.backbones.local",
-    "trinity": "ajet_sdk.backbones.trinity",
+    "trinity": "ajet_sdk.backbones.trinity.backbone",
 }
 _SECRETS = ("api_key", "token", "password", "secret")
 

@@ -9,15 +9,19 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as Late
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from ajet_sdk.errors import ConfigError, MissingExtra
 
 __all__ = ["TRACKERS", "TrackedRun", "Tracker"]
 
-_BEGIN_SECONDS = 30
+T = TypeVar("T")
+
+_BEGIN_SECONDS = 40.0
 _END_SECONDS = 60.0
 
 
@@ -54,13 +58,14 @@ class _Wandb:
             resume="allow",
             dir=run.directory,
             config=dict(run.config),
-            settings=wandb.Settings(init_timeout=_BEGIN_SECONDS, console="off", silent=True),
+            settings=wandb.Settings(init_timeout=_BEGIN_SECONDS - 10, console="off", silent=True),
         )
         # Its own step never goes back, which a resume from an earlier checkpoint does.
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
         kept = Path(self._run.dir).parent
-        self.place = self._run.url or f"in {kept}; upload it with: wandb sync {kept}"
+        offline = f"in {kept}; upload it with: wandb sync {kept}"
+        self.place = offline if self._run.offline else str(self._run.url)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log({"step": step, **metrics})
@@ -82,7 +87,8 @@ class _Swanlab:
             config=dict(run.config),
             settings=swanlab.Settings(interactive=False, terminal=swanlab.Settings.Terminal(proxy_type="none")),
         )
-        self.place = self._run.url or f"in {self._run.dir}; upload it with: swanlab sync {self._run.dir}"
+        kept = f"in {self._run.dir}; upload it with: swanlab sync {self._run.dir}"
+        self.place = self._run.url if self._run.mode == "online" else kept
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._run.log(dict(metrics), step=step)
@@ -104,13 +110,13 @@ class Tracker:
     """One run in one of `TRACKERS`. What fails after its beginning is told by `say`, once, and stops no run.
 
     Raises MissingExtra where the package is absent, and ConfigError where the run cannot be begun there: no key, no
-    network (after half a minute at most).
+    network (after 40 seconds at most).
     """
 
     def __init__(self, name: str, run: TrackedRun, say: Callable[[str], None]) -> None:
-        self._name, self._say = name, say
+        self._name, self._say, self._directory = name, say, run.directory
         try:
-            self._service: _Service | None = TRACKERS[name](run)
+            self._service: _Service | None = _in_a_thread(lambda: TRACKERS[name](run), _BEGIN_SECONDS)
         except ModuleNotFoundError as error:
             if error.name != name:
                 raise
@@ -136,18 +142,35 @@ class Tracker:
         """Close the run there, as finished, stopped or failed; waits for what it still uploads, a minute at most."""
         if self._service is None:
             return
-        thread = threading.Thread(target=self._finish, args=(self._service, error), daemon=True)
-        thread.start()
-        thread.join(_END_SECONDS)
-        if thread.is_alive():
-            self._say(f"{self._name} has not uploaded everything; its files are {self._service.place}")
-        self._service = None
-
-    def _finish(self, service: _Service, error: BaseException | None) -> None:
+        service, self._service = self._service, None
         try:
-            service.finish(error)
+            _in_a_thread(lambda: service.finish(error), _END_SECONDS)
+        except TimeoutError:
+            self._say(f"{self._name} has not uploaded everything; its files are in {self._directory}")
         except Exception as lost:  # noqa: BLE001  as in `log`
             self._say(f"{self._name} could not close the run ({type(lost).__name__}: {lost})")
+
+
+def _in_a_thread(function: Callable[[], T], seconds: float) -> T:
+    """What the function returns or raises; TimeoutError where it takes longer, and then it goes on alone.
+
+    A service that begins in the main thread takes Ctrl-C for itself, and one that waits for the network never ends.
+    """
+    future: Future[T] = Future()
+
+    def body() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:  # noqa: BLE001  raised to whoever waits
+            future.set_exception(error)
+
+    threading.Thread(target=body, name="ajet-tracker", daemon=True).start()
+    try:
+        return future.result(seconds)
+    except Late:
+        if future.done():
+            raise
+        raise TimeoutError(f"no answer within {seconds:.0f} s") from None
 
 
 def _stopped(error: BaseException) -> bool:

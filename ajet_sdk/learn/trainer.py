@@ -84,6 +84,13 @@ class TrainerSettings:
             seed=common.seed,
         )
 
+    def lr_after(self, updates: int) -> float:
+        """The learning rate of the next update: risen over the warm-up, and falling over the run where it falls."""
+        risen = min(1.0, (updates + 1) / max(1, self.warmup_steps))
+        gone = min(1.0, updates / self.total_updates)
+        falling = {"constant": 1.0, "linear": 1.0 - gone, "cosine": (1.0 + math.cos(math.pi * gone)) / 2}
+        return self.lr * risen * falling[self.lr_scheduler_type]
+
 
 def trainable_parameters(model: Any) -> list[torch.nn.Parameter]:
     """The parameters that training moves: all of a full model, the adapter's of a LoRA model."""
@@ -258,7 +265,7 @@ class Trainer:
                 f"the gradient of update {self.updates + 1} is not finite; try a smaller trainer_common.optim.lr"
             )
         for group in self.optimizer.param_groups:
-            group["lr"] = self._lr()
+            group["lr"] = self.settings.lr_after(self.updates)
         self.optimizer.step()
         for master, parameter in zip(self.masters, self.parameters, strict=True):
             if master is not parameter:
@@ -272,12 +279,6 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         for parameter in self.parameters:
             parameter.grad = None
-
-    def _lr(self) -> float:
-        risen = min(1.0, (self.updates + 1) / max(1, self.settings.warmup_steps))
-        gone = min(1.0, self.updates / self.settings.total_updates)
-        falling = {"constant": 1.0, "linear": 1.0 - gone, "cosine": (1.0 + math.cos(math.pi * gone)) / 2}
-        return self.settings.lr * risen * falling[self.settings.lr_scheduler_type]
 
     def _freeze(self) -> Any:
         reference = copy.deepcopy(self.model).eval()

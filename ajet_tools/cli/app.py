@@ -27,6 +27,7 @@ COMMANDS = {
     "trace": "Look into a trace: episodes, calls, rewards, the ledger.",
     "dataset": "Build a dataset, and work on one.",
     "config": "Show, check and explain the configuration.",
+    "install": "Install Trinity or vLLM, which pip can't resolve, in versions that work together.",
     "doctor": "Say what is installed here, what is missing, and whether a run could write and listen.",
 }
 """Each command with its short help; its module in this package has the same name and an `app`."""
@@ -65,10 +66,16 @@ class _Commands(TyperGroup):
         return args[0], load_command(args[0]), args[1:]
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """`ajet --conf FILE …` is `ajet train --conf FILE …`; `--traceback` may stand anywhere."""
+        """`ajet --conf FILE …` is `ajet train --conf FILE …`; `--traceback` may stand anywhere.
+
+        `--with-ray-cluster` without an address is this machine's cluster, as it was where it took none.
+        """
         own = args[: args.index("--")] if "--" in args else args
         ctx.meta["ajet.traceback"] = "--traceback" in own
         args = [arg for arg in own if arg != "--traceback"] + args[len(own) :]
+        for place, arg in reversed([*enumerate(args)]):
+            if arg == "--with-ray-cluster" and (args[place + 1 :] or ["-"])[0].startswith("-"):
+                args.insert(place + 1, "auto")
         if args and args[0].startswith("-") and args[0] not in ROOT_OPTIONS:
             args = ["train", *args]
         return super().parse_args(ctx, args)

@@ -1,8 +1,7 @@
-"""`ajet doctor`: what is installed here, what is missing, and whether a run could write and listen."""
+"""`ajet doctor`: what is installed here, what is missing, what could run, and whether a run could write and listen."""
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import os
 import platform
@@ -10,64 +9,81 @@ import shutil
 import socket
 import tempfile
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
-__all__ = ["CORE", "EXTRAS", "app"]
+from ajet_sdk.errors import ConfigError
+from ajet_tools.cli.readiness import CORE, EXTRAS, TARGETS, Check, gpus, look, target_of, usable
+from ajet_tools.cli.stacks import installed_version
+
+__all__ = ["app"]
 
 app = typer.Typer(add_completion=False)
-
-CORE = (
-    "pydantic", "numpy", "duckdb", "pyarrow", "pytz", "typer", "rich", "pyyaml", "jinja2", "starlette", "uvicorn",
-    "httpx", "openai",
-)  # fmt: skip
-EXTRAS = {
-    "local": ("torch", "transformers", "tokenizers", "safetensors", "peft", "matplotlib", "tensorboard"),
-    "tools": ("textual", "textual-plotext", "textual-serve", "aiohttp", "polars", "rapidfuzz"),
-    "documents": ("pypdf", "python-docx", "beautifulsoup4"),
-    "math": ("math-verify",),
-    "datasets": ("datasets",),
-    "agentscope": ("agentscope",),
-    "loggers": ("wandb", "swanlab"),
-    "ray": ("ray",),
-}
-
-
-@dataclass(frozen=True)
-class Check:
-    """One thing that was looked at: `fail` stops every run, `miss` some of them."""
-
-    name: str
-    status: Literal["ok", "miss", "fail"]
-    detail: str
-    fix: str = ""
 
 
 @app.command()
 def doctor(
     directory: Annotated[Path, typer.Argument(help="Where runs would write.")] = Path(),
+    purpose: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="NAME",
+            help=f"Look closely at one way of running, and exit with 1 where it can't: {', '.join(TARGETS)}; trinity "
+            "and vllm are those of this machine.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what is installed here, what is missing, and whether a run could write and listen.
+    """Say what is installed here, what is missing, what could run, and whether a run could write and listen.
 
     \b
     ajet doctor
+    ajet doctor --for trinity
     ajet doctor --json
     """
+    target = None if purpose is None else target_of(purpose)
+    if purpose is not None and target is None:
+        raise ConfigError(f"--for {purpose}: choose one of trinity, vllm, {', '.join(TARGETS)}")
     checks = [*_python(), *_packages(), *_accelerator(), *_machine(directory), *_network()]
-    failed = any(check.status == "fail" for check in checks)
+    found = {target: look(target, imports=True)} if target else {name: look(name) for name in TARGETS}
+    failed = not usable(checks) or bool(target and not usable(found[target]))
     if as_json:
-        typer.echo(json.dumps({"ok": not failed, "checks": [asdict(check) for check in checks]}, indent=2))
+        ways = {
+            name: {"usable": usable(of), "checks": [asdict(check) for check in of]} for name, of in found.items()
+        }
+        shown = {"ok": not failed, "checks": [asdict(check) for check in checks], "ways": ways}
+        typer.echo(json.dumps(shown, indent=2))
+    elif target:
+        _print([check for check in checks if check.status == "fail"] + found[target])
+        typer.echo(f"{target} {'can run here' if not failed else 'can not run here'}")
     else:
-        width = max(len(check.name) for check in checks)
-        colours = {"ok": "green", "miss": "yellow", "fail": "red"}
-        for check in checks:
-            status = typer.style(f"{check.status:<4}", fg=colours[check.status], bold=True)
-            typer.echo(f"{status}  {check.name:<{width}}  {check.detail}" + (f"; {check.fix}" if check.fix else ""))
+        _print(checks)
+        typer.echo("\nWhat can run here (ajet doctor --for NAME looks closer):")
+        _print([_summary(name, of) for name, of in found.items()])
     raise typer.Exit(1 if failed else 0)
+
+
+def _print(checks: list[Check]) -> None:
+    width = max(len(check.name) for check in checks)
+    colours = {"ok": "green", "miss": "yellow", "fail": "red"}
+    for check in checks:
+        status = typer.style(f"{check.status:<4}", fg=colours[check.status], bold=True)
+        typer.echo(f"{status}  {check.name:<{width}}  {check.detail}" + (f"; {check.fix}" if check.fix else ""))
+
+
+def _summary(name: str, checks: list[Check]) -> Check:
+    """One line of what was found: the first thing that stops it, else what to look at."""
+    for status in ("fail", "miss"):
+        said = [check for check in checks if check.status == status]
+        if said:
+            more = f" (and {len(said) - 1} more)" if len(said) > 1 else ""
+            what = "" if status == "fail" else "can run; "
+            return Check(name, "miss", f"{what}{said[0].name}: {said[0].detail}{more}", said[0].fix)
+    return Check(name, "ok", "can run")
 
 
 def _python() -> Iterator[Check]:
@@ -79,30 +95,25 @@ def _python() -> Iterator[Check]:
 
 
 def _packages() -> Iterator[Check]:
-    missing = [name for name in CORE if _version(name) is None]
+    missing = [name for name in CORE if installed_version(name) is None]
     if missing:
         yield Check("core", "fail", f"missing {', '.join(missing)}", "pip install ajet")
     else:
-        yield Check("core", "ok", ", ".join(f"{name} {_version(name)}" for name in CORE))
+        yield Check("core", "ok", ", ".join(f"{name} {installed_version(name)}" for name in CORE))
     for extra, names in EXTRAS.items():
-        absent = [name for name in names if _version(name) is None]
-        present = ", ".join(f"{name} {_version(name)}" for name in names if name not in absent)
+        absent = [name for name in names if installed_version(name) is None]
+        present = ", ".join(f"{name} {installed_version(name)}" for name in names if name not in absent)
         if absent:
             detail = f"missing {', '.join(absent)}" + (f" (has {present})" if present else "")
-            yield Check(f"extra {extra}", "miss", detail, f'pip install "ajet[{extra}]"')
+            line = "ajet install trinity" if extra in ("trinity", "verl") else f'pip install "ajet[{extra}]"'
+            yield Check(f"extra {extra}", "miss", detail, line)
         else:
             yield Check(f"extra {extra}", "ok", present)
 
 
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
 def _accelerator() -> Iterator[Check]:
-    if _version("torch") is None:
+    seen = gpus()
+    if installed_version("torch") is None:
         return
     try:
         import torch
@@ -114,6 +125,11 @@ def _accelerator() -> Iterator[Check]:
         for index in range(torch.cuda.device_count()):
             memory = torch.cuda.get_device_properties(index).total_memory / 2**30
             yield Check(f"gpu {index}", "ok", f"{torch.cuda.get_device_name(index)}, {memory:.0f} GB")
+    elif seen:
+        name, _, driver = seen[0]
+        detail = f"{len(seen)} × {name} with driver {driver}, and torch {torch.__version__} sees none"
+        build = "this torch is built for CPUs" if torch.version.cuda is None else f"it wants CUDA {torch.version.cuda}"
+        yield Check("gpu", "miss", f"{detail}: {build}", "install a torch for CUDA, or a newer driver")
     else:
         yield Check("gpu", "ok", "none: models run on the CPU")
 

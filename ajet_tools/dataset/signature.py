@@ -67,6 +67,8 @@ def lanes(hashes: U64, bounds: npt.NDArray[np.int64], seed: int = 0) -> U32:
 
 def _filled(table: U32) -> U32:
     """Each empty bin takes the value of the first of the other bins, in an order of its own, that has one."""
+    if len(table) == 1:
+        return _filled_one(table[0])[None]
     row, column = np.nonzero(table == EMPTY)
     some = (table != EMPTY).any(axis=1)
     row, column = row[some[row]], column[some[row]]
@@ -79,6 +81,13 @@ def _filled(table: U32) -> U32:
         missing = value == EMPTY
         row, column = row[missing], column[missing]
     return filled
+
+
+def _filled_one(bins: U32) -> U32:
+    """The same for one text, without a pass for each bin that is asked in vain."""
+    there = bins[_ORDERS] != EMPTY
+    first = _ORDERS[there.argmax(axis=0), np.arange(BINS)]
+    return np.where((bins == EMPTY) & there.any(axis=0), bins[first], bins)
 
 
 def _orders() -> npt.NDArray[Any]:

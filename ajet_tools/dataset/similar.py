@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -9,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ajet_sdk.errors import ConfigError
-from ajet_tools.dataset.likeness import likeness, normal, shortest
+from ajet_tools.dataset.likeness import MARKED, likeness, marks, normal, shortest
 from ajet_tools.dataset.signature import GRAM, LANES, expected, grams, lanes
 
 __all__ = ["Match", "Near", "check_threshold"]
@@ -49,6 +51,10 @@ class Near:
         self._exact: dict[str, str] = {}
         self._texts: list[tuple[str, str]] = []
         self._sketches = np.empty((64, LANES), np.uint8)
+        self._sketched = np.zeros(64, np.bool_)
+        self._with_marks: dict[tuple[str, ...], array[int]] = {}
+        """Texts by their numbers and operators: only among those with the same can a short one have its like."""
+
         self._last: tuple[str, npt.NDArray[np.uint8]] | None = None
         """A text is mostly looked for, and then added."""
 
@@ -65,7 +71,9 @@ class Near:
             return
         if len(self._texts) == len(self._sketches):
             self._sketches = np.concatenate((self._sketches, np.empty_like(self._sketches)))
-        self._sketches[len(self._texts)] = self._sketch(form)
+            self._sketched = np.concatenate((self._sketched, np.zeros_like(self._sketched)))
+        if self.numbers:
+            self._with_marks.setdefault(tuple(marks(form)), array("q")).append(len(self._texts))
         self._texts.append((key, form))
 
     def find(self, text: str) -> Match | None:
@@ -73,17 +81,31 @@ class Near:
         form = normal(text)
         if form in self._exact:
             return Match(self._exact[form], 1.0, "exact")
-        if len(form) < self._shortest or not self._texts:
+        if len(form) < self._shortest:
             return None
-        agree = (self._sketches[: len(self._texts)] == self._sketch(form)).sum(axis=1, dtype=np.int16)
-        likely = np.flatnonzero(agree >= 1 + LANES * expected(self.threshold) / 2)
         best: Match | None = None
-        for index in likely[np.argsort(-agree[likely], kind="stable")][:_TRIED]:
+        for index in self._likely(form):
             key, other = self._texts[index]
             least = best.similarity if best else self.threshold
             similarity = likeness(form, other, max(least, self.threshold), numbers=self.numbers)
             if similarity is not None and (best is None or similarity > best.similarity):
                 best = Match(key, similarity, "near")
+        return best
+
+    def _likely(self, form: str) -> Sequence[int]:
+        """The texts that may be like one: few, the likeliest first."""
+        if self.numbers and len(form) < MARKED:
+            among = self._with_marks.get(tuple(marks(form)), ())
+            if len(among) <= _TRIED:
+                return among
+            places = np.array(among)
+        else:
+            places = np.arange(len(self._texts))
+        for index in places[~self._sketched[places]]:
+            self._sketches[index], self._sketched[index] = self._sketch(self._texts[index][1]), True
+        agree = (self._sketches[places] == self._sketch(form)).sum(axis=1, dtype=np.int16)
+        likely = np.flatnonzero(agree >= 1 + LANES * expected(self.threshold) / 2)
+        best: list[int] = places[likely[np.argsort(-agree[likely], kind="stable")][:_TRIED]].tolist()
         return best
 
     def _sketch(self, form: str) -> npt.NDArray[np.uint8]:

@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
+from ajet_sdk.stop import Stop
 from ajet_sdk.trace.schema import COLUMNS
 
 __all__ = ["FORMATS", "distinct", "result_of", "save_result", "spelled", "tables"]
@@ -26,9 +27,9 @@ def tables(reader: TraceReader) -> dict[str, dict[str, str]]:
     return {**COLUMNS, "calls_full": {field.name: str(field.type) for field in whole}}
 
 
-def result_of(reader: TraceReader, sql: str) -> pa.Table:
+def result_of(reader: TraceReader, sql: str, stop: Stop | None = None) -> pa.Table:
     """The result of one SELECT or EXPLAIN; a column's name that comes twice gets a number. Raises QueryError."""
-    found = reader.query(sql)
+    found = reader.query(sql, (), stop)
     return found.rename_columns(distinct(found.column_names))
 
 

@@ -10,6 +10,7 @@ import json
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from operator import is_
 from typing import Any
 
 from ajet_sdk.types import Call
@@ -72,10 +73,14 @@ def conversation(chain: Sequence[Call]) -> tuple[Message, ...]:
     marks: list[int] = []
     names: dict[str, str] = {}
     known: list[int] = []
+    before: list[Any] = []
     marking = _Marks()
     for call in chain:
         raws = asked(call)
-        view, fresh = _place([marks[i] for i in known], known, [marking.of(raw) for raw in raws], len(told))
+        same = len(before) if len(before) <= len(raws) and all(map(is_, before, raws)) else 0
+        rest = known[same:]  # what was asked before stands first in `known`: the very same messages are there
+        view, fresh = _place([marks[i] for i in rest], rest, [marking.of(raw) for raw in raws[same:]], len(told))
+        view, fresh = [*known[:same], *view], [(same + n, place) for n, place in fresh]
         if call.request.get("previous_response_id"):  # what was said before is known to the server and not sent again
             view = list(dict.fromkeys([*known, *view]))
         note = _note(known, view) if known else ""
@@ -88,7 +93,7 @@ def conversation(chain: Sequence[Call]) -> tuple[Message, ...]:
             told.append(_read(raw, f"{call.call_id}/reply{n}", call.call_id, True, call.agent, names, note))
             marks.append(marking.of(raw))
             note = ""
-        known = view
+        known, before = view, [] if call.request.get("previous_response_id") else raws
     return tuple(told)
 
 

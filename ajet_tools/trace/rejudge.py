@@ -16,6 +16,7 @@ import numpy as np
 
 from ajet_sdk.config import Config
 from ajet_sdk.decorators import bind, spec_of
+from ajet_sdk.episode import all_of
 from ajet_sdk.errors import AjetError, TraceError, TrainingError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.rewards import judged
@@ -194,7 +195,7 @@ async def rejudge(
                     cause = episode.cause or episode.status
                     changes.skipped[cause] = changes.skipped.get(cause, 0) + 1
             try:
-                after = await _all([asyncio.create_task(one(episode)) for episode in whole])
+                after = await all_of([asyncio.create_task(one(episode)) for episode in whole])
             except TrainingError as error:
                 raise TraceError(
                     f"{workers.abandoned} calls of the judge did not end in time and were abandoned, so it was "
@@ -202,17 +203,6 @@ async def rejudge(
                 ) from error
             changes.verdicts += _verdicts(whole, after, config)
     return changes
-
-
-async def _all(tasks: list[asyncio.Task[Episode]]) -> list[Episode]:
-    """Every task's result; the first error cancels the rest, waits for them, and is raised."""
-    try:
-        return await asyncio.gather(*tasks)
-    except BaseException:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        raise
 
 
 async def _judged(workers: Workers, episode: Episode, judge: Any, config: Config, timeout: float) -> Episode:

@@ -118,6 +118,10 @@ def judge(output, answer: str) -> float:
     return float(answer in output)
 
 @ajet.judge
+def fine(output) -> float:
+    return 1.0
+
+@ajet.judge
 def asks(output, answer: str) -> float:
     return float(ask("judge") == "judge")
 """
@@ -152,7 +156,12 @@ def start(nodes: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> St
         values = {
             "experiment_name": "e",
             "model": {"scripted": f"{away}/replies.py->reply"},
-            "rollout": {"runner": "ray", "user_workflow": f"{away}/agent_on_ray.py->{name}", **rollout},
+            "rollout": {
+                "runner": "ray",
+                "max_env_worker": 4,
+                "user_workflow": f"{away}/agent_on_ray.py->{name}",
+                **rollout,
+            },
             "task_judge": {"judge_protocol": f"{away}/agent_on_ray.py->{judge}"},
             "task_reader": {
                 "type": "jsonl_dataset_file",
@@ -182,7 +191,7 @@ def test_episodes_run_on_both_nodes_in_processes_used_again(start: Start) -> Non
     assert len({o[2] for o in outputs}) == 2
     processes = {o[3] for o in outputs}
     assert os.getpid() not in processes
-    assert len(processes) <= 16 < len(outputs)
+    assert len(processes) <= 4 < len(outputs)
     calls = [c for e in report.episodes for c in e.calls]
     assert len(calls) == 24
     assert all(c.output_ids is not None for c in calls)
@@ -234,7 +243,7 @@ def test_a_forked_child_belongs_to_the_episode(start: Start) -> None:
 def test_one_that_grows_is_replaced(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ray_workers, "_MOST_GROWTH", 100 << 20)
     monkeypatch.setattr(ray_workers, "_PER_CPU", 0.25)
-    report = start("leaks", 6, judge="asks", max_env_worker=1)
+    report = start("leaks", 6, judge="fine", max_env_worker=1)
     assert all(e.status == "succeeded" for e in report.episodes), report.failures
     assert 2 <= len({e.output for e in report.episodes}) < 6
 

@@ -270,10 +270,14 @@ def test_conf_alone_is_train(starter: Path) -> None:
 
 
 def test_compatible_flags_are_accepted_with_a_word(starter: Path) -> None:
-    flags = ["--with-ray", "--with-ray-cluster", "--skip-check-avail-gpu", "--prefix", "x"]
-    done = ajet_(*DEBUG, *flags)
-    assert done.exit_code == 0, done.output
-    assert done.stderr.count("changes nothing") == 2
+    for flags in (["--with-ray"], ["--with-ray-cluster"], ["--with-ray-cluster", "127.0.0.1:6379"]):
+        done = ajet_(*DEBUG, *flags, "--skip-check-avail-gpu", "--prefix", "x")
+        assert done.exit_code == 0, done.output
+        assert done.stderr.count("needs no Ray") == 1
+        assert done.stderr.count("changes nothing") == 1
+    both = ajet_(*DEBUG, "--with-ray", "--with-ray-cluster", "auto")
+    assert both.exit_code == 2
+    assert "give one of them" in both.stderr
 
 
 def test_debug_names_breakpoints(starter: Path) -> None:

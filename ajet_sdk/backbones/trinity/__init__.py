@@ -1,8 +1,5 @@
-"""The `trinity` backbone: Trinity-RFT on Ray, with vLLM and verl on GPUs, or with ajet's own learner on a CPU."""
+"""The `trinity` backbone: Trinity-RFT on Ray, with vLLM and verl on GPUs, or with ajet's own learner on a CPU.
 
-from __future__ import annotations
-
-from ajet_sdk.backbones.trinity.backbone import trinity
-from ajet_sdk.backbones.trinity.mapping import Place, to_trinity
-
-__all__ = ["Place", "to_trinity", "trinity"]
+`backbone` is the driver's side, `workflow` and `batches` run in Trinity's actors, `service` is the learner without
+GPUs, and `stand_in` makes it what Trinity takes for `tinker`. Nothing is imported here: each process loads its part.
+"""

@@ -137,9 +137,8 @@ class _Run:
             raise ConfigError("model.path is not set: the trinity backbone needs a directory or a hub name to train")
         if wants_recipe(config):
             probe = Probe(config, self.job.workflow, self.job.judge, self.job.train)
-            return os.path.abspath(await build_recipe(config, probe, self.loggers.say))
-        path = config.resolve(config.model.path)
-        return os.path.abspath(path) if path.exists() else config.model.path
+            return _absolute(await build_recipe(config, probe, self.loggers.say))
+        return _absolute(config.resolve(config.model.path))
 
     def _val_tasks(self) -> Sequence[Task]:
         limit = self.config.trainer_common.val_tasks
@@ -149,6 +148,7 @@ class _Run:
     async def _learner(self, place: Place) -> AsyncIterator[None]:
         """Ajet's CPU learner, where Trinity looks for `tinker`."""
         from ajet_sdk.backbones.trinity.service_process import serving
+        from ajet_sdk.learn.trainer import TrainerSettings
 
         rollout = self.config.rollout
         async with serving(
@@ -157,6 +157,7 @@ class _Run:
             max_model_len=rollout.max_model_len,
             max_batch=rollout.max_env_worker,
             seed=self.config.trainer_common.seed,
+            settings=TrainerSettings.of(self.config, place.lr or 0.0, self.total),
             work_dir=place.directory / "weights",
             log=self.job.directory / "logs" / f"{self.job.run_id}-learner.log",
         ) as url:
@@ -279,6 +280,11 @@ def _environment(added: Mapping[str, str]) -> Iterator[None]:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+
+
+def _absolute(path: Path) -> str:
+    """The directory from its root, or the name as it is where there is no such directory here: a hub's."""
+    return str(path.resolve()) if path.exists() else str(path)
 
 
 def _tasksets(mapping: Mapping[str, Any]) -> Iterator[dict[str, Any]]:

@@ -59,13 +59,10 @@ class GivenAdvantages(AdvantageFn, ExperienceOperator):  # type: ignore[misc]
 
     Args:
         multiple_of: how many experiences the trainer splits a batch by; blanks fill up.
-        by_sequence: Trinity's CPU trainer takes the mean over sequences of each one's mean over tokens. Scaling each
-            sequence's advantages by n_i · N / Σn (n_i trained tokens of N sequences) makes that the mean over all
-            tokens, which is the local loss; the clipped surrogate is linear in positive scales.
     """
 
-    def __init__(self, multiple_of: int = 1, by_sequence: bool = False) -> None:
-        self.multiple_of, self.by_sequence = multiple_of, by_sequence
+    def __init__(self, multiple_of: int = 1) -> None:
+        self.multiple_of = multiple_of
 
     def __call__(self, exps: list[Experience], **_: Any) -> tuple[list[Experience], dict[str, float]]:
         return self.process(exps)
@@ -76,8 +73,6 @@ class GivenAdvantages(AdvantageFn, ExperienceOperator):  # type: ignore[misc]
         if not kept:
             return [], {"timelines": 0.0}
         timelines = len(kept) if not _is_blank(kept[0]) else 0
-        if self.by_sequence:
-            _weigh(kept)
         template = kept[0]
         while len(kept) % self.multiple_of:
             filler = blank(EID(batch=template.eid.batch, task=template.eid.task))
@@ -93,7 +88,7 @@ class GivenAdvantages(AdvantageFn, ExperienceOperator):  # type: ignore[misc]
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
-        return {"multiple_of": 1, "by_sequence": False}
+        return {"multiple_of": 1}
 
 
 def _weigh(experiences: Sequence[Experience]) -> None:
@@ -109,11 +104,15 @@ class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
     Args (in `algorithm.sample_strategy_args`):
         max_staleness: updates that a sampled token may be behind the policy that is trained.
         run_id: whose driver is told.
+        by_sequence: the trainer takes the mean over sequences of each one's mean over tokens, as Trinity's trainer
+            without GPUs does. Scaling each sequence's advantages by n_i · N / Σn (n_i trained tokens of N sequences)
+            makes that the mean over all tokens, as in `local`; the clipped surrogate is linear in positive scales.
     """
 
     def __init__(self, buffer_config: Any, **arguments: Any) -> None:
         super().__init__(buffer_config)
         self.max_staleness, self._run_id = int(arguments["max_staleness"]), str(arguments["run_id"])
+        self.by_sequence = bool(arguments.get("by_sequence"))
 
     async def sample(self, step: int, **_: Any) -> tuple[list[Experience], dict[str, Any], list[Any]]:
         first = (await self.exp_buffer.read(batch_size=1))[0]
@@ -132,6 +131,8 @@ class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
                 stale += 1
                 _leave_out(experience)
             rows += [{**call, "outcome": outcome} for call in trained]
+        if self.by_sequence:
+            _weigh(batch)
         await post_of(self._run_id).put.remote("trained", {"step": step, "calls": rows})
         metrics: dict[str, Any] = {"train/timelines": float(sum(bool(e.info.get("trained")) for e in batch))}
         if lags:
@@ -141,7 +142,7 @@ class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
-        return {"max_staleness": 0, "run_id": ""}
+        return {"max_staleness": 0, "run_id": "", "by_sequence": False}
 
 
 def _leave_out(experience: Experience) -> None:

@@ -1,7 +1,9 @@
 """The trained copy of the model: log-probabilities out, their gradients in, AdamW steps; and its state on disk.
 
 Whoever has the loss need not have the model: with g = d(loss)/d(logprob), the gradient of sum(g * logprob) is the
-loss's own. The model is in evaluation mode throughout: dropout would make the two passes differ.
+loss's own. What needs more than log-probabilities is added
+here, as `local` adds it, per token of the whole batch: the KL term, the entropy bonus, and the course of the learning
+rate. The model is in evaluation mode throughout: dropout would make the two passes differ.
 Letters of shapes: B sequences, T the length of one, N tokens of all sequences one after another.
 """
 
@@ -12,6 +14,7 @@ import pickle
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
+from dataclasses import replace as replace_settings
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +26,8 @@ from safetensors import SafetensorError
 from ajet_sdk.engines.local import HFTokenizer, load_model
 from ajet_sdk.errors import CheckpointError, RequestRefused, TrainingError
 from ajet_sdk.learn.checkpoint import export, read_weights, replace
-from ajet_sdk.learn.loss import MicroBatch, micro_batches, score
+from ajet_sdk.learn.loss import MicroBatch, Scored, kl_estimate, micro_batches, score
+from ajet_sdk.learn.trainer import TrainerSettings
 
 __all__ = ["Adam", "Learner", "Sequences", "logprobs_of"]
 
@@ -125,17 +129,23 @@ def _vocabulary(model: Any) -> int:
 
 
 class Learner:
-    """Owns the weights that are trained, in float32. Not for several threads at once."""
+    """Owns the weights that are trained, in float32. Not for several threads at once.
 
-    def __init__(self, model_path: Path, temperature: float) -> None:
+    `settings` gives the KL and entropy terms and the course of the learning rate; None: none of them, and a rate that
+    stays.
+    """
+
+    def __init__(self, model_path: Path, temperature: float, settings: TrainerSettings | None = None) -> None:
         self.temperature = temperature
         self.model_path = model_path
+        self.settings = settings or TrainerSettings(lr=1.0, warmup_steps=0)
         self._tokenizer = HFTokenizer(model_path)
         self.start()
 
     def start(self) -> None:
         """Begin with the base model's weights and a fresh optimiser."""
         self.model = load_model(self.model_path, dtype="float32", device="cpu")
+        self._reference: Any = None
         self.optimiser = torch.optim.AdamW(self.model.parameters())
         self.updates = 0
         """Optimiser steps applied to these weights."""
@@ -167,10 +177,33 @@ class Learner:
             raise RequestRefused("there is no forward pass that these gradients could be of")
         if groups and max(int(group.places.max()) for group in groups) >= len(gradients_N):
             raise RequestRefused("there are fewer gradients than the forward pass gave log-probabilities")
+        tokens = sum(len(group.places) for group in groups)
         for group in reversed(groups):
+            given_N = torch.from_numpy(gradients_N[group.places])
+            if self._has_terms:
+                scored = score(self.model, group.batch, entropy=True, entropy_grad=True)
+                ((scored.logprobs_N * given_N).sum() + self._terms(group.batch, scored) / tokens).backward()
+                continue
             logprobs_N = score(self.model, group.batch, entropy=False).logprobs_N if graph is None else graph
             graph = None
-            logprobs_N.backward(torch.from_numpy(gradients_N[group.places]))
+            logprobs_N.backward(given_N)
+
+    @property
+    def _has_terms(self) -> bool:
+        return bool(self.settings.loss.kl_coef or self.settings.loss.entropy_coef)
+
+    def _terms(self, batch: MicroBatch, scored: Scored) -> torch.Tensor:
+        """Sum over tokens of the loss's terms that the caller cannot know."""
+        loss = self.settings.loss
+        assert scored.entropy_N is not None
+        terms = -loss.entropy_coef * scored.entropy_N.sum()
+        if loss.kl_coef:
+            if self._reference is None:
+                self._reference = load_model(self.model_path, dtype="float32", device="cpu")
+            with torch.no_grad():
+                reference_N = score(self._reference, batch, entropy=False).logprobs_N
+            terms = terms + loss.kl_coef * kl_estimate(scored.logprobs_N, reference_N, loss.kl_type).sum()
+        return terms
 
     def update(self, adam: Adam) -> float:
         """One AdamW step. Returns the norm of the gradients before clipping; raises TrainingError if not finite."""
@@ -183,7 +216,7 @@ class Learner:
             )
         for group in self.optimiser.param_groups:
             group.update(
-                lr=adam.learning_rate,
+                lr=replace_settings(self.settings, lr=adam.learning_rate).lr_after(self.updates),
                 betas=(adam.beta1, adam.beta2),
                 eps=adam.eps,
                 weight_decay=adam.weight_decay,

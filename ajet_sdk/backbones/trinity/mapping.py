@@ -89,10 +89,13 @@ def to_trinity(config: Config, place: Place) -> dict[str, Any]:
             "advantage_fn": f"{_HERE}.batches.GivenAdvantages",
             "advantage_fn_args": {
                 "multiple_of": 1 if cpu else max(1, _trainer_gpus(config) // common.ulysses_sequence_parallel_size),
-                "by_sequence": cpu,
             },
             "sample_strategy": f"{_HERE}.batches.WholeSteps",
-            "sample_strategy_args": {"max_staleness": rollout.max_staleness, "run_id": place.run_id},
+            "sample_strategy_args": {
+                "max_staleness": rollout.max_staleness,
+                "run_id": place.run_id,
+                "by_sequence": cpu,
+            },
             "policy_loss_fn": "ppo",
             "policy_loss_fn_args": {
                 "clip_range_low": common.clip_ratio_low,
@@ -102,14 +105,10 @@ def to_trinity(config: Config, place: Place) -> dict[str, Any]:
             },
             "loss_agg_mode": "token-mean",
             "kl_penalty_fn": "none",
-            "kl_loss_fn": _KL[common.kl_loss_type] if common.use_kl_loss else "none",
-            "kl_loss_fn_args": {"kl_coef": common.kl_loss_coef} if common.use_kl_loss else {},
-            "entropy_loss_fn": "default" if common.entropy_coef else "none",
-            "entropy_loss_fn_args": {"entropy_coef": common.entropy_coef},
+            **_terms(config, cpu),
             "optimizer": {
                 **({} if place.lr is None else {"lr": place.lr}),
-                "lr_warmup_steps": optim.warmup_steps,
-                "lr_scheduler_type": optim.lr_scheduler_type,
+                **_schedule(config, cpu),
                 "min_lr_ratio": 0.0,
                 "betas": list(optim.betas),
                 "weight_decay": optim.weight_decay,
@@ -160,6 +159,7 @@ def to_trinity(config: Config, place: Place) -> dict[str, Any]:
                 "enable_openai_api": True,
                 "enable_history": False,
                 "enable_prefix_caching": True,
+                "gpu_memory_utilization": rollout.gpu_memory_utilization or (0.5 if _shared(config) else 0.85),
                 "dtype": {"auto": "bfloat16"}.get(config.model.dtype, config.model.dtype),
                 "seed": common.seed,
                 "extra_engine_args": {"max_num_seqs": rollout.max_num_seqs, "logprobs_mode": "processed_logprobs"},
@@ -179,7 +179,7 @@ def to_trinity(config: Config, place: Place) -> dict[str, Any]:
             **({} if cpu else {"trainer_strategy": "fsdp2"}),
         },
         "synchronizer": {
-            "sync_method": "checkpoint" if cpu else "nccl",
+            "sync_method": "memory" if cpu else "nccl",
             "sync_style": "fixed",
             "sync_interval": 1,
             "sync_offset": rollout.max_staleness,
@@ -220,7 +220,7 @@ def _refuse(config: Config, cpu: bool) -> None:
         wrong.append(
             "rollout.sampling: request; Trinity trains at one temperature for all calls: set rollout.sampling: run"
         )
-    if common.optim.lr_scheduler_type == "linear":
+    if common.optim.lr_scheduler_type == "linear" and not cpu:
         wrong.append("trainer_common.optim.lr_scheduler_type: linear; Trinity knows constant and cosine")
     if common.mini_batch_num > 1 or common.ppo_epochs > 1:
         wrong.append(
@@ -228,15 +228,10 @@ def _refuse(config: Config, cpu: bool) -> None:
         )
     if config.model.base_url or config.model.scripted:
         wrong.append("model.base_url and model.scripted: Trinity trains weights; set model.path")
-    if cpu and common.use_kl_loss and common.kl_loss_coef:
-        wrong.append(
-            "trainer_common.use_kl_loss: the route without GPUs weighs the KL term by sequence and not by token; "
-            "set use_kl_loss: false, or give the run GPUs (trainer_common.n_gpus_per_node)"
-        )
-    if cpu and common.entropy_coef:
-        wrong.append("trainer_common.entropy_coef: the route without GPUs only estimates the entropy; set it to 0")
     if cpu and config.model.lora.enabled:
         wrong.append("model.lora: the route without GPUs trains all weights; set model.lora.enabled: false")
+    if config.model.lora.enabled and config.model.lora.dropout:
+        wrong.append("model.lora.dropout: Trinity's adapters have none; set it to 0")
     if not cpu and _trainer_gpus(config) < 1:
         wrong.append(
             f"no GPU is left to train on: {common.nnodes} × {common.n_gpus_per_node} GPUs, and "
@@ -260,10 +255,35 @@ _WITHOUT_EFFECT = {
 }
 
 
+def _shared(config: Config) -> bool:
+    """Whether the sampler and the trainer take turns on one GPU."""
+    return config.trainer_common.nnodes * config.trainer_common.n_gpus_per_node == 1
+
+
+def _terms(config: Config, cpu: bool) -> dict[str, Any]:
+    """The KL and entropy terms. Without GPUs our learner adds them itself: Trinity's trainer sees no distribution."""
+    common = config.trainer_common
+    kl, entropy = common.use_kl_loss and not cpu, common.entropy_coef if not cpu else 0.0
+    return {
+        "kl_loss_fn": _KL[common.kl_loss_type] if kl else "none",
+        "kl_loss_fn_args": {"kl_coef": common.kl_loss_coef} if kl else {},
+        "entropy_loss_fn": "default" if entropy else "none",
+        "entropy_loss_fn_args": {"entropy_coef": entropy},
+    }
+
+
+def _schedule(config: Config, cpu: bool) -> dict[str, Any]:
+    """The learning rate's course. Without GPUs our learner keeps it, as `local` does."""
+    optim = config.trainer_common.optim
+    if cpu:
+        return {"lr_warmup_steps": 0, "lr_scheduler_type": "constant"}
+    return {"lr_warmup_steps": optim.warmup_steps, "lr_scheduler_type": optim.lr_scheduler_type}
+
+
 def _trainer_gpus(config: Config) -> int:
     common, rollout = config.trainer_common, config.rollout
-    if common.nnodes * common.n_gpus_per_node == 1:
-        return 1  # one GPU is shared in turns
+    if _shared(config):
+        return 1
     return common.nnodes * common.n_gpus_per_node - rollout.n_vllm_engine * rollout.tensor_parallel_size
 
 

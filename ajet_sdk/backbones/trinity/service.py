@@ -37,6 +37,8 @@ from ajet_sdk.engines.local import HFTokenizer, LocalSampler, load_model
 from ajet_sdk.errors import AjetError, CheckpointError, ConfigError, RequestRefused
 from ajet_sdk.gateway import listening_socket
 from ajet_sdk.learn.checkpoint import read_weights
+from ajet_sdk.learn.loss import LossSettings
+from ajet_sdk.learn.trainer import TrainerSettings
 from ajet_sdk.protocols import Answer, Choice, Sampled
 from ajet_sdk.sampling import asked, refuse_unhonoured
 from ajet_sdk.types import new_id
@@ -58,7 +60,7 @@ class Service:
         self.work_dir = Path(args.work_dir)
         self.work_dir.mkdir(parents=True, exist_ok=True)
         self.temperature = float(args.temperature)
-        self.learner = Learner(self.base, self.temperature)
+        self.learner = Learner(self.base, self.temperature, _settings(args.settings))
         self.tokenizer = HFTokenizer(self.base)
         model = load_model(self.base, dtype=args.dtype)
         longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or args.max_model_len
@@ -323,8 +325,16 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--max-batch", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--dtype", default="float32", help="of the copy that samples; the trained one is float32")
+    parser.add_argument(
+        "--settings", default="{}", help="the KL and entropy terms and the learning rate's course, JSON"
+    )
     parser.add_argument("--parent", type=int, help="pid of the parent process, with which the service ends")
     return parser.parse_args()
+
+
+def _settings(text: str) -> TrainerSettings:
+    given = json.loads(text)
+    return TrainerSettings(**{"lr": 1.0, "warmup_steps": 0, **given, "loss": LossSettings(**given.get("loss", {}))})
 
 
 async def _serve(args: argparse.Namespace) -> None:

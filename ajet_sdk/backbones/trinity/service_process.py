@@ -12,10 +12,13 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import ajet_sdk
 from ajet_sdk.errors import ConfigError, EngineUnavailable
+
+if TYPE_CHECKING:
+    from ajet_sdk.learn.trainer import TrainerSettings
 
 __all__ = ["serving"]
 
@@ -37,11 +40,13 @@ async def serving(
     max_batch: int = 64,
     seed: int = 0,
     dtype: str = "float32",
+    settings: TrainerSettings | None = None,
 ) -> AsyncIterator[str]:
     """The URL of a service over `model`, a directory or a hub name.
 
-    It writes checkpoints to `work_dir` and what it has to say to `log`. `temperature` is that of sampling in training.
-    Raises ConfigError where there is no model, EngineUnavailable, with the end of the log, where it does not start.
+    It writes checkpoints to `work_dir` and what it has to say to `log`. `temperature` is that of sampling in training;
+    `settings` gives the KL and entropy terms and the learning rate's course. Raises ConfigError where there is no
+    model, EngineUnavailable, with the end of the log, where it does not start.
     """
     if Path(model).is_absolute() and not (Path(model) / "config.json").is_file():
         raise ConfigError(f"model.path: {model} is no directory with a model in it (it has no config.json)")
@@ -53,12 +58,22 @@ async def serving(
             "max-batch": max_batch,
             "seed": seed,
             "dtype": dtype,
+            "settings": _kept(settings),
         }
         process = _start(str(model), work_dir, ready, log, options)
         try:
             yield await asyncio.to_thread(_url, process, ready, log)
         finally:
             await asyncio.to_thread(_end, process)
+
+
+def _kept(settings: TrainerSettings | None) -> str:
+    """The part of the settings that the service keeps; the rest comes with each request."""
+    if settings is None:
+        return "{}"
+    terms = {"kl_coef": settings.loss.kl_coef, "kl_type": settings.loss.kl_type}
+    course = {name: getattr(settings, name) for name in ("lr_scheduler_type", "warmup_steps", "total_updates")}
+    return json.dumps({**course, "loss": {**terms, "entropy_coef": settings.loss.entropy_coef}})
 
 
 def _start(model: str, work_dir: Path, ready: Path, log: Path, options: dict[str, Any]) -> subprocess.Popen[bytes]:

@@ -165,9 +165,9 @@ class VllmSampler:
             if value is not None and value < 1:
                 raise RequestRefused(f"{name} must be at least 1 (got {value})", name)
         greedy = sampling.temperature == 0
-        seed = sampling.seed
-        if seed is None:
-            seed = random.Random(f"{self.settings.seed}/{next(self._ordinal)}").getrandbits(62)
+        given = f"{self.settings.seed}/{next(self._ordinal)}" if sampling.seed is None else sampling.seed
+        # Scrambled, for vLLM seeds choice i of a request with seed + i: seeds in a row would repeat each other.
+        seed = random.Random(given).getrandbits(62)
         return {
             "prompt": prompt,
             "max_tokens": min(room, sampling.max_tokens or room),
@@ -177,7 +177,7 @@ class VllmSampler:
             "min_p": 0.0,
             "repetition_penalty": 1.0,
             "n": 1 if greedy else sampling.n,
-            "seed": seed % 2**63,
+            "seed": seed,
             "stop": list(sampling.stop),
             "stop_token_ids": self._eos_ids,
             "ignore_eos": True,  # for the ids that end a turn are those above, and no others

@@ -32,6 +32,8 @@ _REPLY_SECONDS = 24 * 3600.0
 """Longest wait for a reply. Episodes have time limits of their own, and a server that dies closes its connections."""
 _CONTROL_SECONDS = 600.0
 _TICK = 0.2
+_LEAST_BATCH = 2048
+"""Tokens of one pass."""
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM makes room for."""
 _ERROR = re.compile(r"[A-Za-z_.]*(?:Error|Exception): \S")
@@ -190,7 +192,9 @@ def command(settings: Settings, model: str, socket_path: Path) -> list[str]:
         "--enable-prefix-caching" if settings.prefix_cache else "--no-enable-prefix-caching",
     ]  # fmt: skip
     if settings.gpus == ():
-        made += ["--enforce-eager"]
+        # A prompt that is read in parts ends the CPU build: it cannot wind a request's generator back.
+        whole = max(settings.max_model_len, settings.max_num_seqs, _LEAST_BATCH)
+        made += ["--enforce-eager", "--no-enable-chunked-prefill", "--max-num-batched-tokens", str(whole)]
     else:
         made += ["--gpu-memory-utilization", str(settings.memory_share)]
     if settings.lora_rank is not None:

@@ -10,21 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ajet_tools.cli.dataset.endpoints import (
-    ApiKeyEnv,
-    BaseUrl,
-    Concurrency,
-    MaxCalls,
-    MaxCost,
-    MaxTokens,
-    Model,
-    PerMinute,
-    PriceOf,
-    Retries,
-    Scripted,
-    budget_of,
-    endpoint_of,
-)
+from ajet_tools.cli.dataset.endpoints import Asking
+from ajet_tools.cli.dataset.groups import spelt_out
 from ajet_tools.cli.dataset.options import AsJson, Out, counted, reader_may_leave, say
 
 if TYPE_CHECKING:
@@ -41,12 +28,13 @@ _PATHS = (
 )
 _TO = "tasks (for RL), messages (for SFT), preferences (pairs) or tokens."
 _FROM = "auto, native, openai, otlp, openinference, studio, agent-lightning or verifiers: of what is no trace of ajet."
-_CACHE = "Where the grader's replies are kept, so that none is paid for twice."
 
 
 @app.command("from-traces")
+@spelt_out
 def from_traces(
     paths: Annotated[list[str] | None, typer.Argument(metavar="[PATH]...", help=_PATHS, show_default=False)] = None,
+    *,
     to: Annotated[str, typer.Option("--to", metavar="KIND", help=_TO)] = "tasks",
     out: Out = "-",
     filter: Annotated[
@@ -63,18 +51,7 @@ def from_traces(
         str | None, typer.Option(metavar="FILE|TEXT", help="What makes an episode good, judged by a model.")
     ] = None,
     min_score: Annotated[float, typer.Option(min=0, max=1, help="--rubric: good from this score on.")] = 0.5,
-    base_url: BaseUrl = None,
-    model: Model = None,
-    api_key_env: ApiKeyEnv = "OPENAI_API_KEY",
-    scripted: Scripted = None,
-    concurrency: Concurrency = 16,
-    rpm: PerMinute = None,
-    retries: Retries = 4,
-    price: PriceOf = None,
-    max_calls: MaxCalls = None,
-    max_total_tokens: MaxTokens = None,
-    max_cost: MaxCost = None,
-    cache: Annotated[Path | None, typer.Option(help=_CACHE, show_default="beside --out")] = None,
+    asking: Asking,
     accept_outputs: Annotated[
         bool, typer.Option("--accept-outputs", help="Tasks: an output with a thumb up is the answer.")
     ] = False,
@@ -125,25 +102,14 @@ def from_traces(
 
     if source != "auto" and source not in SOURCES:
         raise ConfigError(f"there is no import format {source!r}; there are auto, {', '.join(SOURCES)}")
-    words = read_rubric(rubric) if rubric is not None else ""
     choice = Choice(filter, tuple(feedback or ()), failures, below, run, split)
     options = loop.Options(redact, need_answer, accept_outputs, per_task, margin)
     kind: Any = to
+    grader: Grader | None = None
+    if rubric is not None:
+        words, beside = read_rubric(rubric), Path(out).parent if out != "-" else Path()
+        grader = Grader(asking.endpoint(beside / ".ajet-replies.sqlite"), words, min_score)
     with ExitStack() as stack:
-        grader: Grader | None = None
-        if rubric is not None:
-            endpoint = endpoint_of(
-                base_url=base_url,
-                model=model,
-                scripted=scripted,
-                api_key_env=api_key_env,
-                concurrency=concurrency,
-                per_minute=rpm,
-                retries=retries,
-                cache=cache or (Path(out).parent if out != "-" else Path()) / ".ajet-replies.sqlite",
-                budget=budget_of(max_calls, max_total_tokens, max_cost, price),
-            )
-            grader = Grader(endpoint, words, min_score)
         sources = stack.enter_context(
             opened_sources(paths or (), None if source == "auto" else source, skip_bad_rows=skip_bad_rows)  # type: ignore[arg-type]
         )

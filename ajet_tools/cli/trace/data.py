@@ -73,13 +73,22 @@ def export(
     if out == "-" and format == "tokens" and sys.stdout.isatty():
         raise ConfigError("tokens is a binary table: name a file by --out, or redirect stdout")
     target: Any = sys.stdout.buffer if out == "-" else Path(out)
-    reader, _ = open_located(path)
+    reader, where = open_located(path)
     with closing(reader):
         ids = _chosen(reader, run, all_runs, episode or (), split, filter, rolled_back=format == "native")
         if not ids:
             raise ConfigError("there is no such episode in this trace; `ajet trace ls` lists them")
         with _reader_may_leave(), _progress("export", "episodes") as progress:
-            done = write(reader, ids, format, target, redact=redact, margin=margin, progress=progress)  # type: ignore[arg-type]
+            done = write(
+                reader,
+                ids,
+                format,  # type: ignore[arg-type]
+                target,
+                redact=redact,
+                margin=margin,
+                trace=where,
+                progress=progress,
+            )
     _tell_exported(done, redact, as_json, to_stdout=out == "-")
 
 

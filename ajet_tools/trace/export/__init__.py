@@ -59,6 +59,7 @@ def export(
     *,
     redact: bool = True,
     margin: float = 0.0,
+    trace: Path | None = None,
     progress: Callable[[int, int], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> Exported:
@@ -71,6 +72,7 @@ def export(
         target: a path, which is written beside and then put in its place, or an open binary stream.
         redact: replace secrets and personal data by placeholders (see `ajet_tools.trace.redact`).
         margin: by how much a reward must be better to make a pair of `trl-preference`.
+        trace: where the trace lies; `html` looks for the run's tokenizer from there.
         progress: called with the number of episodes done and of all.
         cancelled: asked between chunks; where it says yes, Cancelled is raised and no file is written.
 
@@ -80,7 +82,7 @@ def export(
         raise ConfigError(f"there is no export format {format!r}; there are {', '.join(FORMATS)}")
     module, name = _WRITERS[format]
     write: Callable[[Job, Any], None] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
-    job = Job(reader, list(dict.fromkeys(episode_ids)), redact, margin, progress, cancelled)
+    job = Job(reader, list(dict.fromkeys(episode_ids)), redact, margin, progress, cancelled, trace)
     with opened(target) as file:
         write(job, file)
     return Exported(

@@ -43,7 +43,7 @@ def write(job: Job, file: BinaryIO) -> None:
 
 def _vocabulary(job: Job, run_id: str) -> Vocabulary | str:
     try:
-        return vocabulary(job.reader, run_id)
+        return vocabulary(job.reader, run_id, trace=job.trace)
     except ConfigError as error:
         return str(error)
 

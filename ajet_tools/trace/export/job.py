@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from ajet_sdk.errors import AjetError, QueryError
@@ -35,6 +36,8 @@ class Job:
     margin: float = 0.0
     progress: Callable[[int, int], None] | None = None
     cancelled: Callable[[], bool] | None = None
+    trace: Path | None = None
+    """Where the trace lies: a run's tokenizer is looked for from there."""
     written: set[str] = field(default_factory=set)
     rows: int = 0
     redacted: Counter[str] = field(default_factory=Counter)

@@ -15,6 +15,9 @@ def unended_rows(reader: TraceReader, run_id: str | None) -> list[Row]:
 
     A call does not say of which run it is: with `run_id`, those that began after that run did.
     """
+    since = (
+        rows(reader, "SELECT min(started_at) AS at FROM runs WHERE run_id = $1", run_id)[0]["at"] if run_id else None
+    )
     return rows(
         reader,
         f"""
@@ -23,8 +26,11 @@ def unended_rows(reader: TraceReader, run_id: str | None) -> list[Row]:
           count(*) AS calls, count(*) FILTER (phase = 'rollout') AS turns, count(DISTINCT agent) AS agents,
           sum(len(output_ids))::BIGINT AS tokens, round(epoch(max(ended_at) - min(started_at)), 2) AS seconds,
           min(started_at) AS started_at, NULL AS ended_at, false AS superseded
-        FROM calls c WHERE NOT EXISTS (SELECT 1 FROM episodes e WHERE e.episode_id = c.episode_id)
-          AND ($1 IS NULL OR started_at >= (SELECT min(started_at) FROM runs WHERE run_id = $1))
-        GROUP BY ALL ORDER BY min(started_at) DESC, episode_id LIMIT {_MOST}""",
+        FROM calls WHERE {"started_at >= $2 AND" if since else "$2 IS NULL AND"} episode_id IN (
+          SELECT episode_id FROM calls ANTI JOIN episodes USING (episode_id)
+          WHERE {"started_at >= $2" if since else "true"}
+          GROUP BY episode_id ORDER BY min(started_at) DESC, episode_id LIMIT {_MOST})
+        GROUP BY episode_id ORDER BY min(started_at) DESC, episode_id""",
         run_id,
+        since,
     )

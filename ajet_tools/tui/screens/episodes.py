@@ -16,15 +16,14 @@ from textual.message import Message
 from textual.widgets import Footer, Header
 
 from ajet_sdk.errors import AjetError
-from ajet_tools.trace.bookmarks import bookmarked, only_bookmarked, set_bookmark
+from ajet_tools.trace.bookmarks import bookmarked, only_bookmarked
 from ajet_tools.trace.filters import Filter, FilterError, parse
-from ajet_tools.trace.queries.groups import attempts_of
 from ajet_tools.trace.queries.listing import Cancelled, Listing, open_listing
 from ajet_tools.trace.queries.unended import unended_rows
 from ajet_tools.tui.app import TraceApp
 from ajet_tools.tui.remembered import Remembered, recall, remember
+from ajet_tools.tui.screens.chosen import ChosenScreen
 from ajet_tools.tui.screens.export import ExportScreen
-from ajet_tools.tui.screens.following import FollowingScreen
 from ajet_tools.tui.widgets.episode_columns import EPISODE_COLUMNS
 from ajet_tools.tui.widgets.finder import Finder
 from ajet_tools.tui.widgets.listing import ListingTable, Rows
@@ -39,10 +38,9 @@ _RISING = frozenset(("task", "attempt", "status"))
 """Columns whose first sort is from the smallest on."""
 _ORDERS = {(_BY_TIME, True): "newest first", (_BY_TIME, False): "oldest first"}
 """An order that no column's title tells."""
-_SIDE_BY_SIDE = 16
 
 
-class EpisodesScreen(FollowingScreen):
+class EpisodesScreen(ChosenScreen):
     """The episodes of a run (of all runs where None) that fit a filter.
 
     The list never changes under its reader: what came since is shown at once only at the top of a list that is sorted
@@ -89,7 +87,6 @@ class EpisodesScreen(FollowingScreen):
         self.pending: Listing | None = None
         """The listing with what came since, held back while the reader is elsewhere in it."""
         self.filter: Filter | None = None
-        self.bookmarks: frozenset[str] = frozenset()
         self.bookmarked_only = False
         self.remembered = Remembered()
         self._stop, self._left = threading.Event(), threading.Event()
@@ -102,10 +99,6 @@ class EpisodesScreen(FollowingScreen):
         yield Finder()
         yield Prompt("filter", 'reward<0.5 status=failed agent=werewolf step>10 text~"calc"', id="filter")
         yield Footer()
-
-    @property
-    def table(self) -> ListingTable:
-        return self.query_one(ListingTable)
 
     @property
     def finder(self) -> Finder:
@@ -174,13 +167,13 @@ class EpisodesScreen(FollowingScreen):
         self.listing, self.pending = listing, None
         self.table.sort_shown(listing.sort, listing.descending)
         self.table.show(listing, top=top)
-        self._mark()
+        self.mark()
 
     async def _show_unended(self) -> None:
         """Where no episode has ended, those that have only calls are what there is to open."""
         if self.listing is not None and not self.listing.count and not (self.filter and self.filter.text):
             self.table.show(Unended(await self.app.ask(unended_rows, self.run_id)))
-            self._mark()
+            self.mark()
 
     def _stoppable(self) -> dict[str, Any]:
         """Progress, and a way to stop, for what may take seconds; what ran before is stopped."""
@@ -336,7 +329,7 @@ class EpisodesScreen(FollowingScreen):
         self._remember(self.remembered.with_search(needle))
 
     def on_finder_changed(self) -> None:
-        self._mark()
+        self.mark()
 
     def action_hit(self, by: int) -> None:
         row = self.finder.step(self.table.places, self.table.cursor, by)
@@ -347,57 +340,18 @@ class EpisodesScreen(FollowingScreen):
 
     # What is done with episodes
 
-    @property
-    def _chosen(self) -> list[str]:
-        """The selection in the order of the list (then what is not in it), or what the cursor is on."""
-        places, selected = self.table.places, self.table.selected
-        if not selected:
-            return [self.table.cursor_id] if self.table.cursor_id else []
-        return [*sorted(selected & places.keys(), key=lambda id: places[id]), *sorted(selected - places.keys())]
-
     def on_listing_table_opened(self, event: ListingTable.Opened) -> None:
         """At what was found in it, where something was."""
         calls = [hit.call_id for hit in self.finder.hits_of(event.id) if hit.call_id]
         self.app.open_episode(event.id, calls[0] if calls else None)
 
-    def action_bookmark(self) -> None:
-        if not (chosen := self._chosen):
-            return
-        try:
-            self.bookmarks = set_bookmark(self.app.where, chosen, not self.bookmarks.issuperset(chosen))
-        except AjetError as error:
-            self.app.told(error)
-        self._mark()
-
-    @work(group="group", exclusive=True)
-    async def action_group(self) -> None:
-        if (id := self.table.cursor_id) is not None:
-            self.app.open_compare((await self.app.ask(attempts_of, id))[:_SIDE_BY_SIDE])
-
-    def action_compare(self) -> None:
-        chosen = self._chosen
-        if len(chosen) == 1 and self.table.cursor_id not in (None, chosen[0]):
-            chosen.append(str(self.table.cursor_id))
-        if 2 <= len(chosen) <= _SIDE_BY_SIDE:
-            self.app.open_compare(chosen)
-        else:
-            self.notify(f"select 2 to {_SIDE_BY_SIDE} episodes with space (now {len(self.table.selected):,})")
-
-    def action_feedback(self) -> None:
-        if (id := self.table.cursor_id) is not None:
-            self.app.give_feedback(id)
-
     def action_export(self, asking: bool) -> None:
         """The selection; with none, whatever the list shows."""
-        ids = self._chosen if self.table.selected else self.listing.ids() if self.listing is not None else []
+        ids = self.chosen if self.table.selected else self.listing.ids() if self.listing is not None else []
         if ids:
             self.app.push_screen(ExportScreen(ids, self.run_id or "", asking=asking))
         else:
             self.notify("there is no episode to export")
-
-    def action_copy(self) -> None:
-        if chosen := self._chosen:
-            self.app.copy("\n".join(chosen), chosen[0] if len(chosen) == 1 else f"{len(chosen):,} ids")
 
     def action_leave(self) -> None:
         """What escape ends first: what is going on, then what was found, then the selection, then the screen."""
@@ -424,7 +378,7 @@ class EpisodesScreen(FollowingScreen):
     def on_listing_table_failed(self, event: ListingTable.Failed) -> None:
         self.app.told(event.error)
 
-    def _mark(self) -> None:
+    def mark(self) -> None:
         """A star for a bookmark, then a wave for a hit."""
         stars, hits = self.bookmarks, self.finder.found
         self.table.mark({id: f"{'★' if id in stars else ' '}{'~' if id in hits else ' '}" for id in stars | hits})

@@ -141,7 +141,13 @@ class ExportScreen(ModalScreen[None]):
 
         try:
             done = await self.app.ask(
-                export, self.episode_ids, format, file, progress=progress, cancelled=self._stop.is_set
+                export,
+                self.episode_ids,
+                format,
+                file,
+                trace=self.app.where,
+                progress=progress,
+                cancelled=self._stop.is_set,
             )
         except (AjetError, OSError) as error:
             self._say(str(error))

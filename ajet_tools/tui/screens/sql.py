@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from pathlib import Path
 from typing import ClassVar
@@ -18,6 +19,7 @@ from textual.widgets import Footer, Header, Static, Tree
 from textual.worker import Worker
 
 from ajet_sdk.errors import AjetError, ConfigError
+from ajet_sdk.stop import Stop
 from ajet_tools.trace import console
 from ajet_tools.trace.render import counted
 from ajet_tools.trace.text import one_line, visible
@@ -64,6 +66,7 @@ class SqlScreen(Screen[None]):
         super().__init__()
         self.first_text = text
         self.asking: Worker[None] | None = None
+        self._stop = Stop()
 
     def compose(self) -> ComposeResult:
         yield Header(icon=" ")
@@ -96,7 +99,8 @@ class SqlScreen(Screen[None]):
         return editor.selected_text.strip() or editor.text.strip()
 
     def _say(self, text: str, style: str = "dim") -> None:
-        self.query_one("#said", Static).update(Text(visible(text), style=style))
+        for line in self.query("#said").results(Static):
+            line.update(Text(visible(text), style=style))
 
     def action_ask(self) -> None:
         self.action_stop()
@@ -106,20 +110,20 @@ class SqlScreen(Screen[None]):
     async def _ask(self, sql: str) -> None:
         self._say("asking … F9 stops", "italic")
         self.query_one(ArrowTable).loading = True
-        started = time.perf_counter()
+        started, self._stop = time.perf_counter(), Stop()
         try:
-            found = await self.app.ask(console.result_of, sql)
+            found = await self.app.ask(console.result_of, sql, self._stop)
         except AjetError as error:
             self._say(str(error), "bold red")
         except asyncio.CancelledError:
-            self._say("stopped; its answer will not be shown")
+            self._say("stopped")
             raise
         else:
             self._show(found, time.perf_counter() - started)
             self._remember(sql)
         finally:
-            if self.is_mounted:
-                self.query_one(ArrowTable).loading = False
+            for table in self.query(ArrowTable):  # none is left where the screen has been left meanwhile
+                table.loading = False
 
     def _show(self, found: pa.Table, seconds: float) -> None:
         if found.column_names == ["explain_key", "explain_value"]:
@@ -135,8 +139,13 @@ class SqlScreen(Screen[None]):
             self.app.told(error)
 
     def action_stop(self) -> None:
+        """End the query, in DuckDB too: a live run is told in a thread of its own."""
         if self.asking is not None and self.asking.is_running:
+            self.run_worker(self._stop.set, thread=True, group="stop")
             self.asking.cancel()
+
+    def on_unmount(self) -> None:
+        threading.Thread(target=self._stop.set, daemon=True).start()
 
     @work
     async def action_queries(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar
 
 from rich.segment import Segment
 from rich.style import Style
@@ -18,40 +18,12 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from ajet_sdk.errors import AjetError
-from ajet_tools.tui.widgets.cells import fitted
+from ajet_tools.tui.widgets.listing_rows import PAGE, Column, Pages, Row, Rows
 
 __all__ = ["Column", "ListingTable", "Rows"]
 
-Row = Mapping[str, Any]
-_PAGE = 100
-_PAGES = 64
 _GUTTER = 5
 """Cells for the cursor, whether a row is selected, its two marks, and a space."""
-
-
-class Rows(Protocol):
-    """Rows in an order, known by id; what they hold is fetched by page."""
-
-    @property
-    def count(self) -> int: ...
-
-    def ids(self, start: int = 0, stop: int | None = None) -> list[str]: ...
-
-    def position(self, episode_id: str, /) -> int | None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """One column: `text` of a row is shown in `width` cells, or up to `most` where the screen has room."""
-
-    name: str
-    title: str
-    width: int
-    text: Callable[[Row], str]
-    right: bool = False
-    most: int = 0
-    tone: Callable[[Row], str] | None = None
-    """The row's tone: good, bad, warn, faint or nothing."""
 
 
 class ListingTable(ScrollView, can_focus=True):
@@ -138,7 +110,7 @@ class ListingTable(ScrollView, can_focus=True):
         self.selected: frozenset[str] = frozenset()
         self.sorted_by: tuple[str, bool] = ("", False)
         self._marks: Mapping[str, str] = {}
-        self._pages: LRUCache[int, Sequence[Row]] = LRUCache(_PAGES)
+        self._pages = Pages()
         self._strips: LRUCache[tuple[Any, ...], Strip] = LRUCache(1024)
         self._styles: dict[str, Style] = {}
         self._widths = tuple(column.width for column in self.columns)
@@ -179,8 +151,7 @@ class ListingTable(ScrollView, can_focus=True):
 
     def row(self, index: int) -> Row | None:
         """A row, if its page is here."""
-        page = self._pages.get(index // _PAGE)
-        return page[index % _PAGE] if page and index % _PAGE < len(page) else None
+        return self._pages.row(index)
 
     def show(self, rows: Rows, *, top: bool = False) -> None:
         """Show other rows. The cursor stays on its row, and that row where it is on the screen.
@@ -370,12 +341,9 @@ class ListingTable(ScrollView, can_focus=True):
 
     def _header(self) -> Strip:
         style = self._style("header")
-        by, descending = self.sorted_by
         parts = [Segment(" " * _GUTTER, style)]
         for column, width in zip(self.columns, self._widths, strict=True):
-            arrow = "" if column.name != by else "↓" if descending else "↑"
-            title = (column.title + arrow)[: width + 1]
-            parts.append(Segment((title.rjust(width) if column.right else title).ljust(width + 1), style))
+            parts.append(Segment(column.heading(width, *self.sorted_by), style))
         return Strip(parts)
 
     def _style(self, part: str = "") -> Style:
@@ -400,21 +368,12 @@ class ListingTable(ScrollView, can_focus=True):
         strip = self._strips.get(key)
         if strip is None:
             before = f"{'▸' if index == self.cursor else ' '}{'●' if id in self.selected else ' '}{mark} "
-            cells = [
-                cell for column in zip(self.columns, self._widths, strict=True) for cell in self._cell(row, *column)
-            ]
+            pairs = zip(self.columns, self._widths, strict=True)
+            cells = [cell for column, width in pairs for cell in column.cell(row, width)]
             strip = self._strips[key] = Strip(
                 [Segment(before, style), *(Segment(text, self._toned(style, tone, index)) for text, tone in cells)]
             )
         return strip, style
-
-    @staticmethod
-    def _cell(row: Row | None, column: Column, width: int) -> list[tuple[str, str]]:
-        """What stands in a cell, with its tone, and the space after it."""
-        if row is None:
-            return [(fitted("·" * min(3, width), width, right=column.right), "faint"), (" ", "")]
-        tone = column.tone(row) if column.tone else ""
-        return [(fitted(column.text(row), width, right=column.right), tone), (" ", "")]
 
     def _toned(self, style: Style, tone: str, index: int) -> Style:
         """Under the cursor all has one colour, which can be read on it."""
@@ -435,9 +394,9 @@ class ListingTable(ScrollView, can_focus=True):
         try:
             while (page := self._missing()) is not None:
                 rows = self.rows
-                found = await self.fetch(rows, page * _PAGE, _PAGE)
+                found = await self.fetch(rows, page * PAGE, PAGE)
                 if rows is self.rows:
-                    self._pages[page] = found
+                    self._pages.keep(page, found)
                     self.fetched += len(found)
                     self.refresh()
         except AjetError as error:
@@ -448,9 +407,5 @@ class ListingTable(ScrollView, can_focus=True):
             self._idle.set()
 
     def _missing(self) -> int | None:
-        first, last = self.scroll_offset.y, min(self.count, self.scroll_offset.y + self._visible) - 1
-        if last < first:
-            return None
-        shown = range(first // _PAGE, last // _PAGE + 1)
-        around = [page for page in (shown[-1] + 1, shown[0] - 1) if 0 <= page * _PAGE < self.count]
-        return next((page for page in (*shown, *around) if page not in self._pages), None)
+        first = self.scroll_offset.y
+        return self._pages.missing(first, min(self.count, first + self._visible) - 1, self.count)

@@ -10,11 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ajet_sdk.gateway import Gateway
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Metric, Run
 from ajet_tools.trace import queries
 from ajet_tools.trace.curves import Curve, Panel, panels, thin
+from ajet_tools.trace.locate import state_of
 from ajet_tools.trace.progress import compact, failures_in_words, lasting, quiet_seconds, seconds_of, steps_of
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=timezone.utc)
@@ -90,15 +92,17 @@ def test_a_run_in_words() -> None:
     )
 
 
-def test_the_pulse_differs_with_news_and_not_without(tmp_path: Path) -> None:
+def test_the_state_differs_with_news_and_not_without(tmp_path: Path) -> None:
     file = tmp_path / "t.duckdb"
-    with TraceWriter(file) as writer:
+    with TraceWriter(file) as writer, Gateway(writer):
         writer.put(Run(run_id="r"))
-    first = queries.pulse(open_trace(file))
-    assert first == queries.pulse(open_trace(file))
-    with TraceWriter(file) as writer:
-        writer.put(Run(run_id="r", status="finished"))
-    second = queries.pulse(open_trace(file))
-    with TraceWriter(file) as writer:
+        writer.flush()
+        states = [state_of(tmp_path)]
+        assert states[0].live and queries.run_rows(open_trace(tmp_path)) and state_of(tmp_path) == states[0]
         writer.put(Call(episode_id="e"))
-    assert len({str(first), str(second), str(queries.pulse(open_trace(file)))}) == 3
+        writer.flush()
+        states.append(state_of(tmp_path))
+    states.append(state_of(tmp_path))
+    assert not states[-1].live and len(set(states)) == 3
+    queries.run_rows(open_trace(tmp_path))
+    assert state_of(tmp_path) == states[-1]

@@ -320,4 +320,7 @@ def test_a_reward_for_failures(tmp_path: Path) -> None:
 def test_what_is_json_stays_json(recorded: tuple[Path, list[Episode]]) -> None:
     from dataclasses import asdict
 
-    json.dumps([asdict(kind) for kind in fly(recorded[1], Other(FORGETFUL)).by_cost])
+    kinds = [asdict(kind) for kind in fly(recorded[1], Other(FORGETFUL)).by_cost]
+    assert kinds and json.loads(json.dumps(kinds)) == [
+        {name: list(value) if isinstance(value, tuple) else value for name, value in kind.items()} for kind in kinds
+    ]

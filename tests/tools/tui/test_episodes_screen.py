@@ -15,12 +15,14 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input
 
+from ajet_sdk.stop import Stop
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Reward, Run, Task
 from ajet_tools.trace.bookmarks import bookmarked, set_bookmark
-from ajet_tools.tui.app import TraceApp
+from ajet_tools.tui.app import LEAST_SIZE, TraceApp
 from ajet_tools.tui.screens.episodes import EpisodesScreen
+from ajet_tools.tui.screens.help import TooSmallScreen
 
 pytestmark = pytest.mark.anyio
 EVIL = "[bold red]not markup[/] :smile: \x1b[31mred\x1b]0;title\x07 \u202eback\nnext 字字 👨‍👩‍👧"
@@ -360,8 +362,8 @@ class Live:
     def __init__(self, writer: TraceWriter) -> None:
         self.writer = writer
 
-    def query(self, sql: str, parameters: Sequence[Any] = ()) -> pa.Table:
-        return self.writer.query(sql, parameters)
+    def query(self, sql: str, parameters: Sequence[Any] = (), stop: Stop | None = None) -> pa.Table:
+        return self.writer.query(sql, parameters, stop)
 
     def close(self) -> None:
         pass
@@ -465,11 +467,17 @@ async def test_hostile_text_in_every_column_and_a_task_of_ten_megabytes(tmp_path
 
 @pytest.mark.parametrize("size", [(20, 5), (1, 1), (60, 15), (300, 80)])
 async def test_any_size_of_terminal(trace: Path, size: tuple[int, int]) -> None:
-    async with viewed(trace, size=size) as (pilot, _):
-        await pilot.press("down", "pagedown", "slash", "escape", "right", "f")
+    async with viewed(trace, size=size) as (pilot, screen):
+        small = size[0] < LEAST_SIZE[0] or size[1] < LEAST_SIZE[1]
+        assert isinstance(pilot.app.screen, TooSmallScreen) == small
+        await pilot.press("down", "pagedown", "slash", "escape", "right")
         await settled(pilot)
+        assert all(strip.cell_length == size[0] for strip in pilot.app.screen._compositor.render_strips())
         await pilot.resize_terminal(80, 24)
         await settled(pilot)
+        assert pilot.app.screen is screen and screen.table.size.width == 80
+        assert (screen.table.cursor > 0) == (not small), "keys do nothing behind the notice"
+        assert any(str(screen.table.cursor_id) in line for line in lines(screen))
 
 
 async def _looked_at(pilot: Pilot[None], *keys: str) -> None:

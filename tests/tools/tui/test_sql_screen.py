@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,11 @@ import pytest
 from textual.pilot import Pilot
 from textual.widgets import Input, Static, Tree
 
+from ajet_sdk.errors import QueryError
+from ajet_sdk.gateway import Gateway
 from ajet_sdk.protocols import TraceReader
+from ajet_sdk.stop import Stop
+from ajet_sdk.trace.writer import TraceWriter
 from ajet_tools.tui.screens.run import RunScreen
 from ajet_tools.tui.screens.sql import SqlScreen
 from ajet_tools.tui.screens.whole import WholeScreen
@@ -83,37 +87,56 @@ async def test_what_is_wrong_is_a_word(
         assert isinstance(pilot.app.screen, SqlScreen) and not result(pilot).num_columns
 
 
-class _Slow:
-    """A reader whose answer waits to be let go."""
+class _Heard:
+    """The reader itself, which hears how each query ended."""
 
-    def __init__(self, reader: TraceReader, go: threading.Event) -> None:
-        self.reader, self.go = reader, go
+    def __init__(self, reader: TraceReader) -> None:
+        self.reader = reader
+        self.ended: list[str] = []
 
-    def query(self, sql: str, parameters: Any = ()) -> pa.Table:
-        if "slow" in sql:
-            self.go.wait(10)
-        return self.reader.query(sql, parameters)
+    def query(self, sql: str, parameters: Any = (), stop: Stop | None = None) -> pa.Table:
+        try:
+            found = self.reader.query(sql, parameters, stop)
+        except QueryError as error:
+            self.ended.append(str(error))
+            raise
+        self.ended.append("answered")
+        return found
 
     def close(self) -> None:
         self.reader.close()
 
 
-async def test_a_query_is_stopped_and_the_next_one_answered(
-    training_trace: Path, viewing: Any, until: Any, own_home: Path
+ENDLESS = "SELECT count(*) FROM range(10000000000) a, range(1000000) b WHERE a.range % 7 = b.range % 11"
+
+
+@pytest.mark.parametrize("live", [False, True], ids=["at rest", "live"])
+async def test_a_query_is_stopped_in_duckdb_and_the_next_one_answered(
+    training_trace: Path, viewing: Any, until: Any, own_home: Path, live: bool
 ) -> None:
-    go = threading.Event()
-    async with viewing(training_trace) as pilot:
-        pilot.app.reader = _Slow(pilot.app.reader, go)
-        screen = await opened(pilot, until, "SELECT 1 AS slow")
-        await until(pilot, lambda: "F9 stops" in said(pilot))
-        await pilot.press("f9")
-        await until(pilot, lambda: "stopped" in said(pilot))
-        screen.query_one(SqlEditor).text = "SELECT 2 AS two"
-        await pilot.press("f5")
-        await until(pilot, lambda: "1 row" in said(pilot))
-        go.set()
-        await pilot.pause(0.2)
-        assert result(pilot).to_pylist() == [{"two": 2}], "the answer that came too late is not shown"
+    with ExitStack() as stack:
+        if live:
+            stack.enter_context(Gateway(stack.enter_context(TraceWriter(training_trace))))
+        async with viewing(training_trace) as pilot:
+            pilot.app.reader = heard = _Heard(pilot.app.reader)
+            screen = await opened(pilot, until, ENDLESS)
+            await until(pilot, lambda: "F9 stops" in said(pilot))
+            await pilot.pause(0.3)  # until DuckDB is at it
+            heard.ended.clear()
+            await pilot.press("f9")
+            await until(pilot, lambda: "stopped" in said(pilot))
+            await until(pilot, lambda: "the query was called off" in heard.ended)
+            screen.query_one(SqlEditor).text = "SELECT 2 AS two"
+            await pilot.press("f5")
+            await until(pilot, lambda: "1 row" in said(pilot))
+            assert result(pilot).to_pylist() == [{"two": 2}]
+            screen.query_one(SqlEditor).text = ENDLESS
+            await pilot.press("f5")
+            await until(pilot, lambda: "F9 stops" in said(pilot))
+            await pilot.pause(0.3)
+            heard.ended.clear()
+            await pilot.press("escape")  # to leave the screen ends it too
+            await until(pilot, lambda: "the query was called off" in heard.ended)
 
 
 async def test_a_large_result_scrolls_with_a_cursor(

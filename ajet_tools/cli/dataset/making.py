@@ -1,0 +1,189 @@
+"""What the commands that make rows share: their options, the question before, the bar meanwhile, the report after."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ajet_sdk.errors import ConfigError
+from ajet_tools.cli.dataset.options import Map, SkipBad, counted, mapping_of, print_json
+
+if TYPE_CHECKING:
+    from ajet_tools.dataset.budget import Budget
+    from ajet_tools.dataset.expanded import Asked, Expanded
+    from ajet_tools.dataset.expansion import Directory, Estimate
+    from ajet_tools.dataset.making import Making
+    from ajet_tools.dataset.prompts import Prompt
+    from ajet_tools.dataset.tables import Row
+
+__all__ = ["Temperature", "Verify", "Writing", "confirm", "progress", "report", "show_prompts"]
+
+Verify = Annotated[
+    str,
+    typer.Option(metavar="HOW", help="How answers are checked: agreement:K, judge:FILE:NAME, code, llm or none."),
+]
+Temperature = Annotated[float, typer.Option(min=0, help="Of the model that writes the rows.")]
+
+
+@dataclass(frozen=True)
+class Writing:
+    """Which rows are made, and where they are written."""
+
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="The directory to write.")] = None
+    map: Map = None
+    skip_bad_rows: SkipBad = False
+    language: Annotated[
+        list[str] | None,
+        typer.Option(help="Write in this language, else that of the source; repeatable, they take turns."),
+    ] = None
+    template: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Your own prompt (Jinja), in place of ours.")
+    ] = None
+    eval: Annotated[
+        list[str] | None,
+        typer.Option(metavar="FILE", help="Refuse rows that are in this evaluation set; repeatable."),
+    ] = None
+    similarity: Annotated[
+        float, typer.Option(min=0.5, max=1, help="From this share of equal characters on a row is a near duplicate.")
+    ] = 0.8
+    validation: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE", help="Of the rows, from seeds or documents of their own; 0.1 from five of them on."
+        ),
+    ] = None
+    format: Annotated[str, typer.Option(metavar="jsonl|parquet", help="Of the rows written.")] = "jsonl"
+    per_call: Annotated[int, typer.Option(min=1, help="Rows asked for in a call.")] = 4
+    shots: Annotated[int, typer.Option(min=1, help="Examples in a prompt that has some.")] = 4
+    max_tokens: Annotated[int, typer.Option(min=1, help="Of a reply.")] = 4096
+    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on with what was begun in --out; no call is paid for twice.")
+    ] = False
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before the first call.")] = False
+    show_prompt: Annotated[
+        bool, typer.Option("--show-prompt", help="Print the prompts as they would be sent, and send nothing.")
+    ] = False
+
+    def seeds(self, path: str) -> list[Row]:
+        from ajet_tools.dataset.seeds import read_seeds
+
+        return read_seeds(path, mapping=mapping_of(self.map), skip_bad=self.skip_bad_rows)
+
+    def directory(self) -> Directory:
+        """Where it is written. Raises ConfigError where that is not said, or something of another run is there."""
+        from ajet_tools.dataset.expansion import Directory
+
+        if self.format not in ("jsonl", "parquet"):
+            raise ConfigError(f"--format is jsonl or parquet (got {self.format})")
+        if self.out is None:
+            raise ConfigError("say where to write: --out data/")
+        directory = Directory(self.out, "parquet" if self.format == "parquet" else "jsonl")
+        directory.check(resume=self.resume)
+        return directory
+
+
+def show_prompts(first: Iterable[tuple[Asked, Prompt]]) -> None:
+    """Each prompt as its first call would send it."""
+    for number, (asked, prompt) in enumerate(first):
+        if number == 0:
+            typer.echo(f"===== system\n{asked.messages[0]['content']}\n")
+        typer.echo(f"===== {prompt.label}\n{asked.messages[1]['content']}\n")
+
+
+def confirm(taken: Estimate, writing: Writing, *, ask: bool, quiet: bool, before: Sequence[str] = ()) -> None:
+    """Say what there is and what a run may take and, where a person is there, ask.
+
+    Raises ConfigError where nobody can be asked, Exit where they do not want it.
+    """
+    if ask or not quiet:
+        kept = " Replies that are kept cost nothing." if writing.resume else ""
+        for line in (*before, f"{taken.as_text()}.{kept}"):
+            typer.echo(line, err=True)
+    if not ask or writing.yes:
+        return
+    if not sys.stdin.isatty():
+        raise ConfigError("nobody is there to ask whether to go on: --yes goes on without asking")
+    if not typer.confirm("Go on?", err=True):
+        raise typer.Exit(1)
+
+
+@contextmanager
+def progress(making: Making[Any, Any], rows: int | None, calls: int = 0) -> Iterator[Callable[[Expanded], None]]:
+    """On a terminal: rows of those wanted (else calls of all), time left, refused by reason, calls and money."""
+    if not sys.stderr.isatty():
+        yield lambda result: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("Accepted" if rows else "Parts asked"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+        bar = shown.add_task("", total=rows or calls)
+
+        def tell(result: Expanded) -> None:
+            refused = ", ".join(f"{count} {reason}" for reason, count in result.refused.most_common(3))
+            waiting = f" · {making.endpoint.waiting} held back by 429" if making.endpoint.waiting else ""
+            accepted = "" if rows else f"{result.accepted:,} accepted, "
+            description = f"{accepted}refused: {refused or 'none'} · {making.endpoint.budget.summary()}{waiting}"
+            shown.update(bar, completed=result.accepted if rows else result.calls, description=description)
+
+        yield tell
+
+
+def report(
+    result: Expanded,
+    files: Sequence[Path],
+    budget: Budget,
+    seconds: float,
+    *,
+    as_json: bool,
+    origins: Mapping[str, str] | None = None,
+    more: Mapping[str, Any] | None = None,
+) -> None:
+    """What there is now. `origins` says of a side where its rows are from; `more` is for JSON.
+
+    Raises KeyboardInterrupt where that ended the run.
+    """
+    from ajet_tools.dataset.expanded import Interrupted
+
+    spent, sides = budget.spent, {"train": result.train, "validation": result.validation}
+    if as_json:
+        print_json(
+            {
+                "accepted": result.accepted,
+                **{side: len(rows) for side, rows in sides.items()},
+                "refused": dict(result.refused.most_common()),
+                "surplus": result.surplus,
+                **(more or {}),
+                "calls": spent.calls,
+                "cached": spent.cached,
+                "input_tokens": spent.input_tokens,
+                "output_tokens": spent.output_tokens,
+                "money": budget.cost,
+                "stopped": str(result.stopped) if result.stopped else None,
+                "files": [str(path) for path in files],
+            }
+        )
+    else:
+        told = ", ".join(f"{len(rows):,} {side}{(origins or {}).get(side, '')}" for side, rows in sides.items())
+        cached = f" ({spent.cached:,} more were kept from before)" if spent.cached else ""
+        typer.echo(f"{counted(result.accepted, 'row')} accepted: {told}; {budget.summary()}{cached}, {seconds:.1f} s")
+        for reason, count in result.refused.most_common():
+            typer.echo(f"  {count:,} refused: {reason}")
+        for path in files:
+            typer.echo(f"  {path}")
+    if isinstance(result.stopped, Interrupted):
+        raise KeyboardInterrupt

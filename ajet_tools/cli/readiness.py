@@ -1,0 +1,280 @@
+"""What each backbone, and each way to run it, needs of this machine, and whether it is there."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from ajet_tools.cli.stacks import STACKS, Stack, installed_version, same_version
+
+__all__ = ["CORE", "EXTRAS", "TARGETS", "Check", "gpus", "look", "target_of", "usable"]
+
+CORE = (
+    "pydantic", "numpy", "duckdb", "pyarrow", "pytz", "typer", "rich", "pyyaml", "jinja2", "starlette", "uvicorn",
+    "httpx", "openai",
+)  # fmt: skip
+EXTRAS = {
+    "local": ("torch", "transformers", "tokenizers", "safetensors", "peft", "matplotlib", "tensorboard"),
+    "tools": ("textual", "textual-plotext", "textual-serve", "aiohttp", "polars", "rapidfuzz"),
+    "documents": ("pypdf", "python-docx", "beautifulsoup4"),
+    "math": ("math-verify",),
+    "datasets": ("datasets",),
+    "agentscope": ("agentscope",),
+    "ray": ("ray",),
+    "trinity": ("ray", "transformers", "datasets", "omegaconf", "sqlalchemy", "greenlet", "sortedcontainers"),
+    "verl": (
+        "accelerate", "aiosqlite", "codetiming", "dill", "fire", "hydra-core", "jsonlines", "latex2sympy2_extended",
+        "math-verify", "nvidia-ml-py", "pandas", "psutil", "psycopg2-binary", "pybase64", "pybind11", "pylatexenc",
+        "tensordict", "torchdata", "wandb", "word2number",
+    ),
+}  # fmt: skip
+DRIVER = 580
+"""The oldest NVIDIA driver for CUDA 13, which the pinned torch is built for."""
+_IMPORT_TIMEOUT = 300
+_BESIDE_TORCH = ("torchvision", "torchaudio", "torchcodec")
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at: `fail` stops what it is needed for, `miss` may, or makes it slow."""
+
+    name: str
+    status: Literal["ok", "miss", "fail"]
+    detail: str
+    fix: str = ""
+
+
+def usable(checks: list[Check]) -> bool:
+    """Whether nothing stops it."""
+    return all(check.status != "fail" for check in checks)
+
+
+def look(target: str, *, imports: bool = False) -> list[Check]:
+    """What `target` needs, each with what was found. `imports` tries the imports too, which takes up to a minute."""
+    checks = list(TARGETS[target]())
+    if imports and target in _IMPORTS and usable(checks):
+        checks.append(_imported(target))
+    return checks
+
+
+def target_of(name: str) -> str | None:
+    """The target that a name stands for: `trinity` and `vllm` are those of this machine. None: there is no such one."""
+    if name in ("trinity", "vllm"):
+        return f"{name}-{'cuda' if gpus() else 'cpu'}"
+    return name if name in TARGETS else None
+
+
+def gpus() -> list[tuple[str, float, str]]:
+    """Each GPU as `nvidia-smi` shows it: name, memory in GiB, version of the driver."""
+    found = shutil.which("nvidia-smi")
+    if found is None:
+        return []
+    query = [found, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
+    done = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False)
+    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()] if not done.returncode else []
+    return [(row[0], _number(row[1]) / 1024, row[2]) for row in rows if len(row) == 3]
+
+
+def _debug() -> Iterator[Check]:
+    yield from _present("packages", CORE, "pip install ajet")
+
+
+def _local() -> Iterator[Check]:
+    yield from _present("packages", EXTRAS["local"], 'pip install "ajet[local]"')
+    yield from _beside_torch()
+    yield from _flash_attention(required=False)
+
+
+def _vllm(stack: Stack) -> Iterator[Check]:
+    yield from _stack(stack)
+    yield from _beside_torch()
+    if not stack.cpu:
+        yield from _gpus(1)
+
+
+def _ray() -> Iterator[Check]:
+    yield from _present("packages", EXTRAS["ray"], 'pip install "ajet[ray]"')
+    yield _shared_memory()
+    yield _ray_tokens()
+
+
+def _trinity(stack: Stack) -> Iterator[Check]:
+    yield from _stack(stack)
+    yield from _beside_torch()
+    if not stack.cpu:
+        yield from _gpus(1)
+        yield from _flash_attention(required=True)
+    yield _shared_memory()
+    yield _ray_tokens()
+
+
+TARGETS: dict[str, Callable[[], Iterator[Check]]] = {
+    "debug": _debug,
+    "local": _local,
+    "ray": _ray,
+    "vllm-cpu": lambda: _vllm(STACKS["vllm-cpu"]),
+    "vllm-cuda": lambda: _vllm(STACKS["vllm-cuda"]),
+    "trinity-cpu": lambda: _trinity(STACKS["trinity-cpu"]),
+    "trinity-cuda": lambda: _trinity(STACKS["trinity-cuda"]),
+}
+"""What can be asked for, each with its checks."""
+
+
+def _present(name: str, packages: tuple[str, ...], fix: str) -> Iterator[Check]:
+    missing = [package for package in packages if installed_version(package) is None]
+    if missing:
+        yield Check(name, "fail", f"missing {', '.join(missing)}", fix)
+    else:
+        yield Check(name, "ok", ", ".join(f"{package} {installed_version(package)}" for package in packages))
+
+
+def _stack(stack: Stack) -> Iterator[Check]:
+    """Every package of the stack, and the versions of those that must agree."""
+    kind, _, build = stack.name.partition("-")
+    fix = f"ajet install {kind} --{build}"
+    needed = [name for extra in stack.extras for name in EXTRAS[extra]]
+    yield from _present("packages", tuple(dict.fromkeys([*needed, *stack.packages, *stack.bare])), fix)
+    pins = stack.pins()
+    for name in stack.compared:
+        found, wanted = installed_version(name), pins[name]
+        if found is None:
+            continue
+        if same_version(found, wanted):
+            yield Check(name, "ok", found)
+        else:
+            yield Check(name, "miss", f"{found}, and {wanted} is the one of {stack.constraints}", fix)
+
+
+def _beside_torch() -> Iterator[Check]:
+    """Packages with native code for one build of torch: another build breaks `import transformers`."""
+    installed = [name for name in _BESIDE_TORCH if installed_version(name) is not None]
+    for name in installed:
+        done = _python(f"import {name}")
+        if done.returncode:
+            detail = f"{installed_version(name)} does not go with torch {installed_version('torch')}: {_last_line(done.stderr)}"
+            yield Check(name, "fail", detail, f"pip uninstall -y {' '.join(installed)}")
+        else:
+            yield Check(name, "ok", f"{installed_version(name)}, goes with torch {installed_version('torch')}")
+
+
+def _gpus(least: int) -> Iterator[Check]:
+    found = gpus()
+    if len(found) < least:
+        yield Check("gpus", "fail", "none: nvidia-smi is absent or shows none", "install NVIDIA's driver, or use --cpu")
+        return
+    name, memory, driver = found[0]
+    yield Check("gpus", "ok", f"{len(found)} × {name}, {memory:.0f} GiB")
+    if _number(driver) < DRIVER:
+        yield Check("driver", "fail", f"{driver}, too old for CUDA 13", f"install driver {DRIVER} or later")
+    else:
+        yield Check("driver", "ok", driver)
+
+
+def _flash_attention(*, required: bool) -> Iterator[Check]:
+    version = installed_version("flash-attn")
+    if version is not None:
+        done = _python("import flash_attn")
+        if done.returncode:
+            detail = f"{version} can't be imported: {_last_line(done.stderr)}"
+            yield Check("flash-attn", "fail" if required else "miss", detail, "pip uninstall -y flash-attn")
+        else:
+            yield Check("flash-attn", "ok", version)
+    elif required:
+        yield Check(
+            "flash-attn",
+            "miss",
+            "not installed; verl trains with it unless model.attn_implementation is another",
+            "pip install flash-attn --no-build-isolation, or set model.attn_implementation: sdpa",
+        )
+    elif gpus():
+        yield Check("flash-attn", "ok", "not installed: needed only for model.attn_implementation: flash_attention_2")
+
+
+def _shared_memory() -> Check:
+    """Ray keeps its objects in /dev/shm: 30 % of the memory where it fits, else in files on disk, which is slow."""
+    directory = Path("/dev/shm")
+    if not directory.is_dir():
+        return Check("shared memory", "ok", "no /dev/shm on this system")
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    size, wanted = shutil.disk_usage(directory).total / 2**30, min(0.3 * total, 200)
+    detail = f"{size:.1f} GiB in /dev/shm"
+    if size < 0.95 * wanted:
+        fix = f"mount it larger (docker run --shm-size={max(1, round(wanted))}g)"
+        return Check("shared memory", "miss", f"{detail}; Ray would use {wanted:.1f} GiB, and falls back to disk", fix)
+    return Check("shared memory", "ok", detail)
+
+
+def _ray_tokens() -> Check:
+    """Ray 2.55 and later asks for a token where one lies about, and a node that sends none is refused."""
+    name, mode = "ray token", os.environ.get("RAY_AUTH_MODE")
+    token = "RAY_AUTH_TOKEN" in os.environ or _token_file().is_file()
+    if mode == "token" and not token:
+        return Check(name, "fail", "RAY_AUTH_MODE is token, and there is none", "ray get-auth-token --generate, on one node")
+    if mode is not None:
+        return Check(name, "ok", f"RAY_AUTH_MODE is {mode}: it must be on every node, and where ajet starts")
+    if token:
+        detail = f"RAY_AUTH_MODE is unset, and {_token_file()} exists: `ray start` will ask for it, `ray status` and ajet"
+        fix = "on a cluster, set RAY_AUTH_MODE on every node: token (with the same file), or disabled (a network you trust)"
+        return Check(name, "miss", f"{detail} will not send it", fix)
+    return Check(name, "ok", "none: a Ray of this machine makes its own, a cluster is open to whoever reaches it")
+
+
+def _token_file() -> Path:
+    given = os.environ.get("RAY_AUTH_TOKEN_PATH")
+    return Path(given) if given else Path.home() / ".ray" / "auth_token"
+
+
+_IMPORTS = {
+    "vllm-cpu": "import vllm",
+    "vllm-cuda": "import vllm",
+    "ray": "import ray",
+    "trinity-cpu": (
+        "import sys, pathlib, ajet_sdk.backbones.trinity as t\n"
+        "sys.path.insert(0, str(pathlib.Path(t.__file__).parent / 'stand_in'))\n"
+        "import trinity.explorer.explorer, trinity.trainer.trainer, ajet_sdk.backbones.trinity.workflow\n"
+        "import trinity.common.models.tinker_model, trinity.trainer.tinker.tinker_trainer"
+    ),
+    "trinity-cuda": (
+        "import trinity.explorer.explorer, trinity.trainer.trainer, ajet_sdk.backbones.trinity.workflow\n"
+        "import vllm, trinity.common.models.vllm_model, trinity.trainer.verl.trainer"
+    ),
+}
+"""What a run imports: a package that is missing and in no list shows here."""
+
+
+def _imported(target: str) -> Check:
+    done = _python(_IMPORTS[target])
+    if done.returncode == 0:
+        return Check("imports", "ok", "everything that a run imports can be imported")
+    kind, _, build = target.partition("-")
+    fix = f"ajet install {kind} --{build}" if build else f'pip install "ajet[{kind}]"'
+    return Check("imports", "fail", _last_line(done.stderr), fix)
+
+
+def _python(code: str) -> subprocess.CompletedProcess[str]:
+    """Run code in a process of its own, where a broken native library can't take this one along."""
+    variables = {**os.environ, "TINKER_BASE_URL": "http://127.0.0.1:9", "RAY_USAGE_STATS_ENABLED": "0"}
+    command = [sys.executable, "-c", code]
+    try:
+        return subprocess.run(
+            command, capture_output=True, text=True, timeout=_IMPORT_TIMEOUT, env=variables, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, 1, "", f"it took more than {_IMPORT_TIMEOUT} s")
+
+
+def _last_line(text: str) -> str:
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no message"
+
+
+def _number(text: str) -> float:
+    found = re.match(r"\d+(\.\d+)?", text)
+    return float(found[0]) if found else 0.0

@@ -1,0 +1,82 @@
+"""What a listing shows: rows in an order, columns of them, and the pages of rows that are at hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from textual.cache import LRUCache
+
+from ajet_tools.tui.widgets.cells import fitted
+
+__all__ = ["PAGE", "Column", "Pages", "Row", "Rows"]
+
+Row = Mapping[str, Any]
+PAGE = 100
+"""Rows fetched at once."""
+_PAGES = 64
+
+
+class Rows(Protocol):
+    """Rows in an order, known by id; what they hold is fetched by page."""
+
+    @property
+    def count(self) -> int: ...
+
+    def ids(self, start: int = 0, stop: int | None = None) -> list[str]: ...
+
+    def position(self, episode_id: str, /) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """One column: `text` of a row is shown in `width` cells, or up to `most` where the screen has room."""
+
+    name: str
+    title: str
+    width: int
+    text: Callable[[Row], str]
+    right: bool = False
+    most: int = 0
+    tone: Callable[[Row], str] | None = None
+    """The row's tone: good, bad, warn, faint or nothing."""
+
+    def heading(self, width: int, by: str, descending: bool) -> str:
+        """The title, with an arrow where the rows are sorted `by` this column."""
+        title = (self.title + ("" if self.name != by else "↓" if descending else "↑"))[: width + 1]
+        return (title.rjust(width) if self.right else title).ljust(width + 1)
+
+    def cell(self, row: Row | None, width: int) -> list[tuple[str, str]]:
+        """What stands in a cell, with its tone, and the space after it."""
+        if row is None:
+            return [(fitted("·" * min(3, width), width, right=self.right), "faint"), (" ", "")]
+        return [(fitted(self.text(row), width, right=self.right), self.tone(row) if self.tone else ""), (" ", "")]
+
+
+class Pages:
+    """The rows that were fetched lately."""
+
+    def __init__(self) -> None:
+        self._kept: LRUCache[int, Sequence[Row]] = LRUCache(_PAGES)
+
+    def row(self, index: int) -> Row | None:
+        """A row, if its page is here."""
+        page = self._kept.get(index // PAGE)
+        return page[index % PAGE] if page and index % PAGE < len(page) else None
+
+    def keep(self, page: int, rows: Sequence[Row]) -> None:
+        """Keep the rows from `page * PAGE` on."""
+        self._kept[page] = rows
+
+    def clear(self) -> None:
+        """They are the rows of another list."""
+        self._kept.clear()
+
+    def missing(self, first: int, last: int, count: int) -> int | None:
+        """The next page to fetch for the rows first to last, then for those around them; None: all is here."""
+        if last < first:
+            return None
+        shown = range(first // PAGE, last // PAGE + 1)
+        around = [page for page in (shown[-1] + 1, shown[0] - 1) if 0 <= page * PAGE < count]
+        return next((page for page in (*shown, *around) if page not in self._kept), None)

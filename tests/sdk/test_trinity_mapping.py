@@ -1,0 +1,261 @@
+"""`to_trinity`: every key of ours reaches Trinity, is read by our own code, or is refused or warned of by name."""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin
+
+import pytest
+from pydantic import BaseModel
+
+from ajet_sdk.backbones.trinity.mapping import Place, merged, to_trinity
+from ajet_sdk.config import Config, is_idle, keys, load_config
+from ajet_sdk.errors import ConfigError
+
+READ_BY_US = {
+    "the driver": {
+        "project_name", "experiment_name", "experiment_dir", "backbone", "model.path", "model.recipe",
+        "task_reader.", "task_judge.",
+        "rollout.user_workflow", "rollout.min_sound_share", "trainer_common.logger", "trainer_common.val_tasks",
+    },
+    "our workflow on the nodes": {
+        "model.name", "model.tool_call_parser", "rollout.force_disable_toolcalls", "rollout.val_kwargs.",
+        "rollout.policy_models", "rollout.failure_reward", "rollout.multi_turn.max_steps",
+        "trainer_common.algorithm.adv_estimator", "trainer_common.algorithm.normalize_std",
+    },
+    "other backbones": {"debug.", "model.api_key_env"},
+}  # fmt: skip
+"""Keys and sections that Trinity need not know of, by who reads them. Everything else is the mapping's."""
+
+BASE: dict[str, Any] = {
+    "experiment_name": "job",
+    "backbone": "trinity",
+    "model": {"path": "org/model", "lora": {"enabled": True}},
+    "trainer_common": {"total_epochs": 3},
+}
+CPU: dict[str, Any] = {"trainer_common": {"n_gpus_per_node": 0, "use_kl_loss": False}}
+
+TRAIN, VAL = 64, 5
+"""Tasks of the job."""
+
+CHANGED: dict[str, Any] = {
+    "backbone": "local",
+    "data.train_batch_size": 16,
+    "model.base_url": "http://127.0.0.1:1/v1",
+    "rollout.max_env_worker": 8,
+    "rollout.max_response_length_in_one_turn": 100,
+    "rollout.max_model_len": 9000,
+    "rollout.val_kwargs.num_repeat": 2,
+    "task_judge.judge_type": "exact",
+    "trainer_common.micro_batch_tokens": 40_000,
+    "trainer_common.optim.betas": [0.8, 0.9],
+    "trainer_common.algorithm.adv_estimator": "rloo",
+    "trainer_common.clip_ratio_low": 0.1,
+}
+"""Values for keys of which not every other value matters, or is allowed."""
+
+BESIDE: dict[str, dict[str, Any]] = {
+    "rollout.val_kwargs.num_repeat": {"rollout": {"val_kwargs": {"do_sample": True, "temperature": 1.0}}},
+    "trainer_common.total_steps": {"trainer_common": {"total_epochs": 3}},
+}
+
+
+def place_of(config: Config) -> Place:
+    """As the driver makes it of a config."""
+    common = config.trainer_common
+    return Place(
+        run_id="r1",
+        model=config.model.path or "",
+        steps=common.total_steps or common.total_epochs * TRAIN // config.data.train_batch_size,
+        lr=common.optim.lr,
+        checkpoints=Path(common.checkpoint_base_dir or "/store"),
+        tasks=Path("/store/r1/tasks"),
+        val_tasks=VAL if common.val_tasks is None else min(VAL, common.val_tasks),
+    )
+
+
+def mapped(*parts: Mapping[str, Any], **roots: Any) -> dict[str, Any]:
+    ours: dict[str, Any] = {}
+    for part in (BASE, *parts):
+        ours = merged(ours, part)
+    config = load_config(values={"ajet": ours, **roots})
+    return to_trinity(config, place_of(config))
+
+
+def nested(path: str, value: Any) -> dict[str, Any]:
+    for name in reversed(path.split(".")):
+        value = {name: value}
+    return dict(value)
+
+
+def at(mapping: Any, path: str) -> Any:
+    for name in path.split("."):
+        mapping = mapping[int(name)] if name.isdecimal() else mapping[name]
+    return mapping
+
+
+def leaves() -> list[str]:
+    every = list(keys())
+    return [path for path in every if not any(other.startswith(f"{path}.") for other in every)]
+
+
+def another(path: str) -> Any:
+    """A valid value that is not the one of BASE."""
+    if path in CHANGED:
+        return CHANGED[path]
+    config: Any = load_config(values=BASE)
+    model: type[BaseModel] = Config
+    *sections, name = path.split(".")
+    for section in sections:
+        config, model = getattr(config, section), model.model_fields[section].annotation  # type: ignore[assignment]
+    value, kind = getattr(config, name), model.model_fields[name].annotation
+    options = [one for one in (kind, *get_args(kind)) if get_origin(one) is Literal]
+    if options:
+        return next(one for one in get_args(options[0]) if one != value)
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int) or (value is None and int in get_args(kind)):
+        return (value or 1) + 1
+    if isinstance(value, float) or (value is None and float in get_args(kind)):
+        return 0.5 if value != 0.5 else 0.25
+    if isinstance(value, list):
+        return [*value, *_item(kind)]
+    return {"x": "y"} if isinstance(value, dict) else "another"
+
+
+def _item(kind: Any) -> list[Any]:
+    (item,) = get_args(kind)
+    return [get_args(item)[-1]] if get_origin(item) is Literal else [{}] if item is not str else ["another"]
+
+
+def who_reads(path: str) -> list[str]:
+    return [
+        who
+        for who, known in READ_BY_US.items()
+        if any(path == one or (one.endswith(".") and path.startswith(one)) for one in known)
+    ]
+
+
+@pytest.mark.parametrize("path", leaves())
+def test_every_key_is_mapped_refused_warned_of_or_read_by_us(path: str, caplog: pytest.LogCaptureFixture) -> None:
+    beside = BESIDE.get(path, {})
+    before = mapped(beside)
+    caplog.clear()
+    with caplog.at_level(logging.WARNING):
+        try:
+            after = mapped(beside, nested(path, another(path)))
+        except ConfigError as error:
+            assert path.rpartition(".")[2] in str(error)
+            return
+    said = [record.getMessage() for record in caplog.records if path in record.getMessage()]
+    ours = who_reads(path)
+    assert after != before or said or ours, f"{path} is lost: Trinity gets the same, and nobody says so"
+    if is_idle(path):
+        assert said, f"{path} has no effect, and nobody says so"
+
+
+def test_the_list_of_what_we_read_ourselves_has_nothing_that_is_gone() -> None:
+    known = leaves()
+    for one in (one for listed in READ_BY_US.values() for one in listed):
+        assert any(path == one or (one.endswith(".") and path.startswith(one)) for path in known), one
+
+
+def test_the_table_of_the_documented_system() -> None:
+    """docs of that system: each key and where it goes; expected steps 3, batches of 12 tasks, 5 attempts, 7 GPUs."""
+    made = mapped(
+        {
+            "data": {"train_batch_size": 12},
+            "rollout": {"num_repeat": 5, "multi_turn": {"expected_steps": 3}, "n_vllm_engine": 2, "max_env_worker": 40,
+                        "tensor_parallel_size": 2, "max_model_len": 900, "max_response_length_in_one_turn": 250},
+            "trainer_common": {"nnodes": 3, "n_gpus_per_node": 7, "total_epochs": 4, "test_freq": 11, "save_freq": 13,
+                               "optim": {"lr": 3e-5}},
+        }
+    )  # fmt: skip
+    table = {
+        "cluster.node_num": 3,
+        "cluster.gpu_per_node": 7,
+        "explorer.eval_interval": 11,
+        "trainer.save_interval": 13,
+        "algorithm.optimizer.lr": 3e-5,
+        "explorer.rollout_model.engine_num": 2,
+        "explorer.rollout_model.tensor_parallel_size": 2,
+        "model.max_response_tokens": 250,
+        "algorithm.repeat_times": 5,
+        "model.max_model_len": 900,
+        "buffer.batch_size": 12,
+        "buffer.train_batch_size": 12 * 5 * 3,
+        "buffer.total_steps": 4 * TRAIN // 12,
+        "trainer.total_steps": 4 * TRAIN // 12,
+    }
+    assert {path: at(made, path) for path in table} == table
+    # Runners there are episodes, here groups of attempts: as many episodes at once.
+    assert at(made, "explorer.runner_per_model") * 5 <= 40 // 2 < (at(made, "explorer.runner_per_model") + 1) * 5
+    # Metrics go through the driver to every logger of ours, so that Trinity's own is always the way there.
+    assert at(made, "monitor.monitor_type").endswith("ToTheDriver")
+
+
+def test_what_the_other_system_left_out_is_there() -> None:
+    common = {"kl_loss_coef": 0.03, "kl_loss_type": "mse", "clip_ratio_low": 0.1, "clip_ratio_high": 0.4,
+              "entropy_coef": 0.02, "fsdp_config": {"param_offload": True, "optimizer_offload": True},
+              "optim": {"grad_clip": 0.7, "weight_decay": 0.1, "warmup_steps": 2, "betas": [0.8, 0.9]}}  # fmt: skip
+    made = mapped({"trainer_common": common})
+    algorithm = made["algorithm"]
+    assert (algorithm["kl_loss_fn"], algorithm["kl_loss_fn_args"]) == ("k2", {"kl_coef": 0.03})
+    assert algorithm["entropy_loss_fn_args"] == {"entropy_coef": 0.02}
+    loss = algorithm["policy_loss_fn_args"]
+    assert (loss["clip_range_low"], loss["clip_range_high"]) == (0.1, 0.4)
+    assert made["trainer"]["param_offload"] and made["trainer"]["optimizer_offload"]
+    assert made["trainer"]["grad_clip"] == algorithm["optimizer"]["clip_grad"] == 0.7
+    names = [one["name"] for one in made["buffer"]["explorer_input"]["eval_tasksets"]]
+    assert names == ["val", "greedy"]
+    without = mapped({"trainer_common": {"use_kl_loss": False}})["algorithm"]
+    assert without["kl_loss_fn"] == "none" and without["algorithm_type"].endswith("WithoutReference")
+
+
+def test_the_root_trinity_is_merged_last_and_wins() -> None:
+    own = {"mode": "explore", "buffer": {"batch_size": 99}, "algorithm": {"optimizer": {"betas": [0.5, 0.6]}}}
+    made, without = mapped({}, trinity=own), mapped({})
+    assert (made["mode"], made["buffer"]["batch_size"]) == ("explore", 99)
+    assert made["algorithm"]["optimizer"]["betas"] == [0.5, 0.6]
+    expected = copy.deepcopy(without)
+    expected["mode"], expected["buffer"]["batch_size"] = "explore", 99
+    expected["algorithm"]["optimizer"]["betas"] = [0.5, 0.6]
+    assert made == expected, "what it does not name stays as it is"
+    with pytest.raises(ConfigError, match="trinity"):
+        mapped({}, trinity=["mode", "explore"])
+
+
+@pytest.mark.parametrize(
+    ("part", "named"),
+    [
+        ({"trainer_common": {"use_kl_loss": True}}, "use_kl_loss"),
+        ({"trainer_common": {"entropy_coef": 0.1}}, "entropy_coef"),
+        ({"model": {"lora": {"enabled": True}}}, "lora"),
+    ],
+)
+def test_the_route_without_gpus_refuses_what_it_would_compute_otherwise(part: dict[str, Any], named: str) -> None:
+    plain = merged(CPU, {"model": {"lora": {"enabled": False}}})
+    made = mapped(plain)
+    assert made["trainer"]["trainer_type"] == made["explorer"]["rollout_model"]["engine_type"] == "tinker"
+    with pytest.raises(ConfigError, match=named):
+        mapped(plain, part)
+
+
+def test_everything_that_cant_be_honoured_is_told_at_once() -> None:
+    wrong = {
+        "rollout": {"sampling": "request", "n_vllm_engine": 8},
+        "trainer_common": {"optim": {"lr_scheduler_type": "linear"}, "mini_batch_num": 2,
+                           "algorithm": {"adv_estimator": "reinforce_plus_plus", "use_kl_in_reward": True}},
+    }  # fmt: skip
+    with pytest.raises(ConfigError) as told:
+        mapped(wrong)
+    for named in ("rollout.sampling", "n_vllm_engine", "lr_scheduler_type", "mini_batch_num", "reinforce_plus_plus",
+                  "use_kl_in_reward"):  # fmt: skip
+        assert named in str(told.value)
+
+
+def test_the_config_is_the_same_wherever_it_is_made() -> None:
+    assert mapped({}) == mapped({})

@@ -1,0 +1,77 @@
+"""Settings of the suite over a real Trinity-RFT: `just test-trinity`. Without `trinity` and `ray` every file skips."""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TRINITY_LOG_LEVEL", "ERROR")
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from .experiments import Experiment
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A run starts Ray and a dozen processes: a minute on an idle machine, and more on a busy one."""
+    for item in items:
+        if "tests/trinity/" in str(item.path):
+            item.add_marker(pytest.mark.timeout(900))
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of random weights with a tokenizer and a chat template."""
+    import torch
+
+    from ajet_sdk.learn import recipe as recipes
+    from ajet_sdk.learn.recipe import Demonstration, Recipe, Shape
+
+    def parrot(draw: random.Random) -> Demonstration:
+        word = draw.choice(["yes", "no", "maybe"])
+        return Demonstration([{"role": "user", "content": f"Say {word}."}, {"role": "assistant", "content": word}])
+
+    place = tmp_path_factory.mktemp("models") / "tiny"
+    draw = random.Random(0)
+    recipe = Recipe(parrot, shape=Shape(hidden=16, heads=2, kv_heads=1, intermediate=32, max_length=1024))
+    tokenizer = recipes.train_tokenizer(recipe, [parrot(draw) for _ in range(50)])
+    torch.manual_seed(0)
+    recipes.new_model(recipe, tokenizer).save_pretrained(place)
+    tokenizer.save_pretrained(place)
+    return place
+
+
+@pytest.fixture(scope="session")
+def nodes() -> Iterator[Any]:
+    """A Ray cluster of this suite's own, to which this process is connected; one node with four CPUs, it says."""
+    import ray
+    from ray.cluster_utils import Cluster
+
+    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
+    ray.init(address=cluster.address, logging_level="ERROR", log_to_driver=False)
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()
+
+
+@pytest.fixture
+def experiment(tmp_path: Path, tiny: Path) -> Iterator[Callable[..., Any]]:
+    """Makes an experiment; what is left of its run is ended with the test."""
+    made: list[Experiment] = []
+
+    def make(questions: Sequence[str], config: Mapping[str, Any] | None = None, **roots: Any) -> Experiment:
+        made.append(Experiment(tmp_path / f"project{len(made)}", tiny, questions, config or {}, roots))
+        return made[-1]
+
+    yield make
+    for one in made:
+        if one.process is not None and one.process.poll() is None:
+            one.process.kill()
+            one.process.wait()

@@ -1,0 +1,126 @@
+"""What we map is what Trinity knows: its structured config takes it, and a misspelt key of `trinity:` is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("trinity", reason="needs Trinity-RFT: just install-trinity")
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ajet_sdk.backbones.trinity.launch import typed
+from ajet_sdk.backbones.trinity.mapping import Place, to_trinity
+from ajet_sdk.config import load_config
+from ajet_sdk.errors import ConfigError
+
+FEW = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+share = st.floats(0.0, 1.0, width=16)
+
+
+@st.composite
+def documents(draw: st.DrawFn) -> dict[str, Any]:
+    """Configs of ours that Trinity can honour."""
+    cpu = draw(st.booleans())
+    repeat, batch = draw(st.integers(2, 16)), draw(st.integers(1, 64))
+    kl = not cpu and draw(st.booleans())
+    longest = draw(st.integers(64, 20_000))
+    return {
+        "backbone": "trinity",
+        "experiment_name": "job",
+        "model": {
+            "path": "org/model",
+            "dtype": draw(st.sampled_from(["auto", "float32", "bfloat16", "float16"])),
+            "lora": {"enabled": not cpu and draw(st.booleans()),
+                     "target_modules": draw(st.sampled_from(["all-linear", ["q_proj", "v_proj"]]))},
+        },
+        "data": {"train_batch_size": batch},
+        "rollout": {
+            "num_repeat": repeat,
+            "temperature": draw(st.floats(0.25, 2, width=16)),
+            "top_p": draw(st.floats(0.125, 1, width=16)),
+            "top_k": draw(st.sampled_from([-1, 1, 50])),
+            "max_model_len": longest,
+            "max_response_length_in_one_turn": draw(st.integers(1, longest)),
+            "max_env_worker": draw(st.integers(1, 300)),
+            "n_vllm_engine": draw(st.integers(1, 3)),
+            "tensor_parallel_size": draw(st.sampled_from([1, 2])),
+            "max_staleness": draw(st.integers(0, 3)),
+            "gpu_memory_utilization": draw(st.sampled_from([None, 0.5])),
+            "timeout": draw(st.floats(1, 5000, width=32)),
+        },
+        "trainer_common": {
+            "n_gpus_per_node": 0 if cpu else 8,
+            "nnodes": draw(st.integers(1, 4)),
+            "use_kl_loss": kl,
+            "kl_loss_type": draw(st.sampled_from(["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"])),
+            "entropy_coef": 0.0 if cpu else draw(share),
+            "clip_ratio_low": draw(share),
+            "save_freq": draw(st.integers(-1, 30)),
+            "test_freq": draw(st.integers(-1, 30)),
+            "val_before_train": draw(st.booleans()),
+            "optim": {"lr": draw(st.sampled_from([None, 1e-6])), "lr_scheduler_type": draw(
+                st.sampled_from(["constant", "cosine"]))},
+        },
+    }  # fmt: skip
+
+
+def mapped(document: dict[str, Any], **roots: Any) -> dict[str, Any]:
+    config = load_config(values={"ajet": document, **roots})
+    place = Place(
+        run_id="r1", model="org/model", steps=5, lr=config.trainer_common.optim.lr, checkpoints=Path("/store"),
+        tasks=Path("/store/r1/tasks"), val_tasks=2, workflow_args={"run_id": "r1", "config": {"a": [1, None]}},
+    )  # fmt: skip
+    return to_trinity(config, place)
+
+
+@FEW
+@given(documents())
+def test_trinity_takes_every_config_that_we_map(document: dict[str, Any]) -> None:
+    mapping = mapped(document)
+    config = typed(mapping)
+    assert config.algorithm.repeat_times == document["rollout"]["num_repeat"]
+    assert config.model.temperature == document["rollout"]["temperature"]
+    assert config.explorer.rollout_model.engine_type == mapping["explorer"]["rollout_model"]["engine_type"]
+    given_ = config.buffer.explorer_input.tasksets[0].workflow_args
+    assert given_ == {"run_id": "r1", "config": {"a": [1, None]}}, "what our workflow is given arrives whole"
+    ways = [mapping["algorithm"][name] for name in ("algorithm_type", "advantage_fn", "sample_strategy")]
+    assert all(way.startswith("ajet_sdk.") for way in ways)
+
+
+@pytest.mark.parametrize(
+    ("own", "named"),
+    [
+        ({"explorer": {"runer_per_model": 4}}, "runer_per_model"),
+        ({"algoritm": {}}, "algoritm"),
+        ({"buffer": {"trainer_input": {"experience_buffer": {"capacity": "many"}}}}, "capacity"),
+    ],
+)
+def test_a_wrong_key_of_the_root_trinity_is_one_message_that_names_it(own: dict[str, Any], named: str) -> None:
+    document = {"backbone": "trinity", "experiment_name": "job", "model": {"path": "org/model"}}
+    with pytest.raises(ConfigError, match=named) as told:
+        typed(mapped(document, trinity=own))
+    assert "trinity" in str(told.value) and "\n" not in str(told.value)
+
+
+def test_our_parts_are_found_where_trinity_looks_for_them() -> None:
+    """By the registries with which its actors load them on every node."""
+    from trinity.algorithm import ADVANTAGE_FN, ALGORITHM_TYPE, SAMPLE_STRATEGY
+    from trinity.buffer.selector import SELECTORS
+    from trinity.common.workflows import WORKFLOWS
+    from trinity.utils.monitor import MONITOR
+
+    mapping = mapped({"backbone": "trinity", "experiment_name": "job", "model": {"path": "org/model"}})
+    algorithm, inputs = mapping["algorithm"], mapping["buffer"]["explorer_input"]
+    found = {
+        "WithReference": ALGORITHM_TYPE.get(algorithm["algorithm_type"]),
+        "GivenAdvantages": ADVANTAGE_FN.get(algorithm["advantage_fn"]),
+        "WholeSteps": SAMPLE_STRATEGY.get(algorithm["sample_strategy"]),
+        "OrderOfLocal": SELECTORS.get(inputs["tasksets"][0]["data_selector"]["selector_type"]),
+        "AjetWorkflow": WORKFLOWS.get(inputs["default_workflow_type"]),
+        "ToTheDriver": MONITOR.get(mapping["monitor"]["monitor_type"]),
+    }
+    assert {name: one.__name__ for name, one in found.items()} == {name: name for name in found}

@@ -1,0 +1,194 @@
+"""One batch through the local loss and through Trinity's: the same loss, the same gradients.
+
+Letters of shapes: B sequences, P the longest prompt, R the longest response, T tokens of one sequence.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("trinity", reason="needs Trinity-RFT: just install-trinity")
+pytest.importorskip("ray", reason="needs Ray: just install-trinity")
+
+import torch
+from trinity.algorithm import POLICY_LOSS_FN
+from trinity.common.experience import Experience
+from trinity.utils.log import get_logger
+
+import ajet_sdk
+from ajet_sdk.backbones.trinity.batches import GivenAdvantages
+from ajet_sdk.backbones.trinity.launch import typed
+from ajet_sdk.backbones.trinity.mapping import Place, to_trinity
+from ajet_sdk.backbones.trinity.workflow import to_experience
+from ajet_sdk.config import load_config
+from ajet_sdk.engines.local import load_model
+from ajet_sdk.learn.loss import collate, micro_batches, score, token_loss, trained_length
+from ajet_sdk.learn.trainer import TrainerSettings
+from ajet_sdk.samples import build
+from ajet_sdk.types import Call, Episode, Reward, Sample
+
+TEMPERATURE = 0.8
+CLOSE = {"atol": 1e-5, "rtol": 1e-5}
+STAND_IN = Path(ajet_sdk.__file__).parent / "backbones" / "trinity" / "stand_in"
+
+
+def config_of(gpus: int, tmp_path: Path) -> tuple[Any, dict[str, Any]]:
+    """A config of ours, and what Trinity gets of it."""
+    config = load_config(
+        values={
+            "backbone": "trinity",
+            "experiment_name": "oracle",
+            "model": {"path": "org/model"},
+            "rollout": {"temperature": TEMPERATURE},
+            "trainer_common": {"n_gpus_per_node": gpus, "use_kl_loss": False, "clip_ratio_low": 0.1},
+        }
+    )
+    place = Place(run_id="r", model="org/model", steps=4, lr=1e-3, checkpoints=tmp_path, tasks=tmp_path / "tasks")
+    return config, to_trinity(config, place)
+
+
+def stored(model: Any) -> tuple[list[Sample], list[Experience]]:
+    """A batch of two groups: turns, forks and two agents; sampled by a policy a little apart, so that clipping acts."""
+    draw = random.Random(7)
+    size = model.config.vocab_size
+
+    def ids(least: int, most: int) -> list[int]:
+        return [draw.randrange(size) for _ in range(draw.randint(least, most))]
+
+    def call(name: str, index: int, prompt: list[int], agent: str = "default") -> Call:
+        output = ids(1, 9)
+        with torch.no_grad():
+            logits_TV = model(torch.tensor([[*prompt, *output]])).logits[0, len(prompt) - 1 : -1] / TEMPERATURE
+        exact = torch.log_softmax(logits_TV, -1).gather(1, torch.tensor(output)[:, None])[:, 0]
+        apart = [value + draw.gauss(0, 0.4) for value in exact.tolist()]
+        return Call(call_id=f"{name}.{index}", episode_id=name, index=index, agent=agent, policy_version=0,
+                    prompt_ids=prompt, output_ids=output, logprobs=apart)  # fmt: skip
+
+    episodes = []
+    for group in range(2):
+        for attempt in range(4):
+            name, first = f"e{group}.{attempt}", ids(3, 12)
+            calls = [call(name, 0, first)]
+            seen = [*first, *calls[0].output_ids.tolist()]  # type: ignore[union-attr]
+            calls += [call(name, 1, [*seen, *ids(2, 5)]), call(name, 2, [*seen, *ids(2, 5)])]
+            calls += [call(name, 3, ids(4, 8), "critic")]
+            episodes.append(Episode(episode_id=name, group_id=f"g{group}", attempt=attempt, calls=tuple(calls),
+                                    rewards=(Reward(value=draw.random()),)))  # fmt: skip
+    samples = build(episodes).samples
+    by_id = {episode.episode_id: episode for episode in episodes}
+    return list(samples), [to_experience(s, by_id[s.episode_id], i) for i, s in enumerate(samples)]
+
+
+def gradients(model: Any) -> dict[str, torch.Tensor]:
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+def local_loss(model: Any, samples: Sequence[Sample], config: Any, budget: int) -> float:
+    """As the local trainer: micro-batches, and the sum over tokens divided by their number. Leaves gradients."""
+    settings = TrainerSettings.of(config, 1e-3, 4).loss
+    total, loss = sum(int(sample.timeline.loss_mask.sum()) for sample in samples), 0.0
+    groups = micro_batches([trained_length(sample) for sample in samples], budget)
+    assert len(groups) > 1
+    for group in groups:
+        batch = collate([samples[i] for i in group], TEMPERATURE)
+        loss_N, _ = token_loss(score(model, batch, entropy=False), batch, settings)
+        part = loss_N.sum() / total
+        part.backward()
+        loss += float(part.detach())
+    return loss
+
+
+def sequence_logprobs(model: Any, ids: torch.Tensor) -> torch.Tensor:
+    """Of every token but the first."""
+    logits = model(ids[None].long()).logits[0, :-1] / TEMPERATURE
+    return torch.log_softmax(logits, -1).gather(1, ids[1:, None].long())[:, 0]
+
+
+@pytest.fixture(scope="module")
+def model(tiny: Path) -> Any:
+    return load_model(tiny, dtype="float32", device="cpu").eval()
+
+
+def check(ours: tuple[float, dict[str, torch.Tensor]], theirs: tuple[float, dict[str, torch.Tensor]]) -> None:
+    assert ours[0] == pytest.approx(theirs[0], abs=1e-5)
+    assert ours[1].keys() == theirs[1].keys() and any(value.abs().max() > 1e-3 for value in ours[1].values())
+    for name, value in ours[1].items():
+        torch.testing.assert_close(theirs[1][name], value, **CLOSE)
+
+
+def test_the_batch_has_what_could_go_wrong(model: Any) -> None:
+    samples, _ = stored(model)
+    signs = {bool(value > 0) for sample in samples for value in sample.advantages[sample.timeline.loss_mask]}
+    assert signs == {True, False}
+    assert {sample.timeline.agent for sample in samples} == {"default", "critic"}
+    assert len({int(sample.timeline.loss_mask.sum()) for sample in samples}) > 3, "sequences weigh differently"
+    assert len(samples) > 16, "forks are timelines of their own"
+
+
+def test_the_loss_of_verls_route_is_the_local_loss(model: Any, tmp_path: Path) -> None:
+    """Trinity's own padding for verl, its policy loss with the arguments of our mapping, the mean over tokens."""
+    pytest.importorskip("verl", reason="needs verl: just install-trinity")
+    from trinity.trainer.verl.utils import to_data_proto
+
+    config, mapping = config_of(8, tmp_path)
+    samples, experiences = stored(model)
+    ours = local_loss(model, samples, config, 128), gradients(model)
+
+    kept, _ = GivenAdvantages(**mapping["algorithm"]["advantage_fn_args"]).process(experiences)
+    assert len(kept) > len(samples), "there are blanks to fill up the batch"
+    batch = to_data_proto(kept, 0, model, get_logger("oracle")).batch
+    width = batch["prompts"].shape[1]
+    logits = model(
+        batch["input_ids"], attention_mask=batch["attention_mask"], position_ids=batch["position_ids"]
+    ).logits
+    logits_BRV = logits[:, width - 1 : -1] / TEMPERATURE
+    logprob_BR = torch.log_softmax(logits_BRV, -1).gather(2, batch["responses"][..., None])[..., 0]
+    algorithm = mapping["algorithm"]
+    loss_fn = POLICY_LOSS_FN.get(algorithm["policy_loss_fn"])(backend="verl", **algorithm["policy_loss_fn_args"])
+    loss, said = loss_fn(
+        logprob=logprob_BR,
+        old_log_probs=batch["rollout_log_probs"],
+        response_mask=batch["response_mask"],
+        advantages=batch["advantages"],
+        returns=batch["returns"],
+    )
+    loss.backward()
+    assert said["pg_clipfrac"] > 0.05
+    check(ours, (float(loss.detach()), gradients(model)))
+
+
+def test_the_loss_of_the_route_without_gpus_is_the_local_loss(
+    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trinity's own loss function of its tinker trainer, over its own inputs: a mean over sequences of their means."""
+    monkeypatch.syspath_prepend(str(STAND_IN))
+    monkeypatch.setenv("TINKER_BASE_URL", "http://127.0.0.1:1")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tinker"]:
+        monkeypatch.delitem(sys.modules, name)
+    trainer = importlib.import_module("trinity.trainer.tinker.tinker_trainer")
+
+    config, mapping = config_of(0, tmp_path)
+    samples, experiences = stored(model)
+    ours = local_loss(model, samples, config, 128), gradients(model)
+
+    kept, _ = GivenAdvantages(**mapping["algorithm"]["advantage_fn_args"]).process(experiences)
+    wrapper = object.__new__(trainer.TinkerTrainerWrapper)  # its constructor asks for Ray, which the loss does not need
+    wrapper.config, wrapper.logger = typed(mapping), get_logger("oracle")
+    wrapper.config.trainer.total_steps = 4
+    wrapper._init_algorithm()
+    data, _, wrapper.model_inputs_list = trainer.to_tinker_input(kept, wrapper.logger)
+    for inputs in wrapper.model_inputs_list:
+        inputs["ref_logprob"] = torch.zeros(len(inputs["action_mask"]))
+    loss, said = wrapper._loss_func(data, [sequence_logprobs(model, one.tokens) for one in kept])
+    loss.backward()
+    assert said["actor/pg_clipfrac"] > 0.05
+    check(ours, (float(loss.detach()), gradients(model)))
