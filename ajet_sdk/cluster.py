@@ -45,6 +45,7 @@ class Node:
     host: str
     port: int
     cpus: float
+    gpus: float
     alive: bool
 
 
@@ -79,6 +80,7 @@ class RayCluster:
                 n["NodeManagerAddress"],
                 int(n["NodeManagerPort"]),
                 float(n["Resources"].get("CPU", 0)),
+                float(n["Resources"].get("GPU", 0)),
                 bool(n["Alive"]),
             )
             for n in ray.nodes()

@@ -1,8 +1,8 @@
-"""Pictures of every screen of `ajet trace view`, as SVG.
+"""Pictures of every screen of `ajet trace view`, and of `ajet dataset view`, as SVG.
 
-    python docs/screenshots.py TRACE OUT
+    python docs/screenshots.py TRACE OUT [ROWS]
 
-TRACE is a trace file or an experiment's directory; OUT a directory, made where it is not there.
+TRACE is a trace file or an experiment's directory; OUT a directory, made where it is not there; ROWS a dataset.
 """
 
 from __future__ import annotations
@@ -18,8 +18,10 @@ os.environ.setdefault("TEXTUAL_ANIMATIONS", "none")
 from textual.pilot import Pilot
 
 from ajet_sdk.protocols import TraceReader
+from ajet_tools.dataset.review import Review
 from ajet_tools.trace.locate import open_located
 from ajet_tools.tui.app import DARK, LIGHT, TraceApp
+from ajet_tools.tui.dataset.app import DatasetApp
 
 SIZE = (110, 34)
 Prepare = Callable[[Pilot[None]], Awaitable[None]]
@@ -106,8 +108,26 @@ async def main(trace: Path, out: Path) -> None:
     reader.close()
 
 
+async def dataset(rows: Path, out: Path) -> None:
+    """The rows of a dataset, of which some are decided on; the file stays as it is."""
+    os.chdir(rows.parent)  # no path of this machine in a picture
+    review = Review(rows.name)
+    app = DatasetApp(review)
+    async with app.run_test(size=SIZE) as pilot:
+        await quiet(pilot)
+        await pilot.press("a", "a", "x", "a")
+        await quiet(pilot)
+        (out / "dataset-view.svg").write_text(app.export_screenshot(title="ajet dataset view"), encoding="utf-8")
+    review.forget()
+    review.journal.replace({})
+    review.close()
+    print(out / "dataset-view.svg")
+
+
 if __name__ == "__main__":
-    if len(sys.argv) != 3:
+    if len(sys.argv) not in (3, 4):
         sys.exit(__doc__)
     Path(sys.argv[2]).mkdir(parents=True, exist_ok=True)
     asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2])))
+    if len(sys.argv) == 4:
+        asyncio.run(dataset(Path(sys.argv[3]).absolute(), Path(sys.argv[2]).absolute()))

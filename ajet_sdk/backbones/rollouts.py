@@ -17,10 +17,11 @@ from ajet_sdk.protocols import Engine
 from ajet_sdk.types import Episode, Task, new_id
 
 if TYPE_CHECKING:
+    from ajet_sdk.config import Config
     from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
 
-__all__ = ["Rollout", "Rollouts", "tasks_of_step"]
+__all__ = ["Rollout", "Rollouts", "attempts_at", "tasks_of_step", "training_sampling"]
 
 
 def tasks_of_step(tasks: Sequence[Task], step: int, size: int, seed: int) -> list[Task]:
@@ -33,6 +34,42 @@ def tasks_of_step(tasks: Sequence[Task], step: int, size: int, seed: int) -> lis
             random.Random(f"{seed}/{epoch}").shuffle(orders[epoch])
         chosen.append(tasks[orders[epoch][at]])
     return chosen
+
+
+def attempts_at(
+    tasks: Sequence[Task],
+    repeats: int,
+    run_id: str,
+    step: int,
+    split: Literal["train", "val"],
+    seed: int,
+    seeded_by: Any,
+) -> list[Attempt]:
+    """`repeats` attempts at each task, those at one task behind one another.
+
+    `seeded_by` (the step, or what is validated) tells their seeds from those of others.
+    """
+    return [
+        Attempt(
+            task=task,
+            run_id=run_id,
+            group_id=group,
+            attempt=attempt,
+            step=step,
+            split=split,
+            seed=seed_of(seed, seeded_by, position, attempt),
+        )
+        for position, (task, group) in enumerate(zip(tasks, [new_id() for _ in tasks], strict=True))
+        for attempt in range(repeats)
+    ]
+
+
+def training_sampling(config: Config) -> SamplingOverride | None:
+    """How training samples; None leaves it to the agent's own parameters."""
+    rollout = config.rollout
+    if rollout.sampling == "request":
+        return None
+    return SamplingOverride(temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k)
 
 
 @dataclass(frozen=True)
@@ -49,7 +86,7 @@ class Rollouts:
         config, seed = self.job.config, self.job.config.trainer_common.seed
         tasks = tasks_of_step(self.job.train, step, config.data.train_batch_size, seed)
         attempts = self._attempts(tasks, config.rollout.num_repeat, step, "train", step)
-        return self._begin(attempts, self._sampling())
+        return self._begin(attempts, training_sampling(config))
 
     def of_validation(
         self, tasks: Sequence[Task], repeats: int, sampling: SamplingOverride, what: str, step: int
@@ -61,25 +98,7 @@ class Rollouts:
         self, tasks: Sequence[Task], repeats: int, step: int, split: Literal["train", "val"], seeded_by: Any
     ) -> list[Attempt]:
         seed = self.job.config.trainer_common.seed
-        return [
-            Attempt(
-                task=task,
-                run_id=self.job.run_id,
-                group_id=group,
-                attempt=attempt,
-                step=step,
-                split=split,
-                seed=seed_of(seed, seeded_by, position, attempt),
-            )
-            for position, (task, group) in enumerate(zip(tasks, [new_id() for _ in tasks], strict=True))
-            for attempt in range(repeats)
-        ]
-
-    def _sampling(self) -> SamplingOverride | None:
-        rollout = self.job.config.rollout
-        if rollout.sampling == "request":
-            return None
-        return SamplingOverride(temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k)
+        return attempts_at(tasks, repeats, self.job.run_id, step, split, seed, seeded_by)
 
     def _begin(self, attempts: Sequence[Attempt], sampling: SamplingOverride | None) -> Rollout:
         return Rollout(self, attempts, sampling)

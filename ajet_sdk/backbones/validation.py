@@ -16,7 +16,17 @@ from ajet_sdk.types import Episode, Task
 if TYPE_CHECKING:
     from ajet_sdk.config import Config
 
-__all__ = ["Validation", "due", "validations_left"]
+__all__ = ["GREEDY", "Validation", "due", "validation_sampling", "validations_left"]
+
+GREEDY = SamplingOverride(temperature=0.0, greedy=True)
+"""How the attempts of val/greedy_reward sample."""
+
+
+def validation_sampling(config: Config) -> SamplingOverride:
+    """How the other attempts of a validation sample: at temperature 1, or as `val_kwargs` says."""
+    kwargs = config.rollout.val_kwargs
+    heat = 1.0 if kwargs.greedy else kwargs.temperature
+    return SamplingOverride(temperature=heat, top_p=kwargs.top_p, top_k=kwargs.top_k)
 
 
 def due(step: int, frequency: int) -> bool:
@@ -58,12 +68,9 @@ class Validation:
         if not self.tasks:
             return
         config = self.rollouts.job.config
-        kwargs, repeats = config.rollout.val_kwargs, max(1, config.trainer_common.val_pass_n)
-        sampled = SamplingOverride(
-            temperature=kwargs.temperature if not kwargs.greedy else 1.0, top_p=kwargs.top_p, top_k=kwargs.top_k
-        )
-        episodes = await self._sample(step, repeats, sampled, "val")
-        greedy = await self._sample(step, 1, SamplingOverride(temperature=0.0, greedy=True), "val, greedy")
+        repeats = max(1, config.trainer_common.val_pass_n)
+        episodes = await self._sample(step, repeats, validation_sampling(config), "val")
+        greedy = await self._sample(step, 1, GREEDY, "val, greedy")
         metrics = of_episodes("val", episodes)
         metrics |= {"val/greedy_reward": mean_reward(greedy)} if rewards(greedy) else {}
         metrics |= of_groups("val", episodes, repeats) if repeats > 1 else {}

@@ -28,6 +28,7 @@ __all__ = ["calls_of", "episodes", "ledger_balance", "open_trace", "stored_calls
 _RACE = 2.0
 _PATIENCE = 20.0
 _OPENING = 5.0
+_FEW = 64
 
 
 def open_trace(path: Path, *more: Path) -> TraceReader:
@@ -148,12 +149,19 @@ def episodes(
         if value is not None:
             conditions.append(f"{name} = ?")
             values.append(value)
-    if episode_ids is not None:
+    named = list(episode_ids or ())
+    few = 0 < len(named) <= _FEW
+    if few:
+        conditions.append(f"episode_id IN ({', '.join('?' * len(named))})")
+        values += named
+    elif episode_ids is not None:
         conditions.append("episode_id IN (SELECT unnest(?::VARCHAR[]))")
-        values.append(list(episode_ids))
+        values.append(named)
     where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
     rows = reader.query(f"SELECT * FROM episodes {where} ORDER BY started_at, episode_id", values).to_pylist()
     chosen = f"(SELECT episode_id FROM episodes {where})"
+    if few:  # said outright, so that of files that live only their rows are read
+        chosen, values = f"({', '.join('?' * len(named))})", named
     calls = _calls(reader.query(f"SELECT * FROM calls WHERE episode_id IN {chosen} ORDER BY index, started_at", values))
     rewards: dict[str, list[Reward]] = {}
     for row in reader.query(f"SELECT * FROM rewards WHERE episode_id IN {chosen}", values).to_pylist():

@@ -52,9 +52,7 @@ def doctor(
     found = {target: look(target, imports=True)} if target else {name: look(name) for name in TARGETS}
     failed = not usable(checks) or bool(target and not usable(found[target]))
     if as_json:
-        ways = {
-            name: {"usable": usable(of), "checks": [asdict(check) for check in of]} for name, of in found.items()
-        }
+        ways = {name: {"usable": usable(of), "checks": [asdict(check) for check in of]} for name, of in found.items()}
         shown = {"ok": not failed, "checks": [asdict(check) for check in checks], "ways": ways}
         typer.echo(json.dumps(shown, indent=2))
     elif target:

@@ -36,8 +36,8 @@ def install(
 ) -> None:
     """Install Trinity or vLLM into this environment, in versions that work together; then `ajet doctor` looks at it.
 
-    `pip install trinity-rft[vllm]` finds no set of versions: its parts ask for different ones of numpy and transformers.
-    Without --cpu or --cuda it is CUDA where `nvidia-smi` shows a GPU. It can be run again at any time.
+    `pip install trinity-rft[vllm]` finds no versions that agree: its parts ask for different ones of numpy and of
+    transformers. Without --cpu or --cuda it is CUDA where `nvidia-smi` shows a GPU. It can be run again at any time.
 
     \b
     ajet install trinity
@@ -71,15 +71,15 @@ def _has_gpu() -> bool:
 
 def _check(stack: Stack) -> None:
     """Raise ConfigError where the lines can't work."""
-    if not (3, 10) <= sys.version_info[:2] <= (3, 12):
+    if not (3, 11) <= sys.version_info[:2] <= (3, 12):
         raise ConfigError(
-            f"{stack.name} needs Python 3.10 to 3.12 (this is {sys.version_info[0]}.{sys.version_info[1]}): "
+            f"{stack.name} needs Python 3.11 or 3.12 (this is {sys.version_info[0]}.{sys.version_info[1]}): "
             "make an environment with one of them"
         )
     if find_spec("pip") is None:
         raise ConfigError(f"{sys.prefix} has no pip: run `python -m ensurepip` first")
     if installed_version("ajet") is None:
-        raise ConfigError("ajet itself is not installed in this environment: run `pip install -e .` in its checkout first")
+        raise ConfigError("ajet itself is not installed in this environment: `pip install -e .` in its checkout first")
 
 
 def _pip(arguments: list[str]) -> None:

@@ -28,11 +28,14 @@ EXTRAS = {
     "datasets": ("datasets",),
     "agentscope": ("agentscope",),
     "ray": ("ray",),
-    "trinity": ("ray", "transformers", "datasets", "omegaconf", "sqlalchemy", "greenlet", "sortedcontainers"),
+    "trinity": (
+        "ray", "transformers", "datasets", "omegaconf", "sqlalchemy", "aiosqlite", "greenlet", "pybase64",
+        "sortedcontainers",
+    ),
     "verl": (
-        "accelerate", "aiosqlite", "codetiming", "dill", "fire", "hydra-core", "jsonlines", "latex2sympy2_extended",
-        "math-verify", "nvidia-ml-py", "pandas", "psutil", "psycopg2-binary", "pybase64", "pybind11", "pylatexenc",
-        "tensordict", "torchdata", "wandb", "word2number",
+        "accelerate", "codetiming", "dill", "fire", "hydra-core", "jsonlines", "latex2sympy2_extended", "math-verify",
+        "nvidia-ml-py", "pandas", "psutil", "psycopg2-binary", "pybind11", "pylatexenc", "tensordict", "torchdata",
+        "wandb", "word2number",
     ),
 }  # fmt: skip
 DRIVER = 580
@@ -78,7 +81,9 @@ def gpus() -> list[tuple[str, float, str]]:
         return []
     query = [found, "--query-gpu=name,memory.total,driver_version", "--format=csv,noheader,nounits"]
     done = subprocess.run(query, capture_output=True, text=True, timeout=60, check=False)
-    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()] if not done.returncode else []
+    if done.returncode:
+        return []
+    rows = [[cell.strip() for cell in line.split(",")] for line in done.stdout.splitlines()]
     return [(row[0], _number(row[1]) / 1024, row[2]) for row in rows if len(row) == 3]
 
 
@@ -157,11 +162,12 @@ def _beside_torch() -> Iterator[Check]:
     installed = [name for name in _BESIDE_TORCH if installed_version(name) is not None]
     for name in installed:
         done = _python(f"import {name}")
+        pair = f"{installed_version(name)}, beside torch {installed_version('torch')}"
         if done.returncode:
-            detail = f"{installed_version(name)} does not go with torch {installed_version('torch')}: {_last_line(done.stderr)}"
+            detail = f"{pair}, can't be imported: {_last_line(done.stderr)}"
             yield Check(name, "fail", detail, f"pip uninstall -y {' '.join(installed)}")
         else:
-            yield Check(name, "ok", f"{installed_version(name)}, goes with torch {installed_version('torch')}")
+            yield Check(name, "ok", pair)
 
 
 def _gpus(least: int) -> Iterator[Check]:
@@ -216,13 +222,15 @@ def _ray_tokens() -> Check:
     name, mode = "ray token", os.environ.get("RAY_AUTH_MODE")
     token = "RAY_AUTH_TOKEN" in os.environ or _token_file().is_file()
     if mode == "token" and not token:
-        return Check(name, "fail", "RAY_AUTH_MODE is token, and there is none", "ray get-auth-token --generate, on one node")
+        return Check(
+            name, "fail", "RAY_AUTH_MODE is token, and there is none", "copy ~/.ray/auth_token of the head node"
+        )
     if mode is not None:
         return Check(name, "ok", f"RAY_AUTH_MODE is {mode}: it must be on every node, and where ajet starts")
     if token:
-        detail = f"RAY_AUTH_MODE is unset, and {_token_file()} exists: `ray start` will ask for it, `ray status` and ajet"
-        fix = "on a cluster, set RAY_AUTH_MODE on every node: token (with the same file), or disabled (a network you trust)"
-        return Check(name, "miss", f"{detail} will not send it", fix)
+        detail = "RAY_AUTH_MODE is unset and there is a token: a cluster that is started here asks every node for it"
+        fix = "for several nodes, set RAY_AUTH_MODE on each: token, with the same ~/.ray/auth_token, or disabled"
+        return Check(name, "miss", detail, fix)
     return Check(name, "ok", "none: a Ray of this machine makes its own, a cluster is open to whoever reaches it")
 
 

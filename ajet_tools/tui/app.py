@@ -66,6 +66,7 @@ class TraceApp(App[None]):
         self.tokenizer: Path | None = None
         """A tokenizer to read tokens with, in place of the one that a run's config names."""
         self._state: State = state_of(where)
+        self._trouble = ""
         self._asked = 0.0
         """Seconds for which the trace has been asked since a screen was last told of a change."""
         self._quiet_until = 0.0
@@ -111,6 +112,12 @@ class TraceApp(App[None]):
         if self._told.setdefault(screen, before) != self._changes:
             self._told[screen] = self._changes
             screen.post_message(self.Changed())
+
+    def say_once(self, error: AjetError | None) -> None:
+        """What is wrong with the trace, when it is not what was wrong before; None: nothing is."""
+        before, self._trouble = self._trouble, str(error or "")
+        if error and self._trouble != before:
+            self.told(error)
 
     def open_run(self, run_id: str) -> None:
         from ajet_tools.tui.screens.run import RunScreen

@@ -91,12 +91,11 @@ async def _watch(run: Process, path: Path) -> tuple[dict[str, float], list[float
                 app.open_episodes("run")
             elif name == "episode":
                 app.open_episode("live")
-            await pilot.pause(3.0)
+            await pilot.pause(6.0)  # what it reads first is not what following costs
             shares[name] = await run.share(WINDOW)
         delays = await _delays(app, lambda: pilot.pause(0.02))
     reader.close()
     alone.append(await run.share(WINDOW))
-    print("alone", alone, shares, file=sys.stderr)
     return {name: share - statistics.mean(alone) for name, share in shares.items()}, delays
 
 

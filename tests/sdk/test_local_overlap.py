@@ -132,7 +132,7 @@ def test_a_batch_is_sampled_on_both_sides_of_an_update_and_each_call_is_exact(tm
     train(config, workflow=two_turns(checkpoints), judge=length)
     calls = rows(config, """
         SELECT e.step, policy_version, prompt_ids, output_ids, logprobs
-        FROM calls_full JOIN episodes e USING (episode_id) WHERE trainable ORDER BY calls_full.started_at""")  # fmt: skip
+        FROM calls_full JOIN episodes e USING (episode_id) WHERE trainable""")  # fmt: skip
     versions = {(c["step"], c["policy_version"]) for c in calls}
     after = {(step, step - 1) for step in (1, 2, 3, 4)}
     assert after < versions <= after | {(step, step - 2) for step in (2, 3, 4)}

@@ -90,5 +90,6 @@ def test_the_base_model_is_what_steps_started_from(tmp_path: Path) -> None:
     before = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     trained = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     Trainer(trained, SETTINGS).step(samples(), TEMPERATURE)
-    moved = max(float((a - b).detach().abs().max()) for a, b in zip(before.parameters(), trained.parameters(), strict=True))
+    pairs = zip(before.parameters(), trained.parameters(), strict=True)
+    moved = max(float((one - other).detach().abs().max()) for one, other in pairs)
     assert moved > 1e-3

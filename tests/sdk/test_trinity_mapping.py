@@ -228,20 +228,16 @@ def test_the_root_trinity_is_merged_last_and_wins() -> None:
         mapped({}, trinity=["mode", "explore"])
 
 
-@pytest.mark.parametrize(
-    ("part", "named"),
-    [
-        ({"trainer_common": {"use_kl_loss": True}}, "use_kl_loss"),
-        ({"trainer_common": {"entropy_coef": 0.1}}, "entropy_coef"),
-        ({"model": {"lora": {"enabled": True}}}, "lora"),
-    ],
-)
-def test_the_route_without_gpus_refuses_what_it_would_compute_otherwise(part: dict[str, Any], named: str) -> None:
+def test_the_route_without_gpus_keeps_for_our_learner_what_trinity_would_compute_otherwise() -> None:
     plain = merged(CPU, {"model": {"lora": {"enabled": False}}})
-    made = mapped(plain)
+    common = {"use_kl_loss": True, "entropy_coef": 0.1, "optim": {"warmup_steps": 3, "lr_scheduler_type": "linear"}}
+    made = mapped(plain, {"trainer_common": common})
     assert made["trainer"]["trainer_type"] == made["explorer"]["rollout_model"]["engine_type"] == "tinker"
-    with pytest.raises(ConfigError, match=named):
-        mapped(plain, part)
+    algorithm = made["algorithm"]
+    assert algorithm["kl_loss_fn"] == algorithm["entropy_loss_fn"] == "none"
+    assert algorithm["optimizer"]["lr_scheduler_type"] == "constant" and not algorithm["optimizer"]["lr_warmup_steps"]
+    with pytest.raises(ConfigError, match="lora"):
+        mapped(plain, {"model": {"lora": {"enabled": True}}})
 
 
 def test_everything_that_cant_be_honoured_is_told_at_once() -> None:

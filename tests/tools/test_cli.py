@@ -21,7 +21,7 @@ import ajet
 from ajet_sdk.config import Config, load_config
 from ajet_tools.cli.app import COMMANDS, app, load_command
 from ajet_tools.cli.arguments import Arguments, split_arguments
-from ajet_tools.cli.doctor import CORE, EXTRAS
+from ajet_tools.cli.readiness import CORE, EXTRAS
 from ajet_tools.cli.train import newest_experiment
 
 ROOT = Path(__file__).parents[2]
@@ -382,7 +382,7 @@ def test_doctor_fails_where_a_run_would(tmp_path: Path, monkeypatch: pytest.Monk
     done = ajet_("doctor", str(tmp_path / "none"))
     assert done.exit_code == 1
     assert re.search(r"fail +write access +.*No such file or directory; choose another directory", done.stdout)
-    monkeypatch.setattr("ajet_tools.cli.doctor._version", lambda name: None if name == "polars" else "1")
+    monkeypatch.setattr("ajet_tools.cli.doctor.installed_version", lambda name: None if name == "polars" else "1")
     checks = json.loads(ajet_("doctor", "--json").stdout)["checks"]
     (tools,) = (check for check in checks if check["name"] == "extra tools")
     assert tools["status"] == "miss" and tools["fix"] == 'pip install "ajet[tools]"'
@@ -397,5 +397,5 @@ def test_doctor_knows_the_packages_of_the_project() -> None:
         return re.findall(r'"([a-z][\w-]*)[^"]*"', block[: block.index("]\n")])
 
     assert names("\ndependencies = [") == list(CORE)
-    for extra in ("local", "tools", "documents", "math"):
+    for extra in EXTRAS:
         assert names(f"\n{extra} = [") == list(EXTRAS[extra])

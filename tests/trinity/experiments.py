@@ -50,6 +50,7 @@ class Experiment:
         """Put the project on disk."""
         (self.folder / "agent.py").write_text(AGENT.read_text())
         (self.folder / "tasks.jsonl").write_text("".join(json.dumps({"question": q}) + "\n" for q in self.questions))
+        (self.folder / "val.jsonl").write_text(json.dumps({"question": "turns held out"}) + "\n")
         ours = {
             "experiment_dir": str(self.directory),
             "backbone": "trinity",

@@ -21,9 +21,9 @@ from trinity.buffer import get_buffer_writer
 from trinity.common.config import BufferConfig, ExperienceBufferConfig, TrainerInput
 from trinity.common.experience import EID, Experience
 
+from ajet_sdk.backbones.post import open_post
 from ajet_sdk.backbones.rollouts import tasks_of_step
-from ajet_sdk.backbones.trinity.batches import GivenAdvantages, OrderOfLocal, WholeSteps, blank
-from ajet_sdk.backbones.trinity.monitor import open_post
+from ajet_sdk.backbones.trinity.batches import GivenAdvantages, OrderOfLocal, WholeSteps, _leave_out, _weigh, blank
 from ajet_sdk.backbones.trinity.workflow import to_experience
 from ajet_sdk.samples import Batch
 from ajet_sdk.types import Episode, Sample, Task
@@ -130,17 +130,23 @@ def test_a_step_is_filled_up_with_what_is_not_trained(
 
 
 @FEW
-@given(steps)
-def test_by_sequence_the_mean_over_sequences_is_the_mean_over_tokens(rows: list[tuple[int, float]]) -> None:
-    given_ = made_of([count for count, _ in rows], [value for _, value in rows])
-    tokens = torch.cat([one.advantages[one.action_mask] for one in given_])
-    kept, _ = GivenAdvantages(by_sequence=True).process(given_)
-    means = torch.stack([one.advantages[one.action_mask].mean() for one in kept])
-    torch.testing.assert_close(means.mean(), tokens.mean(), atol=1e-5, rtol=1e-5)
+@given(steps, st.sets(st.integers(0, 8)))
+def test_by_sequence_the_mean_over_sequences_is_the_mean_over_tokens(
+    rows: list[tuple[int, float]], stale: set[int]
+) -> None:
+    """Of the tokens that are trained: what is left out for its age has no part in it."""
+    made = made_of([count for count, _ in rows], [value for _, value in rows])
+    for position in stale & set(range(len(made))):
+        _leave_out(made[position])
+    tokens = torch.cat([one.advantages[one.action_mask] for one in made])
+    _weigh(made)
+    means = torch.stack([one.advantages.sum() / max(1, int(one.action_mask.sum())) for one in made])
+    expected = tokens.mean() if len(tokens) else torch.tensor(0.0)
+    torch.testing.assert_close(means.mean(), expected, atol=1e-5, rtol=1e-5)
 
 
 def test_a_step_in_which_nothing_is_to_be_trained_is_one_blank() -> None:
-    kept, metrics = GivenAdvantages(by_sequence=True).process([blank(), blank(), blank()])
+    kept, metrics = GivenAdvantages().process([blank(), blank(), blank()])
     assert [one.info["step_size"] for one in kept] == [1] and metrics == {"timelines": 0}
     assert not kept[0].action_mask.any() and torch.isfinite(kept[0].advantages).all()
 

@@ -45,7 +45,7 @@ def whole(experience: Experience, values: torch.Tensor) -> Any:
     return np.concatenate([np.zeros(experience.prompt_length, values.numpy().dtype), values.numpy()])
 
 
-def same(sample: Sample, experience: Experience, weight: float) -> None:
+def same(sample: Sample, experience: Experience) -> None:
     line = sample.timeline
     assert experience.tokens.tolist() == line.token_ids.tolist()
     assert whole(experience, experience.action_mask).tolist() == line.loss_mask.tolist()
@@ -53,7 +53,7 @@ def same(sample: Sample, experience: Experience, weight: float) -> None:
     assert experience.reward == sample.reward
     assert experience.info["agent"] == line.agent
     assert [row["call_id"] for row in experience.info["trained"]] == [span.call_id for span in line.spans]
-    np.testing.assert_allclose(whole(experience, experience.advantages), sample.advantages * weight, rtol=1e-5)
+    np.testing.assert_allclose(whole(experience, experience.advantages), sample.advantages, rtol=1e-5)
 
 
 def test_what_is_explored_is_what_we_sampled(experiment: Callable[..., Experiment], nodes: Any) -> None:
@@ -92,13 +92,11 @@ def test_what_is_explored_is_what_we_sampled(experiment: Callable[..., Experimen
     count = sqlite3.connect(database).execute("SELECT count(*) FROM explored").fetchone()[0]
     found = read_back(database, "explored", count)
     assert len(found) == len(samples) == count and samples
-    tokens = sum(int(sample.timeline.loss_mask.sum()) for sample in samples.values())
     attempts = {episode.episode_id: episode.attempt for episode in ours}
     for experience in found:
         key = (experience.info["episode_id"], *(row["call_id"] for row in experience.info["trained"]))
         sample = samples.pop(key)
-        # Trinity's CPU trainer takes means by sequence: advantages are weighed so that they come out as by token.
-        same(sample, experience, int(sample.timeline.loss_mask.sum()) * count / tokens)
+        same(sample, experience)
         assert (experience.eid.task, experience.eid.run) == (sample.group_id, attempts[sample.episode_id])
     assert not samples, "every sample is in the buffer"
     assert {experience.info["agent"] for experience in found} == {"default", "critic"}

@@ -17,14 +17,16 @@ import pytest
 pytest.importorskip("trinity", reason="needs Trinity-RFT: just install-trinity")
 pytest.importorskip("ray", reason="needs Ray: just install-trinity")
 
+import numpy as np
 import torch
-from trinity.algorithm import POLICY_LOSS_FN
 from trinity.common.experience import Experience
 from trinity.utils.log import get_logger
 
 import ajet_sdk
-from ajet_sdk.backbones.trinity.batches import GivenAdvantages
+from ajet_sdk.backbones.trinity import learner as learning
+from ajet_sdk.backbones.trinity.batches import GivenAdvantages, _share, _weigh
 from ajet_sdk.backbones.trinity.launch import typed
+from ajet_sdk.backbones.trinity.learner import Learner, Sequences
 from ajet_sdk.backbones.trinity.mapping import Place, to_trinity
 from ajet_sdk.backbones.trinity.workflow import to_experience
 from ajet_sdk.config import load_config
@@ -39,7 +41,7 @@ CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 STAND_IN = Path(ajet_sdk.__file__).parent / "backbones" / "trinity" / "stand_in"
 
 
-def config_of(gpus: int, tmp_path: Path) -> tuple[Any, dict[str, Any]]:
+def config_of(gpus: int, tmp_path: Path, **terms: Any) -> tuple[Any, dict[str, Any]]:
     """A config of ours, and what Trinity gets of it."""
     config = load_config(
         values={
@@ -47,7 +49,7 @@ def config_of(gpus: int, tmp_path: Path) -> tuple[Any, dict[str, Any]]:
             "experiment_name": "oracle",
             "model": {"path": "org/model"},
             "rollout": {"temperature": TEMPERATURE},
-            "trainer_common": {"n_gpus_per_node": gpus, "use_kl_loss": False, "clip_ratio_low": 0.1},
+            "trainer_common": {"n_gpus_per_node": gpus, "use_kl_loss": False, "clip_ratio_low": 0.1, **terms},
         }
     )
     place = Place(run_id="r", model="org/model", steps=4, lr=1e-3, checkpoints=tmp_path, tasks=tmp_path / "tasks")
@@ -92,7 +94,7 @@ def gradients(model: Any) -> dict[str, torch.Tensor]:
     return found
 
 
-def local_loss(model: Any, samples: Sequence[Sample], config: Any, budget: int) -> float:
+def local_loss(model: Any, samples: Sequence[Sample], config: Any, budget: int, reference: Any = None) -> float:
     """As the local trainer: micro-batches, and the sum over tokens divided by their number. Leaves gradients."""
     settings = TrainerSettings.of(config, 1e-3, 4).loss
     total, loss = sum(int(sample.timeline.loss_mask.sum()) for sample in samples), 0.0
@@ -100,17 +102,15 @@ def local_loss(model: Any, samples: Sequence[Sample], config: Any, budget: int) 
     assert len(groups) > 1
     for group in groups:
         batch = collate([samples[i] for i in group], TEMPERATURE)
-        loss_N, _ = token_loss(score(model, batch, entropy=False), batch, settings)
+        reference_N = None
+        if settings.kl_coef:
+            with torch.no_grad():
+                reference_N = score(reference, batch, entropy=False).logprobs_N
+        loss_N, _ = token_loss(score(model, batch, entropy=True, entropy_grad=True), batch, settings, reference_N)
         part = loss_N.sum() / total
         part.backward()
         loss += float(part.detach())
     return loss
-
-
-def sequence_logprobs(model: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Of every token but the first."""
-    logits = model(ids[None].long()).logits[0, :-1] / TEMPERATURE
-    return torch.log_softmax(logits, -1).gather(1, ids[1:, None].long())[:, 0]
 
 
 @pytest.fixture(scope="module")
@@ -134,61 +134,130 @@ def test_the_batch_has_what_could_go_wrong(model: Any) -> None:
     assert len(samples) > 16, "forks are timelines of their own"
 
 
-def test_the_loss_of_verls_route_is_the_local_loss(model: Any, tmp_path: Path) -> None:
-    """Trinity's own padding for verl, its policy loss with the arguments of our mapping, the mean over tokens."""
-    pytest.importorskip("verl", reason="needs verl: just install-trinity")
-    from trinity.trainer.verl.utils import to_data_proto
-
-    config, mapping = config_of(8, tmp_path)
-    samples, experiences = stored(model)
-    ours = local_loss(model, samples, config, 128), gradients(model)
-
-    kept, _ = GivenAdvantages(**mapping["algorithm"]["advantage_fn_args"]).process(experiences)
-    assert len(kept) > len(samples), "there are blanks to fill up the batch"
-    batch = to_data_proto(kept, 0, model, get_logger("oracle")).batch
-    width = batch["prompts"].shape[1]
-    logits = model(
-        batch["input_ids"], attention_mask=batch["attention_mask"], position_ids=batch["position_ids"]
-    ).logits
-    logits_BRV = logits[:, width - 1 : -1] / TEMPERATURE
-    logprob_BR = torch.log_softmax(logits_BRV, -1).gather(2, batch["responses"][..., None])[..., 0]
-    algorithm = mapping["algorithm"]
-    loss_fn = POLICY_LOSS_FN.get(algorithm["policy_loss_fn"])(backend="verl", **algorithm["policy_loss_fn_args"])
-    loss, said = loss_fn(
-        logprob=logprob_BR,
-        old_log_probs=batch["rollout_log_probs"],
-        response_mask=batch["response_mask"],
-        advantages=batch["advantages"],
-        returns=batch["returns"],
-    )
-    loss.backward()
-    assert said["pg_clipfrac"] > 0.05
-    check(ours, (float(loss.detach()), gradients(model)))
+TERMS = [{}, {"use_kl_loss": True, "kl_loss_coef": 0.3, "entropy_coef": 0.05}]
 
 
-def test_the_loss_of_the_route_without_gpus_is_the_local_loss(
-    model: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("terms", TERMS)
+def test_the_loss_of_verls_route_is_the_local_loss(
+    tiny: Path, model: Any, tmp_path: Path, terms: dict[str, Any]
 ) -> None:
-    """Trinity's own loss function of its tinker trainer, over its own inputs: a mean over sequences of their means."""
-    monkeypatch.syspath_prepend(str(STAND_IN))
-    monkeypatch.setenv("TINKER_BASE_URL", "http://127.0.0.1:1")
-    for name in [name for name in sys.modules if name.partition(".")[0] == "tinker"]:
-        monkeypatch.delitem(sys.modules, name)
-    trainer = importlib.import_module("trinity.trainer.tinker.tinker_trainer")
+    """Trinity's padding for verl, and its loss over our terms, as verl's engine calls it: the losses of micro-batches
+    are added up on each rank, and the ranks averaged."""
+    pytest.importorskip("verl", reason="needs verl: just install-trinity")
+    from trinity.trainer.verl.losses import TrinityPolicyLoss
+    from trinity.trainer.verl.utils import to_data_proto
+    from verl.workers.utils.padding import left_right_2_no_padding
 
-    config, mapping = config_of(0, tmp_path)
-    samples, experiences = stored(model)
-    ours = local_loss(model, samples, config, 128), gradients(model)
+    config, mapping = config_of(4, tmp_path, **terms)
+    reference, policy = model, moved(tiny)
+    samples, experiences = stored(policy)
+    ours = local_loss(policy, samples, config, 128, reference), gradients(policy)
 
-    kept, _ = GivenAdvantages(**mapping["algorithm"]["advantage_fn_args"]).process(experiences)
+    algorithm = mapping["algorithm"]
+    ranks = algorithm["sample_strategy_args"]["ranks"]
+    kept, _ = GivenAdvantages(**algorithm["advantage_fn_args"]).process(experiences)
+    assert ranks == 3 and len(kept) % ranks == 0
+    _share(kept, ranks)
+    proto = to_data_proto(kept, 0, policy, get_logger("oracle"))
+    proto.batch["old_log_probs"] = proto.batch["rollout_log_probs"]
+    width = proto.batch["prompts"].shape[1]
+    if terms:
+        with torch.no_grad():
+            logits_BRV = padded_logits(reference, proto.batch)[:, width - 1 : -1]
+        proto.batch["ref_log_prob"] = picked(logits_BRV, proto.batch["responses"])
+    whole = proto.to_tensordict()
+    loss_fn = TrinityPolicyLoss(typed(mapping).algorithm)
+    total, clipped = 0.0, 0.0
+    for rank in range(ranks):
+        rows = torch.arange(rank, len(kept), ranks)
+        for part in rows.split(3):
+            micro = whole[part]
+            logits_BTV = padded_logits(policy, micro)
+            seen = micro["attention_mask"].bool()
+            following = torch.roll(micro["input_ids"], -1, 1)
+            lengths = seen.sum(1).tolist()
+            logprobs = picked(logits_BTV, following)
+            every = torch.log_softmax(logits_BTV, -1)
+            entropy = -(every.exp() * every).sum(-1)
+            output = {
+                name: torch.nested.as_nested_tensor(list(value[seen].split(lengths)), layout=torch.jagged)
+                for name, value in (("log_probs", logprobs), ("entropy", entropy))
+            }
+            loss, said = loss_fn(output, left_right_2_no_padding(micro.clone()))
+            (loss / ranks).backward()
+            total, clipped = total + float(loss.detach()) / ranks, clipped + said["actor/pg_clipfrac"]
+    assert clipped > 0.05
+    check(ours, (total, gradients(policy)))
+
+
+def padded_logits(model: Any, batch: Any) -> torch.Tensor:
+    positions = batch["position_ids"]
+    return (
+        model(batch["input_ids"], attention_mask=batch["attention_mask"], position_ids=positions).logits / TEMPERATURE
+    )
+
+
+def picked(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return torch.log_softmax(logits, -1).gather(-1, ids[..., None])[..., 0]
+
+
+def moved(tiny: Path, model: Any = None) -> Any:
+    """The model some updates later: else it does not diverge from the first."""
+    model = model or load_model(tiny, dtype="float32", device="cpu").eval()
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.05 * torch.randn_like(parameter)
+    return model
+
+
+@pytest.mark.parametrize("terms", TERMS)
+def test_the_loss_of_the_route_without_gpus_is_the_local_loss(
+    tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terms: dict[str, Any]
+) -> None:
+    """Trinity's own loss function of its tinker trainer over its own inputs, which takes a mean over sequences of their
+    means, and our learner, which adds the KL and entropy terms."""
+    trainer = tinker_trainer(monkeypatch)
+    monkeypatch.setattr(learning, "_MICRO_BATCH_TOKENS", 128)
+    config, mapping = config_of(0, tmp_path, **terms)
+    reference, learner = load_model(tiny, dtype="float32"), Learner(tiny, TEMPERATURE, TrainerSettings.of(config, 1, 4))
+    moved(tiny, learner.model)
+    samples, experiences = stored(learner.model)
+    ours = local_loss(learner.model, samples, config, 128, reference), gradients(learner.model)
+
+    algorithm = mapping["algorithm"]
+    kept, _ = GivenAdvantages(**algorithm["advantage_fn_args"]).process(experiences)
+    assert algorithm["sample_strategy_args"]["by_sequence"]
+    _weigh(kept)
     wrapper = object.__new__(trainer.TinkerTrainerWrapper)  # its constructor asks for Ray, which the loss does not need
     wrapper.config, wrapper.logger = typed(mapping), get_logger("oracle")
-    wrapper.config.trainer.total_steps = 4
     wrapper._init_algorithm()
     data, _, wrapper.model_inputs_list = trainer.to_tinker_input(kept, wrapper.logger)
     for inputs in wrapper.model_inputs_list:
         inputs["ref_logprob"] = torch.zeros(len(inputs["action_mask"]))
-    loss, said = wrapper._loss_func(data, [sequence_logprobs(model, one.tokens) for one in kept])
+    lengths = [len(one.tokens) - 1 for one in kept]
+    logprobs_N = torch.from_numpy(
+        learner.forward(
+            Sequences(
+                lengths_B=np.array(lengths),
+                ids_N=np.concatenate([one.tokens[:-1].numpy() for one in kept]).astype(np.int64),
+                targets_N=np.concatenate([one.tokens[1:].numpy() for one in kept]).astype(np.int64),
+                needed_N=np.concatenate([np.asarray(datum.loss_fn_inputs["weights"]) != 0 for datum in data]),
+            )
+        )
+    )
+    leaves = [part.clone().requires_grad_() for part in logprobs_N.split(lengths)]
+    loss, said = wrapper._loss_func(data, leaves)
     loss.backward()
     assert said["actor/pg_clipfrac"] > 0.05
-    check(ours, (float(loss.detach()), gradients(model)))
+    learner.backward(torch.cat([leaf.grad for leaf in leaves]).numpy())
+    check(ours if not terms else (float(loss.detach()), ours[1]), (float(loss.detach()), gradients(learner.model)))
+
+
+def tinker_trainer(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Trinity's module, over our stand-in for the package that it imports."""
+    monkeypatch.syspath_prepend(str(STAND_IN))
+    monkeypatch.setenv("TINKER_BASE_URL", "http://127.0.0.1:1")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "tinker"]:
+        monkeypatch.delitem(sys.modules, name)
+    return importlib.import_module("trinity.trainer.tinker.tinker_trainer")

@@ -199,18 +199,21 @@ def test_every_call_is_of_the_one_version_that_it_names(trained: Any) -> None:
 
     async def body() -> list[Any]:
         calls: list[asyncio.Task[list[Any]]] = []
+        enough = asyncio.Event()
 
         async def keep_asking() -> None:
-            for number in range(60):
-                sampling = Sampling(max_tokens=20 + number % 40, n=2)
+            while not enough.is_set():
+                sampling = Sampling(max_tokens=20 + len(calls) % 40, n=2)
                 calls.append(asyncio.create_task(trained.sampler.sample(PROMPT, sampling, "s")))
                 await asyncio.sleep(0.1)
 
         asking = asyncio.create_task(keep_asking())
         for _ in range(2):
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(1.0)
             await trained.move(0.05)
             copies[trained.sampler.policy_version] = copy.deepcopy(trained.model)
+        await asyncio.sleep(1.0)
+        enough.set()
         await asking
         return [one for group in await asyncio.gather(*calls) for one in group]
 

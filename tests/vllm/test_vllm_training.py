@@ -29,7 +29,9 @@ def length(output: str) -> float:
 def config(tmp_path: Path, model: Path, backbone: str, **sections: Any) -> Config:
     tasks = tmp_path / "tasks.jsonl"
     tasks.write_text("".join(json.dumps({"question": f"Say {w}."}) + "\n" for w in ("yes", "no", "maybe", "so")))
-    files = {"training": {"file_path": str(tasks)}, "validation": {"file_path": str(tasks)}}
+    held_out = tmp_path / "val.jsonl"
+    held_out.write_text(json.dumps({"question": "Say never."}) + "\n")
+    files = {"training": {"file_path": str(tasks)}, "validation": {"file_path": str(held_out)}}
     return load_config(
         values={
             "experiment_dir": str(tmp_path / "experiment"),

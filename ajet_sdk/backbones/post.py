@@ -1,0 +1,65 @@
+"""How what happens on a cluster reaches the driver: one small Ray actor that everybody puts things into.
+
+Metrics, the tokens that were trained, and how each group of episodes went: the driver takes them out and writes them to
+its own trace, console and loggers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from ajet_sdk.types import Episode
+
+__all__ = ["Post", "light", "namespace_of", "open_post", "post_of"]
+
+_NAME = "ajet-post"
+_HEAVY: dict[str, Any] = {"request": {}, "response": {}, "prompt_ids": None, "output_ids": None, "logprobs": None}
+
+
+class Post:
+    """A queue of (kind, content), kept in order. A Ray actor."""
+
+    def __init__(self) -> None:
+        self._items: list[tuple[str, dict[str, Any]]] = []
+        self._news = asyncio.Event()
+
+    async def put(self, kind: str, content: dict[str, Any]) -> None:
+        """Add one thing; what it holds must be plain data."""
+        self._items.append((kind, content))
+        self._news.set()
+
+    async def take(self, seconds: float) -> list[tuple[str, dict[str, Any]]]:
+        """Everything that has come since the last call; waits for something for at most `seconds`."""
+        try:
+            await asyncio.wait_for(self._news.wait(), seconds)
+        except asyncio.TimeoutError:
+            return []
+        self._news.clear()
+        items, self._items = self._items, []
+        return items
+
+
+def namespace_of(run_id: str) -> str:
+    """The Ray namespace of a run: its actors are found by name there."""
+    return f"ajet/{run_id}"
+
+
+def open_post(run_id: str) -> Any:
+    """The driver's end: starts the actor. It ends with the driver's connection."""
+    import ray
+
+    actor = ray.remote(Post)
+    return actor.options(name=_NAME, namespace=namespace_of(run_id), num_cpus=0, max_concurrency=64).remote()
+
+
+def post_of(run_id: str) -> Any:
+    """The same actor, from anywhere in the cluster."""
+    import ray
+
+    return ray.get_actor(_NAME, namespace=namespace_of(run_id))
+
+
+def light(episode: Episode) -> Episode:
+    """The episode with its calls, but not what they said: that stays in the trace of the node that ran it."""
+    return episode.model_copy(update={"calls": tuple(call.model_copy(update=_HEAVY) for call in episode.calls)})

@@ -1,0 +1,212 @@
+"""`AjetManager`: what verl's trainer takes for its agent loop. A step's batch in, our samples as rows out.
+
+verl's training loop wants exactly as many rows back as it put in, and only counts: which tasks are run follows from the
+step and the seed, in the order of `local`. Importing this module tells verl of the advantage estimator `ajet_given`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+from verl import DataProto
+from verl.trainer.ppo.core_algos import register_adv_est
+
+from ajet_sdk.backbones.measures import rewards, why_nothing
+from ajet_sdk.backbones.post import light, post_of
+from ajet_sdk.backbones.rollouts import attempts_at, tasks_of_step, training_sampling
+from ajet_sdk.backbones.trinity.shipping import unpack
+from ajet_sdk.backbones.validation import GREEDY, validation_sampling
+from ajet_sdk.backbones.verl.mapping import ESTIMATOR
+from ajet_sdk.backbones.verl.rows import cut, reward_rows, training_rows
+from ajet_sdk.backbones.verl.runner import Runner, read_job
+from ajet_sdk.engines.local.tokenizer import HFTokenizer
+from ajet_sdk.episode import Attempt
+from ajet_sdk.errors import TrainingError
+from ajet_sdk.gateway import SamplingOverride
+from ajet_sdk.outcomes import check_sound
+from ajet_sdk.samples import balance, build
+from ajet_sdk.types import Episode, Task
+
+__all__ = ["AjetManager", "given"]
+
+_LOSSES = 3
+"""How often a group is run again whose node was lost."""
+
+
+@register_adv_est(ESTIMATOR)  # type: ignore[untyped-decorator]
+def given(token_level_rewards: Any, response_mask: Any, **_: Any) -> tuple[Any, Any]:
+    """The advantages that our samples came with, token by token. Returns them as returns, too."""
+    advantages = token_level_rewards * response_mask
+    return advantages, advantages
+
+
+class AjetManager:
+    """Implements what verl calls of an `AgentLoopManager`: `create` and `generate_sequences`."""
+
+    def __init__(self, config: Any, llm_client: Any, *_: Any, **__: Any) -> None:
+        self._job = read_job(Path(config.ajet.job))
+        self.config, _workflow, _judge = unpack(self._job)
+        self.run_id = str(self._job["run_id"])
+        self._client = llm_client
+        self._train, self._val = ([Task.model_validate(task) for task in self._job[part]] for part in ("train", "val"))
+        tokenizer = HFTokenizer(str(self._job["model"]))
+        self._decode = tokenizer.decode
+        self._padding = min(tokenizer.eos_ids, default=0)
+        self._post = post_of(self.run_id)
+        self._runners = [self._start(node) for node in _nodes()]
+
+    @classmethod
+    def create(cls, *args: Any, **kwargs: Any) -> AjetManager:
+        """As verl makes it."""
+        return cls(*args, **kwargs)
+
+    def generate_sequences(self, prompts: DataProto) -> DataProto:
+        """The rows of a training step, or of a validation; as many as there are in `prompts`.
+
+        Raises TrainingError where too few episodes are sound or the ledger does not balance.
+        """
+        step = int(prompts.meta_info["global_steps"])
+        if prompts.meta_info.get("validate"):
+            return self._validate(step, len(prompts))
+        return self._learn(step, len(prompts))
+
+    def _learn(self, step: int, count: int) -> DataProto:
+        started = time.perf_counter()
+        config, seed = self.config, self.config.trainer_common.seed
+        tasks = tasks_of_step(self._train, step, config.data.train_batch_size, seed)
+        attempts = attempts_at(tasks, config.rollout.num_repeat, self.run_id, step, "train", seed, step)
+        episodes = self._run(attempts, "train", training_sampling(config))
+        check_sound(episodes, config.rollout.min_sound_share)
+        algorithm = config.trainer_common.algorithm
+        batch = build(
+            episodes,
+            estimator=algorithm.adv_estimator,
+            normalize_std=algorithm.normalize_std,
+            max_tokens=config.rollout.max_model_len,
+            failure_reward=config.rollout.failure_reward,
+            decode=self._decode,
+        )
+        samples, ledger = cut(batch, count)
+        wrong = balance(ledger, [call for episode in episodes for call in episode.calls])
+        if wrong:
+            raise TrainingError("the ledger does not balance: " + "; ".join(wrong[:5]))
+        words = []
+        if len(batch.samples) > count:
+            words.append(
+                f"{len(batch.samples)} timelines, and a batch of verl holds {count}: the tokens of "
+                f"{len(batch.samples) - count} are left out as truncated; raise rollout.multi_turn.expected_steps"
+            )
+        if not batch.samples:
+            words.append(why_nothing(batch, algorithm.adv_estimator))
+        told = {
+            "step": step,
+            "metrics": {
+                **batch.metrics,
+                "train/rows": float(count),
+                "train/rows_blank": float(count - len(samples)),
+                "train/timelines_cut": float(len(batch.samples) - len(samples)),
+                "time/rollout": time.perf_counter() - started,
+            },
+            "words": words,
+            "ledger": [entry.model_dump() for entry in ledger],
+        }
+        ray.get(self._post.put.remote("batch", told))
+        return training_rows(samples, count, self._padding)
+
+    def _validate(self, step: int, count: int) -> DataProto:
+        """verl gets the mean reward of each task; the driver hears of every episode, and makes the metrics."""
+        config, seed = self.config, self.config.trainer_common.seed
+        if count != len(self._val):
+            raise TrainingError(f"verl validates on {count} rows, and there are {len(self._val)} tasks to validate on")
+        repeats = max(1, config.trainer_common.val_pass_n)
+        found: list[Episode] = []
+        for what, times, sampling in (("val", repeats, validation_sampling(config)), ("val, greedy", 1, GREEDY)):
+            attempts = attempts_at(self._val, times, self.run_id, step, "val", seed, what)
+            episodes = self._run(attempts, what, sampling)
+            found = found or episodes
+        means = []
+        for at in range(count):
+            earned = rewards(found[at * repeats : (at + 1) * repeats])
+            means.append(sum(earned) / len(earned) if earned else 0.0)
+        return reward_rows(means, self._padding)
+
+    # Episodes on nodes
+
+    def _run(self, attempts: Sequence[Attempt], what: str, sampling: SamplingOverride | None) -> list[Episode]:
+        """Run every group somewhere; in the order of the attempts. A group whose process is lost is run again."""
+        groups: dict[str, list[Attempt]] = {}
+        for attempt in attempts:
+            groups.setdefault(attempt.group_id, []).append(attempt)
+        done: dict[str, list[Episode]] = {}
+        left = _LOSSES
+        while len(done) < len(groups):
+            running: dict[Any, tuple[str, Any]] = {}
+            for at, name in enumerate(name for name in groups if name not in done):
+                runner = self._runners[at % len(self._runners)]
+                running[runner.run.remote(groups[name], sampling)] = name, runner
+            lost = self._gather(running, done, what)
+            if not lost:
+                break
+            if not left:
+                raise TrainingError(f"a process that runs episodes was lost {_LOSSES + 1} times in one step: {lost[0]}")
+            left -= 1
+            words = [f"a process that ran episodes was lost: {len(lost)} groups of attempts are run again"]
+            ray.get(self._post.put.remote("words", {"step": attempts[0].step, "words": words}))
+        return [episode for name in groups for episode in done[name]]
+
+    def _gather(
+        self, running: dict[Any, tuple[str, Any]], done: dict[str, list[Episode]], what: str
+    ) -> list[RayActorError]:
+        """Wait for all, and tell the driver of each as it comes. Returns why some are lost, their processes replaced."""
+        lost = []
+        while running:
+            (reference,), _ = ray.wait(list(running), num_returns=1)
+            name, runner = running.pop(reference)
+            try:
+                done[name] = ray.get(reference)
+            except RayActorError as error:
+                lost.append(error)
+                self._replace(runner)
+                continue
+            self._tell(done[name], what)
+        return lost
+
+    def _tell(self, episodes: Sequence[Episode], what: str) -> None:
+        self._post.put.remote(
+            "group",
+            {
+                "step": episodes[0].step,
+                "what": what,
+                "metrics": {},
+                "sampled": sum(len(c.output_ids) for e in episodes for c in e.calls if c.output_ids is not None),
+                "episodes": [light(episode).model_dump_json() for episode in episodes],
+            },
+        )
+
+    def _start(self, node: str) -> Any:
+        place = NodeAffinitySchedulingStrategy(node_id=node, soft=True)
+        actor = ray.remote(Runner).options(num_cpus=0, max_concurrency=1024, scheduling_strategy=place)
+        return actor.remote(_shipped(self._job), self._client, max(1, len(_nodes())))
+
+    def _replace(self, runner: Any) -> None:
+        """A new process for the one that is gone, on a node that is there."""
+        nodes = _nodes()
+        self._runners = [
+            self._start(nodes[at % len(nodes)]) if one is runner else one for at, one in enumerate(self._runners)
+        ]
+
+
+def _nodes() -> list[str]:
+    """The nodes on which agents can run."""
+    return [n["NodeID"] for n in ray.nodes() if n["Alive"] and n["Resources"].get("CPU", 0) > 0]
+
+
+def _shipped(job: Mapping[str, Any]) -> dict[str, Any]:
+    """A job without its tasks, which travel with the attempts."""
+    return {name: value for name, value in job.items() if name not in ("train", "val")}

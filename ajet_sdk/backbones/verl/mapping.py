@@ -1,0 +1,306 @@
+"""`to_verl`: a config of ours as a verl config (0.8), key by key.
+
+A key that verl can't honour is an error where the result would differ, and a warning where it would not. The root
+`verl:` of the same file is merged last and wins.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet_sdk.backbones.trinity.mapping import merged
+from ajet_sdk.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ajet_sdk.config import Config
+
+__all__ = ["ESTIMATOR", "NAME", "Place", "rows_of", "to_verl"]
+
+log = logging.getLogger("ajet")
+
+ESTIMATOR = "ajet_given"
+"""The name under which verl finds our advantages; see `manager`."""
+NAME = "verl"
+"""The name of the job inside the run's checkpoint directory."""
+_HERE = "ajet_sdk.backbones.verl"
+_DUAL_CLIP_OFF = 1e9
+"""verl clips the loss of tokens with a negative advantage at this multiple; the local loss does not."""
+_TORCH_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run is, and what it needs besides the config: the same config gives the same verl config anywhere."""
+
+    run_id: str
+    model: str
+    """A directory that every node can read, or a hub name."""
+    steps: int
+    """Training steps of the run."""
+    lr: float | None
+    """None where it is decided by the model's size, which is not known yet."""
+    checkpoints: Path
+    """The checkpoint store, which every node can reach; verl's job lies in `{checkpoints}/{run_id}/verl`."""
+    val_tasks: int = 0
+    """How many tasks there are for validation."""
+
+    @property
+    def directory(self) -> Path:
+        """Where verl keeps this job's checkpoints, and we what its processes have to know."""
+        return self.checkpoints / self.run_id / NAME
+
+    @property
+    def job(self) -> Path:
+        """The file with the job: config, code by reference, tasks."""
+        return self.directory / "job.json"
+
+
+def rows_of(config: Config) -> int:
+    """Rows of a training batch, which verl wants to be the same number in each step.
+
+    One for each timeline that is expected, `train_batch_size * num_repeat * expected_steps`, rounded up to what the
+    GPUs divide. A step with fewer timelines is filled up with blanks, one with more is cut.
+    """
+    gpus = max(1, config.trainer_common.nnodes * config.trainer_common.n_gpus_per_node)
+    rollout = config.rollout
+    expected = config.data.train_batch_size * rollout.num_repeat * rollout.multi_turn.expected_steps
+    return math.ceil(expected / gpus) * gpus
+
+
+def to_verl(config: Config, place: Place) -> dict[str, Any]:
+    """What verl's own defaults are changed to for a run of `config` at `place`.
+
+    Raises ConfigError with everything that can't be honoured.
+    """
+    _refuse(config)
+    common, rollout = config.trainer_common, config.rollout
+    rows = rows_of(config)
+    made: dict[str, Any] = {
+        "ajet": {"job": str(place.job)},
+        "data": {
+            # Slots: what is run is decided by the step, in the order of `local`; see `slots` and `manager`.
+            "custom_cls": {"path": f"pkg://{_HERE}.slots", "name": "Slots"},
+            "train_files": place.steps * rows,
+            "val_files": max(1, place.val_tasks),
+            "train_batch_size": rows,
+            "val_batch_size": None,
+            **_lengths(config, "max_{}_length"),
+            "shuffle": False,
+            "validation_shuffle": False,
+            "dataloader_num_workers": 0,
+        },
+        "actor_rollout_ref": {
+            "model": _model(config, place),
+            "actor": _actor(config, place, rows),
+            "ref": {"fsdp_config": _engine(config)},
+            "rollout": _rollout(config),
+        },
+        "algorithm": {
+            "adv_estimator": ESTIMATOR,
+            "use_kl_in_reward": False,
+            # The ratio's denominator is the sampler's log-probability, as in `local`.
+            "rollout_correction": {
+                "bypass_mode": True, "loss_type": "ppo_clip", "rollout_is": None, "rollout_rs": None,
+            },
+        },
+        "critic": {"enable": False},
+        "reward": {"num_workers": 1},
+        "trainer": {
+            "project_name": "ajet",
+            "experiment_name": place.run_id,
+            "logger": ["file"],
+            "total_epochs": 1,
+            "total_training_steps": place.steps,
+            "nnodes": common.nnodes,
+            "n_gpus_per_node": common.n_gpus_per_node,
+            "balance_batch": True,
+            "save_freq": common.save_freq if common.save_freq > 0 else max(1, place.steps),
+            "test_freq": _test_freq(config, place),
+            "val_before_train": common.val_before_train and place.val_tasks > 0,
+            "max_actor_ckpt_to_keep": common.keep_checkpoints,
+            "default_local_dir": str(place.directory),
+            "resume_mode": "auto",  # the directory is this run's own
+        },
+    }  # fmt: skip
+    own = config.roots.plain().get("verl") or {}
+    if not isinstance(own, Mapping):
+        raise ConfigError(f"the root verl: must be a mapping of verl's keys (got {type(own).__name__})")
+    return merged(made, own)
+
+
+def _model(config: Config, place: Place) -> dict[str, Any]:
+    model, lora = config.model, config.model.lora
+    made: dict[str, Any] = {
+        "path": place.model,
+        "use_remove_padding": True,
+        # verl's default is to recompute, and ours is not; large models need it, so only what is set is passed on.
+        "enable_gradient_checkpointing": (
+            model.gradient_checkpointing if config.is_set("model.gradient_checkpointing") else True
+        ),
+    }
+    if model.attn_implementation != "auto":
+        made["override_config"] = {"attn_implementation": model.attn_implementation}
+    if lora.enabled:
+        made |= {"lora_rank": lora.r, "lora_alpha": lora.alpha, "target_modules": lora.target_modules}
+    return made
+
+
+def _actor(config: Config, place: Place, rows: int) -> dict[str, Any]:
+    common, optim = config.trainer_common, config.trainer_common.optim
+    return {
+        "strategy": "fsdp2",
+        "ppo_mini_batch_size": rows,
+        "ppo_epochs": 1,
+        "shuffle": False,
+        "data_loader_seed": common.seed,
+        "use_dynamic_bsz": True,
+        "ppo_max_token_len_per_gpu": max(
+            math.ceil(config.rollout.max_model_len / common.ulysses_sequence_parallel_size), common.micro_batch_tokens
+        ),
+        "ulysses_sequence_parallel_size": common.ulysses_sequence_parallel_size,
+        "policy_loss": {"loss_mode": "vanilla"},
+        "clip_ratio": common.clip_ratio_low,
+        "clip_ratio_low": common.clip_ratio_low,
+        "clip_ratio_high": common.clip_ratio_high,
+        "clip_ratio_c": _DUAL_CLIP_OFF,
+        "loss_agg_mode": "token-mean",
+        "entropy_coeff": common.entropy_coef,
+        "use_kl_loss": common.use_kl_loss,
+        "kl_loss_coef": common.kl_loss_coef,
+        "kl_loss_type": common.kl_loss_type,
+        "grad_clip": optim.grad_clip,
+        "optim": {
+            **({} if place.lr is None else {"lr": place.lr}),
+            "lr_warmup_steps": optim.warmup_steps,
+            "lr_scheduler_type": optim.lr_scheduler_type,
+            "min_lr_ratio": 0.0,
+            "betas": list(optim.betas),
+            "weight_decay": optim.weight_decay,
+            "clip_grad": optim.grad_clip,
+        },
+        "fsdp_config": {**_engine(config), "optimizer_offload": common.fsdp_config.optimizer_offload},
+        "checkpoint": {
+            "save_contents": ["model", "optimizer", "extra", "hf_model"],
+            "load_contents": ["model", "optimizer", "extra"],
+        },
+    }
+
+
+def _engine(config: Config) -> dict[str, Any]:
+    """Weights are kept in float32; the passes are made in `model.dtype`."""
+    return {
+        "model_dtype": "fp32",
+        "mixed_precision": {
+            "param_dtype": _TORCH_NAMES[_dtype(config)], "reduce_dtype": "fp32", "buffer_dtype": "fp32",
+        },
+        "param_offload": config.trainer_common.fsdp_config.param_offload,
+        "seed": config.trainer_common.seed,
+    }  # fmt: skip
+
+
+def _rollout(config: Config) -> dict[str, Any]:
+    rollout = config.rollout
+    return {
+        "name": "vllm",
+        "mode": "async",
+        "n": 1,
+        "dtype": _dtype(config),
+        "temperature": rollout.temperature,
+        "top_p": rollout.top_p,
+        "top_k": rollout.top_k,
+        **_lengths(config, "{}_length"),
+        "max_model_len": rollout.max_model_len,
+        "max_num_seqs": rollout.max_num_seqs,
+        "max_num_batched_tokens": max(8192, rollout.max_model_len),
+        "gpu_memory_utilization": rollout.gpu_memory_utilization or 0.5,
+        "tensor_model_parallel_size": rollout.tensor_parallel_size,
+        "enable_prefix_caching": True,
+        "calculate_log_probs": True,
+        "logprobs_mode": "processed_logprobs",
+        "skip_tokenizer_init": False,  # without a tokenizer vLLM knows no stop strings
+        # With an adapter only the adapter is sent to the sampler, so the rest must come from the files.
+        "load_format": "safetensors" if config.model.lora.enabled else "dummy",
+        "val_kwargs": {"n": 1, "do_sample": False},
+        "agent": {"num_workers": 1, "agent_loop_manager_class": f"{_HERE}.manager.AjetManager"},
+    }
+
+
+def _dtype(config: Config) -> str:
+    return {"auto": "bfloat16"}.get(config.model.dtype, config.model.dtype)
+
+
+def _lengths(config: Config, name: str) -> dict[str, int]:
+    """A call's own limits; timelines are as long as `max_model_len`."""
+    reply = min(config.rollout.max_response_length_in_one_turn, config.rollout.max_model_len - 1)
+    return {name.format("prompt"): config.rollout.max_model_len - reply, name.format("response"): reply}
+
+
+def _test_freq(config: Config, place: Place) -> int:
+    """verl validates after the last step wherever it validates at all."""
+    if not place.val_tasks:
+        return -1
+    return config.trainer_common.test_freq if config.trainer_common.test_freq > 0 else max(1, place.steps)
+
+
+def _refuse(config: Config) -> None:
+    """Raise ConfigError with each key that would give another result; warn of those that have no effect."""
+    common, rollout = config.trainer_common, config.rollout
+    gpus = common.nnodes * common.n_gpus_per_node
+    wrong = []
+    if not gpus:
+        wrong.append(
+            "trainer_common.n_gpus_per_node: 0; verl trains on GPUs only: use backbone local or trinity on a CPU"
+        )
+    for key, share in (
+        ("rollout.tensor_parallel_size", rollout.tensor_parallel_size),
+        ("trainer_common.ulysses_sequence_parallel_size", common.ulysses_sequence_parallel_size),
+    ):
+        if gpus % share:
+            wrong.append(f"{key}: {share} does not divide the {gpus} GPUs of the run")
+    if common.algorithm.use_kl_in_reward:
+        wrong.append("trainer_common.algorithm.use_kl_in_reward: use trainer_common.use_kl_loss with kl_loss_coef")
+    if rollout.sampling == "request":
+        wrong.append(
+            "rollout.sampling: request; verl trains at one temperature for all calls: set rollout.sampling: run"
+        )
+    if common.optim.lr_scheduler_type == "linear":
+        wrong.append("trainer_common.optim.lr_scheduler_type: linear; verl knows constant and cosine")
+    if common.mini_batch_num > 1 or common.ppo_epochs > 1:
+        wrong.append(
+            "trainer_common.mini_batch_num and ppo_epochs must be 1: the rows that fill up a batch of verl's would "
+            "change the size of each update"
+        )
+    if config.model.base_url or config.model.scripted:
+        wrong.append("model.base_url and model.scripted: verl trains weights; set model.path")
+    if config.model.lora.enabled and config.model.lora.dropout:
+        wrong.append("model.lora.dropout: verl's adapters have none; set it to 0")
+    if wrong:
+        raise ConfigError("backbone verl can't honour:\n  " + "\n  ".join(wrong))
+    _warn(config)
+
+
+def _warn(config: Config) -> None:
+    for path, why in _WITHOUT_EFFECT.items():
+        if config.is_set(path):
+            log.warning("%s has no effect under backbone verl: %s", path, why)
+    if config.is_set("rollout.deterministic") and config.rollout.deterministic:
+        log.warning("rollout.deterministic: the order of calls on a cluster is not fixed, so a run does not repeat")
+    if config.trainer_common.optim.warmup_steps:
+        log.warning(
+            "trainer_common.optim.warmup_steps: verl's learning rate rises from 0, one step behind that of local, so "
+            "the first step changes no weight"
+        )
+
+
+_WITHOUT_EFFECT = {
+    "model.device": "verl places models by trainer_common.nnodes and n_gpus_per_node",
+    "rollout.name": "clusters sample with vllm",
+    "rollout.runner": "episodes run in a process on each node already",
+    "rollout.n_vllm_engine": "there is an engine for every rollout.tensor_parallel_size GPUs",
+    "rollout.max_staleness": "sampling and training take turns, so no token is stale",
+}

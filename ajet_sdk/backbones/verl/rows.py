@@ -1,0 +1,122 @@
+"""Samples as the rows of a verl batch, and back to its ledger where they are too many.
+
+Letters of shapes: B rows, P the longest prompt, R the longest response. A row's prompt is everything before its first
+trained token; prompts are padded on the left, responses on the right.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from verl import DataProto
+
+from ajet_sdk.samples import Batch
+from ajet_sdk.types import LedgerEntry, Sample
+
+__all__ = ["cut", "reward_rows", "training_rows"]
+
+
+def training_rows(samples: Sequence[Sample], count: int, padding: int) -> DataProto:
+    """`count` rows: the samples, and blanks of which no token is trained.
+
+    `rm_scores` holds the advantage of each token, which verl's estimator `ajet_given` takes as it is, and
+    `rollout_log_probs` the sampler's log-probability where a token is trained. `padding` is the id that fills up.
+    """
+    starts = [max(1, int(np.flatnonzero(sample.timeline.loss_mask)[0])) for sample in samples]
+    wide = max([start for start in starts], default=1)
+    long = max([len(s.timeline.token_ids) - start for s, start in zip(samples, starts, strict=True)], default=1)
+    arrays = _Arrays(count, wide, long, padding)
+    turns = np.zeros(count, np.int32)
+    for row, (sample, start) in enumerate(zip(samples, starts, strict=True)):
+        line = sample.timeline
+        arrays.put(row, line.token_ids[:start], line.token_ids[start:])
+        end = len(line.token_ids) - start
+        arrays.response_mask_BR[row, :end] = line.loss_mask[start:]
+        arrays.logprobs_BR[row, :end] = line.logprobs[start:]
+        arrays.scores_BR[row, :end] = sample.advantages[start:]
+        turns[row] = len(line.spans)
+    for row in range(len(samples), count):
+        arrays.put(row, [padding], [padding])
+    return arrays.proto(turns)
+
+
+def reward_rows(rewards: Sequence[float], padding: int) -> DataProto:
+    """A row for each task of a validation: nothing but its reward, which verl counts by itself."""
+    arrays = _Arrays(len(rewards), 1, 1, padding)
+    for row, reward in enumerate(rewards):
+        arrays.put(row, [padding], [padding])
+        arrays.scores_BR[row, 0] = reward
+    return arrays.proto(np.zeros(len(rewards), np.int32))
+
+
+def cut(batch: Batch, most: int) -> tuple[list[Sample], list[LedgerEntry]]:
+    """At most `most` samples, and the ledger with the tokens of the others as `truncated`.
+
+    The first timelines of every episode are kept before the second ones of any, so that no group loses an attempt while
+    another attempt has two rows.
+    """
+    if len(batch.samples) <= most:
+        return list(batch.samples), list(batch.ledger)
+    seen: Counter[str] = Counter()
+    turns = []
+    for at, sample in enumerate(batch.samples):
+        turns.append((seen[sample.episode_id], at))
+        seen[sample.episode_id] += 1
+    chosen = sorted(at for _, at in sorted(turns)[:most])
+    kept = [batch.samples[at] for at in chosen]
+    trained = {span.call_id for sample in kept for span in sample.timeline.spans}
+    return kept, _booked(batch.ledger, trained)
+
+
+def _booked(ledger: Sequence[LedgerEntry], trained: set[str]) -> list[LedgerEntry]:
+    """The rows with what is trained of other calls than these moved to `truncated`: one row a call and outcome."""
+    rows: dict[tuple[str, str], list[LedgerEntry]] = defaultdict(list)
+    for entry in ledger:
+        if entry.outcome == "trained" and entry.tokens and entry.call_id not in trained:
+            entry = entry.model_copy(update={"outcome": "truncated"})
+        rows[entry.call_id, entry.outcome].append(entry)
+    return [same[0].model_copy(update={"tokens": sum(one.tokens for one in same)}) for same in rows.values()]
+
+
+class _Arrays:
+    """The arrays of a batch under way."""
+
+    def __init__(self, count: int, wide: int, long: int, padding: int) -> None:
+        self.prompts_BP = np.full((count, wide), padding, np.int64)
+        self.responses_BR = np.full((count, long), padding, np.int64)
+        self.attention_BT = np.zeros((count, wide + long), np.int64)
+        self.response_mask_BR = np.zeros((count, long), np.int64)
+        self.logprobs_BR = np.zeros((count, long), np.float32)
+        self.scores_BR = np.zeros((count, long), np.float32)
+
+    def put(self, row: int, prompt: Any, response: Any) -> None:
+        wide = self.prompts_BP.shape[1]
+        self.prompts_BP[row, wide - len(prompt) :] = prompt
+        self.responses_BR[row, : len(response)] = response
+        self.attention_BT[row, wide - len(prompt) : wide + len(response)] = 1
+
+    def proto(self, turns: Any) -> DataProto:
+        """With everything that verl's training loop reads of what its own agent loops return."""
+        count = len(self.prompts_BP)
+        tensors = {
+            "prompts": self.prompts_BP,
+            "responses": self.responses_BR,
+            "response_mask": self.response_mask_BR,
+            "input_ids": np.concatenate([self.prompts_BP, self.responses_BR], axis=1),
+            "attention_mask": self.attention_BT,
+            "position_ids": np.clip(np.cumsum(self.attention_BT, axis=1) - 1, 0, None),
+            "rollout_log_probs": self.logprobs_BR,
+            "rm_scores": self.scores_BR,
+        }
+        none = np.empty(count, dtype=object)
+        none[:] = [{} for _ in range(count)]
+        return DataProto(
+            batch=TensorDict({name: torch.from_numpy(array) for name, array in tensors.items()}, batch_size=count),
+            non_tensor_batch={"__num_turns__": turns, "multi_modal_inputs": none},
+            meta_info={"timing": {}, "reward_extra_keys": []},
+        )

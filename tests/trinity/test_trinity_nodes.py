@@ -1,0 +1,79 @@
+"""Two Ray nodes on one machine, one of which goes in mid-run: no recorded call is lost, and none is trained twice."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("trinity", reason="needs Trinity-RFT: just install-trinity")
+pytest.importorskip("ray", reason="needs Ray: just install-trinity")
+
+from ajet_sdk.trace.reader import ledger_balance, open_trace, trace_files
+
+from .experiments import Experiment
+
+STEPS = 3
+
+
+def raylet(node: Any) -> int:
+    """The process of a node under which its workers are."""
+    return int(node.all_processes["raylet"][0].process.pid)
+
+
+def parent(pid: int) -> int | None:
+    try:
+        return int((Path("/proc") / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return None
+
+
+def files_of(one: Experiment, node: Any) -> list[Path]:
+    """Trace files of worker processes on a node, which are named after them."""
+    found = []
+    for path in trace_files(one.directory) if one.directory.exists() else []:
+        pid = path.stem.rpartition("-")[2]
+        if pid.isdecimal() and parent(int(pid)) == raylet(node):
+            found.append(path)
+    return found
+
+
+def test_a_node_that_goes_takes_no_record_with_it(experiment: Callable[..., Experiment], nodes: Any) -> None:
+    second = nodes.add_node(num_cpus=0)  # for runners, which ask for no CPU, and for none of Trinity's one of a kind
+    removed = False
+    try:
+        one = experiment(["slow 1", "slow 2", "turns 1", "fork 1"], {"trainer_common": {"total_steps": STEPS}})
+        one.start("--with-ray-cluster", nodes.address)
+        one.until(lambda: files_of(one, second) and files_of(one, nodes.head_node))
+        there = files_of(one, second)[0]
+        one.until(lambda: one.steps_saved() >= 1 and _calls(there))
+        before = {row["call_id"] for row in one.query("SELECT call_id FROM calls")}
+        on_it = _calls(there)
+        nodes.remove_node(second)
+        removed = True
+        assert one.wait() == 0, one.output()
+    finally:
+        if not removed:
+            nodes.remove_node(second)
+    after = {row["call_id"] for row in one.query("SELECT call_id FROM calls")}
+    assert on_it and on_it <= before <= after
+    assert one.steps_saved() == STEPS
+    trace = open_trace(one.directory)
+    try:
+        assert ledger_balance(trace, one.run_id) == []
+    finally:
+        trace.close()
+    twice = "SELECT call_id FROM ledger WHERE outcome = 'trained' GROUP BY call_id HAVING count(*) > 1"
+    assert one.query(twice) == []
+    trained = one.query("SELECT count(DISTINCT step) AS n FROM ledger WHERE outcome = 'trained'")
+    assert trained[0]["n"] > 1, "it went on learning"
+
+
+def _calls(file: Path) -> set[str]:
+    trace = open_trace(file)
+    try:
+        return {row["call_id"] for row in trace.query("SELECT call_id FROM calls").to_pylist()}
+    finally:
+        trace.close()
