@@ -15,6 +15,23 @@ check:
 test *ARGS:
     pytest -n auto --dist worksteal {{ARGS}}
 
+# install Ray, Trinity-RFT, and on GPUs vLLM and verl, in versions that agree: `just install-trinity --cpu`, `--cuda`
+install-trinity *ARGS:
+    python -m pip install -e .
+    python -m ajet install trinity {{ARGS}}
+
+# the real Trinity and Ray on a CPU; needs `just install-trinity --cpu`
+test-trinity *ARGS:
+    pytest tests/trinity {{ARGS}}
+
+# a real vLLM; needs `ajet install vllm`
+test-vllm *ARGS:
+    pytest tests/vllm {{ARGS}}
+
+# a real Ray, of several nodes on this machine; needs `pip install -e ".[dev,ray]"`
+test-ray *ARGS:
+    pytest tests/sdk/test_ray_*.py {{ARGS}}
+
 # the figures of the README; needs `pip install -e ".[bench]"` for the comparison with TRL
 bench *ARGS:
     python -m tests.bench {{ARGS}}

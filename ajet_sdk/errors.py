@@ -75,15 +75,16 @@ class TaskError(AjetError, ValueError):
 class MissingExtra(AjetError, ImportError):
     """An optional dependency is absent; the message is the line that installs it.
 
-    `extra` is one of ajet's, or a stack that pip can't resolve (`trinity`, `vllm`), which has a command of its own.
+    `extra` is one of ajet's; for what pip can't resolve (trinity, verl, vllm) there is a command of our own.
     """
 
     def __init__(self, package: str, extra: str) -> None:
-        line = f"ajet install {extra}" if extra in _STACKS else f'pip install "ajet[{extra}]"'
+        stack = _STACKS.get(extra)
+        line = f"ajet install {stack}" if stack else f'pip install "ajet[{extra}]"'
         super().__init__(f"{package} is not installed. Install it with: {line}")
 
 
-_STACKS = ("trinity", "vllm")
+_STACKS = {"trinity": "trinity", "verl": "trinity", "vllm": "vllm"}
 
 
 class TraceError(AjetError, RuntimeError):

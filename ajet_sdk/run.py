@@ -39,6 +39,7 @@ _BACKBONES = {
     "debug": "ajet_sdk.backbones.debug",
     "local": "ajet_sdk.backbones.local",
     "trinity": "ajet_sdk.backbones.trinity.backbone",
+    "verl": "ajet_sdk.backbones.verl.backbone",
 }
 _SECRETS = ("api_key", "token", "password", "secret")
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ajet_sdk.config import Config
     from ajet_sdk.protocols import Job
 
-__all__ = ["export", "learning_rate", "model_to_train", "validation_tasks"]
+__all__ = ["export", "learning_rate", "model_to_train", "sized", "validation_tasks"]
 
 
 async def model_to_train(job: Job, say: Callable[[str], None]) -> str:
@@ -44,6 +44,27 @@ def learning_rate(config: Config, model: str, say: Callable[[str], None]) -> flo
         lr = default_lr(parameters, lora=config.model.lora.enabled)
         say(f"trainer_common.optim.lr is not given: {lr:g}, by the model's {parameters:,} parameters")
     return lr
+
+
+def sized(job: Job) -> Config:
+    """The config, with the machines and GPUs that there are where it does not say how many to use."""
+    config, common = job.config, job.config.trainer_common
+    if config.is_set("trainer_common.n_gpus_per_node"):
+        return config
+    from ajet_sdk.cluster import LOCAL, cluster
+
+    if (job.ray or LOCAL) == LOCAL:
+        import torch
+
+        nodes = [torch.cuda.device_count()]
+    else:
+        with cluster(job.ray or LOCAL, quiet=True) as joined:
+            nodes = [int(node.gpus) for node in joined.nodes() if node.alive]
+    gpus = [count for count in nodes if count]
+    found = {"n_gpus_per_node": min(gpus, default=0)}
+    if not config.is_set("trainer_common.nnodes"):
+        found["nnodes"] = max(1, len(gpus))
+    return config.model_copy(update={"trainer_common": common.model_copy(update=found)})
 
 
 def validation_tasks(job: Job) -> Sequence[Task]:

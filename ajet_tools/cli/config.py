@@ -29,7 +29,8 @@ def show(
     conf: Annotated[Path | None, typer.Option("--conf", "-c", help="A config file; without it the defaults.")] = None,
     only_set: Annotated[bool, typer.Option("--set", help="Only keys that have been given a value.")] = False,
     backbone: Annotated[
-        str | None, typer.Option(help="trinity: print the config that Trinity-RFT would get, as YAML.")
+        str | None,
+        typer.Option(help="trinity or verl: print the config that Trinity-RFT or verl would get from it, as YAML."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -43,8 +44,8 @@ def show(
     from ajet_sdk.config import load_config
 
     config = load_config(conf, [*(overrides or []), *([f"ajet.backbone={backbone}"] if backbone else [])])
-    if backbone == "trinity":
-        _show_trinity(config, as_json)
+    if backbone in ("trinity", "verl"):
+        _show_mapped(config, backbone, as_json)
         return
     rows = [
         {"key": path, "value": value, "from": config.origin(path)}
@@ -63,21 +64,24 @@ def show(
         typer.echo(f"{name}: passed through to its owner")
 
 
-def _show_trinity(config: Config, as_json: bool) -> None:
-    from ajet_sdk.backbones.trinity.mapping import Place, to_trinity
+def _show_mapped(config: Config, backbone: str, as_json: bool) -> None:
+    from ajet_sdk.backbones.trinity import mapping as trinity
+    from ajet_sdk.backbones.verl import mapping as verl
     from ajet_sdk.config import plain_yaml
 
     common = config.trainer_common
-    place = Place(
-        run_id="RUN",
-        model=config.model.path or "",
-        steps=common.total_steps or 0,
-        lr=common.optim.lr,
-        checkpoints=Path(common.checkpoint_base_dir or config.directory / "checkpoint"),
-        tasks=Path("RUN/tasks"),
-        val_tasks=1,
-    )
-    mapping = to_trinity(config, place)
+    known: dict[str, Any] = {
+        "run_id": "RUN",
+        "model": config.model.path or "",
+        "steps": common.total_steps or 0,
+        "lr": common.optim.lr,
+        "checkpoints": Path(common.checkpoint_base_dir or config.directory / "checkpoint"),
+        "val_tasks": 1,
+    }
+    if backbone == "verl":
+        mapping = verl.to_verl(config, verl.Place(**known))
+    else:
+        mapping = trinity.to_trinity(config, trinity.Place(**known, tasks=Path("RUN/tasks")))
     if not common.total_steps:
         typer.echo("Note: the steps (0 here) follow from the number of tasks when the run starts.", err=True)
     if common.optim.lr is None:

@@ -8,6 +8,7 @@ import platform
 import shutil
 import socket
 import tempfile
+import textwrap
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -32,8 +33,8 @@ def doctor(
         typer.Option(
             "--for",
             metavar="NAME",
-            help=f"Look closely at one way of running, and exit with 1 where it can't: {', '.join(TARGETS)}; trinity "
-            "and vllm are those of this machine.",
+            help=f"Look closely at one way of running, and exit with 1 where it can't: {', '.join(TARGETS)}; trinity, "
+            "verl and vllm stand for those of this machine.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
@@ -47,7 +48,7 @@ def doctor(
     """
     target = None if purpose is None else target_of(purpose)
     if purpose is not None and target is None:
-        raise ConfigError(f"--for {purpose}: choose one of trinity, vllm, {', '.join(TARGETS)}")
+        raise ConfigError(f"--for {purpose}: choose one of trinity, verl, vllm, {', '.join(TARGETS)}")
     checks = [*_python(), *_packages(), *_accelerator(), *_machine(directory), *_network()]
     found = {target: look(target, imports=True)} if target else {name: look(name) for name in TARGETS}
     failed = not usable(checks) or bool(target and not usable(found[target]))
@@ -80,7 +81,8 @@ def _summary(name: str, checks: list[Check]) -> Check:
         if said:
             more = f" (and {len(said) - 1} more)" if len(said) > 1 else ""
             what = "" if status == "fail" else "can run; "
-            return Check(name, "miss", f"{what}{said[0].name}: {said[0].detail}{more}", said[0].fix)
+            detail = textwrap.shorten(f"{what}{said[0].name}: {said[0].detail}", 100, placeholder=" …")
+            return Check(name, "miss", f"{detail}{more}", said[0].fix)
     return Check(name, "ok", "can run")
 
 

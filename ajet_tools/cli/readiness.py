@@ -68,7 +68,12 @@ def look(target: str, *, imports: bool = False) -> list[Check]:
 
 
 def target_of(name: str) -> str | None:
-    """The target that a name stands for: `trinity` and `vllm` are those of this machine. None: there is no such one."""
+    """The target that a name stands for: `trinity` and `vllm` are those of this machine. None: there is no such one.
+
+    `verl` has the stack of Trinity on GPUs.
+    """
+    if name == "verl":
+        return "trinity-cuda"
     if name in ("trinity", "vllm"):
         return f"{name}-{'cuda' if gpus() else 'cpu'}"
     return name if name in TARGETS else None
@@ -196,8 +201,8 @@ def _flash_attention(*, required: bool) -> Iterator[Check]:
         yield Check(
             "flash-attn",
             "miss",
-            "not installed; verl trains with it unless model.attn_implementation is another",
-            "pip install flash-attn --no-build-isolation, or set model.attn_implementation: sdpa",
+            "not installed; verl asks for it unless told otherwise",
+            "pip install flash-attn --no-build-isolation, or choose sdpa (docs/guide/clusters.md)",
         )
     elif gpus():
         yield Check("flash-attn", "ok", "not installed: needed only for model.attn_implementation: flash_attention_2")

@@ -146,7 +146,6 @@ def test_the_loss_of_verls_route_is_the_local_loss(
     pytest.importorskip("verl", reason="needs verl: just install-trinity")
     from trinity.trainer.verl.losses import TrinityPolicyLoss
     from trinity.trainer.verl.utils import to_data_proto
-    from verl.workers.utils.padding import left_right_2_no_padding
 
     config, mapping = config_of(4, tmp_path, **terms)
     reference, policy = model, moved(tiny)
@@ -183,7 +182,7 @@ def test_the_loss_of_verls_route_is_the_local_loss(
                 name: torch.nested.as_nested_tensor(list(value[seen].split(lengths)), layout=torch.jagged)
                 for name, value in (("log_probs", logprobs), ("entropy", entropy))
             }
-            loss, said = loss_fn(output, left_right_2_no_padding(micro.clone()))
+            loss, said = loss_fn(output, micro)
             (loss / ranks).backward()
             total, clipped = total + float(loss.detach()) / ranks, clipped + said["actor/pg_clipfrac"]
     assert clipped > 0.05

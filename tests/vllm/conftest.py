@@ -10,9 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-pytest.importorskip("vllm", reason="needs vLLM: just install-trinity")
-
 import torch
 
 from ajet_sdk.engines.local import HFTokenizer, load_model
@@ -83,7 +80,11 @@ class Trained:
         return every[len(prompt) - 1 : -1].clone()
 
     def logprobs(self, prompt: Sequence[int], output: Sequence[int], temperature: float = 1.0) -> torch.Tensor:
-        return picked(self.logits(prompt, output) / temperature, output)
+        return self.picked(self.logits(prompt, output) / temperature, output)
+
+    @staticmethod
+    def picked(logits_TV: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
+        return torch.log_softmax(logits_TV, -1).gather(-1, torch.tensor(list(output))[:, None])[:, 0]
 
     async def move(self, size: float = 0.02) -> None:
         """Change every weight that is trained, as a step of training would."""
@@ -96,15 +97,17 @@ class Trained:
             self.sampler.policy_version += 1
 
 
-def picked(logits_TV: torch.Tensor, output: Sequence[int]) -> torch.Tensor:
-    return torch.log_softmax(logits_TV, -1).gather(-1, torch.tensor(list(output))[:, None])[:, 0]
-
-
-def children(pid: int) -> list[int]:
+@pytest.fixture(scope="session")
+def children() -> Callable[[int], list[int]]:
     """Processes that a process has started and that are alive."""
-    told = subprocess.run(["ps", "-o", "pid=,stat=", "--ppid", str(pid)], capture_output=True, text=True, check=False)
-    rows = [line.split() for line in told.stdout.splitlines()]
-    return [int(row[0]) for row in rows if not row[1].startswith("Z")]
+
+    def of(pid: int) -> list[int]:
+        line = ["ps", "-o", "pid=,stat=", "--ppid", str(pid)]
+        told = subprocess.run(line, capture_output=True, text=True, check=False)
+        rows = [line.split() for line in told.stdout.splitlines()]
+        return [int(row[0]) for row in rows if not row[1].startswith("Z")]
+
+    return of
 
 
 @pytest.fixture(scope="module")

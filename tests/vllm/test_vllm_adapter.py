@@ -12,6 +12,8 @@ import torch
 from ajet_sdk.protocols import Sampling
 from ajet_sdk.schema import Lora
 
+pytest.importorskip("vllm", reason="needs vLLM: just install-trinity")
+
 PROMPT = list(range(5, 25))
 
 

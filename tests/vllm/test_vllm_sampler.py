@@ -21,7 +21,8 @@ from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.vllm import Settings, VllmSampler
 from ajet_sdk.errors import ContextOverflow, EngineError, EngineUnavailable, RequestRefused
 from ajet_sdk.protocols import Ask, Sampling
-from tests.vllm.conftest import children, picked
+
+pytest.importorskip("vllm", reason="needs vLLM: just install-trinity")
 
 PROMPT = list(range(5, 25))
 
@@ -63,7 +64,7 @@ def test_top_k_is_in_them(trained: Any) -> None:
     for one in sample(trained, temperature=1.0, top_k=3, max_tokens=30, n=2):
         logits = trained.logits(PROMPT, one.output_ids)
         kept = logits.masked_fill(logits < logits.topk(3).values[:, -1:], -torch.inf)
-        assert torch.allclose(torch.tensor(one.logprobs), picked(kept, one.output_ids), atol=1e-4)
+        assert torch.allclose(torch.tensor(one.logprobs), trained.picked(kept, one.output_ids), atol=1e-4)
 
 
 def test_greedy_and_random_calls_at_once_keep_their_own(trained: Any) -> None:
@@ -239,7 +240,7 @@ def test_weights_that_stay_are_not_written(trained: Any) -> None:
 # Death
 
 
-def test_a_killed_server_is_started_again_with_the_newest_weights(trained: Any) -> None:
+def test_a_killed_server_is_started_again_with_the_newest_weights(trained: Any, children: Any) -> None:
     """The call under way is answered all the same, by the new server."""
     asyncio.run(trained.move())
 
@@ -268,7 +269,7 @@ def test_a_failed_reload_ends_the_sampling_with_its_cause(trained: Any) -> None:
         sample(trained)
 
 
-def test_a_closed_sampler_says_so(tiny: Path, tmp_path: Path) -> None:
+def test_a_closed_sampler_says_so(tiny: Path, tmp_path: Path, children: Any) -> None:
     """Closed while it starts: calls that wait are told, and no process is left."""
     settings = Settings(model=str(tiny), tokenizer=str(tiny), name="t", log=tmp_path / "vllm.log", gpus=())
     sampler = VllmSampler(settings, eos_ids=frozenset({2}), directory=tmp_path)
@@ -291,7 +292,7 @@ def test_a_closed_sampler_says_so(tiny: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
-def test_a_run_that_ends_leaves_nothing(tiny: Path, tmp_path: Path, how: signal.Signals) -> None:
+def test_a_run_that_ends_leaves_nothing(tiny: Path, tmp_path: Path, how: signal.Signals, children: Any) -> None:
     """By Ctrl-C, or by a death that it does not notice."""
     program = f"""
         import asyncio

@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import socket
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ from ajet_sdk.errors import AjetError
 from ajet_sdk.run import train
 from ajet_sdk.trace.reader import open_trace
 from ajet_tools.trace.check import check
-from tests.vllm.conftest import children
+
+pytest.importorskip("vllm", reason="needs vLLM: just install-trinity")
 
 
 @ajet.judge
@@ -56,14 +58,19 @@ def rows(config: Config, sql: str) -> list[dict[str, Any]]:
         reader.close()
 
 
-def servers() -> list[int]:
+@pytest.fixture
+def servers(children: Callable[[int], list[int]]) -> Callable[[], list[int]]:
     """vLLM's processes below this one."""
-    keepers = [pid for pid in children(os.getpid()) if b"keeper.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    return [server for keeper in keepers for server in children(keeper)]
+
+    def found() -> list[int]:
+        keepers = [pid for pid in children(os.getpid()) if b"keeper.py" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+        return [server for keeper in keepers for server in children(keeper)]
+
+    return found
 
 
 @pytest.fixture
-def trained(tiny: Path, tmp_path: Path) -> Config:
+def trained(tiny: Path, tmp_path: Path, servers: Any) -> Config:
     """Three steps, in the third of which the server dies under a call."""
     calls: list[str] = []
 
@@ -84,7 +91,7 @@ def trained(tiny: Path, tmp_path: Path) -> Config:
     return made
 
 
-def test_a_training_run_samples_with_vllm_and_outlives_its_server(trained: Config) -> None:
+def test_a_training_run_samples_with_vllm_and_outlives_its_server(trained: Config, servers: Any) -> None:
     versions = rows(trained, "SELECT step, policy_version AS v, count(*) AS n FROM calls_full JOIN episodes "
                              "USING (episode_id) WHERE split = 'train' GROUP BY ALL ORDER BY step, v")  # fmt: skip
     assert [(row["step"], row["v"]) for row in versions] == [(1, 0), (2, 1), (3, 2)]
@@ -100,7 +107,7 @@ def test_a_training_run_samples_with_vllm_and_outlives_its_server(trained: Confi
     assert not list(trained.directory.glob("vllm-*")) and servers() == []
 
 
-def test_debug_samples_with_vllm_at_its_port(tiny: Path, tmp_path: Path) -> None:
+def test_debug_samples_with_vllm_at_its_port(tiny: Path, tmp_path: Path, servers: Any) -> None:
     import httpx
 
     with socket.socket() as probe:
@@ -120,7 +127,7 @@ def test_debug_samples_with_vllm_at_its_port(tiny: Path, tmp_path: Path) -> None
     assert servers() == []
 
 
-def test_a_server_that_cannot_start_is_one_message(tiny: Path, tmp_path: Path) -> None:
+def test_a_server_that_cannot_start_is_one_message(tiny: Path, tmp_path: Path, servers: Any) -> None:
     """Here its model's weights are broken: the run ends with what vLLM says and where its log is."""
     broken = tmp_path / "broken"
     broken.mkdir()

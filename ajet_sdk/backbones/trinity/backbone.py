@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet_sdk.backbones.clustered import export, learning_rate, model_to_train, validation_tasks
+from ajet_sdk.backbones.clustered import export, learning_rate, model_to_train, sized, validation_tasks
 from ajet_sdk.backbones.post import namespace_of, open_post
 from ajet_sdk.backbones.rollouts import Rollouts
 from ajet_sdk.backbones.trinity.ledger import close_books, roll_back
@@ -47,7 +47,7 @@ async def trinity(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel
     if not job.train:
         raise ConfigError("there is no training task; see task_reader")
     _check_installed("ray", "trinity")
-    job = replace(job, config=_sized(job))
+    job = replace(job, config=sized(job))
     from ajet_sdk.backbones.local import total_steps
 
     total = total_steps(job.config, len(job.train))
@@ -242,27 +242,6 @@ def _check_installed(*packages: str) -> None:
     for package in packages:
         if find_spec(package) is None:
             raise MissingExtra(package, "trinity")
-
-
-def _sized(job: Job) -> Config:
-    """The config, with the machines and GPUs that there are where it does not say how many to use."""
-    config, common = job.config, job.config.trainer_common
-    if config.is_set("trainer_common.n_gpus_per_node"):
-        return config
-    from ajet_sdk.cluster import LOCAL, cluster
-
-    if (job.ray or LOCAL) == LOCAL:
-        import torch
-
-        nodes = [torch.cuda.device_count()]
-    else:
-        with cluster(job.ray or LOCAL, quiet=True) as joined:
-            nodes = [int(node.gpus) for node in joined.nodes() if node.alive]
-    gpus = [count for count in nodes if count]
-    found = {"n_gpus_per_node": min(gpus, default=0)}
-    if not config.is_set("trainer_common.nnodes"):
-        found["nnodes"] = max(1, len(gpus))
-    return config.model_copy(update={"trainer_common": common.model_copy(update=found)})
 
 
 @contextmanager

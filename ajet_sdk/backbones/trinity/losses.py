@@ -34,7 +34,7 @@ class BatchLoss(PPOPolicyLossFn):  # type: ignore[misc]
         action_mask: torch.Tensor,
         advantages: torch.Tensor,
         returns: torch.Tensor,
-        **_: Any,
+        **kwargs: Any,
     ) -> tuple[torch.Tensor, dict[str, float]]:
         """All of shape (rows, response length)."""
         loss, metrics = super().__call__(
@@ -63,7 +63,7 @@ class BatchLossWithKL(BatchLoss):
         advantages: torch.Tensor,
         returns: torch.Tensor,
         ref_logprob: torch.Tensor,
-        **_: Any,
+        **kwargs: Any,
     ) -> tuple[torch.Tensor, dict[str, float]]:
         """All of shape (rows, response length)."""
         loss, metrics = super().__call__(

@@ -1,8 +1,5 @@
-"""The `verl` backbone: verl on Ray with vLLM, sampling and training in turn on the same GPUs."""
+"""The `verl` backbone: verl on Ray with vLLM, sampling and training in turn on the same GPUs.
 
-from __future__ import annotations
-
-from ajet_sdk.backbones.verl.backbone import verl
-from ajet_sdk.backbones.verl.mapping import Place, to_verl
-
-__all__ = ["Place", "to_verl", "verl"]
+`backbone` is the driver's side; `manager`, `rows` and `slots` run in verl's trainer process, `runner` and `sampler` in a
+process on each node. Nothing is imported here: each process loads its part.
+"""

@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet_sdk.backbones.clustered import export, learning_rate, model_to_train, validation_tasks
+from ajet_sdk.backbones.clustered import export, learning_rate, model_to_train, sized, validation_tasks
 from ajet_sdk.backbones.post import namespace_of, open_post
 from ajet_sdk.backbones.trinity.ledger import close_books, roll_back
 from ajet_sdk.backbones.verl.mapping import Place, to_verl
@@ -40,6 +41,7 @@ async def verl(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
     if not job.train:
         raise ConfigError("there is no training task; see task_reader")
     _check_installed()
+    job = replace(job, config=sized(job))
     from ajet_sdk.backbones.local import total_steps
 
     total = total_steps(job.config, len(job.train))

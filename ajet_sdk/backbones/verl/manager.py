@@ -163,7 +163,7 @@ class AjetManager:
     def _gather(
         self, running: dict[Any, tuple[str, Any]], done: dict[str, list[Episode]], what: str
     ) -> list[RayActorError]:
-        """Wait for all, and tell the driver of each as it comes. Returns why some are lost, their processes replaced."""
+        """Wait for all, and tell the driver of each as it comes. Returns why some are lost; their runners are new."""
         lost = []
         while running:
             (reference,), _ = ray.wait(list(running), num_returns=1)

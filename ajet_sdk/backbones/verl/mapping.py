@@ -78,8 +78,7 @@ def to_verl(config: Config, place: Place) -> dict[str, Any]:
     Raises ConfigError with everything that can't be honoured.
     """
     _refuse(config)
-    common, rollout = config.trainer_common, config.rollout
-    rows = rows_of(config)
+    common, rows = config.trainer_common, rows_of(config)
     made: dict[str, Any] = {
         "ajet": {"job": str(place.job)},
         "data": {

@@ -45,14 +45,11 @@ class VerlProgress(Progress):
         place, rest = 0, b""
         while True:
             last = self._ended.is_set()
-            if path.exists():
-                with path.open("rb") as stream:
-                    stream.seek(place)
-                    fresh = stream.read()
-                place += len(fresh)
-                *lines, rest = (rest + fresh).split(b"\n")
-                for line in lines:
-                    self._line(json.loads(line))
+            fresh = await asyncio.to_thread(_read, path, place)
+            place += len(fresh)
+            *lines, rest = (rest + fresh).split(b"\n")
+            for line in lines:
+                self._line(json.loads(line))
             if last:
                 return
             await asyncio.sleep(_LOOK)
@@ -86,3 +83,12 @@ class VerlProgress(Progress):
     def _words(self, told: Mapping[str, Any]) -> None:
         for line in told["words"]:
             self._loggers.say(f"step {told['step']}: {line}")
+
+
+def _read(path: Path, place: int) -> bytes:
+    """What stands in the file after `place`; nothing where there is no file yet."""
+    if not path.exists():
+        return b""
+    with path.open("rb") as stream:
+        stream.seek(place)
+        return stream.read()

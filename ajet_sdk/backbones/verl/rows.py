@@ -28,8 +28,8 @@ def training_rows(samples: Sequence[Sample], count: int, padding: int) -> DataPr
     `rollout_log_probs` the sampler's log-probability where a token is trained. `padding` is the id that fills up.
     """
     starts = [max(1, int(np.flatnonzero(sample.timeline.loss_mask)[0])) for sample in samples]
-    wide = max([start for start in starts], default=1)
-    long = max([len(s.timeline.token_ids) - start for s, start in zip(samples, starts, strict=True)], default=1)
+    wide = max(starts, default=1)
+    long = max((len(s.timeline.token_ids) - start for s, start in zip(samples, starts, strict=True)), default=1)
     arrays = _Arrays(count, wide, long, padding)
     turns = np.zeros(count, np.int32)
     for row, (sample, start) in enumerate(zip(samples, starts, strict=True)):

@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 __all__ = ["Slots"]
 
 
-class Slots(Dataset[dict[str, Any]]):
+class Slots(Dataset):  # type: ignore[misc]
     """As many rows as `data_files` says: `data.train_files` and `data.val_files` are numbers here."""
 
     def __init__(self, data_files: int, **_: Any) -> None:
