@@ -91,8 +91,6 @@ def train(
 
 
 def _backbone(name: str) -> Callable[..., Any]:
-    if name not in _BACKBONES:
-        raise ConfigError(f"backbone: {name} comes in a later version; there are {' and '.join(_BACKBONES)}")
     try:
         function: Callable[..., Any] = getattr(import_module(_BACKBONES[name]), name)
     except ModuleNotFoundError as error:

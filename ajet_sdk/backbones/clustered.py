@@ -1,4 +1,4 @@
-"""What every backbone of a cluster does in the driver: the model, the learning rate, the tasks, the exported model."""
+"""What every backbone of a cluster does in the driver: its size, the model, the learning rate, the exported model."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ import yaml
 
 import ajet
 from ajet_sdk.config import Config, load_config
-from ajet_sdk.errors import ConfigError, SignatureError, TraceLocked, TrainingError
+from ajet_sdk.errors import ConfigError, MissingExtra, SignatureError, TraceLocked, TrainingError
 from ajet_sdk.run import _Session, run, train
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.types import Reward, Task
@@ -149,11 +150,12 @@ def test_a_row_of_another_shape_is_found_too(tmp_path: Path) -> None:
         train(settings, workflow=solve, judge=exact)
 
 
-def test_what_is_not_named_or_comes_later_is_said(tmp_path: Path) -> None:
+def test_what_is_not_named_or_not_installed_is_said(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"rollout\.user_workflow"):
         train(config(tmp_path))
-    with pytest.raises(ConfigError, match="trinity comes in a later version"):
-        train(config(tmp_path, backbone="trinity"), workflow=solve)
+    if find_spec("trinity") is None:
+        with pytest.raises(MissingExtra, match="ajet install trinity"):
+            train(config(tmp_path, backbone="trinity"), workflow=solve)
     with pytest.raises(ConfigError, match="nothing to resume"):
         train(config(tmp_path), workflow=solve, judge=exact, resume=True)
 

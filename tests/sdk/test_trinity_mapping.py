@@ -203,16 +203,18 @@ def test_what_the_other_system_left_out_is_there() -> None:
               "optim": {"grad_clip": 0.7, "weight_decay": 0.1, "warmup_steps": 2, "betas": [0.8, 0.9]}}  # fmt: skip
     made = mapped({"trainer_common": common})
     algorithm = made["algorithm"]
-    assert (algorithm["kl_loss_fn"], algorithm["kl_loss_fn_args"]) == ("k2", {"kl_coef": 0.03})
+    assert algorithm["entropy_loss_fn"].endswith("BatchEntropy")
     assert algorithm["entropy_loss_fn_args"] == {"entropy_coef": 0.02}
     loss = algorithm["policy_loss_fn_args"]
+    assert algorithm["policy_loss_fn"].endswith("BatchLossWithKL")
+    assert (loss["kl_coef"], loss["kl_type"]) == (0.03, "mse")
     assert (loss["clip_range_low"], loss["clip_range_high"]) == (0.1, 0.4)
     assert made["trainer"]["param_offload"] and made["trainer"]["optimizer_offload"]
     assert made["trainer"]["grad_clip"] == algorithm["optimizer"]["clip_grad"] == 0.7
     names = [one["name"] for one in made["buffer"]["explorer_input"]["eval_tasksets"]]
     assert names == ["val", "greedy"]
     without = mapped({"trainer_common": {"use_kl_loss": False}})["algorithm"]
-    assert without["kl_loss_fn"] == "none" and without["algorithm_type"].endswith("WithoutReference")
+    assert without["policy_loss_fn"].endswith("BatchLoss") and without["algorithm_type"].endswith("WithoutReference")
 
 
 def test_the_root_trinity_is_merged_last_and_wins() -> None:

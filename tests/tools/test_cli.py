@@ -65,18 +65,13 @@ def process(*args: str, **more: Any) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, check=False, **more)
 
 
-def test_help_is_quick_and_loads_nothing_heavy() -> None:
+def test_help_loads_nothing_heavy() -> None:
     code = (
         "import sys, ajet_tools.cli.app as a; sys.argv = ['ajet', '--help']\ntry: a.main()\nexcept SystemExit: pass\n"
     )
     code += "print([m for m in ('pydantic', 'duckdb', 'torch', 'openai', 'starlette', 'numpy') if m in sys.modules])"
-    times = []
-    for _ in range(3):
-        started = time.perf_counter()
-        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
-        times.append(time.perf_counter() - started)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip().endswith("[]")
-    assert min(times) < 1.0  # about 0.4 s on a quiet machine
 
 
 def test_the_short_help_is_that_of_the_command() -> None:

@@ -29,11 +29,7 @@ def everything(monkeypatch: pytest.MonkeyPatch) -> dict[str, str | None]:
     """A machine with all packages in the versions that are wanted; changed by what a test puts in."""
     changed: dict[str, str | None] = dict.fromkeys(("torchvision", "torchaudio", "torchcodec", "flash-attn"))
     pins = {name: version for stack in STACKS.values() for name, version in stack.pins().items()}
-    monkeypatch.setattr(
-        readiness,
-        "installed_version",
-        lambda name: changed.get(name, pins.get(name, "1")) if name in changed else pins.get(name, "1"),
-    )
+    monkeypatch.setattr(readiness, "installed_version", lambda name: (pins | changed).get(name, "1"))
     return changed
 
 

@@ -124,3 +124,29 @@ def test_our_parts_are_found_where_trinity_looks_for_them() -> None:
         "ToTheDriver": MONITOR.get(mapping["monitor"]["monitor_type"]),
     }
     assert {name: one.__name__ for name, one in found.items()} == {name: name for name in found}
+
+
+@pytest.mark.parametrize("timelines", [3, 24, 129])
+def test_a_step_over_verl_is_one_update_however_many_timelines_it_has(tiny: Path, timelines: int) -> None:
+    """verl cuts a batch into mini-batches of a fixed size, and refuses one that this does not divide."""
+    pytest.importorskip("verl", reason="needs verl: just install-trinity")
+    import torch
+    from tensordict import TensorDict
+    from trinity.trainer.verl.config import build_verl_config
+    from verl.utils.tensordict_utils import make_iterator
+
+    from ajet_sdk.backbones.trinity.trainer import one_mini_batch
+
+    ranks = 3
+    document = {"backbone": "trinity", "model": {"path": str(tiny)}, "trainer_common": {"n_gpus_per_node": ranks + 1}}
+    mapping = mapped({"experiment_name": "job", **document})
+    assert mapping["algorithm"]["sample_strategy_args"]["ranks"] == ranks
+    mapping["model"]["model_path"] = str(tiny)
+    config = typed(mapping)
+    config.cluster.trainer_gpu_num = ranks
+    verl = build_verl_config(config)
+    one_mini_batch(verl, timelines)
+    size = verl.actor.ppo_mini_batch_size
+    assert size % ranks == 0
+    rows = TensorDict({"ids": torch.arange(timelines // ranks)}, batch_size=[timelines // ranks])
+    assert len(list(make_iterator(rows, size // ranks, epochs=1))) == 1

@@ -33,7 +33,7 @@ def ends_soon(one: Experiment, since: float) -> str:
     assert code not in (0, None), said
     assert seconds < SOON, f"took {seconds:.0f} s:\n{said}"
     assert "Traceback" not in said, said
-    assert said.count("ajet: ") == 1, said
+    assert sum(line.startswith(("TrainingError: ", "ConfigError: ")) for line in said.splitlines()) == 1, said
     assert one.query("SELECT status FROM runs")[0]["status"] == "failed"
     assert one.gone() == {}
     return said

@@ -17,7 +17,9 @@ from ajet_sdk.errors import ConfigError
 from .batches import config_of, mapping_of
 
 
-@pytest.mark.parametrize("more", [{}, {"use_kl_loss": True, "entropy_coef": 0.01}, {"ulysses_sequence_parallel_size": 2}])
+@pytest.mark.parametrize(
+    "more", [{}, {"use_kl_loss": True, "entropy_coef": 0.01}, {"ulysses_sequence_parallel_size": 2}]
+)
 def test_verls_own_checks_take_the_config(more: dict[str, Any], tmp_path: Path) -> None:
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
 

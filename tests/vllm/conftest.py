@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import random
-import subprocess
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -102,10 +102,13 @@ def children() -> Callable[[int], list[int]]:
     """Processes that a process has started and that are alive."""
 
     def of(pid: int) -> list[int]:
-        line = ["ps", "-o", "pid=,stat=", "--ppid", str(pid)]
-        told = subprocess.run(line, capture_output=True, text=True, check=False)
-        rows = [line.split() for line in told.stdout.splitlines()]
-        return [int(row[0]) for row in rows if not row[1].startswith("Z")]
+        found = []
+        for file in Path("/proc").glob("[0-9]*/stat"):
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):
+                state, parent = file.read_text().rpartition(")")[2].split()[:2]
+                if int(parent) == pid and state != "Z":
+                    found.append(int(file.parent.name))
+        return found
 
     return of
 

@@ -29,7 +29,6 @@ from ajet_sdk.loggers import Loggers
 from ajet_sdk.types import Task, TunedModel
 
 if TYPE_CHECKING:
-    from ajet_sdk.config import Config
     from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
 

@@ -21,8 +21,10 @@ __all__ = ["explore_and_train", "explore_only", "first_error", "last_checkpoint"
 
 _LOOK = 2.0
 """Seconds between two looks at the logs while both work."""
-_LINGER = 60.0
-"""Seconds that the trainer has to finish after the explorer is done, without a step in between."""
+_LINGER = 40.0
+"""Seconds that the trainer has after the explorer is done, without a step in between, where the logs hold an error."""
+_LAST_STEP = 3600.0
+"""The same where they hold none: a step of a large model takes long."""
 _ENDING = 30.0
 
 
@@ -56,16 +58,20 @@ async def explore_and_train(config: Any, updates: Any) -> None:
     from trinity.common.constants import SyncMethod
     from trinity.explorer.explorer import Explorer
     from trinity.manager.synchronizer import Synchronizer
-    from trinity.trainer.trainer import Trainer
+
+    from ajet_sdk.backbones.trinity.trainer import WholeBatchTrainer
 
     logs = Path(config.log.save_dir)
-    async with _actors(config, Explorer, Trainer) as (explorer, trainer):
+    async with _actors(config, Explorer, WholeBatchTrainer) as (explorer, trainer):
         with _told(logs):
             await _all(explorer.prepare.remote(), trainer.prepare.remote())
             nccl = config.synchronizer.sync_method == SyncMethod.NCCL
             if nccl:
                 await Synchronizer.get_actor(namespace=config.ray_namespace).coordinate_weight_sync_setup.remote()
-            await _all(explorer.sync_weight.remote(), trainer.sync_weight.remote())
+                await _all(explorer.sync_weight.remote(), trainer.sync_weight.remote())
+            else:  # one after the other: the explorer of a resumed run would take the first weights at once
+                await trainer.sync_weight.remote()
+                await explorer.sync_weight.remote()
             exploring = asyncio.ensure_future(_awaited(explorer.explore.remote()))
             training = asyncio.ensure_future(_awaited(trainer.train.remote()))
             try:
@@ -110,13 +116,13 @@ async def _until_trained(
     clock = asyncio.get_running_loop().time
     while not training.done():
         await asyncio.wait({training, exploring} if not exploring.done() else {training}, timeout=_LOOK)
+        heard = updates()
         if exploring.done() and not training.done():
             exploring.result()
-            if done_at is None or updates() != seen:
-                done_at, seen = clock(), updates()
-            broken = first_error(logs)
-            if broken or clock() - done_at > _LINGER:
-                raise TrainingError(_stopped("explorer", updates(), total, logs))
+            if done_at is None or heard != seen:
+                done_at, seen = clock(), heard
+            if clock() - done_at > (_LINGER if first_error(logs) else _LAST_STEP):
+                raise TrainingError(_stopped("explorer", heard, total, logs))
     training.result()
     if updates() < total:
         raise TrainingError(_stopped("trainer", updates(), total, logs))

@@ -141,7 +141,7 @@ def to_trinity(config: Config, place: Place) -> dict[str, Any]:
             "runner_per_model": min(_runners(config), _RUNNERS_WITHOUT_GPU) if cpu else _runners(config),
             "max_timeout": math.ceil((rollout.timeout + rollout.judge_timeout) * (rollout.max_retries + 1)),
             "max_retry_times": 1,
-            "eval_interval": common.test_freq if common.test_freq > 0 else max(1, place.steps),
+            "eval_interval": common.test_freq if common.test_freq > 0 else place.steps + 1,
             "eval_on_startup": common.val_before_train and place.val_tasks > 0,
             "rollout_model": {
                 "engine_type": "tinker" if cpu else "vllm",

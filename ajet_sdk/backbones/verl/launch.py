@@ -60,6 +60,7 @@ def _named(mapping: Mapping[str, Any]) -> dict[str, Any]:
 
 def validated(mapping: Mapping[str, Any]) -> Any:
     """The same, checked by verl's own checks. Raises ConfigError with what they say."""
+    from hydra.errors import InstantiationException
     from verl.experimental.reward_loop import migrate_legacy_reward_impl
     from verl.trainer.ppo.utils import need_critic, need_reference_policy
     from verl.utils.config import validate_config
@@ -68,8 +69,8 @@ def validated(mapping: Mapping[str, Any]) -> Any:
     try:
         with contextlib.redirect_stdout(io.StringIO()):
             validate_config(config, need_reference_policy(config), need_critic(config))
-    except (ValueError, AssertionError, TypeError, NotImplementedError) as error:
-        raise ConfigError(f"verl refuses the config: {error}") from error
+    except (ValueError, AssertionError, TypeError, NotImplementedError, InstantiationException) as error:
+        raise ConfigError(f"verl refuses the config: {error.__cause__ or error}") from error
     return config
 
 

@@ -36,7 +36,7 @@ _LEAST_BATCH = 2048
 """Tokens of one pass."""
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
 """Ranks that vLLM makes room for."""
-_ERROR = re.compile(r"[A-Za-z_.]*(?:Error|Exception): \S")
+_ERROR = re.compile(r"[A-Za-z_][\w.]*(?:Error|Exception|\.error): \S")
 _HOLLOW = ("See root cause above", "Engine core initialization failed", "Worker failed", "WorkerProc init")
 _PREFIX = re.compile(r"^\([^)]*pid=\d+\) (?:[A-Z]+ [\d-]+ [\d:]+ \[[^\]]*\] )?")
 

@@ -501,7 +501,10 @@ async def test_an_episode_grows_while_it_is_read(tmp_path: Path) -> None:
             writer.put(*records[10:])
         for _ in range(3):
             screen.post_message(TraceApp.Changed())
-        await settled(pilot)
+        for _ in range(200):
+            await pilot.pause(0.03)
+            if "30 calls" in facts(screen):
+                break
         assert "30 calls" in facts(screen) and "succeeded" in facts(screen)
         now = screen.messages.chosen
         assert now is not None and now.key == chosen.key and len(tree(screen)) >= 30
@@ -513,11 +516,11 @@ async def test_an_episode_grows_while_it_is_read(tmp_path: Path) -> None:
 @pytest.mark.asyncio
 async def test_a_long_episode_opens_at_once_and_every_line_of_it_is_reached(traced: Path) -> None:
     async with opened(traced, "long001", size=(100, 40)) as (pilot, _):
-        began = time.perf_counter()
+        began = time.process_time()
         pilot.app.push_screen(again := EpisodeScreen("long001", "long001-c199"))
         while again.story is None:
             await asyncio.sleep(0.005)
-        assert time.perf_counter() - began < 5, "the figure is in the benchmark; this only finds what is quadratic"
+        assert time.process_time() - began < 5, "the figure is in the benchmark; this only finds what is quadratic"
         await settled(pilot)
         assert "Turn 199" in shown(again)
         again.messages.focus()
