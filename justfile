@@ -24,6 +24,10 @@ install-trinity *ARGS:
 test-trinity *ARGS:
     pytest tests/trinity {{ARGS}}
 
+# the real verl on a CPU, as far as it needs no GPU; two steps of training where there is one
+test-verl *ARGS:
+    pytest tests/verl {{ARGS}}
+
 # a real vLLM; needs `ajet install vllm`
 test-vllm *ARGS:
     pytest tests/vllm {{ARGS}}

@@ -22,7 +22,7 @@ COMMANDS = {
     "init": "Write a starter project that runs at once: an agent, a judge, tasks, a config and scripted replies.",
     "run": "Run an agent over tasks and score it; nothing is trained.",
     "train": "Train the model behind an agent. `ajet --conf FILE` is the same.",
-    "rehearse": "Run a cluster job in small, on this machine's CPU: the real Trinity, Ray and buffers, a tiny model, two steps.",
+    "rehearse": "Run a cluster job in small on this machine's CPU: the real Trinity and Ray, a tiny model, two steps.",
     "serve": "Serve a checkpoint as an OpenAI-compatible endpoint, until Ctrl-C.",
     "trace": "Look into a trace: episodes, calls, rewards, the ledger.",
     "dataset": "Build a dataset, and work on one.",

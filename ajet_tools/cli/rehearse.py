@@ -28,7 +28,7 @@ def rehearse(
     conf: Annotated[Path | None, typer.Option("--conf", "-c", help="A config file with the root `ajet:`.")] = None,
     keep: Annotated[bool, typer.Option("--keep", help="Keep the rehearsal's directory when all is well.")] = False,
 ) -> None:
-    """Run a cluster job in small, on this machine's CPU: the real Trinity, Ray and buffers, a tiny model, two steps.
+    """Run a cluster job in small on this machine's CPU: the real Trinity and Ray, a tiny model, two steps.
 
     It takes about a minute, and finds at the desk what would otherwise break on the GPUs: keys that Trinity does not
     know or can't honour, an agent that can't be sent to another process, tasks that lack what it asks for.

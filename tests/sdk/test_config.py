@@ -333,7 +333,10 @@ def test_what_has_no_effect_is_said_where_it_is_given(tmp_path: Path) -> None:
     path = write(
         tmp_path, "ajet:\n  rollout: {gamma: 0.9, max_num_seqs: 10, top_p: 0.5}\n  trainer_common: {nnodes: 2}\n"
     )
-    said = ["without effect in this version: rollout.gamma", "without effect under backbone local: trainer_common.nnodes"]
+    said = [
+        "without effect in this version: rollout.gamma",
+        "without effect under backbone local: trainer_common.nnodes",
+    ]
     assert load_config(path).notices() == said  # max_num_seqs has its default
     assert load_config(path, ["ajet.backbone=trinity"]).notices() == said[:1]
 

@@ -9,6 +9,7 @@ os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import random
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -44,9 +45,37 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+@pytest.fixture
+def no_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
+    """verl takes padding away by flash-attn, which needs CUDA, or by code of its own that it keeps for NPUs."""
+    from verl.utils import attention_utils, device
+
+    monkeypatch.setattr(device, "is_torch_npu_available", lambda *_, **__: True)
+    for name in ("_index_first_axis", "_pad_input", "_rearrange", "_unpad_input"):
+        monkeypatch.setattr(attention_utils, name, None)
+
+
 @pytest.fixture(scope="session")
 def model(tiny: Path) -> Any:
     """The same, loaded."""
     from ajet_sdk.engines.local import load_model
 
     return load_model(tiny, dtype="float32", device="cpu").eval()
+
+
+@pytest.fixture(scope="session")
+def cluster() -> Iterator[None]:
+    """A Ray of this suite's own, to which this process is connected."""
+    import ray
+
+    ray.init("local", num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+@pytest.fixture
+def setting(cluster: None, tiny: Path, tmp_path: Path) -> Callable[..., Any]:
+    """Makes a job in a folder of the test's own."""
+    from .setting import Setting
+
+    return lambda **more: Setting(tmp_path / "experiment", tiny, **more)

@@ -28,6 +28,8 @@ from ajet_sdk.types import Sample
 
 from .batches import TEMPERATURE, config_of, mapping_of, stored
 
+pytestmark = pytest.mark.usefixtures("no_flash_attention")
+
 CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 
 

@@ -66,6 +66,7 @@ def test_a_row_is_a_sample_token_for_token(model: Any) -> None:
     assert {1, 2} <= set(rows.non_tensor_batch["__num_turns__"].tolist())
 
 
+@pytest.mark.usefixtures("no_flash_attention")
 def test_verls_metrics_and_dispatch_take_the_rows(model: Any) -> None:
     from verl.trainer.ppo.metric_utils import compute_data_metrics
     from verl.workers.utils.padding import left_right_2_no_padding

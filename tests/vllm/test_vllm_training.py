@@ -139,7 +139,9 @@ def test_a_server_that_cannot_start_is_one_message(tiny: Path, tmp_path: Path, s
     async def talk(question: str) -> str:
         return question
 
-    with pytest.raises(AjetError, match=r"(?s)vLLM did not start: exit code 1; struct.error: unpack.*\nIts log: .*vllm.log"):
+    with pytest.raises(
+        AjetError, match=r"(?s)vLLM did not start: exit code 1; struct.error: unpack.*\nIts log: .*vllm.log"
+    ):
         train(made, workflow=talk, judge=length)
     assert (made.directory / "logs" / "vllm.log").stat().st_size > 1000
     assert servers() == []

@@ -166,3 +166,8 @@ def _check_installed() -> None:
     for package in ("ray", "verl", "vllm"):
         if find_spec(package) is None:
             raise MissingExtra(package, "trinity")
+    if find_spec("flash_attn") is None:
+        raise ConfigError(
+            "flash-attn is not installed, and verl 0.8 takes the padding from a batch with it, whatever the attention. "
+            "Install it with: pip install flash-attn --no-build-isolation"
+        )

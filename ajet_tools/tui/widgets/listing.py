@@ -115,6 +115,7 @@ class ListingTable(ScrollView, can_focus=True):
         self._styles: dict[str, Style] = {}
         self._widths = tuple(column.width for column in self.columns)
         self._anchor: tuple[int, frozenset[str]] | None = None
+        self._height = 0
         self._places: Mapping[str, int] | None = None
         self._fetching = self._failed = False
         self._idle = asyncio.Event()
@@ -294,8 +295,14 @@ class ListingTable(ScrollView, can_focus=True):
         if round(old_value) and not round(new_value):
             self.post_message(self.AtTop())
 
-    def on_resize(self) -> None:
+    def on_resize(self, event: events.Resize) -> None:
+        """A cursor that was in sight stays in sight."""
+        before, first = max(1, self._height - 1), self.scroll_offset.y
+        seen = first <= self.cursor < first + before
+        self._height = self.scrollable_content_region.height
         self._measure()
+        if seen and self.cursor >= first + self._visible:
+            self.scroll_to(y=self.cursor - self._visible + 1, animate=False)
         self._redraw()
 
     def on_focus(self) -> None:
