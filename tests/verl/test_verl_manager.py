@@ -21,7 +21,7 @@ from ajet_sdk.backbones.rollouts import attempts_at, tasks_of_step, training_sam
 from ajet_sdk.backbones.trinity.ledger import close_books
 from ajet_sdk.backbones.verl.mapping import NAME
 from ajet_sdk.backbones.verl.progress import VerlProgress
-from ajet_sdk.capture import installed
+from ajet_sdk.capture import ensure_api_key, installed
 from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.local import local_engine
 from ajet_sdk.episode import run_batch
@@ -51,6 +51,7 @@ def lines_of(rows: DataProto) -> list[tuple[Any, ...]]:
 async def local_batch(setting: Setting, tmp_path: Path) -> Any:
     """The samples of the first step as `local` makes them, in this process."""
     config = setting.config
+    ensure_api_key()
     tasks = tasks_of_step(setting.tasks, 1, 2, config.trainer_common.seed)
     attempts = attempts_at(tasks, 3, "local", 1, "train", config.trainer_common.seed, 1)
     engine = local_engine(config)
@@ -104,7 +105,7 @@ def test_the_driver_books_what_verl_says_it_trained(setting: Any, tiny: Path) ->
     path.write_text(json.dumps({"step": 0, "data": {"val-core/ajet/reward/mean@1": 1.0}}) + "\n"
                     + json.dumps({"step": 1, "data": said}) + "\n")  # fmt: skip
 
-    with TraceWriter(here.directory / "trace.duckdb") as writer:
+    with TraceWriter(here.directory / "trace.duckdb") as writer, Gateway(writer):
         writer.put(Run(run_id=here.run_id, backbone="verl"))
         with Loggers(
             ["console"], directory=here.directory, run_id=here.run_id, writer=writer, total_steps=2

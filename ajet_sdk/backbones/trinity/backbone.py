@@ -9,10 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +22,7 @@ from ajet_sdk.backbones.clustered import export, learning_rate, model_to_train, 
 from ajet_sdk.backbones.post import namespace_of, open_post
 from ajet_sdk.backbones.rollouts import Rollouts
 from ajet_sdk.backbones.trinity.ledger import close_books, roll_back
-from ajet_sdk.backbones.trinity.mapping import Place, to_trinity
+from ajet_sdk.backbones.trinity.mapping import Place, schedule_is_trinitys, to_trinity
 from ajet_sdk.backbones.trinity.progress import Progress
 from ajet_sdk.backbones.validation import Validation
 from ajet_sdk.errors import ConfigError, MissingExtra, TrainingError
@@ -73,6 +75,8 @@ class _Run:
         self.loggers, self.total = loggers, total
         base = job.config.trainer_common.checkpoint_base_dir
         self.store = (Path(base) if base else job.directory / "checkpoint").resolve()
+        self.traces = self.store / job.run_id / "traces" if base else job.directory.resolve()
+        """Where the nodes write: in the checkpoint store where that is a place of its own, since they all reach it."""
         self.cpu = job.config.trainer_common.n_gpus_per_node == 0
 
     async def run(self) -> TunedModel:
@@ -105,6 +109,7 @@ class _Run:
             finally:
                 await progress.finish(listening)
         self.writer.flush()
+        self._bring_traces()
         close_books(self.writer, self.job.directory, self.job.run_id)
         if config.mode in ("explore", "bench"):
             return TunedModel(path=None, metrics=dict(self.loggers.last), run_id=self.job.run_id)
@@ -112,6 +117,12 @@ class _Run:
         if self.cpu:
             await self._validate(path)
         return TunedModel(path=path, metrics=dict(self.loggers.last), run_id=self.job.run_id)
+
+    def _bring_traces(self) -> None:
+        """Copy what the nodes wrote beside the driver's trace, where every command looks."""
+        if self.traces != self.job.directory.resolve():
+            for file in self.traces.glob("trace-*.duckdb*"):
+                shutil.copy2(file, self.job.directory / file.name)
 
     async def _place(self) -> Place:
         model = await model_to_train(self.job, self.loggers.say)
@@ -124,6 +135,7 @@ class _Run:
             checkpoints=self.store,
             tasks=self.store / self.job.run_id / "tasks",
             val_tasks=len(validation_tasks(self.job)),
+            flash_attention=find_spec("flash_attn") is not None,
         )
 
     @asynccontextmanager
@@ -133,13 +145,16 @@ class _Run:
         from ajet_sdk.learn.trainer import TrainerSettings
 
         rollout = self.config.rollout
+        settings = TrainerSettings.of(self.config, place.lr or 0.0, self.total)
+        if schedule_is_trinitys(self.config):
+            settings = replace(settings, lr_scheduler_type="constant", warmup_steps=0)
         async with serving(
             place.model,
             temperature=rollout.temperature,
             max_model_len=rollout.max_model_len,
             max_batch=rollout.max_env_worker,
             seed=self.config.trainer_common.seed,
-            settings=TrainerSettings.of(self.config, place.lr or 0.0, self.total),
+            settings=settings,
             work_dir=place.directory / "weights",
             log=self.job.directory / "logs" / f"{self.job.run_id}-learner.log",
         ) as url:
@@ -170,7 +185,7 @@ class _Run:
     def _workflow_args(self, place: Place) -> dict[str, Any]:
         from ajet_sdk.backbones.trinity.shipping import pack
 
-        return {**pack(self.job), "model": place.model}
+        return {**pack(self.job), "directory": str(self.traces), "model": place.model}
 
     def _save(self, mapping: Mapping[str, Any]) -> None:
         """Keep the config that Trinity gets beside our own."""
@@ -202,7 +217,8 @@ class _Run:
         )
         after = step if step else -1
         self.writer.supersede(self.job.run_id, after)
-        roll_back(self.job.directory, self.writer.path, self.job.run_id, after)
+        if self.traces.is_dir():
+            roll_back(self.traces, self.writer.path, self.job.run_id, after)
         position = {"current_index": step * self.config.data.train_batch_size}
         state = {"latest_iteration": step, "taskset_states": [position]}
         (place.directory / "explorer_meta.json").write_text(json.dumps(state))
@@ -236,8 +252,6 @@ class Tasks:
 
 
 def _check_installed(*packages: str) -> None:
-    from importlib.util import find_spec
-
     for package in packages:
         if find_spec(package) is None:
             raise MissingExtra(package, "trinity")

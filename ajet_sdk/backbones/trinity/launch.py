@@ -56,13 +56,13 @@ async def explore_and_train(config: Any, updates: Any) -> None:
     Raises TrainingError, with the first cause and its log, where one of them died, stopped early, or does not move.
     """
     from trinity.common.constants import SyncMethod
-    from trinity.explorer.explorer import Explorer
     from trinity.manager.synchronizer import Synchronizer
 
+    from ajet_sdk.backbones.trinity.explorer import SteadyExplorer
     from ajet_sdk.backbones.trinity.trainer import WholeBatchTrainer
 
     logs = Path(config.log.save_dir)
-    async with _actors(config, Explorer, WholeBatchTrainer) as (explorer, trainer):
+    async with _actors(config, SteadyExplorer, WholeBatchTrainer) as (explorer, trainer):
         with _told(logs):
             await _all(explorer.prepare.remote(), trainer.prepare.remote())
             nccl = config.synchronizer.sync_method == SyncMethod.NCCL
@@ -83,10 +83,10 @@ async def explore_and_train(config: Any, updates: Any) -> None:
 
 async def explore_only(config: Any) -> None:
     """Explore (mode `explore`) or evaluate checkpoints (mode `bench`), and train nothing. Raises TrainingError."""
-    from trinity.explorer.explorer import Explorer
+    from ajet_sdk.backbones.trinity.explorer import SteadyExplorer
 
     logs = Path(config.log.save_dir)
-    async with _actors(config, Explorer) as (explorer,):
+    async with _actors(config, SteadyExplorer) as (explorer,):
         with _told(logs):
             await explorer.prepare.remote()
             if config.mode == "bench":

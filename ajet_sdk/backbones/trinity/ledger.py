@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
-from ajet_sdk.errors import TrainingError
+from ajet_sdk.errors import TraceLocked, TrainingError
 from ajet_sdk.trace.reader import ledger_balance, open_trace, trace_files
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import LedgerEntry
 
 __all__ = ["close_books", "roll_back"]
+
+_ENDING = 60.0
+"""Seconds."""
 
 _UNBOOKED = """
     SELECT e.step, c.episode_id, c.call_id,
@@ -27,8 +31,21 @@ def close_books(writer: TraceWriter, directory: Path, run_id: str) -> None:
     """Book what no one has booked, and check that every sampled token stands in the ledger once.
 
     Sound episodes whose experiences never reached the trainer (explored ahead of the last step, or lost with a node)
-    are `superseded`, episodes that were cut off `failed`. Raises TrainingError where a call is booked twice.
+    are `superseded`, episodes that were cut off `failed`. A process that holds a file and was told to end has a minute.
+    Raises TrainingError where a call is booked twice.
     """
+    deadline = time.monotonic() + _ENDING
+    while True:
+        try:
+            return _close_books(writer, directory, run_id)
+        except TraceLocked:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.5)
+
+
+def _close_books(writer: TraceWriter, directory: Path, run_id: str) -> None:
+    """May be done again: what is booked is not unbooked."""
     writer.flush()
     trace = open_trace(directory)
     try:
@@ -44,7 +61,7 @@ def close_books(writer: TraceWriter, directory: Path, run_id: str) -> None:
 
 def roll_back(directory: Path, own: Path, run_id: str, step: int) -> None:
     """In every file but `own`, what came after `step` of a resumed run is superseded. Its writers are long gone."""
-    for path in trace_files(directory):
+    for path in trace_files(directory) if any(directory.glob("*.duckdb")) else ():
         if path.resolve() != own.resolve():
             with TraceWriter(path) as writer:
                 writer.supersede(run_id, step)

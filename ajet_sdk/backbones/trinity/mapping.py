@@ -18,7 +18,7 @@ from ajet_sdk.errors import ConfigError
 if TYPE_CHECKING:
     from ajet_sdk.config import Config
 
-__all__ = ["ALTERNATING", "NAME", "Place", "merged", "to_trinity"]
+__all__ = ["ALTERNATING", "NAME", "Place", "merged", "schedule_is_trinitys", "to_trinity"]
 
 log = logging.getLogger("ajet")
 
@@ -54,6 +54,8 @@ class Place:
     ray_address: str = "auto"
     workflow_args: Mapping[str, Any] | None = None
     """What our workflow is given on every node."""
+    flash_attention: bool = False
+    """Whether flash-attn is installed; without it verl attends with sdpa and keeps its padding."""
 
     @property
     def directory(self) -> Path:
@@ -167,7 +169,7 @@ def to_trinity(config: Config, place: Place) -> dict[str, Any]:
             "ulysses_sequence_parallel_size": common.ulysses_sequence_parallel_size,
             "param_offload": common.fsdp_config.param_offload,
             "optimizer_offload": common.fsdp_config.optimizer_offload,
-            **({} if cpu else {"trainer_strategy": "fsdp2"}),
+            **({} if cpu else _attention(config, place)),
         },
         "synchronizer": {
             "sync_method": "memory" if cpu else "nccl",
@@ -211,8 +213,11 @@ def _refuse(config: Config, cpu: bool) -> None:
         wrong.append(
             "rollout.sampling: request; Trinity trains at one temperature for all calls: set rollout.sampling: run"
         )
-    if common.optim.lr_scheduler_type == "linear" and not cpu:
-        wrong.append("trainer_common.optim.lr_scheduler_type: linear; Trinity knows constant and cosine")
+    if common.optim.lr_scheduler_type == "linear" and not cpu and not schedule_is_trinitys(config):
+        wrong.append(
+            "trainer_common.optim.lr_scheduler_type: linear; Trinity knows constant and cosine: set "
+            "trinity.algorithm.optimizer.lr_scheduler_type, which wins there"
+        )
     if common.mini_batch_num > 1 or common.ppo_epochs > 1:
         wrong.append(
             "trainer_common.mini_batch_num and ppo_epochs must be 1: a Trinity step is one update of the whole batch"
@@ -239,7 +244,6 @@ def _refuse(config: Config, cpu: bool) -> None:
 
 _WITHOUT_EFFECT = {
     "model.gradient_checkpointing": "verl always recomputes activations",
-    "model.attn_implementation": "set trinity.trainer.trainer_config",
     "model.device": "Trinity places models by trainer_common.nnodes and n_gpus_per_node",
     "rollout.name": "clusters sample with vllm",
     "rollout.runner": "Trinity's own runners are processes over the cluster already",
@@ -276,10 +280,30 @@ def _loss(config: Config, cpu: bool) -> dict[str, Any]:
     }
 
 
+def schedule_is_trinitys(config: Config) -> bool:
+    """Whether the root `trinity:` says how the learning rate falls."""
+    own: Any = config.roots.plain().get("trinity")
+    for name in ("algorithm", "optimizer", "lr_scheduler_type"):
+        own = own.get(name) if isinstance(own, Mapping) else None
+    return own is not None
+
+
+def _attention(config: Config, place: Place) -> dict[str, Any]:
+    wanted = config.model.attn_implementation
+    if wanted == "auto":
+        wanted = "flash_attention_2" if place.flash_attention else "sdpa"
+    model = {"override_config": {"attn_implementation": wanted}}
+    return {
+        "trainer_strategy": "fsdp2",
+        "use_remove_padding": wanted.startswith("flash"),
+        "trainer_config": {"actor_rollout_ref": {"model": model}},
+    }
+
+
 def _schedule(config: Config, cpu: bool) -> dict[str, Any]:
-    """The learning rate's course. Without GPUs our learner keeps it, as `local` does."""
+    """The learning rate's course. Without GPUs our learner keeps it as `local` does, unless `trinity:` says one."""
     optim = config.trainer_common.optim
-    if cpu:
+    if cpu and not schedule_is_trinitys(config):
         return {"lr_warmup_steps": 0, "lr_scheduler_type": "constant"}
     return {"lr_warmup_steps": optim.warmup_steps, "lr_scheduler_type": optim.lr_scheduler_type}
 

@@ -136,6 +136,9 @@ class Progress:
             metrics["train/policy_version"] = float(step)
         self._loggers.log(step, metrics)
 
+    def _said(self, told: Mapping[str, Any]) -> None:
+        self._loggers.say(str(told["text"]))
+
     def _trained(self, told: Mapping[str, Any]) -> None:
         """Book what the trainer took from the buffer."""
         self._writer.put(

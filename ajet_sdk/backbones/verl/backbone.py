@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from ajet_sdk.backbones.clustered import export, learning_rate, model_to_train, sized, validation_tasks
 from ajet_sdk.backbones.post import namespace_of, open_post
 from ajet_sdk.backbones.trinity.ledger import close_books, roll_back
-from ajet_sdk.backbones.verl.mapping import Place, to_verl
+from ajet_sdk.backbones.verl.mapping import Place, check, to_verl
 from ajet_sdk.backbones.verl.progress import VerlProgress
 from ajet_sdk.errors import ConfigError, MissingExtra, TrainingError
 from ajet_sdk.gateway import Gateway
@@ -69,7 +69,7 @@ class _Run:
         from ajet_sdk.backbones.verl.runner import write_job
 
         job, val = self.job, validation_tasks(self.job)
-        to_verl(job.config, self._place("", None))  # a key that can't be honoured is told before a model is made
+        check(job.config)  # before a model is made
         model = await model_to_train(job, self.loggers.say)
         place = self._place(model, learning_rate(job.config, model, self.loggers.say))
         mapping = to_verl(job.config, place)

@@ -19,7 +19,7 @@ from ajet_sdk.errors import ConfigError
 if TYPE_CHECKING:
     from ajet_sdk.config import Config
 
-__all__ = ["ESTIMATOR", "NAME", "Place", "rows_of", "to_verl"]
+__all__ = ["ESTIMATOR", "NAME", "Place", "check", "rows_of", "to_verl"]
 
 log = logging.getLogger("ajet")
 
@@ -77,7 +77,8 @@ def to_verl(config: Config, place: Place) -> dict[str, Any]:
 
     Raises ConfigError with everything that can't be honoured.
     """
-    _refuse(config)
+    check(config)
+    _warn(config)
     common, rows = config.trainer_common, rows_of(config)
     made: dict[str, Any] = {
         "ajet": {"job": str(place.job)},
@@ -246,8 +247,8 @@ def _test_freq(config: Config, place: Place) -> int:
     return config.trainer_common.test_freq if config.trainer_common.test_freq > 0 else max(1, place.steps)
 
 
-def _refuse(config: Config) -> None:
-    """Raise ConfigError with each key that would give another result; warn of those that have no effect."""
+def check(config: Config) -> None:
+    """Raise ConfigError with each key that would give another result."""
     common, rollout = config.trainer_common, config.rollout
     gpus = common.nnodes * common.n_gpus_per_node
     wrong = []
@@ -280,10 +281,10 @@ def _refuse(config: Config) -> None:
         wrong.append("model.lora.dropout: verl's adapters have none; set it to 0")
     if wrong:
         raise ConfigError("backbone verl can't honour:\n  " + "\n  ".join(wrong))
-    _warn(config)
 
 
 def _warn(config: Config) -> None:
+    """Warn of keys without effect, and of what is a little different."""
     for path, why in _WITHOUT_EFFECT.items():
         if config.is_set(path):
             log.warning("%s has no effect under backbone verl: %s", path, why)

@@ -30,7 +30,7 @@ def samples_with_vllm(config: Config) -> bool:
     if asked == "vllm":
         if not installed:
             raise ConfigError(
-                "rollout.name is vllm, and vLLM is not installed: run `just install-trinity` or `pip install vllm`, "
+                "rollout.name is vllm, and vLLM is not installed: run `ajet install vllm`, "
                 "or set rollout.name: transformers"
             )
         return True

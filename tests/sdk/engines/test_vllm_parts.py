@@ -45,7 +45,7 @@ def without_vllm(monkeypatch: pytest.MonkeyPatch, installed: bool) -> None:
 def test_asking_for_a_vllm_that_is_absent_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     without_vllm(monkeypatch, installed=False)
     config = load_config(values={"rollout": {"name": "vllm"}})
-    with pytest.raises(ConfigError, match=r"just install-trinity.*pip install vllm"):
+    with pytest.raises(ConfigError, match=r"ajet install vllm"):
         samples_with_vllm(config)
     assert not samples_with_vllm(load_config(values={}))
 

@@ -1,0 +1,78 @@
+"""Trinity's explorer, whose runners may die: what a dead one was at is run again by another.
+
+Trinity's scheduler starts another runner too, but forgets the task, and waits for it until its time is up.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ray
+import trinity.explorer.explorer
+from trinity.common.config import Config
+from trinity.explorer.explorer import Explorer
+from trinity.explorer.rollout_coordinator import RolloutCoordinator
+from trinity.explorer.scheduler import RunnerWrapper, Scheduler
+
+from ajet_sdk.backbones.post import post_of
+
+__all__ = ["SteadyExplorer"]
+
+_LIVES = 4
+"""Runners that one task may cost; then the fault is the task's, and it counts as failed."""
+
+
+class SteadyExplorer(Explorer):  # type: ignore[misc]
+    """A Ray actor, started like Trinity's own."""
+
+    async def prepare(self) -> None:
+        # In this actor's process only: Trinity names the class where it starts the coordinator.
+        trinity.explorer.explorer.RolloutCoordinator = _Coordinator
+        await super().prepare()
+
+
+class _Coordinator(RolloutCoordinator):  # type: ignore[misc]
+    async def _init_scheduler(self) -> None:
+        self.scheduler = _Scheduler(self.config)
+        await self.scheduler.start()
+
+    @classmethod
+    def get_actor(cls, config: Config) -> Any:
+        return ray.remote(cls).options(namespace=config.ray_namespace).remote(config)
+
+
+class _Scheduler(Scheduler):  # type: ignore[misc]
+    async def _create_runner(self, runner_id: int) -> None:
+        explorer = self.config.explorer
+        runner = _Runner(
+            runner_id=runner_id,
+            rollout_model_id=runner_id % explorer.rollout_model.engine_num,
+            auxiliary_model_ids=[runner_id % model.engine_num for model in explorer.auxiliary_models],
+            config=self.config,
+        )
+        await runner.prepare()
+        self.runners[runner_id] = runner
+        self.idle_runners.add(runner_id)
+
+
+class _Runner(RunnerWrapper):  # type: ignore[misc]
+    async def run_with_retry(self, *arguments: Any, **named: Any) -> Any:
+        """Trinity's way, and again in a new process as long as it is the process that failed."""
+        for life in range(_LIVES):
+            result, lost = None, ""
+            try:
+                result = await super().run_with_retry(*arguments, **named)
+                if not result[0].ok:
+                    await self.runner.__ray_ready__.remote()
+            except ray.exceptions.RayActorError as error:
+                lost = str(error).strip().splitlines()[-1].strip()
+            if not lost or (life == _LIVES - 1 and result is not None):
+                return result
+            await self._tell(lost)
+            await self.restart_runner()
+        raise RuntimeError(f"{_LIVES} runner processes died of one task")
+
+    async def _tell(self, lost: str) -> None:
+        post = post_of(self.config.monitor.monitor_args["run_id"])
+        text = f"a runner process was lost ({lost}); what it was at is run again by another"
+        await post.put.remote("said", {"text": text})
