@@ -58,9 +58,11 @@ def process_of(one: Experiment, title: str) -> int:
 def test_an_agent_that_always_raises_stops_the_run(experiment: Callable[..., Experiment], nodes: Any) -> None:
     one = experiment(["broken 1", "broken 2"], {**MANY, "rollout": {"min_sound_share": 0.5}})
     one.start("--with-ray-cluster", nodes.address)
-    one.until(lambda: one.query("SELECT 1 FROM episodes WHERE status = 'failed' LIMIT 1"))
+    assert one.wait() != 0
     said = ends_soon(one, time.monotonic())
     assert "this agent is broken" in said and "min_sound_share" in said
+    lasted = "SELECT epoch(any_value(r.ended_at) - min(e.ended_at)) AS s FROM runs r JOIN episodes e USING (run_id)"
+    assert one.query(lasted)[0]["s"] < SOON, "from the first failed episode on"
 
 
 def test_a_dead_explorer_is_told(experiment: Callable[..., Experiment], nodes: Any) -> None:

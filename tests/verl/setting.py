@@ -99,7 +99,7 @@ class Setting:
         self.job = Job(config=self.config, workflow=agent()[0], judge=agent()[1], train=self.tasks,
                        val=self.tasks[:2], run_id=self.run_id, directory=folder)  # fmt: skip
         place = Place(run_id=self.run_id, model=str(tiny), steps=2, lr=0.01, checkpoints=folder / "store", val_tasks=2)
-        write_job(place.job, self.job, self.job.val, str(tiny))
+        write_job(place.job, self.job, self.job.val, str(tiny), folder)
         assert place.job.stat().st_mode & 0o077 == 0, "it may hold keys"
         self.verl = composed(to_verl(self.config, place))
         self.post = open_post(self.run_id)

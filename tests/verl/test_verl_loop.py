@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,18 @@ pytest.importorskip("verl", reason="needs verl: ajet install trinity")
 pytest.importorskip("ray", reason="needs Ray: ajet install trinity")
 
 import ray
+import yaml
 from verl.trainer.main_ppo import create_rl_dataset, create_rl_sampler
 from verl.trainer.ppo.ray_trainer import RayPPOTrainer, ResourcePoolManager
 from verl.trainer.ppo.utils import Role
 from verl.utils import tensordict_utils as tu
 from verl.utils.dataset.rl_dataset import collate_fn
 
-from ajet_sdk.backbones.verl.launch import fit
+from ajet_sdk.backbones.verl.backbone import _Run
 from ajet_sdk.errors import TrainingError
+from ajet_sdk.loggers import Loggers
+from ajet_sdk.trace.writer import TraceWriter
+from ajet_sdk.types import new_id
 
 from .setting import client_over
 
@@ -91,9 +96,15 @@ def test_verls_loop_trains_what_we_sampled(
 
 
 def test_what_verl_fails_with_is_one_error(setting: Any) -> None:
-    """The real trainer process, on a machine without GPUs."""
+    """The driver and verl's real trainer process, on a machine without GPUs."""
     here = setting()
-    here.verl.actor_rollout_ref.actor.use_torch_compile = False
-    with pytest.raises(TrainingError, match=r"verl's trainer failed: .*GPU"):
-        asyncio.run(fit(here.verl, here.directory / "metrics.jsonl"))
+    job = replace(here.job, run_id=new_id())
+    with (
+        TraceWriter(here.directory / "trace.duckdb") as writer,
+        Loggers(["console"], directory=here.directory, run_id=job.run_id, writer=writer, total_steps=2) as loggers,
+        pytest.raises(TrainingError, match=r"verl's trainer failed: .*GPU"),
+    ):
+        asyncio.run(_Run(job, writer, loggers, 2).run())
+    said = yaml.safe_load((here.directory / "verl.yaml").read_text())
+    assert Path(said["ajet"]["job"]).is_file() and said["actor_rollout_ref"]["actor"]["optim"]["lr"] > 0
     assert ray.is_initialized()

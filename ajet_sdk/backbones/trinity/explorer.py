@@ -65,7 +65,7 @@ class _Runner(RunnerWrapper):  # type: ignore[misc]
                 if not result[0].ok:
                     await self.runner.__ray_ready__.remote()
             except ray.exceptions.RayActorError as error:
-                lost = str(error).strip().splitlines()[-1].strip()
+                lost = str(error).strip().splitlines()[-1].strip().partition(". ")[0]
             if not lost or (life == _LIVES - 1 and result is not None):
                 return result
             await self._tell(lost)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -63,6 +64,8 @@ class _Run:
         self.job, self.writer, self.loggers, self.total = job, writer, loggers, total
         base = job.config.trainer_common.checkpoint_base_dir
         self.store = (Path(base) if base else job.directory / "checkpoint").resolve()
+        self.traces = self.store / job.run_id / "traces" if base else job.directory.resolve()
+        """Where the nodes write: in the checkpoint store where that is a place of its own, since they all reach it."""
 
     async def run(self) -> TunedModel:
         from ajet_sdk.backbones.verl.launch import fit, validated
@@ -78,7 +81,7 @@ class _Run:
         if job.resume:
             self._roll_back(place)
         with self._cluster():
-            write_job(place.job, job, val, model)
+            write_job(place.job, job, val, model, self.traces)
             progress = VerlProgress(self.loggers, self.writer, job, val, self.total)
             metrics = _fresh(place.directory / "metrics")
             listening = asyncio.create_task(progress.listen(open_post(job.run_id)))
@@ -89,11 +92,20 @@ class _Run:
                 await progress.finish(listening)
                 await following
         self.writer.flush()
+        self._bring_traces()
         close_books(self.writer, job.directory, job.run_id)
         done = max(progress.updates(), self._saved(place))
         if done < self.total:
             raise TrainingError(f"verl stopped after {done} of {self.total} steps without an error")
         return TunedModel(path=self._export(place), metrics=dict(self.loggers.last), run_id=job.run_id)
+
+    def _bring_traces(self) -> None:
+        """Copy what the nodes wrote beside the driver's trace, where every command looks."""
+        if self.traces != self.job.directory.resolve():
+            for file in self.traces.glob("trace-*.duckdb*"):
+                target = self.job.directory / file.name
+                if not target.exists():  # else it is of an earlier start of the run, and rolled back here
+                    shutil.copy2(file, target)
 
     def _place(self, model: str, lr: float | None) -> Place:
         return Place(

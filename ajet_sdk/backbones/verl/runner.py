@@ -33,12 +33,16 @@ __all__ = ["Runner", "read_job", "write_job"]
 _BARE: dict[str, Any] = {"request": {}, "response": {}}
 
 
-def write_job(path: Path, job: Job, val: Sequence[Any], model: str) -> None:
-    """Put what other processes need of a job into a file, which only its owner can read."""
+def write_job(path: Path, job: Job, val: Sequence[Any], model: str, traces: Path) -> None:
+    """Put what other processes need of a job into a file, which only its owner can read.
+
+    `traces` is the directory for the nodes' trace files.
+    """
     from ajet_sdk.backbones.trinity.shipping import pack
 
     content = {
         **pack(job),
+        "directory": str(traces),
         "model": model,
         "train": [task.model_dump(mode="json") for task in job.train],
         "val": [task.model_dump(mode="json") for task in val],
