@@ -5,6 +5,7 @@ Trinity's scheduler starts another runner too, but forgets the task, and waits f
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import ray
@@ -20,6 +21,8 @@ __all__ = ["SteadyExplorer"]
 
 _LIVES = 4
 """Runners that one task may cost; then the fault is the task's, and it counts as failed."""
+_PAUSE = 5.0
+"""Seconds before another is started: a node that is gone is still given work for a while."""
 
 
 class SteadyExplorer(Explorer):  # type: ignore[misc]
@@ -58,19 +61,22 @@ class _Scheduler(Scheduler):  # type: ignore[misc]
 class _Runner(RunnerWrapper):  # type: ignore[misc]
     async def run_with_retry(self, *arguments: Any, **named: Any) -> Any:
         """Trinity's way, and again in a new process as long as it is the process that failed."""
-        for life in range(_LIVES):
-            result, lost = None, ""
+        lost, result = "", None
+        for _ in range(_LIVES):
             try:
+                if lost:
+                    await self._tell(lost)
+                    await self.restart_runner()
                 result = await super().run_with_retry(*arguments, **named)
                 if not result[0].ok:
                     await self.runner.__ray_ready__.remote()
+                return result
             except ray.exceptions.RayActorError as error:
                 lost = str(error).strip().splitlines()[-1].strip().partition(". ")[0]
-            if not lost or (life == _LIVES - 1 and result is not None):
-                return result
-            await self._tell(lost)
-            await self.restart_runner()
-        raise RuntimeError(f"{_LIVES} runner processes died of one task")
+                await asyncio.sleep(_PAUSE)
+        if result is None:
+            raise RuntimeError(f"{_LIVES} runner processes died of one task, the last one: {lost}")
+        return result
 
     async def _tell(self, lost: str) -> None:
         post = post_of(self.config.monitor.monitor_args["run_id"])

@@ -161,6 +161,8 @@ async def _actors(config: Any, *kinds: Any) -> AsyncIterator[tuple[Any, ...]]:
             one.cancel()
             if one.done() and not one.cancelled():
                 one.exception()  # an actor that is dead already has nothing to shut down
+        with contextlib.suppress(ValueError):  # it may never have been there; it would outlive the run
+            actors += (ray.get_actor("synchronizer", namespace=config.ray_namespace),)
         for actor in actors:
             with contextlib.suppress(Exception):
                 ray.kill(actor)
