@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("trinity", reason="needs Trinity-RFT: just install-trinity")
 pytest.importorskip("ray", reason="needs Ray: just install-trinity")
 
-from ajet_sdk.trace.reader import ledger_balance, open_trace, trace_files
+from ajet_sdk.trace.reader import ledger_balance, open_trace
 
 from .experiments import Experiment
 
@@ -33,7 +33,7 @@ def parent(pid: int) -> int | None:
 def files_of(one: Experiment, node: Any) -> list[Path]:
     """Trace files of worker processes on a node, which are named after them."""
     found = []
-    for path in trace_files(one.directory) if one.directory.exists() else []:
+    for path in one.directory.glob("trace-*.duckdb"):
         pid = path.stem.rpartition("-")[2]
         if pid.isdecimal() and parent(int(pid)) == raylet(node):
             found.append(path)
@@ -44,7 +44,9 @@ def test_a_node_that_goes_takes_no_record_with_it(experiment: Callable[..., Expe
     second = nodes.add_node(num_cpus=0)  # for runners, which ask for no CPU, and for none of Trinity's one of a kind
     removed = False
     try:
-        one = experiment(["slow 1", "slow 2", "turns 1", "fork 1"], {"trainer_common": {"total_steps": STEPS}})
+        config = {"data": {"train_batch_size": 4}, "trainer_common": {"total_steps": STEPS}}
+        spread = {"explorer": {"runner_per_model": 4}}  # so many that no node is without one
+        one = experiment(["slow 1", "slow 2", "turns 1", "fork 1"], config, trinity=spread)
         one.start("--with-ray-cluster", nodes.address)
         one.until(lambda: files_of(one, second) and files_of(one, nodes.head_node))
         there = files_of(one, second)[0]
