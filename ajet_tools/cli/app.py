@@ -28,7 +28,7 @@ COMMANDS = {
     "dataset": "Build a dataset, and work on one.",
     "config": "Show, check and explain the configuration.",
     "install": "Install Trinity or vLLM, which pip can't resolve, in versions that work together.",
-    "doctor": "Say what is installed here, what is missing, and whether a run could write and listen.",
+    "doctor": "Say what is installed here, what is missing, what could run, and whether a run could write and listen.",
 }
 """Each command with its short help; its module in this package has the same name and an `app`."""
 

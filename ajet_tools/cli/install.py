@@ -34,10 +34,11 @@ def install(
     cuda: Annotated[bool, typer.Option("--cuda", help="For a machine with NVIDIA GPUs.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the lines and run none of them.")] = False,
 ) -> None:
-    """Install Trinity or vLLM into this environment, in versions that work together; then `ajet doctor` looks at it.
+    """Install Trinity or vLLM, which pip can't resolve, in versions that work together.
 
     `pip install trinity-rft[vllm]` finds no versions that agree: its parts ask for different ones of numpy and of
-    transformers. Without --cpu or --cuda it is CUDA where `nvidia-smi` shows a GPU. It can be run again at any time.
+    transformers. Without --cpu or --cuda it is CUDA where `nvidia-smi` shows a GPU. It can be run again at any time, and
+    ends with a look by `ajet doctor`.
 
     \b
     ajet install trinity

@@ -510,3 +510,17 @@ def test_it_ends_with_its_parent(model: Path, tmp_path: Path) -> None:
     while Path(f"/proc/{pid}").exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     assert not Path(f"/proc/{pid}").exists()
+
+
+def test_a_connection_outlasts_the_clients_patience(service: Served) -> None:
+    """An HTTP client drops a connection that was idle for 5 s; a server that is as patient may close it just then."""
+    from http.client import HTTPConnection
+
+    address = httpx.URL(service.url)
+    connection = HTTPConnection(address.host, address.port, timeout=10)
+    for pause in (0.0, 6.0):
+        time.sleep(pause)
+        connection.request("GET", "/health")
+        reply = connection.getresponse()
+        assert reply.status == 200 and json.loads(reply.read())["status"] == "ok"
+    connection.close()

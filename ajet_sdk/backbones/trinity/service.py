@@ -35,7 +35,7 @@ from ajet_sdk.backbones.trinity.service_wire import array_body, array_response, 
 from ajet_sdk.dialect import responses
 from ajet_sdk.engines.local import HFTokenizer, LocalSampler, load_model
 from ajet_sdk.errors import AjetError, CheckpointError, ConfigError, RequestRefused
-from ajet_sdk.gateway import listening_socket
+from ajet_sdk.gateway import KEEP_ALIVE, listening_socket
 from ajet_sdk.learn.checkpoint import read_weights
 from ajet_sdk.learn.loss import LossSettings
 from ajet_sdk.learn.trainer import TrainerSettings
@@ -345,7 +345,12 @@ async def _serve(args: argparse.Namespace) -> None:
     service = await asyncio.to_thread(Service, args)
     with listening_socket("127.0.0.1", args.port) as listener:
         settings = uvicorn.Config(
-            service.app(), lifespan="off", log_config=None, access_log=False, timeout_graceful_shutdown=1
+            service.app(),
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            timeout_keep_alive=KEEP_ALIVE,  # a step may be as far from the last one as the server's usual patience
+            timeout_graceful_shutdown=1,
         )
         server = uvicorn.Server(settings)
         server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]  # it would raise them again at the end

@@ -190,7 +190,7 @@ async def test_the_viewer_follows_all_of_them(tmp_path: Path, node: Start, monke
     viewer = TraceApp(reader, tmp_path)
 
     async def until(holds: Callable[[], bool]) -> None:
-        for _ in range(300):
+        for _ in range(2000):
             await pilot.pause(0.03)
             if holds():
                 return
