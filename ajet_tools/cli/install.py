@@ -37,8 +37,8 @@ def install(
     """Install Trinity or vLLM, which pip can't resolve, in versions that work together.
 
     `pip install trinity-rft[vllm]` finds no versions that agree: its parts ask for different ones of numpy and of
-    transformers. Without --cpu or --cuda it is CUDA where `nvidia-smi` shows a GPU. It can be run again at any time, and
-    ends with a look by `ajet doctor`.
+    transformers. Without --cpu or --cuda it is CUDA where `nvidia-smi` shows a GPU. It can be run again at any time,
+    and ends with a look by `ajet doctor`.
 
     \b
     ajet install trinity

@@ -17,6 +17,8 @@ from ajet_sdk.trace.reader import ledger_balance, open_trace
 
 from .experiments import Experiment
 
+pytestmark = pytest.mark.slow
+
 SOON = 60.0
 """Seconds from a failure to the end of the run."""
 MANY = {"trainer_common": {"total_steps": 50}}

@@ -15,6 +15,8 @@ from ajet_sdk.trace.reader import ledger_balance, open_trace
 
 from .experiments import Experiment
 
+pytestmark = pytest.mark.slow
+
 STEPS = 3
 
 

@@ -18,6 +18,8 @@ from ajet_sdk.types import Call
 
 from .experiments import Experiment
 
+pytestmark = pytest.mark.slow
+
 STEPS = 4
 TEMPERATURE = 0.7
 
