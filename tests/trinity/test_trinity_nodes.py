@@ -46,8 +46,8 @@ def test_a_node_that_goes_takes_no_record_with_it(experiment: Callable[..., Expe
     second = nodes.add_node(num_cpus=0)  # for runners, which ask for no CPU, and for none of Trinity's one of a kind
     removed = False
     try:
-        config = {"data": {"train_batch_size": 4}, "trainer_common": {"total_steps": STEPS}}
-        spread = {"explorer": {"runner_per_model": 4}}  # so many that no node is without one
+        config = {"data": {"train_batch_size": 8}, "trainer_common": {"total_steps": STEPS}}
+        spread = {"explorer": {"runner_per_model": 8}}  # Ray draws each one's node: so many that none is without one
         one = experiment(["slow 1", "slow 2", "turns 1", "fork 1"], config, trinity=spread)
         one.start("--with-ray-cluster", nodes.address)
         one.until(lambda: files_of(one, second) and files_of(one, nodes.head_node))

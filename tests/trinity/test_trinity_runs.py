@@ -43,7 +43,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny: Any) -> Experiment:
         assert one.process is not None
         one.process.kill()
         one.wait()
-        assert one.gone(60) == {}, "nothing outlives a killed driver"
+        assert one.gone(240) == {}, "nothing outlives a killed driver for long: Ray's own agents take minutes"
         one.start("--with-ray", "--val-tasks", "val.jsonl", "--resume")
         assert one.wait() == 0, one.output()
     finally:
