@@ -26,9 +26,11 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast, Qwen3Con
 import ajet_sdk
 from ajet_sdk.backbones.trinity import learner as learning
 from ajet_sdk.backbones.trinity.learner import Adam, Learner, Sequences
+from ajet_sdk.backbones.trinity.sampler import ServerSampler
 from ajet_sdk.backbones.trinity.service_process import serving
 from ajet_sdk.errors import ConfigError, ContextOverflow, EngineUnavailable, RequestRefused, TrainingError
 from ajet_sdk.gateway import Gateway
+from ajet_sdk.protocols import Sampling
 
 TEMPERATURE = 0.8
 LENGTH = 128
@@ -484,6 +486,7 @@ def test_it_does_not_start_without_a_model_and_says_why(tmp_path: Path) -> None:
 PARENT = """
 import asyncio, os, sys
 from pathlib import Path
+from ajet_sdk.backbones.trinity.sampler import ServerSampler
 from ajet_sdk.backbones.trinity.service_process import serving
 
 async def main():
@@ -524,3 +527,42 @@ def test_a_connection_outlasts_the_clients_patience(service: Served) -> None:
         reply = connection.getresponse()
         assert reply.status == 200 and json.loads(reply.read())["status"] == "ok"
     connection.close()
+
+
+class Wrapper:
+    """What our sampler reads of Trinity's `ModelWrapper`."""
+
+    def __init__(self, service: Served) -> None:
+        self.api_address, self.api_key, self.model_path = service.url, "EMPTY", str(service.model)
+
+    @property
+    async def model_version_async(self) -> int:
+        return -1  # Trinity's, before the first synchronisation
+
+
+def test_the_sampler_of_runners_gets_ids_and_logprobs_as_sampled(service: Served, model: Path) -> None:
+    sampler = ServerSampler(Wrapper(service), "policy", LENGTH, frozenset({256}))
+    ids = prompt(11, 9)
+    hot = Sampling(temperature=TEMPERATURE, max_tokens=12, seed=5, n=3)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("TINKER_BASE_URL", raising=False)
+        sampled = service.run(sampler.sample(ids, hot, "e/a"))
+        again = service.run(sampler.sample(ids, hot, "e/b"))
+        greedy = service.run(sampler.sample(ids, Sampling(temperature=0.0, max_tokens=4, n=2), "e/c"))
+        with pytest.raises(ContextOverflow, match="max_model_len"):
+            service.run(sampler.sample(prompt(1, LENGTH), hot, "e/d"))
+        service.run(sampler.aclose())
+    assert [list(one.output_ids) for one in sampled] == [list(one.output_ids) for one in again]
+    assert len({tuple(one.output_ids) for one in sampled}) > 1, "the choices of one request differ"
+    assert len(greedy) == 2 and list(greedy[0].output_ids) == list(greedy[1].output_ids)
+    module = plain(model)
+    for one in sampled:
+        exact = logprobs(module, [*ids, *one.output_ids])[len(ids) - 1 :]
+        assert one.policy_version is not None and one.policy_version >= 0
+        if one.policy_version == 0:  # else a test before this one has trained what is served
+            np.testing.assert_allclose(one.logprobs, exact.detach().numpy(), atol=1e-4)
+
+
+def test_a_reply_ends_at_the_models_own_ends_and_no_others(service: Served) -> None:
+    refused = service.post("v1/completions", ask([1, 2], ignore_eos=True, stop_token_ids=[7]), status=400)
+    assert "stop_token_ids" in refused["error"]["message"] or "ignore_eos" in refused["error"]["message"]

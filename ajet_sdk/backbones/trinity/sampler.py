@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
+from itertools import count
 from typing import Any
 from weakref import WeakKeyDictionary
 
 from ajet_sdk.endpoint import Endpoint
-from ajet_sdk.errors import EngineError
+from ajet_sdk.engines.vllm.completions import choices_of, request_body
 from ajet_sdk.protocols import Sampled, Sampling
 
 __all__ = ["ServerSampler"]
@@ -18,15 +19,17 @@ _TIMEOUT = 1800.0
 
 
 class ServerSampler:
-    """A `Sampler` over a Trinity `ModelWrapper`.
+    """A `Sampler` over a Trinity `ModelWrapper`: vLLM's server, or ajet's own service, which speaks as it does.
 
     The prompt goes as ids and the reply's ids come back, with log-probabilities of the distribution sampled from
     (`logprobs_mode: processed_logprobs`). The version is the one that the server names; where it names none, that of
     the engine before the request, which is never newer than the one that sampled.
     """
 
-    def __init__(self, wrapper: Any, model: str, max_model_len: int) -> None:
+    def __init__(self, wrapper: Any, model: str, max_model_len: int, eos_ids: frozenset[int]) -> None:
         self._wrapper, self.model, self.max_model_len = wrapper, model, max_model_len
+        self._eos_ids = eos_ids
+        self._ordinal = count()
         self._endpoints: WeakKeyDictionary[asyncio.AbstractEventLoop, Endpoint] = WeakKeyDictionary()
 
     def _endpoint(self) -> Endpoint:
@@ -43,23 +46,17 @@ class ServerSampler:
     async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> list[Sampled]:
         """Raises RequestRefused, ContextOverflow, EngineUnavailable, EngineError."""
         before = await self.version()
-        body = {
-            "model": self._wrapper.model_path,
-            "prompt": list(prompt_ids),
-            "max_tokens": sampling.max_tokens,
-            "temperature": sampling.temperature,
-            "top_p": sampling.top_p,
-            "top_k": sampling.top_k,
-            "n": sampling.n,
-            "logprobs": 0,
-            "return_token_ids": True,
-            "session": session,
-        }
-        body |= {"stop": list(sampling.stop)} if sampling.stop else {}
-        body |= {"seed": sampling.seed} if sampling.seed is not None else {}
-        reply = await self._endpoint().post("completions", body)
+        body = request_body(
+            prompt_ids,
+            sampling,
+            model=self._wrapper.model_path,
+            max_model_len=self.max_model_len,
+            eos_ids=self._eos_ids,
+            drawn_from=f"{session}/{next(self._ordinal)}",
+        )
+        reply = await self._endpoint().post("completions", {**body, "session": session})
         version = reply.get("policy_version")
-        return [_sampled(choice, before if version is None else int(version)) for choice in reply["choices"]]
+        return choices_of(reply.get("choices") or [], before if version is None else int(version), sampling.n)
 
     def forget(self, session: str) -> None:
         """The server drops what it kept in its own time."""
@@ -67,20 +64,3 @@ class ServerSampler:
     async def aclose(self) -> None:
         for endpoint in list(self._endpoints.values()):
             await endpoint.aclose()
-
-
-def _sampled(choice: dict[str, Any], version: int) -> Sampled:
-    ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
-    if ids is None or logprobs is None or len(ids) != len(logprobs):
-        raise EngineError(
-            "the model's server gave no token ids with log-probabilities; it must know return_token_ids (vLLM >= 0.10)"
-        )
-    stopped = choice.get("finish_reason") == "stop"
-    cut = choice.get("stop_reason")
-    return Sampled(
-        output_ids=ids,
-        logprobs=logprobs,
-        finish_reason="stop" if stopped else "length",
-        policy_version=version,
-        text=choice.get("text") if isinstance(cut, str) else None,
-    )

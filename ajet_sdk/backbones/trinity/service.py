@@ -129,6 +129,8 @@ class Service:
         body = await json_body(request)
         session = str(body.pop("session", ""))
         prompt = prompt_ids(body.get("prompt"))
+        if body.get("ignore_eos") is True and set(body.get("stop_token_ids") or ()) == self.tokenizer.eos_ids:
+            del body["ignore_eos"], body["stop_token_ids"]  # so a reply ends here anyway
         refuse_unhonoured(body)
         sampling = asked({"temperature": self.temperature, **body})
         sampled = await _unless_gone(request, self.sampler.sample(prompt, sampling, session))

@@ -124,7 +124,9 @@ class _Node:
         self._hooks.__enter__()
         self.workers = Workers(self.config.rollout.max_env_worker)
         self.tokenizer = HFTokenizer(str(given["model"]))
-        self.sampler = ServerSampler(model, self.config.model_name, self.config.rollout.max_model_len)
+        self.sampler = ServerSampler(
+            model, self.config.model_name, self.config.rollout.max_model_len, self.tokenizer.eos_ids
+        )
         self.engine = TokenEngine(self.sampler, self.tokenizer, tool_call_parser=self.config.model.tool_call_parser)
         self.post = post_of(self.run_id)
 

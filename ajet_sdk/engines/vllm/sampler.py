@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import random
 import re
 import shutil
 import tempfile
@@ -19,8 +18,9 @@ from itertools import count
 from pathlib import Path
 from typing import Any, TypeVar
 
+from ajet_sdk.engines.vllm.completions import choices_of, request_body
 from ajet_sdk.engines.vllm.server import Server, Settings
-from ajet_sdk.errors import ContextOverflow, EngineError, EngineUnavailable, RequestRefused
+from ajet_sdk.errors import EngineError, EngineUnavailable
 from ajet_sdk.protocols import Sampled, Sampling
 
 __all__ = ["VllmSampler"]
@@ -64,7 +64,7 @@ class VllmSampler:
         self.max_model_len = settings.max_model_len
         self.policy_version = policy_version
         self.settings = settings
-        self._eos_ids = sorted(eos_ids)
+        self._eos_ids = eos_ids
         self._write, self._adapter, self._written = write, adapter, written
         directory.mkdir(parents=True, exist_ok=True)
         self._scratch = Path(tempfile.mkdtemp(prefix="vllm-", dir=directory.resolve()))
@@ -98,10 +98,16 @@ class VllmSampler:
 
         A server that dies is waited for and asked once more; to the caller that is a long call.
         """
-        body = self._body(prompt_ids, sampling)
+        body = request_body(
+            prompt_ids,
+            sampling,
+            model=self.model,
+            max_model_len=self.max_model_len,
+            eos_ids=self._eos_ids,
+            drawn_from=f"{self.settings.seed}/{next(self._ordinal)}",
+        )
         choices, version = await self._there(self._ask(body))
-        sampled = [_sampled(choice, version) for choice in choices]
-        return sampled * sampling.n if len(sampled) < sampling.n else sampled
+        return choices_of(choices, version, sampling.n)
 
     def forget(self, session: str) -> None:
         """Nothing is kept by session: the server's prefix cache drops what is oldest."""
@@ -150,44 +156,6 @@ class VllmSampler:
 
     # Requests
 
-    def _body(self, prompt_ids: Sequence[int], sampling: Sampling) -> dict[str, Any]:
-        """The request as JSON, with every parameter named: what is left out is the server's to choose."""
-        prompt = [int(i) for i in prompt_ids]
-        if not prompt:
-            raise RequestRefused("the prompt has no tokens", "prompt")
-        room = self.max_model_len - len(prompt)
-        if room < 1:
-            raise ContextOverflow(
-                f"the prompt has {len(prompt)} tokens and {self.model} takes {self.max_model_len} with the reply: "
-                "shorten the conversation or raise rollout.max_model_len"
-            )
-        for name, value in (("n", sampling.n), ("max_tokens", sampling.max_tokens)):
-            if value is not None and value < 1:
-                raise RequestRefused(f"{name} must be at least 1 (got {value})", name)
-        greedy = sampling.temperature == 0
-        given = f"{self.settings.seed}/{next(self._ordinal)}" if sampling.seed is None else sampling.seed
-        # Scrambled, for vLLM seeds choice i of a request with seed + i: seeds in a row would repeat each other.
-        seed = random.Random(given).getrandbits(62)
-        return {
-            "prompt": prompt,
-            "max_tokens": min(room, sampling.max_tokens or room),
-            "temperature": sampling.temperature,
-            "top_p": 1.0 if greedy else sampling.top_p,
-            "top_k": -1 if greedy or sampling.top_k < 1 else sampling.top_k,
-            "min_p": 0.0,
-            "repetition_penalty": 1.0,
-            "n": 1 if greedy else sampling.n,
-            "seed": seed,
-            "stop": list(sampling.stop),
-            "stop_token_ids": self._eos_ids,
-            "ignore_eos": True,  # for the ids that end a turn are those above, and no others
-            "skip_special_tokens": False,
-            "spaces_between_special_tokens": False,
-            "logprobs": 0,
-            "return_token_ids": True,
-            "return_tokens_as_token_ids": True,
-        }
-
     async def _ask(self, body: dict[str, Any]) -> tuple[list[dict[str, Any]], int | None]:
         """The choices, and the version of the weights that they are of."""
         try:
@@ -210,7 +178,7 @@ class VllmSampler:
         self._running += 1
         self._idle.clear()
         try:
-            reply = await self._server.endpoint.post("v1/completions", {"model": self._name(version), **body})
+            reply = await self._server.endpoint.post("v1/completions", {**body, "model": self._name(version)})
         except EngineUnavailable as error:
             if self._closed:
                 raise EngineUnavailable(f"the sampler of {self.model} was closed") from error
@@ -354,14 +322,3 @@ async def _reload(server: Server, place: Path) -> None:
     else:
         raise EngineError("the prefix cache of the old weights could not be dropped")
     await server.control("resume")
-
-
-def _sampled(choice: dict[str, Any], version: int | None) -> Sampled:
-    ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
-    if ids is None or logprobs is None or len(ids) != len(logprobs):
-        raise EngineError("vLLM gave no token ids with log-probabilities; 0.11 or later does")
-    reason = choice.get("finish_reason")
-    if reason not in ("stop", "length"):
-        raise EngineUnavailable(f"vLLM broke off a reply ({reason})")
-    cut = choice.get("text") if isinstance(choice.get("stop_reason"), str) else None
-    return Sampled(ids, logprobs, reason, version, cut)

@@ -1,0 +1,80 @@
+"""vLLM's completions route, token ids in and out: what is asked, and what is read of the answer."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ajet_sdk.errors import ContextOverflow, EngineError, EngineUnavailable, RequestRefused
+from ajet_sdk.protocols import Sampled, Sampling
+
+__all__ = ["choices_of", "request_body"]
+
+
+def request_body(
+    prompt_ids: Sequence[int],
+    sampling: Sampling,
+    *,
+    model: str,
+    max_model_len: int,
+    eos_ids: Iterable[int],
+    drawn_from: Any,
+) -> dict[str, Any]:
+    """The request as JSON, with every parameter named: what is left out is the server's to choose.
+
+    `drawn_from` is what the seed is made of where `sampling` has none. A greedy request asks for one choice, whatever
+    `sampling.n` is. Raises ContextOverflow, RequestRefused.
+    """
+    prompt = [int(i) for i in prompt_ids]
+    if not prompt:
+        raise RequestRefused("the prompt has no tokens", "prompt")
+    room = max_model_len - len(prompt)
+    if room < 1:
+        raise ContextOverflow(
+            f"the prompt has {len(prompt)} tokens and {model} takes {max_model_len} with the reply: "
+            "shorten the conversation or raise rollout.max_model_len"
+        )
+    for name, value in (("n", sampling.n), ("max_tokens", sampling.max_tokens)):
+        if value is not None and value < 1:
+            raise RequestRefused(f"{name} must be at least 1 (got {value})", name)
+    greedy = sampling.temperature == 0
+    # Scrambled, for vLLM seeds choice i of a request with seed + i: seeds in a row would repeat each other.
+    seed = random.Random(drawn_from if sampling.seed is None else sampling.seed).getrandbits(62)
+    return {
+        "model": model,
+        "prompt": prompt,
+        "max_tokens": min(room, sampling.max_tokens or room),
+        "temperature": sampling.temperature,
+        "top_p": 1.0 if greedy else sampling.top_p,
+        "top_k": -1 if greedy or sampling.top_k < 1 else sampling.top_k,
+        "min_p": 0.0,
+        "repetition_penalty": 1.0,
+        "n": 1 if greedy else sampling.n,
+        "seed": seed,
+        "stop": list(sampling.stop),
+        "stop_token_ids": sorted(eos_ids),
+        "ignore_eos": True,  # for the ids that end a turn are those above, and no others
+        "skip_special_tokens": False,
+        "spaces_between_special_tokens": False,
+        "logprobs": 0,
+        "return_token_ids": True,
+        "return_tokens_as_token_ids": True,
+    }
+
+
+def choices_of(choices: Sequence[dict[str, Any]], version: int | None, n: int) -> list[Sampled]:
+    """`n` continuations; the one choice of a greedy request stands for all. Raises EngineError, EngineUnavailable."""
+    sampled = [_sampled(choice, version) for choice in choices]
+    return sampled * n if len(sampled) < n else sampled
+
+
+def _sampled(choice: dict[str, Any], version: int | None) -> Sampled:
+    ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
+    if ids is None or logprobs is None or len(ids) != len(logprobs):
+        raise EngineError("vLLM gave no token ids with log-probabilities; 0.11 or later does")
+    reason = choice.get("finish_reason")
+    if reason not in ("stop", "length"):
+        raise EngineUnavailable(f"vLLM broke off a reply ({reason})")
+    cut = choice.get("text") if isinstance(choice.get("stop_reason"), str) else None
+    return Sampled(ids, logprobs, reason, version, cut)
