@@ -8,16 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import queue
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["EXTENSION", "Direct", "transports"]
-
-EXTENSION = "ajet_direct"
-"""The request extension that holds the `Direct` to ask."""
+__all__ = ["Direct", "Exchange", "Part"]
 
 _Message = MutableMapping[str, Any]
 _App = Callable[[_Message, Callable[[], Awaitable[_Message]], Callable[[_Message], Awaitable[None]]], Awaitable[None]]
@@ -113,117 +109,3 @@ class Exchange:
             return
         self._over = last
         self._tell(Part(self._status, self._headers, body, last))
-
-
-def transports(module: Any) -> tuple[Any, Any]:
-    """The transports, for the API of httpx in `module`: requests with the extension go direct, others by HTTP."""
-
-    class Sync(module.HTTPTransport):  # type: ignore[misc]
-        def handle_request(self, request: Any) -> Any:
-            direct: Direct | None = request.extensions.get(EXTENSION)
-            if direct is None:
-                return super().handle_request(request)
-            told: queue.SimpleQueue[Part | None] = queue.SimpleQueue()
-            exchange = _begin(module, direct, request, told.put)
-
-            def following() -> Part:
-                try:
-                    part = told.get(timeout=_patience(request))
-                except queue.Empty:
-                    raise _too_late(module, request) from None
-                return _whole_part(module, request, part)
-
-            try:
-                first = following()
-            except BaseException:
-                exchange.leave()
-                raise
-            content = first.body if first.last else _Stream(first, following, exchange)
-            return _response(module, request, first, content)
-
-    class Async(module.AsyncHTTPTransport):  # type: ignore[misc]
-        async def handle_async_request(self, request: Any) -> Any:
-            direct: Direct | None = request.extensions.get(EXTENSION)
-            if direct is None:
-                return await super().handle_async_request(request)
-            loop = asyncio.get_running_loop()
-            told: asyncio.Queue[Part | None] = asyncio.Queue()
-
-            def tell(part: Part | None) -> None:
-                if not loop.is_closed():
-                    loop.call_soon_threadsafe(told.put_nowait, part)
-
-            exchange = _begin(module, direct, request, tell)
-
-            async def following() -> Part:
-                try:
-                    part = await asyncio.wait_for(told.get(), _patience(request))
-                except asyncio.TimeoutError:
-                    raise _too_late(module, request) from None
-                return _whole_part(module, request, part)
-
-            try:
-                first = await following()
-            except BaseException:
-                exchange.leave()
-                raise
-            content = first.body if first.last else _AsyncStream(first, following, exchange)
-            return _response(module, request, first, content)
-
-    class _Stream(module.SyncByteStream):  # type: ignore[misc]
-        def __init__(self, first: Part, following: Callable[[], Part], exchange: Exchange) -> None:
-            self.first, self.following, self.exchange = first, following, exchange
-
-        def __iter__(self) -> Iterator[bytes]:
-            part = self.first
-            yield part.body
-            while not part.last:
-                part = self.following()
-                yield part.body
-
-        def close(self) -> None:
-            self.exchange.leave()
-
-    class _AsyncStream(module.AsyncByteStream):  # type: ignore[misc]
-        def __init__(self, first: Part, following: Callable[[], Awaitable[Part]], exchange: Exchange) -> None:
-            self.first, self.following, self.exchange = first, following, exchange
-
-        async def __aiter__(self) -> AsyncIterator[bytes]:
-            part = self.first
-            yield part.body
-            while not part.last:
-                part = await self.following()
-                yield part.body
-
-        async def aclose(self) -> None:
-            self.exchange.leave()
-
-    return Sync, Async
-
-
-def _begin(module: Any, direct: Direct, request: Any, tell: Callable[[Part | None], None]) -> Exchange:
-    try:
-        return direct.ask(str(request.url), request.headers, request.content, tell)
-    except RuntimeError as error:
-        raise module.ConnectError("the gateway has stopped", request=request) from error
-
-
-def _patience(request: Any) -> float | None:
-    patience: float | None = request.extensions.get("timeout", {}).get("read")
-    return patience
-
-
-def _too_late(module: Any, request: Any) -> Exception:
-    late: Exception = module.ReadTimeout(f"no answer within {_patience(request):g} s", request=request)
-    return late
-
-
-def _whole_part(module: Any, request: Any, part: Part | None) -> Part:
-    if part is None:
-        raise module.RemoteProtocolError("the gateway broke off", request=request)
-    return part
-
-
-def _response(module: Any, request: Any, first: Part, content: Any) -> Any:
-    given = {"content": content} if isinstance(content, bytes) else {"stream": content}
-    return module.Response(first.status, headers=first.headers, request=request, **given)

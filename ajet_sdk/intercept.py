@@ -23,7 +23,7 @@ from ajet_sdk.direct import Direct
 from ajet_sdk.endpoint import is_loopback, json_bytes
 from ajet_sdk.model import ActiveEpisode, Exchange, Identity, Recorder, Verdict, current_episode
 
-__all__ = ["Elsewhere", "Reroute", "Watch", "begin", "quietly", "route_of"]
+__all__ = ["Elsewhere", "Fallback", "Reroute", "Watch", "active_episode", "begin", "quietly", "route_of"]
 
 ROUTES = ("chat/completions", "completions", "responses", "messages")
 ENDED = (b"[DONE]", b'"response.completed"', b'"message_stop"', b'"finish_reason":"', b'"finish_reason": "')
@@ -35,6 +35,8 @@ REPORT_TIMEOUT = 10.0
 DROPPED_HEADERS = frozenset({"host", "authorization", "api-key", "x-api-key", "cookie", "content-length"})
 
 log = logging.getLogger("ajet")
+Fallback = Callable[[], ActiveEpisode | None]
+"""The episode of a process that is observed as a whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ class Watch:
         """There was no response."""
         if not self._done:
             self._done = True
-            self._record({}, f"{type(error).__name__}: {error}")
+            quietly(lambda: self._record({}, f"{type(error).__name__}: {error}"))
 
     def _record(self, response: dict[str, Any], error: str | None) -> None:
         self._active.recorder.observed(
@@ -232,6 +234,6 @@ def elsewhere(active: ActiveEpisode) -> ActiveEpisode:
     )
 
 
-def active_episode(fallback: Callable[[], ActiveEpisode | None]) -> ActiveEpisode | None:
+def active_episode(fallback: Fallback) -> ActiveEpisode | None:
     """The context's episode, else the process's own where a deployed agent is observed."""
     return current_episode.get() or fallback()

@@ -17,6 +17,7 @@ from ajet_sdk.trackers import TRACKERS, TrackedRun, Tracker
 from ajet_sdk.types import Metric
 
 if TYPE_CHECKING:
+    from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
 
 __all__ = ["Loggers", "learning_curve"]
@@ -51,6 +52,12 @@ class Loggers:
                 except BaseException as error:
                     self.close(error)
                     raise
+
+    @classmethod
+    def of(cls, job: Job, writer: TraceWriter, total_steps: int) -> Loggers:
+        """Those that a job's config names."""
+        names, directory = job.config.trainer_common.logger, job.directory / "metrics"
+        return cls(names, directory=directory, run_id=job.run_id, writer=writer, total_steps=total_steps)
 
     def _tracked(self) -> TrackedRun:
         """The run as its row in the trace tells it: there is no secret in that config."""

@@ -17,10 +17,11 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.sandbox
+from jinja2.runtime import LoopContext
 
 from ajet_sdk.errors import ConfigError, RequestRefused
 
-__all__ = ["Arguments", "ChatTemplate", "Message", "clean", "same_reply"]
+__all__ = ["Arguments", "ChatTemplate", "Message", "Shown", "clean", "same_reply"]
 
 Message = dict[str, Any]
 
@@ -32,18 +33,31 @@ _PROBE_CALL = {"id": "call00000", "type": "function", "function": {"name": "f", 
 
 
 _OF_EVERY_DICT = frozenset(dir(dict))
+_OF_A_LOOP = frozenset(("first", "last", "index", "index0", "length", "previtem", "nextitem"))
 
 
-class Arguments(dict[str, Any]):
-    """A tool call's arguments as an object, with the spelling they came in and those a template gave them."""
+class Shown(dict[str, Any]):
+    """An object that every later prompt of its episode shows again, with the spellings that a template gave it.
 
-    __slots__ = ("shown", "spelling")
+    It must not change.
+    """
+
+    __slots__ = ("shown",)
+
+    def __init__(self, values: Mapping[str, Any]) -> None:
+        super().__init__(values)
+        self.shown: dict[Any, str] = {}
+        """By the arguments of `tojson`."""
+
+
+class Arguments(Shown):
+    """A tool call's arguments as an object, with the spelling they came in."""
+
+    __slots__ = ("spelling",)
 
     def __init__(self, values: Mapping[str, Any], spelling: str) -> None:
         super().__init__(values)
         self.spelling = spelling
-        self.shown: dict[Any, str] = {}
-        """By the arguments of `tojson`: the same call is shown in every later prompt of its episode."""
 
 
 def _arguments(value: Any) -> Any:
@@ -75,6 +89,13 @@ def _tool_call(call: Mapping[str, Any]) -> dict[str, Any]:
         "type": "function",
         "function": {"name": function.get("name"), "arguments": arguments},
     }
+
+
+def _spelt(call: dict[str, Any]) -> dict[str, Any]:
+    """A cleaned tool call with its arguments as the string they came in."""
+    function = call["function"]
+    arguments = getattr(function["arguments"], "spelling", function["arguments"])
+    return {**call, "function": {**function, "arguments": arguments}}
 
 
 def clean(message: Mapping[str, Any]) -> Message:
@@ -117,7 +138,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    if not isinstance(value, Arguments):
+    if not isinstance(value, Shown):
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     how = (ensure_ascii, indent, separators, sort_keys)
     if how not in value.shown:
@@ -128,11 +149,17 @@ def _tojson(
 
 
 class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The sandbox, with a short way to a message's keys: most of a long conversation's rendering is looking them up."""
+    """The sandbox, with a short way to a message's keys and to what a loop knows of itself.
+
+    Most of a long conversation's rendering is looking them up.
+    """
 
     def getattr(self, obj: Any, attribute: str) -> Any:
-        if type(obj) is dict and attribute in obj and attribute not in _OF_EVERY_DICT:
-            return obj[attribute]
+        kind = type(obj)
+        if kind is dict and attribute not in _OF_EVERY_DICT:
+            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
+        if kind is LoopContext and attribute in _OF_A_LOOP:
+            return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
 
@@ -198,15 +225,17 @@ class ChatTemplate:
 
     def form(self, message: Mapping[str, Any]) -> Message:
         """A client's message as this template reads it."""
-        out = clean(message)
+        return self.form_cleaned(clean(message))
+
+    def form_cleaned(self, cleaned: Message) -> Message:
+        """The same of a message that was cleaned already, which stays as it is."""
+        out = dict(cleaned)
         if self._developer_is_system and out["role"] == "developer":
             out["role"] = "system"
         if self._parts and isinstance(out["content"], str):
             out["content"] = [{"type": "text", "text": out["content"]}]
-        if self._string_arguments:
-            for call in out.get("tool_calls", ()):
-                arguments = call["function"]["arguments"]
-                call["function"]["arguments"] = getattr(arguments, "spelling", arguments)
+        if self._string_arguments and "tool_calls" in out:
+            out["tool_calls"] = [_spelt(call) for call in out["tool_calls"]]
         return out
 
     def render(

@@ -19,19 +19,19 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
-import re
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from ajet_sdk.pieces import Cuts, PieceEncoder
 from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.splits import Side, align, explain
-from ajet_sdk.template import ChatTemplate, Message, clean
+from ajet_sdk.template import ChatTemplate, Message, Shown, clean
 
-__all__ = ["EpisodeTokens", "PieceEncoder", "Prompt"]
+__all__ = ["EpisodeTokens", "Prompt"]
 
 
 @dataclass(eq=False)
@@ -105,12 +105,12 @@ class EpisodeTokens:
 
     Calls may overlap in any order and come from any thread. A prompt that is never committed is never gone on from.
     The template is compiled once per tokenizer; the time that a template may ask for is fixed when the episode begins,
-    so that it does not change under way.
+    so that it does not change under way. Episodes of one tokenizer may share its `cuts`.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
+    def __init__(self, tokenizer: Tokenizer, cuts: Cuts | None = None) -> None:
         self._tokenizer = tokenizer
-        self._encoder = PieceEncoder(tokenizer)
+        self._encoder = PieceEncoder(tokenizer, cuts or Cuts(tokenizer))
         self._at = datetime.now()
         self._lock = threading.Lock()
         self._answered: dict[bytes, list[_Call]] = {}
@@ -119,6 +119,7 @@ class EpisodeTokens:
         """By messages: the latest call whose messages, with its reply, begin so."""
         self._last: _Call | None = None
         self._recent: deque[_Request] = deque(maxlen=8)
+        self._tools: list[Shown] | None = None
 
     def prompt(
         self,
@@ -138,6 +139,7 @@ class EpisodeTokens:
             found = [call for key in reversed(keys) for call in reversed(self._answered.get(key, ()))]
             if found and found[0].formed_reply is not None:
                 formed = [*found[0].formed, found[0].formed_reply, *formed[len(found[0].keys) + 1 :]]
+            tools = self._known(tools)
             text = template.render(formed, tools, at=self._at, **template_kwargs)
             call = _Call(Side(request.cleaned, tools, template_kwargs), formed, keys, text, len(text))
             cause = self._place(call, text, found)
@@ -158,7 +160,7 @@ class EpisodeTokens:
                 call.text, call.holder, call.side = None, prompt.call, copy.copy(call.side)
             call.output_ids = [int(i) for i in output_ids]
             call.sampled = self._tokenizer.decode(call.output_ids)
-            call.formed_reply = template.form(reply_message)
+            call.formed_reply = template.form_cleaned(reply)
             call.side.reply = reply
             key = _key(call.keys[-1] if call.keys else b"", reply)
             self._answered.setdefault(key, []).append(call)
@@ -167,6 +169,12 @@ class EpisodeTokens:
 
     def _template(self) -> ChatTemplate:
         return ChatTemplate.of(self._tokenizer.chat_template, self._tokenizer.variables)
+
+    def _known(self, tools: Sequence[Mapping[str, Any]] | None) -> list[Shown] | None:
+        """The tools, as of the last request where they are the same: a template's spelling of them is kept."""
+        if tools is None or list(tools) != self._tools:
+            self._tools = None if tools is None else [Shown(_copied(tool)) for tool in tools]
+        return self._tools
 
     def _form(self, template: ChatTemplate, messages: Sequence[Mapping[str, Any]]) -> _Request:
         """Clean, form and identify the messages; an echo of a recent request is compared and not done again."""
@@ -178,9 +186,9 @@ class EpisodeTokens:
             if echoed == len(recent.raw):
                 self._recent.remove(recent)
         for message in messages[echoed:]:
-            request.raw.append(copy.deepcopy(message))
+            request.raw.append(_copied(message))
             request.cleaned.append(clean(message))
-            request.formed.append(template.form(message))
+            request.formed.append(template.form_cleaned(request.cleaned[-1]))
             request.keys.append(_key(request.keys[-1] if request.keys else b"", request.cleaned[-1]))
         self._recent.append(request)
         return request
@@ -238,7 +246,17 @@ class EpisodeTokens:
         return explain(old.side, call.side, old_text + old.sampled, text, old.size, ended)
 
 
+def _copied(value: Any) -> Any:
+    """A copy of JSON that shares nothing which may change."""
+    if isinstance(value, Mapping):
+        return {key: _copied(one) for key, one in value.items()}
+    return [_copied(one) for one in value] if isinstance(value, list) else value
+
+
 def _common(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """How many first elements are the same."""
+    if a[: len(b)] == b:
+        return len(b)
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
@@ -246,89 +264,8 @@ def _first(pair: tuple[int, Any]) -> int:
     return pair[0]
 
 
+_spelt = json.JSONEncoder(sort_keys=True, default=str).encode
+
+
 def _key(before: bytes, message: Message) -> bytes:
-    text = json.dumps(message, sort_keys=True, default=str)
-    return hashlib.blake2b(before + text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
-
-
-class PieceEncoder:
-    """Encodes whole conversations piece by piece, remembering pieces, so that a text encoded before costs a look-up.
-
-    A text is cut only before special tokens that were seen to tokenise alone, whatever stands around them; there no
-    merge can cross. A conversation whose calls do not go on from each other (a template that drops reasoning, say)
-    then costs what is new in each call. What is remembered is bounded by `limit` characters.
-    """
-
-    def __init__(self, tokenizer: Tokenizer, limit: int = 4_000_000) -> None:
-        self._tokenizer = tokenizer
-        self._limit = limit
-        self._size = 0
-        self._pieces: OrderedDict[str, list[int]] = OrderedDict()
-        self._known: set[int] = set()
-        self._cuts: dict[str, int] = {}
-        self._cut: re.Pattern[str] | None = None
-        self._heads: dict[str, list[int]] = {}
-        for token_id in sorted(tokenizer.eos_ids):
-            self._learn(token_id)
-
-    def encode(self, text: str) -> list[int]:
-        """The ids of a whole text, as the tokenizer gives them."""
-        if self._cut is None:
-            ids = self._tokenizer.encode(text)
-            self._learn_from(ids)
-            return ids
-        ids = []
-        for piece in self._cut.split(text):
-            ids += self._piece(piece) if piece else ()
-        self._learn_from(ids)
-        return ids
-
-    def behind(self, left: str, tail: str) -> list[int] | None:
-        """The ids of `tail` where it stands right of `left`; None where the two tokenise together."""
-        head = self._heads.get(left)
-        if head is None:
-            head = self._tokenizer.encode(left)
-            if left in self._cuts:
-                self._heads[left] = head
-        whole = self._tokenizer.encode(left + tail)
-        return whole[len(head) :] if whole[: len(head)] == head else None
-
-    def anchors(self) -> list[str]:
-        """A special token's text, if there is one that stands alone: text behind it is not at the start of a text."""
-        return list(self._cuts)[:1]
-
-    def _piece(self, piece: str) -> list[int]:
-        ids = self._pieces.get(piece)
-        if ids is not None:
-            self._pieces.move_to_end(piece)
-            return ids
-        ids = self._tokenizer.encode(piece)
-        self._pieces[piece] = ids
-        self._size += len(piece)
-        while self._size > self._limit:
-            self._size -= len(self._pieces.popitem(last=False)[0])
-        return ids
-
-    def _learn_from(self, ids: Sequence[int]) -> None:
-        for token_id in set(ids) - self._known:
-            self._learn(token_id)
-
-    def _learn(self, token_id: int) -> None:
-        self._known.add(token_id)
-        if not self._tokenizer.is_special(token_id):
-            return
-        text = self._tokenizer.decode([token_id])
-        if not text or not self._stands_alone(text, token_id):
-            return
-        self._cuts[text] = token_id
-        longest_first = sorted(self._cuts, key=len, reverse=True)
-        self._cut = re.compile("(?=" + "|".join(map(re.escape, longest_first)) + ")")
-
-    def _stands_alone(self, text: str, token_id: int) -> bool:
-        """Whether a cut before this token changes nothing, whatever stands around it."""
-        encode = self._tokenizer.encode
-        for before, after in (("a", "b"), ("a ", " b"), ("a\n", "\nb"), ("a", text)):
-            right = encode(text + after)
-            if right[:1] != [token_id] or encode(before + text + after) != encode(before) + right:
-                return False
-        return True
+    return hashlib.blake2b(before + _spelt(message).encode("utf-8", "surrogatepass"), digest_size=16).digest()

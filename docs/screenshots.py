@@ -20,8 +20,9 @@ from textual.pilot import Pilot
 from ajet_sdk.protocols import TraceReader
 from ajet_tools.dataset.review import Review
 from ajet_tools.trace.locate import open_located
-from ajet_tools.tui.app import DARK, LIGHT, TraceApp
+from ajet_tools.tui.app import TraceApp
 from ajet_tools.tui.dataset.app import DatasetApp
+from ajet_tools.tui.frame import DARK, LIGHT
 
 SIZE = (110, 34)
 Prepare = Callable[[Pilot[None]], Awaitable[None]]

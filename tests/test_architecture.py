@@ -12,7 +12,7 @@ import pytest
 import ajet
 
 ROOT = Path(__file__).parents[1]
-HEAVY = {"torch", "transformers", "ray", "vllm", "trinity", "textual", "polars", "duckdb", "openai", "pyarrow"}
+HEAVY = {"torch", "transformers", "ray", "vllm", "trinity", "textual", "duckdb", "openai", "pyarrow"}
 
 
 def python(code: str) -> str:

@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet_sdk.errors import ConfigError
-from ajet_sdk.types import Task
+from ajet_sdk.errors import ConfigError, MissingExtra
 
 if TYPE_CHECKING:
     from ajet_sdk.config import Config
     from ajet_sdk.protocols import Job
 
-__all__ = ["export", "learning_rate", "model_to_train", "sized", "validation_tasks"]
+__all__ = ["check_installed", "export", "learning_rate", "model_to_train", "sized"]
+
+
+def check_installed(*packages: str) -> None:
+    """Raises MissingExtra for the first that is not there."""
+    for package in packages:
+        if find_spec(package) is None:
+            raise MissingExtra(package, "trinity")
 
 
 async def model_to_train(job: Job, say: Callable[[str], None]) -> str:
@@ -65,12 +72,6 @@ def sized(job: Job) -> Config:
     if not config.is_set("trainer_common.nnodes"):
         found["nnodes"] = max(1, len(gpus))
     return config.model_copy(update={"trainer_common": common.model_copy(update=found)})
-
-
-def validation_tasks(job: Job) -> Sequence[Task]:
-    """All, or the first `val_tasks`."""
-    limit = job.config.trainer_common.val_tasks
-    return job.val if limit is None else job.val[:limit]
 
 
 def export(found: Path, target: Path) -> Path:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet_sdk.backbones.measures import of_episodes, prefixed, staleness, why_nothing
 from ajet_sdk.backbones.rollouts import Rollout, Rollouts
+from ajet_sdk.backbones.steps import total_steps
 from ajet_sdk.backbones.validation import Validation, due, validations_left
 from ajet_sdk.errors import ConfigError, TrainingError
 from ajet_sdk.gateway import Gateway
@@ -30,7 +31,6 @@ from ajet_sdk.samples import Batch, balance, build
 from ajet_sdk.types import Episode, LedgerEntry, Sample, TunedModel
 
 if TYPE_CHECKING:
-    from ajet_sdk.config import Config
     from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
 
@@ -64,25 +64,13 @@ async def local(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
     if not job.train:
         raise ConfigError("there is no training task; see task_reader")
     total = total_steps(config, len(job.train))
-    with Loggers(
-        config.trainer_common.logger,
-        directory=job.directory / "metrics",
-        run_id=job.run_id,
-        writer=writer,
-        total_steps=total,
-    ) as loggers:
+    with Loggers.of(job, writer, total) as loggers:
         probe = Probe(config, job.workflow, job.judge, job.train)
         learner = await open_learner(config, probe, total, loggers.say)
         try:
             return await _Learning(job, gateway, writer, learner, loggers, total).run()
         finally:
             await learner.engine.aclose()
-
-
-def total_steps(config: Config, tasks: int) -> int:
-    """Training steps of a run: `total_steps`, else as many batches as the epochs hold."""
-    common = config.trainer_common
-    return common.total_steps or max(1, common.total_epochs * tasks // config.data.train_batch_size)
 
 
 class _Learning:

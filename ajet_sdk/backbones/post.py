@@ -7,11 +7,12 @@ its own trace, console and loggers.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ajet_sdk.types import Episode
 
-__all__ = ["Post", "light", "namespace_of", "open_post", "post_of"]
+__all__ = ["Post", "group_told", "namespace_of", "open_post", "post_of"]
 
 _NAME = "ajet-post"
 _HEAVY: dict[str, Any] = {"request": {}, "response": {}, "prompt_ids": None, "output_ids": None, "logprobs": None}
@@ -60,6 +61,16 @@ def post_of(run_id: str) -> Any:
     return ray.get_actor(_NAME, namespace=namespace_of(run_id))
 
 
-def light(episode: Episode) -> Episode:
-    """The episode with its calls, but not what they said: that stays in the trace of the node that ran it."""
+def group_told(episodes: Sequence[Episode], step: int, what: str, metrics: Mapping[str, float]) -> dict[str, Any]:
+    """How a group went, as `Progress` takes it; what was said stays in the trace of the node that ran it."""
+    return {
+        "step": step,
+        "what": what,
+        "metrics": dict(metrics),
+        "sampled": sum(len(c.output_ids) for e in episodes for c in e.calls if c.output_ids is not None),
+        "episodes": [_light(episode).model_dump_json() for episode in episodes],
+    }
+
+
+def _light(episode: Episode) -> Episode:
     return episode.model_copy(update={"calls": tuple(call.model_copy(update=_HEAVY) for call in episode.calls)})

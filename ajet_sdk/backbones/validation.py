@@ -15,11 +15,20 @@ from ajet_sdk.types import Episode, Task
 
 if TYPE_CHECKING:
     from ajet_sdk.config import Config
+    from ajet_sdk.protocols import Job
 
-__all__ = ["GREEDY", "Validation", "due", "validation_sampling", "validations_left"]
+__all__ = [
+    "GREEDY", "Validation", "due", "validation_metrics", "validation_sampling", "validation_tasks", "validations_left",
+]  # fmt: skip
 
 GREEDY = SamplingOverride(temperature=0.0, greedy=True)
 """How the attempts of val/greedy_reward sample."""
+
+
+def validation_tasks(job: Job) -> Sequence[Task]:
+    """The tasks that a job validates on: all, or the first `val_tasks`."""
+    limit = job.config.trainer_common.val_tasks
+    return job.val if limit is None else job.val[:limit]
 
 
 def validation_sampling(config: Config) -> SamplingOverride:
@@ -27,6 +36,14 @@ def validation_sampling(config: Config) -> SamplingOverride:
     kwargs = config.rollout.val_kwargs
     heat = 1.0 if kwargs.greedy else kwargs.temperature
     return SamplingOverride(temperature=heat, top_p=kwargs.top_p, top_k=kwargs.top_k)
+
+
+def validation_metrics(sampled: Sequence[Episode], greedy: Sequence[Episode], repeats: int) -> dict[str, float]:
+    """The numbers of a validation: `repeats` attempts at each task, and those that were sampled greedily."""
+    metrics = of_episodes("val", sampled)
+    metrics |= {"val/greedy_reward": mean_reward(greedy)} if rewards(greedy) else {}
+    metrics |= of_groups("val", sampled, repeats) if repeats > 1 else {}
+    return metrics
 
 
 def due(step: int, frequency: int) -> bool:
@@ -52,11 +69,8 @@ class Validation:
 
     @property
     def tasks(self) -> Sequence[Task]:
-        """The tasks that are validated on: all, or the first `val_tasks`."""
-        job = self.rollouts.job
-        return (
-            job.val if job.config.trainer_common.val_tasks is None else job.val[: job.config.trainer_common.val_tasks]
-        )
+        """The tasks that are validated on."""
+        return validation_tasks(self.rollouts.job)
 
     @property
     def episodes(self) -> int:
@@ -71,10 +85,7 @@ class Validation:
         repeats = max(1, config.trainer_common.val_pass_n)
         episodes = await self._sample(step, repeats, validation_sampling(config), "val")
         greedy = await self._sample(step, 1, GREEDY, "val, greedy")
-        metrics = of_episodes("val", episodes)
-        metrics |= {"val/greedy_reward": mean_reward(greedy)} if rewards(greedy) else {}
-        metrics |= of_groups("val", episodes, repeats) if repeats > 1 else {}
-        self.loggers.log(step, metrics)
+        self.loggers.log(step, validation_metrics(episodes, greedy, repeats))
 
     async def _sample(self, step: int, repeats: int, sampling: SamplingOverride, what: str) -> list[Episode]:
         rollout = self.rollouts.of_validation(self.tasks, repeats, sampling, what, step)

@@ -13,6 +13,7 @@ from ajet_sdk.protocols import Answer, Ask, Choice, Sampled, Sampler, Sampling, 
 from ajet_sdk.sampling import refuse_unhonoured, wants_logprobs
 
 if TYPE_CHECKING:
+    from ajet_sdk.pieces import Cuts
     from ajet_sdk.tokens import EpisodeTokens
 
 __all__ = ["Chat", "Conversation", "TokenEngine"]
@@ -43,6 +44,7 @@ class Chat:
         self.max_model_len = max_model_len or NO_LIMIT
         self._parser = tool_call_parser
         self._format: ReplyFormat | None = None
+        self._cuts: Cuts | None = None
         self._tokens: defaultdict[str, dict[str, EpisodeTokens]] = defaultdict(dict)
 
     @property
@@ -81,11 +83,13 @@ class Chat:
 
     def tokens(self, episode_id: str, agent: str) -> EpisodeTokens:
         """The ids of an agent's conversations so far."""
+        from ajet_sdk.pieces import Cuts
         from ajet_sdk.tokens import EpisodeTokens
 
         agents = self._tokens[episode_id]
         if agent not in agents:
-            agents[agent] = EpisodeTokens(self.tokenizer)
+            self._cuts = self._cuts or Cuts(self.tokenizer)
+            agents[agent] = EpisodeTokens(self.tokenizer, self._cuts)
         return agents[agent]
 
     def _plain(self, prompt: Any) -> list[int]:
@@ -194,20 +198,24 @@ def _tools(body: Mapping[str, Any]) -> list[dict[str, Any]] | None:
     return tools
 
 
+_TEXT = frozenset(("text", "string", "input_text", "output_text", "refusal", "thinking", "reasoning"))
+
+
 def _checked_messages(messages: Any) -> list[dict[str, Any]]:
     for index, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise RequestRefused(f"messages[{index}] must be an object with a role", "messages")
-        calls = message.get("tool_calls") or []
-        if not isinstance(calls, list) or not all(
-            isinstance(call, dict) and isinstance(call.get("function"), dict) for call in calls
-        ):
+        calls, content = message.get("tool_calls"), message.get("content")
+        if calls and not _are_calls(calls):
             raise RequestRefused(f'messages[{index}].tool_calls must be a list of {{"function": {{…}}}}', "messages")
-        content = message.get("content")
         for part in content if isinstance(content, list) else ():
             kind = part.get("type") if isinstance(part, dict) else "string" if isinstance(part, str) else None
-            if kind not in ("text", "string", "input_text", "output_text", "refusal", "thinking", "reasoning"):
+            if kind not in _TEXT:
                 raise RequestRefused(
                     f"messages[{index}] holds a part of type {kind!r}; only text is read here", "messages"
                 )
     return list(messages)
+
+
+def _are_calls(calls: Any) -> bool:
+    return isinstance(calls, list) and all(isinstance(c, dict) and isinstance(c.get("function"), dict) for c in calls)

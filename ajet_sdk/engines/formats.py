@@ -13,6 +13,7 @@ import re
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from ajet_sdk.errors import ConfigError, RequestRefused
@@ -340,6 +341,7 @@ def _value(text: str) -> Any:
         return text
 
 
+@lru_cache(maxsize=256)
 def _loose(mark: str) -> str:
     """A pattern for `mark` that does not insist on its whitespace."""
     pieces = re.findall(r"\w+|[^\w\s]", mark)

@@ -7,11 +7,14 @@ import logging
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
 
-from ajet_sdk.config import Config
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.tasks.rows import Row, to_task
 from ajet_sdk.types import Task
+
+if TYPE_CHECKING:
+    from ajet_sdk.config import Config
 
 __all__ = ["TaskSets", "load_tasks"]
 
@@ -46,7 +49,7 @@ def load_tasks(config: Config) -> TaskSets:
     )
 
 
-_Reader = Callable[[Config], tuple[Iterator[Row], Iterator[Row]]]
+_Reader = Callable[["Config"], tuple[Iterator[Row], Iterator[Row]]]
 _GROUP = "ajet.task_readers"
 """Entry points of readers that stand above this package, or in others."""
 _TOOLKIT = "ajet_tools.dataset.readers"

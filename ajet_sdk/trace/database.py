@@ -196,7 +196,7 @@ def _insert(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pa.Table
 _LATER = "SELECT episode_id FROM episodes WHERE run_id = $run AND step > $step"
 
 
-def supersede(connection: duckdb.DuckDBPyConnection, run_id: str, after_step: int) -> None:
+def supersede(connection: duckdb.DuckDBPyConnection, run_id: str, after_step: int, booked: Sequence[str] = ()) -> None:
     """Mark what a run did after a step as rolled back; see TraceWriter.supersede."""
     values = {"run": run_id, "step": after_step}
     lost = """
@@ -205,10 +205,10 @@ def supersede(connection: duckdb.DuckDBPyConnection, run_id: str, after_step: in
         WHERE c.trainable AND c.phase = 'rollout' AND len(c.output_ids) > 0
           AND (e.run_id = $run AND e.step > $step
                OR e.episode_id IS NULL AND c.started_at >= (SELECT min(started_at) FROM runs WHERE run_id = $run))
-          AND c.call_id NOT IN (SELECT call_id FROM ledger)"""
+          AND c.call_id NOT IN (SELECT call_id FROM ledger) AND c.call_id NOT IN (SELECT unnest($booked::VARCHAR[]))"""
     connection.execute("BEGIN")
     try:
-        connection.execute(f"INSERT INTO ledger {lost}", values)
+        connection.execute(f"INSERT INTO ledger {lost}", {**values, "booked": list(booked)})
         connection.execute("UPDATE ledger SET outcome = 'superseded' WHERE run_id = $run AND step > $step", values)
         connection.execute(f"UPDATE episodes SET superseded = true WHERE episode_id IN ({_LATER})", values)
         for table in ("metrics", "trained"):

@@ -141,13 +141,13 @@ class TraceWriter:
             raise QueryError(f"the trace {self.path} is not open; nothing can be queried")
         return select(root, sql, parameters, stop=stop)
 
-    def supersede(self, run_id: str, after_step: int) -> None:
+    def supersede(self, run_id: str, after_step: int, booked: Sequence[str] = ()) -> None:
         """A resume rolled the run back to `after_step`: the tokens of every later step are `superseded`.
 
-        Calls without ledger entries, left by a kill before their step ended, get them; metrics and `trained` rows of
-        later steps go.
+        Calls without ledger entries, left by a kill before their step ended, get them, but not those that are `booked`
+        in another file; metrics and `trained` rows of later steps go.
         """
-        order = _Order(lambda connection: supersede(connection, run_id, after_step))
+        order = _Order(lambda connection: supersede(connection, run_id, after_step, booked))
         with self._changed:
             self._queue.append(order)
             self._put += 1

@@ -79,9 +79,9 @@ def _show_mapped(config: Config, backbone: str, as_json: bool) -> None:
         "val_tasks": 1,
     }
     if backbone == "verl":
-        mapping = verl.to_verl(config, verl.Place(**known))
+        mapping = verl.to_verl(config, verl.VerlPlace(**known))
     else:
-        mapping = trinity.to_trinity(config, trinity.Place(**known, tasks=Path("RUN/tasks")))
+        mapping = trinity.to_trinity(config, trinity.TrinityPlace(**known, tasks=Path("RUN/tasks")))
     if not common.total_steps:
         typer.echo("Note: the steps (0 here) follow from the number of tasks when the run starts.", err=True)
     if common.optim.lr is None:

@@ -22,7 +22,7 @@ CORE = (
 )  # fmt: skip
 EXTRAS = {
     "local": ("torch", "transformers", "tokenizers", "safetensors", "peft", "matplotlib", "tensorboard"),
-    "tools": ("textual", "textual-plotext", "textual-serve", "aiohttp", "polars", "rapidfuzz"),
+    "tools": ("textual", "textual-plotext", "textual-serve", "aiohttp", "rapidfuzz"),
     "documents": ("pypdf", "python-docx", "beautifulsoup4"),
     "math": ("math-verify",),
     "datasets": ("datasets",),
@@ -201,8 +201,8 @@ def _flash_attention(*, required: bool) -> Iterator[Check]:
         yield Check(
             "flash-attn",
             "miss",
-            "not installed; verl asks for it unless told otherwise",
-            "pip install flash-attn --no-build-isolation, or choose sdpa (docs/guide/clusters.md)",
+            "not installed: backbone verl needs it, trinity attends with sdpa and keeps the padding",
+            "pip install flash-attn --no-build-isolation",
         )
     elif gpus():
         yield Check("flash-attn", "ok", "not installed: needed only for model.attn_implementation: flash_attention_2")

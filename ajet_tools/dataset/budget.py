@@ -110,7 +110,8 @@ class Budget:
             self.spent.calls += 1
             self.spent.input_tokens += input_tokens
             self.spent.output_tokens += output_tokens
-            self._longest = max(self._longest or 0, output_tokens)
+            if output_tokens:  # embeddings say nothing of how long a reply is
+                self._longest = max(self._longest or 0, output_tokens)
             self._settled.notify_all()
 
     async def release(self, ticket: int) -> None:

@@ -13,10 +13,9 @@ import asyncio
 import dataclasses
 import logging
 import math
-import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,10 +30,12 @@ from ajet_tools.dataset.expanded import Expanded
 from ajet_tools.dataset.expansion import ANSWER_TOKENS, KEPT, Directory, Estimate, digest_of, similarities
 from ajet_tools.dataset.from_docs import FromDocs
 from ajet_tools.dataset.leaks import leaks_of
+from ajet_tools.dataset.making import to_the_end
 from ajet_tools.dataset.tables import Row, Writer
 from ajet_tools.dataset.verify import open_verifier
 
 if TYPE_CHECKING:
+    from ajet_tools.dataset.meanings import Meanings
     from ajet_tools.dataset.verify import Verifier
 
 __all__ = ["DocumentsFailed", "Made", "make_tasks", "read_corpus"]
@@ -109,6 +110,7 @@ def make_tasks(
     seeds: Sequence[Row] = (),
     verify: str = "none",
     evals: Sequence[str | Path] = (),
+    meanings: Meanings | None = None,
     confirm: Callable[[Estimate], None] | None = None,
     watching: Callable[[FromDocs], AbstractContextManager[Callable[[Expanded], None]]] | None = None,
 ) -> Made:
@@ -121,6 +123,7 @@ def make_tasks(
         seeds: as `seeds.read_seeds` gives them, for few-shot tasks.
         verify: a spec of `verify.open_verifier`; a check that asks a model shows it the passage.
         evals: files of evaluation sets; a row that is in one is refused.
+        meanings: refuses rows that say the same as another in other words; closed at the end.
         confirm: told what the run may take before the first call; it raises to call it off.
         watching: a context around the run, whose value is called after each call that was taken in.
 
@@ -132,13 +135,14 @@ def make_tasks(
         recipe = dataclasses.replace(recipe, window=begun["recipe"]["window"])
     verifier = open_verifier(verify, seed=recipe.seed) if verify != "none" else None
     leaks = leaks_of(evals) if evals else None
-    run = FromDocs(corpus, recipe, endpoint, seeds=seeds, verifier=verifier, leaks=leaks)
+    run = FromDocs(corpus, recipe, endpoint, seeds=seeds, verifier=verifier, leaks=leaks, meanings=meanings)
     if confirm is not None:
-        confirm(_estimate(run, verifier, endpoint.budget.price))
-    directory.begin(_facts(corpus, recipe, endpoint, seeds, verify, evals))
+        confirm(_estimate(run, verifier, meanings, endpoint.budget.price))
+    facts = _facts(corpus, recipe, endpoint, seeds, verify, evals)
+    directory.begin({**facts, "embeddings": meanings.as_json() if meanings is not None else None})
     with watching(run) if watching is not None else nullcontext() as hear:
         run.on_change = hear
-        result = asyncio.run(_run(run))
+        result = asyncio.run(to_the_end(run))
     parameters = {
         "model": endpoint.model,
         "verify": verify,
@@ -147,6 +151,8 @@ def make_tasks(
         "languages": ", ".join(recipe.languages) or "those of the documents",
         "seed": recipe.seed,
     }
+    if meanings is not None:
+        parameters["embeddings"] = meanings.in_words()
     return Made(result, corpus, _write(directory, result, corpus, len(seeds), parameters))
 
 
@@ -170,7 +176,7 @@ def _facts(
     }
 
 
-def _estimate(run: FromDocs, verifier: Verifier | None, price: Price | None) -> Estimate:
+def _estimate(run: FromDocs, verifier: Verifier | None, meanings: Meanings | None, price: Price | None) -> Estimate:
     """Calls, tokens and money: each chunk once, or as many calls as the rows take where four of five are kept."""
     recipe, chunks = run.recipe, run.chunks
     calls = len(chunks)
@@ -181,35 +187,12 @@ def _estimate(run: FromDocs, verifier: Verifier | None, price: Price | None) -> 
     passage = sum(tokens_of(chunk.text) for chunk in looked_at) / len(looked_at)
     rows = calls * recipe.per_call
     checks = rows * verifier.calls if verifier is not None else 0
-    read = calls * sum(prompts) / len(prompts) + checks * (passage + 300)
+    embeddings = meanings.requests(calls, 0) if meanings is not None else 0
+    read = (
+        calls * sum(prompts) / len(prompts) + checks * (passage + 300) + embeddings * recipe.per_call * ROW_TOKENS / 2
+    )
     written = rows * ROW_TOKENS + checks * ANSWER_TOKENS
-    return Estimate(calls, checks, round(read), round(written), price.of(read, written) if price else None)
-
-
-async def _run(run: FromDocs) -> Expanded:
-    try:
-        with _ctrl_c_sets(run.stop):
-            return await run.run()
-    finally:
-        await run.endpoint.aclose()
-
-
-@contextmanager
-def _ctrl_c_sets(stop: asyncio.Event) -> Iterator[None]:
-    """The first Ctrl-C lets what is under way come back; the second is as ever. Only the main thread hears it."""
-    loop = asyncio.get_running_loop()
-
-    def heard() -> None:
-        loop.remove_signal_handler(signal.SIGINT)
-        stop.set()
-
-    with suppress(ValueError, NotImplementedError, RuntimeError):
-        loop.add_signal_handler(signal.SIGINT, heard)
-    try:
-        yield
-    finally:
-        with suppress(ValueError, NotImplementedError, RuntimeError):
-            loop.remove_signal_handler(signal.SIGINT)
+    return Estimate(calls, checks, embeddings, round(read), round(written), price.of(read, written) if price else None)
 
 
 def _write(

@@ -2,126 +2,111 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ajet_sdk.errors import ConfigError, EngineError, EngineUnavailable, MissingExtra
+from ajet_sdk.errors import ConfigError, EngineError, MissingExtra
+from ajet_tools.dataset.budget import Budget
+from ajet_tools.dataset.endpoint import Endpoint, local_url
 from ajet_tools.dataset.likeness import MARKED, marks
 from ajet_tools.dataset.pairs import Pair
 
-__all__ = ["close_pairs", "embed"]
+__all__ = ["BATCH", "ROUNDING", "Vectors", "close_pairs", "embed", "numbers_of", "open_embedder"]
 
 Vectors = npt.NDArray[np.float32]
-_BATCH = 64
-_TRIES = 6
+BATCH = 64
+"""Texts in one request."""
+ROUNDING = 1e-6
+"""By which a cosine may be off."""
+_AT_ONCE = 4
+_PART = 4 * BATCH
 _BLOCK = 2048
 
 
-def embed(
-    texts: Sequence[str], where: str, model: str, *, told: Callable[[str, int, int], None] | None = None
-) -> Vectors:
-    """A vector of length 1 for each text.
+def open_embedder(
+    where: str, model: str, *, concurrency: int = _AT_ONCE, cache: Path | None = None, budget: Budget | None = None
+) -> Endpoint:
+    """What makes the vectors; to be closed.
 
     Args:
         where: an endpoint's URL (`http://127.0.0.1:8000/v1`; its key in OPENAI_API_KEY), or `local`.
         model: the model's name there, or the directory or hub name of a local one.
+        cache: where vectors are kept by model and text.
+        budget: what an endpoint's requests are charged to; a local model costs nothing.
 
-    Raises ConfigError, EngineError; MissingExtra where a local model needs what is not installed.
+    Raises ConfigError; MissingExtra where a local model needs what is not installed.
     """
-    if where != "local" and not where.startswith(("http://", "https://")):
+    if where == "local":
+        at = local_url(Path(model)) if Path(model).is_dir() else f"local://{model}"
+        return Endpoint(at, model, concurrency=1, cache=cache, wire=_LocalModel(model))
+    if not where.startswith(("http://", "https://")):
         raise ConfigError(f"--embeddings takes a URL and a model, or `local` and a directory (got {where!r})")
-    batches = [list(texts[start : start + _BATCH]) for start in range(0, len(texts), _BATCH)]
-    asked = _local(model) if where == "local" else _endpoint(where, model)
-    made = []
-    for number, batch in enumerate(batches):
+    key = os.environ.get("OPENAI_API_KEY")
+    return Endpoint(where, model, key, concurrency=concurrency, cache=cache, budget=budget)
+
+
+async def embed(
+    endpoint: Endpoint, texts: Sequence[str], *, told: Callable[[str, int, int], None] | None = None
+) -> Vectors:
+    """A vector of length 1 for each text. Raises as `Endpoint.chat`, and EngineError where they do not fit together."""
+    rows: list[npt.NDArray[np.float32]] = []
+    for start in range(0, len(texts), _PART):
         if told:
-            told("embedding", number * _BATCH, len(texts))
-        made.append(asked(batch))
-    if len({vectors.shape[1] for vectors in made}) > 1:
-        raise EngineError(f"{where} gave vectors of different lengths; one model gives one length")
-    vectors = np.concatenate(made) if made else np.empty((0, 1), np.float32)
+            told("embedding", start, len(texts))
+        part = texts[start : start + _PART]
+        batches = [part[at : at + BATCH] for at in range(0, len(part), BATCH)]
+        for made in await asyncio.gather(*map(endpoint.embed, batches)):
+            rows += [np.frombuffer(base64.b64decode(text), np.float32) for text in made]
+    if len({len(row) for row in rows}) > 1:
+        raise EngineError(f"{endpoint.base_url} gave vectors of different lengths; one model gives one length")
+    vectors = np.stack(rows) if rows else np.empty((0, 1), np.float32)
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.asarray(vectors / np.where(norms > 0, norms, 1), np.float32)
 
 
-def _endpoint(url: str, model: str) -> Callable[[list[str]], Vectors]:
-    import httpx
-
-    key = os.environ.get("OPENAI_API_KEY")
-    client = httpx.Client(timeout=120, headers={"authorization": f"Bearer {key}"} if key else {})
-    route = f"{url.rstrip('/')}/embeddings"
-
-    def ask(batch: list[str]) -> Vectors:
-        # some endpoints refuse an empty text
-        answer = _posted(client, route, {"model": model, "input": [text or " " for text in batch]})
-        try:
-            items = sorted(answer["data"], key=lambda item: item["index"])
-            vectors = np.array([item["embedding"] for item in items], np.float32)
-        except (KeyError, TypeError, ValueError) as error:
-            raise EngineError(f"{route} answered no embeddings: {str(answer)[:120]}") from error
-        if len(vectors) != len(batch) or vectors.ndim != 2:
-            raise EngineError(f"{route} answered {len(vectors)} embeddings for {len(batch)} texts")
-        return vectors
-
-    return ask
-
-
-def _posted(client: Any, route: str, body: dict[str, Any]) -> Any:
-    """The answer, after up to six tries where the endpoint is busy or out of reach; a refusal is final."""
-    import httpx
-
-    said, status = "", None
-    for attempt in range(_TRIES):
-        wait = 0.5 * 2**attempt
-        try:
-            response = client.post(route, json=body)
-        except httpx.TransportError as error:
-            said = f"{type(error).__name__}: {error}"
-        else:
-            if response.is_success:
-                try:
-                    return response.json()
-                except ValueError as error:
-                    raise EngineError(f"{route} answered no JSON: {response.text[:120]!r}") from error
-            status, said = response.status_code, f"HTTP {response.status_code}: {response.text[:160]}"
-            if status != 429 and status < 500:
-                raise EngineError(f"{route} refused: {said}. Check the model's name and OPENAI_API_KEY")
-            after = response.headers.get("retry-after", "")
-            wait = float(after) if after.replace(".", "", 1).isdigit() else wait
-        if attempt < _TRIES - 1:
-            time.sleep(min(wait, 60))
-    raise EngineUnavailable(f"{route} did not answer in {_TRIES} tries; the last: {said}", status=status)
-
-
-def _local(model: str) -> Callable[[list[str]], Vectors]:
+class _LocalModel:
     """The mean of a transformer's last hidden states, over the tokens of the text."""
-    try:
+
+    def __init__(self, model: str) -> None:
+        try:
+            from transformers import AutoModel, AutoTokenizer
+        except ImportError as error:
+            raise MissingExtra("transformers", "local") from error
+        try:
+            self._tokenizer = AutoTokenizer.from_pretrained(model)
+            self._network = AutoModel.from_pretrained(model).eval()
+        except (OSError, ValueError) as error:
+            raise ConfigError(f"--embeddings local {model}: no model can be read there: {error}") from error
+        self._tokenizer.pad_token = self._tokenizer.pad_token or self._tokenizer.eos_token
+
+    async def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        vectors = await asyncio.to_thread(self._means, body["input"])
+        return {"data": [{"index": index, "embedding": vector} for index, vector in enumerate(vectors)]}
+
+    async def aclose(self) -> None:
+        return
+
+    def _means(self, texts: Sequence[str]) -> list[list[float]]:
         import torch
-        from transformers import AutoModel, AutoTokenizer
-    except ImportError as error:
-        raise MissingExtra("transformers", "local") from error
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
-        network = AutoModel.from_pretrained(model).eval()
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"--embeddings local {model}: no model can be read there: {error}") from error
-    tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
 
-    def ask(batch: list[str]) -> Vectors:
-        tokens = tokenizer(
-            [t or " " for t in batch], padding=True, truncation=True, max_length=512, return_tensors="pt"
-        )
+        tokens = self._tokenizer(list(texts), padding=True, truncation=True, max_length=512, return_tensors="pt")
         with torch.inference_mode():
-            hidden = network(**tokens).last_hidden_state.float()
+            hidden = self._network(**tokens).last_hidden_state.float()
         mask = tokens["attention_mask"].unsqueeze(-1)
-        return np.asarray(((hidden * mask).sum(1) / mask.sum(1).clamp(min=1)).numpy(), np.float32)
+        means: list[list[float]] = ((hidden * mask).sum(1) / mask.sum(1).clamp(min=1)).tolist()
+        return means
 
-    return ask
+
+def numbers_of(form: str) -> list[str] | None:
+    """Of a short text in normal form, what must be the same in all that mean the same; None of a long one."""
+    return marks(form) if len(form) < MARKED else None
 
 
 def close_pairs(vectors: Vectors, texts: Sequence[str], least: float, *, numbers: bool = True) -> Iterator[Pair]:
@@ -129,12 +114,12 @@ def close_pairs(vectors: Vectors, texts: Sequence[str], least: float, *, numbers
 
     Every pair is compared, a block of the matrix at a time: 100,000 rows are 5 billion products of vectors.
     """
-    apart = [marks(text) if numbers and len(text) < MARKED else None for text in texts]
+    apart = [numbers_of(text) if numbers else None for text in texts]
     for start in range(0, len(vectors), _BLOCK):
         block = vectors[start : start + _BLOCK]
         for other in range(start, len(vectors), _BLOCK):
             cosine = block @ vectors[other : other + _BLOCK].T
-            for a, b in np.argwhere(cosine >= least - 1e-6).tolist():
+            for a, b in np.argwhere(cosine >= least - ROUNDING).tolist():
                 one, two = start + a, other + b
                 if one < two and (apart[one] is None or apart[two] is None or apart[one] == apart[two]):
                     yield Pair(one, two, min(1.0, float(cosine[a, b])))

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import functools
 import hashlib
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ajet_sdk.errors import AjetError, ConfigError, EngineError, EngineUnavailable, RequestRefused
 from ajet_tools.dataset.budget import Budget, tokens_of
+from ajet_tools.dataset.engine_wire import EngineWire
 from ajet_tools.dataset.reply_cache import CacheError, ReplyCache
 
-if TYPE_CHECKING:
-    from ajet_sdk.protocols import Engine
-
-__all__ = ["Endpoint", "EndpointError", "Halted", "require_endpoint"]
+__all__ = ["Endpoint", "EndpointError", "Halted", "local_url", "require_endpoint"]
 
 Message = Mapping[str, Any]
 
@@ -112,7 +113,7 @@ class Endpoint:
         content = Path(place).read_bytes() if Path(place).is_file() else place.encode()
         identity = f"scripted://{hashlib.blake2b(content, digest_size=8).hexdigest()}"
         model = f"scripted:{Path(place).name}:{function}"
-        wire = _Engine(engine, limited=False)  # its tokens are bytes: a limit in tokens says nothing of them
+        wire = EngineWire(engine, limited=False)  # its tokens are bytes: a limit in tokens says nothing of them
         return cls(identity, model, concurrency=concurrency, cache=cache, budget=budget, wire=wire)
 
     @classmethod
@@ -129,11 +130,10 @@ class Endpoint:
         from ajet_sdk.engines import open_engine
 
         engine = open_engine(load_config(None, [], {"model": {"path": str(checkpoint.resolve())}}))
-        files = sorted(file for file in checkpoint.iterdir() if file.is_file())
-        told = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-        identity = f"local://{hashlib.blake2b(repr(told).encode(), digest_size=8).hexdigest()}"
-        wire = _Engine(engine, limited=True)
-        return cls(identity, checkpoint.name, concurrency=concurrency, cache=cache, budget=budget, wire=wire)
+        wire = EngineWire(engine, limited=True)
+        return cls(
+            local_url(checkpoint), checkpoint.name, concurrency=concurrency, cache=cache, budget=budget, wire=wire
+        )
 
     async def chat(
         self,
@@ -152,6 +152,19 @@ class Endpoint:
             "messages": [dict(message) for message in messages],
             "n": n, "temperature": temperature, "max_tokens": max_tokens, "seed": seed,
         }  # fmt: skip
+        return await self._once(request, self._asked)
+
+    async def embed(self, texts: Sequence[str]) -> list[str]:
+        """A vector for each text, by `embeddings`: its 32-bit floats in base64. Kept, paid for and raising as `chat`.
+
+        An empty text is sent as a blank: some servers refuse it.
+        """
+        return await self._once({"input": [text or " " for text in texts]}, self._embedded)
+
+    async def _once(
+        self, request: Mapping[str, Any], asked: Callable[[Mapping[str, Any]], Awaitable[list[str]]]
+    ) -> list[str]:
+        """What was kept of a request, what an equal one under way comes to, or what is asked now, and kept."""
         key = ReplyCache.key({"base_url": self.base_url, "model": self.model, **request})
         while (other := self._under_way.get(key)) is not None:
             try:
@@ -166,7 +179,7 @@ class Endpoint:
         future: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
         self._under_way[key] = future
         try:
-            texts = await self._asked(request)
+            texts = await asked(request)
             self._keep(key, texts)
             future.set_result(texts)
             return list(texts)
@@ -211,16 +224,32 @@ class Endpoint:
                 if self._halted is not None:
                     raise self._halted
                 left = request["n"] - len(texts)
-                texts += await self._paid({**request, "n": left, "seed": _shifted(request["seed"], len(texts))})
+                one = {**request, "n": left, "seed": _shifted(request["seed"], len(texts))}
+                most = request["max_tokens"] * left
+                texts += (await self._paid("chat/completions", one, request["messages"], most, _texts))[:left]
         return texts
 
-    async def _paid(self, request: Mapping[str, Any]) -> list[str]:
-        """The texts of one request, which the budget admits and is charged for."""
-        guessed = tokens_of(request["messages"])
-        ticket = await self.budget.admit(guessed, request["max_tokens"] * request["n"])
+    async def _embedded(self, request: Mapping[str, Any]) -> list[str]:
+        async with self._slots:
+            if self._halted is not None:
+                raise self._halted
+            vectors = functools.partial(_vectors, count=len(request["input"]))
+            return await self._paid("embeddings", request, request["input"], 0, vectors)
+
+    async def _paid(
+        self,
+        route: str,
+        request: Mapping[str, Any],
+        sent: Sequence[Any],
+        most: int,
+        said: Callable[[Mapping[str, Any], str], list[str]],
+    ) -> list[str]:
+        """What one request comes to, which the budget admits and is charged for: `sent`, and `most` tokens of reply."""
+        guessed = tokens_of(sent)
+        ticket = await self.budget.admit(guessed, most)
         try:
-            reply = await self._post(request)
-            texts = _texts(reply, self.base_url)[: request["n"]]
+            reply = await self._post(route, request)
+            texts = said(reply, self.base_url)
         except BaseException:
             await asyncio.shield(self.budget.release(ticket))
             raise
@@ -230,11 +259,11 @@ class Endpoint:
         await self.budget.settle(
             ticket,
             read if isinstance(read, int) else guessed,
-            written if isinstance(written, int) else sum(map(tokens_of, texts)),
+            written if isinstance(written, int) else min(most, sum(map(tokens_of, texts))),
         )
         return texts
 
-    async def _post(self, request: Mapping[str, Any]) -> dict[str, Any]:
+    async def _post(self, route: str, request: Mapping[str, Any]) -> dict[str, Any]:
         """One answer, after as many attempts as it takes and is allowed."""
         loop = asyncio.get_running_loop()
         started, failed = loop.time(), 0
@@ -244,7 +273,7 @@ class Endpoint:
                 raise self._halted
             wire = self._wires.pop() if self._wires else self._new_wire()
             try:
-                reply = await wire.post("chat/completions", self._body(request))
+                reply = await wire.post(route, self._body(request))
                 self._answered = True
                 return reply
             except EngineUnavailable as error:
@@ -311,14 +340,11 @@ class Endpoint:
         await asyncio.sleep(wait)
 
     def _body(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        body = {"model": self.model, **request}
-        if body["seed"] is None:
-            del body["seed"]
-        if body["n"] == 1:
-            del body["n"]
-        if "max_tokens" in self._unknown:
-            body["max_completion_tokens"] = body.pop("max_tokens")
-        return {name: value for name, value in body.items() if name not in self._unknown}
+        unsaid = {*self._unknown, *(name for name, usual in (("seed", None), ("n", 1)) if request.get(name) == usual)}
+        body = {"model": self.model, **{name: value for name, value in request.items() if name not in unsaid}}
+        if "max_tokens" in self._unknown and "max_tokens" in request:
+            body["max_completion_tokens"] = request["max_tokens"]
+        return body
 
     def _leaves_out(self, refused: RequestRefused) -> bool:
         """Whether the refusal names a parameter that can be said otherwise, or left out, from now on."""
@@ -329,35 +355,6 @@ class Endpoint:
                 self._unknown.add(name)
                 return True
         return False
-
-
-class _Engine:
-    """An engine of this process in the place of a connection."""
-
-    def __init__(self, engine: Engine, *, limited: bool) -> None:
-        self._engine, self._limited = engine, limited
-        self._asked = 0
-
-    async def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        from ajet_sdk.protocols import Ask, Sampling
-
-        self._asked += 1
-        episode = f"request-{self._asked}"
-        sampling = Sampling(
-            temperature=float(body.get("temperature", 1.0)),
-            max_tokens=body.get("max_tokens") if self._limited else None,
-            seed=body.get("seed"),
-            n=int(body.get("n", 1)),
-        )
-        try:
-            answer = await self._engine.answer(Ask("chat/completions", body, sampling, episode, "dataset"))
-        finally:
-            self._engine.forget(episode)
-        choices = [{"message": choice.message, "finish_reason": choice.finish_reason} for choice in answer.choices]
-        return {"choices": choices, **({"usage": dict(answer.usage)} if self._limited else {})}
-
-    async def aclose(self) -> None:
-        await self._engine.aclose()
 
 
 def _shifted(seed: int | None, by: int) -> int | None:
@@ -371,6 +368,25 @@ def _texts(reply: Mapping[str, Any], where: str) -> list[str]:
     messages = [choice.get("message") if isinstance(choice, dict) else None for choice in choices]
     contents = [message.get("content") if isinstance(message, dict) else None for message in messages]
     return [content if isinstance(content, str) else "" for content in contents]
+
+
+def _vectors(reply: Mapping[str, Any], where: str, count: int) -> list[str]:
+    """The vectors of an answer in the order of the texts, as base64."""
+    try:
+        items = sorted(reply["data"], key=lambda item: item["index"])
+        vectors = [array("f", item["embedding"]) for item in items]
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise EndpointError(f"{where} answered no embeddings: {str(dict(reply))[:120]}", permanent=True) from error
+    if len(vectors) != count or len({len(one) for one in vectors}) > 1:
+        raise EndpointError(f"{where} answered {len(vectors)} embeddings for {count} texts", permanent=True)
+    return [base64.b64encode(one.tobytes()).decode() for one in vectors]
+
+
+def local_url(checkpoint: Path) -> str:
+    """Which checkpoint a reply is of: by the sizes and times of its files, for to read them would take long."""
+    files = sorted(file for file in checkpoint.iterdir() if file.is_file())
+    told = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
+    return f"local://{hashlib.blake2b(repr(told).encode(), digest_size=8).hexdigest()}"
 
 
 def require_endpoint(base_url: str | None, model: str | None) -> tuple[str, str]:

@@ -20,6 +20,7 @@ from ajet_tools.dataset.tables import Row, text_of
 
 if TYPE_CHECKING:
     from ajet_tools.dataset.leaks import Leaks
+    from ajet_tools.dataset.meanings import Meanings
     from ajet_tools.dataset.verify import Verifier
 
 __all__ = ["Expansion"]
@@ -47,12 +48,15 @@ class Expansion(Making[Asked, _Side]):
         *,
         verifier: Verifier | None = None,
         leaks: Leaks | None = None,
+        meanings: Meanings | None = None,
         on_change: Callable[[Expanded], None] | None = None,
     ) -> None:
         self.recipe = recipe
         self.shape = RowShape.infer(seeds, free_language=bool(recipe.languages))
         examples = [as_example(row) for row in seeds]
-        super().__init__(recipe, endpoint, examples, verifier=verifier, leaks=leaks, on_change=on_change)
+        super().__init__(
+            recipe, endpoint, examples, verifier=verifier, leaks=leaks, meanings=meanings, on_change=on_change
+        )
         self._sides = _split(examples, recipe, self.result)
 
     def preview(self, strategy: str) -> Asked:

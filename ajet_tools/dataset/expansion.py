@@ -26,6 +26,7 @@ from ajet_tools.dataset.expanded import Expanded
 from ajet_tools.dataset.tables import Row, Writer, text_of
 
 if TYPE_CHECKING:
+    from ajet_tools.dataset.meanings import Meanings
     from ajet_tools.dataset.verify import Verifier
 
 __all__ = ["Directory", "Estimate", "Format", "digest_of", "estimate", "similarities", "write"]
@@ -47,20 +48,25 @@ class Estimate:
     calls: int
     checks: int
     """Replies of the model that a verifier asks for."""
+    embeddings: int
+    """Requests for vectors, of many texts each."""
     input_tokens: int
     output_tokens: int
     money: float | None
 
     def as_text(self) -> str:
-        checks = f" and {self.checks:,} replies to verify them" if self.checks else ""
+        checks = f", {self.checks:,} replies to verify them" if self.checks else ""
+        embeddings = f", {self.embeddings:,} requests for embeddings" if self.embeddings else ""
         money = "" if self.money is None else f", {self.money:.2f} in money"
         return (
-            f"About {self.calls:,} calls for rows{checks}: about {self.input_tokens:,} tokens in, "
+            f"About {self.calls:,} calls for rows{checks}{embeddings}: about {self.input_tokens:,} tokens in, "
             f"{self.output_tokens:,} out{money}"
         )
 
 
-def estimate(expansion: Expansion, verifier: Verifier | None, price: Price | None) -> Estimate:
+def estimate(
+    expansion: Expansion, verifier: Verifier | None, meanings: Meanings | None, price: Price | None
+) -> Estimate:
     """Calls, tokens and money, taking it that four of five rows are accepted and are as long as the seeds."""
     recipe = expansion.recipe
     calls = math.ceil(recipe.count / KEPT / recipe.per_call)
@@ -69,10 +75,13 @@ def estimate(expansion: Expansion, verifier: Verifier | None, price: Price | Non
     long = sum(tokens_of(json.dumps(expansion.shape.example(one), default=str)) for one in seeds) / len(seeds)
     rows = math.ceil(calls * recipe.per_call)
     checks = rows * verifier.calls if verifier is not None else 0
-    question = sum(tokens_of(text_of(one)) for one in seeds) / len(seeds) + 100
-    read = calls * sum(prompts) / len(prompts) + checks * question
+    question = sum(tokens_of(text_of(one)) for one in seeds) / len(seeds)
+    embeddings = meanings.requests(calls, len(seeds)) if meanings is not None else 0
+    read = calls * sum(prompts) / len(prompts) + checks * (question + 100)
+    if embeddings:
+        read += (rows + len(seeds)) * question
     written = rows * (long + 10) + checks * ANSWER_TOKENS
-    return Estimate(calls, checks, round(read), round(written), price.of(read, written) if price else None)
+    return Estimate(calls, checks, embeddings, round(read), round(written), price.of(read, written) if price else None)
 
 
 class Directory:

@@ -1,16 +1,9 @@
 """The filter language of rows: `metadata.difficulty>=3 text~"train" chars<500 language=en`.
 
-It is the grammar of `ajet trace ls --filter`, over the fields of a row:
-
-    filter := all ("or" all)*
-    all    := one (["and"] one)*
-    one    := "not" one | "(" filter ")" | field operator value ("," value)* | text
-    operator := = != < <= > >= ~ (contains, in any case) !~
-
-A field is a column (`main_query`), a path (`metadata.answer`, `messages.0.content`), such a path with `.chars` or
-`.count` (the length of a text, of a list), or one of `DERIVED`. A word alone is looked for in the row's text. `none`
-is the value of what is null or not there; `~ "regex:..."` is a regular expression. `!=` and `!~` are true exactly where
-`=` and `~` are not. A list fits where one of its items does.
+It is the grammar of `ajet trace ls --filter` (`ajet_tools.trace.grammar`) over the fields of a row. A field is a column
+(`main_query`), a path (`metadata.answer`, `messages.0.content`), such a path with `.chars` or `.count` (the length of a
+text, of a list), or one of `DERIVED`. A word alone is looked for in the row's text. `none` is the value of what is null
+or not there; `~ "regex:..."` is a regular expression. A list fits where one of its items does.
 """
 
 from __future__ import annotations
@@ -27,7 +20,7 @@ from ajet_sdk.tasks.rows import Row as TaskRow
 from ajet_sdk.tasks.rows import to_task
 from ajet_tools.dataset.language import language_of
 from ajet_tools.dataset.tables import text_of
-from ajet_tools.trace.filters import FilterError, Token, tokens
+from ajet_tools.trace.grammar import Comparison, FilterError, Said, Token, fold, tree
 
 __all__ = ["DERIVED", "Filter", "parse", "value_at"]
 
@@ -40,8 +33,6 @@ DERIVED = {
 }
 """Fields that a row has besides its columns; a column of the same name comes first."""
 
-_DEEPEST = 30
-_LONGEST = 10_000
 _ABSENT = object()
 
 
@@ -151,110 +142,39 @@ def _names(values: Mapping[str, Any], before: str = "", depth: int = 0) -> list[
 
 def parse(text: str) -> Filter:
     """A filter of rows; of an empty text one that every row fits. Raises FilterError, with the place."""
-    if len(text) > _LONGEST:
-        raise FilterError(f"a filter has at most {_LONGEST:,} characters", _LONGEST)
-    parser = _Parser(tokens(text), len(text))
-    test = parser.whole()
-    return Filter(text, test, parser.fields)
+    found = tree(text, "metadata.answer=42")
+    fields: dict[str, bool] = {}
+
+    def leaf(part: Said | Comparison) -> _Test:
+        if isinstance(part, Said):
+            needle = part.text.text.casefold()
+            return lambda row: needle in row.folded
+        if part.field.text not in DERIVED and not any(_is_none(value) for value in part.values):
+            fields.setdefault(part.field.text, False)
+        return _comparison(part)
+
+    return Filter(text, (lambda row: True) if found is None else fold(found, leaf, _joined), fields)
 
 
-class _Parser:
-    """Recursive descent over the tokens; one use."""
+def _joined(word: str, tests: Sequence[_Test]) -> _Test:
+    if word == "not":
+        return lambda row: not tests[0](row)
+    every = all if word == "and" else any
+    return lambda row: every(test(row) for test in tests)
 
-    def __init__(self, found: Sequence[Token], end: int) -> None:
-        self._tokens = [*found, Token("end", "", end)]
-        self._next = 0
-        self._depth = 0
-        self.fields: dict[str, bool] = {}
 
-    def whole(self) -> _Test:
-        if self._peek().kind == "end":
-            return lambda row: True
-        test = self._either()
-        if self._peek().kind != "end":
-            raise FilterError("there is no ( for this )", self._peek().at)
-        return test
+def _comparison(part: Comparison) -> _Test:
+    name = part.field.text
+    steps, derived = name.split("."), name if name in DERIVED else None
+    tests = [_test_of(part.operator.text, value) for value in part.values]
 
-    def _peek(self) -> Token:
-        return self._tokens[self._next]
+    def test(row: _View) -> bool:
+        value = _at(row.values, steps)
+        if value is _ABSENT or (value is None and derived):
+            value = row.derived(derived) if derived else None
+        return any(test(value) for test in tests)
 
-    def _take(self) -> Token:
-        token = self._tokens[self._next]
-        self._next += token.kind != "end"
-        return token
-
-    def _is_word(self, word: str) -> bool:
-        token = self._peek()
-        return token.kind == "word" and token.text.lower() == word
-
-    def _either(self) -> _Test:
-        parts = [self._both()]
-        while self._is_word("or"):
-            self._take()
-            parts.append(self._both())
-        return parts[0] if len(parts) == 1 else lambda row: any(part(row) for part in parts)
-
-    def _both(self) -> _Test:
-        parts = [self._one()]
-        while True:
-            if self._is_word("and") or self._peek().kind == ",":
-                self._take()
-            elif self._peek().kind in (")", "end") or self._is_word("or"):
-                return parts[0] if len(parts) == 1 else lambda row: all(part(row) for part in parts)
-            parts.append(self._one())
-
-    def _one(self) -> _Test:
-        token = self._take()
-        if token.kind == "(" or (token.kind == "word" and token.text.lower() == "not"):
-            self._depth += 1
-            if self._depth > _DEEPEST:
-                raise FilterError(f"more than {_DEEPEST} conditions inside each other", token.at)
-            inner = self._either() if token.kind == "(" else self._one()
-            self._depth -= 1
-            if token.kind == "(" and self._take().kind != ")":
-                raise FilterError("the ( is never closed", token.at)
-            return inner if token.kind == "(" else lambda row: not inner(row)
-        if token.kind in ("end", ")", ",") or (token.kind == "word" and token.text.lower() in ("or", "and")):
-            raise FilterError("a condition is missing here, such as metadata.answer=42 or chars<500", token.at)
-        if token.kind == "operator":
-            raise FilterError(f"a field is missing before {token.text}, such as main_query or chars", token.at)
-        if self._peek().kind == "operator":
-            return self._comparison(token)
-        needle = token.text.casefold()
-        return lambda row: needle in row.folded
-
-    def _comparison(self, name: Token) -> _Test:
-        operator = self._take()
-        values = [self._value(name)]
-        while self._peek().kind == "," and not self._a_field_follows():
-            self._take()
-            values.append(self._value(name))
-        if len(values) > 1 and operator.text[0] in "<>":
-            raise FilterError(f"{operator.text} takes one value", values[1].at)
-        plain = operator.text.removeprefix("!") if operator.text[0] == "!" else operator.text
-        tests = [_test_of(plain, value) for value in values]
-        if name.text not in DERIVED and not any(_is_none(value) for value in values):
-            self.fields.setdefault(name.text, False)
-        negated, steps = operator.text[0] == "!", name.text.split(".")
-        derived = name.text if name.text in DERIVED else None
-
-        def test(row: _View) -> bool:
-            value = _at(row.values, steps)
-            if value is _ABSENT or (value is None and derived):
-                value = row.derived(derived) if derived else None
-            return any(test(value) for test in tests) != negated
-
-        return test
-
-    def _a_field_follows(self) -> bool:
-        after = self._tokens[self._next + 2 : self._next + 3]
-        return bool(after) and after[0].kind == "operator"
-
-    def _value(self, name: Token) -> Token:
-        value = self._take()
-        if value.kind not in ("word", "quoted"):
-            raise FilterError(f"{name.text} is compared with nothing: a value is missing", value.at)
-        return value
+    return test
 
 
 _REGEX = "regex:"

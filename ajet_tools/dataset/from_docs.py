@@ -23,6 +23,7 @@ from ajet_tools.dataset.tables import Row, text_of
 
 if TYPE_CHECKING:
     from ajet_tools.dataset.leaks import Leaks
+    from ajet_tools.dataset.meanings import Meanings
     from ajet_tools.dataset.verify import Verifier
 
 __all__ = ["Exhausted", "FromDocs"]
@@ -60,6 +61,7 @@ class FromDocs(Making[DocsAsked, _Side]):
         seeds: Sequence[Row] = (),
         verifier: Verifier | None = None,
         leaks: Leaks | None = None,
+        meanings: Meanings | None = None,
     ) -> None:
         if not any(one.chunks for one in corpus.held):
             raise TaskError("there is no document that can be read, so there is nothing to ask about")
@@ -74,7 +76,7 @@ class FromDocs(Making[DocsAsked, _Side]):
         self.corpus, self.recipe = corpus, recipe
         self.shape = RowShape.infer(seeds, free_language=bool(recipe.languages)) if seeds else None
         examples = [as_example(row) for row in seeds]
-        super().__init__(recipe, endpoint, examples, verifier=verifier, leaks=leaks)
+        super().__init__(recipe, endpoint, examples, verifier=verifier, leaks=leaks, meanings=meanings)
         self._sides = {side.name: side for side in _sides(corpus, recipe, examples, self.result)}
         self._before: dict[_Place, list[str]] = {}
         """The questions that a chunk has had."""

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import signal
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ajet_tools.dataset.endpoint import Endpoint
 from ajet_tools.dataset.expand import Expansion
 from ajet_tools.dataset.expanded import Expanded
 from ajet_tools.dataset.expansion import Directory, Estimate, digest_of, estimate, write
 from ajet_tools.dataset.leaks import leaks_of
+from ajet_tools.dataset.making import to_the_end
 from ajet_tools.dataset.recipe import Recipe
 from ajet_tools.dataset.tables import Row
 from ajet_tools.dataset.verify import open_verifier
+
+if TYPE_CHECKING:
+    from ajet_tools.dataset.meanings import Meanings
 
 __all__ = ["Grown", "grow"]
 
@@ -39,6 +42,7 @@ def grow(
     *,
     verify: str = "none",
     evals: Sequence[str | Path] = (),
+    meanings: Meanings | None = None,
     confirm: Callable[[Estimate], None] | None = None,
     watching: Callable[[Expansion], AbstractContextManager[Callable[[Expanded], None]]] | None = None,
 ) -> Grown:
@@ -50,6 +54,7 @@ def grow(
         endpoint: closed at the end. Its cache should be `directory.cache`, or no run can be resumed.
         verify: a spec of `verify.open_verifier`.
         evals: files of evaluation sets; a row that is in one is refused.
+        meanings: refuses rows that say the same as another in other words; closed at the end.
         confirm: told what the run may take before the first call; it raises to call it off.
         watching: a context around the run, whose value is called after each call that was taken in.
 
@@ -67,49 +72,27 @@ def grow(
         "model": endpoint.model,
         "verify": verify,
         "eval": [str(path) for path in evals],
+        "embeddings": meanings.as_json() if meanings is not None else None,
     }
     leaks = leaks_of(evals) if evals else None
     told: list[Callable[[Expanded], None]] = []
     expansion = Expansion(
-        seeds, recipe, endpoint, verifier=verifier, leaks=leaks, on_change=lambda result: _tell(told, result)
-    )
+        seeds, recipe, endpoint, verifier=verifier, leaks=leaks, meanings=meanings,
+        on_change=lambda result: _tell(told, result),
+    )  # fmt: skip
     if confirm is not None:
-        confirm(estimate(expansion, verifier, endpoint.budget.price))
+        confirm(estimate(expansion, verifier, meanings, endpoint.budget.price))
     directory.begin(facts)
     with watching(expansion) if watching is not None else nullcontext(_unheard) as hear:
         told.append(hear)
-        result = asyncio.run(_run(expansion))
+        result = asyncio.run(to_the_end(expansion))
     parameters: dict[str, Any] = {"model": endpoint.model, "verify": verify, "seed": recipe.seed}
     parameters["strategies"] = ", ".join(f"{name} {weight:g}" for name, weight in recipe.strategies.items())
     parameters["prompts"] = ", ".join(recipe.prompt(name).label for name in recipe.strategies)
+    if meanings is not None:
+        parameters["embeddings"] = meanings.in_words()
     files = write(directory, result, {"seeds": len(seeds), "parameters": parameters})
     return Grown(result, files)
-
-
-async def _run(expansion: Expansion) -> Expanded:
-    try:
-        with _ctrl_c_stops(expansion):
-            return await expansion.run()
-    finally:
-        await expansion.endpoint.aclose()
-
-
-@contextmanager
-def _ctrl_c_stops(expansion: Expansion) -> Iterator[None]:
-    """The first Ctrl-C lets what is under way come back; the second is as ever. Only the main thread hears it."""
-    loop = asyncio.get_running_loop()
-
-    def stop() -> None:
-        loop.remove_signal_handler(signal.SIGINT)
-        expansion.stop.set()
-
-    with suppress(ValueError, NotImplementedError, RuntimeError):
-        loop.add_signal_handler(signal.SIGINT, stop)
-    try:
-        yield
-    finally:
-        with suppress(ValueError, NotImplementedError, RuntimeError):
-            loop.remove_signal_handler(signal.SIGINT)
 
 
 def _tell(told: list[Callable[[Expanded], None]], result: Expanded) -> None:

@@ -46,11 +46,10 @@ _WORDS = {
     "vi": "là và của có bao nhiêu không một các được cho trong này người những với khi số mỗi",
     "id": "dan yang di dari untuk dengan adalah berapa tidak ini itu pada ada banyak setiap akan dalam atau",
 }
-_OF_WORD: dict[str, tuple[str, ...]] = {
-    word: tuple(language for language, words in _WORDS.items() if word in words.split())
-    for words in _WORDS.values()
-    for word in words.split()
-}
+_OF_WORD: dict[str, list[str]] = {}
+for _language, _words in _WORDS.items():
+    for _word in set(_words.split()):
+        _OF_WORD.setdefault(_word, []).append(_language)
 _UKRAINIAN = re.compile(r"[іїєґІЇЄҐ]")
 _PERSIAN = re.compile(r"[پچژگ]")
 _TOKENS = re.compile(r"[^\W\d_]+")

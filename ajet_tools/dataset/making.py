@@ -9,8 +9,10 @@ kept.
 from __future__ import annotations
 
 import asyncio
+import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
@@ -22,10 +24,12 @@ from ajet_tools.dataset.similar import Near
 from ajet_tools.dataset.tables import text_of
 
 if TYPE_CHECKING:
+    from ajet_tools.dataset.embeddings import Vectors
     from ajet_tools.dataset.leaks import Leaks
+    from ajet_tools.dataset.meanings import Meanings
     from ajet_tools.dataset.verify import Verdict, Verifier
 
-__all__ = ["FAILED", "FRUITLESS", "PROBE", "Making", "Pace", "Side", "count_for"]
+__all__ = ["FAILED", "FRUITLESS", "PROBE", "Making", "Pace", "Side", "count_for", "to_the_end"]
 
 PROBE = 4
 """Calls under way until the first row is accepted: a wrong key or a prompt that fails costs no more."""
@@ -33,6 +37,7 @@ FRUITLESS = 30
 """Calls in a row without a row that can be kept, after which a run stops."""
 FAILED = 3
 """Calls in a row that the endpoint fails, after which a run stops."""
+_REPEATED = {"exact": "exact duplicate", "near": "near duplicate", "meaning": "duplicate by meaning"}
 GRACE = 30.0
 """Seconds that calls under way have to come back when a run stops: they are paid for."""
 
@@ -80,7 +85,11 @@ def count_for(side: Side, each: float, most: int) -> int:
 class _Outcome:
     """What one call came to, before it is taken in."""
 
+    found: Sequence[Found] = ()
+    """The rows that hold by themselves, and what they mean, where that counts."""
+    vectors: Vectors | None = None
     candidates: list[Found] = field(default_factory=list)
+    """Of those, the new ones."""
     verdicts: list[Verdict] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
     error: AjetError | None = None
@@ -101,6 +110,7 @@ class Making(ABC, Generic[A, S]):
         *,
         verifier: Verifier | None = None,
         leaks: Leaks | None = None,
+        meanings: Meanings | None = None,
         on_change: Callable[[Expanded], None] | None = None,
     ) -> None:
         self.endpoint = endpoint
@@ -109,11 +119,12 @@ class Making(ABC, Generic[A, S]):
         """Set it to end the run as soon as what is under way has come back."""
         self.on_change = on_change
         """Called after each call that was taken in."""
-        self._pace, self._verifier, self._leaks = pace, verifier, leaks
+        self._pace, self._verifier, self._leaks, self._meanings = pace, verifier, leaks, meanings
         self._sides: dict[str, S] = {}
         self._near = Near(pace.similarity, pace.seed)
-        for example in examples:
-            self._near.add(f"seed {example.id}", text_of(example.values))
+        self._seeds = {f"seed {example.id}": text_of(example.values) for example in examples}
+        for key, text in self._seeds.items():
+            self._near.add(key, text)
         self._calls: dict[int, tuple[A, asyncio.Task[_Outcome]]] = {}
         """Under way."""
         self._screened: dict[int, asyncio.Event] = {}
@@ -150,6 +161,7 @@ class Making(ABC, Generic[A, S]):
         stopping: asyncio.Task[Any] = asyncio.create_task(self.stop.wait())
         number = 0
         try:
+            await self._learn_seeds()
             while self.result.stopped is None:
                 self._dispatch(number)
                 if number not in self._calls:
@@ -170,6 +182,23 @@ class Making(ABC, Generic[A, S]):
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
         return self.result
+
+    async def _learn_seeds(self) -> None:
+        """What the seeds mean, before the first row is paid for."""
+        if self._meanings is None or not self._seeds:
+            return
+        try:
+            vectors = await self._meanings.vectors(list(self._seeds.values()))
+            for (key, text), vector in zip(self._seeds.items(), vectors, strict=True):
+                self._meanings.add(key, text, vector)
+        except AjetError as error:
+            self.result.stopped = error
+
+    async def aclose(self) -> None:
+        """The endpoints are not asked any more."""
+        await self.endpoint.aclose()
+        if self._meanings is not None:
+            await self._meanings.embedder.aclose()
 
     async def _drain(self) -> None:
         """After a stop: what is on its way is waited for, for it is paid for, and taken in where it is whole."""
@@ -197,19 +226,22 @@ class Making(ABC, Generic[A, S]):
 
     async def _answered(self, asked: A) -> _Outcome:
         """The call, its rows screened in the order of the calls, and verified."""
-        outcome, reply, pace = _Outcome(), "", self._pace
+        outcome, pace = _Outcome(), self._pace
         try:
             try:
                 [reply] = await self.endpoint.chat(
                     asked.messages, temperature=pace.temperature, max_tokens=pace.max_tokens, seed=asked.seed
                 )
+                outcome.found, outcome.refused = self._found(asked, reply)
+                if self._meanings is not None and outcome.found:
+                    outcome.vectors = await self._meanings.vectors([text_of(one.values) for one in outcome.found])
             except AjetError as error:
                 outcome.error = error
             if asked.number:
                 await self._screened[asked.number - 1].wait()
                 del self._screened[asked.number - 1]
             if outcome.error is None:
-                self._screen(asked, reply, outcome)
+                self._screen(outcome)
         finally:
             self._screened[asked.number].set()
         if outcome.candidates and self._verifier is not None:
@@ -226,26 +258,29 @@ class Making(ABC, Generic[A, S]):
             else:
                 outcome.verdicts.append(said)
 
-    def _screen(self, asked: A, reply: str, outcome: _Outcome) -> None:
-        """Which rows of a reply hold, and are new."""
-        found, outcome.refused = self._found(asked, reply)
-        for one in found:
-            why = self._known(one.values)
+    def _screen(self, outcome: _Outcome) -> None:
+        """Which rows of a reply are new."""
+        for index, one in enumerate(outcome.found):
+            why = self._known(one.values, None if outcome.vectors is None else outcome.vectors[index])
             if why is None:
                 outcome.candidates.append(one)
             else:
                 outcome.refused.append(Refused(*why, one.values, one.provenance))
 
-    def _known(self, values: Mapping[str, Any]) -> tuple[str, str] | None:
+    def _known(self, values: Mapping[str, Any], vector: Vectors | None) -> tuple[str, str] | None:
         """Why a row is not new, where it is not: reason and detail. A new one is remembered."""
         if self._leaks is not None and (evidence := self._leaks(values)) is not None:
             return "in the evaluation set", evidence
-        text = text_of(values)
+        text, key = text_of(values), f"row {values['task_id']}"
         match = self._near.find(text)
+        if match is None and self._meanings is not None and vector is not None:
+            match = self._meanings.find(text, vector)
         if match is not None:
             kind = "the same as" if match.kind == "exact" else f"{match.similarity:.2f} like"
-            return f"{match.kind} duplicate", f"{kind} {match.key}"
-        self._near.add(f"row {values['task_id']}", text)
+            return _REPEATED[match.kind], f"{kind} {match.key}"
+        self._near.add(key, text)
+        if self._meanings is not None and vector is not None:
+            self._meanings.add(key, text, vector)
         return None
 
     def _take_in(self, asked: A, outcome: _Outcome) -> None:
@@ -303,3 +338,30 @@ class Making(ABC, Generic[A, S]):
 def _short(details: Mapping[str, Any]) -> str:
     text = "; ".join(f"{name}: {value}" for name, value in details.items())
     return text if len(text) <= 400 else text[:399] + "…"
+
+
+async def to_the_end(making: Making[Any, Any]) -> Expanded:
+    """Run it and close its endpoints. The first Ctrl-C lets what is under way come back; the second is as ever."""
+    try:
+        with _ctrl_c_sets(making.stop):
+            return await making.run()
+    finally:
+        await making.aclose()
+
+
+@contextmanager
+def _ctrl_c_sets(stop: asyncio.Event) -> Iterator[None]:
+    """Only the main thread hears it."""
+    loop = asyncio.get_running_loop()
+
+    def heard() -> None:
+        loop.remove_signal_handler(signal.SIGINT)
+        stop.set()
+
+    with suppress(ValueError, NotImplementedError, RuntimeError):
+        loop.add_signal_handler(signal.SIGINT, heard)
+    try:
+        yield
+    finally:
+        with suppress(ValueError, NotImplementedError, RuntimeError):
+            loop.remove_signal_handler(signal.SIGINT)

@@ -66,8 +66,7 @@ def read_generated(config: Config) -> Rows:
     elif config.is_set(f"{_GENERATION}.validation_share"):
         parameters["validation"] = given.validation_share
     step = _from_docs(config, documents, seeds, parameters) if documents else _expand(config, seeds, parameters)
-    steps = (step, *_meanings(config))
-    recipe = BuildRecipe(Path.cwd(), (config.directory / "data").resolve(), steps)
+    recipe = BuildRecipe(Path.cwd(), (config.directory / "data").resolve(), (step,))
     files = Build(recipe, told=lambda line: log.info("data_generation %s", line)).run().files
     made = {file.stem: file for file in files}
     mapping = config.task_reader.field_mapping
@@ -86,16 +85,6 @@ def _from_docs(config: Config, documents: Iterable[Path], seeds: Path | None, pa
     reader = config.task_reader.data_generation.document_reader
     more = {"chunk_size": reader.chunk_size, "seeds": str(seeds) if seeds else None}
     return Step("generated", "from-docs", tuple(map(str, documents)), _said({**parameters, **more}))
-
-
-def _meanings(config: Config) -> tuple[Step, ...]:
-    """Deduplication by meaning, where the endpoint of an embedding model is named."""
-    filtered = config.task_reader.data_generation.deduplication_filter
-    if not filtered.enabled or filtered.params.base_url is None:
-        return ()
-    asked = [filtered.params.base_url, filtered.params.model]
-    parameters = {"embeddings": asked, "meaning": filtered.params.similarity_threshold}
-    return (Step("distinct", "dedup", ("generated",), parameters),)
 
 
 def _asking(config: Config) -> dict[str, Any]:
@@ -122,9 +111,13 @@ def _limits(config: Config, *, grown: bool) -> dict[str, Any]:
     key = f"{_GENERATION}.deduplication_filter.params.similarity_threshold"
     if given.deduplication_filter.enabled and threshold < _LEAST_SIMILARITY:
         raise ConfigError(f"{key} is at least {_LEAST_SIMILARITY} (got {threshold:g}, {config.origin(key)})")
+    filtered = given.deduplication_filter
+    by_meaning = filtered.enabled and filtered.params.base_url is not None
     return {
         "count": given.task_num,
-        "similarity": threshold if given.deduplication_filter.enabled else 1.0,
+        "similarity": threshold if filtered.enabled else 1.0,
+        "embeddings": [filtered.params.base_url, filtered.params.model] if by_meaning else None,
+        "meaning": threshold if by_meaning else None,
         "max_tokens": given.sampling_params.get("max_tokens", given.llm_response_length),
         "temperature": given.sampling_params.get("temperature"),
         "concurrency": given.num_workers,

@@ -21,11 +21,11 @@ _TRIED = 32
 
 @dataclass(frozen=True)
 class Match:
-    """The text that was there before: its key, the share of characters in common, and `exact` or `near`."""
+    """The text that was there before: its key, and the share of characters in common, or the cosine of meanings."""
 
     key: str
     similarity: float
-    kind: Literal["exact", "near"]
+    kind: Literal["exact", "near", "meaning"]
 
 
 def check_threshold(threshold: float) -> float:

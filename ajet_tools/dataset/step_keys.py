@@ -16,7 +16,7 @@ __all__ = ["changes", "key_of", "parts_of"]
 
 FILES = (
     *("eval", "against", "seeds", "template", "personas", "domains", "verify", "judge", "rubric", "workflow", "conf"),
-    *("scripted", "model"),
+    *("scripted", "model", "embeddings"),
 )
 """Options that name files, alone or inside, as in `judge:agent.py:exact`."""
 UNIMPORTANT = (

@@ -26,7 +26,7 @@ from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.tasks.encoded import decoder
 from ajet_sdk.tasks.rows import FIELDS, QUERY_COLUMNS
 from ajet_tools.dataset.writer import Writer
-from ajet_tools.trace.imports.lines import BadRows, json_rows
+from ajet_tools.trace.json_rows import BadRows, json_rows
 
 __all__ = ["BadRows", "Row", "Writer", "count", "files_of", "read", "splits_of", "text_of"]
 

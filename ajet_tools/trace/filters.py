@@ -1,12 +1,7 @@
 """The filter language of episodes: `reward<0.5 status=failed agent=werewolf step>10 text~"calc"`.
 
-    filter := all ("or" all)*
-    all    := one (["and"] one)*
-    one    := "not" one | "(" filter ")" | field operator value ("," value)* | text
-    operator := = != < <= > >= ~ (contains, in any case) !~
-
-A word that stands alone is looked for in everything that was said. Quotes hold what has blanks or means something else.
-`none` is the value of a field that has none. `!=` and `!~` are true exactly where `=` and `~` are not.
+For its grammar see `ajet_tools.trace.grammar`. A word that stands alone is looked for in everything that was said.
+`none` is the value of a field that has none.
 """
 
 from __future__ import annotations
@@ -18,8 +13,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Literal
 
-from ajet_sdk.errors import QueryError
 from ajet_sdk.types import now
+from ajet_tools.trace.grammar import Comparison, FilterError, Said, Token, fold, tree
 from ajet_tools.trace.queries import fields
 from ajet_tools.trace.queries.fields import ALIASES, Field
 
@@ -27,31 +22,15 @@ __all__ = [
     "FIELDS",
     "Condition",
     "Filter",
-    "FilterError",
     "Joined",
     "Node",
-    "Token",
     "conditions",
     "parse",
     "sql_of",
-    "tokens",
 ]
 
 FIELDS: dict[str, str] = {name: field.about for name, field in fields.FIELDS.items()}
 """Field -> what it means, in a few words."""
-
-_LONGEST = 10_000
-_DEEPEST = 30
-_MOST = 60
-_MOST_VALUES = 500
-
-
-class FilterError(QueryError):
-    """An expression that is not understood; `position` is where (from 0), and the message says what would be."""
-
-    def __init__(self, message: str, position: int) -> None:
-        super().__init__(f"{message} (filter, character {position + 1})")
-        self.position = position
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,12 +74,20 @@ class Filter:
 
 def parse(text: str) -> Filter:
     """A filter; of an empty text one that every episode fits. `age` counts from now. Raises FilterError."""
-    if len(text) > _LONGEST:
-        raise FilterError(f"a filter has at most {_LONGEST:,} characters", _LONGEST)
-    parser = _Parser(tokens(text), len(text))
-    node = parser.whole()
+    found = tree(text, "reward<0.5")
+    needles: list[str] = []
+
+    def leaf(part: Said | Comparison) -> Node:
+        if isinstance(part, Said):
+            needles.append(part.text.text)
+            return _text(part.text.text)
+        if part.operator.text == "~":
+            needles.extend(value.text for value in part.values)
+        return _comparison(part)
+
+    node = Condition("true", ()) if found is None else fold(found, leaf, lambda word, parts: Joined(word, tuple(parts)))
     sql, parameters = sql_of(node)
-    return Filter(text=text, sql=sql, parameters=parameters, needles=tuple(parser.needles), node=node)
+    return Filter(text=text, sql=sql, parameters=parameters, needles=tuple(needles), node=node)
 
 
 def conditions(node: Node) -> Iterable[Condition]:
@@ -117,167 +104,28 @@ def sql_of(node: Node) -> tuple[str, tuple[Any, ...]]:
     return (f"(NOT {joined})" if node.word == "not" else f"({joined})"), tuple(p for _, own in parts for p in own)
 
 
-@dataclass(frozen=True, slots=True)
-class Token:
-    kind: Literal["word", "quoted", "operator", "(", ")", ",", "end"]
-    text: str
-    at: int
+def _comparison(part: Comparison) -> Node:
+    field, operator = _field(part.field), part.operator
+    allowed = _OPERATORS[field.kind]
+    if operator.text not in allowed:
+        said = " ".join(each for plain in allowed for each in (plain, *_NEGATED.get(plain, ())))
+        raise FilterError(f"{part.field.text} is compared by {said}, not by {operator.text}", operator.at)
+    parts = tuple(_compare(field, operator.text, value) for value in part.values)
+    return parts[0] if len(parts) == 1 else Joined("or", parts)
 
 
-_TOKEN = re.compile(
-    r"""(?P<quoted>"(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*')|(?P<operator>!=|!~|<=|>=|==|=|<|>|~)|(?P<mark>[(),])"""
-    r"""|(?P<word>[^\s"'()=<>!~,][^\s"()=<>!~,]*)""",
-    re.S,
-)
-
-
-def tokens(text: str) -> list[Token]:
-    found: list[Token] = []
-    at = 0
-    while at < len(text):
-        if text[at].isspace():
-            at += 1
-            continue
-        match = _TOKEN.match(text, at)
-        if match is None and text[at] in "\"'":
-            raise FilterError(f"the quote {text[at]} is never closed", at)
-        if match is None:
-            raise FilterError(f"{text[at]!r} stands alone; to look for it, put it in quotes", at)
-        body = match[0]
-        if any("\ud800" <= c <= "\udfff" for c in body):
-            raise FilterError("half a surrogate pair is not a character", at)
-        if match["quoted"]:
-            found.append(Token("quoted", re.sub(r"\\(.)", _unescaped, body[1:-1], flags=re.S), at))
-        elif match["operator"]:
-            found.append(Token("operator", "=" if body == "==" else body, at))
-        elif body in ("(", ")", ","):
-            found.append(Token(body, body, at))  # type: ignore[arg-type]
-        else:
-            found.append(Token("word", body, at))
-        at = match.end()
-    return found
-
-
-def _unescaped(match: re.Match[str]) -> str:
-    return {"n": "\n", "t": "\t", '"': '"', "'": "'", "\\": "\\"}.get(match[1], match[0])
-
-
-class _Parser:
-    """Recursive descent over the tokens; one use."""
-
-    def __init__(self, tokens: Sequence[Token], end: int) -> None:
-        self._tokens = [*tokens, Token("end", "", end)]
-        self._next = 0
-        self._depth = 0
-        self._terms = 0
-        self.needles: list[str] = []
-
-    def whole(self) -> Node:
-        if self._peek().kind == "end":
-            return Condition("true", ())
-        node = self._either()
-        token = self._peek()
-        if token.kind != "end":
-            raise FilterError("there is no ( for this )", token.at)
-        return node
-
-    def _peek(self) -> Token:
-        return self._tokens[self._next]
-
-    def _take(self) -> Token:
-        token = self._tokens[self._next]
-        self._next += token.kind != "end"
-        return token
-
-    def _is_word(self, word: str) -> bool:
-        """The next token is a word of the language: neither quoted nor the name of a field."""
-        token = self._peek()
-        return token.kind == "word" and token.text.lower() == word
-
-    def _either(self) -> Node:
-        parts = [self._both()]
-        while self._is_word("or"):
-            self._take()
-            parts.append(self._both())
-        return parts[0] if len(parts) == 1 else Joined("or", tuple(parts))
-
-    def _both(self) -> Node:
-        parts = [self._one()]
-        while True:
-            if self._is_word("and") or self._peek().kind == ",":
-                self._take()
-            elif self._peek().kind in (")", "end") or self._is_word("or"):
-                break
-            parts.append(self._one())
-        return parts[0] if len(parts) == 1 else Joined("and", tuple(parts))
-
-    def _one(self) -> Node:
-        token = self._take()
-        if token.kind == "(" or (token.kind == "word" and token.text.lower() == "not"):
-            self._depth += 1
-            if self._depth > _DEEPEST:
-                raise FilterError(f"more than {_DEEPEST} conditions inside each other", token.at)
-            node = self._either() if token.kind == "(" else Joined("not", (self._one(),))
-            self._depth -= 1
-            if token.kind == "(" and self._take().kind != ")":
-                raise FilterError("the ( is never closed", token.at)
-            return node
-        self._terms += 1
-        if self._terms > _MOST:
-            raise FilterError(f"more than {_MOST} conditions", token.at)
-        if token.kind in ("end", ")", ",") or (token.kind == "word" and token.text.lower() in ("or", "and")):
-            raise FilterError("a condition is missing here, such as reward<0.5", token.at)
-        if token.kind == "operator":
-            raise FilterError(f"a field is missing before {token.text}; there are: {', '.join(FIELDS)}", token.at)
-        if self._peek().kind == "operator":
-            return self._comparison(token)
-        self.needles.append(token.text)
-        return _text(token.text)
-
-    def _comparison(self, name: Token) -> Node:
-        field = _field(name)
-        operator = self._take()
-        allowed = _OPERATORS[field.kind]
-        if operator.text not in allowed:
-            raise FilterError(f"{name.text} is compared by {' '.join(allowed)}, not by {operator.text}", operator.at)
-        values = [self._value(name)]
-        while self._peek().kind == "," and not self._a_field_follows():
-            self._take()
-            values.append(self._value(name))
-        if len(values) > _MOST_VALUES:
-            raise FilterError(f"more than {_MOST_VALUES} values", operator.at)
-        if len(values) > 1 and operator.text[0] in "<>":
-            raise FilterError(f"{operator.text} takes one value", values[1].at)
-        if operator.text == "~":
-            self.needles += [value.text for value in values]
-        plain = operator.text.removeprefix("!") if operator.text[0] == "!" else operator.text
-        parts = tuple(_compare(field, plain, value) for value in values)
-        node = parts[0] if len(parts) == 1 else Joined("or", parts)
-        return Joined("not", (node,)) if operator.text[0] == "!" else node
-
-    def _a_field_follows(self) -> bool:
-        """What comes after the comma is the next condition, not one more value."""
-        after = self._tokens[self._next + 2 : self._next + 3]
-        return bool(after) and after[0].kind == "operator"
-
-    def _value(self, name: Token) -> Token:
-        value = self._take()
-        if value.kind not in ("word", "quoted"):
-            raise FilterError(f"{name.text} is compared with nothing: a value is missing", value.at)
-        return value
-
-
-_ORDERED = ("=", "!=", "<", "<=", ">", ">=")
+_ORDERED = ("=", "<", "<=", ">", ">=")
 _OPERATORS: dict[str, tuple[str, ...]] = {
     "number": _ORDERED,
     "seconds": _ORDERED,
     "age": ("<", "<=", ">", ">="),
-    "word": ("=", "!=", "~", "!~"),
-    "id": ("=", "!=", "~", "!~"),
-    "choice": ("=", "!="),
-    "flag": ("=", "!="),
-    "text": ("~", "!~"),
+    "word": ("=", "~"),
+    "id": ("=", "~"),
+    "choice": ("=",),
+    "flag": ("=",),
+    "text": ("~",),
 }
+_NEGATED = {"=": ("!=",), "~": ("!~",)}
 
 
 def _field(name: Token) -> Field:
@@ -301,7 +149,7 @@ def _text(needle: str) -> Condition:
 
 
 def _compare(field: Field, operator: str, value: Token) -> Node:
-    """One comparison, `!` taken off."""
+    """With one value."""
     if field.kind == "text":
         return _text(value.text)
     if operator == "~":

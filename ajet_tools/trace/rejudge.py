@@ -10,7 +10,7 @@ import functools
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,11 +22,11 @@ from ajet_sdk.protocols import TraceReader
 from ajet_sdk.rewards import judged
 from ajet_sdk.samples import Estimator, build
 from ajet_sdk.trace.reader import episodes
-from ajet_sdk.types import Episode, Reward
+from ajet_sdk.types import Call, Episode, Reward
 from ajet_sdk.workers import Workers
 from ajet_sdk.workflow import WorkflowOutput, WorkflowTask
 
-__all__ = ["Changes", "Verdict", "advantages", "groups_of", "rejudge", "workflow_returned"]
+__all__ = ["Changes", "Verdict", "advantages", "compared_over", "groups_of", "rejudge", "workflow_returned"]
 
 _CHUNK = 256
 """Episodes, about, that are held at once."""
@@ -137,16 +137,30 @@ def workflow_returned(episode: Episode) -> bool:
     return (episode.error or "").startswith("judge ")
 
 
-def groups_of(reader: TraceReader, run_id: str, episode_ids: Sequence[str] | None = None) -> Iterator[list[Episode]]:
-    """The episodes of a run, or some of them, a few whole groups at a time; those rolled back are left out."""
-    sql = (
-        "SELECT episode_id, group_id FROM episodes WHERE run_id = ? AND NOT superseded ORDER BY started_at, episode_id"
-    )
+Whole = Literal["group", "step"]
+
+
+def compared_over(config: Config) -> Whole:
+    """Over which episodes a run's estimator compares rewards."""
+    return "step" if config.trainer_common.algorithm.adv_estimator == "reinforce_plus_plus" else "group"
+
+
+def groups_of(
+    reader: TraceReader, run_id: str, episode_ids: Sequence[str] | None = None, *, whole: Whole = "group"
+) -> Iterator[list[Episode]]:
+    """The episodes of a run, or some of them, a few whole groups (or whole steps) at a time.
+
+    Those rolled back are left out.
+    """
+    sql = """
+        SELECT episode_id, group_id, step, split FROM episodes WHERE run_id = ? AND NOT superseded
+        ORDER BY started_at, episode_id"""
     wanted = None if episode_ids is None else set(episode_ids)
-    grouped: dict[str, list[str]] = {}
+    grouped: dict[Any, list[str]] = {}
     for row in reader.query(sql, [run_id]).to_pylist():
         if wanted is None or row["episode_id"] in wanted:
-            grouped.setdefault(row["group_id"] or row["episode_id"], []).append(row["episode_id"])
+            key = (row["step"], row["split"]) if whole == "step" else row["group_id"] or row["episode_id"]
+            grouped.setdefault(key, []).append(row["episode_id"])
     chunk: list[str] = []
     for ids in grouped.values():
         chunk += ids
@@ -169,7 +183,7 @@ async def rejudge(
     """Judge stored episodes again, `parallel` at once.
 
     Args:
-        groups: whole groups of one run, a few at a time (`groups_of`).
+        groups: of one run a few whole groups at a time, or what else is `compared_over` (`groups_of`).
         judge: a decorated function or an object with `compute_reward`. It gets the output, the task and its metadata,
             and the episode; there is no `model` and no `env` here.
         config: the run's, for its estimator and `rollout.judge_timeout` (`timeout` in its place, in seconds).
@@ -263,29 +277,38 @@ def _workflow_task(episode: Episode) -> WorkflowTask:
 def advantages(group: Sequence[Episode], estimator: Estimator, normalize_std: bool) -> dict[str, float]:
     """The advantage of each policy call, by id, were the episodes trained on; calls without one are left out.
 
-    Made by the training's own `build`, over calls of one token: only rewards count here, so ids are not needed.
+    Made by the training's own `build`, over calls that have nothing in common: ids are not needed, only how many were
+    sampled, where they are known.
     """
     bare = []
     for episode in group:
-        calls = [
-            call.model_copy(update={"prompt_ids": _token(i), "output_ids": _token(i), "logprobs": _NO_LOGPROB})
-            for i, call in enumerate(episode.calls)
-        ]
-        bare.append(episode.model_copy(update={"calls": tuple(calls), "split": "train"}))
+        calls = tuple(_bare(call, i) for i, call in enumerate(episode.calls))
+        bare.append(episode.model_copy(update={"calls": calls, "split": "train"}))
     samples = build(bare, estimator=estimator, normalize_std=normalize_std).samples
     return {s.call_id: float(sample.advantages[s.start]) for sample in samples for s in sample.timeline.spans}
 
 
-_NO_LOGPROB = np.zeros(1, dtype=np.float32)
+def _bare(call: Call, number: int) -> Call:
+    sampled = 1 if call.output_ids is None else len(call.output_ids)
+    ids = np.full(sampled + 1, number, np.int32)
+    given = {"prompt_ids": ids[:1], "output_ids": ids[1:], "logprobs": np.zeros(sampled, np.float32)}
+    return call.model_copy(update=given)
 
 
-def _token(number: int) -> Any:
-    return np.array([number], dtype=np.int32)
+def _in_steps(side: Sequence[Episode], config: Config) -> dict[str, float]:
+    """The advantages of episodes of several steps: what is compared is never of two."""
+    algorithm = config.trainer_common.algorithm
+    steps: dict[Any, list[Episode]] = defaultdict(list)
+    for episode in side:
+        steps[episode.step, episode.split].append(episode)
+    found: dict[str, float] = {}
+    for step in steps.values():
+        found |= advantages(step, algorithm.adv_estimator, algorithm.normalize_std)
+    return found
 
 
 def _verdicts(before: Sequence[Episode], after: Sequence[Episode], config: Config) -> Iterator[Verdict]:
-    algorithm = config.trainer_common.algorithm
-    old, new = (advantages(side, algorithm.adv_estimator, algorithm.normalize_std) for side in (before, after))
+    old, new = (_in_steps(side, config) for side in (before, after))
     for was, now in zip(before, after, strict=True):
         failed = now.status != "succeeded"
         yield Verdict(

@@ -107,7 +107,7 @@ def _story(reader: TraceReader, episode_id: str, pulse: Row, decode: Decode | No
         calls=calls,
         tree=episode_tree(list(calls.values()), decode),
         rewards=rewards_of(reader, episode_id) if row else (),
-        feedback=feedback_of(reader, episode_id),
+        feedback=feedback_of(reader, episode_id) if pulse["feedback"] else (),
         ledger=ledger,
         attempts=attempts_of(reader, episode_id) if row else (episode_id,),
         decode=decode,

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
-from textual import events
-from textual.app import App, SystemCommand
+from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.screen import Screen
@@ -20,33 +19,27 @@ from ajet_sdk.errors import AjetError
 from ajet_sdk.protocols import TraceReader
 from ajet_tools.trace import queries
 from ajet_tools.trace.locate import State, state_of
-from ajet_tools.trace.text import one_line, visible
+from ajet_tools.trace.text import one_line
+from ajet_tools.tui.frame import Frame
+from ajet_tools.tui.pace import Pace
 
-__all__ = ["DARK", "LEAST_SIZE", "LIGHT", "TraceApp", "is_basic"]
+__all__ = ["TraceApp"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-LEAST_SIZE = (60, 15)
-"""Columns and rows below which the screens do not fit."""
-DARK, LIGHT = "textual-dark", "textual-light"
 
-
-class TraceApp(App[None]):
+class TraceApp(Frame):
     """The viewer of one trace. Screens reach the trace through `ask`, and each other through `open_...`."""
 
-    CSS_PATH = "app.tcss"
     TITLE = "ajet"
-    ENABLE_COMMAND_PALETTE = True
+    LEAST_SIZE = (60, 15)
     FOLLOW_SECONDS: ClassVar[float] = 0.25
-    PATIENCE: ClassVar[float] = 30.0
-    """A live run is asked what is new after this many times as long as its last answers took: it is not to notice."""
+    PATIENCE: ClassVar[float] = 50.0
+    """See `Pace`."""
     LONGEST_WAIT: ClassVar[float] = 10.0
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape", "back", "Back", show=False),
-        Binding("question_mark", "keys", "Keys", key_display="?"),
-        Binding("f1", "keys", "Keys", show=False, priority=True),
-        Binding("f2", "change_theme_shade", "Light or dark", show=False, priority=True),
         Binding("q", "quit", "Quit", show=False),
     ]
 
@@ -67,9 +60,8 @@ class TraceApp(App[None]):
         """A tokenizer to read tokens with, in place of the one that a run's config names."""
         self._state: State = state_of(where)
         self._trouble = ""
-        self._asked = 0.0
-        """Seconds for which the trace has been asked since a screen was last told of a change."""
-        self._quiet_until = 0.0
+        self._pace = Pace(self.PATIENCE, self.LONGEST_WAIT)
+        self._followed: Screen[Any] | None = None
         self._looking: Worker[None] | None = None
         self._changes = 0
         self._told: weakref.WeakKeyDictionary[Screen[Any], int] = weakref.WeakKeyDictionary()
@@ -80,7 +72,7 @@ class TraceApp(App[None]):
         try:
             return await asyncio.to_thread(question, self.reader, *arguments, **named)
         finally:
-            self._asked += time.monotonic() - began
+            self._pace.asked(time.monotonic() - began)
 
     def on_mount(self) -> None:
         from ajet_tools.tui.screens.runs import RunsScreen
@@ -100,17 +92,19 @@ class TraceApp(App[None]):
         """Tell the screen in front, once, of what came since it was last told. Only the files' sizes are looked at."""
         state = await asyncio.to_thread(state_of, self.where)
         before, self.live = self._changes, state.live
-        if self._asked:
-            wait = min(self.PATIENCE * self._asked, self.LONGEST_WAIT) if self.live else 0.0
-            self._asked, self._quiet_until = 0.0, time.monotonic() + wait
-        if state != self._state and time.monotonic() >= self._quiet_until:
-            self._state = state
-            self._changes += 1
+        at = time.monotonic()
         if not self.screen_stack:  # the viewer has been left meanwhile
             return
         screen = self.screen
+        if screen is not self._followed:
+            self._followed = screen
+            self._pace.anew()
+        if state != self._state and (self._pace.ready(at) or not state.live):
+            self._state = state
+            self._changes += 1
         if self._told.setdefault(screen, before) != self._changes:
             self._told[screen] = self._changes
+            self._pace.told(at)
             screen.post_message(self.Changed())
 
     def say_once(self, error: AjetError | None) -> None:
@@ -168,37 +162,13 @@ class TraceApp(App[None]):
         else:
             self.open_episode(await self.ask(queries.episode_of_call, found.id), found.id)
 
-    def told(self, error: Exception) -> None:
-        """An error of ours as a word at the screen's edge; the screen stays as it is."""
-        self.notify(visible(str(error)), severity="error", markup=False, timeout=8)
-
-    def copy(self, text: str, what: str) -> None:
-        """Put a text on the clipboard (OSC 52, which reaches through SSH) and say what it is."""
-        self.copy_to_clipboard(text)
-        self.notify(f"copied {what}", markup=False, timeout=2)
-
     def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
         yield SystemCommand(
             "Go to an id", "Open a run, an episode or a call by the beginning of its id", self.action_go
         )
         yield SystemCommand("Runs", "Back to the list of runs", self.action_runs)
         yield SystemCommand("SQL", "Ask the trace a question in SQL", self.open_sql)
-        yield SystemCommand("Keys", "Every key of this screen", self.action_keys)
-        yield SystemCommand(
-            "Light or dark", "Change between the light and the dark theme", self.action_change_theme_shade
-        )
-        yield SystemCommand("Theme", "Choose among all themes", self.action_change_theme)
-        yield SystemCommand("Save a picture", "This screen as an SVG file", self.deliver_screenshot)
-        yield SystemCommand("Quit", "Leave the viewer", self.exit)
-        for active in screen.active_bindings.values():
-            binding = active.binding
-            own = binding.show or active.node is screen
-            if active.enabled and own and binding.description and active.node is not self and not is_basic(binding):
-                yield SystemCommand(
-                    binding.description,
-                    f"key {self.get_key_display(binding)}",
-                    _acting(self, binding.action, active.node),
-                )
+        yield from super().get_system_commands(screen)
 
     async def action_back(self) -> None:
         """One screen back; the first stays."""
@@ -209,30 +179,10 @@ class TraceApp(App[None]):
         while len(self.screen_stack) > 2:
             self.pop_screen()
 
-    def action_keys(self) -> None:
-        from ajet_tools.tui.screens.help import HelpScreen
-
-        if not isinstance(self.screen, HelpScreen):
-            self.push_screen(HelpScreen.of(self.screen))
-
     def action_go(self) -> None:
         from ajet_tools.tui.screens.help import GoScreen
 
         self.push_screen(GoScreen(), lambda prefix: self.open_found(prefix) if prefix else None)
-
-    def action_change_theme_shade(self) -> None:
-        self.theme = DARK if self.current_theme.dark is False else LIGHT
-
-    def on_resize(self, event: events.Resize) -> None:
-        """A terminal that is too small says what it needs, until it is large enough."""
-        from ajet_tools.tui.screens.help import TooSmallScreen
-
-        fits = event.size.width >= LEAST_SIZE[0] and event.size.height >= LEAST_SIZE[1]
-        shown = isinstance(self.screen, TooSmallScreen)
-        if shown and fits:
-            self.pop_screen()
-        elif not shown and not fits:
-            self.push_screen(TooSmallScreen(*LEAST_SIZE))
 
     def _handle_exception(self, error: Exception) -> None:
         """An error of ours that a worker raised is a word, not the end of the app; any other is a fault and ends it."""
@@ -241,15 +191,3 @@ class TraceApp(App[None]):
             self.told(cause)
         else:
             super()._handle_exception(error)
-
-
-def is_basic(binding: Binding) -> bool:
-    """Whether a key is Textual's own on every screen: to go on, to copy what the mouse has selected."""
-    return binding.action.startswith(("app.focus", "screen.copy_text"))
-
-
-def _acting(app: TraceApp, action: str, node: Any) -> Callable[[], None]:
-    def act() -> None:
-        app.call_later(app.run_action, action, node)
-
-    return act

@@ -1,24 +1,20 @@
-"""Steps of GRPO against TRL's GRPOTrainer: one checkpoint, the same tasks, one process and one thread each in turn.
+"""Steps of GRPO against TRL's GRPOTrainer: one checkpoint, the same tasks, one process and one thread, in turn.
 
 Ours goes through an HTTP client (httpx on the lake, the OpenAI SDK in the single turn), capture, the gateway and the
-trace file; TRL's samples in process. The lake agent moves by tool
-calls in both, for a fixed number of turns, so that both sample episodes of like length. Needs the extra `bench`.
+trace file; TRL's samples in process. The lake agent moves by tool calls in both, for a fixed number of turns, so that
+both sample episodes of like length. A step of ours comes before each of TRL's, so that what else the machine does
+strikes both; ratios are of medians, by the clock and by the processor. Needs the extra `bench`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import io
-import json
-import os
 import random
-import statistics
 import tempfile
-import time
-import warnings
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import httpx
@@ -32,91 +28,18 @@ from ajet_sdk.engines.local import HFTokenizer, LocalSampler, load_model
 from ajet_sdk.episode import Attempt, run_batch
 from ajet_sdk.gateway import Gateway, SamplingOverride
 from ajet_sdk.learn.loss import LossSettings
-from ajet_sdk.learn.recipe import Demonstration, Recipe, make
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings
 from ajet_sdk.samples import build
 from ajet_sdk.trace.writer import TraceWriter
-from ajet_sdk.types import Episode, Reward, Task
+from ajet_sdk.types import Episode, Reward, Sample, Task, Timeline
 from tests.bench import Figure
+from tests.bench._lake import REPEAT, SYSTEM, TASKS, checkpoint, walking_agent
+from tests.bench._measure import Stopwatch, Taken, paired
+from tests.bench._trl import LakeEnvironment, their_steps, their_trainer
 
-TURNS, TASKS, REPEAT, STEPS = 12, 16, 8, 3
+LAKE_STEPS, SINGLE_STEPS = 5, 12
 SINGLE_TOKENS = 24
-DIRECTIONS = {"up": (-1, 0), "down": (1, 0), "left": (0, -1), "right": (0, 1)}
-SYSTEM = "Reach the goal."
-TOOLS: list[Any] = [
-    {
-        "type": "function",
-        "function": {
-            "name": "move",
-            "description": "Move one step.",
-            "parameters": {
-                "type": "object",
-                "properties": {"direction": {"type": "string", "description": "up, down, left or right."}},
-                "required": ["direction"],
-            },
-        },
-    }
-]
-
-
-class Lake:
-    """Walks on a 4 × 4 grid that has no end; what it earns is how far down and right it stands."""
-
-    def __init__(self, seed: int) -> None:
-        draw = random.Random(seed)
-        self.place, self.goal = [draw.randrange(4), draw.randrange(4)], [draw.randrange(4), draw.randrange(4)]
-
-    def look(self) -> str:
-        down, right = self.goal[0] - self.place[0], self.goal[1] - self.place[1]
-        return f"goal down {down} right {right}\nyou are at {self.place[0]} {self.place[1]}"
-
-    def move(self, direction: str) -> str:
-        step = DIRECTIONS.get(direction, (0, 0))
-        self.place = [min(3, max(0, at + by)) for at, by in zip(self.place, step, strict=True)]
-        return self.look()
-
-    def worth(self) -> float:
-        return float(sum(self.place))
-
-
-def walk(draw: random.Random) -> Demonstration:
-    lake = Lake(draw.randrange(10**6))
-    messages: list[dict[str, Any]] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": lake.look()}]
-    for number in range(TURNS + 2):
-        direction = draw.choice(list(DIRECTIONS))
-        function = {"name": "move", "arguments": json.dumps({"direction": direction})}
-        call = {"id": f"c{number}", "type": "function", "function": function}
-        messages.append({"role": "assistant", "content": "", "tool_calls": [call]})
-        messages.append({"role": "tool", "tool_call_id": f"c{number}", "content": lake.move(direction)})
-    return Demonstration(messages, TOOLS)
-
-
-def checkpoint(place: Path) -> None:
-    """A model that always makes a well-formed move."""
-    recipe = Recipe(
-        walk, min_steps=150, check_every=150, demonstrations=320, batch=16, vocabulary=400, longest_token=16
-    )
-    make(recipe, place, seed=0, key="bench", measure=lambda model, tokenizer, count: 1.0, say=lambda line: None)
-
-
-# Ours
-
-
-async def walking_agent(client: httpx.AsyncClient, seed: int) -> Reward:
-    lake = Lake(seed)
-    messages: list[Any] = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": lake.look()}]
-    for turn in range(TURNS + 1):
-        reply = await client.post(
-            "https://api.openai.com/v1/chat/completions", json={"model": "lake", "messages": messages, "tools": TOOLS}
-        )
-        message = reply.json()["choices"][0]["message"]
-        messages.append(message)
-        if not message.get("tool_calls") or turn == TURNS:
-            break
-        for call in message["tool_calls"]:
-            seen = lake.move(str(json.loads(call["function"]["arguments"]).get("direction")))
-            messages.append({"role": "tool", "tool_call_id": call["id"], "content": seen})
-    return Reward(value=lake.worth() + random.random())
+QUESTION = "The goal is down 2 right 1 and you are at 0 3. Which way is it from here? Say a word. "
 
 
 def agents() -> tuple[Any, Any]:
@@ -136,135 +59,61 @@ def agents() -> tuple[Any, Any]:
     return lake, single
 
 
-async def our_steps(
-    place: Path, workflow: Any, tasks: Sequence[Task], folder: Path
-) -> tuple[list[float], list[Episode]]:
-    """Seconds of each step (sampling, merging, training), the first left out; and the last step's episodes."""
-    config = load_config(values={"ajet": {"rollout": {"max_env_worker": TASKS * REPEAT, "max_model_len": 4096}}})
-    model, tokenizer = load_model(place, dtype="float32"), HFTokenizer(place)
-    sampler = LocalSampler(model, tokenizer, model_name="lake", max_model_len=4096, max_batch=TASKS * REPEAT)
-    engine, trainer = TokenEngine(sampler, tokenizer), Trainer(model, TrainerSettings(lr=1e-4))
-    seconds, episodes = [], list[Episode]()
-    with TraceWriter(folder / "trace.duckdb") as writer, Gateway(writer) as gateway, installed():
-        for step in range(STEPS + 1):
-            started = time.perf_counter()
-            attempts = [
-                Attempt(task=task, run_id="bench", group_id=f"{step}.{i}", attempt=n, step=step)
-                for i, task in enumerate(tasks)
-                for n in range(REPEAT)
-            ]
-            episodes = await run_batch(
-                workflow,
-                None,
-                attempts,
-                engine=engine,
-                gateway=gateway,
-                config=config,
-                writer=writer,
-                sampling=SamplingOverride(temperature=1.0),
-            )
-            batch = build(episodes)
-            async with sampler.exclusive():
-                trainer.step(batch.samples)
-            seconds.append(time.perf_counter() - started)
-    await engine.aclose()
-    return seconds[1:], episodes
+class OurRun:
+    """A run of ours, one `step` (sampling, merging, training) at a time; `takes` and `episodes` tell of them."""
+
+    def __init__(self, place: Path, workflow: Any, tasks: Sequence[Task], folder: Path) -> None:
+        self.workflow, self.tasks = workflow, tasks
+        self.takes: list[Taken] = []
+        self.episodes: list[Episode] = []
+        self.config = load_config(values={"ajet": {"rollout": {"max_env_worker": TASKS * REPEAT}}})
+        model, tokenizer = load_model(place, dtype="float32"), HFTokenizer(place)
+        self.sampler = LocalSampler(model, tokenizer, model_name="lake", max_model_len=4096, max_batch=TASKS * REPEAT)
+        self.engine, self.trainer = TokenEngine(self.sampler, tokenizer), Trainer(model, TrainerSettings(lr=1e-4))
+        self._open = ExitStack()
+        self.writer = self._open.enter_context(TraceWriter(folder / "trace.duckdb"))
+        self.gateway = self._open.enter_context(Gateway(self.writer))
+        self._open.enter_context(installed())
+        self._loop = asyncio.new_event_loop()
+        self._open.callback(self._loop.close)
+
+    def __enter__(self) -> OurRun:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._loop.run_until_complete(self.engine.aclose())
+        self._open.close()
+
+    def step(self) -> None:
+        watch = Stopwatch()
+        self._loop.run_until_complete(self._step(len(self.takes)))
+        self.takes.append(watch.read())
+
+    async def _step(self, step: int) -> None:
+        attempts = [
+            Attempt(task=task, run_id="bench", group_id=f"{step}.{i}", attempt=n, step=step)
+            for i, task in enumerate(self.tasks)
+            for n in range(REPEAT)
+        ]
+        self.episodes = await run_batch(
+            self.workflow,
+            None,
+            attempts,
+            engine=self.engine,
+            gateway=self.gateway,
+            config=self.config,
+            writer=self.writer,
+            sampling=SamplingOverride(temperature=1.0),
+        )
+        batch = build(self.episodes)
+        async with self.sampler.exclusive():
+            self.trainer.step(batch.samples)
 
 
-# TRL's
-
-
-class LakeEnvironment:
-    """The same walk, as TRL's `environment_factory` wants it."""
-
-    def reset(self, seed: int = 0, **_: Any) -> str:
-        self.lake = Lake(seed)
-        return self.lake.look()
-
-    def move(self, direction: str) -> str:
-        """Move one step.
-
-        Args:
-            direction: up, down, left or right.
-        """
-        return self.lake.move(direction)
-
-    def get_reward(self) -> float:
-        return self.lake.worth() + random.random()
-
-
-def their_trainer(place: Path, folder: Path, rows: list[dict[str, Any]], length: int, **arguments: Any) -> Any:
-    os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
-    from datasets import Dataset
-    from trl import GRPOConfig, GRPOTrainer
-    from trl.chat_template_utils import qwen3_template
-
-    tokenizer = HFTokenizer(place).hf
-    tokenizer.response_template = qwen3_template
-    # TRL takes templates that mark the assistant's words; the text is the same.
-    said = "{%- if message.content %}{{- message.content }}{%- endif %}"
-    template = tokenizer.chat_template.replace(said, "{%- generation %}" + said, 1)
-    end = "{{- '<|im_end|>\\n' }}\n    {%- elif message.role == 'tool'"
-    assert end in template
-    tokenizer.chat_template = template.replace(
-        end, "{{- '<|im_end|>' }}{%- endgeneration %}" + end.replace("<|im_end|>", "")
-    )
-    settings = GRPOConfig(
-        output_dir=str(folder),
-        per_device_train_batch_size=TASKS * REPEAT,
-        num_generations=REPEAT,
-        max_completion_length=length,
-        max_tool_calling_iterations=TURNS,
-        max_steps=STEPS + 1,
-        report_to=[],
-        use_cpu=True,
-        bf16=False,
-        learning_rate=1e-4,
-        beta=0.0,
-        save_strategy="no",
-        temperature=1.0,
-        logging_steps=1,
-        disable_tqdm=True,
-        gradient_checkpointing=False,
-    )
-    seconds: list[float] = []
-
-    class Timed(GRPOTrainer):  # type: ignore[misc]
-        def training_step(self, *args: Any, **kwargs: Any) -> Any:
-            started = time.perf_counter()
-            result = super().training_step(*args, **kwargs)
-            seconds.append(time.perf_counter() - started)
-            return result
-
-    trainer = Timed(
-        model=load_model(place, dtype="float32"),
-        processing_class=tokenizer,
-        args=settings,
-        train_dataset=Dataset.from_list(rows),
-        **arguments,
-    )
-    trainer.seconds = seconds
-    return trainer
-
-
-def their_steps(trainer: Any) -> tuple[list[float], dict[str, float]]:
-    """Seconds of each step, the first left out; and what TRL logged of the last step."""
-    with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
-        warnings.simplefilter("ignore")
-        trainer.train()
-    logged = [entry for entry in trainer.state.log_history if "completions/mean_length" in entry]
-    return trainer.seconds[1:], logged[-1]
-
-
-# The loss alone
-
-
-def loss_times(place: Path, trl_trainer: Any, length: int = 108) -> tuple[float, float]:
-    """Seconds of one forward and backward pass over 128 sequences, ours and TRL's."""
+def loss_times(place: Path, trl_trainer: Any, length: int = 108) -> tuple[Taken, Taken]:
+    """One forward and backward pass over 128 sequences, ours and TRL's."""
     import numpy as np
     import torch
-
-    from ajet_sdk.types import Sample, Timeline
 
     generator, count, prompt = torch.Generator().manual_seed(0), TASKS * REPEAT, length - SINGLE_TOKENS
     ids = torch.randint(20, 300, (count, length), generator=generator)
@@ -302,16 +151,23 @@ def loss_times(place: Path, trl_trainer: Any, length: int = 108) -> tuple[float,
     return paired(lambda: ours.step(samples), theirs)
 
 
-def paired(a: Any, b: Any, rounds: int = 7) -> tuple[float, float]:
-    """Median seconds of two functions, run in turn after one round of each."""
-    times: tuple[list[float], list[float]] = ([], [])
-    for number in range(rounds + 1):
-        for function, seconds in zip((a, b), times, strict=True):
-            started = time.perf_counter()
-            function()
-            if number:
-                seconds.append(time.perf_counter() - started)
-    return statistics.median(times[0]), statistics.median(times[1])
+def compared(name: str, place: Path, run: OurRun, trainer: Any) -> tuple[list[Figure], Taken, Taken]:
+    """Both runs' steps in turn, the first of each left out: figures, and what a step of each took."""
+    takes, logged = their_steps(trainer, run.step)
+    ours, theirs = Taken.median(run.takes[1:]), Taken.median(takes[1:])
+    calls = [call for episode in run.episodes for call in episode.calls]
+    sampled = sum(len(call.output_ids) for call in calls if call.output_ids is not None)
+    figures = [
+        Figure(f"{name} step, ours", ours.wall, "s"),
+        Figure(f"{name} step, ours, processor", ours.cpu, "s"),
+        Figure(f"{name} step, TRL", theirs.wall, "s"),
+        Figure(f"{name} step, TRL, processor", theirs.cpu, "s"),
+        Figure(f"{name}, tokens sampled of an episode, ours", sampled / len(run.episodes), ""),
+        Figure(f"{name}, tokens sampled of an episode, TRL", logged["completions/mean_length"], ""),
+        Figure(f"{name}, calls of an episode, ours", len(calls) / len(run.episodes), ""),
+        Figure(f"{name}, calls of an episode, TRL", 1 + logged.get("tools/call_frequency", 0), ""),
+    ]
+    return figures, ours, theirs
 
 
 def main() -> list[Figure]:
@@ -319,48 +175,54 @@ def main() -> list[Figure]:
 
     torch.set_num_threads(1)
     lake, single = agents()
-    question = "The goal is down 2 right 1 and you are at 0 3. Which way is it from here? Say a word. "
-    figures = []
     with tempfile.TemporaryDirectory() as name:
         folder, place = Path(name), Path(name) / "model"
         checkpoint(place)
-        tasks = [Task(main_query=str(i), metadata={"seed": i}) for i in range(TASKS)]
-        rows = [
-            {"prompt": [{"role": "system", "content": SYSTEM}, {"role": "user", "content": ""}], "seed": i}
-            for i in range(64)
-        ]
-        ours, episodes = asyncio.run(our_steps(place, lake, tasks, folder))
-        trainer = their_trainer(place, folder / "a", rows, 3000, environment_factory=LakeEnvironment, reward_funcs=[])
-        theirs, logged = their_steps(trainer)
-        turns = statistics.mean(len(e.calls) for e in episodes)
-        figures += [
-            Figure("lake step, ours", statistics.median(ours), "s"),
-            Figure("lake step, TRL", statistics.median(theirs), "s"),
-            Figure("calls an episode, ours", turns, ""),
-            Figure("calls an episode, TRL", 1 + logged["tools/call_frequency"], ""),
-            ratio("lake step, TRL / ours", statistics.median(theirs) / statistics.median(ours), 2.0),
-        ]
-        tasks = [Task(main_query=question + str(i)) for i in range(TASKS)]
-        rows = [{"prompt": [{"role": "user", "content": question + str(i)}]} for i in range(64)]
-        ours, _ = asyncio.run(our_steps(place, single, tasks, folder / "single"))
-        trainer = their_trainer(
-            place,
-            folder / "b",
-            rows,
-            SINGLE_TOKENS,
-            reward_funcs=[lambda completions, **_: [random.random() for _ in completions]],
-        )
-        theirs, _ = their_steps(trainer)
-        a, b = loss_times(place, trainer)
-        figures += [
-            Figure("single-turn step, ours", statistics.median(ours), "s"),
-            Figure("single-turn step, TRL", statistics.median(theirs), "s"),
-            ratio("single-turn step, ours / TRL", statistics.median(ours) / statistics.median(theirs), 1.5, most=True),
-            ratio("loss and gradient alone, ours / TRL", a / b, 1.0, most=True),
-        ]
-    return figures
+        return on_the_lake(place, lake, folder / "lake") + in_one_turn(place, single, folder / "single")
 
 
-def ratio(name: str, value: float, goal: float, *, most: bool = False) -> Figure:
-    sign = "at most" if most else "at least"
-    return Figure(name, value, "×", f"{sign} {goal:g} ×", value <= goal if most else value >= goal)
+def on_the_lake(place: Path, workflow: Any, folder: Path) -> list[Figure]:
+    prompt = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": ""}]
+    trainer = their_trainer(
+        place,
+        folder / "trl",
+        [{"prompt": prompt, "seed": i} for i in range(64)],
+        3000,
+        LAKE_STEPS + 1,
+        environment_factory=LakeEnvironment,
+        reward_funcs=[],
+    )
+    tasks = [Task(main_query=str(i), metadata={"seed": i}) for i in range(TASKS)]
+    with OurRun(place, workflow, tasks, folder) as run:
+        figures, ours, theirs = compared("lake", place, run, trainer)
+    return [*figures, *ratios("lake step, TRL / ours", theirs.over(ours), 2.0)]
+
+
+def in_one_turn(place: Path, workflow: Any, folder: Path) -> list[Figure]:
+    trainer = their_trainer(
+        place,
+        folder / "trl",
+        [{"prompt": [{"role": "user", "content": QUESTION + str(i)}]} for i in range(64)],
+        SINGLE_TOKENS,
+        SINGLE_STEPS + 1,
+        reward_funcs=[lambda completions, **_: [random.random() for _ in completions]],
+    )
+    tasks = [Task(main_query=QUESTION + str(i)) for i in range(TASKS)]
+    with OurRun(place, workflow, tasks, folder) as run:
+        figures, ours, theirs = compared("single turn", place, run, trainer)
+    a, b = loss_times(place, trainer)
+    return [
+        *figures,
+        *ratios("single-turn step, ours / TRL", ours.over(theirs), 1.5, most=True),
+        *ratios("loss and gradient alone, ours / TRL", a.over(b), 1.0, most=True),
+    ]
+
+
+def ratios(name: str, value: Taken, goal: float, *, most: bool = False) -> list[Figure]:
+    """A figure by the clock and one by the processor, with one goal."""
+
+    def figure(name: str, value: float) -> Figure:
+        sign = "at most" if most else "at least"
+        return Figure(name, value, "×", f"{sign} {goal:g} ×", value <= goal if most else value >= goal)
+
+    return [figure(name, value.wall), figure(f"{name}, processor", value.cpu)]

@@ -101,14 +101,13 @@ async def _watch(run: Process, path: Path) -> tuple[dict[str, float], list[float
 
 async def _delays(app: Any, pause: Callable[[], Any]) -> list[float]:
     """On the screen of an episode to which calls are added."""
-    found, known = list[float](), len(app.screen.story.calls)
+    found, known = list[float](), set(app.screen.story.calls)
     deadline = time.monotonic() + WINDOW
     while time.monotonic() < deadline:
         await pause()
         calls = app.screen.story.calls
-        if len(calls) > known:
-            known = len(calls)
-            found.append((now() - max(call.ended_at for call in calls.values())).total_seconds())
+        found += [(now() - calls[id].ended_at).total_seconds() for id in calls.keys() - known]
+        known |= calls.keys()
     return found
 
 

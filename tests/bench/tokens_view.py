@@ -8,7 +8,6 @@ process, for the machine may be shared; the wall-clock times are printed beside 
 from __future__ import annotations
 
 import asyncio
-import inspect
 import statistics
 import tempfile
 import time
@@ -106,7 +105,6 @@ def write(directory: Path) -> None:
 class Watched(TraceApp):
     """The app, which says when it has drawn."""
 
-    CSS_PATH = Path(inspect.getfile(TraceApp)).with_name("app.tcss")
     drew: asyncio.Event | None = None
 
     def _display(self, screen: Any, renderable: Any) -> None:

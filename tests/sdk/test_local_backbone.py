@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import random
 import signal
 import threading
 from pathlib import Path
@@ -15,36 +14,22 @@ import pytest
 import torch
 
 import ajet
-from ajet_sdk.backbones.local import _whole, total_steps
-from ajet_sdk.backbones.rollouts import tasks_of_step
+from ajet_sdk.backbones.local import _whole
+from ajet_sdk.backbones.steps import tasks_of_step, total_steps
 from ajet_sdk.backbones.validation import validations_left
 from ajet_sdk.config import Config, load_config
 from ajet_sdk.errors import CheckpointError, ConfigError, TrainingError
-from ajet_sdk.learn import recipe as recipes
-from ajet_sdk.learn.recipe import Demonstration, Recipe, Shape
 from ajet_sdk.run import train
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.types import Task
 from ajet_tools.trace.check import check
-
-
-def parrot(draw: random.Random) -> Demonstration:
-    word = draw.choice(["yes", "no", "maybe"])
-    return Demonstration([{"role": "user", "content": f"Say {word}."}, {"role": "assistant", "content": word}])
+from tests.tiny_models import save_tiny
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of random weights with a tokenizer and a chat template."""
-    place = tmp_path_factory.mktemp("models") / "tiny"
-    draw = random.Random(0)
-    recipe = Recipe(parrot, shape=Shape(hidden=16, heads=2, kv_heads=1, intermediate=32, max_length=256))
-    tokenizer = recipes.train_tokenizer(recipe, [parrot(draw) for _ in range(50)])
-    torch.manual_seed(0)
-    model = recipes.new_model(recipe, tokenizer)
-    model.save_pretrained(place)
-    tokenizer.save_pretrained(place)
-    return place
+    return save_tiny(tmp_path_factory.mktemp("models") / "tiny")
 
 
 def job(tmp_path: Path, model: Path, **trainer: Any) -> Config:

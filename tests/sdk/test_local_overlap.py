@@ -21,34 +21,20 @@ from ajet_sdk.engines.local import LocalSampler
 from ajet_sdk.engines.local.twin import Twin
 from ajet_sdk.engines.scripted import ByteTokenizer
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.learn import recipe as recipes
 from ajet_sdk.learn.loss import LossSettings, collate, score
-from ajet_sdk.learn.recipe import Demonstration, Recipe, Shape
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings
 from ajet_sdk.protocols import Sampling
 from ajet_sdk.run import train
 from ajet_sdk.trace.reader import ledger_balance, open_trace
 from ajet_sdk.types import Sample, Span, Timeline
 from ajet_tools.trace.check import check
+from tests.tiny_models import save_tiny
 
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of random weights with a tokenizer and a chat template."""
-
-    def parrot(draw: Any) -> Demonstration:
-        word = draw.choice(["yes", "no", "maybe"])
-        return Demonstration([{"role": "user", "content": f"Say {word}."}, {"role": "assistant", "content": word}])
-
-    import random
-
-    place, draw = tmp_path_factory.mktemp("models") / "tiny", random.Random(0)
-    recipe = Recipe(parrot, shape=Shape(hidden=16, heads=2, kv_heads=1, intermediate=32, max_length=256))
-    tokenizer = recipes.train_tokenizer(recipe, [parrot(draw) for _ in range(50)])
-    torch.manual_seed(0)
-    recipes.new_model(recipe, tokenizer).save_pretrained(place)
-    tokenizer.save_pretrained(place)
-    return place
+    return save_tiny(tmp_path_factory.mktemp("models") / "tiny")
 
 
 def job(tmp_path: Path, model: Path, rollout: Mapping[str, Any] = {}, **trainer: Any) -> Config:

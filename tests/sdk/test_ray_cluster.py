@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -191,19 +190,10 @@ def test_ctrl_c_ends_what_was_started_and_nothing_else(project: Path, bystander:
 
 
 def test_a_model_learns_from_episodes_that_ran_elsewhere(project: Path, bystander: Cluster) -> None:
-    torch = pytest.importorskip("torch")
-    from ajet_sdk.learn import recipe as recipes
-    from ajet_sdk.learn.recipe import Demonstration, Recipe, Shape
+    pytest.importorskip("torch")
+    from tests.tiny_models import save_tiny
 
-    def parrot(draw: random.Random) -> Demonstration:
-        word = draw.choice(["yes", "no", "maybe"])
-        return Demonstration([{"role": "user", "content": f"Say {word}."}, {"role": "assistant", "content": word}])
-
-    recipe = Recipe(parrot, shape=Shape(hidden=16, heads=2, kv_heads=1, intermediate=32, max_length=256))
-    tokenizer = recipes.train_tokenizer(recipe, [parrot(random.Random(i)) for i in range(50)])
-    torch.manual_seed(0)
-    recipes.new_model(recipe, tokenizer).save_pretrained(project / "tiny")
-    tokenizer.save_pretrained(project / "tiny")
+    save_tiny(project / "tiny")
     values: dict[str, Any] = {
         "experiment_name": "tiny",
         "backbone": "local",

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_sdk.errors import ConfigError, RequestRefused
+from ajet_sdk.pieces import Cuts, PieceEncoder
 from ajet_sdk.splits import HINTS, align
-from ajet_sdk.tokens import EpisodeTokens, PieceEncoder, Prompt
+from ajet_sdk.tokens import EpisodeTokens, Prompt
 
 FAMILIES = ["byte_level", "metaspace_always", "metaspace_first", "llama2"]
 TOOL = {"type": "function", "function": {"name": "calc", "parameters": {"type": "object", "properties": {}}}}
@@ -391,7 +392,7 @@ def test_a_conversation_that_splits_at_each_turn_is_encoded_about_once_too(token
 @given(data=st.data())
 def test_pieces_are_what_the_tokenizer_gives(data: st.DataObject, tokenizer_of: Callable[..., Any]) -> None:
     tok = tokenizer_of(data.draw(st.sampled_from(FAMILIES)), "chatml")
-    encoder = PieceEncoder(tok, limit=200)
+    encoder = PieceEncoder(tok, Cuts(tok), limit=200)
     words = ["<|im_start|>", "<|im_end|>", "</s>", "<s>", "<think>", "user", " ", "\n", "the fox", "é", "🦊", "12", "▁"]
     for parts in data.draw(st.lists(st.lists(st.sampled_from(words), max_size=12), max_size=6)):
         text = "".join(parts)

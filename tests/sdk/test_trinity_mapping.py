@@ -11,7 +11,8 @@ from typing import Any, Literal, get_args, get_origin
 import pytest
 from pydantic import BaseModel
 
-from ajet_sdk.backbones.trinity.mapping import Place, merged, to_trinity
+from ajet_sdk.backbones.mapping import merged
+from ajet_sdk.backbones.trinity.mapping import TrinityPlace, to_trinity
 from ajet_sdk.config import Config, is_idle, keys, load_config
 from ajet_sdk.errors import ConfigError
 
@@ -63,10 +64,10 @@ BESIDE: dict[str, dict[str, Any]] = {
 }
 
 
-def place_of(config: Config) -> Place:
+def place_of(config: Config) -> TrinityPlace:
     """As the driver makes it of a config."""
     common = config.trainer_common
-    return Place(
+    return TrinityPlace(
         run_id="r1",
         model=config.model.path or "",
         steps=common.total_steps or common.total_epochs * TRAIN // config.data.train_batch_size,

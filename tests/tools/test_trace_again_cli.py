@@ -7,11 +7,12 @@ import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from typer.testing import CliRunner
 
+from ajet_sdk.samples import Estimator
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Reward, Run, Task
 from ajet_tools.cli.app import app
@@ -114,8 +115,9 @@ def test_rejudge(demo: Path) -> None:
 
 
 def test_remerge(demo: Path) -> None:
-    said = ajet("trace", "remerge", WHERE, "--estimator", "rloo")
-    assert "It trained nothing" in said and "tokens zero_advantage" in said
+    for estimator in get_args(Estimator):
+        said = ajet("trace", "remerge", WHERE, "--estimator", estimator)
+        assert "It trained nothing" in said and "tokens zero_advantage" in said
     found = json.loads(ajet("trace", "remerge", WHERE, "--max-tokens", "10", "--no-normalize-std", "--json"))
     assert found["policy"]["max_tokens"] == 10 and found["policy"]["normalize_std"] is False
     assert set(found["booked"]) == {"evaluation"} and found["own"]["outcomes"] == found["other"]["outcomes"]

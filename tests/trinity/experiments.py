@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 import ajet_sdk
-from ajet_sdk.backbones.trinity.mapping import merged
+from ajet_sdk.backbones.mapping import merged
 from ajet_sdk.errors import TraceError
 from ajet_sdk.trace.reader import open_trace
 
@@ -35,6 +35,7 @@ class Experiment:
     questions: Sequence[str]
     config: Mapping[str, Any] = field(default_factory=dict)
     roots: Mapping[str, Any] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
     mark: str = field(default_factory=lambda: uuid.uuid4().hex)
     process: subprocess.Popen[bytes] | None = None
 
@@ -71,7 +72,8 @@ class Experiment:
         """Begin the run. Its processes bear a mark in their environment, by which they are found."""
         self.folder.mkdir(parents=True, exist_ok=True)
         self.write()
-        environment = {**os.environ, "AJET_TEST_MARK": self.mark, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+        fixed = {"AJET_TEST_MARK": self.mark, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1"}
+        environment = {**os.environ, **fixed, **self.environment}
         with self.log.open("ab") as stream:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "ajet", "train", "--conf", "job.yaml", *more],

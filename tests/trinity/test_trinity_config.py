@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,15 @@ pytest.importorskip("trinity", reason="needs Trinity-RFT: just install-trinity")
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from ajet_sdk.backbones.trinity.backbone import trinity
 from ajet_sdk.backbones.trinity.launch import typed
-from ajet_sdk.backbones.trinity.mapping import Place, to_trinity
+from ajet_sdk.backbones.trinity.mapping import TrinityPlace, to_trinity
 from ajet_sdk.config import load_config
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.gateway import Gateway
+from ajet_sdk.protocols import Job
+from ajet_sdk.trace.writer import TraceWriter
+from ajet_sdk.types import Task
 
 FEW = settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
 share = st.floats(0.0, 1.0, width=16)
@@ -70,7 +76,7 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
 
 def mapped(document: dict[str, Any], **roots: Any) -> dict[str, Any]:
     config = load_config(values={"ajet": document, **roots})
-    place = Place(
+    place = TrinityPlace(
         run_id="r1", model="org/model", steps=5, lr=config.trainer_common.optim.lr, checkpoints=Path("/store"),
         tasks=Path("/store/r1/tasks"), val_tasks=2, workflow_args={"run_id": "r1", "config": {"a": [1, None]}},
     )  # fmt: skip
@@ -124,6 +130,21 @@ def test_our_parts_are_found_where_trinity_looks_for_them() -> None:
         "ToTheDriver": MONITOR.get(mapping["monitor"]["monitor_type"]),
     }
     assert {name: one.__name__ for name, one in found.items()} == {name: name for name in found}
+
+
+def test_a_key_that_cannot_be_honoured_is_told_before_the_model_is_looked_for(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="needs Ray: just install-trinity")
+    values = {"backbone": "trinity", "model": {"path": str(tmp_path / "nowhere")},
+              "trainer_common": {"n_gpus_per_node": 0, "algorithm": {"use_kl_in_reward": True}}}  # fmt: skip
+    job = Job(config=load_config(values=values), workflow=None, judge=None, train=[Task(main_query="q")], val=[],
+              run_id="r", directory=tmp_path)  # fmt: skip
+    with (
+        TraceWriter(tmp_path / "trace.duckdb") as writer,
+        Gateway(writer) as gateway,
+        pytest.raises(ConfigError, match="use_kl_in_reward"),
+    ):
+        asyncio.run(trinity(job, gateway, writer))
+    assert not (tmp_path / "checkpoint").exists()
 
 
 @pytest.mark.parametrize("timelines", [3, 24, 129])

@@ -22,7 +22,7 @@ from trinity.common.config import BufferConfig, ExperienceBufferConfig, TrainerI
 from trinity.common.experience import EID, Experience
 
 from ajet_sdk.backbones.post import open_post
-from ajet_sdk.backbones.rollouts import tasks_of_step
+from ajet_sdk.backbones.steps import tasks_of_step
 from ajet_sdk.backbones.trinity.batches import GivenAdvantages, OrderOfLocal, WholeSteps, _leave_out, _weigh, blank
 from ajet_sdk.backbones.trinity.workflow import to_experience
 from ajet_sdk.samples import Batch

@@ -6,9 +6,7 @@ Letters of shapes: B sequences, P the longest prompt, R the longest response, T 
 from __future__ import annotations
 
 import importlib
-import random
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +25,14 @@ from ajet_sdk.backbones.trinity import learner as learning
 from ajet_sdk.backbones.trinity.batches import GivenAdvantages, _share, _weigh
 from ajet_sdk.backbones.trinity.launch import typed
 from ajet_sdk.backbones.trinity.learner import Learner, Sequences
-from ajet_sdk.backbones.trinity.mapping import Place, to_trinity
+from ajet_sdk.backbones.trinity.mapping import TrinityPlace, to_trinity
 from ajet_sdk.backbones.trinity.workflow import to_experience
 from ajet_sdk.config import load_config
 from ajet_sdk.engines.local import load_model
-from ajet_sdk.learn.loss import collate, micro_batches, score, token_loss, trained_length
 from ajet_sdk.learn.trainer import TrainerSettings
-from ajet_sdk.samples import build
-from ajet_sdk.types import Call, Episode, Reward, Sample
+from ajet_sdk.types import Sample
+from tests.oracle import TEMPERATURE, check_same, gradients, local_loss, sampled
 
-TEMPERATURE = 0.8
-CLOSE = {"atol": 1e-5, "rtol": 1e-5}
 STAND_IN = Path(ajet_sdk.__file__).parent / "backbones" / "trinity" / "stand_in"
 
 
@@ -52,77 +47,22 @@ def config_of(gpus: int, tmp_path: Path, **terms: Any) -> tuple[Any, dict[str, A
             "trainer_common": {"n_gpus_per_node": gpus, "use_kl_loss": False, "clip_ratio_low": 0.1, **terms},
         }
     )
-    place = Place(run_id="r", model="org/model", steps=4, lr=1e-3, checkpoints=tmp_path, tasks=tmp_path / "tasks")
+    place = TrinityPlace(
+        run_id="r", model="org/model", steps=4, lr=1e-3, checkpoints=tmp_path, tasks=tmp_path / "tasks"
+    )
     return config, to_trinity(config, place)
 
 
 def stored(model: Any) -> tuple[list[Sample], list[Experience]]:
-    """A batch of two groups: turns, forks and two agents; sampled by a policy a little apart, so that clipping acts."""
-    draw = random.Random(7)
-    size = model.config.vocab_size
-
-    def ids(least: int, most: int) -> list[int]:
-        return [draw.randrange(size) for _ in range(draw.randint(least, most))]
-
-    def call(name: str, index: int, prompt: list[int], agent: str = "default") -> Call:
-        output = ids(1, 9)
-        with torch.no_grad():
-            logits_TV = model(torch.tensor([[*prompt, *output]])).logits[0, len(prompt) - 1 : -1] / TEMPERATURE
-        exact = torch.log_softmax(logits_TV, -1).gather(1, torch.tensor(output)[:, None])[:, 0]
-        apart = [value + draw.gauss(0, 0.4) for value in exact.tolist()]
-        return Call(call_id=f"{name}.{index}", episode_id=name, index=index, agent=agent, policy_version=0,
-                    prompt_ids=prompt, output_ids=output, logprobs=apart)  # fmt: skip
-
-    episodes = []
-    for group in range(2):
-        for attempt in range(4):
-            name, first = f"e{group}.{attempt}", ids(3, 12)
-            calls = [call(name, 0, first)]
-            seen = [*first, *calls[0].output_ids.tolist()]  # type: ignore[union-attr]
-            calls += [call(name, 1, [*seen, *ids(2, 5)]), call(name, 2, [*seen, *ids(2, 5)])]
-            calls += [call(name, 3, ids(4, 8), "critic")]
-            episodes.append(Episode(episode_id=name, group_id=f"g{group}", attempt=attempt, calls=tuple(calls),
-                                    rewards=(Reward(value=draw.random()),)))  # fmt: skip
-    samples = build(episodes).samples
+    """A batch of samples, and as Trinity's experiences."""
+    episodes, batch = sampled(model)
     by_id = {episode.episode_id: episode for episode in episodes}
-    return list(samples), [to_experience(s, by_id[s.episode_id], i) for i, s in enumerate(samples)]
-
-
-def gradients(model: Any) -> dict[str, torch.Tensor]:
-    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad(set_to_none=True)
-    return found
-
-
-def local_loss(model: Any, samples: Sequence[Sample], config: Any, budget: int, reference: Any = None) -> float:
-    """As the local trainer: micro-batches, and the sum over tokens divided by their number. Leaves gradients."""
-    settings = TrainerSettings.of(config, 1e-3, 4).loss
-    total, loss = sum(int(sample.timeline.loss_mask.sum()) for sample in samples), 0.0
-    groups = micro_batches([trained_length(sample) for sample in samples], budget)
-    assert len(groups) > 1
-    for group in groups:
-        batch = collate([samples[i] for i in group], TEMPERATURE)
-        reference_N = None
-        if settings.kl_coef:
-            with torch.no_grad():
-                reference_N = score(reference, batch, entropy=False).logprobs_N
-        loss_N, _ = token_loss(score(model, batch, entropy=True, entropy_grad=True), batch, settings, reference_N)
-        part = loss_N.sum() / total
-        part.backward()
-        loss += float(part.detach())
-    return loss
+    return list(batch.samples), [to_experience(s, by_id[s.episode_id], i) for i, s in enumerate(batch.samples)]
 
 
 @pytest.fixture(scope="module")
 def model(tiny: Path) -> Any:
     return load_model(tiny, dtype="float32", device="cpu").eval()
-
-
-def check(ours: tuple[float, dict[str, torch.Tensor]], theirs: tuple[float, dict[str, torch.Tensor]]) -> None:
-    assert ours[0] == pytest.approx(theirs[0], abs=1e-5)
-    assert ours[1].keys() == theirs[1].keys() and any(value.abs().max() > 1e-3 for value in ours[1].values())
-    for name, value in ours[1].items():
-        torch.testing.assert_close(theirs[1][name], value, **CLOSE)
 
 
 def test_the_batch_has_what_could_go_wrong(model: Any) -> None:
@@ -150,7 +90,7 @@ def test_the_loss_of_verls_route_is_the_local_loss(
     config, mapping = config_of(4, tmp_path, **terms)
     reference, policy = model, moved(tiny)
     samples, experiences = stored(policy)
-    ours = local_loss(policy, samples, config, 128, reference), gradients(policy)
+    ours = local_loss(policy, samples, config, reference), gradients(policy)
 
     algorithm = mapping["algorithm"]
     ranks = algorithm["sample_strategy_args"]["ranks"]
@@ -186,7 +126,7 @@ def test_the_loss_of_verls_route_is_the_local_loss(
             (loss / ranks).backward()
             total, clipped = total + float(loss.detach()) / ranks, clipped + said["actor/pg_clipfrac"]
     assert clipped > 0.05
-    check(ours, (total, gradients(policy)))
+    check_same(ours, (total, gradients(policy)))
 
 
 def padded_logits(model: Any, batch: Any) -> torch.Tensor:
@@ -222,7 +162,7 @@ def test_the_loss_of_the_route_without_gpus_is_the_local_loss(
     reference, learner = load_model(tiny, dtype="float32"), Learner(tiny, TEMPERATURE, TrainerSettings.of(config, 1, 4))
     moved(tiny, learner.model)
     samples, experiences = stored(learner.model)
-    ours = local_loss(learner.model, samples, config, 128, reference), gradients(learner.model)
+    ours = local_loss(learner.model, samples, config, reference), gradients(learner.model)
 
     algorithm = mapping["algorithm"]
     kept, _ = GivenAdvantages(**algorithm["advantage_fn_args"]).process(experiences)
@@ -250,7 +190,7 @@ def test_the_loss_of_the_route_without_gpus_is_the_local_loss(
     loss.backward()
     assert said["actor/pg_clipfrac"] > 0.05
     learner.backward(torch.cat([leaf.grad for leaf in leaves]).numpy())
-    check(ours if not terms else (float(loss.detach()), ours[1]), (float(loss.detach()), gradients(learner.model)))
+    check_same(ours if not terms else (float(loss.detach()), ours[1]), (float(loss.detach()), gradients(learner.model)))
 
 
 def tinker_trainer(monkeypatch: pytest.MonkeyPatch) -> Any:

@@ -8,7 +8,6 @@ os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -26,23 +25,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of random weights with a tokenizer and a chat template."""
-    import torch
+    from tests.tiny_models import save_tiny
 
-    from ajet_sdk.learn import recipe as recipes
-    from ajet_sdk.learn.recipe import Demonstration, Recipe, Shape
-
-    def parrot(draw: random.Random) -> Demonstration:
-        word = draw.choice(["yes", "no", "maybe"])
-        return Demonstration([{"role": "user", "content": f"Say {word}."}, {"role": "assistant", "content": word}])
-
-    place = tmp_path_factory.mktemp("models") / "tiny"
-    draw = random.Random(0)
-    recipe = Recipe(parrot, shape=Shape(hidden=16, heads=2, kv_heads=1, intermediate=32, max_length=1024))
-    tokenizer = recipes.train_tokenizer(recipe, [parrot(draw) for _ in range(50)])
-    torch.manual_seed(0)
-    recipes.new_model(recipe, tokenizer).save_pretrained(place)
-    tokenizer.save_pretrained(place)
-    return place
+    return save_tiny(tmp_path_factory.mktemp("models") / "tiny")
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from verl.utils.dataset.rl_dataset import collate_fn
 from ajet_sdk.backbones.post import open_post
 from ajet_sdk.backbones.verl.launch import composed
 from ajet_sdk.backbones.verl.manager import AjetManager
-from ajet_sdk.backbones.verl.mapping import Place, to_verl
+from ajet_sdk.backbones.verl.mapping import VerlPlace, to_verl
 from ajet_sdk.backbones.verl.runner import write_job
 from ajet_sdk.backbones.verl.slots import Slots
 from ajet_sdk.config import load_config
@@ -98,7 +98,9 @@ class Setting:
         self.tasks = [Task(main_query=q, metadata={"question": q}) for q in QUESTIONS]
         self.job = Job(config=self.config, workflow=agent()[0], judge=agent()[1], train=self.tasks,
                        val=self.tasks[:2], run_id=self.run_id, directory=folder)  # fmt: skip
-        place = Place(run_id=self.run_id, model=str(tiny), steps=2, lr=0.01, checkpoints=folder / "store", val_tasks=2)
+        place = VerlPlace(
+            run_id=self.run_id, model=str(tiny), steps=2, lr=0.01, checkpoints=folder / "store", val_tasks=2
+        )
         write_job(place.job, self.job, self.job.val, str(tiny), folder)
         assert place.job.stat().st_mode & 0o077 == 0, "it may hold keys"
         self.verl = composed(to_verl(self.config, place))

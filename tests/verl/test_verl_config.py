@@ -10,11 +10,11 @@ import pytest
 pytest.importorskip("verl", reason="needs verl: ajet install trinity")
 pytest.importorskip("ray", reason="needs Ray: ajet install trinity")
 
-from ajet_sdk.backbones.trinity.mapping import merged
+from ajet_sdk.backbones.mapping import merged
 from ajet_sdk.backbones.verl.launch import composed, validated
 from ajet_sdk.errors import ConfigError
 
-from .batches import config_of, mapping_of
+from .configs import config_of, mapping_of
 
 
 @pytest.mark.parametrize(

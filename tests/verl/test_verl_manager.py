@@ -17,9 +17,8 @@ import numpy as np
 import ray
 from verl import DataProto
 
-from ajet_sdk.backbones.rollouts import attempts_at, tasks_of_step, training_sampling
-from ajet_sdk.backbones.trinity.ledger import close_books
-from ajet_sdk.backbones.verl.mapping import NAME
+from ajet_sdk.backbones.ledger import close_books
+from ajet_sdk.backbones.steps import attempts_of, tasks_of_step, training_sampling
 from ajet_sdk.backbones.verl.progress import VerlProgress
 from ajet_sdk.capture import ensure_api_key, installed
 from ajet_sdk.engines.chat import TokenEngine
@@ -53,7 +52,7 @@ async def local_batch(setting: Setting, tmp_path: Path) -> Any:
     config = setting.config
     ensure_api_key()
     tasks = tasks_of_step(setting.tasks, 1, 2, config.trainer_common.seed)
-    attempts = attempts_at(tasks, 3, "local", 1, "train", config.trainer_common.seed, 1)
+    attempts = attempts_of(tasks, 3, run_id="local", step=1, what="train", seed=config.trainer_common.seed)
     engine = local_engine(config)
     assert isinstance(engine, TokenEngine)
     try:
@@ -154,6 +153,6 @@ def test_a_process_that_is_lost_costs_its_groups_and_nothing_else(setting: Any, 
     rows = manager.generate_sequences(here.asked(12, 2))
     assert len(rows) == 12
     news = here.news()
-    assert any("run again" in word for kind, told in news for word in told.get("words", ()) if kind == "words")
+    assert any("run again" in told["text"] for kind, told in news if kind == "said")
     assert Counter(kind for kind, _ in news)["group"] == 2
-    assert here.place.directory.name == NAME
+    assert here.place.directory.name == "verl"

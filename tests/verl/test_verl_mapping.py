@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ajet_sdk.backbones.trinity.mapping import merged
-from ajet_sdk.backbones.verl.mapping import Place, rows_of, to_verl
+from ajet_sdk.backbones.mapping import merged
+from ajet_sdk.backbones.verl.mapping import VerlPlace, rows_of, to_verl
 from ajet_sdk.config import load_config
 from ajet_sdk.errors import ConfigError
 
@@ -23,7 +23,7 @@ BASE: dict[str, Any] = {
 
 def mapped(config: dict[str, Any] | None = None, roots: dict[str, Any] | None = None, val_tasks: int = 3) -> Any:
     loaded = load_config(values={"ajet": merged(BASE, config or {}), **(roots or {})})
-    place = Place(run_id="r", model="org/model", steps=5, lr=1e-5, checkpoints=Path("/store"), val_tasks=val_tasks)
+    place = VerlPlace(run_id="r", model="org/model", steps=5, lr=1e-5, checkpoints=Path("/store"), val_tasks=val_tasks)
     return to_verl(loaded, place)
 
 

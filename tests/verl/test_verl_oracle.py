@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,35 +21,11 @@ from ajet_sdk.backbones.verl import manager as _registers_the_estimator  # noqa:
 from ajet_sdk.backbones.verl.launch import composed
 from ajet_sdk.backbones.verl.mapping import ESTIMATOR
 from ajet_sdk.backbones.verl.rows import training_rows
-from ajet_sdk.learn.loss import collate, micro_batches, score, token_loss, trained_length
-from ajet_sdk.learn.trainer import TrainerSettings
-from ajet_sdk.types import Sample
+from tests.oracle import CLOSE, TEMPERATURE, check_same, gradients, local_loss, sampled
 
-from .batches import TEMPERATURE, config_of, mapping_of, stored
+from .configs import config_of, mapping_of
 
 pytestmark = pytest.mark.usefixtures("no_flash_attention")
-
-CLOSE = {"atol": 1e-5, "rtol": 1e-5}
-
-
-def gradients(model: Any) -> dict[str, torch.Tensor]:
-    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    model.zero_grad(set_to_none=True)
-    return found
-
-
-def local_loss(model: Any, samples: Sequence[Sample], config: Any) -> float:
-    """As the local trainer: micro-batches, and the sum over tokens divided by their number. Leaves gradients."""
-    settings = TrainerSettings.of(config, 1e-3, 4).loss
-    total, loss = sum(int(sample.timeline.loss_mask.sum()) for sample in samples), 0.0
-    for group in micro_batches([trained_length(sample) for sample in samples], 128):
-        batch = collate([samples[i] for i in group], TEMPERATURE)
-        loss_N, _ = token_loss(score(model, batch, entropy=bool(settings.entropy_coef),
-                                     entropy_grad=bool(settings.entropy_coef)), batch, settings)  # fmt: skip
-        part = loss_N.sum() / total
-        part.backward()
-        loss += float(part.detach())
-    return loss
 
 
 def verl_loss(model: Any, rows: DataProto, actor: Any) -> tuple[float, dict[str, Any]]:
@@ -83,22 +58,17 @@ def verl_loss(model: Any, rows: DataProto, actor: Any) -> tuple[float, dict[str,
 @pytest.mark.parametrize("blanks", [0, 8])
 def test_the_loss_of_verl_is_the_local_loss(model: Any, tmp_path: Path, more: dict[str, Any], blanks: int) -> None:
     config = config_of(**more)
-    samples = stored(model)[1].samples
-    loss, ours = local_loss(model, samples, config), gradients(model)
+    samples = sampled(model)[1].samples
+    ours = local_loss(model, samples, config), gradients(model)
 
     actor = omega_conf_to_dataclass(composed(mapping_of(config, tmp_path)).actor_rollout_ref.actor)
     rows = training_rows(samples, len(samples) + blanks, padding=0)
-    theirs, _ = verl_loss(model, rows, actor)
-    assert theirs == pytest.approx(loss, abs=1e-5)
-    found = gradients(model)
-    assert found.keys() == ours.keys() and any(value.abs().max() > 1e-3 for value in ours.values())
-    for name, value in ours.items():
-        torch.testing.assert_close(found[name], value, **CLOSE)
+    check_same(ours, (verl_loss(model, rows, actor)[0], gradients(model)))
 
 
 def test_the_batch_is_clipped_on_both_sides(model: Any, tmp_path: Path) -> None:
     actor = omega_conf_to_dataclass(composed(mapping_of(config_of(), tmp_path)).actor_rollout_ref.actor)
-    _, said = verl_loss(model, training_rows(stored(model)[1].samples, 24, padding=0), actor)
+    _, said = verl_loss(model, training_rows(sampled(model)[1].samples, 24, padding=0), actor)
     assert any(float(metric.aggregate()) > 0.05 for name, metric in said.items() if "clipfrac" in name)
     model.zero_grad(set_to_none=True)
 
@@ -106,7 +76,7 @@ def test_the_batch_is_clipped_on_both_sides(model: Any, tmp_path: Path) -> None:
 def test_the_loss_that_verl_names_bypass_mode_is_the_same(model: Any, tmp_path: Path) -> None:
     """verl's driver renames the loss in a copy of the config that its workers may or may not get."""
     config = composed(mapping_of(config_of(), tmp_path))
-    samples = stored(model)[1].samples
+    samples = sampled(model)[1].samples
     found = []
     for mode in ("vanilla", "bypass_mode"):
         config.actor_rollout_ref.actor.policy_loss.loss_mode = mode

@@ -21,8 +21,7 @@ from ajet_sdk.backbones.verl.mapping import ESTIMATOR
 from ajet_sdk.backbones.verl.rows import cut, reward_rows, training_rows
 from ajet_sdk.backbones.verl.slots import Slots
 from ajet_sdk.samples import balance
-
-from .batches import stored
+from tests.oracle import sampled
 
 
 def through_the_loop(count: int, rows: DataProto) -> DataProto:
@@ -43,7 +42,7 @@ def through_the_loop(count: int, rows: DataProto) -> DataProto:
 
 
 def test_a_row_is_a_sample_token_for_token(model: Any) -> None:
-    _, made = stored(model)
+    _, made = sampled(model)
     count = len(made.samples) + 5
     rows = through_the_loop(count, training_rows(made.samples, count, padding=0))
     tensors = rows.batch
@@ -71,7 +70,7 @@ def test_verls_metrics_and_dispatch_take_the_rows(model: Any) -> None:
     from verl.trainer.ppo.metric_utils import compute_data_metrics
     from verl.workers.utils.padding import left_right_2_no_padding
 
-    for made in (list(stored(model)[1].samples), []):  # a step may leave nothing to train on
+    for made in (list(sampled(model)[1].samples), []):  # a step may leave nothing to train on
         rows = through_the_loop(32, training_rows(made, 32, padding=0))
         assert compute_data_metrics(rows, use_critic=False)["response_length/min"] >= 1
         assert all(len(part) == 4 for part in rows.chunk(8))
@@ -79,7 +78,7 @@ def test_verls_metrics_and_dispatch_take_the_rows(model: Any) -> None:
 
 
 def test_too_many_timelines_are_cut_evenly_and_booked(model: Any) -> None:
-    episodes, made = stored(model)
+    episodes, made = sampled(model)
     calls = [call for episode in episodes for call in episode.calls]
     assert len(made.samples) == 24
     for most in (24, 20, 8, 3):

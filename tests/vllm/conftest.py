@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,8 @@ import torch
 
 from ajet_sdk.engines.local import HFTokenizer, load_model
 from ajet_sdk.engines.vllm import Settings, VllmSampler
-from ajet_sdk.learn import recipe as recipes
-from ajet_sdk.learn.recipe import Demonstration, Recipe, Shape
 from ajet_sdk.learn.served import Served
+from tests.tiny_models import VLLMS, save_tiny
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -26,22 +24,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(900))
 
 
-def parrot(draw: random.Random) -> Demonstration:
-    word = draw.choice(["yes", "no", "maybe"])
-    return Demonstration([{"role": "user", "content": f"Say {word}."}, {"role": "assistant", "content": word}])
-
-
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of random weights with a tokenizer and a chat template. Its heads have 32 places, vLLM's least."""
-    place = tmp_path_factory.mktemp("models") / "tiny"
-    draw = random.Random(0)
-    recipe = Recipe(parrot, shape=Shape(hidden=64, heads=2, kv_heads=1, intermediate=64, max_length=4096))
-    tokenizer = recipes.train_tokenizer(recipe, [parrot(draw) for _ in range(50)])
-    torch.manual_seed(0)
-    recipes.new_model(recipe, tokenizer).save_pretrained(place)
-    tokenizer.save_pretrained(place)
-    return place
+    """A model of random weights with a tokenizer and a chat template."""
+    return save_tiny(tmp_path_factory.mktemp("models") / "tiny", VLLMS)
 
 
 class Trained:

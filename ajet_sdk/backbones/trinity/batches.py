@@ -7,7 +7,6 @@ what was explored in one step, no more and no less.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from trinity.buffer.selector.selector import BaseSelector
 from trinity.common.experience import EID, Experience
 
 from ajet_sdk.backbones.post import post_of
+from ajet_sdk.backbones.steps import order_of_tasks
 
 __all__ = ["GivenAdvantages", "OrderOfLocal", "WholeSteps", "WithReference", "WithoutReference", "blank"]
 
@@ -160,7 +160,7 @@ def _leave_out(experience: Experience) -> None:
 
 
 class OrderOfLocal(BaseSelector):  # type: ignore[misc]
-    """Tasks in the order in which `local` takes them: epochs without end, each shuffled anew from the seed."""
+    """Tasks in the order in which `local` takes them."""
 
     def __init__(self, data_source: Any, config: Any) -> None:
         self._size, self._seed = int(data_source.dataset_size), int(config.seed)
@@ -169,13 +169,8 @@ class OrderOfLocal(BaseSelector):  # type: ignore[misc]
     def get_indices(self, batch_size: int, return_extra_info: bool = False) -> Any:
         places = range(self._at, self._at + batch_size)
         self._at += batch_size
-        chosen = [self._order(place // self._size)[place % self._size] for place in places]
+        chosen = order_of_tasks(self._size, places, self._seed)
         return (chosen, {}) if return_extra_info else chosen
-
-    def _order(self, epoch: int) -> list[int]:
-        order = list(range(self._size))
-        random.Random(f"{self._seed}/{epoch}").shuffle(order)
-        return order
 
     def feedback(self, *_: Any, **__: Any) -> None:
         """Rewards do not change the order."""

@@ -148,9 +148,10 @@ def _told(logs: Path) -> Any:
 
 @asynccontextmanager
 async def _actors(config: Any, *kinds: Any) -> AsyncIterator[tuple[Any, ...]]:
-    """The actors of a job; shut down, and killed where they do not end by themselves."""
+    """The actors of a job; shut down, and killed where they do not end by themselves. Their GPUs are free then."""
     import ray
 
+    held = _placement_groups()
     actors = tuple(kind.get_actor(config) for kind in kinds)
     try:
         yield actors
@@ -166,6 +167,26 @@ async def _actors(config: Any, *kinds: Any) -> AsyncIterator[tuple[Any, ...]]:
         for actor in actors:
             with contextlib.suppress(Exception):
                 ray.kill(actor)
+        with contextlib.suppress(Exception):  # a cluster that is gone holds nothing
+            _free(_placement_groups() - held)
+
+
+def _placement_groups() -> set[str]:
+    """Ids of this job's placement groups. Ray keeps those of an actor that is gone until the job ends."""
+    import ray
+    from ray.util.placement_group import placement_group_table
+
+    job = ray.get_runtime_context().get_job_id()
+    kept = (name for name, group in placement_group_table().items() if group["state"] != "REMOVED")
+    return {name for name in kept if name.endswith(job)}
+
+
+def _free(placement_groups: set[str]) -> None:
+    import ray
+    from ray.util.placement_group import PlacementGroup, remove_placement_group
+
+    for name in placement_groups:
+        remove_placement_group(PlacementGroup(ray.PlacementGroupID.from_hex(name)))
 
 
 async def _awaited(reference: Any) -> Any:

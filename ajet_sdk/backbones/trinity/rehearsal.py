@@ -11,8 +11,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet_sdk.backbones.mapping import merged
 from ajet_sdk.backbones.trinity.launch import typed
-from ajet_sdk.backbones.trinity.mapping import ALTERNATING, Place, merged, to_trinity
+from ajet_sdk.backbones.trinity.mapping import ALTERNATING, TrinityPlace, to_trinity
 from ajet_sdk.errors import ConfigError, TraceError
 from ajet_sdk.trace.reader import open_trace
 
@@ -30,7 +31,7 @@ def check_mapping(config: Config) -> dict[str, Any]:
 
     Raises ConfigError with each key that can't be honoured, or that Trinity does not know.
     """
-    place = Place(
+    place = TrinityPlace(
         run_id="rehearsal",
         model=config.model.path or "",
         steps=config.trainer_common.total_steps or 1,

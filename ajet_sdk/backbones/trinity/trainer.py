@@ -7,11 +7,18 @@ from typing import Any
 from trinity.common.experience import Experience
 from trinity.trainer.trainer import Trainer
 
+from ajet_sdk.backbones.unpadding import unpad_without_flash_attention
+
 __all__ = ["WholeBatchTrainer", "one_mini_batch"]
 
 
 class WholeBatchTrainer(Trainer):  # type: ignore[misc]
     """A Ray actor, started like Trinity's own."""
+
+    async def prepare(self) -> None:
+        if self.config.trainer.trainer_type == "verl":
+            unpad_without_flash_attention()
+        await super().prepare()
 
     async def train_step(self, exps: list[Experience]) -> dict[str, Any]:
         """One update; metrics of it."""

@@ -1,15 +1,12 @@
 """Our workflow as Trinity runs it: in a runner process, a group of attempts at once, back as experiences.
 
-A runner process holds one `_Node`: a gateway and a trace file of its own, so that what one node records never depends
-on another. What is trained is decided at the trainer: `info["trained"]` carries each call's share there.
+A runner process holds one `Node` for a run. What is trained is decided at the trainer: `info["trained"]` carries each
+call's share there.
 """
 
 from __future__ import annotations
 
-import os
-import platform
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,22 +14,18 @@ import torch
 from trinity.common.experience import EID, Experience
 from trinity.common.workflows import Workflow
 
-from ajet_sdk.backbones.post import light, post_of
-from ajet_sdk.backbones.seeds import seed_of
+from ajet_sdk.backbones.node import Node
+from ajet_sdk.backbones.post import group_told, post_of
+from ajet_sdk.backbones.steps import attempts_at, samples_of, training_sampling
 from ajet_sdk.backbones.trinity.batches import blank
 from ajet_sdk.backbones.trinity.mapping import ALTERNATING
 from ajet_sdk.backbones.trinity.sampler import ServerSampler
-from ajet_sdk.backbones.trinity.shipping import unpack
-from ajet_sdk.capture import ensure_api_key, installed
-from ajet_sdk.engines.chat import TokenEngine
+from ajet_sdk.backbones.validation import GREEDY, validation_sampling
+from ajet_sdk.config import Config
 from ajet_sdk.engines.local.tokenizer import HFTokenizer
-from ajet_sdk.episode import Attempt, run_batch
-from ajet_sdk.gateway import Gateway, SamplingOverride
-from ajet_sdk.outcomes import untrained_entries
-from ajet_sdk.samples import Batch, build
-from ajet_sdk.trace.writer import TraceWriter
-from ajet_sdk.types import Episode, Reward, Sample, Task, new_id
-from ajet_sdk.workers import Workers, current_workers
+from ajet_sdk.gateway import SamplingOverride
+from ajet_sdk.samples import Batch
+from ajet_sdk.types import Episode, Reward, Sample, Task
 
 __all__ = ["AjetWorkflow", "to_experience"]
 
@@ -93,134 +86,56 @@ class AjetWorkflow(Workflow):  # type: ignore[misc]
 
     async def run_async(self) -> list[Experience]:
         """The group's experiences; a blank one where nothing of it is to be trained."""
-        given = self.task.workflow_args
-        node = _node(given, self.model)
-        group = _Group(node, self.task, range(self._first, self._first + self._repeats), bool(given.get("greedy")))
-        episodes = await group.run()
-        if self.task.is_eval:
-            node.writer.put(*(entry for episode in episodes for entry in untrained_entries(episode)))
-            made: list[Experience] = []
-            metrics: Mapping[str, float] = {}
-        else:
-            batch = node.batch(episodes)
-            made = _experiences(batch, episodes)
-            metrics = batch.metrics
-        await group.tell(episodes, metrics)
+        node = _node(self.task.workflow_args, self.model)
+        what, sampling = self._what(node.config)
+        step, position = int(str(self.task.batch_id).partition("/")[0]), int(self.task.task_id)
+        if what != "train":
+            step = await node.sampler.version()  # a validation belongs to the weights that are asked
+        attempts = attempts_at(
+            Task.model_validate_json(self.task.raw_task["task"]),
+            position,
+            range(self._first, self._first + self._repeats),
+            run_id=node.run_id,
+            step=step,
+            what=what,
+            seed=node.config.trainer_common.seed,
+        )
+        episodes = await node.run(attempts, sampling)
+        batch = _batch(node, episodes) if what == "train" else None
+        told = group_told(episodes, step, what, batch.metrics if batch else {})
+        await post_of(node.run_id).put.remote("group", told)
         node.writer.flush()
-        return made or [blank()]
+        return (_experiences(batch, episodes) if batch else []) or [blank()]
+
+    def _what(self, config: Config) -> tuple[str, SamplingOverride | None]:
+        """What the group is for, in the words of `Progress`, and how it samples."""
+        if not self.task.is_eval:
+            return "train", training_sampling(config)
+        if self.task.workflow_args.get("greedy"):
+            return "val, greedy", GREEDY
+        return "val", validation_sampling(config)
 
 
-class _Node:
-    """What a runner process keeps for a run: the user's code, a gateway, a trace file, the engine."""
-
-    def __init__(self, given: Mapping[str, Any], model: Any) -> None:
-        ensure_api_key()
-        self.run_id = str(given["run_id"])
-        self.config, self.workflow, self.judge = unpack(given)
-        name = f"trace-{platform.node() or 'node'}-{os.getpid()}.duckdb"
-        self.writer = TraceWriter(Path(given["directory"]) / name)
-        self.gateway = Gateway(self.writer).start()
-        self._hooks = installed()
-        self._hooks.__enter__()
-        self.workers = Workers(self.config.rollout.max_env_worker)
-        self.tokenizer = HFTokenizer(str(given["model"]))
-        self.sampler = ServerSampler(
-            model, self.config.model_name, self.config.rollout.max_model_len, self.tokenizer.eos_ids
-        )
-        self.engine = TokenEngine(self.sampler, self.tokenizer, tool_call_parser=self.config.model.tool_call_parser)
-        self.post = post_of(self.run_id)
-
-    def batch(self, episodes: Sequence[Episode]) -> Batch:
-        """The group's samples; what is not for training is in the ledger at once."""
-        algorithm, rollout = self.config.trainer_common.algorithm, self.config.rollout
-        if ALTERNATING in self.config.roots:
-            episodes = [e.model_copy(update={"rewards": (Reward(value=e.attempt % 2),)}) for e in episodes]
-        batch = build(
-            episodes,
-            estimator=algorithm.adv_estimator,
-            normalize_std=algorithm.normalize_std,
-            max_tokens=rollout.max_model_len,
-            failure_reward=rollout.failure_reward,
-            decode=self.tokenizer.decode,
-        )
-        self.writer.put(*(row for row in batch.ledger if row.outcome != "trained" or not row.tokens))
-        return batch
+def _batch(node: Node[ServerSampler], episodes: Sequence[Episode]) -> Batch:
+    """The group's samples; what is not for training is in the ledger at once."""
+    if ALTERNATING in node.config.roots:
+        episodes = [e.model_copy(update={"rewards": (Reward(value=e.attempt % 2),)}) for e in episodes]
+    batch = samples_of(node.config, episodes, node.tokenizer.decode)
+    node.writer.put(*(row for row in batch.ledger if row.outcome != "trained" or not row.tokens))
+    return batch
 
 
-_nodes: dict[str, _Node] = {}
+_nodes: dict[str, Node[ServerSampler]] = {}
 
 
-def _node(given: Mapping[str, Any], model: Any) -> _Node:
+def _node(given: Mapping[str, Any], model: Any) -> Node[ServerSampler]:
+    def sampler(config: Config, tokenizer: HFTokenizer) -> ServerSampler:
+        return ServerSampler(model, config.model_name, config.rollout.max_model_len, tokenizer.eos_ids)
+
     run_id = str(given["run_id"])
     if run_id not in _nodes:
-        _nodes[run_id] = _Node(given, model)
+        _nodes[run_id] = Node(given, sampler)
     return _nodes[run_id]
-
-
-class _Group:
-    """The attempts at one position of a batch."""
-
-    def __init__(self, node: _Node, task: Any, attempts: Sequence[int], greedy: bool) -> None:
-        self.node, self.greedy = node, greedy
-        self.split: Any = "val" if task.is_eval else "train"
-        batch, _, _ = str(task.batch_id).partition("/")
-        self.step, self.position, self.group_id = int(batch), int(task.task_id), new_id()
-        """For a validation the step is set to the version of the model that is asked."""
-        self.task = Task.model_validate_json(task.raw_task["task"])
-        self.attempts = attempts
-
-    async def run(self) -> list[Episode]:
-        node, config = self.node, self.node.config
-        if self.split == "val":
-            self.step = await node.sampler.version()
-        seed, what = config.trainer_common.seed, self.step if self.split == "train" else self._what
-        attempts = [
-            Attempt(
-                task=self.task,
-                run_id=node.run_id,
-                group_id=self.group_id,
-                attempt=attempt,
-                step=self.step,
-                split=self.split,
-                seed=seed_of(seed, what, self.position, attempt),
-            )
-            for attempt in self.attempts
-        ]
-        token = current_workers.set(node.workers)
-        try:
-            return await run_batch(
-                node.workflow, node.judge, attempts, engine=node.engine, gateway=node.gateway, config=config,
-                writer=node.writer, sampling=self._sampling(),
-            )  # fmt: skip
-        finally:
-            current_workers.reset(token)
-
-    @property
-    def _what(self) -> str:
-        return "val, greedy" if self.greedy else self.split
-
-    def _sampling(self) -> SamplingOverride:
-        rollout = self.node.config.rollout
-        if self.split == "train":
-            return SamplingOverride(temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k)
-        if self.greedy:
-            return SamplingOverride(temperature=0.0, greedy=True)
-        kwargs = rollout.val_kwargs
-        heat = 1.0 if kwargs.greedy else kwargs.temperature
-        return SamplingOverride(temperature=heat, top_p=kwargs.top_p, top_k=kwargs.top_k)
-
-    async def tell(self, episodes: Sequence[Episode], metrics: Mapping[str, float]) -> None:
-        """Tell the driver how it went. What was said stays here, in this node's trace."""
-        await self.node.post.put.remote(
-            "group",
-            {
-                "step": self.step,
-                "what": self._what,
-                "metrics": dict(metrics),
-                "sampled": sum(len(c.output_ids) for e in episodes for c in e.calls if c.output_ids is not None),
-                "episodes": [light(episode).model_dump_json() for episode in episodes],
-            },
-        )
 
 
 def _experiences(batch: Batch, episodes: Sequence[Episode]) -> list[Experience]:

@@ -18,9 +18,9 @@ from verl import DataProto
 from verl.trainer.ppo.core_algos import register_adv_est
 
 from ajet_sdk.backbones.measures import rewards, why_nothing
-from ajet_sdk.backbones.post import light, post_of
-from ajet_sdk.backbones.rollouts import attempts_at, tasks_of_step, training_sampling
-from ajet_sdk.backbones.trinity.shipping import unpack
+from ajet_sdk.backbones.post import group_told, post_of
+from ajet_sdk.backbones.shipping import unpack
+from ajet_sdk.backbones.steps import attempts_of, samples_of, tasks_of_step, training_sampling
 from ajet_sdk.backbones.validation import GREEDY, validation_sampling
 from ajet_sdk.backbones.verl.mapping import ESTIMATOR
 from ajet_sdk.backbones.verl.rows import cut, reward_rows, training_rows
@@ -30,7 +30,7 @@ from ajet_sdk.episode import Attempt
 from ajet_sdk.errors import TrainingError
 from ajet_sdk.gateway import SamplingOverride
 from ajet_sdk.outcomes import check_sound
-from ajet_sdk.samples import balance, build
+from ajet_sdk.samples import balance
 from ajet_sdk.types import Episode, Task
 
 __all__ = ["AjetManager", "given"]
@@ -78,20 +78,12 @@ class AjetManager:
 
     def _learn(self, step: int, count: int) -> DataProto:
         started = time.perf_counter()
-        config, seed = self.config, self.config.trainer_common.seed
-        tasks = tasks_of_step(self._train, step, config.data.train_batch_size, seed)
-        attempts = attempts_at(tasks, config.rollout.num_repeat, self.run_id, step, "train", seed, step)
+        config = self.config
+        tasks = tasks_of_step(self._train, step, config.data.train_batch_size, config.trainer_common.seed)
+        attempts = self._attempts(tasks, config.rollout.num_repeat, step, "train")
         episodes = self._run(attempts, "train", training_sampling(config))
         check_sound(episodes, config.rollout.min_sound_share)
-        algorithm = config.trainer_common.algorithm
-        batch = build(
-            episodes,
-            estimator=algorithm.adv_estimator,
-            normalize_std=algorithm.normalize_std,
-            max_tokens=config.rollout.max_model_len,
-            failure_reward=config.rollout.failure_reward,
-            decode=self._decode,
-        )
+        batch = samples_of(config, episodes, self._decode)
         samples, ledger = cut(batch, count)
         wrong = balance(ledger, [call for episode in episodes for call in episode.calls])
         if wrong:
@@ -103,7 +95,7 @@ class AjetManager:
                 f"{len(batch.samples) - count} are left out as truncated; raise rollout.multi_turn.expected_steps"
             )
         if not batch.samples:
-            words.append(why_nothing(batch, algorithm.adv_estimator))
+            words.append(why_nothing(batch, config.trainer_common.algorithm.adv_estimator))
         told = {
             "step": step,
             "metrics": {
@@ -121,13 +113,13 @@ class AjetManager:
 
     def _validate(self, step: int, count: int) -> DataProto:
         """verl gets the mean reward of each task; the driver hears of every episode, and makes the metrics."""
-        config, seed = self.config, self.config.trainer_common.seed
+        config = self.config
         if count != len(self._val):
             raise TrainingError(f"verl validates on {count} rows, and there are {len(self._val)} tasks to validate on")
         repeats = max(1, config.trainer_common.val_pass_n)
         found: list[Episode] = []
         for what, times, sampling in (("val", repeats, validation_sampling(config)), ("val, greedy", 1, GREEDY)):
-            attempts = attempts_at(self._val, times, self.run_id, step, "val", seed, what)
+            attempts = self._attempts(self._val, times, step, what)
             episodes = self._run(attempts, what, sampling)
             found = found or episodes
         means = []
@@ -137,6 +129,10 @@ class AjetManager:
         return reward_rows(means, self._padding)
 
     # Episodes on nodes
+
+    def _attempts(self, tasks: Sequence[Task], repeats: int, step: int, what: str) -> list[Attempt]:
+        seed = self.config.trainer_common.seed
+        return attempts_of(tasks, repeats, run_id=self.run_id, step=step, what=what, seed=seed)
 
     def _run(self, attempts: Sequence[Attempt], what: str, sampling: SamplingOverride | None) -> list[Episode]:
         """Run every group somewhere; in the order of the attempts. A group whose process is lost is run again."""
@@ -156,8 +152,8 @@ class AjetManager:
             if not left:
                 raise TrainingError(f"a process that runs episodes was lost {_LOSSES + 1} times in one step: {lost[0]}")
             left -= 1
-            words = [f"a process that ran episodes was lost: {len(lost)} groups of attempts are run again"]
-            ray.get(self._post.put.remote("words", {"step": attempts[0].step, "words": words}))
+            text = f"a process that ran episodes was lost: {len(lost)} groups of attempts are run again"
+            ray.get(self._post.put.remote("said", {"text": f"step {attempts[0].step}: {text}"}))
         return [episode for name in groups for episode in done[name]]
 
     def _gather(
@@ -174,20 +170,9 @@ class AjetManager:
                 lost.append(error)
                 self._replace(runner)
                 continue
-            self._tell(done[name], what)
+            told = group_told(done[name], done[name][0].step, what, {})
+            self._post.put.remote("group", told)
         return lost
-
-    def _tell(self, episodes: Sequence[Episode], what: str) -> None:
-        self._post.put.remote(
-            "group",
-            {
-                "step": episodes[0].step,
-                "what": what,
-                "metrics": {},
-                "sampled": sum(len(c.output_ids) for e in episodes for c in e.calls if c.output_ids is not None),
-                "episodes": [light(episode).model_dump_json() for episode in episodes],
-            },
-        )
 
     def _start(self, node: str) -> Any:
         place = NodeAffinitySchedulingStrategy(node_id=node, soft=True)

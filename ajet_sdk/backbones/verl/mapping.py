@@ -1,58 +1,43 @@
-"""`to_verl`: a config of ours as a verl config (0.8), key by key.
-
-A key that verl can't honour is an error where the result would differ, and a warning where it would not. The root
-`verl:` of the same file is merged last and wins.
-"""
+"""`to_verl`: a config of ours as a verl config (0.8), key by key."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from ajet_sdk.backbones.trinity.mapping import merged
-from ajet_sdk.errors import ConfigError
+from ajet_sdk.backbones.mapping import (
+    DUAL_CLIP_OFF,
+    Place,
+    dtype,
+    mixed_precision,
+    optimizer,
+    refuse,
+    reply_and_prompt,
+    unhonoured,
+    warn,
+    with_root,
+)
 
 if TYPE_CHECKING:
     from ajet_sdk.config import Config
 
-__all__ = ["ESTIMATOR", "NAME", "Place", "check", "rows_of", "to_verl"]
+__all__ = ["ESTIMATOR", "VerlPlace", "check", "rows_of", "to_verl"]
 
 log = logging.getLogger("ajet")
 
 ESTIMATOR = "ajet_given"
 """The name under which verl finds our advantages; see `manager`."""
-NAME = "verl"
-"""The name of the job inside the run's checkpoint directory."""
 _HERE = "ajet_sdk.backbones.verl"
-_DUAL_CLIP_OFF = 1e9
-"""verl clips the loss of tokens with a negative advantage at this multiple; the local loss does not."""
-_TORCH_NAMES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a run is, and what it needs besides the config: the same config gives the same verl config anywhere."""
+@dataclass(frozen=True, kw_only=True)
+class VerlPlace(Place):
+    """Where a run of verl's is."""
 
-    run_id: str
-    model: str
-    """A directory that every node can read, or a hub name."""
-    steps: int
-    """Training steps of the run."""
-    lr: float | None
-    """None where it is decided by the model's size, which is not known yet."""
-    checkpoints: Path
-    """The checkpoint store, which every node can reach; verl's job lies in `{checkpoints}/{run_id}/verl`."""
-    val_tasks: int = 0
-    """How many tasks there are for validation."""
-
-    @property
-    def directory(self) -> Path:
-        """Where verl keeps this job's checkpoints, and we what its processes have to know."""
-        return self.checkpoints / self.run_id / NAME
+    name: ClassVar[str] = "verl"
 
     @property
     def job(self) -> Path:
@@ -72,8 +57,8 @@ def rows_of(config: Config) -> int:
     return math.ceil(expected / gpus) * gpus
 
 
-def to_verl(config: Config, place: Place) -> dict[str, Any]:
-    """What verl's own defaults are changed to for a run of `config` at `place`.
+def to_verl(config: Config, place: VerlPlace) -> dict[str, Any]:
+    """What verl's own defaults are changed to for a run of `config` at `place`; the root `verl:` of the file wins.
 
     Raises ConfigError with everything that can't be honoured.
     """
@@ -127,13 +112,10 @@ def to_verl(config: Config, place: Place) -> dict[str, Any]:
             "resume_mode": "auto",  # the directory is this run's own
         },
     }  # fmt: skip
-    own = config.roots.plain().get("verl") or {}
-    if not isinstance(own, Mapping):
-        raise ConfigError(f"the root verl: must be a mapping of verl's keys (got {type(own).__name__})")
-    return merged(made, own)
+    return with_root(made, config, "verl")
 
 
-def _model(config: Config, place: Place) -> dict[str, Any]:
+def _model(config: Config, place: VerlPlace) -> dict[str, Any]:
     model, lora = config.model, config.model.lora
     made: dict[str, Any] = {
         "path": place.model,
@@ -150,7 +132,7 @@ def _model(config: Config, place: Place) -> dict[str, Any]:
     return made
 
 
-def _actor(config: Config, place: Place, rows: int) -> dict[str, Any]:
+def _actor(config: Config, place: VerlPlace, rows: int) -> dict[str, Any]:
     common, optim = config.trainer_common, config.trainer_common.optim
     return {
         "strategy": "fsdp2",
@@ -167,22 +149,14 @@ def _actor(config: Config, place: Place, rows: int) -> dict[str, Any]:
         "clip_ratio": common.clip_ratio_low,
         "clip_ratio_low": common.clip_ratio_low,
         "clip_ratio_high": common.clip_ratio_high,
-        "clip_ratio_c": _DUAL_CLIP_OFF,
+        "clip_ratio_c": DUAL_CLIP_OFF,
         "loss_agg_mode": "token-mean",
         "entropy_coeff": common.entropy_coef,
         "use_kl_loss": common.use_kl_loss,
         "kl_loss_coef": common.kl_loss_coef,
         "kl_loss_type": common.kl_loss_type,
         "grad_clip": optim.grad_clip,
-        "optim": {
-            **({} if place.lr is None else {"lr": place.lr}),
-            "lr_warmup_steps": optim.warmup_steps,
-            "lr_scheduler_type": optim.lr_scheduler_type,
-            "min_lr_ratio": 0.0,
-            "betas": list(optim.betas),
-            "weight_decay": optim.weight_decay,
-            "clip_grad": optim.grad_clip,
-        },
+        "optim": optimizer(config, place),
         "fsdp_config": {**_engine(config), "optimizer_offload": common.fsdp_config.optimizer_offload},
         "checkpoint": {
             "save_contents": ["model", "optimizer", "extra", "hf_model"],
@@ -195,9 +169,7 @@ def _engine(config: Config) -> dict[str, Any]:
     """Weights are kept in float32; the passes are made in `model.dtype`."""
     return {
         "model_dtype": "fp32",
-        "mixed_precision": {
-            "param_dtype": _TORCH_NAMES[_dtype(config)], "reduce_dtype": "fp32", "buffer_dtype": "fp32",
-        },
+        "mixed_precision": mixed_precision(config),
         "param_offload": config.trainer_common.fsdp_config.param_offload,
         "seed": config.trainer_common.seed,
     }  # fmt: skip
@@ -209,7 +181,7 @@ def _rollout(config: Config) -> dict[str, Any]:
         "name": "vllm",
         "mode": "async",
         "n": 1,
-        "dtype": _dtype(config),
+        "dtype": dtype(config),
         "temperature": rollout.temperature,
         "top_p": rollout.top_p,
         "top_k": rollout.top_k,
@@ -230,17 +202,13 @@ def _rollout(config: Config) -> dict[str, Any]:
     }
 
 
-def _dtype(config: Config) -> str:
-    return {"auto": "bfloat16"}.get(config.model.dtype, config.model.dtype)
-
-
 def _lengths(config: Config, name: str) -> dict[str, int]:
-    """A call's own limits; timelines are as long as `max_model_len`."""
-    reply = min(config.rollout.max_response_length_in_one_turn, config.rollout.max_model_len - 1)
-    return {name.format("prompt"): config.rollout.max_model_len - reply, name.format("response"): reply}
+    """A call's own limits."""
+    reply, prompt = reply_and_prompt(config)
+    return {name.format("prompt"): prompt, name.format("response"): reply}
 
 
-def _test_freq(config: Config, place: Place) -> int:
+def _test_freq(config: Config, place: VerlPlace) -> int:
     """verl validates after the last step wherever it validates at all."""
     if not place.val_tasks:
         return -1
@@ -249,25 +217,19 @@ def _test_freq(config: Config, place: Place) -> int:
 
 def check(config: Config) -> None:
     """Raise ConfigError with each key that would give another result."""
-    common, rollout = config.trainer_common, config.rollout
+    common = config.trainer_common
     gpus = common.nnodes * common.n_gpus_per_node
-    wrong = []
+    wrong = unhonoured(config, "verl")
     if not gpus:
         wrong.append(
             "trainer_common.n_gpus_per_node: 0; verl trains on GPUs only: use backbone local or trinity on a CPU"
         )
     for key, share in (
-        ("rollout.tensor_parallel_size", rollout.tensor_parallel_size),
+        ("rollout.tensor_parallel_size", config.rollout.tensor_parallel_size),
         ("trainer_common.ulysses_sequence_parallel_size", common.ulysses_sequence_parallel_size),
     ):
         if gpus % share:
             wrong.append(f"{key}: {share} does not divide the {gpus} GPUs of the run")
-    if common.algorithm.use_kl_in_reward:
-        wrong.append("trainer_common.algorithm.use_kl_in_reward: use trainer_common.use_kl_loss with kl_loss_coef")
-    if rollout.sampling == "request":
-        wrong.append(
-            "rollout.sampling: request; verl trains at one temperature for all calls: set rollout.sampling: run"
-        )
     if common.optim.lr_scheduler_type == "linear":
         wrong.append("trainer_common.optim.lr_scheduler_type: linear; verl knows constant and cosine")
     if common.mini_batch_num > 1 or common.ppo_epochs > 1:
@@ -275,21 +237,12 @@ def check(config: Config) -> None:
             "trainer_common.mini_batch_num and ppo_epochs must be 1: the rows that fill up a batch of verl's would "
             "change the size of each update"
         )
-    if config.model.base_url or config.model.scripted:
-        wrong.append("model.base_url and model.scripted: verl trains weights; set model.path")
-    if config.model.lora.enabled and config.model.lora.dropout:
-        wrong.append("model.lora.dropout: verl's adapters have none; set it to 0")
-    if wrong:
-        raise ConfigError("backbone verl can't honour:\n  " + "\n  ".join(wrong))
+    refuse("verl", wrong)
 
 
 def _warn(config: Config) -> None:
     """Warn of keys without effect, and of what is a little different."""
-    for path, why in _WITHOUT_EFFECT.items():
-        if config.is_set(path):
-            log.warning("%s has no effect under backbone verl: %s", path, why)
-    if config.is_set("rollout.deterministic") and config.rollout.deterministic:
-        log.warning("rollout.deterministic: the order of calls on a cluster is not fixed, so a run does not repeat")
+    warn(config, "verl", _WITHOUT_EFFECT)
     if config.trainer_common.optim.warmup_steps:
         log.warning(
             "trainer_common.optim.warmup_steps: verl's learning rate rises from 0, one step behind that of local, so "
@@ -299,7 +252,6 @@ def _warn(config: Config) -> None:
 
 _WITHOUT_EFFECT = {
     "model.device": "verl places models by trainer_common.nnodes and n_gpus_per_node",
-    "rollout.name": "clusters sample with vllm",
     "rollout.runner": "episodes run in a process on each node already",
     "rollout.n_vllm_engine": "there is an engine for every rollout.tensor_parallel_size GPUs",
     "rollout.max_staleness": "sampling and training take turns, so no token is stale",

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from ajet_sdk.backbones.trinity.progress import Progress
+from ajet_sdk.backbones.progress import Progress
 from ajet_sdk.types import LedgerEntry
 
 __all__ = ["VerlProgress"]
@@ -59,11 +59,8 @@ class VerlProgress(Progress):
         step, said = int(told["step"]), told["data"]
         if "training/global_step" not in said:
             return  # a validation, whose episodes the Post tells of
-        self._steps = max(self._steps, step)
-        part, batch = self._parts.pop((step, "train"), None), self._batches.pop(step, None)
-        metrics = dict(part.measured("train")) if part is not None else {}
-        if part is not None:
-            metrics["train/sampled_tokens"] = float(part.sampled)
+        metrics: dict[str, float] = {}
+        batch = self._batches.pop(step, None)
         if batch is not None:
             metrics |= batch["metrics"]
             self._writer.put(*(LedgerEntry(**row) for row in batch["ledger"]))
@@ -72,15 +69,11 @@ class VerlProgress(Progress):
             for name, value in said.items()
             if isinstance(value, (int, float)) and math.isfinite(value) and name.startswith((*_OTHERS, *_NAMES))
         }
-        metrics["train/policy_version"] = float(step)
-        self._loggers.log(step, metrics)
+        self._trained_on(step, metrics)
 
     def _batch(self, told: Mapping[str, Any]) -> None:
         """The samples of a step are on their way into the trainer."""
         self._batches[int(told["step"])] = told
-        self._words(told)
-
-    def _words(self, told: Mapping[str, Any]) -> None:
         for line in told["words"]:
             self._loggers.say(f"step {told['step']}: {line}")
 

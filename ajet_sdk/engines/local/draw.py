@@ -14,28 +14,31 @@ import torch
 
 __all__ = ["Draw", "draw", "mix", "uniform"]
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+_GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
 
 
 def _scramble(x: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014, fig. 16)."""
-    x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    """The finaliser of SplitMix64 (Steele, Lea, Flood 2014, fig. 16), as in `mix`."""
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(_FIRST)
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(_SECOND)
     return x ^ (x >> np.uint64(31))
 
 
 def mix(*parts: int) -> int:
     """One 64-bit seed from several integers; their order matters."""
-    state = np.zeros(1, dtype=np.uint64)
+    state = 0
     for part in parts:
-        state = _scramble(state * _GOLDEN + np.uint64(part & _MASK) + _GOLDEN)
-    return int(state[0])
+        x = (state * _GOLDEN + part + _GOLDEN) & _MASK
+        x = ((x ^ (x >> 30)) * _FIRST) & _MASK
+        x = ((x ^ (x >> 27)) * _SECOND) & _MASK
+        state = x ^ (x >> 31)
+    return state
 
 
 def uniform(seeds_B: npt.NDArray[np.uint64], places_B: npt.NDArray[np.int64]) -> npt.NDArray[np.float64]:
     """Numbers in [0, 1), one per row, a function of the row's seed and of the token's place in the reply alone."""
-    bits = _scramble(seeds_B + (places_B.astype(np.uint64) + np.uint64(1)) * _GOLDEN)
+    bits = _scramble(seeds_B + (places_B.astype(np.uint64) + np.uint64(1)) * np.uint64(_GOLDEN))
     return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
 
 

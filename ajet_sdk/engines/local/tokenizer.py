@@ -63,7 +63,12 @@ class HFTokenizer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids, special tokens included; bytes that are no UTF-8 become U+FFFD."""
-        return b"".join(map(self.token_bytes, ids)).decode(errors="replace")
+        known = self._bytes
+        try:
+            parts: list[bytes] = [known[i] or self.token_bytes(i) for i in ids]
+        except IndexError:
+            parts = [self.token_bytes(i) for i in ids]
+        return b"".join(parts).decode(errors="replace")
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self._special

@@ -92,6 +92,7 @@ def expand(
         endpoint,
         verify=verify,
         evals=writing.eval or [],
+        meanings=writing.meanings(endpoint, asking.cache or directory.cache),
         confirm=lambda taken: confirm(taken, writing, ask=asking.scripted is None, quiet=as_json),
         watching=lambda expansion: progress(expansion, count),
     )

@@ -12,7 +12,6 @@ from ajet_tools.cli.dataset.endpoints import Asking
 from ajet_tools.cli.dataset.groups import spelt_out
 from ajet_tools.cli.dataset.making import Temperature, Verify, Writing, confirm, progress, report, show_prompts
 from ajet_tools.cli.dataset.options import AsJson, counted
-from ajet_tools.cli.trace.progress import progress_told
 
 if TYPE_CHECKING:
     from ajet_tools.dataset.budget import Budget
@@ -60,6 +59,7 @@ def from_docs(
     asking: Asking,
     as_json: AsJson = False,
 ) -> None:
+    from ajet_tools.cli.trace.progress import progress_told
     from ajet_tools.dataset.docs_job import make_tasks, read_corpus
     from ajet_tools.dataset.docs_recipe import DocsRecipe
 
@@ -96,6 +96,7 @@ def from_docs(
         seeds=rows,
         verify=verify,
         evals=writing.eval or [],
+        meanings=writing.meanings(endpoint, asking.cache or directory.cache),
         confirm=lambda taken: confirm(
             taken, writing, ask=asking.scripted is None, quiet=as_json, before=[_read(corpus)]
         ),

@@ -12,13 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ajet_sdk.errors import ConfigError
-from ajet_tools.cli.dataset.options import Map, SkipBad, counted, mapping_of, print_json
+from ajet_tools.cli.dataset.options import Embeddings, Map, Meaning, SkipBad, counted, mapping_of, print_json
 
 if TYPE_CHECKING:
     from ajet_tools.dataset.budget import Budget
+    from ajet_tools.dataset.endpoint import Endpoint
     from ajet_tools.dataset.expanded import Asked, Expanded
     from ajet_tools.dataset.expansion import Directory, Estimate
     from ajet_tools.dataset.making import Making
+    from ajet_tools.dataset.meanings import Meanings
     from ajet_tools.dataset.prompts import Prompt
     from ajet_tools.dataset.tables import Row
 
@@ -52,6 +54,8 @@ class Writing:
     similarity: Annotated[
         float, typer.Option(min=0.5, max=1, help="From this share of equal characters on a row is a near duplicate.")
     ] = 0.8
+    embeddings: Embeddings = None
+    meaning: Meaning = 0.9
     validation: Annotated[
         float | None,
         typer.Option(
@@ -75,6 +79,14 @@ class Writing:
         from ajet_tools.dataset.seeds import read_seeds
 
         return read_seeds(path, mapping=mapping_of(self.map), skip_bad=self.skip_bad_rows)
+
+    def meanings(self, writer: Endpoint, cache: Path) -> Meanings | None:
+        """What refuses rows that say the same in other words, where that is asked for. Raises ConfigError."""
+        if self.embeddings is None:
+            return None
+        from ajet_tools.dataset.meanings import Meanings
+
+        return Meanings.by(self.embeddings, self.meaning, writer, cache)
 
     def directory(self) -> Directory:
         """Where it is written. Raises ConfigError where that is not said, or something of another run is there."""

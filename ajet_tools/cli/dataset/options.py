@@ -11,14 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from ajet_sdk.errors import ConfigError
-from ajet_tools.cli.trace.options import AsJson, print_json
+from ajet_tools.cli.as_json import AsJson, print_json
 
 if TYPE_CHECKING:
     from ajet_tools.dataset.tables import BadRows
 
 __all__ = [
     "AsJson",
+    "Embeddings",
     "Map",
+    "Meaning",
     "Out",
     "SkipBad",
     "Source",
@@ -53,6 +55,12 @@ Map = Annotated[
     ),
 ]
 SkipBad = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out and count rows that cannot be read.")]
+
+Embeddings = Annotated[
+    tuple[str, str] | None,
+    typer.Option(metavar="URL MODEL", help="Compare meanings too, by an endpoint, or by `local DIRECTORY`."),
+]
+Meaning = Annotated[float, typer.Option(min=0.0, max=1.0, help="With --embeddings: the cosine of what means the same.")]
 
 _FIELDS = ("main_query", "init_messages", "task_id", "env_type")
 Item = TypeVar("Item")

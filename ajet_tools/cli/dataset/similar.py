@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -13,7 +14,9 @@ import typer
 from ajet_sdk.errors import ConfigError
 from ajet_tools.cli.dataset.options import (
     AsJson,
+    Embeddings,
     Map,
+    Meaning,
     Out,
     SkipBad,
     Source,
@@ -36,6 +39,8 @@ from ajet_tools.cli.dataset.rereading import (
 if TYPE_CHECKING:
     from ajet_tools.dataset.decontaminate import Evaluation, Leak
     from ajet_tools.dataset.dedup import Facts, Found
+    from ajet_tools.dataset.embeddings import Vectors
+    from ajet_tools.dataset.pairs import Told
     from ajet_tools.dataset.tables import BadRows
 
 __all__ = ["app"]
@@ -72,13 +77,8 @@ def dedup(
         ),
     ] = "first",
     ignore_numbers: IgnoreNumbers = False,
-    embeddings: Annotated[
-        tuple[str, str] | None,
-        typer.Option(metavar="URL MODEL", help="Compare meanings too, by an endpoint, or by `local DIRECTORY`."),
-    ] = None,
-    meaning: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="With --embeddings: the cosine of what means the same.")
-    ] = 0.9,
+    embeddings: Embeddings = None,
+    meaning: Meaning = 0.9,
     report: Report = None,
     seed: Seed = 0,
     mapping: Map = None,
@@ -109,9 +109,7 @@ def dedup(
         rows = [Facts.of(row.where, row.values, keep) for row in some(again(), source, told)]
         vectors = None
         if embeddings:
-            from ajet_tools.dataset.embeddings import embed
-
-            vectors = embed([row.text for row in rows], *embeddings, told=told)
+            vectors = asyncio.run(_embedded([row.text for row in rows], embeddings, told))
         found = find(
             rows,
             threshold=threshold,
@@ -128,6 +126,16 @@ def dedup(
     if report:
         write_report(report, _duplicates_told(rows, found))
     _tell_dedup(rows, found, bad, out, report, as_json)
+
+
+async def _embedded(texts: Sequence[str], embeddings: tuple[str, str], told: Told) -> Vectors:
+    from ajet_tools.dataset.embeddings import embed, open_embedder
+
+    endpoint = open_embedder(*embeddings)
+    try:
+        return await embed(endpoint, texts, told=told)
+    finally:
+        await endpoint.aclose()
 
 
 def _duplicates_told(rows: Sequence[Facts], found: Found) -> Iterator[dict[str, Any]]:

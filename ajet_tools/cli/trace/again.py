@@ -181,7 +181,7 @@ def rejudge(
     from ajet_tools.cli.arguments import use_placeholder_key
     from ajet_tools.trace import queries
     from ajet_tools.trace.locate import open_located
-    from ajet_tools.trace.rejudge import groups_of
+    from ajet_tools.trace.rejudge import compared_over, groups_of
     from ajet_tools.trace.rejudge import rejudge as judge_again
     from ajet_tools.trace.run_config import run_config
 
@@ -193,9 +193,8 @@ def rejudge(
         other = _judge(judge, config)
         ids = _chosen(reader, run_id, filter, split)
         with progress_bar("Judging", len(ids)) as advance:
-            work = judge_again(
-                groups_of(reader, run_id, ids), other, config, parallel=workers, timeout=timeout, progress=advance
-            )
+            groups = groups_of(reader, run_id, ids, whole=compared_over(config))
+            work = judge_again(groups, other, config, parallel=workers, timeout=timeout, progress=advance)
             changes = asyncio.run(work)
     if as_json:
         print_json({"run_id": run_id, **_changes_json(changes)})

@@ -31,7 +31,8 @@ def remerge(
     path: Where = None,
     run: OfRun = None,
     estimator: Annotated[
-        Literal["grpo", "rloo"] | None, typer.Option("--estimator", help="How a reward becomes an advantage.")
+        Literal["grpo", "rloo", "reinforce_plus_plus"] | None,
+        typer.Option("--estimator", help="How a reward becomes an advantage."),
     ] = None,
     normalize_std: Annotated[
         bool | None,

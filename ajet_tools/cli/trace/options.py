@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import math
-from datetime import date, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
+
+from ajet_tools.cli.as_json import AsJson, print_json
 
 __all__ = ["AsJson", "Fitting", "NoPager", "OfRun", "Where", "print_json"]
 
@@ -27,23 +26,3 @@ Fitting = Annotated[
     ),
 ]
 NoPager = Annotated[bool, typer.Option("--no-pager", help="Print at once, however long it is.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
-
-
-def print_json(value: Any) -> None:
-    typer.echo(json.dumps(_finite(value), indent=2, ensure_ascii=False, default=_plain))
-
-
-def _finite(value: Any) -> Any:
-    """JSON has no NaN: it becomes null."""
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(k): _finite(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(v) for v in value]
-    return value
-
-
-def _plain(value: Any) -> Any:
-    return value.isoformat() if isinstance(value, datetime | date) else str(value)

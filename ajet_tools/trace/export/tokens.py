@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -12,14 +11,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.samples import build
 from ajet_sdk.timelines import merge
-from ajet_sdk.trace.reader import episodes
 from ajet_sdk.types import Episode, Timeline
 from ajet_tools.trace.export.job import Job
 from ajet_tools.trace.export.record import Record
-from ajet_tools.trace.queries.rows import rows
-from ajet_tools.trace.run_config import run_config
+from ajet_tools.trace.queries.tokens import recomputed_advantages
 
 __all__ = ["SCHEMA", "write"]
 
@@ -59,11 +55,10 @@ SCHEMA = pa.schema(
 
 def write(job: Job, file: BinaryIO) -> None:
     """A row for each timeline of each episode. An episode in which text would be redacted is left out."""
-    config = lru_cache(maxsize=64)(lambda run_id: _algorithm(job, run_id))
     with pq.ParquetWriter(file, SCHEMA, compression="zstd") as table:
         waiting: list[dict[str, Any]] = []
         for group in job.groups(trained=True):
-            waiting += _rows(job, [record for record in group if _has_tokens(job, record)], config)
+            waiting += _rows(job, [record for record in group if _has_tokens(job, record)])
             if sum(len(row["token_ids"]) for row in waiting) > _ROW_GROUP:
                 table.write_table(pa.Table.from_pylist(waiting, schema=SCHEMA))
                 waiting = []
@@ -85,7 +80,7 @@ def _has_tokens(job: Job, record: Record) -> bool:
     return True
 
 
-def _rows(job: Job, records: Sequence[Record], config: Any) -> list[dict[str, Any]]:
+def _rows(job: Job, records: Sequence[Record]) -> list[dict[str, Any]]:
     if not records:
         return []
     trained = {
@@ -94,9 +89,13 @@ def _rows(job: Job, records: Sequence[Record], config: Any) -> list[dict[str, An
         for row in record.trained
         if row["advantages"] is not None
     }
-    computed: dict[str, float] = {}
-    if any(c.call_id not in trained for r in records for c in r.episode.calls):
-        computed = _computed(job, records[0].episode, config)
+    unknown = [record.episode for record in records if any(c.call_id not in trained for c in record.episode.calls)]
+    computed: dict[str, _Floats] = {}
+    try:
+        ids = (episode.episode_id for episode in unknown if episode.split == "train")
+        computed = recomputed_advantages(job.reader, *ids)
+    except ConfigError:
+        job.left_out["groups whose run's estimator is not known here: advantages unknown"] += 1
     made: list[dict[str, Any]] = []
     for record in records:
         timelines = merge(record.episode.calls).timelines
@@ -110,7 +109,7 @@ def _row(
     number: int,
     timeline: Timeline,
     trained: Mapping[str, _Floats],
-    computed: Mapping[str, float],
+    computed: Mapping[str, _Floats],
 ) -> dict[str, Any]:
     advantages = np.zeros(len(timeline.token_ids), np.float32)
     sources = set()
@@ -119,7 +118,7 @@ def _row(
         if known is not None and len(known) == span.end - span.start:
             advantages[span.start : span.end] = known
             sources.add("trained")
-        elif span.call_id in computed:
+        elif span.call_id in computed:  # of the whole group or step: also of attempts that are not exported
             advantages[span.start : span.end] = computed[span.call_id]
             sources.add("computed")
         else:
@@ -144,39 +143,4 @@ def _row(
         "advantage_source": "+".join(sorted(sources)) or None,
         "spans": [span.model_dump() for span in timeline.spans],
         "call_ids": list(timeline.call_ids),
-    }
-
-
-def _computed(job: Job, one: Episode, config: Any) -> dict[str, float]:
-    """Call id -> advantage, of the whole group of an episode: also of attempts that are not exported."""
-    if one.split != "train":
-        return {}
-    options = config(one.run_id)
-    if options is None:
-        job.left_out["groups whose run's config cannot be read: advantages unknown"] += 1
-        return {}
-    found = build(_whole_group(job, one), **options).samples
-    return {span.call_id: float(sample.advantages[span.start]) for sample in found for span in sample.timeline.spans}
-
-
-def _whole_group(job: Job, one: Episode) -> list[Episode]:
-    if not one.group_id:
-        return episodes(job.reader, episode_ids=[one.episode_id], superseded=True)
-    sql = "SELECT episode_id FROM episodes WHERE group_id = ? AND run_id = ? AND step = ? AND NOT superseded"
-    ids = [row["episode_id"] for row in rows(job.reader, sql, one.group_id, one.run_id, one.step)]
-    return episodes(job.reader, episode_ids=ids)
-
-
-def _algorithm(job: Job, run_id: str) -> dict[str, Any] | None:
-    """How the run made advantages of rewards; None where its config is not valid in this version."""
-    try:
-        config = run_config(job.reader, run_id)
-    except ConfigError:
-        return None
-    algorithm = config.trainer_common.algorithm
-    return {
-        "estimator": algorithm.adv_estimator,
-        "normalize_std": algorithm.normalize_std,
-        "failure_reward": config.rollout.failure_reward,
-        "max_tokens": config.rollout.max_model_len,
     }

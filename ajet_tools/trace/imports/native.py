@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from ajet_sdk.errors import TraceVersionError
 from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Metric, Run, Trained
 from ajet_tools.trace.export.native import HEADER, VERSION
-from ajet_tools.trace.imports.lines import BadRows, Row
 from ajet_tools.trace.imports.parsed import Parsed
+from ajet_tools.trace.json_rows import BadRows, Row
 
 __all__ = ["read"]
 

@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import ValidationError
 
 from ajet_sdk.types import Call, Episode, Reward, Task
-from ajet_tools.trace.imports.lines import BadRows, Row
 from ajet_tools.trace.imports.parsed import UNKNOWN_TIME, Parsed, stable_id, text_of
+from ajet_tools.trace.json_rows import BadRows, Row
 
 __all__ = ["read"]
 

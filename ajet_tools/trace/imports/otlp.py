@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from pydantic import ValidationError
 
 from ajet_tools.trace.imports.episodes import episode_of
-from ajet_tools.trace.imports.lines import BadRows, Row
 from ajet_tools.trace.imports.parsed import Parsed
 from ajet_tools.trace.imports.spans import Span, spans_of
 from ajet_tools.trace.imports.spool import Spool
+from ajet_tools.trace.json_rows import BadRows, Row
 
 __all__ = ["made_of", "read"]
 

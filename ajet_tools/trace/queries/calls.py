@@ -91,18 +91,19 @@ def episode_pulse(reader: TraceReader, episode_id: str) -> Row:
     [found] = rows(
         reader,
         """
-        SELECT (SELECT count(*) FROM calls WHERE episode_id = $1) AS calls, ended.*
+        SELECT (SELECT count(*) FROM calls WHERE episode_id = $1) AS calls,
+          (SELECT count(*) FROM feedback WHERE episode_id = $1) AS feedback,
+          (SELECT count(*) > 0 FROM runs WHERE status = 'running') AS running, ended.*
         FROM (SELECT count(*) AS ended, coalesce(bool_or(superseded), false) AS superseded, any_value(group_id) AS of
               FROM episodes WHERE episode_id = $1) ended""",
         episode_id,
     )
     if not found["ended"]:
-        return {**found, **rows(reader, "SELECT count(*) > 0 AS running FROM runs WHERE status = 'running'")[0]}
+        return found
     [after] = rows(
         reader,
         """
         SELECT (SELECT count(*) FROM ledger WHERE episode_id = $1) AS booked,
-          (SELECT count(*) FROM feedback WHERE episode_id = $1) AS feedback,
           (SELECT count(*) FROM episodes WHERE group_id = $2 AND group_id <> '') AS attempts""",
         episode_id,
         found["of"],

@@ -37,6 +37,7 @@ _PLAIN: dict[str, str] = {
     "task": "left(task->>'$.main_query', 64)",
     "error": "left(error, 64)",
 }
+_ALWAYS = ("started_at", "ended_at", "superseded")
 COUNTED = ("reward", "calls", "turns", "agents", "tokens")
 """Columns that are worked out from other tables."""
 _SPAN = 200_000
@@ -85,14 +86,25 @@ class EpisodeIndex:
                 return None
             if there["n"] == len(self):
                 return False
-            last = pc.max(self._columns["ended_at"]).as_py()
-            recent = [] if last is None else [last - _LATE]
-            found = self._episodes(reader, "e.ended_at >= ?" if recent else "true", recent)
-            new = found.filter(pc.invert(pc.is_in(found["episode_id"], value_set=self.ids)))
-            if len(self) + len(new) != there["n"]:
+            new = self._since_last(reader, there["n"])
+            if new is None:
                 return None
             self._append(new, reader)
             return True
+
+    def _since_last(self, reader: TraceReader, count: int) -> pa.Table | None:
+        """The episodes that make this index `count` long or longer; None where they alone do not.
+
+        They mostly ended after the last that is known: only where one is missing then is it looked further back.
+        """
+        last = pc.max(self._columns["ended_at"]).as_py()
+        plain = [name for name in self._columns if name in _PLAIN and name not in _ALWAYS]
+        for since in (last, last - _LATE) if last else (None,):
+            found = self._episodes(reader, "e.ended_at >= ?" if since else "true", [since] if since else [], plain)
+            new = found.filter(pc.invert(pc.is_in(found["episode_id"], value_set=self.ids)))
+            if len(self) + len(new) >= count:  # more ended since they were counted
+                return new
+        return None
 
     def column(self, reader: TraceReader, name: str, cancelled: Callable[[], bool] | None = None) -> pa.Array:
         """The values of a column, in the order of `ids`. Others may ask for other columns meanwhile."""
@@ -105,7 +117,7 @@ class EpisodeIndex:
             late = self.ids.slice(len(ids))  # ended while it was read
             if len(late):
                 began = self._columns["started_at"].slice(len(ids))
-                more = self._of_new(reader, late, pc.min(began).as_py(), set(read))
+                more = self._ended_meanwhile(reader, late, pc.min(began).as_py(), set(read))
                 read = {each: pa.concat_arrays([old, more[each].cast(old.type)]) for each, old in read.items()}
             self._columns |= {each: values for each, values in read.items() if each not in self._columns}
             return self._columns[name]
@@ -126,41 +138,48 @@ class EpisodeIndex:
         found = pc.index_in(ids, value_set=self.ids).drop_null()
         return np.asarray(found.to_numpy(zero_copy_only=False), dtype=np.int64)
 
-    def _episodes(self, reader: TraceReader, condition: str, parameters: Sequence[Any]) -> pa.Table:
+    def _episodes(
+        self, reader: TraceReader, condition: str, parameters: Sequence[Any], more: Sequence[str] = ()
+    ) -> pa.Table:
         of_run, run = self.scope
+        listed = "".join(f", {_PLAIN[name]} AS {name}" for name in more)
         return reader.query(
             f"""
-            SELECT e.episode_id, e.started_at, e.ended_at, coalesce(e.superseded, false)::INTEGER AS superseded
+            SELECT e.episode_id, e.started_at, e.ended_at, coalesce(e.superseded, false)::INTEGER AS superseded{listed}
             FROM episodes e WHERE {of_run} AND {condition}""",
             [*run, *parameters],
         )
 
     def _append(self, new: pa.Table, reader: TraceReader | None = None) -> None:
-        ids = _whole(new["episode_id"])
+        """Add episodes; with `reader` the columns that are counted grow too, unless there are many to add."""
+        ids = _whole(new["episode_id"]).cast(pa.string())
+        added = {name: _whole(new[name]) for name in new.column_names if name != "episode_id"}
         if reader is None or len(ids) > _MANY:
-            self._columns = {name: values for name, values in self._columns.items() if name in new.column_names}
-            added = {name: _whole(new[name]) for name in ("started_at", "ended_at", "superseded")}
+            self._columns = {name: values for name, values in self._columns.items() if name in added}
         else:
-            added = self._of_new(reader, ids, pc.min(new["started_at"]).as_py(), set(self._columns))
+            added |= self._counted(reader, ids, pc.min(new["started_at"]).as_py(), set(self._columns))
         for name, values in added.items():
             before = self._columns.get(name)
             self._columns[name] = values if before is None else pa.concat_arrays([before, values.cast(before.type)])
-        self.ids = pa.concat_arrays([self.ids, ids.cast(pa.string())])
+        self.ids = pa.concat_arrays([self.ids, ids])
 
-    def _of_new(
+    def _counted(
         self, reader: TraceReader, ids: pa.Array, first: datetime | None, names: set[str]
     ) -> dict[str, pa.Array]:
-        """Some columns of episodes that have just ended, the first of which began then."""
-        plain = [name for name in names if name in _PLAIN]
-        listed = ", ".join(["episode_id", *(f"{_PLAIN[name]} AS {name}" for name in plain)])
-        sql = f"SELECT {listed} FROM episodes WHERE episode_id IN (SELECT unnest(?::VARCHAR[]))"
-        table = reader.query(sql, [ids.to_pylist()])
-        found = {name: _aligned(ids, table, name) for name in plain}
+        """Those of some columns that are counted, of episodes that have just ended: the first began then."""
         wanted = [name for name in COUNTED if name in names]
-        if wanted:
-            table = counted(reader, ids.to_pylist(), wanted, since=first and first - _LATE)
-            found |= {name: _aligned(ids, table, name) for name in wanted}
-        return found
+        if not wanted:
+            return {}
+        table = counted(reader, ids.to_pylist(), wanted, since=first and first - _LATE)
+        return {name: _aligned(ids, table, name) for name in wanted}
+
+    def _ended_meanwhile(
+        self, reader: TraceReader, ids: pa.Array, first: datetime | None, names: set[str]
+    ) -> dict[str, pa.Array]:
+        """Some columns of episodes that ended while those of the others were read."""
+        plain = [name for name in names if name in _PLAIN]
+        table = self._episodes(reader, "e.episode_id IN (SELECT unnest(?::VARCHAR[]))", [ids.to_pylist()], plain)
+        return {name: _aligned(ids, table, name) for name in plain} | self._counted(reader, ids, first, names)
 
     def _read(
         self, reader: TraceReader, name: str, ids: pa.Array, cancelled: Callable[[], bool] | None
@@ -199,28 +218,20 @@ def _tokens(reader: TraceReader, ids: pa.Array, cancelled: Callable[[], bool] | 
     return pa.array(total.astype(np.int64), mask=~there)
 
 
-_COUNTS = """count(*) AS calls, count(*) FILTER (phase = 'rollout') AS turns,
-  count(DISTINCT agent) FILTER (phase = 'rollout') AS agents"""
-
-
 def counted(reader: TraceReader, ids: Sequence[str], names: Sequence[str], since: datetime | None = None) -> pa.Table:
     """The columns of COUNTED, of a few episodes, `tokens` only if named; `since`: none of their calls began before.
 
-    When the calls began is asked first: DuckDB then reads the lists of output ids of those times only.
+    Where that is not known, when the calls began is asked first: DuckDB then reads the lists of output ids of those
+    times only.
     """
-    late = ["c.started_at >= $2"] if since else []
-    times = "min(started_at) AS first, max(started_at) AS last"
-    calls = reader.query(_called(f"{_COUNTS}, {times}", late), [ids, *([since] if since else [])])
-    found = [calls, reader.query(_VALUES, [ids])]
-    if "tokens" in names and len(calls):
-        during = _apart(zip(calls["first"].to_pylist(), calls["last"].to_pylist(), strict=True))
-        parts = (
-            _called("sum(len(output_ids)) AS n", [f"c.started_at >= ${i}", f"c.started_at <= ${i + 1}"])
-            for i in range(2, 2 + 2 * len(during), 2)
-        )
-        sql = f"SELECT episode_id, sum(n)::BIGINT AS tokens FROM ({' UNION ALL '.join(parts)}) GROUP BY episode_id"
-        found.append(reader.query(sql, [ids, *(edge for span in during for edge in span)]))
     wanted = pa.array(ids, pa.string())
+    found = [reader.query(_VALUES, [ids])]
+    if "tokens" in names and since:
+        found.append(_called(reader, ids, _TOKENS, since))
+    else:
+        found.append(calls := _called(reader, ids, ", min(started_at) AS first, max(started_at) AS last", since))
+        if "tokens" in names and len(calls):
+            found.append(_tokens_of(reader, ids, calls))
     columns = {"episode_id": wanted, "reward": pa.nulls(len(wanted)), "tokens": pa.nulls(len(wanted))}
     for table in found:
         columns |= {name: _aligned(wanted, table, name) for name in table.column_names if name != "episode_id"}
@@ -229,11 +240,39 @@ def counted(reader: TraceReader, ids: Sequence[str], names: Sequence[str], since
     return pa.table({name: columns[name] for name in ("episode_id", *COUNTED)})
 
 
-_APART = 64
+_TOKENS = ", sum(len(output_ids))::BIGINT AS tokens"
+_VALUES = """
+    SELECT episode_id, sum(value * weight) AS reward FROM rewards
+    WHERE episode_id IN (SELECT unnest(?::VARCHAR[])) GROUP BY episode_id"""
+_COUNTS = """count(*) AS calls, count(*) FILTER (phase = 'rollout') AS turns,
+  count(DISTINCT agent) FILTER (phase = 'rollout') AS agents"""
+
+
+def _called(reader: TraceReader, ids: Sequence[str], more: str, since: datetime | None) -> pa.Table:
+    late, values = (" AND started_at >= $2", [since]) if since else ("", [])
+    sql = f"""
+        SELECT episode_id, {_COUNTS}{more} FROM calls
+        WHERE episode_id IN (SELECT unnest($1::VARCHAR[])){late} GROUP BY episode_id"""
+    return reader.query(sql, [ids, *values])
+
+
+def _tokens_of(reader: TraceReader, ids: Sequence[str], calls: pa.Table) -> pa.Table:
+    during = _apart(zip(calls["first"].to_pylist(), calls["last"].to_pylist(), strict=True))
+    parts = (
+        f"""SELECT episode_id, len(output_ids) AS n FROM calls
+        WHERE episode_id IN (SELECT unnest($1::VARCHAR[])) AND started_at >= ${i} AND started_at <= ${i + 1}"""
+        for i in range(2, 2 + 2 * len(during), 2)
+    )
+    sql = f"SELECT episode_id, sum(n)::BIGINT AS tokens FROM ({' UNION ALL '.join(parts)}) GROUP BY episode_id"
+    return reader.query(sql, [ids, *(edge for span in during for edge in span)])
+
+
+_APART = 4
+"""Spans of time that are read each by itself: each is a scan with a plan of its own."""
 
 
 def _apart(spans: Iterable[tuple[datetime, datetime]]) -> list[tuple[datetime, datetime]]:
-    """At most 64 spans of time that hold all of these, with the largest gaps between them left out."""
+    """At most so many spans of time that hold all of these, with the largest gaps between them left out."""
     merged: list[tuple[datetime, datetime]] = []
     for first, last in sorted(spans):
         if merged and first <= merged[-1][1]:
@@ -243,19 +282,6 @@ def _apart(spans: Iterable[tuple[datetime, datetime]]) -> list[tuple[datetime, d
     gaps = sorted(range(1, len(merged)), key=lambda i: merged[i - 1][1] - merged[i][0])[: _APART - 1]
     cuts = [0, *sorted(gaps), len(merged)]
     return [(merged[a][0], merged[b - 1][1]) for a, b in pairwise(cuts) if a < b]
-
-
-_VALUES = """
-    SELECT episode_id, sum(value * weight) AS reward FROM rewards
-    WHERE episode_id IN (SELECT unnest(?::VARCHAR[])) GROUP BY episode_id"""
-
-
-def _called(columns: str, conditions: Sequence[str]) -> str:
-    """Something of the calls of the episodes that are the first parameter."""
-    more = "".join(f" AND {condition}" for condition in conditions)
-    return f"""
-        SELECT episode_id, {columns} FROM calls c
-        WHERE episode_id IN (SELECT unnest($1::VARCHAR[])){more} GROUP BY episode_id"""
 
 
 def _whole(column: pa.ChunkedArray) -> pa.Array:

@@ -15,7 +15,7 @@ from ajet_sdk.protocols import TraceReader
 from ajet_sdk.samples import build
 from ajet_sdk.trace.reader import calls_of, episodes
 from ajet_sdk.types import Episode
-from ajet_tools.trace.queries.groups import attempts_of
+from ajet_tools.trace.queries.groups import attempts_of, step_of
 from ajet_tools.trace.queries.rows import rows
 
 __all__ = ["Booked", "EpisodeFacts", "Scores", "episode_facts", "mark_of", "recomputed_advantages"]
@@ -90,28 +90,40 @@ def mark_of(reader: TraceReader, *episode_ids: str) -> tuple[int, ...]:
 
 
 def recomputed_advantages(reader: TraceReader, *episode_ids: str) -> dict[str, _Floats]:
-    """The advantage of each token of the calls that would be trained, from the stored groups and the run's config.
+    """The advantage of each token of the calls that would be trained, from the stored rewards and the run's config.
 
     For files from before advantages were kept, and for runs whose trainer is not ours. What the step really used may
-    have differed: it is to be shown as recomputed. A call that is missing here would not be trained.
+    have differed: it is to be shown as recomputed. A call that is missing here would not be trained; of one whose end
+    does not fit the rest is NaN. Raises ConfigError where this version does not know the run's estimator.
     """
     recomputed: dict[str, _Floats] = {}
     done: set[str] = set()
     for episode_id in episode_ids:
         if episode_id not in done:
-            group = episodes(reader, episode_ids=attempts_of(reader, episode_id), superseded=True)
-            done |= {episode_id, *(episode.episode_id for episode in group)}
-            recomputed |= _of_group(reader, group)
+            compared, settings = _compared(reader, episode_id)
+            done |= {episode_id, *(episode.episode_id for episode in compared)}
+            recomputed |= _of_compared(reader, compared, settings)
     return recomputed
 
 
-def _of_group(reader: TraceReader, group: Sequence[Episode]) -> dict[str, _Floats]:
-    if not group:
+def _compared(reader: TraceReader, episode_id: str) -> tuple[list[Episode], dict[str, Any]]:
+    """The episodes whose rewards are compared with an episode's, and how the run does that: its group, or its step."""
+    found = rows(
+        reader,
+        "SELECT run_id, config FROM runs WHERE run_id IN (SELECT run_id FROM episodes WHERE episode_id = $1)",
+        episode_id,
+    )
+    settings = _settings(json.loads(found[0]["config"] or "{}").get("ajet") or {}) if found else {}
+    of_step = settings.get("estimator") == "reinforce_plus_plus"
+    ids = step_of(reader, episode_id) if of_step else attempts_of(reader, episode_id)
+    return episodes(reader, episode_ids=ids, superseded=True), settings
+
+
+def _of_compared(reader: TraceReader, compared: Sequence[Episode], settings: Mapping[str, Any]) -> dict[str, _Floats]:
+    if not compared:
         return {}
-    found = rows(reader, "SELECT config FROM runs WHERE run_id = $1", group[0].run_id)
-    config = json.loads(found[0]["config"] or "{}").get("ajet") or {} if found else {}
-    batch = build(group, policy_version=_step_version(reader, *_step_of(group[0])), **_settings(config))
-    lengths = {c.call_id: len(c.output_ids) for e in group for c in e.calls if c.output_ids is not None}
+    batch = build(compared, policy_version=_step_version(reader, *_step_of(compared[0])), **settings)
+    lengths = {c.call_id: len(c.output_ids) for e in compared for c in e.calls if c.output_ids is not None}
     recomputed: dict[str, _Floats] = {}
     for sample in batch.samples:
         for span in sample.timeline.spans:

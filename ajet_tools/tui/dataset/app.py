@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, ClassVar
-
-from textual import events
-from textual.app import App, SystemCommand
-from textual.binding import Binding, BindingType
-from textual.screen import Screen
-
 from ajet_sdk.errors import AjetError
 from ajet_tools.dataset.review import Review
-from ajet_tools.trace.text import one_line, visible
+from ajet_tools.trace.text import one_line
+from ajet_tools.tui.frame import Frame
 
-__all__ = ["LEAST_SIZE", "DatasetApp"]
-
-LEAST_SIZE = (60, 16)
-"""Columns and rows below which the screens do not fit."""
-_DARK, _LIGHT = "textual-dark", "textual-light"
+__all__ = ["DatasetApp"]
 
 
-class DatasetApp(App[None]):
+class DatasetApp(Frame):
     """The view of one dataset. `failure` is why it ended by itself, where it did."""
 
     TITLE = "ajet dataset"
-    BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("question_mark", "keys", "Keys", key_display="?"),
-        Binding("f1", "keys", "Keys", show=False, priority=True),
-        Binding("f2", "change_shade", "Light or dark", show=False, priority=True),
-    ]
+    LEAST_SIZE = (60, 16)
 
     def __init__(self, review: Review, filter_text: str = "") -> None:
         super().__init__()
@@ -59,30 +44,6 @@ class DatasetApp(App[None]):
         self.failure = error
         self.exit(return_code=1)
 
-    def told(self, error: AjetError) -> None:
-        """What could not be done, as a word at the screen's edge."""
-        self.notify(visible(str(error)), severity="error", markup=False, timeout=8)
-
-    def copy(self, text: str, what: str) -> None:
-        """Put a text on the clipboard (OSC 52, which reaches through SSH) and say what it is."""
-        self.copy_to_clipboard(text)
-        self.notify(f"copied {what}", markup=False, timeout=2)
-
-    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
-        yield SystemCommand("Keys", "Every key of this screen", self.action_keys)
-        yield SystemCommand("Light or dark", "Change between the light and the dark theme", self.action_change_shade)
-        yield SystemCommand("Theme", "Choose among all themes", self.action_change_theme)
-        yield SystemCommand("Save a picture", "This screen as an SVG file", self.deliver_screenshot)
-
-    def action_keys(self) -> None:
-        from ajet_tools.tui.screens.help import HelpScreen
-
-        if not isinstance(self.screen, HelpScreen):
-            self.push_screen(HelpScreen.of(self.screen))
-
-    def action_change_shade(self) -> None:
-        self.theme = _DARK if self.current_theme.dark is False else _LIGHT
-
     async def action_quit(self) -> None:
         """Ctrl-Q leaves by the same way as q: by the table, which asks where something was decided."""
         from ajet_tools.tui.dataset.rows import RowsScreen
@@ -91,14 +52,3 @@ class DatasetApp(App[None]):
             self.pop_screen()
         if isinstance(self.screen, RowsScreen):
             self.screen.action_leave()
-
-    def on_resize(self, event: events.Resize) -> None:
-        """A terminal that is too small says what it needs, until it is large enough."""
-        from ajet_tools.tui.screens.help import TooSmallScreen
-
-        fits = event.size.width >= LEAST_SIZE[0] and event.size.height >= LEAST_SIZE[1]
-        shown = isinstance(self.screen, TooSmallScreen)
-        if shown and fits:
-            self.pop_screen()
-        elif not shown and not fits:
-            self.push_screen(TooSmallScreen(*LEAST_SIZE))

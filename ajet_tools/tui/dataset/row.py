@@ -8,11 +8,12 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import Screen
-from textual.widgets import Footer, Header
+from textual.widgets import Header
 
 from ajet_tools.dataset.journal import Mark
 from ajet_tools.tui.dataset.app import DatasetApp
 from ajet_tools.tui.dataset.described import as_text, sections
+from ajet_tools.tui.widgets.key_line import KeyLine
 from ajet_tools.tui.widgets.long_text import LongText
 from ajet_tools.tui.widgets.prompt import Prompt
 
@@ -48,11 +49,11 @@ class RowScreen(Screen[None]):
         self.number = behind.step(0)
 
     def compose(self) -> ComposeResult:
-        yield Header()
+        yield Header(icon=" ")
         with Vertical():
             yield LongText(self._text())
         yield Prompt("find")
-        yield Footer()
+        yield KeyLine()
 
     def on_mount(self) -> None:
         self.query_one(LongText).focus()

@@ -12,14 +12,14 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.screen import Screen
-from textual.widgets import Footer, Header
+from textual.widgets import Header
 
 from ajet_sdk.errors import AjetError
 from ajet_tools.dataset.filter import Filter, parse
 from ajet_tools.dataset.journal import Mark
 from ajet_tools.dataset.review import Only, Review
 from ajet_tools.dataset.saving import Saved
-from ajet_tools.trace.filters import FilterError
+from ajet_tools.trace.grammar import FilterError
 from ajet_tools.trace.text import one_line
 from ajet_tools.tui.dataset.app import DatasetApp
 from ajet_tools.tui.dataset.hits import Hits
@@ -27,6 +27,7 @@ from ajet_tools.tui.dataset.numbers import Numbers
 from ajet_tools.tui.dataset.pane import RowPane
 from ajet_tools.tui.dataset.status import ReviewStatus
 from ajet_tools.tui.dataset.table import RowsTable
+from ajet_tools.tui.widgets.key_line import KeyLine
 from ajet_tools.tui.widgets.listing import ListingTable
 from ajet_tools.tui.widgets.prompt import Prompt
 
@@ -77,13 +78,13 @@ class RowsScreen(Screen[None]):
         self._busy = ""
 
     def compose(self) -> ComposeResult:
-        yield Header()
+        yield Header(icon=" ")
         yield RowsTable(self.review)
         yield ReviewStatus(self.review)
         yield RowPane(self.review)
         yield Prompt("filter", 'metadata.level>=3 text~"train" chars<500', id="filter")
         yield Prompt("search", "a text anywhere in a row", id="find")
-        yield Footer()
+        yield KeyLine()
 
     @property
     def table(self) -> RowsTable:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from textual import work
 
 from ajet_sdk.errors import AjetError
 from ajet_tools.trace.bookmarks import set_bookmark
 from ajet_tools.trace.queries.groups import attempts_of
+from ajet_tools.tui.screens.export import ExportScreen
 from ajet_tools.tui.screens.following import FollowingScreen
 from ajet_tools.tui.widgets.listing import ListingTable
 
@@ -18,8 +21,9 @@ _SIDE_BY_SIDE = 16
 class ChosenScreen(FollowingScreen):
     """A screen with a table of episodes; its subclass says what marks stand beside them."""
 
-    def __init__(self) -> None:
+    def __init__(self, run_id: str | None) -> None:
         super().__init__()
+        self.run_id = run_id
         self.bookmarks: frozenset[str] = frozenset()
 
     @property
@@ -28,6 +32,11 @@ class ChosenScreen(FollowingScreen):
 
     def mark(self) -> None:
         """Show what is marked now."""
+        raise NotImplementedError
+
+    @property
+    def every(self) -> Sequence[str]:
+        """All that the list has."""
         raise NotImplementedError
 
     @property
@@ -68,3 +77,10 @@ class ChosenScreen(FollowingScreen):
     def action_copy(self) -> None:
         if chosen := self.chosen:
             self.app.copy("\n".join(chosen), chosen[0] if len(chosen) == 1 else f"{len(chosen):,} ids")
+
+    def action_export(self, asking: bool) -> None:
+        """The selection; with none, whatever the list shows."""
+        if ids := self.chosen if self.table.selected else self.every:
+            self.app.push_screen(ExportScreen(ids, self.run_id or "", asking=asking))
+        else:
+            self.notify("there is no episode to export")

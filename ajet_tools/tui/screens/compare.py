@@ -11,7 +11,7 @@ from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
-from textual.widgets import Footer, Header, Static
+from textual.widgets import Header, Static
 
 from ajet_sdk.errors import AjetError
 from ajet_tools.trace.align import Attempt, Divergence, align
@@ -19,6 +19,7 @@ from ajet_tools.trace.attempts import read_attempts
 from ajet_tools.trace.queries.tokens import mark_of
 from ajet_tools.trace.text import one_line, visible
 from ajet_tools.tui.app import TraceApp
+from ajet_tools.tui.widgets.key_line import KeyLine
 from ajet_tools.tui.widgets.side_by_side import ColumnHeads, SideBySide, room_for
 
 __all__ = ["CompareScreen"]
@@ -66,7 +67,7 @@ class CompareScreen(Screen[None]):
         yield ColumnHeads()
         yield SideBySide()
         yield Static(id="empty")
-        yield Footer()
+        yield KeyLine()
 
     @property
     def side(self) -> SideBySide:

@@ -12,7 +12,7 @@ from textual import events, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Container
-from textual.widgets import Footer, Static
+from textual.widgets import Static
 
 from ajet_tools.trace.messages import pretty
 from ajet_tools.trace.render import counted, number
@@ -23,6 +23,7 @@ from ajet_tools.tui.screens.following import FollowingScreen
 from ajet_tools.tui.screens.whole import WholeScreen
 from ajet_tools.tui.widgets.blocks import Block, about, along, hits
 from ajet_tools.tui.widgets.cells import steady
+from ajet_tools.tui.widgets.key_line import KeyLine
 from ajet_tools.tui.widgets.messages import Messages
 from ajet_tools.tui.widgets.prompt import Prompt
 from ajet_tools.tui.widgets.tree import CallTree
@@ -47,9 +48,10 @@ class EpisodeScreen(FollowingScreen):
     """An episode, finished or running; opened at its beginning, or at a call."""
 
     app: TraceApp
+    AUTO_FOCUS = "Messages"
     DEFAULT_CSS = """
     EpisodeScreen {
-        & > #facts { height: auto; max-height: 4; background: $panel; padding: 0 1; }
+        & > #facts { height: auto; max-height: 5; background: $panel; padding: 0 1; }
         & > #parts { height: 1fr; layout: vertical; }
         & CallTree { height: auto; max-height: 30%; border-bottom: solid $primary; }
         & Messages { height: 1fr; }
@@ -88,15 +90,17 @@ class EpisodeScreen(FollowingScreen):
         self.call_id = call_id
         self.story: Story | None = None
         self.branch = 0
+        self._told_new = 0
         self._search = _Search()
 
     def compose(self) -> ComposeResult:
+        self.set_class(self.app.size.width >= _WIDE, "wide")
         yield Static("…", id="facts")
         with Container(id="parts"):
             yield CallTree(id="tree")
             yield Messages(id="messages")
         yield Prompt("search", "a text anywhere in the episode")
-        yield Footer()
+        yield KeyLine()
 
     @property
     def messages(self) -> Messages:
@@ -108,7 +112,6 @@ class EpisodeScreen(FollowingScreen):
 
     def on_mount(self) -> None:
         self.title = f"episode {self.episode_id[:12]}"
-        self.messages.focus()
         self.load()
 
     def on_resize(self, event: events.Resize) -> None:
@@ -138,14 +141,22 @@ class EpisodeScreen(FollowingScreen):
             branch = self.branch
         blocks = await asyncio.to_thread(_blocks, fresh, branch)
         self.story, self.branch = fresh, branch
-        self.query_one("#facts", Static).update(_facts(fresh))
-        self.tree_of_calls.show(fresh)
-        self.messages.show(blocks, stay=not first)
-        if first and self.call_id:
-            if self.call_id in fresh.calls:
+        with self.app.batch_update():
+            self.tree_of_calls.show(fresh)
+            self.messages.show(blocks, stay=not first)
+            self._tell()
+            if first and self.call_id in fresh.calls:
                 self._choose_first_of(self.call_id)
-            else:
-                self.notify(f"call {self.call_id} is not in this episode", severity="warning", markup=False)
+        if first and self.call_id and self.call_id not in fresh.calls:
+            self.notify(f"call {self.call_id} is not in this episode", severity="warning", markup=False)
+
+    def _tell(self) -> None:
+        """The facts, and how much came that the reader has not seen."""
+        facts, new = _facts(self._told), self.messages.new
+        if new:
+            facts.append(f"\n{counted(new, 'message')} new: end goes there and follows", style="bold yellow")
+        self._told_new = new
+        self.query_one("#facts", Static).update(facts)
 
     def _show_branch(self) -> None:
         self.messages.show(_blocks(self._told, self.branch))
@@ -173,6 +184,8 @@ class EpisodeScreen(FollowingScreen):
 
     def on_messages_moved(self, event: Messages.Moved) -> None:
         self.tree_of_calls.point_at(event.block.call_id)
+        if self.messages.new != self._told_new:
+            self._tell()
 
     def _go_to_branch(self, branch: int, *, tell: bool = True) -> None:
         if branch != self.branch:
@@ -187,7 +200,7 @@ class EpisodeScreen(FollowingScreen):
             self._show_branch()
         self._choose_first_of(call_id, tell=tell)
 
-    def _choose_first_of(self, call_id: str, *, tell: bool = True) -> None:
+    def _choose_first_of(self, call_id: str | None, *, tell: bool = True) -> None:
         """To the first block of a call: its fork, or what is new in its request, or its reply."""
         block = next((n for n, b in enumerate(self.messages.blocks) if b.call_id == call_id), None)
         if block is not None:

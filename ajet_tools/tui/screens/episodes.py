@@ -13,19 +13,20 @@ from textual.actions import SkipAction
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.message import Message
-from textual.widgets import Footer, Header
+from textual.widgets import Header
 
 from ajet_sdk.errors import AjetError
 from ajet_tools.trace.bookmarks import bookmarked, only_bookmarked
-from ajet_tools.trace.filters import Filter, FilterError, parse
+from ajet_tools.trace.filters import Filter, parse
+from ajet_tools.trace.grammar import FilterError
 from ajet_tools.trace.queries.listing import Cancelled, Listing, open_listing
 from ajet_tools.trace.queries.unended import unended_rows
 from ajet_tools.tui.app import TraceApp
 from ajet_tools.tui.remembered import Remembered, recall, remember
 from ajet_tools.tui.screens.chosen import ChosenScreen
-from ajet_tools.tui.screens.export import ExportScreen
 from ajet_tools.tui.widgets.episode_columns import EPISODE_COLUMNS
 from ajet_tools.tui.widgets.finder import Finder
+from ajet_tools.tui.widgets.key_line import KeyLine
 from ajet_tools.tui.widgets.listing import ListingTable, Rows
 from ajet_tools.tui.widgets.prompt import Prompt
 from ajet_tools.tui.widgets.status_line import StatusLine
@@ -80,8 +81,7 @@ class EpisodesScreen(ChosenScreen):
         of: int
 
     def __init__(self, run_id: str | None = None, filter_text: str = "") -> None:
-        super().__init__()
-        self.run_id = run_id
+        super().__init__(run_id)
         self.filter_text = filter_text
         self.listing: Listing | None = None
         self.pending: Listing | None = None
@@ -93,12 +93,12 @@ class EpisodesScreen(ChosenScreen):
         self._hidden: tuple[Rows | None, frozenset[str], int] = (None, frozenset(), 0)
 
     def compose(self) -> ComposeResult:
-        yield Header()
+        yield Header(icon=" ")
         yield ListingTable(EPISODE_COLUMNS, self._page)
         yield StatusLine()
         yield Finder()
         yield Prompt("filter", 'reward<0.5 status=failed agent=werewolf step>10 text~"calc"', id="filter")
-        yield Footer()
+        yield KeyLine()
 
     @property
     def finder(self) -> Finder:
@@ -107,6 +107,10 @@ class EpisodesScreen(ChosenScreen):
     @property
     def prompt(self) -> Prompt:
         return self.query_one("#filter", Prompt)
+
+    @property
+    def every(self) -> Sequence[str]:
+        return self.listing.ids() if self.listing is not None else []
 
     @property
     def latest(self) -> Listing | None:
@@ -344,14 +348,6 @@ class EpisodesScreen(ChosenScreen):
         """At what was found in it, where something was."""
         calls = [hit.call_id for hit in self.finder.hits_of(event.id) if hit.call_id]
         self.app.open_episode(event.id, calls[0] if calls else None)
-
-    def action_export(self, asking: bool) -> None:
-        """The selection; with none, whatever the list shows."""
-        ids = self.chosen if self.table.selected else self.listing.ids() if self.listing is not None else []
-        if ids:
-            self.app.push_screen(ExportScreen(ids, self.run_id or "", asking=asking))
-        else:
-            self.notify("there is no episode to export")
 
     def action_leave(self) -> None:
         """What escape ends first: what is going on, then what was found, then the selection, then the screen."""

@@ -13,7 +13,7 @@ from textual.content import Content
 from textual.screen import ModalScreen, Screen
 from textual.widgets import Input, Label, Static
 
-from ajet_tools.tui.app import is_basic
+from ajet_tools.tui.frame import is_basic
 
 __all__ = ["GoScreen", "HelpScreen", "TooSmallScreen"]
 

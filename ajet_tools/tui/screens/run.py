@@ -10,7 +10,7 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Grid, VerticalScroll
-from textual.widgets import ContentSwitcher, DataTable, Footer, Header, Static
+from textual.widgets import ContentSwitcher, DataTable, Header, Static
 
 from ajet_sdk.types import now
 from ajet_tools.trace import queries
@@ -23,6 +23,7 @@ from ajet_tools.tui.app import TraceApp
 from ajet_tools.tui.screens.following import FollowingScreen
 from ajet_tools.tui.screens.runs import STATUS_STYLES
 from ajet_tools.tui.widgets.chart import Chart
+from ajet_tools.tui.widgets.key_line import KeyLine
 from ajet_tools.tui.widgets.spark import spark
 
 __all__ = ["RunScreen"]
@@ -81,7 +82,7 @@ class RunScreen(FollowingScreen):
             yield DataTable(id="metrics", cursor_type="row", zebra_stripes=True)
             with VerticalScroll(id="config"):
                 yield Static()
-        yield Footer()
+        yield KeyLine()
 
     def on_mount(self) -> None:
         metrics = self.query_one("#metrics", DataTable)

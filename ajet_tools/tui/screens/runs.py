@@ -8,7 +8,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.coordinate import Coordinate
-from textual.widgets import DataTable, Footer, Header, Static
+from textual.widgets import DataTable, Header, Static
 
 from ajet_sdk.types import now
 from ajet_tools.trace import queries
@@ -17,6 +17,7 @@ from ajet_tools.trace.render import fields, number
 from ajet_tools.trace.text import one_line, short_ids
 from ajet_tools.tui.app import TraceApp
 from ajet_tools.tui.screens.following import FollowingScreen
+from ajet_tools.tui.widgets.key_line import KeyLine
 from ajet_tools.tui.widgets.spark import spark
 
 __all__ = ["STATUS_STYLES", "RunsScreen"]
@@ -53,7 +54,7 @@ class RunsScreen(FollowingScreen):
         yield Header(icon=" ")
         yield DataTable(cursor_type="row", zebra_stripes=True)
         yield Static(id="run")
-        yield Footer()
+        yield KeyLine()
 
     def on_mount(self) -> None:
         self._set_columns()

@@ -15,7 +15,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
-from textual.widgets import Footer, Header, Static, Tree
+from textual.widgets import Header, Static, Tree
 from textual.worker import Worker
 
 from ajet_sdk.errors import AjetError, ConfigError
@@ -28,6 +28,7 @@ from ajet_tools.tui.saved_queries import keep, kept
 from ajet_tools.tui.screens.queries import QueriesScreen
 from ajet_tools.tui.screens.whole import WholeScreen
 from ajet_tools.tui.widgets.arrow_table import ArrowTable
+from ajet_tools.tui.widgets.key_line import KeyLine
 from ajet_tools.tui.widgets.prompt import Prompt
 from ajet_tools.tui.widgets.sql_editor import SqlEditor
 
@@ -78,7 +79,7 @@ class SqlScreen(Screen[None]):
                 yield ArrowTable()
         yield Prompt("save as", "a name for this query", id="name")
         yield Prompt("export to", "a new file: .csv, .jsonl or .parquet", id="file")
-        yield Footer()
+        yield KeyLine()
 
     def on_mount(self) -> None:
         self._say("F5 runs it; one SELECT, read-only, stopped after 30 s")

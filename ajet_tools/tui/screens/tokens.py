@@ -11,7 +11,7 @@ from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
-from textual.widgets import Footer, Header, Static
+from textual.widgets import Header, Static
 
 from ajet_sdk.errors import AjetError
 from ajet_tools.trace.queries.groups import attempts_of
@@ -22,6 +22,7 @@ from ajet_tools.trace.token_jumps import found, lowest, next_place, next_ranked,
 from ajet_tools.trace.token_layout import labels
 from ajet_tools.trace.token_view import Opened, TokenView, open_tokens, timeline_view
 from ajet_tools.tui.app import TraceApp
+from ajet_tools.tui.widgets.key_line import KeyLine
 from ajet_tools.tui.widgets.prompt import Prompt
 from ajet_tools.tui.widgets.token_panel import Legend, TokenPanel
 from ajet_tools.tui.widgets.token_text import TokenText, tones
@@ -81,7 +82,7 @@ class TokensScreen(Screen[None]):
         yield TokenText()
         yield Static(id="empty")
         yield TokenPanel()
-        yield Footer()
+        yield KeyLine()
 
     @property
     def text(self) -> TokenText:
@@ -219,7 +220,7 @@ class TokensScreen(Screen[None]):
     async def _ask(self, id: str, label: str, placeholder: str, text: str) -> None:
         """Open one of the prompts, which are made when first wanted: most readers want none."""
         if not self.query(f"#{id}"):
-            await self.mount(Prompt(label, placeholder, id=id), before=self.query_one(Footer))
+            await self.mount(Prompt(label, placeholder, id=id), before=self.query_one(KeyLine))
         self.query_one(f"#{id}", Prompt).open(text)
 
     def on_prompt_submitted(self, event: Prompt.Submitted) -> None:

@@ -14,12 +14,12 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.geometry import Size
 from textual.message import Message
-from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from ajet_tools.trace.render import number
 from ajet_tools.trace.text import one_line
 from ajet_tools.tui.widgets.cells import fitted
+from ajet_tools.tui.widgets.line_view import LineView
 
 __all__ = ["ArrowTable"]
 
@@ -28,7 +28,7 @@ _MEASURED = 100
 """Rows of each end that say how wide a column is."""
 
 
-class ArrowTable(ScrollView, can_focus=True):
+class ArrowTable(LineView, can_focus=True):
     """The rows of an Arrow table under a header that stays, with a cursor on one cell."""
 
     COMPONENT_CLASSES: ClassVar[set[str]] = {
@@ -115,12 +115,12 @@ class ArrowTable(ScrollView, can_focus=True):
     def render_line(self, y: int) -> Strip:
         width, scrolled = self.size.width, self.scroll_offset
         if not self._widths:
-            return Strip.blank(width, self.rich_style)
+            return Strip.blank(width, self.ground)
         if y == 0:
             return self._header().crop_extend(scrolled.x, scrolled.x + width, self._style("header"))
         row = scrolled.y + y - 1
         if row >= len(self.table):
-            return Strip.blank(width, self.rich_style)
+            return Strip.blank(width, self.ground)
         style = self._style("cursor-row" if row == self.cursor[0] else "other-row" if row % 2 else "row")
         under = self._style("cursor")
         cells = [

@@ -18,7 +18,7 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from ajet_sdk.errors import AjetError
-from ajet_tools.tui.widgets.listing_rows import PAGE, Column, Pages, Row, Rows
+from ajet_tools.tui.widgets.listing_rows import PAGE, Column, Pages, Row, Rows, column_at, widths_in
 
 __all__ = ["Column", "ListingTable", "Rows"]
 
@@ -249,7 +249,7 @@ class ListingTable(ScrollView, can_focus=True):
         if at is None:
             return
         if at.y == 0:
-            if (column := self._column_at(at.x)) is not None:
+            if (column := column_at(self.columns, self._widths, at.x - _GUTTER, self.scroll_offset.x)) is not None:
                 self.post_message(self.SortAsked(column))
             return
         index = self.scroll_offset.y + at.y - 1
@@ -272,16 +272,6 @@ class ListingTable(ScrollView, can_focus=True):
         self.go_to(index)
         low, high = min(start, self.cursor), max(start, self.cursor)
         self.select(before | frozenset(self.rows.ids(low, high + 1)))
-
-    def _column_at(self, x: int) -> str | None:
-        left = _GUTTER - self.scroll_offset.x
-        if x < _GUTTER:
-            return None
-        for column, width in zip(self.columns, self._widths, strict=True):
-            if left <= x < left + width + 1:
-                return column.name
-            left += width + 1
-        return None
 
     # Measures
 
@@ -317,16 +307,9 @@ class ListingTable(ScrollView, can_focus=True):
         self._strips.clear()
 
     def _measure(self) -> None:
-        """Room is given to the columns that want more, from left to right; where there is none, one scrolls."""
-        widths = [column.width for column in self.columns]
-        spare = self.scrollable_content_region.width - _GUTTER - sum(widths) - len(widths) + 1
-        for i, column in enumerate(self.columns):
-            more = max(0, min(spare, column.most - column.width))
-            widths[i] += more
-            spare -= more
-        self._widths = tuple(widths)
-        total = _GUTTER + sum(widths) + len(widths) - 1
-        self.virtual_size = Size(total, self.count + 1)
+        room = self.scrollable_content_region.width - _GUTTER
+        self._widths = widths_in(self.columns, room)
+        self.virtual_size = Size(_GUTTER + sum(self._widths) + len(self._widths) - 1, self.count + 1)
 
     def _redraw(self) -> None:
         self._strips.clear()

@@ -10,7 +10,7 @@ from textual.cache import LRUCache
 
 from ajet_tools.tui.widgets.cells import fitted
 
-__all__ = ["PAGE", "Column", "Pages", "Row", "Rows"]
+__all__ = ["PAGE", "Column", "Pages", "Row", "Rows", "column_at", "widths_in"]
 
 Row = Mapping[str, Any]
 PAGE = 100
@@ -52,6 +52,29 @@ class Column:
         if row is None:
             return [(fitted("·" * min(3, width), width, right=self.right), "faint"), (" ", "")]
         return [(fitted(self.text(row), width, right=self.right), self.tone(row) if self.tone else ""), (" ", "")]
+
+
+def widths_in(columns: Sequence[Column], room: int) -> tuple[int, ...]:
+    """Cells for each column, with one between them: room is given to those that want more, from left to right."""
+    spare = room - sum(column.width for column in columns) - len(columns) + 1
+    widths = []
+    for column in columns:
+        more = max(0, min(spare, column.most - column.width))
+        widths.append(column.width + more)
+        spare -= more
+    return tuple(widths)
+
+
+def column_at(columns: Sequence[Column], widths: Sequence[int], cell: int, scrolled: int) -> str | None:
+    """The column at a cell of the window, from the first column on."""
+    if cell < 0:
+        return None
+    left = -scrolled
+    for column, width in zip(columns, widths, strict=True):
+        if left <= cell < left + width + 1:
+            return column.name
+        left += width + 1
+    return None
 
 
 class Pages:

@@ -12,16 +12,16 @@ from rich.segment import Segment
 from rich.style import Style
 from textual.binding import Binding, BindingType
 from textual.geometry import Size
-from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from ajet_tools.trace.text import visible
 from ajet_tools.tui.widgets.cells import steady
+from ajet_tools.tui.widgets.line_view import LineView
 
 __all__ = ["LongText"]
 
 
-class LongText(ScrollView, can_focus=True):
+class LongText(LineView, can_focus=True):
     """Folds long lines at the window's width. A row holds as many characters as surely fit, wide ones too."""
 
     DEFAULT_CSS = """
@@ -91,11 +91,11 @@ class LongText(ScrollView, can_focus=True):
     def render_line(self, y: int) -> Strip:
         row, width = y + self.scroll_offset.y, self.size.width
         if row >= self._firsts[-1]:
-            return Strip.blank(width, self.rich_style)
+            return Strip.blank(width, self.ground)
         line, part = self._row(row)
         start = part * self._width
         strip = self._strip(self._lines[line], start, start + self._width)
-        return strip.apply_style(self.rich_style).crop_extend(0, width, self.rich_style)
+        return strip.apply_style(self.ground).crop_extend(0, width, self.ground)
 
     def _strip(self, line: str, start: int, end: int) -> Strip:
         """A piece of a line, with the places of the searched text in it marked."""

@@ -20,10 +20,10 @@ from textual import events
 from textual.binding import Binding, BindingType
 from textual.geometry import Size
 from textual.message import Message
-from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from ajet_tools.tui.widgets.blocks import Block
+from ajet_tools.tui.widgets.line_view import LineView
 from ajet_tools.tui.widgets.markdown import MARKDOWN_THEME
 
 __all__ = ["Messages"]
@@ -33,7 +33,7 @@ _KEPT = 400
 """Blocks whose layout is remembered."""
 
 
-class Messages(ScrollView, can_focus=True):
+class Messages(LineView, can_focus=True):
     """Blocks one below the other, one of them chosen."""
 
     DEFAULT_CSS = """
@@ -69,6 +69,8 @@ class Messages(ScrollView, can_focus=True):
         self._starts: list[int] = [0]
         self._laid_out: OrderedDict[tuple[str, int, bool, bool, int], list[Strip]] = OrderedDict()
         self._settling = False
+        self.new = 0
+        """Blocks that came while the reader was elsewhere, and were not gone to since."""
 
     @property
     def chosen(self) -> Block | None:
@@ -76,15 +78,24 @@ class Messages(ScrollView, can_focus=True):
         return self.blocks[self.cursor] if self.cursor < len(self.blocks) else None
 
     def show(self, blocks: Sequence[Block], *, stay: bool = True) -> None:
-        """Show other blocks; with `stay` the place and the choice are kept where those blocks still are."""
+        """Show other blocks; with `stay` the place and the choice are kept where those blocks still are.
+
+        A reader who stands at the end goes on to the new end; else what is new is counted.
+        """
         top, offset = self._place()
         kept = {block.key: n for n, block in enumerate(blocks)}
         top_key = self.blocks[top].key if stay and top < len(self.blocks) else None
         chosen = self.chosen.key if stay and self.chosen else None
+        added = len(kept.keys() - {block.key for block in self.blocks}) if stay and self.blocks else 0
+        follows = added and self.cursor == len(self.blocks) - 1
+        self.new = 0 if follows or not stay else self.new + added
         self.blocks = blocks
         self.cursor = kept.get(chosen, 0) if chosen else 0
         self._guess()
-        self._go(kept.get(top_key, 0) if top_key else 0, offset if top_key in kept else 0)
+        if follows:
+            self.action_last()
+        else:
+            self._go(kept.get(top_key, 0) if top_key else 0, offset if top_key in kept else 0)
 
     def choose(self, block: int, *, top: bool = False, tell: bool = True) -> None:
         """Make a block the chosen one and bring it into sight; with `top`, to the upper edge."""
@@ -99,7 +110,7 @@ class Messages(ScrollView, can_focus=True):
             self._go(self.cursor, 0)
         self.refresh()
         if tell:
-            self.post_message(self.Moved(self.blocks[self.cursor]))
+            self._tell()
 
     def choose_key(self, key: str, *, top: bool = True) -> bool:
         """Choose the block of that key; False where there is none."""
@@ -219,7 +230,7 @@ class Messages(ScrollView, can_focus=True):
         if offset and n + 1 < len(self.blocks) and self._starts[n + 1] < below:
             n += 1
         self.cursor = n
-        self.post_message(self.Moved(self.blocks[n]))
+        self._tell()
 
     def on_resize(self, event: events.Resize) -> None:
         self._again()
@@ -237,14 +248,19 @@ class Messages(ScrollView, can_focus=True):
         self._go(*self._at(max(0, self._starts[-1] - self._page)))
         self.cursor = max(0, len(self.blocks) - 1)
         if self.blocks:
-            self.post_message(self.Moved(self.blocks[self.cursor]))
+            self._tell()
 
     def on_click(self, event: events.Click) -> None:
         line = event.y + self.scroll_offset.y
         if self.blocks and line < self._starts[-1]:
             self.cursor = self._at(line)[0]
             self.refresh()
-            self.post_message(self.Moved(self.blocks[self.cursor]))
+            self._tell()
+
+    def _tell(self) -> None:
+        if self.cursor == len(self.blocks) - 1:
+            self.new = 0
+        self.post_message(self.Moved(self.blocks[self.cursor]))
 
     # Drawing
 
@@ -270,7 +286,7 @@ class Messages(ScrollView, can_focus=True):
     def render_line(self, y: int) -> Strip:
         line, width = y + self.scroll_offset.y, self.size.width
         if not self.blocks or line >= self._starts[-1]:
-            return Strip.blank(width, self.rich_style)
+            return Strip.blank(width, self.ground)
         n, offset = self._at(line)
         strips = self._strips(n)
         strip = strips[offset] if offset < len(strips) else Strip.blank(0)
@@ -279,7 +295,7 @@ class Messages(ScrollView, can_focus=True):
         gutter = Strip.blank(_GUTTER)
         if n == self.cursor and offset + 1 < len(strips):
             gutter = Strip([Segment("▌ ", self.get_component_rich_style("messages--chosen"))], _GUTTER)
-        return Strip.join([gutter, strip]).apply_style(self.rich_style).crop_extend(0, width, self.rich_style)
+        return Strip.join([gutter, strip]).apply_style(self.ground).crop_extend(0, width, self.ground)
 
     def _with_found(self, strip: Strip, needle: re.Pattern[str]) -> Strip:
         """The line with the places of the searched text marked."""

@@ -13,7 +13,6 @@ from textual.binding import Binding, BindingType
 from textual.events import Click
 from textual.geometry import Size
 from textual.message import Message
-from textual.scroll_view import ScrollView
 from textual.strip import Strip
 from textual.widgets import Static
 
@@ -21,6 +20,7 @@ from ajet_tools.trace.align import Attempt, Divergence
 from ajet_tools.trace.compare_layout import Cell, Columns, Kind, columns_of
 from ajet_tools.trace.render import number
 from ajet_tools.tui.widgets.cells import fitted
+from ajet_tools.tui.widgets.line_view import LineView
 
 __all__ = ["LEAST_COLUMN", "ColumnHeads", "SideBySide", "room_for"]
 
@@ -88,7 +88,7 @@ def _parting(parted: Divergence | None, column: int) -> str:
     return f"parts: message {parted.message + 1}, char {parted.character:,}{token}"
 
 
-class SideBySide(ScrollView, can_focus=True):
+class SideBySide(LineView, can_focus=True):
     """The columns. They scroll as one."""
 
     DEFAULT_CSS = """
@@ -154,13 +154,13 @@ class SideBySide(ScrollView, can_focus=True):
     def render_line(self, y: int) -> Strip:
         line = y + self.scroll_offset.y
         if self.columns is None or line >= len(self.columns.lines):
-            return Strip.blank(self.size.width, self.rich_style)
+            return Strip.blank(self.size.width, self.ground)
         segments: list[Segment] = []
         for i, cell in enumerate(self.columns.lines[line]):
             if i:
                 segments.append(Segment(_RULE, Style(dim=True)))
             segments += self._cell(cell)
-        return Strip(segments).adjust_cell_length(self.size.width, self.rich_style).apply_style(self.rich_style)
+        return Strip(segments).adjust_cell_length(self.size.width, self.ground).apply_style(self.ground)
 
     def _cell(self, cell: Cell) -> list[Segment]:
         used = sum(cell_len(text) for text, _ in cell)

@@ -12,12 +12,12 @@ from textual.cache import LRUCache
 from textual.events import Click
 from textual.geometry import Region, Size
 from textual.message import Message
-from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from ajet_tools.trace.shades import Shade, shade
 from ajet_tools.trace.token_layout import FORK, Layout, labels, lay_out
 from ajet_tools.trace.token_view import TokenView
+from ajet_tools.tui.widgets.line_view import LineView
 
 __all__ = ["TokenText", "tones"]
 
@@ -89,7 +89,7 @@ def tones(dark: bool, colour: bool) -> dict[str, Style]:
     return styles | {"prompt": Style.parse("dim")}
 
 
-class TokenText(ScrollView, can_focus=True):
+class TokenText(LineView, can_focus=True):
     """The tokens of one timeline."""
 
     DEFAULT_CSS = """
@@ -265,11 +265,11 @@ class TokenText(ScrollView, can_focus=True):
         width = self.size.width
         line = y + self.scroll_offset.y
         if self._layout is None or self.view is None or line >= len(self._layout.lines):
-            return Strip.blank(width, self.rich_style)
+            return Strip.blank(width, self.ground)
         strip = self._strips.get(line)
         if strip is None:
             strip = self._strips[line] = self._line(line)
-        return strip.adjust_cell_length(width, self.rich_style).apply_style(self.rich_style)
+        return strip.adjust_cell_length(width, self.ground).apply_style(self.ground)
 
     def _line(self, line: int) -> Strip:
         assert self._layout is not None and self.view is not None and self.shade is not None

@@ -11,7 +11,6 @@ from textual.binding import Binding, BindingType
 from textual.geometry import Region, Size
 from textual.message import Message
 from textual.reactive import reactive
-from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from ajet_tools.trace.episode_tree import Branch, TreeRow
@@ -21,6 +20,7 @@ from ajet_tools.trace.story import Story
 from ajet_tools.trace.text import one_line
 from ajet_tools.tui.widgets.blocks import heading, tokens_of
 from ajet_tools.tui.widgets.cells import steady
+from ajet_tools.tui.widgets.line_view import LineView
 
 __all__ = ["CallTree"]
 
@@ -28,7 +28,7 @@ _DEEPEST = 6
 _OUTCOMES = {"trained": "green", "failed": "red", "undelivered": "yellow", "stale": "yellow", "truncated": "yellow"}
 
 
-class CallTree(ScrollView, can_focus=True):
+class CallTree(LineView, can_focus=True):
     """One line for the episode, one for each timeline, one for each call."""
 
     DEFAULT_CSS = """
@@ -117,7 +117,7 @@ class CallTree(ScrollView, can_focus=True):
     def render_line(self, y: int) -> Strip:
         row, width = y + self.scroll_offset.y, self.size.width
         if self._story is None or row >= len(self._rows):
-            return Strip.blank(width, self.rich_style)
+            return Strip.blank(width, self.ground)
         text = self._line(self._rows[row], self._story)
         if row == self.cursor:
             text = Text("▌", style="bold").append_text(text)
@@ -126,7 +126,7 @@ class CallTree(ScrollView, can_focus=True):
             text = Text(" ").append_text(text)
         text.truncate(width, overflow="ellipsis", pad=True)
         strip = Strip(text.render(self.app.console), width)
-        return strip.apply_style(self.rich_style).crop_extend(0, width, self.rich_style)
+        return strip.apply_style(self.ground).crop_extend(0, width, self.ground)
 
     def _line(self, row: TreeRow | None, story: Story) -> Text:
         if row is None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -29,12 +30,7 @@ class ModelServer:
         self.headers: list[dict[str, str]] = []
         self.most_at_once = 0
         self._now = 0
-        listener = listening_socket("127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-        app = Starlette(routes=[Route("/v1/chat/completions", self._answer, methods=["POST"])])
-        self._server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, access_log=False))
-        self._thread = threading.Thread(target=self._server.run, args=([listener],), daemon=True)
-        self._thread.start()
+        self.url, self.close = _served("/v1/chat/completions", self._answer)
 
     async def _answer(self, request: Request) -> Response:
         body = json.loads(await request.body())
@@ -57,9 +53,42 @@ class ModelServer:
         usage = {"prompt_tokens": 100, "completion_tokens": 50 * len(texts)}
         return JSONResponse({"model": body["model"], "choices": choices, "usage": usage})
 
-    def close(self) -> None:
-        self._server.should_exit = True
-        self._thread.join()
+
+class Embedder:
+    """A model of embeddings: texts that `means` says the same of get one vector. It answers `failures` first."""
+
+    def __init__(self, means: Callable[[str], str]) -> None:
+        self.means = means
+        self.failures: list[Response] = []
+        self.batches: list[list[str]] = []
+        self.url, self.close = _served("/v1/embeddings", self._answer)
+
+    async def _answer(self, request: Request) -> Response:
+        body = await request.json()
+        if self.failures:
+            return self.failures.pop(0)
+        self.batches.append(body["input"])
+        data = [
+            {"index": index, "embedding": [2 * random.Random(self.means(text) + str(n)).gauss(0, 1) for n in range(64)]}
+            for index, text in enumerate(body["input"])
+        ]
+        usage = {"prompt_tokens": 10 * len(data), "total_tokens": 10 * len(data)}
+        return JSONResponse({"data": list(reversed(data)), "model": body["model"], "usage": usage})
+
+
+def _served(path: str, answer: Callable[[Request], Awaitable[Response]]) -> tuple[str, Callable[[], None]]:
+    """The URL of a server with one route, and what ends it."""
+    listener = listening_socket("127.0.0.1", 0)
+    app = Starlette(routes=[Route(path, answer, methods=["POST"])])
+    server = uvicorn.Server(uvicorn.Config(app, lifespan="off", log_config=None, access_log=False))
+    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+    thread.start()
+
+    def close() -> None:
+        server.should_exit = True
+        thread.join()
+
+    return f"http://127.0.0.1:{listener.getsockname()[1]}/v1", close
 
 
 def refusal(status: int, message: str, **more: Any) -> Response:
@@ -78,6 +107,20 @@ def model_server() -> Iterator[Callable[[Callable[[dict[str, Any], int], Said]],
         return made[-1]
 
     make.refusal = refusal  # type: ignore[attr-defined]
+    yield make
+    for server in made:
+        server.close()
+
+
+@pytest.fixture
+def embedder() -> Iterator[Callable[[Callable[[str], str]], Embedder]]:
+    """Makes models of embeddings, from what says which texts mean the same."""
+    made: list[Embedder] = []
+
+    def make(means: Callable[[str], str]) -> Embedder:
+        made.append(Embedder(means))
+        return made[-1]
+
     yield make
     for server in made:
         server.close()

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from typer.testing import CliRunner, Result
 
@@ -155,52 +155,16 @@ def test_a_row_of_five_megabytes_and_one_that_is_no_unicode(tmp_path: Path) -> N
     assert [len(text) for text in asked(tmp_path / "o.jsonl")] == [5_000_000, 6]
 
 
-class Embedder:
-    """An endpoint that gives texts about fruit one vector, and others one of their own; it may fail first."""
-
-    def __init__(self) -> None:
-        self.failures: list[Response] = []
-        self.batches: list[list[str]] = []
-
-    async def answer(self, request: Request) -> Response:
-        body = await request.json()
-        if self.failures:
-            return self.failures.pop(0)
-        self.batches.append(body["input"])
-        data = []
-        for index, text in enumerate(body["input"]):
-            vector = [0.0] * 64
-            vector[0 if "apple" in text or "pear" in text else 1 + sum(text.encode()) % 63] = 2.0
-            data.append({"index": index, "embedding": vector})
-        return JSONResponse({"data": list(reversed(data)), "model": body["model"]})
+def fruit(text: str) -> str:
+    return "fruit" if "apple" in text or "pear" in text else text
 
 
-@pytest.fixture
-def embedder() -> Iterator[tuple[Embedder, str]]:
-    import threading
-
-    import uvicorn
-    from starlette.applications import Starlette
-    from starlette.routing import Route
-
-    from ajet_sdk.gateway import listening_socket
-
-    made, listener = Embedder(), listening_socket("127.0.0.1", 0)
-    routes = Starlette(routes=[Route("/v1/embeddings", made.answer, methods=["POST"])])
-    server = uvicorn.Server(uvicorn.Config(routes, lifespan="off", log_config=None, access_log=False))
-    thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
-    thread.start()
-    yield made, f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-    server.should_exit = True
-    thread.join(10)
-
-
-def test_meanings_by_an_endpoint(tmp_path: Path, embedder: tuple[Embedder, str]) -> None:
-    made, url = embedder
+def test_meanings_by_an_endpoint(tmp_path: Path, embedder) -> None:
+    made = embedder(fruit)
     made.failures = [Response(status_code=429, headers={"retry-after": "0"}), Response("busy", status_code=503)]
     source = write(tmp_path / "a.jsonl", "I like an apple", "A pear is fine", "Dogs bark", "3 apples", "4 apples")
     report = tmp_path / "r.jsonl"
-    ajet("dedup", source, "-o", str(tmp_path / "o.jsonl"), "--embeddings", url, "m", "--report", str(report))
+    ajet("dedup", source, "-o", str(tmp_path / "o.jsonl"), "--embeddings", made.url, "m", "--report", str(report))
     assert asked(tmp_path / "o.jsonl") == ["I like an apple", "Dogs bark", "3 apples", "4 apples"]
     assert [(line["kind"], line["similarity"]) for line in read(report)] == [("meaning", 1.0)]
 
@@ -208,18 +172,18 @@ def test_meanings_by_an_endpoint(tmp_path: Path, embedder: tuple[Embedder, str])
 @pytest.mark.parametrize(
     ("failure", "said"),
     [
-        (Response("no such model", status_code=404), "refused: HTTP 404: no such model"),
-        (Response("wrong key", status_code=401), "OPENAI_API_KEY"),
+        (Response("no such model", status_code=404), "answered 404: no such model"),
+        (Response("wrong key", status_code=401), "check the API key"),
         (JSONResponse({"data": []}), "0 embeddings for 1 texts"),
         (JSONResponse({"oops": 1}), "answered no embeddings"),
-        (Response("<html>"), "answered no JSON"),
+        (Response("<html>"), "without JSON"),
     ],
 )
-def test_an_endpoint_that_fails(tmp_path: Path, embedder: tuple[Embedder, str], failure: Response, said: str) -> None:
-    made, url = embedder
-    made.failures = [failure]
+def test_an_endpoint_that_fails(tmp_path: Path, embedder, failure: Response, said: str) -> None:
+    made = embedder(fruit)
+    made.failures = [failure] * 5
     out = tmp_path / "o.jsonl"
-    result = ajet("dedup", write(tmp_path / "a.jsonl", FOX), "-o", str(out), "--embeddings", url, "m", code=1)
+    result = ajet("dedup", write(tmp_path / "a.jsonl", FOX), "-o", str(out), "--embeddings", made.url, "m", code=1)
     assert said in result.stderr
     assert not out.exists()
 
@@ -228,3 +192,29 @@ def test_meanings_by_a_local_model(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     result = ajet("dedup", write(tmp_path / "a.jsonl", FOX), "--embeddings", "local", str(tmp_path / "none"), code=2)
     assert "no model can be read there" in result.stderr
+
+
+def test_a_local_models_vectors_do_not_depend_on_what_stands_beside_a_text(tmp_path: Path) -> None:
+    """Nor on the padding: a text and its copy with other blanks, far apart and in other batches, are one."""
+    transformers = pytest.importorskip("transformers")
+    folder = tmp_path / "model"
+    words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "the", "fox", "over", "dogs", "bark", "at", "night"]
+    folder.mkdir()
+    (folder / "vocab.txt").write_text("\n".join(words))
+    shape = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+    transformers.BertModel(transformers.BertConfig(vocab_size=len(words), **shape)).save_pretrained(folder)
+    transformers.BertTokenizerFast(str(folder / "vocab.txt")).save_pretrained(folder)
+    from ajet_tools.dataset.embeddings import embed, open_embedder
+
+    async def run(texts: list[str]) -> Any:
+        endpoint = open_embedder("local", str(folder))
+        try:
+            return await embed(endpoint, texts)
+        finally:
+            await endpoint.aclose()
+
+    texts = ["the fox", "dogs bark at night " * 30, *(f"fox {'over ' * n}dogs" for n in range(70)), "the  fox", ""]
+    together, alone = asyncio.run(run(texts)), asyncio.run(run(["the fox"]))
+    assert together.shape == (74, 32) and np.allclose(np.linalg.norm(together, axis=1), 1, atol=1e-5)
+    assert np.allclose(together[0], alone[0], atol=1e-5) and np.allclose(together[-2], alone[0], atol=1e-5)
+    assert together[0] @ together[1] < 0.999

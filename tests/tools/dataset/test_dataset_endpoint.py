@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from starlette.responses import JSONResponse
 
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.budget import Budget, BudgetSpent, Price, tokens_of
@@ -215,6 +216,25 @@ def test_a_budget_of_tokens_or_money_stops_near_it(model_server) -> None:
         assert 7 <= answered <= 10
         assert budget.spent.tokens == 150 * answered
     assert budget.cost == pytest.approx(0.15 * answered)
+
+
+def test_after_vectors_too_a_call_sets_aside_all_that_it_may_say(model_server, embedder) -> None:
+    usage = {"prompt_tokens": 100, "completion_tokens": 600}
+    long = {"choices": [{"message": {"role": "assistant", "content": "x"}}], "usage": usage}
+    writer, maker = model_server(lambda body, number: JSONResponse(long)), embedder(str)
+
+    async def run() -> Budget:
+        budget = Budget(tokens=1000)
+        vectors, texts = Endpoint(maker.url, "m", budget=budget), Endpoint(writer.url, "m", budget=budget)
+        assert len(await vectors.embed(["a", ""])) == 2
+        assert (budget.spent.calls, budget.spent.tokens) == (1, 20)
+        calls = (texts.chat(ASK, seed=number, max_tokens=600) for number in range(4))
+        assert sum(one == ["x"] for one in await asyncio.gather(*calls, return_exceptions=True)) == 1
+        await vectors.aclose()
+        await texts.aclose()
+        return budget
+
+    assert asyncio.run(run()).spent.tokens == 720
 
 
 def test_money_needs_a_price() -> None:

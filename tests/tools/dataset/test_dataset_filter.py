@@ -13,7 +13,7 @@ from ajet_tools.dataset.keep import Keep
 from ajet_tools.dataset.language import language_of
 from ajet_tools.dataset.tables import Row
 from ajet_tools.dataset.verify import open_verifier
-from ajet_tools.trace.filters import FilterError
+from ajet_tools.trace.grammar import FilterError
 
 ROW: dict[str, Any] = {
     "main_query": "How many trains are there?",

@@ -71,6 +71,26 @@ def test_tasks_grow_from_seeds_and_the_model_is_asked_once(tmp_path: Path, model
     assert len(server.requests) > asked, "other seeds, other tasks"
 
 
+def test_no_two_tasks_mean_the_same_where_an_embedding_model_is_named(
+    tmp_path: Path, model_server: Callable[..., Any], embedder: Callable[..., Any]
+) -> None:
+    animals = ["otter", "heron", "badger", "lynx", "stoat", "viper", "moose", "raven", "shrew", "trout"]
+    maker = embedder(lambda text: " ".join(one for one in animals for word in re.findall(r"\w+", text) if word == one))
+    lines(tmp_path / "seeds.jsonl", [{"question": f"Why is the {one} so shy?", "answer": one} for one in animals[:5]])
+
+    def said(body: dict[str, Any], number: int) -> str:
+        words = ("At night, where would one find a {}?", "What place does a {} like to sleep in?")[number % 2]
+        drawn = number // 2
+        pairs = [f"{animals[(3 * drawn + place) % 10]} {animals[(drawn + 2 * place) % 9]}" for place in range(4)]
+        return json.dumps([{"question": words.format(pair), "answer": pair} for pair in pairs])
+
+    params = {"base_url": maker.url, "model": "vectors", "similarity_threshold": 0.95}
+    server = model_server(said)
+    made = load_tasks(seeded(tmp_path, server.url, deduplication_filter={"params": params}))
+    asked = [task.main_query for task in (*made.train, *made.val)]
+    assert len(asked) == 10 and len({maker.means(one) for one in asked}) == 10
+
+
 def test_given_validation_tasks_are_the_validation_set_and_are_never_trained_on(
     tmp_path: Path, model_server: Callable[..., Any]
 ) -> None:

@@ -14,7 +14,8 @@ from ajet_sdk.protocols import TraceReader
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Reward, Run, Task, now
-from ajet_tools.trace.filters import FIELDS, FilterError, parse
+from ajet_tools.trace.filters import FIELDS, parse
+from ajet_tools.trace.grammar import FilterError
 
 
 @pytest.fixture(scope="module")

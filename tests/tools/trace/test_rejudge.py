@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -18,11 +18,11 @@ from ajet_sdk.episode import Attempt, run_batch
 from ajet_sdk.errors import TraceError
 from ajet_sdk.gateway import Gateway
 from ajet_sdk.protocols import Ask
-from ajet_sdk.samples import build
+from ajet_sdk.samples import Estimator, build
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Run, Task
-from ajet_tools.trace.rejudge import Changes, advantages, groups_of, rejudge
+from ajet_tools.trace.rejudge import Changes, advantages, compared_over, groups_of, rejudge
 
 SETTINGS: Config = load_config(values={"ajet": {"backbone": "debug"}})
 TASKS = [Task(task_id=f"t{i}", main_query=f"q{i}", metadata={"answer": str(i)}) for i in range(3)]
@@ -36,15 +36,20 @@ async def solve(task: Task, model: ajet.Model) -> str:
     return str(reply["content"])
 
 
-def record(path: Path, workflow: Any, judge: Any, said: dict[str, list[str]]) -> list[Episode]:
-    """Attempts at TASKS on the scripted engine; `said` holds the replies of each task's attempts, by its query."""
+def record(
+    path: Path, workflow: Any, judge: Any, said: dict[str, list[str]], steps: Sequence[int] = (1, 1, 1)
+) -> list[Episode]:
+    """Attempts at TASKS, each task in its step, on the scripted engine; `said` holds the replies of the attempts at
+    each, by its query."""
     left = {query: list(replies) for query, replies in said.items()}
 
     def replies(ask: Ask) -> str:
         return left[ask.body["messages"][-1]["content"]].pop(0)
 
     attempts = [
-        Attempt(task, "r", f"g{task.task_id}", i, 1) for task in TASKS for i in range(len(said[task.main_query]))
+        Attempt(task, "r", f"g{task.task_id}", i, step)
+        for task, step in zip(TASKS, steps, strict=True)
+        for i in range(len(said[task.main_query]))
     ]
 
     async def go() -> list[Episode]:
@@ -207,7 +212,7 @@ def test_an_episode_whose_judge_failed_then_can_be_judged_now(tmp_path: Path) ->
     assert changes.skipped == {"RuntimeError": 1} and changes.both == [] and changes.mean("after") is None
 
 
-@pytest.mark.parametrize("estimator", ["grpo", "rloo"])
+@pytest.mark.parametrize("estimator", get_args(Estimator))
 def test_advantages_are_those_that_training_computes(stored: Path, estimator: Any) -> None:
     found = list(groups_of(open_trace(stored), "r"))
     group: Sequence[Episode] = [episode for chunk in found for episode in chunk]
@@ -216,3 +221,24 @@ def test_advantages_are_those_that_training_computes(stored: Path, estimator: An
     ours = advantages(group, estimator, True)
     assert trained and ours.keys() == trained.keys()
     assert all(np.isclose(ours[call_id], value) for call_id, value in trained.items())
+
+
+def test_what_is_compared_over_a_step_changes_its_sign_by_the_step(tmp_path: Path) -> None:
+    @ajet.judge
+    def wrong(output: str, answer: str) -> float:
+        return float(output != answer)
+
+    said = {"q0": ["0", "0"], "q1": ["1", "no"], "q2": ["no", "no no no"]}
+    record(tmp_path, solve, right, said, steps=(1, 1, 2))
+    values = {"backbone": "local", "trainer_common": {"algorithm": {"adv_estimator": "reinforce_plus_plus"}}}
+    config = load_config(values={"ajet": {**values, "model": {"path": "m"}}})
+    chunks = list(groups_of(open_trace(tmp_path), "r", whole=compared_over(config)))
+    changes = asyncio.run(rejudge(chunks, wrong, config))
+    assert {v.task_id for v in changes.verdicts if v.flipped} == {"t0", "t1"}, "in step 2 all are alike, twice"
+
+
+def test_chunks_hold_whole_steps_where_a_step_is_compared(stored: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet_tools.trace.rejudge._CHUNK", 1)
+    reader = open_trace(stored)
+    assert [len(chunk) for chunk in groups_of(reader, "r")] == [3, 3, 3]
+    assert [len(chunk) for chunk in groups_of(reader, "r", whole="step")] == [9]

@@ -514,6 +514,38 @@ async def test_an_episode_grows_while_it_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
+async def test_at_the_end_it_follows_and_elsewhere_it_counts(tmp_path: Path) -> None:
+    path = tmp_path / "t.duckdb"
+    records = long(30)
+
+    async def grow(screen: EpisodeScreen, start: int, stop: int) -> None:
+        with TraceWriter(path) as writer:
+            writer.put(*records[start:stop])
+        screen.post_message(TraceApp.Changed())
+        for _ in range(400):
+            await asyncio.sleep(0.03)
+            if f"{stop} calls" in facts(screen):
+                return
+
+    with TraceWriter(path, flush_ms=5) as writer:
+        writer.put(RUN, *records[:10])
+    async with opened(path, "long001") as (pilot, screen):
+        await pilot.press("end")
+        await grow(screen, 10, 11)
+        assert screen.messages.cursor == len(screen.messages.blocks) - 1 and "Turn 10" in shown(screen)
+        assert "new" not in facts(screen)
+        await pilot.press("home")
+        at = screen.messages.scroll_offset
+        await grow(screen, 11, 12)
+        await grow(screen, 12, 13)
+        assert screen.messages.cursor == 0 and screen.messages.scroll_offset == at
+        assert "4 messages new" in facts(screen), "two results of tools, two replies"
+        await pilot.press("end")
+        await pilot.pause()
+        assert "Turn 12" in shown(screen) and "new" not in facts(screen)
+
+
+@pytest.mark.asyncio
 async def test_a_long_episode_opens_at_once_and_every_line_of_it_is_reached(traced: Path) -> None:
     async with opened(traced, "long001", size=(100, 40)) as (pilot, _):
         began = time.process_time()

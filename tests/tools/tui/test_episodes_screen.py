@@ -20,7 +20,7 @@ from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Reward, Run, Task
 from ajet_tools.trace.bookmarks import bookmarked, set_bookmark
-from ajet_tools.tui.app import LEAST_SIZE, TraceApp
+from ajet_tools.tui.app import TraceApp
 from ajet_tools.tui.screens.episodes import EpisodesScreen
 from ajet_tools.tui.screens.help import TooSmallScreen
 
@@ -468,7 +468,7 @@ async def test_hostile_text_in_every_column_and_a_task_of_ten_megabytes(tmp_path
 @pytest.mark.parametrize("size", [(20, 5), (1, 1), (60, 15), (300, 80)])
 async def test_any_size_of_terminal(trace: Path, size: tuple[int, int]) -> None:
     async with viewed(trace) as (pilot, screen):
-        small = size[0] < LEAST_SIZE[0] or size[1] < LEAST_SIZE[1]
+        small = size[0] < TraceApp.LEAST_SIZE[0] or size[1] < TraceApp.LEAST_SIZE[1]
         await pilot.resize_terminal(*size)
         await until(pilot, lambda: isinstance(pilot.app.screen, TooSmallScreen) == small)
         await pilot.press("down", "pagedown", "right")

@@ -59,9 +59,15 @@ def _close_books(writer: TraceWriter, directory: Path, run_id: str) -> None:
         raise TrainingError(f"the ledger of run {run_id} does not balance:\n  " + "\n  ".join(wrong[:10]))
 
 
-def roll_back(directory: Path, own: Path, run_id: str, step: int) -> None:
-    """In every file but `own`, what came after `step` of a resumed run is superseded. Its writers are long gone."""
+def roll_back(writer: TraceWriter, directory: Path, run_id: str, step: int) -> None:
+    """What came after `step` of a resumed run is superseded: in the driver's file, and in those of `directory`.
+
+    The writers of those are long gone. What the driver booked of their calls is not booked again.
+    """
+    writer.supersede(run_id, step)
+    rows = writer.query("SELECT call_id FROM ledger WHERE run_id = ? AND step > ?", [run_id, step])
+    booked = rows["call_id"].to_pylist()
     for path in trace_files(directory) if any(directory.glob("*.duckdb")) else ():
-        if path.resolve() != own.resolve():
-            with TraceWriter(path) as writer:
-                writer.supersede(run_id, step)
+        if path.resolve() != writer.path.resolve():
+            with TraceWriter(path) as other:
+                other.supersede(run_id, step, booked)

@@ -1,0 +1,110 @@
+"""Tokenising piece by piece: where a text may be cut, and the ids of the pieces seen before."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from ajet_sdk.protocols import Tokenizer
+
+__all__ = ["Cuts", "PieceEncoder"]
+
+
+class Cuts:
+    """The special tokens of a tokenizer before which a text may be cut, learnt as they are met, by any thread.
+
+    Only those are cuts that were seen to tokenise alone, whatever stands around them; there no merge can cross.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._lock = threading.Lock()
+        self._known: set[int] = set()
+        self._heads: dict[str, list[int]] = {}
+        self._before: re.Pattern[str] | None = None
+        self.learn(sorted(tokenizer.eos_ids))
+
+    def learn(self, ids: Sequence[int]) -> None:
+        """Look at the tokens that are new among these."""
+        unknown = set(ids) - self._known
+        if unknown:
+            with self._lock:
+                for token_id in sorted(unknown - self._known):
+                    self._learn(token_id)
+
+    def split(self, text: str) -> list[str]:
+        """The text's pieces; the whole of it where no cut is known."""
+        return [text] if self._before is None else [piece for piece in self._before.split(text) if piece]
+
+    def head(self, text: str) -> list[int] | None:
+        """The ids of a text that is a cut's own; None for any other."""
+        return self._heads.get(text)
+
+    def any(self) -> str | None:
+        """The text of a special token that stands alone, if one is known."""
+        return next(iter(self._heads), None)
+
+    def _learn(self, token_id: int) -> None:
+        self._known.add(token_id)
+        if not self._tokenizer.is_special(token_id):
+            return
+        text = self._tokenizer.decode([token_id])
+        if not text or not self._stands_alone(text, token_id):
+            return
+        self._heads[text] = self._tokenizer.encode(text)
+        longest_first = sorted(self._heads, key=len, reverse=True)
+        self._before = re.compile("(?=" + "|".join(map(re.escape, longest_first)) + ")")
+
+    def _stands_alone(self, text: str, token_id: int) -> bool:
+        """Whether a cut before this token changes nothing, whatever stands around it."""
+        encode = self._tokenizer.encode
+        for before, after in (("a", "b"), ("a ", " b"), ("a\n", "\nb"), ("a", text)):
+            right = encode(text + after)
+            if right[:1] != [token_id] or encode(before + text + after) != encode(before) + right:
+                return False
+        return True
+
+
+class PieceEncoder:
+    """Encodes whole conversations piece by piece, remembering pieces, so that a text encoded before costs a look-up.
+
+    A conversation whose calls do not go on from each other (a template that drops reasoning, say) then costs what is
+    new in each call. What is remembered is bounded by `limit` characters.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, cuts: Cuts, limit: int = 4_000_000) -> None:
+        self._tokenizer, self._cuts, self._limit = tokenizer, cuts, limit
+        self._size = 0
+        self._pieces: OrderedDict[str, list[int]] = OrderedDict()
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a whole text, as the tokenizer gives them."""
+        pieces = self._cuts.split(text)
+        ids = self._tokenizer.encode(text) if len(pieces) == 1 else [i for piece in pieces for i in self._piece(piece)]
+        self._cuts.learn(ids)
+        return ids
+
+    def behind(self, left: str, tail: str) -> list[int] | None:
+        """The ids of `tail` where it stands right of `left`; None where the two tokenise together."""
+        head = self._cuts.head(left) or self._tokenizer.encode(left)
+        whole = self._tokenizer.encode(left + tail)
+        return whole[len(head) :] if whole[: len(head)] == head else None
+
+    def anchors(self) -> list[str]:
+        """A special token's text, if there is one that stands alone: text behind it is not at the start of a text."""
+        anchor = self._cuts.any()
+        return [] if anchor is None else [anchor]
+
+    def _piece(self, piece: str) -> list[int]:
+        ids = self._pieces.get(piece)
+        if ids is not None:
+            self._pieces.move_to_end(piece)
+            return ids
+        ids = self._tokenizer.encode(piece)
+        self._pieces[piece] = ids
+        self._size += len(piece)
+        while self._size > self._limit:
+            self._size -= len(self._pieces.popitem(last=False)[0])
+        return ids

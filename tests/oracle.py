@@ -1,0 +1,84 @@
+"""A batch as agents leave it, and the local loss of it: what Trinity's and verl's losses are compared with."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from ajet_sdk.learn.loss import collate, micro_batches, score, token_loss, trained_length
+from ajet_sdk.learn.trainer import TrainerSettings
+from ajet_sdk.samples import Batch, build
+from ajet_sdk.types import Call, Episode, Reward, Sample
+
+TEMPERATURE = 0.8
+CLOSE = {"atol": 1e-5, "rtol": 1e-5}
+
+
+def sampled(model: Any) -> tuple[list[Episode], Batch]:
+    """Two groups; turns that extend, forks, two agents. By a policy a little apart from the model, so clipping acts."""
+    draw = random.Random(7)
+    size = model.config.vocab_size
+
+    def ids(least: int, most: int) -> list[int]:
+        return [draw.randrange(size) for _ in range(draw.randint(least, most))]
+
+    def call(name: str, index: int, prompt: list[int], agent: str = "default") -> Call:
+        output = ids(1, 9)
+        with torch.no_grad():
+            logits_TV = model(torch.tensor([[*prompt, *output]])).logits[0, len(prompt) - 1 : -1] / TEMPERATURE
+        exact = torch.log_softmax(logits_TV, -1).gather(1, torch.tensor(output)[:, None])[:, 0]
+        apart = [value + draw.gauss(0, 0.4) for value in exact.tolist()]
+        return Call(call_id=f"{name}.{index}", episode_id=name, index=index, agent=agent, policy_version=0,
+                    prompt_ids=prompt, output_ids=output, logprobs=apart)  # fmt: skip
+
+    episodes = []
+    for group in range(2):
+        for attempt in range(4):
+            name, first = f"e{group}.{attempt}", ids(3, 12)
+            calls = [call(name, 0, first)]
+            seen = [*first, *calls[0].output_ids.tolist()]  # type: ignore[union-attr]
+            calls += [call(name, 1, [*seen, *ids(2, 5)]), call(name, 2, [*seen, *ids(2, 5)])]
+            calls += [call(name, 3, ids(4, 8), "critic")]
+            episodes.append(Episode(episode_id=name, group_id=f"g{group}", attempt=attempt, calls=tuple(calls),
+                                    rewards=(Reward(value=draw.random()),)))  # fmt: skip
+    return episodes, build(episodes)
+
+
+def gradients(model: Any) -> dict[str, torch.Tensor]:
+    """What the backward passes have left; it is taken away."""
+    found = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad(set_to_none=True)
+    return found
+
+
+def local_loss(
+    model: Any, samples: Sequence[Sample], config: Any, reference: Any = None, temperature: float = TEMPERATURE
+) -> float:
+    """As the local trainer: micro-batches, and the sum over tokens divided by their number. Leaves gradients."""
+    settings = TrainerSettings.of(config, 1e-3, 4).loss
+    total, loss = sum(int(sample.timeline.loss_mask.sum()) for sample in samples), 0.0
+    groups = micro_batches([trained_length(sample) for sample in samples], 128)
+    assert len(groups) > 1
+    for group in groups:
+        batch = collate([samples[i] for i in group], temperature)
+        reference_N = None
+        if settings.kl_coef:
+            with torch.no_grad():
+                reference_N = score(reference, batch, entropy=False).logprobs_N
+        loss_N, _ = token_loss(score(model, batch, entropy=True, entropy_grad=True), batch, settings, reference_N)
+        part = loss_N.sum() / total
+        part.backward()
+        loss += float(part.detach())
+    return loss
+
+
+def check_same(ours: tuple[float, dict[str, torch.Tensor]], theirs: tuple[float, dict[str, torch.Tensor]]) -> None:
+    """A loss and its gradients are another's, and the gradients are not nothing."""
+    assert ours[0] == pytest.approx(theirs[0], abs=1e-5)
+    assert ours[1].keys() == theirs[1].keys() and any(value.abs().max() > 1e-3 for value in ours[1].values())
+    for name, value in ours[1].items():
+        torch.testing.assert_close(theirs[1][name], value, **CLOSE)

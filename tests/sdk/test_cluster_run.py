@@ -1,0 +1,112 @@
+"""Traces and books of a run on a cluster: nodes write to the checkpoint store, and the run is taken up after a kill."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet_sdk.backbones.cluster_run import ClusterRun
+from ajet_sdk.config import load_config
+from ajet_sdk.gateway import Gateway
+from ajet_sdk.loggers import Loggers
+from ajet_sdk.protocols import Job
+from ajet_sdk.trace.reader import ledger_balance, open_trace
+from ajet_sdk.trace.writer import TraceWriter
+from ajet_sdk.types import Call, Episode, LedgerEntry, Run, Task
+
+RUN = "r"
+
+
+def records(*steps: int) -> list[Call | Episode]:
+    """An episode of each step, with a call of two tokens."""
+    calls = [
+        Call(call_id=f"c{step}", episode_id=f"e{step}", prompt_ids=[1], output_ids=[4, 5], logprobs=[-0.1, -0.2])
+        for step in steps
+    ]
+    episodes = [
+        Episode(episode_id=call.episode_id, run_id=RUN, step=step, calls=(call,))
+        for step, call in zip(steps, calls, strict=True)
+    ]
+    return [*calls, *episodes]
+
+
+class Cluster:
+    """A run with a checkpoint store, and what its nodes write there."""
+
+    def __init__(self, folder: Path, store: Path | None) -> None:
+        self.directory = folder / "experiment"
+        values = {"model": {"path": "org/model"}, "trainer_common": {"checkpoint_base_dir": store and str(store)}}
+        job = Job(config=load_config(values=values), workflow=None, judge=None, train=[Task(main_query="q")], val=[],
+                  run_id=RUN, directory=self.directory, resume=True)  # fmt: skip
+        self.writer = TraceWriter(self.directory / "trace.duckdb")
+        self.writer.put(Run(run_id=RUN))
+        loggers = Loggers([], directory=self.directory, run_id=RUN, writer=self.writer, total_steps=3)
+        self.run = ClusterRun(job, self.writer, loggers, 3)
+
+    def node(self, name: str) -> TraceWriter:
+        return TraceWriter(self.run.traces / f"trace-{name}.duckdb")
+
+    def sampled(self, node: str, *steps: int) -> None:
+        """What a process on a node wrote, and closed."""
+        with self.node(node) as writer:
+            writer.put(*records(*steps))
+
+    def trained(self, *steps: int) -> None:
+        """The trainer took the calls of these steps."""
+        self.writer.put(*(LedgerEntry(run_id=RUN, step=step, episode_id=f"e{step}", call_id=f"c{step}",
+                                      outcome="trained", tokens=2) for step in steps))  # fmt: skip
+        self.writer.flush()
+
+    def query(self, sql: str) -> list[tuple[Any, ...]]:
+        self.writer.flush()
+        trace = open_trace(self.directory)
+        try:
+            assert ledger_balance(trace, RUN) == []
+            return [tuple(row.values()) for row in trace.query(sql).to_pylist()]
+        finally:
+            trace.close()
+
+
+@pytest.fixture(params=["a store of its own", "the experiment's directory"])
+def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    made = Cluster(tmp_path, tmp_path / "store" if request.param == "a store of its own" else None)
+    with made.writer, Gateway(made.writer):
+        yield made
+
+
+def test_what_a_killed_run_left_in_the_store_is_rolled_back(cluster: Cluster) -> None:
+    """Its driver was killed before it had brought anything."""
+    cluster.sampled("one", 1, 2, 3)
+    cluster.trained(1)
+    cluster.run.roll_back(1)
+    cluster.run.close_books()
+    assert cluster.query("SELECT step, superseded FROM episodes ORDER BY step") == [(1, False), (2, True), (3, True)]
+    assert cluster.query("SELECT call_id, outcome FROM ledger ORDER BY call_id") == [
+        ("c1", "trained"), ("c2", "superseded"), ("c3", "superseded"),
+    ]  # fmt: skip
+
+
+def test_tokens_that_were_trained_after_the_checkpoint_are_booked_once(cluster: Cluster) -> None:
+    """The driver booked them as trained, in a file of its own."""
+    cluster.sampled("one", 1, 2)
+    cluster.trained(1, 2)
+    cluster.run.roll_back(1)
+    cluster.run.close_books()
+    assert cluster.query("SELECT call_id, outcome, tokens FROM ledger ORDER BY call_id") == [
+        ("c1", "trained", 2), ("c2", "superseded", 2),
+    ]  # fmt: skip
+
+
+def test_what_is_brought_again_replaces_what_was_there(cluster: Cluster) -> None:
+    """First the file and the log of a process that is there yet, then what it left in the end, in a file alone."""
+    with cluster.node("one") as writer:
+        writer.put(*records(1))
+        writer.flush()
+        cluster.run.bring_traces()
+        assert (cluster.directory / "trace-one.duckdb.wal").exists()
+        writer.put(*records(2))
+    cluster.run.close_books()
+    assert cluster.query("SELECT step FROM episodes ORDER BY step") == [(1,), (2,)]

@@ -1,0 +1,59 @@
+"""A live run is asked so seldom that it does not notice, and as often as that allows."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_tools.tui.pace import Pace
+
+COSTS = st.lists(st.floats(0.001, 1.0), min_size=1, max_size=30)
+
+
+def share(pace: Pace, costs: list[float]) -> float:
+    """Of the time in which answers are worked out, when a change is always there to be told."""
+    at = began = 0.0
+    for cost in costs:
+        while not pace.ready(at):
+            at += 0.0005
+        pace.told(at)
+        at += cost
+        pace.asked(cost)
+    while not pace.ready(at):
+        at += 0.0005
+    return sum(costs) / (at - began)
+
+
+@given(cost=st.floats(0.001, 0.2), rounds=st.integers(1, 8))
+def test_answers_that_take_alike_take_one_part_of_so_many(cost: float, rounds: int) -> None:
+    assert share(Pace(patience=50, longest=60), [cost] * rounds) == pytest.approx(1 / 50, rel=0.05)
+
+
+def test_an_answer_that_the_machine_kept_waiting_keeps_nobody_waiting() -> None:
+    pace = Pace(patience=50, longest=60)
+    share(pace, [0.01, 0.01])
+    assert share(pace, [0.5]) > 0.3, "told again soon after, for it was no dearer than those before"
+
+
+def test_what_a_screen_reads_at_first_is_no_round() -> None:
+    pace = Pace(patience=50, longest=60)
+    pace.asked(3.0)
+    assert pace.ready(0.0)
+    pace.told(0.0)
+    pace.asked(0.01)
+    assert not pace.ready(0.4) and pace.ready(0.5)
+    pace.asked(1.0)
+    pace.anew()
+    assert pace.ready(0.5), "another screen"
+
+
+@given(COSTS)
+def test_it_never_waits_longer_than_it_may(costs: list[float]) -> None:
+    pace = Pace(patience=50, longest=2)
+    at = 0.0
+    for cost in costs:
+        assert pace.ready(at + 2)
+        at += 2
+        pace.told(at)
+        pace.asked(cost)
