@@ -29,15 +29,11 @@ from ajet_sdk.schema import (
     Debug,
     ModelSource,
     Rollout,
-    Section,
-    TaskJudge,
-    TaskReader,
     TrainerCommon,
-    key,
-    section,
-    wrong,
 )
+from ajet_sdk.sections import Section, key, section, wrong
 from ajet_sdk.source import Source, read_document, read_override
+from ajet_sdk.task_schema import TaskJudge, TaskReader
 
 __all__ = ["Config", "Roots", "is_idle", "keys", "load_config", "load_object", "plain_yaml"]
 

@@ -21,14 +21,16 @@ from ajet_sdk.capture import installed
 from ajet_sdk.decorators import bind, spec_of
 from ajet_sdk.engines import open_engine
 from ajet_sdk.environment import GymEnv
-from ajet_sdk.errors import ConfigError, EpisodeTimeout, NoReward, TrainingError
+from ajet_sdk.errors import ConfigError, NoReward, TrainingError
+from ajet_sdk.faults import Fault, fault_of_calls
 from ajet_sdk.gateway import EpisodeSpec, Gateway, OpenEpisode, SamplingOverride
 from ajet_sdk.model import current_episode
 from ajet_sdk.outcomes import untrained_entries
 from ajet_sdk.protocols import Engine
 from ajet_sdk.rewards import Verdict, judged, returned
-from ajet_sdk.types import Call, Episode, Status, Task, new_id, now
-from ajet_sdk.workers import Workers, account, current_workers
+from ajet_sdk.trajectory import write_trajectory
+from ajet_sdk.types import Call, Episode, Task, new_id, now
+from ajet_sdk.workers import Workers, current_workers
 from ajet_sdk.workflow import (
     AjetTuner,
     WorkflowOutput,
@@ -85,6 +87,8 @@ async def run_episode(
             await asyncio.shield(running.close())
             if writer is not None:
                 writer.put(running.episode)
+                if config.trainer_common.save_trajectory_as_json_file:
+                    await asyncio.to_thread(write_trajectory, writer.path.parent, running.episode)
         return running.episode
 
 
@@ -142,10 +146,10 @@ class _Running:
                 self._settle(is_success=verdict.is_success)
         except TrainingError:
             raise
-        except _Fault as fault:
+        except Fault as fault:
             self._settle(**fault.fields)
         except Exception as error:  # noqa: BLE001  the one boundary: an episode's fault is data
-            self._settle(**_Fault(error).fields)
+            self._settle(**Fault(error).fields)
 
     def _settle(self, **fields: Any) -> None:
         self.episode = self.episode.model_copy(update=fields)
@@ -206,7 +210,7 @@ class _Running:
             self.env.create, {}, timeout=self.config.rollout.judge_timeout, what="the environment's creation"
         )
         if outcome.error is not None:
-            raise _Fault(outcome.error)
+            raise Fault(outcome.error)
         if outcome.value and not self.task.init_messages:
             self.task = self.task.model_copy(update={"init_messages": outcome.value})
 
@@ -245,7 +249,7 @@ class _Running:
     # During
 
     async def _act(self, name: str, timeout: float | None, function: Callable[..., Any]) -> Any:
-        """What the workflow returned. Raises _Fault, also for a fault of the calls that the workflow swallowed."""
+        """What the workflow returned. Raises Fault, also for a fault of the calls that the workflow swallowed."""
         opened = self.opened
         assert opened is not None
         token = current_episode.set(opened.active)
@@ -256,7 +260,7 @@ class _Running:
         finally:
             current_episode.reset(token)
         self._settle(output=_plain(outcome.value))
-        fault = _fault_of_calls(opened, outcome.error)
+        fault = fault_of_calls(opened, outcome.error)
         if fault is not None:
             raise fault
         if isinstance(outcome.value, WorkflowOutput):
@@ -280,7 +284,7 @@ class _Running:
                 function, {}, timeout=timeout or self.config.rollout.judge_timeout, what=f"judge {name}"
             )
         if outcome.error is not None:
-            raise _Fault(outcome.error, f"judge {name}: ")
+            raise Fault(outcome.error, f"judge {name}: ")
         return judged(outcome.value, name)
 
     def _judge_call(self, judge: Any, output: Any) -> tuple[str, float | None, Callable[..., Any]]:
@@ -307,39 +311,6 @@ def _debug_engine(config: Config, name: str) -> Engine:
         )
     model = config.model.model_copy(update={"base_url": base_url, "name": name, "scripted": None})
     return open_engine(config.model_copy(update={"model": model}))
-
-
-class _Fault(Exception):
-    """Why an episode has no reward, as fields of the Episode."""
-
-    def __init__(self, error: BaseException, prefix: str = "", *, cause: str | None = None, detail: str = "") -> None:
-        super().__init__(str(error))
-        status: Status = "timeout" if isinstance(error, EpisodeTimeout) else "failed"
-        self.fields: dict[str, Any] = {
-            "status": status,
-            "error": f"{prefix}{account(error)}{detail}",
-            "cause": cause or type(error).__name__,
-            "infrastructure": bool(getattr(error, "infrastructure", False)),
-            "rewards": (),
-        }
-
-
-def _fault_of_calls(opened: OpenEpisode, error: BaseException | None) -> _Fault | None:
-    """The fault of an episode whose workflow is over: of its calls where they are to blame, else of its own code.
-
-    An engine that failed is to blame where the workflow raised, or made do with what it had after a last failed call.
-    """
-    if isinstance(error, EpisodeTimeout):
-        return _Fault(error)
-    of_calls = opened.error
-    if of_calls is not None:
-        mine = [call for call in opened.calls if call.trainable and call.phase == "rollout"]
-        lost = error is not None or not mine or mine[-1].error is not None
-        if lost or not of_calls.infrastructure:
-            return _Fault(of_calls, detail="" if error is None else f"\n\nIn the workflow: {account(error)}")
-    if error is None:
-        return None
-    return _Fault(error, cause="ContextOverflow" if opened.context_overflow else None)
 
 
 def _plain(value: Any) -> Any:

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Annotated, Any, Literal
-from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
@@ -60,7 +60,7 @@ Outcome = Literal[
 
 def new_id() -> str:
     """A fresh opaque id."""
-    return uuid4().hex
+    return secrets.token_hex(16)
 
 
 def now() -> datetime:

@@ -88,5 +88,10 @@ def _parameters(model: str) -> int:
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
-    with torch.device("meta"):
-        return sum(p.numel() for p in AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model)).parameters())
+    try:
+        with torch.device("meta"):
+            whole = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
+    except (OSError, ValueError) as error:
+        cause = str(error).partition("\n")[0]
+        raise ConfigError(f"model.path: no causal language model can be loaded from {model}: {cause}") from error
+    return sum(p.numel() for p in whole.parameters())

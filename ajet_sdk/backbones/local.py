@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ajet_sdk.backbones.heap import settled
 from ajet_sdk.backbones.measures import of_episodes, prefixed, staleness, why_nothing
 from ajet_sdk.backbones.rollouts import Rollout, Rollouts
 from ajet_sdk.backbones.steps import total_steps
@@ -68,7 +69,8 @@ async def local(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
         probe = Probe(config, job.workflow, job.judge, job.train)
         learner = await open_learner(config, probe, total, loggers.say)
         try:
-            return await _Learning(job, gateway, writer, learner, loggers, total).run()
+            with settled():
+                return await _Learning(job, gateway, writer, learner, loggers, total).run()
         finally:
             await learner.engine.aclose()
 

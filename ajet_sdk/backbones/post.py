@@ -67,7 +67,6 @@ def group_told(episodes: Sequence[Episode], step: int, what: str, metrics: Mappi
         "step": step,
         "what": what,
         "metrics": dict(metrics),
-        "sampled": sum(len(c.output_ids) for e in episodes for c in e.calls if c.output_ids is not None),
         "episodes": [_light(episode).model_dump_json() for episode in episodes],
     }
 

@@ -33,13 +33,11 @@ class _Part:
     """The groups of one step, or of one validation, that have come in."""
 
     episodes: list[Episode] = field(default_factory=list)
-    sampled: int = 0
     groups: int = 0
     metrics: list[Mapping[str, float]] = field(default_factory=list)
 
     def add(self, group: Mapping[str, Any]) -> None:
         self.episodes += [Episode.model_validate_json(text) for text in group["episodes"]]
-        self.sampled += int(group["sampled"])
         self.groups += 1
         self.metrics.append(group["metrics"])
 
@@ -67,6 +65,8 @@ class Progress:
         self._parts: dict[tuple[int, str], _Part] = defaultdict(_Part)
         self._ended = asyncio.Event()
         self._steps = 0
+        self.validated: int | None = None
+        """The last step whose validation came in whole."""
         self._unsound: TrainingError | None = None
 
     def updates(self) -> int:
@@ -124,12 +124,13 @@ class Progress:
             return
         sampled, greedy = (one.episodes for one in both if one is not None)
         self._loggers.log(step, validation_metrics(sampled, greedy, self._repeats))
+        self.validated = step
 
     def _trained_on(self, step: int, told: Mapping[str, float]) -> None:
         """A step of training is done: log what the trainer `told` of it, and what its episodes measured."""
         self._steps = max(self._steps, step)
         part = self._parts.pop((step, "train"), None)
-        found = {**part.measured("train"), "train/sampled_tokens": float(part.sampled)} if part is not None else {}
+        found = part.measured("train") if part is not None else {}
         self._loggers.log(step, {**found, **told, "train/policy_version": float(step)})
 
     def _said(self, told: Mapping[str, Any]) -> None:

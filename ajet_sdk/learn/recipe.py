@@ -2,7 +2,7 @@
 
 A recipe trains a byte-level BPE tokenizer and a Qwen3 of a hundred thousand parameters on demonstrations of a task,
 until the real agent earns a little reward with it; the rest is left to reinforcement learning. The result is a normal
-Hugging Face checkpoint at `model.path`, kept until the recipe's content or the run's seed changes.
+Hugging Face checkpoint at `model.path`, kept until the recipe's content changes; each seed has its own.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ import hashlib
 import json
 import logging
 import math
-import os
 import random
 import re
-import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ajet_sdk.errors import ConfigError, TrainingError
+from ajet_sdk.learn.made import made_as, put, taken_back
 from ajet_sdk.timelines import merge
 from ajet_sdk.tokens import EpisodeTokens
 from ajet_sdk.types import Call, Sample, Timeline
@@ -37,8 +36,6 @@ __all__ = ["Demonstration", "Recipe", "Shape", "build_recipe", "wants_recipe"]
 
 log = logging.getLogger("ajet")
 
-MARK = ".ajet"
-"""The file in `model.path` that says which recipe made it."""
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>",
            "<tool_response>", "</tool_response>")  # fmt: skip
 CHAT_TEMPLATE = """\
@@ -153,8 +150,7 @@ async def build_recipe(config: Config, probe: Probe | None = None, say: Say = lo
     """
     assert config.model.path is not None and config.model.recipe is not None
     place = config.resolve(config.model.path)
-    mark = place / MARK
-    if place.exists() and not mark.is_file():
+    if place.exists() and not made_as(place):
         if not (place / "config.json").is_file():
             raise ConfigError(f"model.path: {place} exists and holds no model; name another directory for the recipe")
         return place
@@ -163,7 +159,7 @@ async def build_recipe(config: Config, probe: Probe | None = None, say: Say = lo
         raise ConfigError(f"model.recipe: {config.model.recipe} is a {type(recipe).__name__}, not a Recipe")
     seed = config.trainer_common.seed
     key = recipe.key(seed)
-    if mark.is_file() and json.loads(mark.read_text()).get("recipe") == key:
+    if made_as(place).get("recipe") == key or taken_back(place, seed, key):
         return place
     if probe is None:
         from ajet_sdk.learn.probe import Probe
@@ -198,7 +194,7 @@ def make(recipe: Recipe, place: Path, *, seed: int, key: str, measure: Measure, 
     finally:
         torch.set_num_threads(threads)
     record = {"recipe": key, "seed": seed, "steps": steps, "reward": reward}
-    _put(place, model, tokenizer, record)
+    put(place, model, tokenizer, record)
     say(f"recipe: {place} made in {time.perf_counter() - started:.0f} s; reward {reward:.2f} at temperature 1")
 
 
@@ -361,17 +357,3 @@ def _batches(samples: Sequence[Sample], size: int, draw: random.Random) -> Itera
         draw.shuffle(order)
         for start in range(0, len(order) - size + 1, size):
             yield order[start : start + size]
-
-
-def _put(place: Path, model: Any, tokenizer: Any, record: dict[str, Any]) -> None:
-    """Write beside the place and rename into it; an earlier model of a recipe gives way."""
-    from ajet_sdk.learn.checkpoint import save_model
-
-    place.parent.mkdir(parents=True, exist_ok=True)
-    fresh = place.with_name(f".{place.name}.{os.getpid()}")
-    save_model(model, fresh)
-    tokenizer.save_pretrained(fresh)
-    (fresh / MARK).write_text(json.dumps(record, indent=1))
-    if (place / MARK).is_file():
-        shutil.rmtree(place)
-    fresh.rename(place)

@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from ajet_sdk.errors import ConfigError
-from ajet_tools.cli.arguments import Arguments, split_arguments, use_placeholder_key
+from ajet_tools.cli.answering import Answering
+from ajet_tools.cli.arguments import split_arguments
+from ajet_tools.cli.groups import spelt_out
 from ajet_tools.cli.logview import logview
 
 if TYPE_CHECKING:
@@ -28,28 +29,17 @@ SHOWN = 40
 
 
 @app.command()
+@spelt_out
 def run(
     arguments: Annotated[
         list[str] | None,
         typer.Argument(metavar="AGENT KEY=VALUE", help="The agent, where no file names it, and overrides."),
     ] = None,
-    conf: Annotated[Path | None, typer.Option("--conf", "-c", help="A config file with the root `ajet:`.")] = None,
-    judge: Annotated[
-        str | None, typer.Option(help="file.py:function, module->Name, exact, math or regex:PATTERN.")
-    ] = None,
+    *,
     tasks: Annotated[str | None, typer.Option(help="A .jsonl file, a directory of Parquet, or a hub name.")] = None,
-    base_url: Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint that answers.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="The model's name there; without --base-url a directory or a hub name.")
-    ] = None,
-    api_key_env: Annotated[str | None, typer.Option(help="The variable that holds the endpoint's key.")] = None,
-    scripted: Annotated[str | None, typer.Option(help="replies.py:function that answers in place of a model.")] = None,
+    answering: Answering,
     k: Annotated[int, typer.Option("-k", min=1, help="Attempts at each task, for pass@k.")] = 1,
     limit: Annotated[int | None, typer.Option(min=1, help="Only the first tasks.")] = None,
-    temperature: Annotated[
-        float | None, typer.Option(min=0, help="Sampling temperature; without it the agent's own.")
-    ] = None,
-    exp_dir: Annotated[Path | None, typer.Option(help="Where the directory of traces is made.")] = None,
     skip_bad_rows: Annotated[
         bool, typer.Option("--skip-bad-rows", help="Skip and count rows that are no task.")
     ] = False,
@@ -68,31 +58,13 @@ def run(
       --scripted replies.py:reply --limit 3
     """
     agent, overrides = split_arguments(arguments or [])
-    if conf is None and agent is None:
+    if answering.conf is None and agent is None:
         raise ConfigError("say what to run: an agent (agent.py:solve) or a config file (--conf FILE)")
-    if conf is None and tasks is None:
+    if answering.conf is None and tasks is None:
         raise ConfigError("say on what to run: --tasks tasks.jsonl")
-    config = Arguments(
-        conf=conf,
-        overrides=overrides,
-        agent=agent,
-        judge=judge,
-        tasks=tasks,
-        model=model if base_url is None else None,
-        scripted=scripted,
-        skip_bad_rows=skip_bad_rows,
-        exp_dir=exp_dir,
-        more={
-            "model.base_url": base_url,
-            "model.name": model if base_url is not None else None,
-            "model.api_key_env": api_key_env,
-            "rollout.temperature": temperature,
-            # the tasks that are named are all there is: a file's validation tasks are others
-            "task_reader.jsonl_dataset_file.validation": {"file_path": None} if tasks else None,
-        },
-    ).config()
-    _check_engine(config)
-    use_placeholder_key()
+    # the tasks that are named are all there is: a file's validation tasks are others
+    unread = {"task_reader.jsonl_dataset_file.validation": {"file_path": None} if tasks else None}
+    config = answering.config(agent, overrides, tasks=tasks, skip_bad_rows=skip_bad_rows, more=unread)
     with logview(config.directory, with_logview):
         report = _scored(config, k, limit, named=tasks is not None, quiet=as_json)
     if as_json:
@@ -100,14 +72,6 @@ def run(
     else:
         _print(report)
     raise typer.Exit(0 if report.reward is not None else 1)
-
-
-def _check_engine(config: Config) -> None:
-    if not (config.model.base_url or config.model.path or config.model.scripted):
-        raise ConfigError(
-            "say what answers: --base-url URL --model NAME (an endpoint), --model PATH (a local model), "
-            "or --scripted replies.py:reply"
-        )
 
 
 def _scored(config: Config, k: int, limit: int | None, *, named: bool, quiet: bool) -> Report:

@@ -35,7 +35,7 @@ class TraceApp(Frame):
     TITLE = "ajet"
     LEAST_SIZE = (60, 15)
     FOLLOW_SECONDS: ClassVar[float] = 0.25
-    PATIENCE: ClassVar[float] = 50.0
+    PATIENCE: ClassVar[float] = 30.0
     """See `Pace`."""
     LONGEST_WAIT: ClassVar[float] = 10.0
     BINDINGS: ClassVar[list[BindingType]] = [

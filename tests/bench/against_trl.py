@@ -21,6 +21,7 @@ import httpx
 import openai
 
 import ajet
+from ajet_sdk.backbones.heap import settled
 from ajet_sdk.capture import installed
 from ajet_sdk.config import load_config
 from ajet_sdk.engines.chat import TokenEngine
@@ -74,6 +75,7 @@ class OurRun:
         self.writer = self._open.enter_context(TraceWriter(folder / "trace.duckdb"))
         self.gateway = self._open.enter_context(Gateway(self.writer))
         self._open.enter_context(installed())
+        self._open.enter_context(settled())
         self._loop = asyncio.new_event_loop()
         self._open.callback(self._loop.close)
 

@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 
 from ajet_sdk.backbones.cluster_run import ClusterRun
+from ajet_sdk.backbones.clustered import learning_rate
 from ajet_sdk.config import load_config
+from ajet_sdk.errors import ConfigError
 from ajet_sdk.gateway import Gateway
 from ajet_sdk.loggers import Loggers
 from ajet_sdk.protocols import Job
@@ -110,3 +112,10 @@ def test_what_is_brought_again_replaces_what_was_there(cluster: Cluster) -> None
         writer.put(*records(2))
     cluster.run.close_books()
     assert cluster.query("SELECT step FROM episodes ORDER BY step") == [(1,), (2,)]
+
+
+def test_a_model_that_is_not_there_is_told_in_a_line() -> None:
+    config = load_config(values={"backbone": "trinity", "model": {"path": "./nowhere"}})
+    with pytest.raises(ConfigError, match=r"model\.path: no causal language model can be loaded") as told:
+        learning_rate(config, "./nowhere", print)
+    assert "\n" not in str(told.value)

@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -24,6 +25,7 @@ from ajet_sdk.episode import Attempt, run_batch
 from ajet_sdk.errors import AjetError, ContextOverflow, EngineUnavailable, TrainingError
 from ajet_sdk.gateway import Gateway, SamplingOverride
 from ajet_sdk.outcomes import check_sound, failures_by_cause, notices
+from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Reward, Task
 from ajet_sdk.workers import Workers
 from ajet_sdk.workflow import WorkflowOutput
@@ -601,3 +603,31 @@ def test_no_thread_of_a_finished_batch_is_left() -> None:
     episodes(solve, exact, tasks=2)
     time.sleep(0.1)
     assert not [t.name for t in threading.enumerate() if t.name.startswith("ajet-w") and t.is_alive()], sys.version
+
+
+def test_episodes_are_written_as_json_where_that_is_asked_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    @ajet.workflow
+    async def solve(main_query: str) -> Reward:
+        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": main_query}])
+        return Reward(value=1.0)
+
+    def settings(directory: Path, *, wanted: bool) -> Config:
+        return load_config(
+            values={"experiment_dir": str(directory), "trainer_common": {"save_trajectory_as_json_file": wanted}}
+        )
+
+    def run(directory: Path, *, wanted: bool) -> list[Episode]:
+        with TraceWriter(directory / "trace.duckdb") as writer:
+            return episodes(solve, tasks=2, settings=settings(directory, wanted=wanted), writer=writer)
+
+    found = run(tmp_path / "on", wanted=True)
+    for episode in found:
+        text = (tmp_path / "on" / "trajectory" / "train-0" / f"{episode.episode_id}.json").read_text()
+        assert Episode.model_validate_json(text) == episode
+        assert episode.calls and episode.ended_at is not None
+    run(tmp_path / "off", wanted=False)
+    assert not (tmp_path / "off" / "trajectory").exists()
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "trajectory").write_text("not a directory")
+    assert [e.status for e in run(tmp_path / "full", wanted=True)] == ["succeeded", "succeeded"]
+    assert "save_trajectory_as_json_file" in caplog.text

@@ -389,6 +389,18 @@ def test_a_conversation_that_splits_at_each_turn_is_encoded_about_once_too(token
     assert whole.ids == tok.encode(whole.text)
 
 
+def test_tools_changed_in_place_are_shown_as_they_are_now(tokenizer_of: Callable[..., Any]) -> None:
+    each = "{% for tool in tools or [] %}{{ tool | tojson }}{% endfor %}"
+    tok = tokenizer_of(FAMILIES[0], each + "{% for m in messages %}{{ m.role + m.content }}{% endfor %}")
+    tokens = EpisodeTokens(tok)
+    tools = [{"type": "function", "function": {"name": "look", "description": "Look round.", "parameters": {}}}]
+    assert "Look round." in tokens.prompt([user("a")], tools).text
+    assert tokens.prompt([user("a")], [dict(tool) for tool in tools]).text == tokens.prompt([user("a")], tools).text
+    tools[0]["function"]["description"] = "Look up."  # type: ignore[index]
+    assert "Look up." in tokens.prompt([user("a")], tools).text
+    assert "Look" not in tokens.prompt([user("a")]).text
+
+
 @given(data=st.data())
 def test_pieces_are_what_the_tokenizer_gives(data: st.DataObject, tokenizer_of: Callable[..., Any]) -> None:
     tok = tokenizer_of(data.draw(st.sampled_from(FAMILIES)), "chatml")

@@ -26,6 +26,7 @@ READ_BY_US = {
         "model.name", "model.tool_call_parser", "rollout.force_disable_toolcalls", "rollout.val_kwargs.",
         "rollout.policy_models", "rollout.failure_reward", "rollout.multi_turn.max_steps",
         "trainer_common.algorithm.adv_estimator", "trainer_common.algorithm.normalize_std",
+        "trainer_common.save_trajectory_as_json_file",
     },
     "other backbones": {"debug.", "model.api_key_env"},
 }  # fmt: skip

@@ -93,6 +93,8 @@ class _Run(ClusterRun):
         self.close_books()
         if config.mode in ("explore", "bench"):
             return TunedModel(path=None, metrics=dict(self.loggers.last), run_id=self.job.run_id)
+        if tasks.val and not self.cpu and progress.validated != self.total:
+            self.loggers.say(f"the trained model was not validated; see Trinity's logs in {place.directory / 'log'}")
         path = self.export(_newest_model(place, self.cpu))
         if self.cpu:
             await self._validate(path)

@@ -6,6 +6,7 @@ Trinity's scheduler starts another runner too, but forgets the task, and waits f
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import ray
@@ -32,6 +33,19 @@ class SteadyExplorer(Explorer):  # type: ignore[misc]
         # In this actor's process only: Trinity names the class where it starts the coordinator.
         trinity.explorer.explorer.RolloutCoordinator = _Coordinator
         await super().prepare()
+
+    async def benchmark(self) -> bool:
+        """Evaluate the newest checkpoint where that is asked for, else each, as Trinity does.
+
+        Trinity asks its synchroniser which is the newest, and in this mode that looks for none: it says 0.
+        """
+        if not self.config.explorer.bench_on_latest_checkpoint:
+            return bool(await super().benchmark())
+        newest = Path(self.config.checkpoint_job_dir) / "latest_checkpointed_iteration.txt"
+        self.explore_step_num = await self._checkpoint_weights_update(step_num=int(newest.read_text()))
+        await self.eval()
+        await self._finish_eval_step(prefix="bench")
+        return True
 
 
 class _Coordinator(RolloutCoordinator):  # type: ignore[misc]

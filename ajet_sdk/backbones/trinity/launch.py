@@ -101,8 +101,12 @@ async def explore_only(config: Any) -> None:
 
 def last_checkpoint(config: Any) -> Any:
     """The config of a job that is trained, for evaluating what came of it."""
+    from trinity.common.constants import SyncMethod
+
     config = copy.deepcopy(config)
     config.mode = "bench"
+    config.synchronizer.sync_method = SyncMethod.CHECKPOINT  # there is no trainer to take weights from
+    config.explorer.rollout_model.sync_method = SyncMethod.CHECKPOINT
     config.explorer.name = "validator"
     config.explorer.bench_on_latest_checkpoint = True
     config.explorer.eval_on_startup = False

@@ -259,7 +259,7 @@ def _explorer(config: Config, place: TrinityPlace) -> dict[str, Any]:
             "enable_openai_api": True,
             "enable_history": False,
             "enable_prefix_caching": True,
-            "gpu_memory_utilization": rollout.gpu_memory_utilization or (0.5 if _shared(config) else 0.85),
+            "gpu_memory_utilization": rollout.gpu_memory_utilization or 0.85,
             "dtype": dtype(config),
             "seed": common.seed,
             "extra_engine_args": {"max_num_seqs": rollout.max_num_seqs, "logprobs_mode": "processed_logprobs"},
@@ -305,11 +305,6 @@ def _verl(config: Config, place: TrinityPlace) -> dict[str, Any]:
     }
 
 
-def _shared(config: Config) -> bool:
-    """Whether the sampler and the trainer take turns on one GPU."""
-    return config.trainer_common.nnodes * config.trainer_common.n_gpus_per_node == 1
-
-
 def _ranks(config: Config) -> int:
     """Over how many GPUs, or groups of them that share a sequence, a batch is split."""
     return max(1, _trainer_gpus(config) // config.trainer_common.ulysses_sequence_parallel_size)
@@ -317,8 +312,6 @@ def _ranks(config: Config) -> int:
 
 def _trainer_gpus(config: Config) -> int:
     common, rollout = config.trainer_common, config.rollout
-    if _shared(config):
-        return 1
     return common.nnodes * common.n_gpus_per_node - rollout.n_vllm_engine * rollout.tensor_parallel_size
 
 
@@ -342,10 +335,12 @@ def check(config: Config) -> None:
         )
     if cpu and config.model.lora.enabled:
         wrong.append("model.lora: the route without GPUs trains all weights; set model.lora.enabled: false")
+    gpus = common.nnodes * common.n_gpus_per_node
     if not cpu and _trainer_gpus(config) < 1:
         wrong.append(
             f"no GPU is left to train on: {common.nnodes} × {common.n_gpus_per_node} GPUs, and "
-            f"{rollout.n_vllm_engine} × {rollout.tensor_parallel_size} for sampling; lower rollout.n_vllm_engine"
+            f"{rollout.n_vllm_engine} × {rollout.tensor_parallel_size} for sampling, at the same time; "
+            + ("lower rollout.n_vllm_engine" if gpus > 1 else "on one GPU take backbone local or verl")
         )
     refuse("trinity", wrong)
 

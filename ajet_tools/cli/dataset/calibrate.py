@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ajet_sdk.errors import ConfigError
-from ajet_tools.cli.arguments import Arguments, use_placeholder_key
+from ajet_tools.cli.answering import Answering
 from ajet_tools.cli.dataset.options import AsJson, Map, Out, SkipBad, Source, counted, mapping_of, say, tell_bad
+from ajet_tools.cli.groups import spelt_out
 
 if TYPE_CHECKING:
-    from ajet_sdk.config import Config
     from ajet_sdk.types import Episode
     from ajet_tools.dataset.calibrate import Band, Calibration
 
@@ -28,39 +28,26 @@ _BAR = 40
 
 
 @app.command()
+@spelt_out
 def calibrate(
     file: Source,
+    *,
     out: Out,
     workflow: Annotated[
         str | None, typer.Option("--workflow", "-w", metavar="AGENT", help="agent.py:solve or package.module->Name.")
-    ] = None,
-    judge: Annotated[
-        str | None, typer.Option(help="file.py:function, module->Name, exact, math or regex:PATTERN.")
     ] = None,
     k: Annotated[int, typer.Option("-k", min=1, max=1000, help="Attempts at each task.")] = 8,
     keep: Annotated[
         str | None, typer.Option(metavar="LOW:HIGH", help="Keep rows whose pass rate is within; 0.1:0.9, 0.1:, :0.9.")
     ] = None,
-    base_url: Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint that answers.")] = None,
-    model: Annotated[
-        str | None, typer.Option(help="The model's name there; without --base-url a directory or a hub name.")
-    ] = None,
-    api_key_env: Annotated[str | None, typer.Option(help="The variable that holds the endpoint's key.")] = None,
-    scripted: Annotated[str | None, typer.Option(help="replies.py:function that answers in place of a model.")] = None,
-    temperature: Annotated[
-        float | None, typer.Option(min=0, help="Sampling temperature; without it the agent's own.")
-    ] = None,
+    answering: Answering,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Episodes at once.")] = None,
-    conf: Annotated[
-        Path | None, typer.Option("--conf", "-c", help="A config file that names agent, judge and model.")
-    ] = None,
     rejected: Annotated[
         Path | None, typer.Option(help="Where the other rows go, with the reason [OUT.rejected.jsonl].")
     ] = None,
     measurements: Annotated[
         Path | None, typer.Option(help="What is known of tasks already, read and added to [OUT.measured.jsonl].")
     ] = None,
-    exp_dir: Annotated[Path | None, typer.Option(help="Where the directory of traces is made.")] = None,
     map: Map = None,
     skip_bad_rows: SkipBad = False,
     as_json: AsJson = False,
@@ -85,8 +72,9 @@ def calibrate(
     from ajet_tools.dataset.tables import BadRows, read
 
     band = Band.parse(keep) if keep else None
-    config = _config(workflow, judge, base_url, model, api_key_env, scripted, temperature, concurrency, conf, exp_dir)
-    use_placeholder_key()
+    if answering.conf is None and workflow is None:
+        raise ConfigError("say which agent: --workflow agent.py:solve, or --conf FILE that names one")
+    config = answering.config(workflow, more={"rollout.max_env_worker": concurrency})
     bad = BadRows(skip=skip_bad_rows)
     rows = list(read(file, mapping=mapping_of(map), skip_bad=skip_bad_rows, bad=bad))
     if not rows:
@@ -107,43 +95,6 @@ def calibrate(
     say(summary, lines, as_json=as_json, out=out)
     if done.unmeasured:
         raise typer.Exit(1)
-
-
-def _config(
-    workflow: str | None,
-    judge: str | None,
-    base_url: str | None,
-    model: str | None,
-    api_key_env: str | None,
-    scripted: str | None,
-    temperature: float | None,
-    concurrency: int | None,
-    conf: Path | None,
-    exp_dir: Path | None,
-) -> Config:
-    if conf is None and workflow is None:
-        raise ConfigError("say which agent: --workflow agent.py:solve, or --conf FILE that names one")
-    config = Arguments(
-        conf=conf,
-        agent=workflow,
-        judge=judge,
-        model=model if base_url is None else None,
-        scripted=scripted,
-        exp_dir=exp_dir,
-        more={
-            "model.base_url": base_url,
-            "model.name": model if base_url is not None else None,
-            "model.api_key_env": api_key_env,
-            "rollout.temperature": temperature,
-            "rollout.max_env_worker": concurrency,
-        },
-    ).config()
-    if not (config.model.base_url or config.model.path or config.model.scripted):
-        raise ConfigError(
-            "say what answers: --base-url URL --model NAME (an endpoint), --model PATH (a local model), "
-            "or --scripted replies.py:reply"
-        )
-    return config
 
 
 def _beside(out: str, what: str) -> Path | None:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ajet_tools.cli.dataset.endpoints import Asking
-from ajet_tools.cli.dataset.groups import spelt_out
 from ajet_tools.cli.dataset.making import Temperature, Verify, Writing, confirm, progress, report, show_prompts
 from ajet_tools.cli.dataset.options import AsJson, counted
+from ajet_tools.cli.groups import spelt_out
 
 if TYPE_CHECKING:
     from ajet_tools.dataset.budget import Budget

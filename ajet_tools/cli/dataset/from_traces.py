@@ -5,17 +5,21 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ajet_sdk.errors import ConfigError
 from ajet_tools.cli.dataset.endpoints import Asking
-from ajet_tools.cli.dataset.groups import spelt_out
-from ajet_tools.cli.dataset.options import AsJson, Out, counted, reader_may_leave, say
+from ajet_tools.cli.dataset.options import AsJson, Out, SkipBad, counted, reader_may_leave, say
+from ajet_tools.cli.groups import spelt_out
 
 if TYPE_CHECKING:
-    from ajet_tools.dataset.from_traces import Made
+    from ajet_tools.dataset.from_traces import Made, Options
+    from ajet_tools.dataset.trace_choice import Choice
+    from ajet_tools.dataset.trace_grader import Grader
     from ajet_tools.dataset.trace_sources import Sources
 
 __all__ = ["app"]
@@ -30,6 +34,65 @@ _TO = "tasks (for RL), messages (for SFT), preferences (pairs) or tokens."
 _FROM = "auto, native, openai, otlp, openinference, studio, agent-lightning or verifiers: of what is no trace of ajet."
 
 
+@dataclass(frozen=True)
+class Choosing:
+    """Which episodes."""
+
+    filter: Annotated[
+        str, typer.Option("--filter", "-f", metavar="EXPR", help="Only episodes that fit, as in `ajet trace ls`.")
+    ] = ""
+    feedback: Annotated[
+        list[str] | None, typer.Option("--feedback", metavar="up|down|corrected", help="Any of them; repeatable.")
+    ] = None
+    from_failures: Annotated[
+        bool, typer.Option("--from-failures", help="Only what the policy failed at, most often failed first.")
+    ] = False
+    below: Annotated[float, typer.Option(help="--from-failures: a reward below this is a failure.")] = 0.5
+    rubric: Annotated[
+        str | None, typer.Option(metavar="FILE|TEXT", help="What makes an episode good, judged by a model.")
+    ] = None
+    min_score: Annotated[float, typer.Option(min=0, max=1, help="--rubric: good from this score on.")] = 0.5
+    run: Annotated[str | None, typer.Option("--run", metavar="ID", help="Only this run; by default all.")] = None
+    split: Annotated[str | None, typer.Option("--split", help="Only train or only val.")] = None
+
+    def choice(self) -> Choice:
+        from ajet_tools.dataset.trace_choice import Choice
+
+        feedback = tuple(self.feedback or ())
+        return Choice(self.filter, feedback, self.from_failures, self.below, self.run, self.split)
+
+    def grader(self, asking: Asking, out: str) -> Grader | None:
+        """What holds the rubric against an episode; its replies are kept beside `out`."""
+        from ajet_tools.dataset.trace_grader import Grader, read_rubric
+
+        if self.rubric is None:
+            return None
+        words, beside = read_rubric(self.rubric), Path(out).parent if out != "-" else Path()
+        return Grader(asking.endpoint(beside / ".ajet-replies.sqlite"), words, self.min_score)
+
+
+@dataclass(frozen=True)
+class Turning:
+    """What is made of an episode."""
+
+    accept_outputs: Annotated[
+        bool, typer.Option("--accept-outputs", help="Tasks: an output with a thumb up is the answer.")
+    ] = False
+    need_answer: Annotated[bool, typer.Option("--need-answer", help="Tasks: reject those without a known answer.")] = (
+        False
+    )
+    per_task: Annotated[int, typer.Option(min=0, help="Messages: the best N episodes of a task; 0: all.")] = 1
+    margin: Annotated[float, typer.Option(min=0, help="Preferences: by how much rewards must differ.")] = 0.0
+    redact: Annotated[
+        bool, typer.Option("--redact/--no-redact", help="Replace secrets and personal data by placeholders.")
+    ] = True
+
+    def options(self) -> Options:
+        from ajet_tools.dataset.from_traces import Options
+
+        return Options(self.redact, self.need_answer, self.accept_outputs, self.per_task, self.margin)
+
+
 @app.command("from-traces")
 @spelt_out
 def from_traces(
@@ -37,41 +100,14 @@ def from_traces(
     *,
     to: Annotated[str, typer.Option("--to", metavar="KIND", help=_TO)] = "tasks",
     out: Out = "-",
-    filter: Annotated[
-        str, typer.Option("--filter", "-f", metavar="EXPR", help="Only episodes that fit, as in `ajet trace ls`.")
-    ] = "",
-    feedback: Annotated[
-        list[str] | None, typer.Option("--feedback", metavar="up|down|corrected", help="Any of them; repeatable.")
-    ] = None,
-    failures: Annotated[
-        bool, typer.Option("--from-failures", help="Only what the policy failed at, most often failed first.")
-    ] = False,
-    below: Annotated[float, typer.Option(help="--from-failures: a reward below this is a failure.")] = 0.5,
-    rubric: Annotated[
-        str | None, typer.Option(metavar="FILE|TEXT", help="What makes an episode good, judged by a model.")
-    ] = None,
-    min_score: Annotated[float, typer.Option(min=0, max=1, help="--rubric: good from this score on.")] = 0.5,
+    choosing: Choosing,
     asking: Asking,
-    accept_outputs: Annotated[
-        bool, typer.Option("--accept-outputs", help="Tasks: an output with a thumb up is the answer.")
-    ] = False,
-    need_answer: Annotated[
-        bool, typer.Option("--need-answer", help="Tasks: reject those without a known answer.")
-    ] = False,
-    per_task: Annotated[int, typer.Option(min=0, help="Messages: the best N episodes of a task; 0: all.")] = 1,
-    margin: Annotated[float, typer.Option(min=0, help="Preferences: by how much rewards must differ.")] = 0.0,
-    redact: Annotated[
-        bool, typer.Option("--redact/--no-redact", help="Replace secrets and personal data by placeholders.")
-    ] = True,
-    run: Annotated[str | None, typer.Option("--run", metavar="ID", help="Only this run; by default all.")] = None,
-    split: Annotated[str | None, typer.Option("--split", help="Only train or only val.")] = None,
+    turning: Turning,
     rejected: Annotated[
         Path | None, typer.Option(help="Where tasks not to be learned from go.", show_default="OUT.rejected.jsonl")
     ] = None,
     source: Annotated[str, typer.Option("--from", metavar="FORMAT", help=_FROM)] = "auto",
-    skip_bad_rows: Annotated[
-        bool, typer.Option("--skip-bad-rows", help="Leave out and count rows that cannot be read.")
-    ] = False,
+    skip_bad_rows: SkipBad = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a dataset of what an agent did in service, and of what people said of it.
@@ -93,36 +129,23 @@ def from_traces(
     ajet dataset from-traces traces/ --from-failures --out seeds.jsonl
     ajet dataset expand seeds.jsonl -n 500 --out data/
     """
-    from ajet_sdk.errors import ConfigError
     from ajet_tools.dataset import from_traces as loop
-    from ajet_tools.dataset.trace_choice import Choice
-    from ajet_tools.dataset.trace_grader import Grader, read_rubric
     from ajet_tools.dataset.trace_sources import opened_sources
     from ajet_tools.trace.imports import SOURCES
 
     if source != "auto" and source not in SOURCES:
         raise ConfigError(f"there is no import format {source!r}; there are auto, {', '.join(SOURCES)}")
-    choice = Choice(filter, tuple(feedback or ()), failures, below, run, split)
-    options = loop.Options(redact, need_answer, accept_outputs, per_task, margin)
+    format: Any = None if source == "auto" else source
     kind: Any = to
-    grader: Grader | None = None
-    if rubric is not None:
-        words, beside = read_rubric(rubric), Path(out).parent if out != "-" else Path()
-        grader = Grader(asking.endpoint(beside / ".ajet-replies.sqlite"), words, min_score)
+    choice, grader = choosing.choice(), choosing.grader(asking, out)
     with ExitStack() as stack:
-        sources = stack.enter_context(
-            opened_sources(paths or (), None if source == "auto" else source, skip_bad_rows=skip_bad_rows)  # type: ignore[arg-type]
-        )
+        sources = stack.enter_context(opened_sources(paths or (), format, skip_bad_rows=skip_bad_rows))
         stack.enter_context(reader_may_leave())
         progress = stack.enter_context(_progress())
-        made = loop.from_traces(sources, kind, out, choice, options, grader=grader, progress=progress)
+        made = loop.from_traces(sources, kind, out, choice, turning.options(), grader=grader, progress=progress)
         apart = _write_rejected(made, out, rejected)
-        say(
-            _summary(made, sources, out, apart),
-            _told(made, sources, out, apart, redact, failures),
-            as_json=as_json,
-            out=out,
-        )
+        told = _told(made, sources, out, apart, turning.redact, choosing.from_failures)
+        say(_summary(made, sources, out, apart), told, as_json=as_json, out=out)
     if made.stopped:
         raise typer.Exit(1)
 

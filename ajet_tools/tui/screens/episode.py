@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from rich.text import Text
 from textual import events, work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -15,24 +14,22 @@ from textual.containers import Container
 from textual.widgets import Static
 
 from ajet_tools.trace.messages import pretty
-from ajet_tools.trace.render import counted, number
+from ajet_tools.trace.render import counted
 from ajet_tools.trace.story import Story, explained, story, story_since
 from ajet_tools.trace.text import one_line
 from ajet_tools.tui.app import TraceApp
 from ajet_tools.tui.screens.following import FollowingScreen
 from ajet_tools.tui.screens.whole import WholeScreen
 from ajet_tools.tui.widgets.blocks import Block, about, along, hits
-from ajet_tools.tui.widgets.cells import steady
 from ajet_tools.tui.widgets.key_line import KeyLine
 from ajet_tools.tui.widgets.messages import Messages
 from ajet_tools.tui.widgets.prompt import Prompt
+from ajet_tools.tui.widgets.summary import summary
 from ajet_tools.tui.widgets.tree import CallTree
 
 __all__ = ["EpisodeScreen"]
 
 _WIDE = 100
-_STATUS = {"succeeded": "bold green", "failed": "bold red", "running": "bold cyan", "timeout": "bold yellow"}
-_SIGNS = {"succeeded": "✓", "failed": "✗", "running": "▶", "timeout": "‖", "aborted": "‖", "cut off": "‖"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +140,7 @@ class EpisodeScreen(FollowingScreen):
         self.story, self.branch = fresh, branch
         with self.app.batch_update():
             self.tree_of_calls.show(fresh)
-            self.messages.show(blocks, stay=not first)
+            self.messages.show(blocks, stay=not first, grown=not first)
             self._tell()
             if first and self.call_id in fresh.calls:
                 self._choose_first_of(self.call_id)
@@ -152,11 +149,8 @@ class EpisodeScreen(FollowingScreen):
 
     def _tell(self) -> None:
         """The facts, and how much came that the reader has not seen."""
-        facts, new = _facts(self._told), self.messages.new
-        if new:
-            facts.append(f"\n{counted(new, 'message')} new: end goes there and follows", style="bold yellow")
-        self._told_new = new
-        self.query_one("#facts", Static).update(facts)
+        self._told_new = self.messages.new
+        self.query_one("#facts", Static).update(summary(self._told, self.messages.new))
 
     def _show_branch(self) -> None:
         self.messages.show(_blocks(self._told, self.branch))
@@ -365,42 +359,3 @@ class EpisodeScreen(FollowingScreen):
 def _blocks(told: Story, branch: int) -> list[Block]:
     """What the episode was, and the conversation along a branch."""
     return [*about(told), *(along(told, branch) if branch < len(told.tree.branches) else ())]
-
-
-def _facts(told: Story) -> Text:
-    """The episode in a few lines."""
-    row, calls = told.row, list(told.calls.values())
-    line = Text.assemble((f"{_SIGNS.get(told.status, '·')} {told.status}", _STATUS.get(told.status, "bold yellow")))
-    line.append("" if told.reward is None else f"  reward {number(told.reward)}", style="bold")
-    line.append("  " + " · ".join(fact for fact in _counts(told) if fact))
-    if row and (row["error"] or row["cause"]):
-        line.append(f"\n{steady(one_line(_told_first(row['error'] or '', row['cause'] or ''), 200))}", style="red")
-    query = told.task.get("main_query") or ""
-    if query:
-        line.append(f"\n{steady(one_line(query, 300))}", style="italic")
-    line.append("" if calls or row is None else "\nthe episode made no call", style="yellow")
-    return line
-
-
-def _told_first(error: str, cause: str) -> str:
-    """The line of an error that says what happened: the last one where it begins with its traceback."""
-    lines = error.strip().splitlines() or [""]
-    line = lines[-1] if lines[0].startswith("Traceback") else lines[0]
-    return line if cause in line else f"{cause}: {line}"
-
-
-def _counts(told: Story) -> Iterator[str]:
-    """Where the episode stands, and how much of it there is."""
-    row, calls = told.row, list(told.calls.values())
-    if row:
-        yield f"step {row['step']} {row['split']}"
-        yield f"attempt {row['attempt']}" + (f" of a group of {len(told.attempts)}" if len(told.attempts) > 1 else "")
-    yield counted(len(calls), "call")
-    agents = len({call.agent for call in calls})
-    yield counted(agents, "agent") if agents > 1 else ""
-    lines = sum(1 for branch in told.tree.branches if branch.timeline is not None)
-    yield counted(lines, "timeline") if lines else ""
-    tokens = sum(len(call.output_ids) for call in calls if call.output_ids is not None)
-    yield f"{counted(tokens, 'token')} sampled" if tokens else ""
-    yield f"{row['seconds']:,.2f} s" if row and row["seconds"] is not None else ""
-    yield told.episode_id[:12]

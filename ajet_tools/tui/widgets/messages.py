@@ -77,18 +77,19 @@ class Messages(LineView, can_focus=True):
         """The block that keys act on."""
         return self.blocks[self.cursor] if self.cursor < len(self.blocks) else None
 
-    def show(self, blocks: Sequence[Block], *, stay: bool = True) -> None:
+    def show(self, blocks: Sequence[Block], *, stay: bool = True, grown: bool = False) -> None:
         """Show other blocks; with `stay` the place and the choice are kept where those blocks still are.
 
-        A reader who stands at the end goes on to the new end; else what is new is counted.
+        `grown`: they are the same conversation, gone on. A reader who stands at its end goes on to the new end; else
+        what is new is counted.
         """
         top, offset = self._place()
         kept = {block.key: n for n, block in enumerate(blocks)}
         top_key = self.blocks[top].key if stay and top < len(self.blocks) else None
         chosen = self.chosen.key if stay and self.chosen else None
-        added = len(kept.keys() - {block.key for block in self.blocks}) if stay and self.blocks else 0
+        added = len(kept.keys() - {block.key for block in self.blocks}) if grown else 0
         follows = added and self.cursor == len(self.blocks) - 1
-        self.new = 0 if follows or not stay else self.new + added
+        self.new = self.new + added if grown and not follows else 0
         self.blocks = blocks
         self.cursor = kept.get(chosen, 0) if chosen else 0
         self._guess()

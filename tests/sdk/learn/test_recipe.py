@@ -15,7 +15,8 @@ import torch
 from ajet_sdk.config import Config, load_config
 from ajet_sdk.errors import ConfigError, TrainingError
 from ajet_sdk.learn import recipe as recipes
-from ajet_sdk.learn.recipe import MARK, Demonstration, Recipe, Shape, build_recipe, wants_recipe
+from ajet_sdk.learn.made import MARK
+from ajet_sdk.learn.recipe import Demonstration, Recipe, Shape, build_recipe, wants_recipe
 
 TOOLS = [{"type": "function", "function": {"name": "calc", "parameters": {"type": "object"}}}]
 
@@ -153,6 +154,19 @@ def test_a_made_model_is_kept_until_recipe_or_seed_change(tmp_path: Path) -> Non
     assert len({first, second, (place / "model.safetensors").read_bytes()}) == 3
     build(configured(tmp_path, SMALL), 0.5)
     assert (place / "model.safetensors").read_bytes() == first
+
+
+def test_runs_of_two_seeds_share_a_directory_and_neither_loses_its_model(tmp_path: Path) -> None:
+    """A run that is resumed, or refused, after one of another seed finds what it began from."""
+    of = {}
+    for seed in (0, 1):
+        place = build(configured(tmp_path, SMALL, seed=seed), 0.5)
+        of[seed] = (place / "model.safetensors").read_bytes()
+    for seed in (0, 1, 0):
+        assert build(configured(tmp_path, SMALL, seed=seed)) == place  # no reward is measured: nothing is made
+        assert (place / "model.safetensors").read_bytes() == of[seed]
+    build(configured(tmp_path, replace(SMALL, lr=1e-3), seed=1), 0.5)  # another recipe: made, and not the one put aside
+    assert (place / "model.safetensors").read_bytes() not in of.values()
 
 
 def test_somebodys_own_model_is_left_alone(tmp_path: Path) -> None:

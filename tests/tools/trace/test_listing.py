@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 import uvicorn
 from starlette.applications import Starlette
 
 from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
+from ajet_sdk.stop import Stop
 from ajet_sdk.trace.live import announce, live_routes, retract
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
@@ -234,6 +236,50 @@ def test_a_live_run_is_listed_filtered_and_searched_while_it_goes_on(tmp_path: P
         assert grown.ids() == open_listing(reader, "run", grown.filter, sort="tokens").ids() and grown.of == 30
         assert [row["tokens"] for row in grown.page(reader, 0, 3)] == [30, 30, 30]
         assert {hit.episode_id for hit in search(reader, "question 22 of 1", "run")} == {"run-22"}
+        reader.close()
+
+
+class Watched:
+    """A reader that keeps the questions, and lets something happen after the first of each refresh."""
+
+    def __init__(self, reader: TraceReader, happens: Callable[[], None]) -> None:
+        self._reader, self._happens = reader, happens
+        self.asked: list[str] = []
+
+    def query(self, sql: str, parameters: Sequence[Any] = (), stop: Stop | None = None) -> pa.Table:
+        found = self._reader.query(sql, parameters, stop)
+        self.asked.append(sql)
+        if len(self.asked) == 1:
+            self._happens()
+        return found
+
+    def close(self) -> None:
+        self._reader.close()
+
+
+def test_what_is_new_is_few_questions_also_while_more_ends(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "trace.duckdb") as writer, served(writer):
+        writer.put(Run(run_id="run"))
+        for i in range(10):
+            put(writer, i)
+        writer.flush()
+        reader = open_trace(tmp_path)
+        found = open_listing(reader, "run")
+        found.prepare(reader)
+        put(writer, 10)
+        writer.flush()
+
+        def more() -> None:
+            put(writer, 11)
+            writer.flush()
+
+        watched = Watched(reader, more)
+        grown = found.refreshed(watched)
+        assert grown.ids()[:2] == ["run-11", "run-10"] and grown.count == 12
+        assert len(watched.asked) == 4, "how many, which, their rewards, their calls: nothing is read anew"
+        fresh = open_listing(reader, "run")
+        fresh.prepare(reader)
+        assert grown.page(reader, 0, 12) == fresh.page(reader, 0, 12)
         reader.close()
 
 

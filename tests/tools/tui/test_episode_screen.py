@@ -334,6 +334,7 @@ async def test_forks_say_where_they_part_why_and_what_they_cost(traced: Path) ->
         await pilot.press("b")
         assert "fork: parallel_branch" in shown(screen) and "Half a dozen." in shown(screen)
         await pilot.press("b")
+        assert "new" not in facts(screen), "another branch is no news"
         assert "fork: parallel_branch" in shown(screen), "the last one stays"
         await pilot.press("B")
         assert "fork: think_stripped" in shown(screen)

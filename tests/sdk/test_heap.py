@@ -1,0 +1,36 @@
+"""What was there before a run is no concern of garbage collection during it."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+
+from ajet_sdk.backbones.heap import settled
+
+
+class Node:
+    """Part of a circle, which only a collection frees."""
+
+    def __init__(self) -> None:
+        self.me = self
+
+
+def test_what_was_there_is_left_out_of_collections_and_what_is_new_is_not() -> None:
+    old = Node()
+    seen = weakref.ref(old)
+    with settled():
+        del old
+        new = weakref.ref(Node())
+        gc.collect()
+        assert seen() is not None
+        assert new() is None
+    gc.collect()
+    assert seen() is None
+
+
+def test_a_run_that_fails_gives_everything_back() -> None:
+    with pytest.raises(ValueError), settled():
+        raise ValueError
+    assert gc.get_freeze_count() == 0

@@ -1,0 +1,46 @@
+"""The line of keys: what fits is shown, the lists of all keys always, and a click is the key."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet_tools.tui.screens.episodes import EpisodesScreen
+from ajet_tools.tui.screens.help import HelpScreen
+from ajet_tools.tui.widgets.key_line import KeyLine
+
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("own_home")]
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"
+
+
+def line(pilot: Any) -> str:
+    keys = pilot.app.screen.query_one(KeyLine)
+    return str(keys.render_line(0).text)
+
+
+@pytest.mark.parametrize("width", [60, 80, 120, 200])
+async def test_keys_that_fit_are_shown_and_where_all_are_always(
+    training_trace: Path, viewing: Any, until: Any, width: int
+) -> None:
+    async with viewing(training_trace, size=(width, 24)) as pilot:
+        await until(pilot, lambda: "Keys" in line(pilot))
+        shown = line(pilot)
+        assert len(shown) == width and shown.rstrip().endswith("? Keys  ^p palette")
+        assert shown.startswith(" o Open run ")
+        assert ("y Copy id" in shown) or width < 80
+
+
+async def test_a_click_is_the_key(training_trace: Path, viewing: Any, until: Any) -> None:
+    async with viewing(training_trace, size=(100, 24)) as pilot:
+        await until(pilot, lambda: "Episodes" in line(pilot) and getattr(pilot.app.screen, "runs", None))
+        await pilot.click(KeyLine, offset=(line(pilot).index("Episodes") + 2, 0))
+        await until(pilot, lambda: isinstance(pilot.app.screen, EpisodesScreen))
+        await until(pilot, lambda: "Filter" in line(pilot))
+        await pilot.click(KeyLine, offset=(line(pilot).index("Keys"), 0))
+        await until(pilot, lambda: isinstance(pilot.app.screen, HelpScreen))

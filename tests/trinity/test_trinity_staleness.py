@@ -1,0 +1,43 @@
+"""A run whose explorer may be ahead of its trainer: what is trained is as old as the bound allows, and no older."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+pytest.importorskip("trinity", reason="needs Trinity-RFT: just install-trinity")
+pytest.importorskip("ray", reason="needs Ray: just install-trinity")
+
+from ajet_sdk.trace.reader import ledger_balance, open_trace
+
+from .experiments import Experiment
+
+pytestmark = pytest.mark.slow
+
+STEPS, STALENESS = 5, 2
+
+
+def test_staleness_is_bounded_and_recorded(experiment: Callable[..., Experiment]) -> None:
+    config = {
+        "rollout": {"max_staleness": STALENESS},
+        "trainer_common": {"total_steps": STEPS},
+    }
+    one = experiment(["turns 1", "fork 1", "plain 1"], config)
+    one.start("--with-ray")
+    assert one.wait() == 0, one.output()
+    rows = one.query(
+        "SELECT l.step, c.policy_version AS version, l.outcome FROM ledger l JOIN calls c USING (call_id) "
+        "WHERE l.tokens > 0"
+    )
+    behind = {row["step"] - 1 - row["version"] for row in rows if row["outcome"] == "trained"}
+    assert behind <= set(range(STALENESS + 1))
+    assert max(behind) > 0, "the explorer was ahead at least once"
+    assert {row["step"] for row in rows if row["outcome"] == "trained"} == set(range(1, STEPS + 1))
+    measured = one.query("SELECT step, value FROM metrics WHERE name = 'train/staleness' ORDER BY step")
+    assert len(measured) == STEPS and max(row["value"] for row in measured) > 0
+    trace = open_trace(one.directory)
+    try:
+        assert ledger_balance(trace, one.run_id) == []
+    finally:
+        trace.close()
