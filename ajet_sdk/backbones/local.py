@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ajet_sdk.backbones.heap import settled
 from ajet_sdk.backbones.measures import of_episodes, prefixed, staleness, why_nothing
 from ajet_sdk.backbones.rollouts import Rollout, Rollouts
-from ajet_sdk.backbones.steps import total_steps
+from ajet_sdk.backbones.steps import samples_of, total_steps
 from ajet_sdk.backbones.validation import Validation, due, validations_left
 from ajet_sdk.errors import ConfigError, TrainingError
 from ajet_sdk.gateway import Gateway
@@ -28,7 +28,7 @@ from ajet_sdk.learn.trained import trained_calls
 from ajet_sdk.learn.trainer import TokenScores
 from ajet_sdk.loggers import Loggers
 from ajet_sdk.outcomes import check_sound, notices
-from ajet_sdk.samples import Batch, balance, build
+from ajet_sdk.samples import Batch, balance
 from ajet_sdk.types import Episode, LedgerEntry, Sample, TunedModel
 
 if TYPE_CHECKING:
@@ -241,16 +241,12 @@ class _Learning:
                 self.writer.flush()
 
     def _samples(self, episodes: Sequence[Episode]) -> Batch:
-        algorithm, rollout = self.common.algorithm, self.config.rollout
-        batch = build(
+        batch = samples_of(
+            self.config,
             episodes,
-            estimator=algorithm.adv_estimator,
-            normalize_std=algorithm.normalize_std,
-            policy_version=self.trainer.updates,
-            max_staleness=rollout.max_staleness,
+            self.tokenizer.decode,
             max_tokens=self.sampler.max_model_len,
-            failure_reward=rollout.failure_reward,
-            decode=self.tokenizer.decode,
+            policy_version=self.trainer.updates,
         )
         self.writer.put(*batch.ledger)
         wrong = balance(batch.ledger, [c for e in episodes for c in e.calls])

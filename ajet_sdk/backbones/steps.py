@@ -81,14 +81,27 @@ def attempts_of(tasks: Sequence[Task], repeats: int, *, run_id: str, step: int, 
     ]
 
 
-def samples_of(config: Config, episodes: Sequence[Episode], decode: Decode) -> Batch:
-    """The training samples of a batch whose timelines may be as long as the model's context."""
+def samples_of(
+    config: Config,
+    episodes: Sequence[Episode],
+    decode: Decode,
+    *,
+    max_tokens: int | None = None,
+    policy_version: int | None = None,
+) -> Batch:
+    """The training samples of a batch, and what became of each call.
+
+    Timelines are at most `max_tokens` long, by default the model's context. With a `policy_version`, the updates behind
+    the trainer, what is older than `rollout.max_staleness` is left out.
+    """
     algorithm, rollout = config.trainer_common.algorithm, config.rollout
     return build(
         episodes,
         estimator=algorithm.adv_estimator,
         normalize_std=algorithm.normalize_std,
-        max_tokens=rollout.max_model_len,
+        policy_version=policy_version,
+        max_staleness=None if policy_version is None else rollout.max_staleness,
+        max_tokens=max_tokens or rollout.max_model_len,
         failure_reward=rollout.failure_reward,
         decode=decode,
     )
