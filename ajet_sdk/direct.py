@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -38,7 +39,7 @@ class Direct:
             "path": unquote(path),
             "raw_path": path.encode("ascii"),
             "query_string": b"",
-            "headers": [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()],
+            "headers": [(name.lower().encode("latin-1"), _header(value)) for name, value in headers.items()],
         }
         exchange = Exchange(self, scope, body, tell)
         # An empty context: what the application does belongs to no episode.
@@ -75,8 +76,9 @@ class Exchange:
 
     def leave(self) -> None:
         """The caller goes away; nothing happens where the response was whole. From any thread."""
-        if not self._over and not self._direct.loop.is_closed():
-            self._direct.loop.call_soon_threadsafe(self._left)
+        if not self._over:
+            with suppress(RuntimeError):  # the gateway's loop is closed
+                self._direct.loop.call_soon_threadsafe(self._left)
 
     def _left(self) -> None:
         if self._gone is not None and not self._gone.done():
@@ -109,3 +111,10 @@ class Exchange:
             return
         self._over = last
         self._tell(Part(self._status, self._headers, body, last))
+
+
+def _header(value: str) -> bytes:
+    try:
+        return value.encode("latin-1")
+    except UnicodeEncodeError:
+        return value.encode()

@@ -115,14 +115,23 @@ class Watch:
 
 
 def begin(
-    active: ActiveEpisode, method: str, url: str, headers: Mapping[str, str], read: Callable[[], Any]
+    active: ActiveEpisode,
+    method: str,
+    url: str,
+    headers: Mapping[str, str],
+    read: Callable[[], Any],
+    *,
+    direct: bool = False,
 ) -> Reroute | Watch | None:
-    """What to do with a request of an active episode; `read` gives its body (bytes, text or a parsed object)."""
+    """What to do with a request of an active episode; `read` gives its body (bytes, text or a parsed object).
+
+    `direct` says that the library can ask a gateway of this process without a socket.
+    """
     route = route_of(method, url)
     if route is None:
         return None
     if _is_ours(url, headers, active):
-        return _by_handle(active, url, headers)
+        return _by_handle(active, url, headers) if direct else None
     body = _json_object(read())
     if body is None:
         return None
@@ -131,7 +140,7 @@ def begin(
         active = elsewhere(active)
     if active.reroutes and active.recorder.answers(_model(body, url)) == "policy":
         base = f"{active.gateway_url}/episodes/{active.episode_id}/{identity.segment()}/v1"
-        return Reroute(f"{base}/{route}", active.api_key, direct_of(active))
+        return Reroute(f"{base}/{route}", active.api_key, direct_of(active) if direct else None)
     return Watch(active, route, identity, scrubbed(body))
 
 

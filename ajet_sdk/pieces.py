@@ -24,6 +24,8 @@ class Cuts:
         self._known: set[int] = set()
         self._heads: dict[str, list[int]] = {}
         self._before: re.Pattern[str] | None = None
+        self.anchor: str | None = None
+        """The text of a special token that stands alone, once one is known."""
         self.learn(sorted(tokenizer.eos_ids))
 
     def learn(self, ids: Sequence[int]) -> None:
@@ -42,10 +44,6 @@ class Cuts:
         """The ids of a text that is a cut's own; None for any other."""
         return self._heads.get(text)
 
-    def any(self) -> str | None:
-        """The text of a special token that stands alone, if one is known."""
-        return next(iter(self._heads), None)
-
     def _learn(self, token_id: int) -> None:
         self._known.add(token_id)
         if not self._tokenizer.is_special(token_id):
@@ -54,6 +52,7 @@ class Cuts:
         if not text or not self._stands_alone(text, token_id):
             return
         self._heads[text] = self._tokenizer.encode(text)
+        self.anchor = self.anchor or text
         longest_first = sorted(self._heads, key=len, reverse=True)
         self._before = re.compile("(?=" + "|".join(map(re.escape, longest_first)) + ")")
 
@@ -94,7 +93,7 @@ class PieceEncoder:
 
     def anchors(self) -> list[str]:
         """A special token's text, if there is one that stands alone: text behind it is not at the start of a text."""
-        anchor = self._cuts.any()
+        anchor = self._cuts.anchor
         return [] if anchor is None else [anchor]
 
     def _piece(self, piece: str) -> list[int]:

@@ -140,7 +140,7 @@ def _tojson(
 ) -> str:
     if not isinstance(value, Shown):
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    how = (ensure_ascii, indent, separators, sort_keys)
+    how = (ensure_ascii, indent, tuple(separators or ()), sort_keys)
     if how not in value.shown:
         value.shown[how] = json.dumps(
             dict(value), ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys

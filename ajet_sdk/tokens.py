@@ -19,6 +19,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import json
+import marshal
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -119,7 +120,9 @@ class EpisodeTokens:
         """By messages: the latest call whose messages, with its reply, begin so."""
         self._last: _Call | None = None
         self._recent: deque[_Request] = deque(maxlen=8)
-        self._tools: list[Shown] | None = None
+        self._tools: list[Shown] = []
+        self._spelling: bytes | None = None
+        """The tools of the last request that had some, to the letter."""
 
     def prompt(
         self,
@@ -172,8 +175,12 @@ class EpisodeTokens:
 
     def _known(self, tools: Sequence[Mapping[str, Any]] | None) -> list[Shown] | None:
         """The tools, as of the last request where they are the same: a template's spelling of them is kept."""
-        if tools is None or list(tools) != self._tools:
-            self._tools = None if tools is None else [Shown(_copied(tool)) for tool in tools]
+        if tools is None:
+            return None
+        # Equal is not the same: Python's 1 is True, and its objects have no order.
+        spelling = marshal.dumps([dict(tool) for tool in tools], 2)
+        if spelling != self._spelling:
+            self._spelling, self._tools = spelling, [Shown(_copied(tool)) for tool in tools]
         return self._tools
 
     def _form(self, template: ChatTemplate, messages: Sequence[Mapping[str, Any]]) -> _Request:

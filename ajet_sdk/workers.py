@@ -181,7 +181,10 @@ class Foreign(Exception):
 
 
 def account(error: BaseException) -> str:
-    """One line that says what, then where in the user's code, then the causes: no frames of libraries or of ours."""
+    """One line that says what, then where in the user's code, then the causes: no frames of libraries or of ours.
+
+    What UTF-8 cannot hold (half of a pair that a model sampled, say) becomes `?`: episodes travel as JSON.
+    """
     if isinstance(error, Foreign):
         return error.account
     first = "".join(traceback.format_exception_only(type(error), error)).strip()[:_LONGEST]
@@ -191,7 +194,7 @@ def account(error: BaseException) -> str:
     where = "".join(traceback.format_list(frames)).rstrip()[-_LONGEST:]
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     parts = [first, where, f"caused by {account(cause)}" if cause is not None else ""]
-    return "\n".join(part for part in parts if part)
+    return "\n".join(part for part in parts if part).encode("utf-8", "replace").decode()
 
 
 def _in_thread(function: Callable[[], Any], context: Context) -> _Work:

@@ -72,4 +72,5 @@ def group_told(episodes: Sequence[Episode], step: int, what: str, metrics: Mappi
 
 
 def _light(episode: Episode) -> Episode:
-    return episode.model_copy(update={"calls": tuple(call.model_copy(update=_HEAVY) for call in episode.calls)})
+    calls = tuple(call.model_copy(update=_HEAVY) for call in episode.calls)
+    return episode.model_copy(update={"calls": calls, "output": None})  # an output may be anything

@@ -10,6 +10,7 @@ import queue
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
@@ -41,7 +42,7 @@ def asking(module: Any) -> tuple[Ask, Ask]:
 
         try:
             first = following()
-            response = _response(module, request, first, began, lambda: stream_of(first, following, exchange))
+            response = _response(module, request, first, began, stream_of(first, following, exchange))
             if not stream:
                 response.read()
         except BaseException:
@@ -62,7 +63,7 @@ def asking(module: Any) -> tuple[Ask, Ask]:
 
         try:
             first = await following()
-            response = _response(module, request, first, began, lambda: astream_of(first, following, exchange))
+            response = _response(module, request, first, began, astream_of(first, following, exchange))
             if not stream:
                 await response.aread()
         except BaseException:
@@ -82,7 +83,7 @@ class _Inbox:
         self._waited: asyncio.Future[None] | None = None
 
     def put(self, part: Part | None) -> None:
-        if not self._loop.is_closed():
+        with suppress(RuntimeError):  # the agent's loop is closed: nobody waits
             self._loop.call_soon_threadsafe(self._arrive, part)
 
     def _arrive(self, part: Part | None) -> None:
@@ -159,8 +160,7 @@ def _whole_part(module: Any, request: Any, part: Part | None) -> Part:
     return part
 
 
-def _response(module: Any, request: Any, first: Part, began: float, stream: Callable[[], Any]) -> Any:
-    given = {"content": first.body} if first.last else {"stream": stream()}
-    response = module.Response(first.status, headers=first.headers, request=request, **given)
+def _response(module: Any, request: Any, first: Part, began: float, stream: Any) -> Any:
+    response = module.Response(first.status, headers=first.headers, request=request, stream=stream)
     response.elapsed = timedelta(seconds=time.perf_counter() - began)
     return response

@@ -73,7 +73,7 @@ def patch_aiohttp(module: Any, patches: Patches, fallback: Fallback) -> None:
     async def request(self: Any, method: str, str_or_url: Any, **kwargs: Any) -> Any:
         active = active_episode(fallback)
         given = kwargs.get("json") if kwargs.get("json") is not None else kwargs.get("data")
-        url, headers = str(self._build_url(str_or_url)), {**self.headers, **(kwargs.get("headers") or {})}
+        url, headers = str(self._build_url(str_or_url)), self._prepare_headers(kwargs.get("headers"))
         plan = None if active is None else begin(active, method, url, headers, lambda: given)
         if isinstance(plan, Reroute):
             return await original(self, "POST", plan.url, **_rerouted_aiohttp(self, plan, headers, given, kwargs))

@@ -132,7 +132,9 @@ def patch_httpx(module: ModuleType, patches: Patches, fallback: Fallback) -> Non
         active = active_episode(fallback)
         plan = None
         if active is not None and request.method == "POST":
-            plan = begin(active, "POST", str(request.url), request.headers, request.read)
+            url = str(request.url)
+            body = request.read() if route_of("POST", url) is not None else b""
+            plan = begin(active, "POST", url, request.headers, lambda: body, direct=True)
         if isinstance(plan, Reroute):
             return hook.reroute(request, plan, stream)
         try:
@@ -149,7 +151,7 @@ def patch_httpx(module: ModuleType, patches: Patches, fallback: Fallback) -> Non
         if active is not None and request.method == "POST":
             url = str(request.url)
             body = await request.aread() if route_of("POST", url) is not None else b""
-            plan = begin(active, "POST", url, request.headers, lambda: body)
+            plan = begin(active, "POST", url, request.headers, lambda: body, direct=True)
         if isinstance(plan, Reroute):
             return await hook.areroute(request, plan, stream)
         try:

@@ -65,10 +65,11 @@ def patch_requests(module: Any, patches: Patches, fallback: Fallback) -> None:
             else begin(active, request.method, str(request.url), request.headers, lambda: request.body)
         )
         if isinstance(plan, Reroute):
-            copy = request.copy()
+            copy, body = request.copy(), request.body
             copy.url = plan.url
+            copy.body = body.encode() if isinstance(body, str) else body
             copy.headers = module.structures.CaseInsensitiveDict(plan.headers(request.headers))
-            copy.headers["content-length"] = str(len(request.body))
+            copy.headers["content-length"] = str(len(copy.body))
             kept = {key: kwargs[key] for key in ("stream", "timeout") if key in kwargs}
             return original(session(), copy, **kept, allow_redirects=False, proxies={})
         try:

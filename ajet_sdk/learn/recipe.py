@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ajet_sdk.errors import ConfigError, TrainingError
-from ajet_sdk.learn.made import made_as, put, taken_back
+from ajet_sdk.learn.made import kept, made_as, put
 from ajet_sdk.timelines import merge
 from ajet_sdk.tokens import EpisodeTokens
 from ajet_sdk.types import Call, Sample, Timeline
@@ -142,8 +142,9 @@ def wants_recipe(config: Config) -> bool:
 
 
 async def build_recipe(config: Config, probe: Probe | None = None, say: Say = log.info) -> Path:
-    """Make `model.path` by `model.recipe` where it is absent or made by another recipe; return the directory.
+    """Make `model.path` by `model.recipe` where it is absent or made by another recipe; return the model's directory.
 
+    What a recipe made is the seed's own directory, and `model.path` links to it until a run of another seed begins.
     A directory without the recipe's mark is somebody's model and is left as it is. `probe` measures the agent; without
     one it is that of the config. `say` tells how it goes. Raises ConfigError, and TrainingError where the warm-up does
     not get going.
@@ -159,8 +160,8 @@ async def build_recipe(config: Config, probe: Probe | None = None, say: Say = lo
         raise ConfigError(f"model.recipe: {config.model.recipe} is a {type(recipe).__name__}, not a Recipe")
     seed = config.trainer_common.seed
     key = recipe.key(seed)
-    if made_as(place).get("recipe") == key or taken_back(place, seed, key):
-        return place
+    if (found := kept(place, seed, key)) is not None:
+        return found
     if probe is None:
         from ajet_sdk.learn.probe import Probe
 
@@ -172,7 +173,9 @@ async def build_recipe(config: Config, probe: Probe | None = None, say: Say = lo
         return asyncio.run_coroutine_threadsafe(measured.reward(model, tokenizer, count), loop).result()
 
     await asyncio.to_thread(make, recipe, place, seed=seed, key=key, measure=measure, say=say)
-    return place
+    made = kept(place, seed, key)
+    assert made is not None
+    return made
 
 
 def make(recipe: Recipe, place: Path, *, seed: int, key: str, measure: Measure, say: Say) -> None:

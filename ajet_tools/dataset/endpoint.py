@@ -6,6 +6,7 @@ import asyncio
 import base64
 import functools
 import hashlib
+import math
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
@@ -224,7 +225,8 @@ class Endpoint:
                 if self._halted is not None:
                     raise self._halted
                 left = request["n"] - len(texts)
-                one = {**request, "n": left, "seed": _shifted(request["seed"], len(texts))}
+                seed = None if request["seed"] is None else request["seed"] + len(texts)
+                one = {**request, "n": left, "seed": seed}
                 most = request["max_tokens"] * left
                 texts += (await self._paid("chat/completions", one, request["messages"], most, _texts))[:left]
         return texts
@@ -357,10 +359,6 @@ class Endpoint:
         return False
 
 
-def _shifted(seed: int | None, by: int) -> int | None:
-    return None if seed is None else seed + by
-
-
 def _texts(reply: Mapping[str, Any], where: str) -> list[str]:
     choices = reply.get("choices")
     if not isinstance(choices, list) or not choices:
@@ -379,6 +377,8 @@ def _vectors(reply: Mapping[str, Any], where: str, count: int) -> list[str]:
         raise EndpointError(f"{where} answered no embeddings: {str(dict(reply))[:120]}", permanent=True) from error
     if len(vectors) != count or len({len(one) for one in vectors}) > 1:
         raise EndpointError(f"{where} answered {len(vectors)} embeddings for {count} texts", permanent=True)
+    if not all(one and math.isfinite(sum(one)) for one in vectors):
+        raise EndpointError(f"{where} answered an embedding in which a number is missing or is none (NaN)")
     return [base64.b64encode(one.tobytes()).decode() for one in vectors]
 
 

@@ -112,6 +112,9 @@ def value_at(values: Any, path: str) -> Any:
     return None if found is _ABSENT else found
 
 
+_POSITION = re.compile(r"-?[0-9]{1,9}")
+
+
 def _at(values: Any, steps: Sequence[str]) -> Any:
     if not steps:
         return values
@@ -122,7 +125,7 @@ def _at(values: Any, steps: Sequence[str]) -> Any:
         if steps[0] in values:
             return _at(values[steps[0]], steps[1:])
     if isinstance(values, list):
-        if steps[0].lstrip("-").isdigit() and -len(values) <= int(steps[0]) < len(values):
+        if _POSITION.fullmatch(steps[0]) and -len(values) <= int(steps[0]) < len(values):
             return _at(values[int(steps[0])], steps[1:])
         if steps == ["count"]:
             return len(values)
@@ -237,7 +240,7 @@ def _contains(value: Token) -> Callable[[Any], bool]:
     if value.text.startswith(_REGEX):
         try:
             pattern = re.compile(value.text.removeprefix(_REGEX))
-        except re.error as error:
+        except (re.error, OverflowError, RecursionError) as error:
             raise FilterError(f"not a regular expression: {error}", value.at) from None
         return lambda found: any(pattern.search(text) for text in _texts(found))
     needle = value.text.casefold()

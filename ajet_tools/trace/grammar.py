@@ -199,7 +199,7 @@ class _Parser:
     def _comparison(self, field: Token) -> Node:
         operator = self._take()
         values = [self._value(field)]
-        while self._peek().kind == "," and not self._a_field_follows():
+        while self._peek().kind == "," and not self._a_condition_follows():
             self._take()
             values.append(self._value(field))
         if len(values) > _MOST_VALUES:
@@ -211,10 +211,12 @@ class _Parser:
         node = Comparison(field, plain, tuple(values))
         return Tree("not", (node,)) if negated else node
 
-    def _a_field_follows(self) -> bool:
+    def _a_condition_follows(self) -> bool:
         """What comes after the comma is the next condition, not one more value."""
-        after = self._tokens[self._next + 2 : self._next + 3]
-        return bool(after) and after[0].kind == "operator"
+        first, second, third = [*self._tokens[self._next + 1 : self._next + 4], *self._tokens[-1:] * 2][:3]
+        if first.kind == "word" and first.text.lower() == "not":
+            return second.kind == "(" or third.kind == "operator"
+        return first.kind == "(" or second.kind == "operator"
 
     def _value(self, field: Token) -> Token:
         value = self._take()

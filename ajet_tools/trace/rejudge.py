@@ -203,11 +203,11 @@ async def rejudge(
     with Workers(max(parallel, 8)) as workers:
         for group in groups:
             whole = [e for e in group if workflow_returned(e)]
-            progress(len(group) - len(whole))
-            for episode in group:
-                if not workflow_returned(episode):
-                    cause = episode.cause or episode.status
-                    changes.skipped[cause] = changes.skipped.get(cause, 0) + 1
+            crashed = [e for e in group if not workflow_returned(e)]
+            progress(len(crashed))
+            for episode in crashed:
+                cause = episode.cause or episode.status
+                changes.skipped[cause] = changes.skipped.get(cause, 0) + 1
             try:
                 after = await all_of([asyncio.create_task(one(episode)) for episode in whole])
             except TrainingError as error:
@@ -215,7 +215,7 @@ async def rejudge(
                     f"{workers.abandoned} calls of the judge did not end in time and were abandoned, so it was "
                     "stopped: give its blocking calls a time limit, or raise --timeout"
                 ) from error
-            changes.verdicts += _verdicts(whole, after, config)
+            changes.verdicts += _verdicts(whole, after, crashed, config)
     return changes
 
 
@@ -274,7 +274,9 @@ def _workflow_task(episode: Episode) -> WorkflowTask:
     )
 
 
-def advantages(group: Sequence[Episode], estimator: Estimator, normalize_std: bool) -> dict[str, float]:
+def advantages(
+    group: Sequence[Episode], estimator: Estimator, normalize_std: bool, failure_reward: float | None = None
+) -> dict[str, float]:
     """The advantage of each policy call, by id, were the episodes trained on; calls without one are left out.
 
     Made by the training's own `build`, over calls that have nothing in common: ids are not needed, only how many were
@@ -284,7 +286,7 @@ def advantages(group: Sequence[Episode], estimator: Estimator, normalize_std: bo
     for episode in group:
         calls = tuple(_bare(call, i) for i, call in enumerate(episode.calls))
         bare.append(episode.model_copy(update={"calls": calls, "split": "train"}))
-    samples = build(bare, estimator=estimator, normalize_std=normalize_std).samples
+    samples = build(bare, estimator=estimator, normalize_std=normalize_std, failure_reward=failure_reward).samples
     return {s.call_id: float(sample.advantages[s.start]) for sample in samples for s in sample.timeline.spans}
 
 
@@ -303,12 +305,15 @@ def _in_steps(side: Sequence[Episode], config: Config) -> dict[str, float]:
         steps[episode.step, episode.split].append(episode)
     found: dict[str, float] = {}
     for step in steps.values():
-        found |= advantages(step, algorithm.adv_estimator, algorithm.normalize_std)
+        found |= advantages(step, algorithm.adv_estimator, algorithm.normalize_std, config.rollout.failure_reward)
     return found
 
 
-def _verdicts(before: Sequence[Episode], after: Sequence[Episode], config: Config) -> Iterator[Verdict]:
-    old, new = (_in_steps(side, config) for side in (before, after))
+def _verdicts(
+    before: Sequence[Episode], after: Sequence[Episode], crashed: Sequence[Episode], config: Config
+) -> Iterator[Verdict]:
+    """`crashed`: the rest of the groups, which a run may have given a value of their own."""
+    old, new = (_in_steps([*side, *crashed], config) for side in (before, after))
     for was, now in zip(before, after, strict=True):
         failed = now.status != "succeeded"
         yield Verdict(

@@ -69,6 +69,7 @@ class TraceApp(Frame):
     async def ask(self, question: Callable[Concatenate[TraceReader, P], T], *arguments: P.args, **named: P.kwargs) -> T:
         """The answer of a function of the reader, worked out in a thread. Raises what the function raises."""
         began = time.monotonic()
+        self._pace.asking()
         try:
             return await asyncio.to_thread(question, self.reader, *arguments, **named)
         finally:
@@ -162,13 +163,13 @@ class TraceApp(Frame):
         else:
             self.open_episode(await self.ask(queries.episode_of_call, found.id), found.id)
 
-    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+    def own_commands(self) -> Iterable[SystemCommand]:
         yield SystemCommand(
             "Go to an id", "Open a run, an episode or a call by the beginning of its id", self.action_go
         )
         yield SystemCommand("Runs", "Back to the list of runs", self.action_runs)
         yield SystemCommand("SQL", "Ask the trace a question in SQL", self.open_sql)
-        yield from super().get_system_commands(screen)
+        yield from super().own_commands()
 
     async def action_back(self) -> None:
         """One screen back; the first stays."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import events
 from textual.app import App, SystemCommand
+from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
 
 from ajet_tools.trace.text import visible
+
+if TYPE_CHECKING:
+    from ajet_tools.tui.screens.help import TooSmallScreen
 
 __all__ = ["DARK", "LIGHT", "Frame", "is_basic"]
 
@@ -36,18 +41,28 @@ class Frame(App[None]):
         self.copy_to_clipboard(text)
         self.notify(f"copied {what}", markup=False, timeout=2)
 
-    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+    def own_commands(self) -> Iterable[SystemCommand]:
+        """What the palette has on every screen."""
         yield SystemCommand("Keys", "Every key of this screen", self.action_keys)
         yield SystemCommand("Light or dark", "Change between the light and the dark theme", self.action_change_shade)
         yield SystemCommand("Theme", "Choose among all themes", self.action_change_theme)
         yield SystemCommand("Save a picture", "This screen as an SVG file", self.deliver_screenshot)
         yield SystemCommand("Quit", "Leave the view", self._acting("quit", self))
+
+    def get_system_commands(self, screen: Screen[Any]) -> Iterable[SystemCommand]:
+        own_commands = list(self.own_commands())
+        yield from own_commands
+        keys: dict[tuple[str, str], tuple[Any, list[str]]] = {}
         for active in screen.active_bindings.values():
-            binding = active.binding
+            binding, shown = active.binding, self.get_key_display(active.binding)
             own = binding.show or active.node is screen
             if active.enabled and own and binding.description and active.node is not self and not is_basic(binding):
-                action = self._acting(binding.action, active.node)
-                yield SystemCommand(binding.description, f"key {self.get_key_display(binding)}", action)
+                _, of = keys.setdefault((binding.description, binding.action), (active.node, []))
+                of += [shown] if shown not in of else []
+        known = {command.title for command in own_commands}
+        for (does, action), (node, of) in keys.items():
+            if does not in known:
+                yield SystemCommand(does, f"key {' '.join(of)}", self._acting(action, node))
 
     def _acting(self, action: str, node: Any) -> Callable[[], None]:
         def act() -> None:
@@ -64,15 +79,45 @@ class Frame(App[None]):
     def action_change_shade(self) -> None:
         self.theme = DARK if self.current_theme.dark is False else LIGHT
 
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        return self._covered is None or action in ("quit", "help_quit", "change_shade")
+
+    def push_screen(self, *arguments: Any, **named: Any) -> Any:
+        """As Textual's; below the word about a small terminal."""
+        with self._below_the_word():
+            return super().push_screen(*arguments, **named)
+
+    def switch_screen(self, screen: Screen[Any] | str) -> AwaitComplete:
+        """As Textual's; below the word about a small terminal."""
+        with self._below_the_word():
+            return super().switch_screen(screen)
+
+    @contextmanager
+    def _below_the_word(self) -> Iterator[None]:
+        """What opens meanwhile, as when something looked for is found, does not cover it."""
+        word = self._covered
+        if word is not None:
+            self.pop_screen()
+        yield
+        if word is not None:
+            super().push_screen(type(word)(*word.needed))
+
+    @property
+    def _covered(self) -> TooSmallScreen | None:
+        """The word about a small terminal, where it stands before everything."""
+        from ajet_tools.tui.screens.help import TooSmallScreen
+
+        front = self.screen_stack[-1] if self.screen_stack else None
+        return front if isinstance(front, TooSmallScreen) else None
+
     def on_resize(self, event: events.Resize) -> None:
         """A terminal that is too small says what it needs, until it is large enough."""
         from ajet_tools.tui.screens.help import TooSmallScreen
 
         fits = event.size.width >= self.LEAST_SIZE[0] and event.size.height >= self.LEAST_SIZE[1]
-        shown = isinstance(self.screen, TooSmallScreen)
-        if shown and fits:
+        if self._covered is not None and fits:
             self.pop_screen()
-        elif not shown and not fits:
+        elif self._covered is None and not fits:
             self.push_screen(TooSmallScreen(*self.LEAST_SIZE))
 
 

@@ -19,6 +19,7 @@ class Pace:
         self.patience, self.longest = patience, longest
         self._rounds: deque[float] = deque(maxlen=4)
         self._asked = 0.0
+        self._under_way = 0
         self._told: float | None = None
 
     def anew(self) -> None:
@@ -26,16 +27,23 @@ class Pace:
         self._rounds.clear()
         self._asked, self._told = 0.0, None
 
+    def asking(self) -> None:
+        """A question is put; `asked` follows. A round is not over before."""
+        self._under_way += 1
+
     def asked(self, seconds: float) -> None:
         """An answer took so long."""
+        self._under_way -= 1
         self._asked += seconds
 
     def ready(self, now: float) -> bool:
         """Whether a screen may be told of a change."""
-        if self._told is None:
+        if self._told is None or now >= self._told + self.longest:
             return True
+        if self._under_way:
+            return False
         costs = [*self._rounds, *([self._asked] if self._asked else [])]
-        return now >= self._told + min(self.patience * min(costs, default=0.0), self.longest)
+        return now >= self._told + self.patience * min(costs, default=0.0)
 
     def told(self, now: float) -> None:
         """A screen is told now: what it asks from here on is a round."""

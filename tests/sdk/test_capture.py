@@ -12,7 +12,7 @@ import subprocess
 import sys
 import textwrap
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -188,6 +188,54 @@ def test_parse_and_raw_responses_are_captured_too(world: World) -> None:
 
     assert run_in(episode, agent) == "policy raw, policy streamed"
     assert len(episode.calls) == 2
+
+
+HEADERS = {"X-Ajet-Agent": "critic"}
+
+
+def headed_requests(url: str, content: str) -> str:
+    return requests.post(url, data=content, headers=HEADERS, timeout=30).text
+
+
+async def headed_aiohttp(url: str, content: str) -> str:
+    async with aiohttp.ClientSession() as session, session.post(url, data=content, headers=HEADERS) as response:
+        return await response.text()
+
+
+def headed_httpx(url: str, content: str) -> str:
+    return httpx.post(url, content=content, headers=HEADERS, timeout=30).text
+
+
+@pytest.mark.parametrize("send", [headed_requests, headed_aiohttp, headed_httpx])
+def test_a_body_of_plain_text_and_headers_in_capitals_are_read(world: World, send: Callable[[str, str], Any]) -> None:
+    episode, text = world.open(), "Grüße 🦊"
+    content = json.dumps(body(text), ensure_ascii=False)
+    answer = json.loads(run_in(episode, send, f"{NOWHERE}/chat/completions", content))
+    assert answer["choices"][0]["message"]["content"] == f"policy {text}"
+    assert [call.agent for call in episode.calls] == ["critic"]
+
+
+def test_a_handles_own_request_goes_as_the_library_sends_it(world: World) -> None:
+    """Whatever its body is: only the gateway has to read it."""
+    episode = world.open()
+    url, headers = f"{world.gateway.url}/v1/chat/completions", {"authorization": f"Bearer {episode.handle_key}"}
+    content = json.dumps(body("x")).encode()
+
+    async def pieces_of_it() -> AsyncIterator[bytes]:
+        yield content
+
+    async def with_aiohttp() -> int:
+        post = {"data": pieces_of_it(), "headers": headers}
+        async with aiohttp.ClientSession() as session, session.post(url, **post) as response:
+            return response.status
+
+    assert run_in(episode, lambda: requests.post(url, headers=headers, timeout=30).status_code) == 400
+    for module in (requests, httpx, httpx2):
+        part = {"data" if module is requests else "content": iter([content[:9], content[9:]])}
+        assert (
+            run_in(episode, lambda m=module, p=part: m.post(url, headers=headers, timeout=30, **p).status_code) == 200
+        )
+    assert run_in(episode, with_aiohttp) == 200
 
 
 def test_headers_name_the_agent(world: World) -> None:

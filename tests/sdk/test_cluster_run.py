@@ -10,6 +10,7 @@ import pytest
 
 from ajet_sdk.backbones.cluster_run import ClusterRun
 from ajet_sdk.backbones.clustered import learning_rate
+from ajet_sdk.backbones.post import group_told
 from ajet_sdk.config import load_config
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.gateway import Gateway
@@ -18,6 +19,7 @@ from ajet_sdk.protocols import Job
 from ajet_sdk.trace.reader import ledger_balance, open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, LedgerEntry, Run, Task
+from ajet_sdk.workers import account
 
 RUN = "r"
 
@@ -119,3 +121,12 @@ def test_a_model_that_is_not_there_is_told_in_a_line() -> None:
     with pytest.raises(ConfigError, match=r"model\.path: no causal language model can be loaded") as told:
         learning_rate(config, "./nowhere", print)
     assert "\n" not in str(told.value)
+
+
+def test_the_driver_is_told_of_a_group_whatever_its_agents_returned_or_raised() -> None:
+    failed = Episode(status="failed", error=account(ValueError("no answer: \ud83d")))
+    call = Call(call_id="c", episode_id="e", request={"messages": []}, output_ids=[1])
+    odd = Episode(episode_id="e", output={"board": object()}, calls=(call,))
+    told = [Episode.model_validate_json(text) for text in group_told([failed, odd], 1, "train", {})["episodes"]]
+    assert told[0].error == "ValueError: no answer: ?"
+    assert told[1].episode_id == odd.episode_id and [call.call_id for call in told[1].calls] == ["c"]

@@ -173,6 +173,29 @@ def test_streams_arrive_in_parts_and_one_closed_early_is_undelivered(gateway: Ga
     assert served(gateway) == 0
 
 
+@pytest.mark.parametrize("module", [httpx, httpx2])
+def test_an_answer_in_one_part_can_be_read_as_a_stream(gateway: Gateway, module: Any) -> None:
+    episode = opened(gateway, ["whole"] * 2)
+
+    def ask() -> bytes:
+        with module.stream("POST", URL, json=body("x")) as response:
+            return b"".join(response.iter_raw())
+
+    async def aask() -> bytes:
+        async with module.AsyncClient() as client, client.stream("POST", URL, json=body("x")) as response:
+            return b"".join([part async for part in response.aiter_raw()])
+
+    assert b"whole" in within(episode, ask) and b"whole" in within(episode, aask)
+    assert [call.error for call in episode.calls] == [None, None] and served(gateway) == 0
+
+
+def test_headers_may_hold_any_text(gateway: Gateway) -> None:
+    headers = {b"x-title": "🦊 Füchse".encode()}
+    assert (
+        within(opened(gateway, ["fine"]), lambda: httpx.post(URL, json=body("x"), headers=headers)).status_code == 200
+    )
+
+
 def test_errors_and_retries_are_those_of_http(gateway: Gateway) -> None:
     episode = opened(gateway, ["x"])
     refused = within(episode, lambda: httpx.post(URL, json=body("x", logit_bias={"5": 1})))

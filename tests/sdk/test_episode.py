@@ -631,3 +631,26 @@ def test_episodes_are_written_as_json_where_that_is_asked_for(tmp_path: Path, ca
     (tmp_path / "full" / "trajectory").write_text("not a directory")
     assert [e.status for e in run(tmp_path / "full", wanted=True)] == ["succeeded", "succeeded"]
     assert "save_trajectory_as_json_file" in caplog.text
+
+
+def test_an_output_that_json_does_not_hold_costs_no_episode(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Board:
+        def __str__(self) -> str:
+            return "a board"
+
+    @ajet.workflow
+    async def solve(main_query: str) -> Any:
+        await client.chat.completions.create(model="m", messages=[{"role": "user", "content": main_query}])
+        return {"board": Board()} if main_query == "q0" else "\ud83d"
+
+    @ajet.judge
+    def content(output: Any) -> float:
+        return 1.0
+
+    wanted = {"experiment_dir": str(tmp_path), "trainer_common": {"save_trajectory_as_json_file": True}}
+    with TraceWriter(tmp_path / "trace.duckdb") as writer:
+        odd, broken = episodes(solve, content, tasks=2, settings=load_config(values=wanted), writer=writer)
+    place = tmp_path / "trajectory" / "train-0"
+    assert Episode.model_validate_json((place / f"{odd.episode_id}.json").read_text()).output == {"board": "a board"}
+    assert broken.status == "succeeded" and not (place / f"{broken.episode_id}.json").exists()
+    assert "surrogates" in caplog.text

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -399,6 +400,18 @@ def test_tools_changed_in_place_are_shown_as_they_are_now(tokenizer_of: Callable
     tools[0]["function"]["description"] = "Look up."  # type: ignore[index]
     assert "Look up." in tokens.prompt([user("a")], tools).text
     assert "Look" not in tokens.prompt([user("a")]).text
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [({"a": 1, "b": 2}, {"b": 2, "a": 1}), ({"a": 1}, {"a": True}), ({"a": 1}, {"a": 1.0})]
+)
+def test_tools_are_shown_as_this_request_spells_them(one: Any, other: Any, tokenizer_of: Callable[..., Any]) -> None:
+    """Whatever was asked before: Python's 1 == 1.0 == True, and its objects have no order, but JSON text does."""
+    each = "{% for tool in tools or [] %}{{ tool | tojson(separators=[', ', ': ']) }}{% endfor %}"
+    tokens = EpisodeTokens(tokenizer_of(FAMILIES[0], each + "{% for m in messages %}{{ m.content }}{% endfor %}"))
+    for value in (one, other, one):
+        tools = [{"type": "function", "function": {"name": "f", "parameters": value}}]
+        assert json.dumps(value) in tokens.prompt([user("a")], tools).text
 
 
 @given(data=st.data())

@@ -27,7 +27,7 @@ from tests.oracle import gradients, local_loss
 
 from .experiments import ROOT, Experiment
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
 SHIM = Path(__file__).parent / "verl_cpu"
 STEPS = 3
@@ -51,8 +51,7 @@ def gpus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
         cluster.shutdown()
 
 
-@pytest.fixture(scope="module")
-def run(gpus: Any, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Experiment]:
+def begun(folder: Path, model: Path, cluster: Any, **rollout_model: Any) -> Experiment:
     """One GPU for sampling and two for training, a reference and an entropy bonus, validation before and after."""
     config = {
         "model": {"dtype": "float32"},
@@ -60,24 +59,40 @@ def run(gpus: Any, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
         "task_reader": {"jsonl_dataset_file": {"validation": {"file_path": "val.jsonl"}}},
         "trainer_common": {"total_steps": STEPS, "n_gpus_per_node": 3, "val_before_train": True, **TERMS},
     }
-    trinity = {"synchronizer": {"sync_method": "memory"}}  # NCCL is what the CPU has not
+    trinity = {
+        "synchronizer": {"sync_method": "memory"},  # NCCL is what the CPU has not
+        "explorer": {"rollout_model": {"extra_engine_args": rollout_model}},
+    }
     one = Experiment(
-        tmp_path_factory.mktemp("verl") / "project",
-        tiny,
+        folder,
+        model,
         ["turns 1", "fork 1"],
         config,
         {"trinity": trinity},
         environment={"PYTHONPATH": os.environ["PYTHONPATH"]},
         mark=os.environ["AJET_TEST_MARK"],
     )
-    one.start("--with-ray-cluster", gpus.address)
+    one.start("--with-ray-cluster", cluster.address)
+    return one
+
+
+def end(one: Experiment) -> None:
+    """Ray kills an actor's children, but not their children."""
+    assert one.process is not None
+    for pid, command in one.processes().items():
+        if "vllm" in command or pid == one.process.pid:
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.fixture(scope="module")
+def run(gpus: Any, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Experiment]:
+    """A run that came to its end."""
+    one = begun(tmp_path_factory.mktemp("verl") / "project", tiny, gpus)
     try:
-        assert one.wait() == 0, one.output()
-        yield one
+        assert one.wait(1500) == 0, one.output()
     finally:
-        for pid, command in one.processes().items():
-            if "vllm" in command or pid == one.process.pid:  # Ray kills an actor's children, but not their children
-                os.kill(pid, signal.SIGKILL)
+        end(one)
+    yield one
 
 
 def test_it_trains_every_step_and_its_books_balance(run: Experiment) -> None:
@@ -141,3 +156,15 @@ def test_it_is_validated_before_and_after(run: Experiment) -> None:
     assert [(row["step"], row["name"]) for row in said] == [
         (step, name) for step in (0, STEPS) for name in ("val/greedy_reward", "val/reward")
     ]
+
+
+def test_weights_that_do_not_arrive_stop_the_run_with_the_cause(gpus: Any, tiny: Path, tmp_path: Path) -> None:
+    one = begun(tmp_path / "project", tiny, gpus, test_loses_version=1)
+    try:
+        one.until(lambda: one.steps_saved() >= 1, 900)
+        assert one.wait(120) != 0
+    finally:
+        end(one)
+    said = one.output()
+    assert "the weights were lost on their way" in said and "Traceback" not in said
+    assert str(one.trinity / "log") in said

@@ -80,12 +80,12 @@ class EpisodeIndex:
         """Add the episodes that ended since: whether there are any. None: it has changed otherwise, load another."""
         with self._lock:
             of_run, run = self.scope
-            sql = f"SELECT count(*) AS n, count(*) FILTER (superseded) AS s FROM episodes e WHERE {of_run}"
-            there = reader.query(sql, run).to_pylist()[0]
+            sql = "SELECT count(*) AS n, count(*) FILTER (superseded) AS s, max(ended_at) AS last"
+            there = reader.query(f"{sql} FROM episodes e WHERE {of_run}", run).to_pylist()[0]
             if there["s"] != self._superseded or there["n"] < len(self):
                 return None
             if there["n"] == len(self):
-                return False
+                return False if there["last"] == self._last else None
             new = self._since_last(reader, there["n"])
             if new is None:
                 return None
@@ -97,14 +97,22 @@ class EpisodeIndex:
 
         They mostly ended after the last that is known: only where one is missing then is it looked further back.
         """
-        last = pc.max(self._columns["ended_at"]).as_py()
+        last = self._last
         plain = [name for name in self._columns if name in _PLAIN and name not in _ALWAYS]
         for since in (last, last - _LATE) if last else (None,):
             found = self._episodes(reader, "e.ended_at >= ?" if since else "true", [since] if since else [], plain)
             new = found.filter(pc.invert(pc.is_in(found["episode_id"], value_set=self.ids)))
+            if len(self) and len(new) == len(found):  # not even the last is there: another file took the place
+                return None
             if len(self) + len(new) >= count:  # more ended since they were counted
                 return new
         return None
+
+    @property
+    def _last(self) -> datetime | None:
+        """When the last episode ended."""
+        last: datetime | None = pc.max(self._columns["ended_at"]).as_py()
+        return last
 
     def column(self, reader: TraceReader, name: str, cancelled: Callable[[], bool] | None = None) -> pa.Array:
         """The values of a column, in the order of `ids`. Others may ask for other columns meanwhile."""

@@ -8,7 +8,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.screen import Screen
-from textual.widgets import Header
 
 from ajet_tools.dataset.journal import Mark
 from ajet_tools.tui.dataset.app import DatasetApp
@@ -16,6 +15,7 @@ from ajet_tools.tui.dataset.described import as_text, sections
 from ajet_tools.tui.widgets.key_line import KeyLine
 from ajet_tools.tui.widgets.long_text import LongText
 from ajet_tools.tui.widgets.prompt import Prompt
+from ajet_tools.tui.widgets.title_line import TitleLine
 
 if TYPE_CHECKING:
     from ajet_tools.tui.dataset.rows import RowsScreen
@@ -49,7 +49,7 @@ class RowScreen(Screen[None]):
         self.number = behind.step(0)
 
     def compose(self) -> ComposeResult:
-        yield Header(icon=" ")
+        yield TitleLine()
         with Vertical():
             yield LongText(self._text())
         yield Prompt("find")

@@ -12,7 +12,6 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.message import Message
 from textual.screen import Screen
-from textual.widgets import Header
 
 from ajet_sdk.errors import AjetError
 from ajet_tools.dataset.filter import Filter, parse
@@ -30,6 +29,7 @@ from ajet_tools.tui.dataset.table import RowsTable
 from ajet_tools.tui.widgets.key_line import KeyLine
 from ajet_tools.tui.widgets.listing import ListingTable
 from ajet_tools.tui.widgets.prompt import Prompt
+from ajet_tools.tui.widgets.title_line import TitleLine
 
 __all__ = ["RowsScreen"]
 
@@ -78,7 +78,7 @@ class RowsScreen(Screen[None]):
         self._busy = ""
 
     def compose(self) -> ComposeResult:
-        yield Header(icon=" ")
+        yield TitleLine()
         yield RowsTable(self.review)
         yield ReviewStatus(self.review)
         yield RowPane(self.review)

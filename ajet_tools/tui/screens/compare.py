@@ -11,7 +11,7 @@ from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
-from textual.widgets import Header, Static
+from textual.widgets import Static
 
 from ajet_sdk.errors import AjetError
 from ajet_tools.trace.align import Attempt, Divergence, align
@@ -21,6 +21,7 @@ from ajet_tools.trace.text import one_line, visible
 from ajet_tools.tui.app import TraceApp
 from ajet_tools.tui.widgets.key_line import KeyLine
 from ajet_tools.tui.widgets.side_by_side import ColumnHeads, SideBySide, room_for
+from ajet_tools.tui.widgets.title_line import TitleLine
 
 __all__ = ["CompareScreen"]
 
@@ -62,7 +63,7 @@ class CompareScreen(Screen[None]):
         self._parted: list[Divergence | None] = []
 
     def compose(self) -> ComposeResult:
-        yield Header(icon=" ")
+        yield TitleLine()
         yield Static(Text("reading …"), id="head")
         yield ColumnHeads()
         yield SideBySide()

@@ -13,7 +13,6 @@ from textual.actions import SkipAction
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.message import Message
-from textual.widgets import Header
 
 from ajet_sdk.errors import AjetError
 from ajet_tools.trace.bookmarks import bookmarked, only_bookmarked
@@ -30,6 +29,7 @@ from ajet_tools.tui.widgets.key_line import KeyLine
 from ajet_tools.tui.widgets.listing import ListingTable, Rows
 from ajet_tools.tui.widgets.prompt import Prompt
 from ajet_tools.tui.widgets.status_line import StatusLine
+from ajet_tools.tui.widgets.title_line import TitleLine
 from ajet_tools.tui.widgets.unended import Unended
 
 __all__ = ["EpisodesScreen"]
@@ -93,7 +93,7 @@ class EpisodesScreen(ChosenScreen):
         self._hidden: tuple[Rows | None, frozenset[str], int] = (None, frozenset(), 0)
 
     def compose(self) -> ComposeResult:
-        yield Header(icon=" ")
+        yield TitleLine()
         yield ListingTable(EPISODE_COLUMNS, self._page)
         yield StatusLine()
         yield Finder()

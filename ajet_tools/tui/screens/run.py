@@ -10,7 +10,7 @@ from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Grid, VerticalScroll
-from textual.widgets import ContentSwitcher, DataTable, Header, Static
+from textual.widgets import ContentSwitcher, DataTable, Static
 
 from ajet_sdk.types import now
 from ajet_tools.trace import queries
@@ -25,6 +25,7 @@ from ajet_tools.tui.screens.runs import STATUS_STYLES
 from ajet_tools.tui.widgets.chart import Chart
 from ajet_tools.tui.widgets.key_line import KeyLine
 from ajet_tools.tui.widgets.spark import spark
+from ajet_tools.tui.widgets.title_line import TitleLine
 
 __all__ = ["RunScreen"]
 
@@ -72,7 +73,7 @@ class RunScreen(FollowingScreen):
         self.sub_title = f"run {one_line(run_id, 12)}"
 
     def compose(self) -> ComposeResult:
-        yield Header(icon=" ")
+        yield TitleLine()
         yield Static(id="head")
         yield Static(id="views")
         with ContentSwitcher(initial="curves"):

@@ -8,7 +8,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.coordinate import Coordinate
-from textual.widgets import DataTable, Header, Static
+from textual.widgets import DataTable, Static
 
 from ajet_sdk.types import now
 from ajet_tools.trace import queries
@@ -19,6 +19,7 @@ from ajet_tools.tui.app import TraceApp
 from ajet_tools.tui.screens.following import FollowingScreen
 from ajet_tools.tui.widgets.key_line import KeyLine
 from ajet_tools.tui.widgets.spark import spark
+from ajet_tools.tui.widgets.title_line import TitleLine
 
 __all__ = ["STATUS_STYLES", "RunsScreen"]
 
@@ -51,7 +52,7 @@ class RunsScreen(FollowingScreen):
         self.loaded = False
 
     def compose(self) -> ComposeResult:
-        yield Header(icon=" ")
+        yield TitleLine()
         yield DataTable(cursor_type="row", zebra_stripes=True)
         yield Static(id="run")
         yield KeyLine()

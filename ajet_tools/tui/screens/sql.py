@@ -15,7 +15,7 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Horizontal, Vertical
 from textual.screen import Screen
-from textual.widgets import Header, Static, Tree
+from textual.widgets import Static, Tree
 from textual.worker import Worker
 
 from ajet_sdk.errors import AjetError, ConfigError
@@ -31,6 +31,7 @@ from ajet_tools.tui.widgets.arrow_table import ArrowTable
 from ajet_tools.tui.widgets.key_line import KeyLine
 from ajet_tools.tui.widgets.prompt import Prompt
 from ajet_tools.tui.widgets.sql_editor import SqlEditor
+from ajet_tools.tui.widgets.title_line import TitleLine
 
 __all__ = ["SqlScreen"]
 
@@ -70,7 +71,7 @@ class SqlScreen(Screen[None]):
         self._stop = Stop()
 
     def compose(self) -> ComposeResult:
-        yield Header(icon=" ")
+        yield TitleLine()
         with Horizontal():
             yield Tree("tables", id="tables")
             with Vertical():

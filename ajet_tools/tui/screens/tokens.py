@@ -11,7 +11,7 @@ from textual import work
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.screen import Screen
-from textual.widgets import Header, Static
+from textual.widgets import Static
 
 from ajet_sdk.errors import AjetError
 from ajet_tools.trace.queries.groups import attempts_of
@@ -24,6 +24,7 @@ from ajet_tools.trace.token_view import Opened, TokenView, open_tokens, timeline
 from ajet_tools.tui.app import TraceApp
 from ajet_tools.tui.widgets.key_line import KeyLine
 from ajet_tools.tui.widgets.prompt import Prompt
+from ajet_tools.tui.widgets.title_line import TitleLine
 from ajet_tools.tui.widgets.token_panel import Legend, TokenPanel
 from ajet_tools.tui.widgets.token_text import TokenText, tones
 
@@ -76,7 +77,7 @@ class TokensScreen(Screen[None]):
         self._ranked: dict[str, list[int]] = {}
 
     def compose(self) -> ComposeResult:
-        yield Header(icon=" ")
+        yield TitleLine()
         yield Static(Text("reading …"), id="head")
         yield Legend()
         yield TokenText()

@@ -145,9 +145,9 @@ def test_a_warm_up_that_does_not_get_going_says_how_far_it_came(tmp_path: Path) 
 
 
 def test_a_made_model_is_kept_until_recipe_or_seed_change(tmp_path: Path) -> None:
-    place = build(configured(tmp_path, SMALL), 0.5)
+    made, place = build(configured(tmp_path, SMALL), 0.5), tmp_path / "model"
     first = (place / "model.safetensors").read_bytes()
-    assert build(configured(tmp_path, SMALL)) == place
+    assert build(configured(tmp_path, SMALL)) == made == place.resolve()
     build(configured(tmp_path, replace(SMALL, lr=1e-3)), 0.5)
     second = (place / "model.safetensors").read_bytes()
     build(configured(tmp_path, SMALL, seed=1), 0.5)
@@ -157,16 +157,53 @@ def test_a_made_model_is_kept_until_recipe_or_seed_change(tmp_path: Path) -> Non
 
 
 def test_runs_of_two_seeds_share_a_directory_and_neither_loses_its_model(tmp_path: Path) -> None:
-    """A run that is resumed, or refused, after one of another seed finds what it began from."""
-    of = {}
+    """Whatever begins while a run reads its model, or before it is resumed."""
+    place, of = tmp_path / "model", {}
     for seed in (0, 1):
-        place = build(configured(tmp_path, SMALL, seed=seed), 0.5)
-        of[seed] = (place / "model.safetensors").read_bytes()
-    for seed in (0, 1, 0):
-        assert build(configured(tmp_path, SMALL, seed=seed)) == place  # no reward is measured: nothing is made
-        assert (place / "model.safetensors").read_bytes() == of[seed]
-    build(configured(tmp_path, replace(SMALL, lr=1e-3), seed=1), 0.5)  # another recipe: made, and not the one put aside
+        made = build(configured(tmp_path, SMALL, seed=seed), 0.5)
+        of[made] = (made / "model.safetensors").read_bytes()
+    for seed, made in (*enumerate(of), (0, next(iter(of)))):
+        assert build(configured(tmp_path, SMALL, seed=seed)) == made  # no reward is measured: nothing is made
+        assert (place / "model.safetensors").read_bytes() == of[made]
+        assert all((each / "model.safetensors").read_bytes() == bytes_ for each, bytes_ in of.items())
+    build(configured(tmp_path, replace(SMALL, lr=1e-3), seed=1), 0.5)  # another recipe: made, and not the one kept
     assert (place / "model.safetensors").read_bytes() not in of.values()
+    assert sorted(each.name for each in tmp_path.iterdir()) == [".model.seed-0", ".model.seed-1", "model"]
+
+
+def test_a_directory_of_an_earlier_version_becomes_its_seeds_model(tmp_path: Path) -> None:
+    own, place = build(configured(tmp_path, SMALL), 0.5), tmp_path / "model"
+    place.unlink()
+    own.rename(place)
+    other = build(configured(tmp_path, SMALL, seed=1), 0.5)
+    assert (place.resolve(), build(configured(tmp_path, SMALL)), place.resolve()) == (other, own, own)
+
+
+def test_a_run_that_is_killed_at_any_rename_loses_no_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept, recipe = build(configured(tmp_path, SMALL), 0.5), replace(SMALL, lr=1e-3)
+    other = build(configured(tmp_path, SMALL, seed=1), 0.5)
+    weights = (kept / "model.safetensors").read_bytes()
+
+    class Killed(BaseException):
+        pass
+
+    for name in ("rename", "replace", "symlink_to"):
+        original = getattr(Path, name)
+        for after in (False, True):
+
+            def killed(self: Path, to: Any, original: Any = original, after: bool = after) -> None:
+                if after:
+                    original(self, to)
+                raise Killed
+
+            with monkeypatch.context() as patched:
+                patched.setattr(Path, name, killed)
+                with pytest.raises(Killed):
+                    build(configured(tmp_path, recipe, seed=1), 0.5)
+            assert build(configured(tmp_path, SMALL)) == kept and (kept / "model.safetensors").read_bytes() == weights
+            assert build(configured(tmp_path, recipe, seed=1), 0.5) == other
+            assert json.loads((tmp_path / "model" / MARK).read_text())["recipe"] == recipe.key(1)
+            recipe = replace(recipe, lr=recipe.lr * 2)
 
 
 def test_somebodys_own_model_is_left_alone(tmp_path: Path) -> None:

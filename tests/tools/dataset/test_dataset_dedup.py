@@ -177,6 +177,8 @@ def test_meanings_by_an_endpoint(tmp_path: Path, embedder) -> None:
         (JSONResponse({"data": []}), "0 embeddings for 1 texts"),
         (JSONResponse({"oops": 1}), "answered no embeddings"),
         (Response("<html>"), "without JSON"),
+        (Response('{"data": [{"index": 0, "embedding": [NaN, 1.0]}]}'), "a number is missing or is none"),
+        (JSONResponse({"data": [{"index": 0, "embedding": []}]}), "a number is missing or is none"),
     ],
 )
 def test_an_endpoint_that_fails(tmp_path: Path, embedder, failure: Response, said: str) -> None:

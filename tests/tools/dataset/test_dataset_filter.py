@@ -38,6 +38,9 @@ ROW: dict[str, Any] = {
         "metadata.checked=true",
         "metadata.note=none",
         "metadata.absent=none",
+        "metadata.tags.--1=none",
+        "metadata.tags.²=none",
+        "metadata.tags.5=none",
         "metadata.note!=x",
         "score.raw<1",
         "messages.0.content=Hello",
@@ -71,6 +74,7 @@ def test_a_row_fits_and_does_not_fit_the_opposite(expression: str) -> None:
         ("or zebra", "a condition is missing here", 0),
         ("level<1,2", "< takes one value", 8),
         ('main_query~"regex:("', "not a regular expression", 11),
+        ('main_query~"regex:a{9999999999}"', "not a regular expression", 11),
         ('main_query~"open', "never closed", 11),
     ],
 )

@@ -187,6 +187,22 @@ def test_following_a_run(tmp_path: Path) -> None:
     reader.close()
 
 
+@pytest.mark.parametrize("there", [range(20, 33), range(20, 25), range(3)], ids=["more", "as many", "fewer"])
+def test_a_file_that_another_took_the_place_of_is_listed_anew(tmp_path: Path, there: Sequence[int]) -> None:
+    path, other = tmp_path / "trace.duckdb", tmp_path / "other" / "trace.duckdb"
+    for file, numbers in ((path, range(5)), (other, there)):
+        with TraceWriter(file) as writer:
+            writer.put(Run(run_id="run"))
+            for i in numbers:
+                put(writer, i)
+    reader = open_trace(path)
+    found = open_listing(reader, "run")
+    found.prepare(reader)
+    other.replace(path)
+    assert sorted(found.refreshed(reader).ids()) == [f"run-{i:02}" for i in there]
+    reader.close()
+
+
 def test_no_episode_at_all(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "trace.duckdb") as writer:
         writer.put(Run(run_id="run"))

@@ -223,6 +223,20 @@ def test_advantages_are_those_that_training_computes(stored: Path, estimator: An
     assert all(np.isclose(ours[call_id], value) for call_id, value in trained.items())
 
 
+def test_an_attempt_that_crashed_counts_where_the_run_gives_it_a_value(tmp_path: Path) -> None:
+    @ajet.judge
+    def first_only(episode: Episode) -> bool:
+        return episode.attempt == 0
+
+    record(tmp_path, solve, right, {"q0": ["0", "0", "crash", "crash"], "q1": ["1"], "q2": ["2"]})
+    assert not any(v.flipped for v in judge_again(tmp_path, first_only).verdicts), "all that count were right"
+    rollout = SETTINGS.rollout.model_copy(update={"failure_reward": 0.0})
+    config = SETTINGS.model_copy(update={"rollout": rollout})
+    changes = asyncio.run(rejudge(groups_of(open_trace(tmp_path), "r"), first_only, config))
+    assert [(v.task_id, v.attempt) for v in changes.verdicts if v.flipped] == [("t0", 1)]
+    assert changes.skipped == {"RuntimeError": 2}
+
+
 def test_what_is_compared_over_a_step_changes_its_sign_by_the_step(tmp_path: Path) -> None:
     @ajet.judge
     def wrong(output: str, answer: str) -> float:

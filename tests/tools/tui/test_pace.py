@@ -11,6 +11,11 @@ from ajet_tools.tui.pace import Pace
 COSTS = st.lists(st.floats(0.001, 1.0), min_size=1, max_size=30)
 
 
+def answer(pace: Pace, seconds: float) -> None:
+    pace.asking()
+    pace.asked(seconds)
+
+
 def share(pace: Pace, costs: list[float]) -> float:
     """Of the time in which answers are worked out, when a change is always there to be told."""
     at = began = 0.0
@@ -19,7 +24,7 @@ def share(pace: Pace, costs: list[float]) -> float:
             at += 0.0005
         pace.told(at)
         at += cost
-        pace.asked(cost)
+        answer(pace, cost)
     while not pace.ready(at):
         at += 0.0005
     return sum(costs) / (at - began)
@@ -36,14 +41,27 @@ def test_an_answer_that_the_machine_kept_waiting_keeps_nobody_waiting() -> None:
     assert share(pace, [0.5]) > 0.3, "told again soon after, for it was no dearer than those before"
 
 
+def test_a_round_of_which_a_part_is_answered_is_not_over() -> None:
+    pace = Pace(patience=50, longest=60)
+    pace.told(0.0)
+    answer(pace, 0.01)
+    pace.asking()
+    assert not pace.ready(1.0), "the dear part is still being answered"
+    pace.asked(1.0)
+    assert not pace.ready(50.0) and pace.ready(50.6)
+    pace.told(60.0)
+    pace.asking()
+    assert pace.ready(120.0), "but nothing holds it up for longer than it may"
+
+
 def test_what_a_screen_reads_at_first_is_no_round() -> None:
     pace = Pace(patience=50, longest=60)
-    pace.asked(3.0)
+    answer(pace, 3.0)
     assert pace.ready(0.0)
     pace.told(0.0)
-    pace.asked(0.01)
+    answer(pace, 0.01)
     assert not pace.ready(0.4) and pace.ready(0.5)
-    pace.asked(1.0)
+    answer(pace, 1.0)
     pace.anew()
     assert pace.ready(0.5), "another screen"
 
@@ -56,4 +74,4 @@ def test_it_never_waits_longer_than_it_may(costs: list[float]) -> None:
         assert pace.ready(at + 2)
         at += 2
         pace.told(at)
-        pace.asked(cost)
+        answer(pace, cost)

@@ -16,6 +16,7 @@ from ajet_tools.tui.screens.help import GoScreen, HelpScreen, TooSmallScreen
 from ajet_tools.tui.screens.run import RunScreen
 from ajet_tools.tui.screens.runs import RunsScreen
 from ajet_tools.tui.screens.sql import SqlScreen
+from ajet_tools.tui.widgets.title_line import TitleLine
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("own_home")]
 
@@ -104,12 +105,26 @@ async def test_the_palette_has_our_commands(training_trace: Path, viewing: Any, 
         commands = {command.title: command for command in pilot.app.get_system_commands(pilot.app.screen)}
         assert {"Go to an id", "SQL", "Runs", "Theme", "Open run", "Episodes", "Copy id"} <= set(commands)
         assert "Cursor up" not in commands
+        titles = [command.title for command in pilot.app.get_system_commands(pilot.app.screen)]
+        assert sorted(titles) == sorted(set(titles)), "what has two keys is there once"
         await pilot.press("ctrl+p", *"sql", "enter")
         await until(pilot, lambda: isinstance(pilot.app.screen, SqlScreen))
         commands["Runs"].callback()
         await until(pilot, lambda: isinstance(pilot.app.screen, RunsScreen))
         commands["Copy id"].callback()
         await until(pilot, lambda: pilot.app.clipboard == "cccc0003")
+
+
+async def test_a_screen_can_be_left_while_its_title_changes(training_trace: Path, viewing: Any, until: Any) -> None:
+    async with viewing(training_trace) as pilot:
+        app = pilot.app
+        for number in range(10):
+            app.open_run("aaaa0001")
+            await until(pilot, lambda: app.screen.query(TitleLine))
+            app.screen.title, app.screen.sub_title = f"{number}", f"of {number}"
+            app.pop_screen()
+            await until(pilot, lambda: isinstance(app.screen, RunsScreen))
+        await until(pilot, lambda: "aaaa0001" in shown(pilot))
 
 
 async def test_light_and_dark(training_trace: Path, viewing: Any, until: Any) -> None:
@@ -130,6 +145,23 @@ async def test_a_small_terminal_says_what_it_needs(training_trace: Path, viewing
         await until(pilot, lambda: isinstance(pilot.app.screen, RunsScreen) and "aaaa0001" in shown(pilot))
         await pilot.resize_terminal(30, 24)
         await until(pilot, lambda: isinstance(pilot.app.screen, TooSmallScreen))
+
+
+async def test_nothing_covers_the_word_about_a_small_terminal(training_trace: Path, viewing: Any, until: Any) -> None:
+    async with viewing(training_trace, size=(20, 5)) as pilot:
+        app = pilot.app
+        await until(pilot, lambda: isinstance(app.screen, TooSmallScreen))
+        for key in ("escape", "f1", "ctrl+p", "question_mark", "f2"):
+            await pilot.press(key)
+            assert isinstance(app.screen, TooSmallScreen), f"{key} does nothing"
+        app.open_found("bbbb")  # a worker opens it when it is found
+        await until(pilot, lambda: getattr(app.screen_stack[-2], "panels", None))
+        assert isinstance(app.screen, TooSmallScreen)
+        await app.switch_screen(RunScreen("aaaa0001"))
+        assert isinstance(app.screen, TooSmallScreen)
+        await pilot.resize_terminal(80, 24)
+        await until(pilot, lambda: isinstance(app.screen, RunScreen) and "aaaa0001" in shown(pilot))
+        assert [type(screen) for screen in app.screen_stack[1:]] == [RunsScreen, RunScreen]
 
 
 async def test_without_colour(training_trace: Path, viewing: Any, until: Any, monkeypatch: pytest.MonkeyPatch) -> None:

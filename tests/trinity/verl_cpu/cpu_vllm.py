@@ -50,6 +50,8 @@ class CpuVllm(BaseInferenceModel):
         return self._version
 
     async def sync_model_weights(self, model_version: int, method: Any, timeout: float = 1200) -> int:
+        if model_version == self.config.extra_engine_args.get("test_loses_version"):
+            raise ConnectionError("the weights were lost on their way")
         if method == SyncMethod.MEMORY:
             self._weights, _ = await self._synchronizer.get_model_state_dict.remote()
         else:
