@@ -20,12 +20,13 @@ _Message = MutableMapping[str, Any]
 _App = Callable[[_Message, Callable[[], Awaitable[_Message]], Callable[[_Message], Awaitable[None]]], Awaitable[None]]
 
 
-@dataclass(frozen=True)
 class Direct:
-    """An ASGI application and the event loop, of another thread, that it runs in."""
+    """An ASGI application and the event loop, of another thread, that it runs in. `close` it when the loop is."""
 
-    app: _App
-    loop: asyncio.AbstractEventLoop
+    def __init__(self, app: _App, loop: asyncio.AbstractEventLoop) -> None:
+        self.app, self.loop = app, loop
+        self.asked = set[Exchange]()
+        """Those that are not over."""
 
     def ask(self, url: str, headers: Mapping[str, str], body: bytes, tell: Callable[[Part | None], None]) -> Exchange:
         """POST a request; `tell` gets the response's parts in the loop's thread, and None where it broke off.
@@ -42,9 +43,15 @@ class Direct:
             "headers": [(name.lower().encode("latin-1"), _header(value)) for name, value in headers.items()],
         }
         exchange = Exchange(self, scope, body, tell)
+        self.asked.add(exchange)
         # An empty context: what the application does belongs to no episode.
         self.loop.call_soon_threadsafe(exchange.start, context=contextvars.Context())
         return exchange
+
+    def close(self) -> None:
+        """Break off what the loop never came to; it may have stopped between the asking and the start."""
+        for exchange in list(self.asked):
+            exchange.break_off()
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,14 +91,19 @@ class Exchange:
         if self._gone is not None and not self._gone.done():
             self._gone.set_result(None)
 
+    def break_off(self) -> None:
+        """There will be nothing more of it; nothing happens where the response was whole."""
+        self._direct.asked.discard(self)
+        if not self._over:
+            self._over = True
+            self._tell(None)
+
     async def _run(self) -> None:
         try:
             await self._direct.app(self._scope, self._receive, self._send)
         finally:
             self._left()
-            if not self._over:
-                self._over = True
-                self._tell(None)
+            self.break_off()
 
     async def _receive(self) -> _Message:
         if self._body is not None:

@@ -67,6 +67,7 @@ class Gateway:
         self._ended: OrderedDict[str, str] = OrderedDict()
         self._episodes: dict[str, OpenEpisode] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._direct: Direct | None = None
         self._thread: threading.Thread | None = None
         self._server: Any = None
         self._live: Starlette | None = None
@@ -118,12 +119,15 @@ class Gateway:
     def _serve(self, listener: socket.socket, started: threading.Event) -> None:
         async def serve() -> None:
             self._loop = asyncio.get_running_loop()
+            self._direct = Direct(self._app, self._loop)
             self._loop.call_soon(started.set)
             await self._server.serve(sockets=[listener])
 
         try:
             asyncio.run(serve())
         finally:
+            if self._direct is not None:
+                self._direct.close()
             started.set()
 
     def close(self) -> None:
@@ -161,8 +165,7 @@ class Gateway:
         if spec.episode_id in self._episodes:
             raise ConfigError(f"episode {spec.episode_id} is open already; every attempt needs an id of its own")
         put = self.writer.put if self.writer is not None else None
-        direct = Direct(self._app, self._loop) if self._loop is not None else None
-        episode = OpenEpisode(spec, self.url, put, self._run, self._end_keys, direct)
+        episode = OpenEpisode(spec, self.url, put, self._run, self._end_keys, self._direct)
         self._episodes[spec.episode_id] = episode
         self._access[episode.handle_key] = Access(episode, "rollout", False)
         self._access[episode.captured_key] = Access(episode, "rollout", True)

@@ -210,7 +210,7 @@ def _checked_messages(messages: Any) -> list[dict[str, Any]]:
             raise RequestRefused(f'messages[{index}].tool_calls must be a list of {{"function": {{…}}}}', "messages")
         for part in content if isinstance(content, list) else ():
             kind = part.get("type") if isinstance(part, dict) else "string" if isinstance(part, str) else None
-            if kind not in _TEXT:
+            if not isinstance(kind, str) or kind not in _TEXT:
                 raise RequestRefused(
                     f"messages[{index}] holds a part of type {kind!r}; only text is read here", "messages"
                 )

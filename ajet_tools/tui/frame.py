@@ -10,6 +10,7 @@ from textual import events
 from textual.app import App, SystemCommand
 from textual.await_complete import AwaitComplete
 from textual.binding import Binding, BindingType
+from textual.css.query import NoMatches
 from textual.screen import Screen
 
 from ajet_tools.trace.text import visible
@@ -91,6 +92,18 @@ class Frame(App[None]):
         """As Textual's; below the word about a small terminal."""
         with self._below_the_word():
             return super().switch_screen(screen)
+
+    def _handle_exception(self, error: Exception) -> None:
+        """As Textual's, but that a screen was left while it was at something, and its parts are gone, is no fault."""
+        cause = getattr(error, "error", None) or error
+        if not (isinstance(cause, NoMatches) and self._is_left_behind(cause)):
+            super()._handle_exception(error)
+
+    def _is_left_behind(self, cause: Exception) -> bool:
+        there = set(self.screen_stack) if self.is_running else set()
+        return any(
+            worker.error is cause and not there & set(worker.node.ancestors_with_self) for worker in self.workers
+        )
 
     @contextmanager
     def _below_the_word(self) -> Iterator[None]:

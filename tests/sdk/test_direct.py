@@ -15,6 +15,7 @@ import openai
 import pytest
 
 from ajet_sdk.capture import installed
+from ajet_sdk.direct import Direct
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.gateway import EpisodeSpec, Gateway, OpenEpisode
 from ajet_sdk.model import current_episode
@@ -240,6 +241,20 @@ def test_a_gateway_that_stops_ends_what_waits(ask: Any) -> None:
         assert not thread.is_alive() and len(ended) == 1
         with pytest.raises(httpx.ConnectError):
             within(episode, ask(httpx))
+
+
+def test_what_a_stopped_loop_never_came_to_is_broken_off() -> None:
+    async def never(*_: Any) -> None:
+        raise AssertionError
+
+    loop, told = asyncio.new_event_loop(), list[Any]()
+    direct = Direct(never, loop)
+    direct.ask(URL, {}, b"{}", told.append)
+    loop.close()
+    direct.close()
+    assert told == [None]
+    with pytest.raises(RuntimeError):
+        direct.ask(URL, {}, b"{}", told.append)
 
 
 def test_a_call_that_blocks_the_agents_own_loop_is_answered(gateway: Gateway) -> None:

@@ -231,6 +231,7 @@ def test_malformed_requests_are_400_and_do_not_harm(open_episode: Opener, monkey
         ({"messages": "hello"}, "messages"),
         ({"messages": ["hello"]}, "messages"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": ["text"]}]}]}, "messages"),
         ({"messages": USER, "n": 0}, "n"),
         ({"messages": USER, "temperature": "hot"}, "temperature"),
         ({"messages": USER, "top_p": 0}, "top_p"),
@@ -244,7 +245,7 @@ def test_malformed_requests_are_400_and_do_not_harm(open_episode: Opener, monkey
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), body
     monkeypatch.setattr(reply_module, "LARGEST_BODY", 100)
     assert post(episode, {"messages": USER, "user": "x" * 200}).status_code == 413
-    assert all(call.error for call in episode.calls) and len(episode.calls) == 12
+    assert all(call.error for call in episode.calls) and len(episode.calls) == 13
     assert episode.error is None
 
 

@@ -230,10 +230,11 @@ def first_error(logs: Path) -> str | None:
 
 
 def _summary(block: list[str]) -> str:
-    """The first line, and the exception where a traceback follows."""
+    """What was being done, and the exception where a traceback follows."""
     said = [line.strip() for line in block if line.strip()]
+    doing = said[0].partition("Traceback (most recent call last)")[0].rstrip(": ")
     last = _last_line("\n".join(block))
-    return said[0] if last == said[0] else f"{said[0].rstrip(':')}: {last}"
+    return last if not doing or last == said[0] else f"{doing}: {last}"
 
 
 def _last_line(text: str) -> str:

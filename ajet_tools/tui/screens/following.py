@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from textual import work
-from textual.css.query import NoMatches
 from textual.screen import Screen
 
 from ajet_sdk.errors import AjetError
@@ -39,10 +38,6 @@ class FollowingScreen(Screen[None]):
                 self._behind = False
                 try:
                     await self.read()
-                except NoMatches:
-                    if self.app.is_running and self.is_attached:
-                        raise
-                    return  # the screen was left while it was read: its parts are gone
                 except AjetError as error:  # it is found again at each change, and said when it is another
                     self.app.say_once(error)
                 else:
