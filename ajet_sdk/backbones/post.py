@@ -47,11 +47,16 @@ def namespace_of(run_id: str) -> str:
 
 
 def open_post(run_id: str) -> Any:
-    """The driver's end: starts the actor. It ends with the driver's connection."""
-    import ray
+    """The driver's end: starts the actor, on the driver's own node, so that it is lost with no other.
 
-    actor = ray.remote(Post)
-    return actor.options(name=_NAME, namespace=namespace_of(run_id), num_cpus=0, max_concurrency=64).remote()
+    It ends with the driver's connection.
+    """
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    options = {"name": _NAME, "namespace": namespace_of(run_id), "num_cpus": 0, "max_concurrency": 64}
+    return ray.remote(Post).options(**options, scheduling_strategy=here).remote()
 
 
 def post_of(run_id: str) -> Any:

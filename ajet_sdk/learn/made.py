@@ -40,8 +40,11 @@ def kept(place: Path, seed: int, key: str) -> Path | None:
     return own
 
 
-def put(place: Path, model: Any, tokenizer: Any, record: dict[str, Any]) -> None:
-    """Write a model to its seed's directory, whole or not at all; an earlier one of that seed gives way."""
+def put(place: Path, model: Any, tokenizer: Any, record: dict[str, Any]) -> Path:
+    """Write a model to its seed's directory, whole or not at all; an earlier one of that seed gives way.
+
+    Returns the directory, which `place` links to from now on.
+    """
     from ajet_sdk.learn.checkpoint import save_model
 
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -52,9 +55,11 @@ def put(place: Path, model: Any, tokenizer: Any, record: dict[str, Any]) -> None
     (fresh / MARK).write_text(json.dumps(record, indent=1))
     if made_as(own).get("recipe") == record["recipe"]:  # another run was faster, and may be reading it
         shutil.rmtree(fresh)
-        return
-    _discard(own)
-    fresh.rename(own)
+    else:
+        _discard(own)
+        fresh.rename(own)
+    _link(place, own)
+    return own
 
 
 def _own(place: Path, seed: int) -> Path:

@@ -172,14 +172,11 @@ async def build_recipe(config: Config, probe: Probe | None = None, say: Say = lo
         # The agent runs in the run's own loop, because its module-level clients keep connections that belong to it.
         return asyncio.run_coroutine_threadsafe(measured.reward(model, tokenizer, count), loop).result()
 
-    await asyncio.to_thread(make, recipe, place, seed=seed, key=key, measure=measure, say=say)
-    made = kept(place, seed, key)
-    assert made is not None
-    return made
+    return await asyncio.to_thread(make, recipe, place, seed=seed, key=key, measure=measure, say=say)
 
 
-def make(recipe: Recipe, place: Path, *, seed: int, key: str, measure: Measure, say: Say) -> None:
-    """Warm a model up and put it at `place`, whole or not at all."""
+def make(recipe: Recipe, place: Path, *, seed: int, key: str, measure: Measure, say: Say) -> Path:
+    """Warm a model up and put it at `place`, whole or not at all. Returns the directory that `place` links to."""
     import torch
 
     started = time.perf_counter()
@@ -197,8 +194,9 @@ def make(recipe: Recipe, place: Path, *, seed: int, key: str, measure: Measure, 
     finally:
         torch.set_num_threads(threads)
     record = {"recipe": key, "seed": seed, "steps": steps, "reward": reward}
-    put(place, model, tokenizer, record)
+    made = put(place, model, tokenizer, record)
     say(f"recipe: {place} made in {time.perf_counter() - started:.0f} s; reward {reward:.2f} at temperature 1")
+    return made
 
 
 def train_tokenizer(recipe: Recipe, shown: Sequence[Demonstration]) -> Any:
