@@ -99,7 +99,7 @@ class TraceApp(Frame):
         screen = self.screen
         if screen is not self._followed:
             self._followed = screen
-            self._pace.anew()
+            self._pace.anew(self.PATIENCE * getattr(screen, "CALM", 1.0))
         if state != self._state and (self._pace.ready(at) or not state.live):
             self._state = state
             self._changes += 1

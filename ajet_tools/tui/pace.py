@@ -22,8 +22,9 @@ class Pace:
         self._under_way = 0
         self._told: float | None = None
 
-    def anew(self) -> None:
+    def anew(self, patience: float) -> None:
         """Another screen is in front."""
+        self.patience = patience
         self._rounds.clear()
         self._asked, self._told = 0.0, None
 

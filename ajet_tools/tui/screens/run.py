@@ -38,6 +38,8 @@ class RunScreen(FollowingScreen):
     """A run, live: four views of it, of which one is shown."""
 
     app: TraceApp
+    CALM = 1.5
+    """Its figures are of whole steps: they may come so many times later than a call is shown."""
     AUTO_FOCUS = ""
     DEFAULT_CSS = """
     RunScreen #head { height: auto; padding: 0 1; }

@@ -35,6 +35,8 @@ class RunsScreen(FollowingScreen):
     """The runs of a trace, newest first; below, the one under the cursor."""
 
     app: TraceApp
+    CALM = 1.5
+    """Its figures are of whole steps: they may come so many times later than a call is shown."""
     DEFAULT_CSS = """
     RunsScreen DataTable { height: 1fr; }
     RunsScreen #run { height: auto; max-height: 9; border-top: solid $primary; padding: 0 1; }

@@ -62,7 +62,7 @@ def test_what_a_screen_reads_at_first_is_no_round() -> None:
     answer(pace, 0.01)
     assert not pace.ready(0.4) and pace.ready(0.5)
     answer(pace, 1.0)
-    pace.anew()
+    pace.anew(pace.patience)
     assert pace.ready(0.5), "another screen"
 
 
