@@ -243,16 +243,21 @@ def test_weights_that_stay_are_not_written(trained: Any) -> None:
 def test_a_killed_server_is_started_again_with_the_newest_weights(trained: Any, children: Any) -> None:
     """The call under way is answered all the same, by the new server."""
     asyncio.run(trained.move())
+    trained.sampler._eos_ids, kept = [], trained.sampler._eos_ids  # a reply that is not over before the kill
 
     async def body() -> Any:
-        call = asyncio.create_task(trained.sampler.sample(PROMPT, Sampling(max_tokens=4000), "s"))
+        call = asyncio.create_task(trained.sampler.sample(PROMPT, Sampling(max_tokens=1000), "s"))
         await asyncio.sleep(0.5)
         [server] = children(trained.sampler.pid)
+        assert not call.done()
         os.kill(server, signal.SIGKILL)
         [one] = await call
         return server, one
 
-    server, one = asyncio.run(body())
+    try:
+        server, one = asyncio.run(body())
+    finally:
+        trained.sampler._eos_ids = kept
     assert children(trained.sampler.pid) != [server]
     assert one.policy_version == trained.sampler.policy_version
     assert torch.allclose(torch.tensor(one.logprobs), trained.logprobs(PROMPT, one.output_ids), atol=1e-4)
