@@ -14,7 +14,12 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
-__all__ = ["Direct", "Exchange", "Part"]
+__all__ = ["GONE", "READ", "Direct", "Exchange", "Part"]
+
+GONE = "ajet.gone"
+"""In a scope: a future that is done when the caller goes away, so that nobody need wait for `http.disconnect`."""
+READ = "ajet.read"
+"""In the message with the body: its JSON, where that is known."""
 
 _Message = MutableMapping[str, Any]
 _App = Callable[[_Message, Callable[[], Awaitable[_Message]], Callable[[_Message], Awaitable[None]]], Awaitable[None]]
@@ -28,10 +33,18 @@ class Direct:
         self.asked = set[Exchange]()
         """Those that are not over."""
 
-    def ask(self, url: str, headers: Mapping[str, str], body: bytes, tell: Callable[[Part | None], None]) -> Exchange:
+    def ask(
+        self,
+        url: str,
+        headers: Mapping[str, str],
+        body: bytes,
+        tell: Callable[[Part | None], None],
+        read: dict[str, Any] | None = None,
+    ) -> Exchange:
         """POST a request; `tell` gets the response's parts in the loop's thread, and None where it broke off.
 
-        Raises RuntimeError where the loop is closed.
+        `read` is the body's JSON where it is known already; it becomes the application's. Raises RuntimeError where
+        the loop is closed.
         """
         path = urlsplit(url).path
         scope = {
@@ -42,7 +55,7 @@ class Direct:
             "query_string": b"",
             "headers": [(name.lower().encode("latin-1"), _header(value)) for name, value in headers.items()],
         }
-        exchange = Exchange(self, scope, body, tell)
+        exchange = Exchange(self, scope, body, tell, read)
         self.asked.add(exchange)
         # An empty context: what the application does belongs to no episode.
         self.loop.call_soon_threadsafe(exchange.start, context=contextvars.Context())
@@ -67,10 +80,18 @@ class Part:
 class Exchange:
     """One request on its way through the application."""
 
-    def __init__(self, direct: Direct, scope: _Message, body: bytes, tell: Callable[[Part | None], None]) -> None:
+    def __init__(
+        self,
+        direct: Direct,
+        scope: _Message,
+        body: bytes,
+        tell: Callable[[Part | None], None],
+        read: dict[str, Any] | None,
+    ) -> None:
         self._direct = direct
         self._scope = scope
         self._body: bytes | None = body
+        self._read = read
         self._tell = tell
         self._status, self._headers = 0, list[tuple[bytes, bytes]]()
         self._over = False
@@ -78,7 +99,7 @@ class Exchange:
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
-        self._gone = self._direct.loop.create_future()
+        self._gone = self._scope[GONE] = self._direct.loop.create_future()
         self._task = self._direct.loop.create_task(self._run())
 
     def leave(self) -> None:
@@ -108,7 +129,7 @@ class Exchange:
     async def _receive(self) -> _Message:
         if self._body is not None:
             body, self._body = self._body, None
-            return {"type": "http.request", "body": body, "more_body": False}
+            return {"type": "http.request", "body": body, "more_body": False, READ: self._read}
         if self._gone is not None:
             await asyncio.shield(self._gone)
         return {"type": "http.disconnect"}

@@ -15,12 +15,14 @@ from email.utils import parsedate_to_datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 
+from pydantic_core import from_json
+
 from ajet_sdk.errors import ContextOverflow, EngineError, EngineUnavailable, RequestRefused
 
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["Endpoint", "is_loopback", "json_bytes", "pause", "without_certificates"]
+__all__ = ["Endpoint", "is_loopback", "json_bytes", "json_value", "pause", "without_certificates"]
 
 FIRST_WAIT = 0.5
 """Seconds before the second attempt; doubled for each further one, up to 16 times."""
@@ -57,6 +59,14 @@ def json_bytes(value: Any) -> bytes:
         return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
     except UnicodeEncodeError:
         return json.dumps(value, separators=(",", ":")).encode()
+
+
+def json_value(data: bytes | str) -> Any:
+    """The value that JSON says. Raises ValueError, RecursionError."""
+    try:
+        return from_json(data)
+    except ValueError:  # lone surrogates, deep nesting, UTF-16: the slower reader takes them
+        return json.loads(data)
 
 
 class Endpoint:

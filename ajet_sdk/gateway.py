@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from ajet_sdk.direct import Direct
+from ajet_sdk.direct import GONE, Direct
 from ajet_sdk.errors import ConfigError, EngineUnavailable
 from ajet_sdk.model import Exchange, Identity
 from ajet_sdk.recorder import UNDELIVERED, EpisodeSpec, OpenEpisode, Pending
@@ -244,7 +244,7 @@ class Gateway:
                 return
             pending = Pending(access.episode, identity, access.phase, body)
             access.episode.pending.add(pending)
-            await Reply(pending, access, route, receive, send).give()
+            await Reply(pending, access, route, receive, send, scope.get(GONE)).give()
         except Refusal as refusal:
             await respond(send, refusal.status, refusal.body)
         except ClientGone:

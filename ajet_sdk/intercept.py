@@ -20,7 +20,7 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 from ajet_sdk.dialect import gathered, scrubbed
 from ajet_sdk.direct import Direct
-from ajet_sdk.endpoint import is_loopback, json_bytes
+from ajet_sdk.endpoint import is_loopback, json_bytes, json_value
 from ajet_sdk.model import ActiveEpisode, Exchange, Identity, Recorder, Verdict, current_episode
 
 __all__ = ["Elsewhere", "Fallback", "Reroute", "Watch", "active_episode", "begin", "quietly", "route_of"]
@@ -47,6 +47,8 @@ class Reroute:
     api_key: str
     direct: Direct | None = None
     """The gateway, where it is in this process."""
+    read: dict[str, Any] | None = None
+    """The body, where it was read from bytes here."""
 
     def headers(self, given: Mapping[str, str]) -> dict[str, str]:
         """The request's headers with our key in place of every other secret."""
@@ -132,7 +134,8 @@ def begin(
         return None
     if _is_ours(url, headers, active):
         return _by_handle(active, url, headers) if direct else None
-    body = _json_object(read())
+    given = read()
+    body = _json_object(given)
     if body is None:
         return None
     identity = Identity(headers.get("x-ajet-agent") or "default", headers.get("x-ajet-target"))
@@ -140,7 +143,8 @@ def begin(
         active = elsewhere(active)
     if active.reroutes and active.recorder.answers(_model(body, url)) == "policy":
         base = f"{active.gateway_url}/episodes/{active.episode_id}/{identity.segment()}/v1"
-        return Reroute(f"{base}/{route}", active.api_key, direct_of(active) if direct else None)
+        own = None if body is given else body
+        return Reroute(f"{base}/{route}", active.api_key, direct_of(active) if direct else None, own)
     return Watch(active, route, identity, scrubbed(body))
 
 
@@ -178,7 +182,7 @@ def direct_of(active: ActiveEpisode) -> Direct | None:
 def _json_object(body: Any) -> dict[str, Any] | None:
     if isinstance(body, (bytes, bytearray, str)):
         try:
-            body = json.loads(body)
+            body = json_value(bytes(body) if isinstance(body, bytearray) else body)
         except (ValueError, RecursionError):
             return None
     if not isinstance(body, dict) or not any(key in body for key in ("model", "messages", "prompt", "input")):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ajet_sdk.intercept import quietly
 from ajet_sdk.model import ActiveEpisode, Exchange, Verdict, current_episode
 from ajet_sdk.recorder import observed_call
-from ajet_sdk.types import Call, Episode, Run, Task, new_id, now
+from ajet_sdk.types import Episode, Run, Task, new_id, now
 
 if TYPE_CHECKING:
     from ajet_sdk.gateway import Gateway
@@ -43,8 +43,7 @@ class ObservedEpisode:
 
     def observed(self, exchange: Exchange) -> None:
         """Record a call."""
-        call: Call = observed_call(self.episode_id, exchange)
-        self._put(call.model_copy(update={"index": next(self._indices)}))
+        self._put(observed_call(self.episode_id, next(self._indices), exchange))
 
 
 class Observation:

@@ -135,10 +135,12 @@ class Pending:
         }
         answer = self._answer
         if answer is None:
-            self.episode.add(Call(**common, model=self.engine.model, response=self.response))
+            index = self.episode.next_index()
+            self.episode.add(Call(**common, index=index, model=self.engine.model, response=self.response))
             return
         for index, choice in enumerate(answer.choices):
             known: dict[str, Any] = {
+                "index": self.episode.next_index(),
                 "model": answer.model,
                 "policy_version": answer.policy_version,
                 "response": one_choice(self.response, index),
@@ -250,7 +252,7 @@ class OpenEpisode:
     def observed(self, exchange: Exchange) -> None:
         """Record a request that passed through to its own endpoint; nothing once the episode is finished."""
         if not self._finished:
-            self.add(observed_call(self.episode_id, exchange))
+            self.add(observed_call(self.episode_id, self.next_index(), exchange))
 
     # What the gateway does
 
@@ -258,8 +260,10 @@ class OpenEpisode:
         self._ordinals[agent] += 1
         return self._ordinals[agent] - 1
 
+    def next_index(self) -> int:
+        return next(self._indices)
+
     def add(self, call: Call) -> None:
-        call = call.model_copy(update={"index": next(self._indices)})
         if self.spec.keep_calls:
             self._calls.append(call)
         if self._put is not None:
@@ -339,13 +343,14 @@ def _as_dict(sampling: Sampling) -> dict[str, Any]:
     return {**named, "stop": list(sampling.stop)}
 
 
-def observed_call(episode_id: str, exchange: Exchange) -> Call:
+def observed_call(episode_id: str, index: int, exchange: Exchange) -> Call:
     """The call of a request that passed through: no ids, not trained."""
     choices = exchange.response.get("choices")
     first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
     finish = first.get("finish_reason") or exchange.response.get("stop_reason") or exchange.response.get("status")
     return Call(
         episode_id=episode_id,
+        index=index,
         agent=exchange.agent,
         target_tag=exchange.target_tag,
         trainable=False,

@@ -197,7 +197,7 @@ class _Draft:
                 end = min(span.end, limit)
                 self.kept[span.call_id] = max(0, end - span.start)
                 if end > span.start:
-                    spans.append(Span(call_id=span.call_id, start=span.start, end=end))
+                    spans.append(span if end == span.end else Span(call_id=span.call_id, start=span.start, end=end))
         if not spans:
             return None
         size = spans[-1].end
@@ -217,6 +217,8 @@ class _Draft:
     def _shorten(self, timeline: Timeline, spans: tuple[Span, ...], mask: npt.NDArray[np.bool_]) -> Timeline:
         """The timeline up to its last trained token, with nothing else masked in."""
         size = len(mask)
+        if spans == timeline.spans and size == len(timeline.token_ids):
+            return timeline
         calls = {call.call_id: call for call in self.episode.calls}
         prompts = {call_id: calls[call_id].prompt_ids for call_id in timeline.call_ids}
         versions = (calls[span.call_id].policy_version for span in spans)

@@ -28,6 +28,7 @@ Message = dict[str, Any]
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _APART = {"role", "content", "tool_calls", *_REASONING}
 _NEVER_RENDERED = {"refusal", "annotations", "audio", "function_call", "cache_control"}
+_NOT_AS_IT_IS = _APART | _NEVER_RENDERED
 _PROBE = "probe"
 _PROBE_CALL = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": '{"a": "b"}'}}
 
@@ -101,11 +102,13 @@ def _spelt(call: dict[str, Any]) -> dict[str, Any]:
 def clean(message: Mapping[str, Any]) -> Message:
     """One form for what clients write in many: parts or string, arguments as string or object, null keys."""
     out: Message = {"role": message.get("role", ""), "content": _content(message.get("content"))}
-    skip = _APART | _NEVER_RENDERED
-    out.update({k: v for k, v in message.items() if k not in skip and v is not None and v != [] and v != {}})
-    thought = next((message[k] for k in _REASONING if message.get(k)), None)
-    if thought:
-        out["reasoning_content"] = out["thinking"] = thought
+    for key, value in message.items():
+        if key not in _NOT_AS_IT_IS and value is not None and value != [] and value != {}:
+            out[key] = value
+    for key in _REASONING:
+        if message.get(key):
+            out["reasoning_content"] = out["thinking"] = message[key]
+            break
     calls = message.get("tool_calls")
     if isinstance(calls, list) and calls:
         out["tool_calls"] = [_tool_call(call) if isinstance(call, Mapping) else call for call in calls]
@@ -169,7 +172,9 @@ def _compile(source: str) -> jinja2.Template:
     environment.filters["tojson"] = _tojson
     environment.globals["raise_exception"] = _raise
     try:
-        return environment.from_string(source)
+        template = environment.from_string(source)
+        template.globals = dict(template.globals)  # copied at each rendering, and a ChainMap is slow at it
+        return template
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError(f"the chat template does not parse: {error} (line {error.lineno})") from error
 

@@ -112,6 +112,7 @@ class EpisodeTokens:
     def __init__(self, tokenizer: Tokenizer, cuts: Cuts | None = None) -> None:
         self._tokenizer = tokenizer
         self._encoder = PieceEncoder(tokenizer, cuts or Cuts(tokenizer))
+        self._compiled: ChatTemplate | None = None
         self._at = datetime.now()
         self._lock = threading.Lock()
         self._answered: dict[bytes, list[_Call]] = {}
@@ -171,7 +172,9 @@ class EpisodeTokens:
             self._last = call
 
     def _template(self) -> ChatTemplate:
-        return ChatTemplate.of(self._tokenizer.chat_template, self._tokenizer.variables)
+        if self._compiled is None:
+            self._compiled = ChatTemplate.of(self._tokenizer.chat_template, self._tokenizer.variables)
+        return self._compiled
 
     def _known(self, tools: Sequence[Mapping[str, Any]] | None) -> list[Shown] | None:
         """The tools, as of the last request where they are the same: a template's spelling of them is kept."""
@@ -255,9 +258,16 @@ class EpisodeTokens:
 
 def _copied(value: Any) -> Any:
     """A copy of JSON that shares nothing which may change."""
+    try:
+        return marshal.loads(marshal.dumps(value))
+    except ValueError:  # something like JSON, made of other types
+        return _rebuilt(value)
+
+
+def _rebuilt(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {key: _copied(one) for key, one in value.items()}
-    return [_copied(one) for one in value] if isinstance(value, list) else value
+        return {key: _rebuilt(one) for key, one in value.items()}
+    return [_rebuilt(one) for one in value] if isinstance(value, list) else value
 
 
 def _common(a: Sequence[Any], b: Sequence[Any]) -> int:

@@ -9,29 +9,30 @@ import asyncio
 import queue
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any
 
-from ajet_sdk.direct import Direct, Exchange, Part
+from ajet_sdk.direct import Exchange, Part
+from ajet_sdk.intercept import Reroute
 
 __all__ = ["asking"]
 
-Ask = Callable[[Direct, str, Mapping[str, str], Any, bool], Any]
+Ask = Callable[[Reroute, Any, bool], Any]
 
 
 def asking(module: Any) -> tuple[Ask, Ask]:
-    """`ask(direct, url, headers, request, stream)` for the API of httpx in `module`, and the same as a coroutine.
+    """`ask(plan, request, stream)` for the API of httpx in `module`, and the same as a coroutine.
 
     The response is to the agent's own `request`, whose body and time limit count; it is read unless `stream`. They
     raise the module's ReadTimeout, ConnectError (the gateway has stopped) and RemoteProtocolError (it broke off).
     """
     stream_of, astream_of = _streams(module)
 
-    def ask(direct: Direct, url: str, headers: Mapping[str, str], request: Any, stream: bool) -> Any:
+    def ask(plan: Reroute, request: Any, stream: bool) -> Any:
         began, told = time.perf_counter(), queue.SimpleQueue[Part | None]()
-        exchange = _begin(module, direct, url, headers, request, told.put)
+        exchange = _begin(module, plan, request, told.put)
 
         def following() -> Part:
             try:
@@ -42,7 +43,9 @@ def asking(module: Any) -> tuple[Ask, Ask]:
 
         try:
             first = following()
-            response = _response(module, request, first, began, stream_of(first, following, exchange))
+            if first.last and not stream:
+                return _response(module, request, first, began, content=first.body)
+            response = _response(module, request, first, began, stream=stream_of(first, following, exchange))
             if not stream:
                 response.read()
         except BaseException:
@@ -50,9 +53,9 @@ def asking(module: Any) -> tuple[Ask, Ask]:
             raise
         return response
 
-    async def aask(direct: Direct, url: str, headers: Mapping[str, str], request: Any, stream: bool) -> Any:
+    async def aask(plan: Reroute, request: Any, stream: bool) -> Any:
         began, told = time.perf_counter(), _Inbox()
-        exchange = _begin(module, direct, url, headers, request, told.put)
+        exchange = _begin(module, plan, request, told.put)
 
         async def following() -> Part:
             try:
@@ -63,7 +66,9 @@ def asking(module: Any) -> tuple[Ask, Ask]:
 
         try:
             first = await following()
-            response = _response(module, request, first, began, astream_of(first, following, exchange))
+            if first.last and not stream:
+                return _response(module, request, first, began, content=first.body)
+            response = _response(module, request, first, began, stream=astream_of(first, following, exchange))
             if not stream:
                 await response.aread()
         except BaseException:
@@ -130,16 +135,10 @@ def _streams(module: Any) -> tuple[Any, Any]:
     return Stream, AsyncStream
 
 
-def _begin(
-    module: Any,
-    direct: Direct,
-    url: str,
-    headers: Mapping[str, str],
-    request: Any,
-    tell: Callable[[Part | None], None],
-) -> Exchange:
+def _begin(module: Any, plan: Reroute, request: Any, tell: Callable[[Part | None], None]) -> Exchange:
+    assert plan.direct is not None
     try:
-        return direct.ask(url, headers, request.content, tell)
+        return plan.direct.ask(plan.url, plan.headers(request.headers), request.content, tell, plan.read)
     except RuntimeError as error:
         raise module.ConnectError("the gateway has stopped", request=request) from error
 
@@ -160,7 +159,7 @@ def _whole_part(module: Any, request: Any, part: Part | None) -> Part:
     return part
 
 
-def _response(module: Any, request: Any, first: Part, began: float, stream: Any) -> Any:
-    response = module.Response(first.status, headers=first.headers, request=request, stream=stream)
+def _response(module: Any, request: Any, first: Part, began: float, **body: Any) -> Any:
+    response = module.Response(first.status, headers=first.headers, request=request, **body)
     response.elapsed = timedelta(seconds=time.perf_counter() - began)
     return response

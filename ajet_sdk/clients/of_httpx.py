@@ -32,12 +32,12 @@ class _Httpx:
     def reroute(self, request: Any, plan: Reroute, stream: bool) -> Any:
         if plan.direct is None:
             return self.send(self._client(), self._elsewhere(request, plan), stream=stream)
-        return self.ask(plan.direct, plan.url, plan.headers(request.headers), request, stream)
+        return self.ask(plan, request, stream)
 
     async def areroute(self, request: Any, plan: Reroute, stream: bool) -> Any:
         if plan.direct is None:
             return await self.asend(self._aclient(), self._elsewhere(request, plan), stream=stream)
-        return await self.aask(plan.direct, plan.url, plan.headers(request.headers), request, stream)
+        return await self.aask(plan, request, stream)
 
     def _elsewhere(self, request: Any, plan: Reroute) -> Any:
         kept = {key: value for key, value in request.extensions.items() if key == "timeout"}

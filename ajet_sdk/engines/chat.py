@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -58,10 +59,10 @@ class Chat:
         """The request as tokens. Raises RequestRefused, ContextOverflow."""
         refuse_unhonoured(ask.body)
         if ask.route == "completions":
-            ids, prompt = self._plain(ask.body.get("prompt")), None
+            ids, prompt = array("i", self._plain(ask.body.get("prompt"))), None
         else:
             prompt = self._prompt(ask)
-            ids = prompt.ids
+            ids = array("i", prompt.ids)  # a buffer: whoever makes an array of it copies memory
         left = self.max_model_len - len(ids)
         if left < 1:
             raise ContextOverflow(
@@ -97,7 +98,7 @@ class Chat:
             prompt = prompt[0]
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
-        if isinstance(prompt, list) and prompt and all(isinstance(i, int) and i >= 0 for i in prompt):
+        if isinstance(prompt, list) and prompt and all(isinstance(i, int) and 0 <= i < NO_LIMIT for i in prompt):
             return list(prompt)
         raise RequestRefused("prompt must be one string or one list of token ids", "prompt")
 

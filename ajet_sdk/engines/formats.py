@@ -10,11 +10,12 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
+
+import numpy as np
 
 from ajet_sdk.errors import ConfigError, RequestRefused
 from ajet_sdk.protocols import Tokenizer
@@ -163,10 +164,10 @@ def learn(tokenizer: Tokenizer, parser: str = "auto") -> ReplyFormat:
 
 def call_id(prompt_ids: Sequence[int], output_ids: Sequence[int], choice: int, index: int) -> str:
     """Nine letters and digits (what Mistral's templates insist on), the same whenever the same tokens were sampled."""
-    numbers = array("q", [len(prompt_ids), choice, index])
-    numbers.extend(prompt_ids)
-    numbers.extend(output_ids)
-    number = int.from_bytes(hashlib.blake2b(numbers.tobytes(), digest_size=8).digest(), "big")
+    told = hashlib.blake2b(digest_size=8)
+    for numbers in ([len(prompt_ids), choice, index], prompt_ids, output_ids):
+        told.update(np.asarray(numbers, dtype=np.int64).tobytes())
+    number = int.from_bytes(told.digest(), "big")
     letters = "0123456789abcdefghijklmnopqrstuvwxyz"
     return "".join(letters[number // 36**i % 36] for i in range(9))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import marshal
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -131,7 +132,7 @@ def _call(call: Call, prefixes: Prefixes) -> list[tuple[str, Row]]:
     row = _plain(call)
     request = dict(call.request)
     raw = request.pop("messages") if isinstance(request.get("messages"), list) else None
-    messages = None if raw is None else [_json(m) for m in raw]
+    messages = None if raw is None else [_spelling(m) for m in raw]
     row |= {
         "request": _json(scrub(request)),
         "response": _json(scrub(call.response)),
@@ -147,15 +148,27 @@ def _call(call: Call, prefixes: Prefixes) -> list[tuple[str, Row]]:
         "prefix_messages": placed.prefix_messages,
         "messages_suffix": None,
     }
-    if raw is not None and messages is not None:
-        new = zip(raw[placed.prefix_messages :], messages[placed.prefix_messages :], strict=True)
-        row["messages_suffix"] = f"[{', '.join(text if _simple(m) else _json(scrub(m)) for m, text in new)}]"
+    if raw is not None:
+        new = raw[placed.prefix_messages :]
+        row["messages_suffix"] = f"[{', '.join(_json(m if _simple(m) else scrub(m)) for m in new)}]"
     return [("calls", row)]
 
 
 def _trained(trained: Trained, _: Prefixes) -> list[tuple[str, Row]]:
     arrays = {name: getattr(trained, name) for name in ("advantages", "logprobs", "entropy")}
     return [("trained", _plain(trained) | arrays)]
+
+
+def _spelling(message: Any) -> bytes:
+    """What tells a message from every other, quickly: most of them only repeat an earlier call's."""
+    try:
+        return marshal.dumps(message, _WITHOUT_REFERENCES)
+    except ValueError:
+        return _json(message).encode()
+
+
+_WITHOUT_REFERENCES = 2
+"""The last format of `marshal` in which what is equal is spelt equally, shared or not."""
 
 
 def _simple(message: Any) -> bool:

@@ -71,11 +71,11 @@ class Prefixes:
         call_id: str,
         prompt_ids: npt.NDArray[np.int32] | None,
         output_ids: npt.NDArray[np.int32] | None,
-        messages: Sequence[str] | None,
+        messages: Sequence[bytes] | None,
     ) -> Placed:
-        """Find the earlier call with the longest prefix, and remember this one."""
+        """Find the earlier call with the longest prefix, and remember this one; equal messages have equal bytes."""
         prompt = _NO_IDS if prompt_ids is None else prompt_ids
-        keys = tuple(hashlib.blake2b(m.encode(), digest_size=16).digest() for m in messages or ())
+        keys = tuple(hashlib.blake2b(m, digest_size=16).digest() for m in messages or ())
         conversation = self._episodes.setdefault(episode_id, _Conversation())
         self._episodes.move_to_end(episode_id)
         best, parent = (0, 0), None

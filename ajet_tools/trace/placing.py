@@ -175,7 +175,8 @@ def _smaller(calls: list[Stored]) -> list[dict[str, Any]] | None:
                     spelled[id(message)] = _ENCODER.encode(message)
             texts = [spelled[id(message)] for message in messages]
         prompt = None if call.prompt_suffix is None else ids
-        place = prefixes.place("", call.call_id, prompt, call.output_ids, texts)
+        spelt = None if texts is None else [text.encode("utf-8", "surrogatepass") for text in texts]
+        place = prefixes.place("", call.call_id, prompt, call.output_ids, spelt)
         new = _row(place, prompt, texts)
         places.append(new)
         gain += _bytes(call.prompt_suffix, call.messages_suffix) - _bytes(new["prompt_suffix"], new["messages_suffix"])

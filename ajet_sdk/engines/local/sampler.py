@@ -125,7 +125,7 @@ class LocalSampler:
         prompt = np.asarray(prompt_ids, dtype=np.int32)
         if not len(prompt):
             raise RequestRefused("the prompt has no tokens", "prompt")
-        if prompt.min() < 0 or prompt.max() >= self._vocabulary:
+        if prompt.view(np.uint32).max() >= self._vocabulary:  # a negative one is large
             raise RequestRefused(f"the prompt has ids outside of the model's {self._vocabulary}", "prompt")
         room = self.max_model_len - len(prompt)
         if room < 1:

@@ -63,11 +63,11 @@ def test_a_fifty_turn_episode_costs_its_distinct_tokens(tmp_path: Path) -> None:
 
 def test_the_longest_prefix_wins_and_a_fork_keeps_both() -> None:
     prefixes = Prefixes()
-    assert prefixes.place("e", "a", ids(1, 2), ids(3), ["x"]) == Placed(None, 0, 0)
-    assert prefixes.place("e", "b", ids(1, 2, 3, 4), ids(5), ["x", "y"]) == Placed("a", 3, 1)
-    assert prefixes.place("e", "fork", ids(1, 2, 3, 9), ids(6), ["x", "z"]) == Placed("b", 3, 1)
-    assert prefixes.place("e", "c", ids(1, 2, 3, 4, 5, 7), None, ["x", "y", "w"]) == Placed("b", 5, 2)
-    assert prefixes.place("other", "d", ids(1, 2, 3), None, ["x"]) == Placed(None, 0, 0)
+    assert prefixes.place("e", "a", ids(1, 2), ids(3), [b"x"]) == Placed(None, 0, 0)
+    assert prefixes.place("e", "b", ids(1, 2, 3, 4), ids(5), [b"x", b"y"]) == Placed("a", 3, 1)
+    assert prefixes.place("e", "fork", ids(1, 2, 3, 9), ids(6), [b"x", b"z"]) == Placed("b", 3, 1)
+    assert prefixes.place("e", "c", ids(1, 2, 3, 4, 5, 7), None, [b"x", b"y", b"w"]) == Placed("b", 5, 2)
+    assert prefixes.place("other", "d", ids(1, 2, 3), None, [b"x"]) == Placed(None, 0, 0)
 
 
 def test_an_ended_episode_is_forgotten_and_state_is_bounded(tmp_path: Path) -> None:
