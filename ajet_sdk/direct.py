@@ -7,12 +7,13 @@ time that an agent's HTTP takes. Other processes, and libraries without transpor
 from __future__ import annotations
 
 import asyncio
-import contextvars
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
+
+from ajet_sdk.letterbox import Letterbox
 
 __all__ = ["GONE", "READ", "Direct", "Exchange", "Part"]
 
@@ -57,8 +58,7 @@ class Direct:
         }
         exchange = Exchange(self, scope, body, tell, read)
         self.asked.add(exchange)
-        # An empty context: what the application does belongs to no episode.
-        self.loop.call_soon_threadsafe(exchange.start, context=contextvars.Context())
+        Letterbox.of(self.loop).post(exchange.start)  # in an empty context: what it does belongs to no episode
         return exchange
 
     def close(self) -> None:

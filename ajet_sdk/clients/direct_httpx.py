@@ -16,6 +16,7 @@ from typing import Any
 
 from ajet_sdk.direct import Exchange, Part
 from ajet_sdk.intercept import Reroute
+from ajet_sdk.letterbox import Letterbox
 
 __all__ = ["asking"]
 
@@ -89,7 +90,7 @@ class _Inbox:
 
     def put(self, part: Part | None) -> None:
         with suppress(RuntimeError):  # the agent's loop is closed: nobody waits
-            self._loop.call_soon_threadsafe(self._arrive, part)
+            Letterbox.of(self._loop).post(self._arrive, part)
 
     def _arrive(self, part: Part | None) -> None:
         self._parts.append(part)

@@ -84,14 +84,17 @@ class Chat:
 
     def tokens(self, episode_id: str, agent: str) -> EpisodeTokens:
         """The ids of an agent's conversations so far."""
+        agents = self._tokens[episode_id]
+        if agent not in agents:
+            agents[agent] = self._new_tokens()
+        return agents[agent]
+
+    def _new_tokens(self) -> EpisodeTokens:
         from ajet_sdk.pieces import Cuts
         from ajet_sdk.tokens import EpisodeTokens
 
-        agents = self._tokens[episode_id]
-        if agent not in agents:
-            self._cuts = self._cuts or Cuts(self.tokenizer)
-            agents[agent] = EpisodeTokens(self.tokenizer, self._cuts)
-        return agents[agent]
+        self._cuts = self._cuts or Cuts(self.tokenizer)
+        return EpisodeTokens(self.tokenizer, self._cuts)
 
     def _plain(self, prompt: Any) -> list[int]:
         if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):

@@ -134,7 +134,7 @@ def _call(call: Call, prefixes: Prefixes) -> list[tuple[str, Row]]:
     raw = request.pop("messages") if isinstance(request.get("messages"), list) else None
     messages = None if raw is None else [_spelling(m) for m in raw]
     row |= {
-        "request": _json(scrub(request)),
+        "request": _settings(request),
         "response": _json(scrub(call.response)),
         "sampling": _json(scrub(call.sampling)),
         "output_ids": call.output_ids,
@@ -157,6 +157,19 @@ def _call(call: Call, prefixes: Prefixes) -> list[tuple[str, Row]]:
 def _trained(trained: Trained, _: Prefixes) -> list[tuple[str, Row]]:
     arrays = {name: getattr(trained, name) for name in ("advantages", "logprobs", "entropy")}
     return [("trained", _plain(trained) | arrays)]
+
+
+def _settings(request: Row) -> str:
+    """The JSON of a request without its messages: model, tools and the rest, the same for most calls of a run."""
+    try:
+        return _settings_of(marshal.dumps(request, _WITHOUT_REFERENCES))
+    except ValueError:
+        return _json(scrub(request))
+
+
+@lru_cache(maxsize=256)
+def _settings_of(spelling: bytes) -> str:
+    return _json(scrub(marshal.loads(spelling)))
 
 
 def _spelling(message: Any) -> bytes:

@@ -191,7 +191,7 @@ class LlamaForward:
         shape: tuple[int, ...],
     ) -> torch.Tensor:
         parts = [F.linear(h, weight, bias) for weight, bias in layer.projections]
-        qkv = (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).view(len(h), -1, self._size)
+        qkv = (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).view(h.shape[0], -1, self._size)
         both, half = self._heads + self._kv, self._size // 2
         qk = qkv[:, :both]
         if layer.head_norm is not None:
@@ -211,7 +211,7 @@ class LlamaForward:
             query = query.flatten(2, 3).transpose(1, 2)
             key, value = (t[:, :, None].expand(-1, -1, group, -1, -1).flatten(1, 2) for t in (key, value))
             out = F.scaled_dot_product_attention(query, key, value, is_causal=True).transpose(1, 2)
-        return out.reshape(len(h), -1)
+        return out.reshape(h.shape[0], -1)
 
 
 def _weight(linear: Any) -> torch.Tensor:

@@ -128,6 +128,10 @@ class Rows:
         is preferred, since it can be taken over where it lies.
         """
         most = len(prompt) - 1
+        if (last := self._rested(session)) is not None:
+            length = int(self.length[last])
+            if 0 < length <= most and np.array_equal(self.ids[last, :length], prompt[:length]):
+                return last, length
         own = np.fromiter(self._sessions.get(session, ()), dtype=np.int64)
         best, best_shared = -1, 0
         if len(own):
@@ -142,6 +146,11 @@ class Rows:
             if shared_B.max() > best_shared:
                 best, best_shared = int(shared_B.argmax()), int(shared_B.max())
         return (best, best_shared) if best_shared >= min(_SHARE_AT_LEAST, most) else (-1, 0)
+
+    def _rested(self, session: str) -> int | None:
+        """The session's one row, where it has no other and that one rests."""
+        rows = self._sessions.get(session, ())
+        return next((row for row in rows if self.state[row] == RESTING), None) if len(rows) == 1 else None
 
     def _shared(self, ids: npt.NDArray[np.int32], rows: _Index) -> npt.NDArray[np.int64]:
         """How many first tokens each of the rows has in common with `ids`, as far as they are computed."""

@@ -25,6 +25,7 @@ from ajet_sdk.engines.local.plain import Plain
 from ajet_sdk.engines.local.slots import Slots
 from ajet_sdk.engines.local.twin import Twin
 from ajet_sdk.errors import ContextOverflow, EngineUnavailable, RequestRefused
+from ajet_sdk.letterbox import Letterbox
 from ajet_sdk.protocols import Sampled, Sampling, Tokenizer
 
 __all__ = ["LocalSampler"]
@@ -309,7 +310,7 @@ def _reject(request: Request, error: Exception) -> None:
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *arguments: Any) -> None:
     try:
-        loop.call_soon_threadsafe(function, *arguments)
+        Letterbox.of(loop).post(function, *arguments)
     except RuntimeError:
         _log.debug("An event loop was closed while a call of its own was sampled.")
 

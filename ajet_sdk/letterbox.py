@@ -1,0 +1,47 @@
+"""Calls from one thread into another's event loop, of which many wake it once.
+
+`call_soon_threadsafe` writes to the loop's socket for each call, and at each write another thread may take the
+interpreter: with hundreds of episodes in one process most of them go to a loop that is on its way already.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["Letterbox"]
+
+
+class Letterbox:
+    """What other threads ask a loop to do, in the order of asking. One for each loop: `of`."""
+
+    _all: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Letterbox] = weakref.WeakKeyDictionary()
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = weakref.ref(loop)
+        self._posted: deque[tuple[Callable[..., None], tuple[Any, ...]]] = deque()
+        self._woken = False
+
+    @classmethod
+    def of(cls, loop: asyncio.AbstractEventLoop) -> Letterbox:
+        return cls._all.get(loop) or cls._all.setdefault(loop, cls(loop))
+
+    def post(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Have the loop call a function soon, in an empty context. Raises RuntimeError where the loop is closed."""
+        loop = self._loop()
+        if loop is None or loop.is_closed():
+            raise RuntimeError("the event loop is closed")
+        self._posted.append((function, arguments))
+        if not self._woken:
+            self._woken = True
+            loop.call_soon_threadsafe(self._open, context=contextvars.Context())
+
+    def _open(self) -> None:
+        self._woken = False  # before the first is taken: what is posted from here on wakes the loop again
+        while self._posted:
+            function, arguments = self._posted.popleft()
+            function(*arguments)
