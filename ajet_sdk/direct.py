@@ -106,7 +106,7 @@ class Exchange:
         """The caller goes away; nothing happens where the response was whole. From any thread."""
         if not self._over:
             with suppress(RuntimeError):  # the gateway's loop is closed
-                self._direct.loop.call_soon_threadsafe(self._left)
+                Letterbox.of(self._direct.loop).post(self._left)  # behind `start`
 
     def _left(self) -> None:
         if self._gone is not None and not self._gone.done():

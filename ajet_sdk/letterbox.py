@@ -44,4 +44,8 @@ class Letterbox:
         self._woken = False  # before the first is taken: what is posted from here on wakes the loop again
         while self._posted:
             function, arguments = self._posted.popleft()
-            function(*arguments)
+            try:
+                function(*arguments)
+            except Exception as error:  # noqa: BLE001  # as a loop's own calls: told, and no hindrance to the next
+                if (loop := self._loop()) is not None:
+                    loop.call_exception_handler({"message": f"a call of {function} failed", "exception": error})

@@ -386,7 +386,7 @@ async def _score(
 ) -> list[Episode]:
     from ajet_sdk.engines import open_engine, ready
     from ajet_sdk.episode import run_batch
-    from ajet_sdk.learn.recipe import build_recipe, wants_recipe
+    from ajet_sdk.learn.recipe import with_model
 
     def finished(episode: Episode) -> None:
         session.writer.put(*untrained_entries(episode))
@@ -395,9 +395,7 @@ async def _score(
 
     rollout = session.config.rollout
     given = {n: getattr(rollout, n) for n in ("temperature", "top_p", "top_k") if session.config.is_set(f"rollout.{n}")}
-    if wants_recipe(session.config):
-        await build_recipe(session.config)
-    engine = open_engine(session.config)
+    engine = open_engine(await with_model(session.config))
     try:
         await ready(engine)
         return await run_batch(

@@ -60,7 +60,8 @@ Outcome = Literal[
 
 
 _draw = random.Random()  # the system's entropy, once for each process: to ask for it anew gives the other threads way
-os.register_at_fork(after_in_child=_draw.seed)
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_draw.seed)
 
 
 def new_id() -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ajet_sdk.engines import open_engine, ready
 from ajet_sdk.episode import Attempt, run_batch
 from ajet_sdk.gateway import Gateway, SamplingOverride
-from ajet_sdk.learn.recipe import build_recipe, wants_recipe
+from ajet_sdk.learn.recipe import with_model
 from ajet_sdk.outcomes import check_sound, failures_by_cause, notices, untrained_entries
 from ajet_sdk.timelines import merge
 from ajet_sdk.types import Episode, TunedModel, new_id
@@ -60,9 +60,7 @@ async def debug(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
 
     Raises TrainingError where a smaller share of the episodes than `rollout.min_sound_share` is sound.
     """
-    config = _debug_config(job)
-    if wants_recipe(config):
-        await build_recipe(config)
+    config = await with_model(_debug_config(job))
     engine = open_engine(config)
     try:
         await ready(engine)

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ajet_sdk.config import Config
     from ajet_sdk.learn.probe import Probe
 
-__all__ = ["Demonstration", "Recipe", "Shape", "build_recipe", "wants_recipe"]
+__all__ = ["Demonstration", "Recipe", "Shape", "build_recipe", "wants_recipe", "with_model"]
 
 log = logging.getLogger("ajet")
 
@@ -139,6 +139,17 @@ def wants_recipe(config: Config) -> bool:
         return False
     hub = path.count("/") == 1 and not path.startswith((".", "/", "~")) and not Path(path).exists()
     return not hub
+
+
+async def with_model(config: Config) -> Config:
+    """The config with a recipe's model made and named by its own directory, which no run of another seed exchanges.
+
+    Raises what `build_recipe` does.
+    """
+    if not wants_recipe(config):
+        return config
+    made = {"path": str(await build_recipe(config)), "recipe": None, "name": config.model_name}
+    return config.model_copy(update={"model": config.model.model_copy(update=made)})
 
 
 async def build_recipe(config: Config, probe: Probe | None = None, say: Say = log.info) -> Path:

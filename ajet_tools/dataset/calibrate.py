@@ -103,7 +103,7 @@ def calibrate(
     Raises what `ajet_sdk.run.run` raises, and TaskError where no row could be measured. What was measured up to then,
     or up to Ctrl-C, is in `measurements`.
     """
-    _make_model(config)
+    measured = _with_model(config)  # before the conditions are told: they include what is in its directory
     known = Measurements(measurements, conditions(config, k))
     wanted = [_Wanted.of(row, known) for row in rows]
     tasks = {one.key: one.task for one in wanted if one.task is not None}
@@ -114,7 +114,7 @@ def calibrate(
         from ajet_sdk.run import run
 
         on_start(len(missing) * k)
-        report = run(config, tasks=list(missing.values()), k=k, on_episode=attempts.add)
+        report = run(measured, tasks=list(missing.values()), k=k, on_episode=attempts.add)
         done.traces = report.directory
         done.notices = [
             *failures_by_cause(attempts.counted), *notices(attempts.counted, cause=False), *_greedy(report.notices)
@@ -126,12 +126,10 @@ def calibrate(
     return done
 
 
-def _make_model(config: Config) -> None:
-    """Build the model of a recipe, for the conditions of a measurement include what is in its directory."""
-    from ajet_sdk.learn.recipe import build_recipe, wants_recipe
+def _with_model(config: Config) -> Config:
+    from ajet_sdk.learn.recipe import with_model
 
-    if wants_recipe(config):
-        asyncio.run(build_recipe(config))
+    return asyncio.run(with_model(config))
 
 
 def _greedy(told: Sequence[str]) -> list[str]:

@@ -31,6 +31,19 @@ def test_what_was_there_is_left_out_of_collections_and_what_is_new_is_not() -> N
 
 
 def test_a_run_that_fails_gives_everything_back() -> None:
+    before = gc.get_threshold()
     with pytest.raises(ValueError), settled():
+        assert gc.get_threshold()[0] > before[0]
         raise ValueError
     assert gc.get_freeze_count() == 0
+    assert gc.get_threshold() == before
+
+
+def test_a_program_without_collections_gets_none() -> None:
+    before = gc.get_threshold()
+    gc.set_threshold(0)
+    try:
+        with settled():
+            assert gc.get_threshold()[0] == 0
+    finally:
+        gc.set_threshold(*before)

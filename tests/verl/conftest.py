@@ -32,12 +32,14 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def no_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
-    """verl takes padding away by flash-attn, which needs CUDA, or by code of its own that it keeps for NPUs."""
-    from verl.utils import attention_utils, device
+    """verl takes padding away by flash-attn, which needs CUDA; for the test, by what Trinity's trainer does then."""
+    from verl.utils import attention_utils
 
-    monkeypatch.setattr(device, "is_torch_npu_available", lambda *_, **__: True)
-    for name in ("_index_first_axis", "_pad_input", "_rearrange", "_unpad_input"):
-        monkeypatch.setattr(attention_utils, name, None)
+    from ajet_sdk.backbones.unpadding import unpad_without_flash_attention
+
+    own = attention_utils._get_attention_functions
+    monkeypatch.setattr(attention_utils, "_get_attention_functions", own)  # undone at the end, with what follows
+    unpad_without_flash_attention()
 
 
 @pytest.fixture(scope="session")

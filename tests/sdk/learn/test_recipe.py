@@ -16,7 +16,7 @@ from ajet_sdk.config import Config, load_config
 from ajet_sdk.errors import ConfigError, TrainingError
 from ajet_sdk.learn import recipe as recipes
 from ajet_sdk.learn.made import MARK
-from ajet_sdk.learn.recipe import Demonstration, Recipe, Shape, build_recipe, wants_recipe
+from ajet_sdk.learn.recipe import Demonstration, Recipe, Shape, build_recipe, wants_recipe, with_model
 
 TOOLS = [{"type": "function", "function": {"name": "calc", "parameters": {"type": "object"}}}]
 
@@ -213,6 +213,17 @@ def test_somebodys_own_model_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "notes").mkdir()
     with pytest.raises(ConfigError, match="holds no model"):
         build(configured(tmp_path, SMALL, path="notes"))
+
+
+def test_a_config_names_the_seeds_own_model_whatever_the_link_says_later(tmp_path: Path) -> None:
+    config, other = configured(tmp_path, SMALL), configured(tmp_path, SMALL, seed=1)
+    own, second = build(config, 0.5), build(other, 0.5)
+    made = asyncio.run(with_model(config))
+    build(other)
+    assert (tmp_path / "model").resolve() == second
+    assert made.model.path is not None and made.resolve(made.model.path) == own
+    assert made.model_name == config.model_name and not wants_recipe(made)
+    assert asyncio.run(with_model(made)) is made
 
 
 def test_a_recipe_fills_directories_and_not_hub_names(tmp_path: Path) -> None:

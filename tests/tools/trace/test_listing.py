@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 from pathlib import Path
@@ -235,6 +235,18 @@ def served(writer: TraceWriter) -> Iterator[None]:
         thread.join()
 
 
+@contextmanager
+def of_ten(folder: Path) -> Iterator[tuple[TraceWriter, TraceReader]]:
+    """A live run of ten episodes, and a reader of it."""
+    with TraceWriter(folder / "trace.duckdb") as writer, served(writer):
+        writer.put(Run(run_id="run"))
+        for i in range(10):
+            put(writer, i)
+        writer.flush()
+        with closing(open_trace(folder)) as reader:
+            yield writer, reader
+
+
 def test_a_live_run_is_listed_filtered_and_searched_while_it_goes_on(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "trace.duckdb") as writer, served(writer):
         writer.put(Run(run_id="run"))
@@ -274,12 +286,7 @@ class Watched:
 
 
 def test_what_is_new_is_few_questions_also_while_more_ends(tmp_path: Path) -> None:
-    with TraceWriter(tmp_path / "trace.duckdb") as writer, served(writer):
-        writer.put(Run(run_id="run"))
-        for i in range(10):
-            put(writer, i)
-        writer.flush()
-        reader = open_trace(tmp_path)
+    with of_ten(tmp_path) as (writer, reader):
         found = open_listing(reader, "run")
         found.prepare(reader)
         put(writer, 10)
@@ -296,16 +303,10 @@ def test_what_is_new_is_few_questions_also_while_more_ends(tmp_path: Path) -> No
         fresh = open_listing(reader, "run")
         fresh.prepare(reader)
         assert grown.page(reader, 0, 12) == fresh.page(reader, 0, 12)
-        reader.close()
 
 
 def test_episodes_that_end_while_a_column_is_read_are_in_it(tmp_path: Path) -> None:
-    with TraceWriter(tmp_path / "trace.duckdb") as writer, served(writer):
-        writer.put(Run(run_id="run"))
-        for i in range(10):
-            put(writer, i)
-        writer.flush()
-        reader = open_trace(tmp_path)
+    with of_ten(tmp_path) as (writer, reader):
         found = open_listing(reader, "run")
 
         def goes_on() -> bool:
@@ -321,4 +322,3 @@ def test_episodes_that_end_while_a_column_is_read_are_in_it(tmp_path: Path) -> N
         assert grown.page(reader, 0, 20) == open_listing(reader, "run", sort="tokens", descending=False).page(
             reader, 0, 20
         )
-        reader.close()
