@@ -92,7 +92,7 @@ class Pending:
         seed = sampling.seed if own_seed else mixed_seed(sampling.seed, spec.seed, self.identity.agent, ordinal)
         if self.trainable:
             sampling = used(sampling, spec.sampling, max_tokens=spec.max_tokens)
-        self.sampling = replace(sampling, seed=seed)
+        self.sampling = sampling if seed == sampling.seed else replace(sampling, seed=seed)
         return self.sampling
 
     def _debug_engine(self, name: str) -> Engine:

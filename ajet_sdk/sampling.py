@@ -124,7 +124,8 @@ def used(sampling: Sampling, override: SamplingOverride | None, *, max_tokens: i
         changed.update({name: value for name, value in named.items() if value is not None})
         if override.greedy:
             changed["temperature"] = 0.0
-    return replace(sampling, **changed)
+    changed = {name: value for name, value in changed.items() if value != getattr(sampling, name)}
+    return replace(sampling, **changed) if changed else sampling
 
 
 def mixed_seed(requested: int | None, attempt: int | None, agent: str, ordinal: int) -> int | None:

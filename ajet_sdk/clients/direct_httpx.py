@@ -61,7 +61,7 @@ def asking(module: Any) -> tuple[Ask, Ask]:
         async def following() -> Part:
             try:
                 part = await told.get(_patience(request))
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 raise _too_late(module, request) from None
             return _whole_part(module, request, part)
 
@@ -94,13 +94,24 @@ class _Inbox:
 
     def _arrive(self, part: Part | None) -> None:
         self._parts.append(part)
+        self._wake()
+
+    def _wake(self) -> None:
         if self._waited is not None and not self._waited.done():
             self._waited.set_result(None)
 
     async def get(self, patience: float | None) -> Part | None:
+        """The next part. Raises TimeoutError after so many seconds without one."""
         if not self._parts:
-            self._waited = self._loop.create_future()
-            await asyncio.wait_for(self._waited, patience)
+            waited = self._waited = self._loop.create_future()
+            timer = None if patience is None else self._loop.call_later(patience, self._wake)
+            try:
+                await waited
+            finally:
+                if timer is not None:
+                    timer.cancel()
+        if not self._parts:
+            raise TimeoutError
         return self._parts.popleft()
 
 
