@@ -75,7 +75,6 @@ class OurRun:
         self.writer = self._open.enter_context(TraceWriter(folder / "trace.duckdb"))
         self.gateway = self._open.enter_context(Gateway(self.writer))
         self._open.enter_context(installed())
-        self._open.enter_context(settled())
         self._loop = asyncio.new_event_loop()
         self._open.callback(self._loop.close)
 
@@ -87,9 +86,10 @@ class OurRun:
         self._open.close()
 
     def step(self) -> None:
-        watch = Stopwatch()
-        self._loop.run_until_complete(self._step(len(self.takes)))
-        self.takes.append(watch.read())
+        with settled():  # as long as a run of ours lasts, and no longer: TRL has Python's own collections
+            watch = Stopwatch()
+            self._loop.run_until_complete(self._step(len(self.takes)))
+            self.takes.append(watch.read())
 
     async def _step(self, step: int) -> None:
         attempts = [
