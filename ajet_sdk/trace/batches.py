@@ -85,6 +85,8 @@ def encode(records: Iterable[Record], prefixes: Prefixes) -> dict[str, pa.Table]
             made = _ROWS_OF[type(record)](record, prefixes)
         except _CANNOT as error:
             _LOG.warning("A %s could not be stored in the trace: %s", type(record).__name__, error)
+            if isinstance(record, Call):  # it may have a place already, and nothing may refer to it
+                prefixes.forget(record.episode_id)
             continue
         for table, row in made:
             rows.setdefault(table, []).append(row)
@@ -134,7 +136,7 @@ def _call(call: Call, prefixes: Prefixes) -> list[tuple[str, Row]]:
     raw = request.pop("messages") if isinstance(request.get("messages"), list) else None
     messages = None if raw is None else [_spelling(m) for m in raw]
     row |= {
-        "request": _settings(request),
+        "request": _json(scrub(request)) if raw is None else _settings(request),
         "response": _json(scrub(call.response)),
         "sampling": _json(scrub(call.sampling)),
         "output_ids": call.output_ids,
@@ -160,14 +162,14 @@ def _trained(trained: Trained, _: Prefixes) -> list[tuple[str, Row]]:
 
 
 def _settings(request: Row) -> str:
-    """The JSON of a request without its messages: model, tools and the rest, the same for most calls of a run."""
+    """The JSON of a chat request without its messages: model, tools and the rest, the same for most calls of a run."""
     try:
         return _settings_of(marshal.dumps(request, _WITHOUT_REFERENCES))
     except ValueError:
         return _json(scrub(request))
 
 
-@lru_cache(maxsize=256)
+@lru_cache(maxsize=64)
 def _settings_of(spelling: bytes) -> str:
     return _json(scrub(marshal.loads(spelling)))
 

@@ -87,6 +87,19 @@ def test_an_ended_episode_is_forgotten_and_state_is_bounded(tmp_path: Path) -> N
     assert rows == [{"parent_call_id": None}, {"parent_call_id": None}]
 
 
+def test_nothing_refers_to_a_call_that_could_not_be_stored(tmp_path: Path) -> None:
+    deep: Any = "end"
+    for _ in range(600):
+        deep = {"in": deep}
+    spoilt = [{"role": "user", "content": "hi"}, {"role": "tool", "content": deep}]
+    with TraceWriter(tmp_path / "t.duckdb") as writer:
+        writer.put(Call(call_id="a", episode_id="e", request={"messages": spoilt}, prompt_ids=ids(1, 2)))
+        writer.put(Call(call_id="b", episode_id="e", request={"messages": spoilt[:1]}, prompt_ids=ids(1, 2, 3)))
+        writer.flush()
+        rows = writer.query("SELECT call_id, parent_call_id FROM calls").to_pylist()
+    assert rows == [{"call_id": "b", "parent_call_id": None}]
+
+
 json_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
