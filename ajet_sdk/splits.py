@@ -11,9 +11,10 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import cached_property
 from typing import Any
 
-from ajet_sdk.template import Message
+from ajet_sdk.template import Message, meaning
 
 __all__ = ["HINTS", "REPLACEMENT", "Side", "align", "explain"]
 
@@ -58,6 +59,11 @@ class Side:
     options: Mapping[str, Any] = field(default_factory=dict)
     """The template's arguments beside messages and tools."""
     reply: Message | None = None
+
+    @cached_property
+    def said(self) -> list[str]:
+        """What each message says (`template.meaning`)."""
+        return [meaning(message) for message in self.messages or ()]
 
 
 def _atoms(text: str, start: int = 0) -> Iterator[tuple[str | Decimal, int]]:
@@ -126,54 +132,57 @@ def _json(value: Any) -> str:
     return json.dumps(value or None, sort_keys=True, default=str)
 
 
-def _split_system(messages: Sequence[Message]) -> tuple[list[Message], list[Message]]:
-    n = next((i for i, m in enumerate(messages) if m["role"] not in ("system", "developer")), len(messages))
-    return list(messages[:n]), list(messages[n:])
+def _systems(messages: Sequence[Message]) -> int:
+    """How many first messages are the system's."""
+    return next((i for i, m in enumerate(messages) if m["role"] not in ("system", "developer")), len(messages))
 
 
-def _common(a: Sequence[Message], b: Sequence[Message]) -> int:
+def _common(a: Sequence[str], b: Sequence[str]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _by_messages(old: Side, new: Side) -> str | None:
     """The cause, as far as the messages differ; None where they go on from the old call's and its reply."""
     assert old.messages is not None and new.messages is not None
-    n = _common(old.messages, new.messages)
+    n = _common(old.said, new.said)
     if n == len(new.messages):
         return "parallel_branch"
     if n < len(old.messages):
-        return _history(old, old.messages, new.messages)
+        return _history(old, new)
     if old.reply is None:
         return None
     return _reply(old.reply, new.messages[n])
 
 
-def _history(old: Side, asked: Sequence[Message], new: Sequence[Message]) -> str:
-    (old_system, old_rest), (new_system, new_rest) = _split_system(asked), _split_system(new)
+def _history(old: Side, new: Side) -> str:
+    asked, now = _systems(old.messages or ()), _systems(new.messages or ())
+    old_rest, new_rest = old.said[asked:], new.said[now:]
     goes_on = _common(old_rest, new_rest)
-    if old_system != new_system and goes_on:
+    if old.said[:asked] != new.said[:now] and goes_on:
         return "system_changed"
-    several_turns = any(m["role"] == "assistant" for m in old_rest)
+    several_turns = any(m["role"] == "assistant" for m in old.messages or ())
     if several_turns and len(new_rest) < len(old_rest) + 1:
         return "summarised"
-    if not goes_on and not any(m in old_rest or m == old.reply for m in new_rest):
+    if not goes_on and not set(new_rest) & {*old_rest, *([meaning(old.reply)] if old.reply else [])}:
         return "new_conversation"
     return "history_edited"
 
 
 def _reply(gave: Message, got: Message) -> str | None:
     """What became of the reply in the history; None where it is the same."""
-    if got == gave:
+    if meaning(got) == meaning(gave):
         return None
     if got["role"] != gave["role"]:
         return "history_edited"
-    parts = {k for k in set(gave) | set(got) if gave.get(k) != got.get(k)} - {"thinking"}
-    if parts <= {"reasoning_content", "content"}:
+    if meaning({**got, **_SILENT}) == meaning({**gave, **_SILENT}):
         before, after = gave.get("content"), got.get("content")
         kept = before == after or (isinstance(before, str) and isinstance(after, str) and _is_tail(after, before))
         if kept and not got.get("reasoning_content"):
             return "think_stripped"
     return "history_edited"
+
+
+_SILENT = {"content": "", "reasoning_content": ""}
 
 
 def _is_tail(short: str, long: str) -> bool:

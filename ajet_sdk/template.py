@@ -21,7 +21,7 @@ from jinja2.runtime import LoopContext
 
 from ajet_sdk.errors import ConfigError, RequestRefused
 
-__all__ = ["Arguments", "ChatTemplate", "Message", "Shown", "clean", "same_reply"]
+__all__ = ["Arguments", "ChatTemplate", "Message", "Shown", "clean", "meaning", "same_reply"]
 
 Message = dict[str, Any]
 
@@ -62,9 +62,11 @@ class Arguments(Shown):
 
 
 def _arguments(value: Any) -> Any:
-    """The arguments as an object; what is no JSON object stays the string it is."""
+    """The arguments as an object, blank ones as the empty one; what is no JSON object stays the string it is."""
+    if value is None or (isinstance(value, str) and not value.strip()):
+        return Arguments({}, value or "{}")
     try:
-        parsed = json.loads(value) if isinstance(value, str) else value or {}
+        parsed = json.loads(value) if isinstance(value, str) else value
     except ValueError:
         return value
     if not isinstance(parsed, Mapping):
@@ -76,8 +78,10 @@ def _content(value: Any) -> Any:
     """Parts that are all text become one string; nothing becomes the empty string."""
     if value is None:
         return ""
-    if isinstance(value, list) and all(isinstance(p, Mapping) and isinstance(p.get("text"), str) for p in value):
-        return "".join(p["text"] for p in value)
+    if isinstance(value, list):
+        texts = [part.get("text") if isinstance(part, Mapping) else part for part in value]
+        if len(strings := [text for text in texts if isinstance(text, str)]) == len(texts):
+            return "".join(strings)
     return value
 
 
@@ -115,9 +119,46 @@ def clean(message: Mapping[str, Any]) -> Message:
     return out
 
 
+def meaning(cleaned: Message) -> str:
+    """What a cleaned message says: its role, content, reasoning, and the calls by name and values of their arguments.
+
+    Two messages of one meaning may still be shown differently, by a template that shows a name, an id or a spelling.
+    """
+    said: Message = {key: cleaned[key] for key in ("role", "content", "reasoning_content") if key in cleaned}
+    calls = cleaned.get("tool_calls")
+    if calls:
+        said["tool_calls"] = [_called(call) for call in calls]
+    return _spell(said)
+
+
+_spell = json.JSONEncoder(sort_keys=True, default=str).encode
+_EXACT = 2.0**53
+
+
+def _called(call: Any) -> Any:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return call
+    given = function.get("arguments")
+    try:
+        arguments = json.loads(given) if isinstance(given, str) else given
+    except ValueError:
+        arguments = given
+    return [function.get("name"), _valued(arguments)]
+
+
+def _valued(value: Any) -> Any:
+    """JSON with each number spelt one way: 1.0 is 1."""
+    if isinstance(value, Mapping):
+        return {key: _valued(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_valued(one) for one in value]
+    return int(value) if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT else value
+
+
 def same_reply(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     """Whether two messages say the same, whatever form a client gave them."""
-    return clean(a) == clean(b)
+    return meaning(clean(a)) == meaning(clean(b))
 
 
 class _Generation(jinja2.ext.Extension):

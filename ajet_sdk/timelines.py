@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from ajet_sdk.radix import Edge, RadixTree, common_prefix
 from ajet_sdk.splits import HINTS, Side, explain
-from ajet_sdk.template import clean
+from ajet_sdk.template import clean, meaning
 from ajet_sdk.types import Call, Span, Split, Timeline
 
 __all__ = ["Merged", "is_trained", "merge"]
@@ -225,7 +225,7 @@ class _History:
                 self._roots.setdefault(node.prompt.tobytes(), node)
             messages = _messages(node.call)
             if messages:
-                self._asked[len(messages), _fingerprint(messages[-1])].append(node)
+                self._asked[len(messages), meaning(clean(messages[-1]))].append(node)
 
     def twin(self, node: _Node) -> _Node | None:
         """Another first call with the same prompt."""
@@ -234,10 +234,10 @@ class _History:
 
     def expected(self, node: _Node) -> _Node:
         """The latest call whose messages this one's extend furthest, else the latest that ended before it began."""
-        messages = node.side.messages or ()
-        for n in range(len(messages), 0, -1):
-            for other in self._before(node, self._asked.get((n, _fingerprint(messages[n - 1])), ())):
-                if other.side.messages == messages[:n]:
+        said = node.side.said
+        for n in range(len(said), 0, -1):
+            for other in self._before(node, self._asked.get((n, said[n - 1]), ())):
+                if other.side.said == said[:n]:
                     return other
         place = self._place[id(node)]
         recent = self._nodes[max(0, place - 8) : place][::-1] or self._nodes[place + 1 : place + 2]
@@ -253,10 +253,6 @@ class _History:
 def _messages(call: Call) -> Sequence[Any] | None:
     messages = call.request.get("messages")
     return messages if isinstance(messages, list) and all(isinstance(m, Mapping) for m in messages) else None
-
-
-def _fingerprint(message: Mapping[str, Any]) -> str:
-    return f"{message.get('role')}:{clean(message)['content']}"
 
 
 def _side(call: Call) -> Side:

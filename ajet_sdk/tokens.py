@@ -7,7 +7,8 @@ prompt and out(c) the ids that were sampled for it. Then:
 1. ids(c) = ids(p) + out(p) + new(c) where c goes on from an earlier call p, else ids(c) = new(c) = encode(F(c)).
 2. c goes on from p only if F(c) starts with F(p) and continues with p's reply as decode(out(p)) spells it, up to
    blanks, JSON escapes and the spelling of numbers; new(c) encodes the rest of F(c). So a sampled end of turn is never
-   doubled and one that was not sampled (a truncated reply) is never lost.
+   doubled and one that was not sampled (a truncated reply) is never lost. Which p are tried is decided by what messages
+   mean (`template.meaning`); an earlier tool call is rendered as p had it, everything else as the client sent it.
 3. Only the template makes text: no marker of any template is known here.
 
 Every call renders the whole conversation (a later message may change how the template shows an earlier one), but each
@@ -18,19 +19,19 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
 import marshal
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import partial
 from typing import Any
 
 from ajet_sdk.pieces import Cuts, PieceEncoder
 from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.splits import Side, align, explain
-from ajet_sdk.template import ChatTemplate, Message, Shown, clean
+from ajet_sdk.template import ChatTemplate, Message, Shown, clean, meaning
 
 __all__ = ["EpisodeTokens", "Prompt"]
 
@@ -57,9 +58,9 @@ class Prompt:
 class _Call:
     side: Side
     formed: list[Message]
-    """The messages as the template reads them, earlier replies in our own spelling."""
+    """The messages as the template reads them, earlier tool calls in our own spelling."""
     keys: list[bytes]
-    """keys[i] identifies messages[: i + 1], whatever form the client gave them."""
+    """keys[i] identifies what messages[: i + 1] say, whatever form the client gave them."""
     text: str | None
     """F(call); None once the text of a later call, `holder`, starts with it."""
     size: int
@@ -140,9 +141,9 @@ class EpisodeTokens:
         with self._lock:
             request = self._form(template, messages)
             formed, keys = list(request.formed), request.keys
-            found = [call for key in reversed(keys) for call in reversed(self._answered.get(key, ()))]
-            if found and found[0].formed_reply is not None:
-                formed = [*found[0].formed, found[0].formed_reply, *formed[len(found[0].keys) + 1 :]]
+            found = self._found(request)
+            if found:
+                formed = _respelt(formed, [*found[0].formed, found[0].formed_reply or {}])
             tools = self._known(tools)
             text = template.render(formed, tools, at=self._at, **template_kwargs)
             call = _Call(Side(request.cleaned, tools, template_kwargs), formed, keys, text, len(text))
@@ -202,6 +203,20 @@ class EpisodeTokens:
             request.keys.append(_key(request.keys[-1] if request.keys else b"", request.cleaned[-1]))
         self._recent.append(request)
         return request
+
+    def _found(self, request: _Request) -> list[_Call]:
+        """The calls that a request goes on from by what it says, the deepest first.
+
+        Of replies that mean the same, those come first of which the client repeats the ids and the spelling.
+        """
+        found: list[_Call] = []
+        for n in range(len(request.keys) - 1, -1, -1):
+            calls = self._answered.get(request.keys[n], [])[::-1]
+            if len(calls) > 1:
+                spelt = [_spelling(m) for m in request.formed[: n + 1]]
+                calls.sort(key=partial(_likeness, spelt), reverse=True)
+            found += calls
+        return found
 
     def _place(self, call: _Call, text: str, found: list[_Call]) -> str | None:
         """Find the call that this one goes on from and encode the rest, else encode all; why it is not the deepest."""
@@ -281,8 +296,47 @@ def _first(pair: tuple[int, Any]) -> int:
     return pair[0]
 
 
-_spelt = json.JSONEncoder(sort_keys=True, default=str).encode
-
-
 def _key(before: bytes, message: Message) -> bytes:
-    return hashlib.blake2b(before + _spelt(message).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+    return hashlib.blake2b(before + meaning(message).encode("utf-8", "surrogatepass"), digest_size=16).digest()
+
+
+def _calls_of(message: Message) -> list[Any]:
+    calls: list[Any] = message.get("tool_calls") or []
+    return calls
+
+
+def _id_of(call: Any) -> str | None:
+    """The id of a tool call; None where it has none."""
+    found = call.get("id") if isinstance(call, Mapping) else None
+    return found if isinstance(found, str) else None
+
+
+def _spelling(message: Message) -> list[tuple[str | None, Any]]:
+    """The ids of a message's tool calls, and how their arguments are written."""
+    arguments = [call["function"]["arguments"] if isinstance(call, Mapping) else call for call in _calls_of(message)]
+    written = [getattr(one, "spelling", one) for one in arguments]
+    return list(zip(map(_id_of, _calls_of(message)), written, strict=True))
+
+
+def _likeness(spelt: Sequence[list[tuple[str | None, Any]]], call: _Call) -> tuple[int, int]:
+    """How many messages of an earlier call have the ids of these, and how many their spelling too."""
+    own = [_spelling(message) for message in [*call.formed, call.formed_reply or {}]]
+    ids = sum([i for i, _ in a] == [i for i, _ in b] for a, b in zip(spelt, own, strict=True))
+    return ids, sum(a == b for a, b in zip(spelt, own, strict=True))
+
+
+def _respelt(messages: list[Message], own: Sequence[Message]) -> list[Message]:
+    """The messages with the tool calls of the first ones as `own` has them, and results under the ids of these.
+
+    Everything else stays as the client sent it, for the template to show or to ignore.
+    """
+    ids: dict[str | None, str | None] = {}
+    for i, message in enumerate(messages):
+        called = _calls_of(message)
+        if called:
+            ours = _calls_of(own[i]) if i < len(own) else called
+            ids.update(zip(map(_id_of, called), map(_id_of, ours), strict=True))
+            messages[i] = {**message, "tool_calls": ours}
+        elif ids and isinstance(given := message.get("tool_call_id"), str) and ids.get(given, given) != given:
+            messages[i] = {**message, "tool_call_id": ids[given]}
+    return messages

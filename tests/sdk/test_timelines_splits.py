@@ -212,3 +212,13 @@ def test_malformed_tool_calls_break_nothing() -> None:
     ]
     (split,) = merge(calls, lambda ids: "".join(chr(96 + int(i)) for i in ids)).splits
     assert split.call_id == "b"
+
+
+def test_a_name_beside_each_reply_is_no_edit(tokenizer_of: Callable[..., Any]) -> None:
+    """AgentScope's formatters put `name` on every message: the cause is in what the texts show, not in the JSON."""
+    tok = tokenizer_of("byte_level", "tools")
+    letters = [i for piece in (*"The answer is 7.", END) for i in tok.encode(piece)]
+    first = asked(tok, 0, TASK, letters, YES)
+    then = [*TASK, {**YES, "name": "Friday", "refusal": None, "content": [{"type": "text", "text": YES["content"]}]}]
+    split = the_split(tok, first, asked(tok, 1, [*then, user("so")], "x", reply("x")))
+    assert (split.cause, split.parent_call_id) == ("retokenised", "c0")
