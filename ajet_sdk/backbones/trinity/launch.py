@@ -35,10 +35,35 @@ def typed(mapping: dict[str, Any]) -> Any:
     from trinity.common.config import Config
 
     try:
-        return OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(mapping)))
+        config: Any = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), OmegaConf.create(mapping)))
     except OmegaConfBaseException as error:
         text = str(error).partition("\n")[0]
         raise ConfigError(f"trinity: {text} (at {getattr(error, 'full_key', None) or 'its root'})") from error
+    for role, model in (("rollout_model", config.explorer.rollout_model), *_auxiliary(config)):
+        _check_engine_arguments(model, f"trinity: explorer.{role}")
+    return config
+
+
+_PASSED_BY_TRINITY = (
+    "model", "worker_cls", "distributed_executor_backend", "override_generation_config", "disable_log_stats",
+    "logprobs_mode", "async_scheduling", "weight_transfer_config",
+)  # fmt: skip
+"""Arguments of vLLM's engine that Trinity sets itself, besides those that are keys of its rollout model."""
+
+
+def _auxiliary(config: Any) -> list[tuple[str, Any]]:
+    return [(f"auxiliary_models[{at}]", model) for at, model in enumerate(config.explorer.auxiliary_models)]
+
+
+def _check_engine_arguments(model: Any, place: str) -> None:
+    """Raise ConfigError for an extra argument that Trinity passes to vLLM too: that is a TypeError on the GPUs."""
+    for name in model.extra_engine_args:
+        if hasattr(model, name):
+            raise ConfigError(
+                f"{place}.extra_engine_args.{name}: Trinity gives it to vLLM itself; set {name} beside it"
+            )
+        if name in _PASSED_BY_TRINITY:
+            raise ConfigError(f"{place}.extra_engine_args.{name}: Trinity gives it to vLLM itself; leave it out")
 
 
 def validated(mapping: dict[str, Any]) -> Any:

@@ -262,7 +262,8 @@ def _explorer(config: Config, place: TrinityPlace) -> dict[str, Any]:
             "gpu_memory_utilization": rollout.gpu_memory_utilization or 0.85,
             "dtype": dtype(config),
             "seed": common.seed,
-            "extra_engine_args": {"max_num_seqs": rollout.max_num_seqs, "logprobs_mode": "processed_logprobs"},
+            # Trinity itself asks for the log-probabilities of the distribution sampled from (`processed_logprobs`).
+            "extra_engine_args": {"max_num_seqs": rollout.max_num_seqs},
         },
     }
 

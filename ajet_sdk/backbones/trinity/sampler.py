@@ -21,9 +21,9 @@ _TIMEOUT = 1800.0
 class ServerSampler:
     """A `Sampler` over a Trinity `ModelWrapper`: vLLM's server, or ajet's own service, which speaks as it does.
 
-    The prompt goes as ids and the reply's ids come back, with log-probabilities of the distribution sampled from
-    (`logprobs_mode: processed_logprobs`). The version is the one that the server names; where it names none, that of
-    the engine before the request, which is never newer than the one that sampled.
+    The prompt goes as ids and the reply's ids come back, with log-probabilities of the distribution sampled from:
+    Trinity starts vLLM with `logprobs_mode: processed_logprobs`. The version is the one that the server names; where it
+    names none, that of the engine before the request, which is never newer than the one that sampled.
     """
 
     def __init__(self, wrapper: Any, model: str, max_model_len: int, eos_ids: frozenset[int]) -> None:
