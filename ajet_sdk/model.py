@@ -32,6 +32,7 @@ from weakref import WeakKeyDictionary
 
 from ajet_sdk.endpoint import Endpoint, is_loopback, without_certificates
 from ajet_sdk.errors import EngineError, EngineUnavailable, RequestRefused
+from ajet_sdk.reply_schema import read_reply
 from ajet_sdk.types import Phase
 
 if TYPE_CHECKING:
@@ -237,6 +238,7 @@ class Model:
         if tools:
             body["tools"] = list(tools)
         reply = await self._endpoint().post("chat/completions", body)
+        read_reply(reply, "chat/completions", self.base_url)
         return Message(reply["choices"][0]["message"])
 
     def _endpoint(self) -> Endpoint:

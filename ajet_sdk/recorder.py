@@ -16,9 +16,10 @@ from typing import Any
 
 from ajet_sdk.dialect import one_choice, responses, scrubbed
 from ajet_sdk.direct import Direct
-from ajet_sdk.errors import AjetError, ConfigError, ContextOverflow, ModelAmbiguous
+from ajet_sdk.errors import AjetError, ConfigError, ContextOverflow, EngineUnavailable, ModelAmbiguous
 from ajet_sdk.model import ActiveEpisode, Exchange, Identity, Model, Verdict, current_episode
 from ajet_sdk.protocols import Answer, Engine, Sampling
+from ajet_sdk.reply_schema import read_reply
 from ajet_sdk.sampling import SamplingOverride, asked, mixed_seed, used
 from ajet_sdk.types import Call, Phase, new_id, now
 
@@ -252,7 +253,10 @@ class OpenEpisode:
     def observed(self, exchange: Exchange) -> None:
         """Record a request that passed through to its own endpoint; nothing once the episode is finished."""
         if not self._finished:
-            self.add(observed_call(self.episode_id, self.next_index(), exchange))
+            call = observed_call(self.episode_id, self.next_index(), exchange)
+            if call.error is not None and exchange.error is None:
+                self.fail(EngineUnavailable(call.error))
+            self.add(call)
 
     # What the gateway does
 
@@ -344,7 +348,7 @@ def _as_dict(sampling: Sampling) -> dict[str, Any]:
 
 
 def observed_call(episode_id: str, index: int, exchange: Exchange) -> Call:
-    """The call of a request that passed through: no ids, not trained."""
+    """The call of a request that passed through: no ids, not trained. A reply that is none is its error."""
     choices = exchange.response.get("choices")
     first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
     finish = first.get("finish_reason") or exchange.response.get("stop_reason") or exchange.response.get("status")
@@ -360,7 +364,17 @@ def observed_call(episode_id: str, index: int, exchange: Exchange) -> Call:
         finish_reason=finish if isinstance(finish, str) else None,
         started_at=datetime.fromtimestamp(exchange.started_at, timezone.utc),
         ended_at=datetime.fromtimestamp(max(exchange.ended_at, exchange.started_at), timezone.utc),
-        error=exchange.error,
+        error=exchange.error or _misfit(exchange),
         request_id=new_id(),
         phase=exchange.phase,
     )
+
+
+def _misfit(exchange: Exchange) -> str | None:
+    """What is wrong with a reply in OpenAI's dialect. Other servers' own routes may end in `completions` too."""
+    if exchange.route == "chat/completions" or (exchange.route == "completions" and "choices" in exchange.response):
+        try:
+            read_reply(exchange.response, exchange.route, repr(exchange.model))
+        except EngineUnavailable as error:
+            return str(error)
+    return None

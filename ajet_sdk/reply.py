@@ -17,6 +17,7 @@ from ajet_sdk.endpoint import json_bytes, json_value
 from ajet_sdk.errors import AjetError, ConfigError, ContextOverflow, EngineUnavailable, ModelAmbiguous, RequestRefused
 from ajet_sdk.protocols import Answer, Ask, Route
 from ajet_sdk.recorder import OpenEpisode, Pending
+from ajet_sdk.reply_schema import checked_answer
 from ajet_sdk.types import Phase
 
 __all__ = [
@@ -116,7 +117,8 @@ class Reply:
         pending, episode = self.pending, self.pending.episode
         try:
             ask = self._prepared()
-            return pending.answered(await self._wait(asyncio.ensure_future(pending.engine.answer(ask)), gone))
+            answer = await self._wait(asyncio.ensure_future(pending.engine.answer(ask)), gone)
+            return pending.answered(checked_answer(answer, ask, repr(pending.engine.model)))
         except (Refusal, ClientGone):
             raise
         except ContextOverflow as error:

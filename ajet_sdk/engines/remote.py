@@ -9,8 +9,9 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 from ajet_sdk.endpoint import Endpoint
-from ajet_sdk.errors import EngineUnavailable, RequestRefused
+from ajet_sdk.errors import RequestRefused
 from ajet_sdk.protocols import Answer, Ask, Choice, Sampling
+from ajet_sdk.reply_schema import ReplyChoice, read_reply
 from ajet_sdk.sampling import wants_logprobs
 
 __all__ = ["RemoteEngine"]
@@ -121,27 +122,26 @@ class RemoteEngine:
         return body
 
     def _answer(self, ask: Ask, reply: Mapping[str, Any]) -> Answer:
-        given = reply.get("choices")
-        if not isinstance(given, list) or not given:
-            raise EngineUnavailable(f"{self.base_url} answered without choices: {str(reply)[:300]}")
-        usage = {name: value for name, value in (reply.get("usage") or {}).items() if isinstance(value, int)}
-        ids = [_ids(choice.get("token_ids")) for choice in given]
+        read = read_reply(reply, ask.route, self.base_url)
+        usage = {name: value for name, value in (read.usage or {}).items() if isinstance(value, int)}
+        ids = [choice.token_ids for choice in read.choices]
         total = sum(len(one) for one in ids if one is not None)
         if any(one is None for one in ids) or total != usage.get("completion_tokens", total):
-            ids = [None] * len(given)
+            ids = [None] * len(ids)
         if self._ids_given is None:
             self._ids_given = ids[0] is not None
         wanted = wants_logprobs(ask.body)
         sampling = ask.sampling
         plain = sampling.temperature == 1.0 and sampling.top_p == 1.0 and sampling.top_k < 1
         known = plain or self._processed
-        choices = tuple(_choice(choice, one, wanted, known) for choice, one in zip(given, ids, strict=True))
-        prompt = _ids(reply.get("prompt_token_ids"))
-        if prompt is None:
-            prompt = _ids(given[0].get("prompt_token_ids"))
+        choices = tuple(
+            _choice(choice, raw.get("message"), one, wanted, known)
+            for choice, raw, one in zip(read.choices, reply["choices"], ids, strict=True)
+        )
+        prompt = read.choices[0].prompt_token_ids if read.prompt_token_ids is None else read.prompt_token_ids
         if prompt is not None and len(prompt) != usage.get("prompt_tokens", len(prompt)):
             prompt = None
-        return Answer(choices, str(reply.get("model") or self.model), prompt, self.policy_version, usage)
+        return Answer(choices, read.model or self.model, prompt, self.policy_version, usage)
 
     def forget(self, episode_id: str) -> None:
         """Nothing is kept."""
@@ -172,39 +172,22 @@ def _sampling(sampling: Sampling, body: Mapping[str, Any]) -> dict[str, Any]:
     return named
 
 
-def _ids(value: Any) -> list[int] | None:
-    return value if isinstance(value, list) and all(isinstance(one, int) for one in value) else None
-
-
-def _choice(choice: Mapping[str, Any], ids: list[int] | None, wanted: bool, known: bool) -> Choice:
-    entries = _entries(choice.get("logprobs") or {})
-    logprobs = [logprob for _, logprob in entries]
-    usable = ids is not None and len(logprobs) == len(ids) and all(one is not None for one in logprobs)
-    if ids is None and wanted and entries:
-        # No ids, but the agent asked: the tokens' texts and log-probabilities are passed on as they came.
-        return Choice(
-            _message(choice), choice.get("text"), str(choice.get("finish_reason") or "stop"),
-            None, [float(one or 0.0) for one in logprobs], [text.encode() for text, _ in entries],
-        )  # fmt: skip
+def _choice(
+    choice: ReplyChoice, message: Mapping[str, Any] | None, ids: list[int] | None, wanted: bool, known: bool
+) -> Choice:
+    """`message` as it came, whose other keys are the agent's too."""
+    entries = choice.entries
+    logprobs = [value for _, value in entries if value is not None]
+    whole = bool(entries) and len(logprobs) == len(entries)
+    shown = wanted and whole
+    # Without ids, what the agent asked for is passed on as it came, and not recorded.
+    recorded = whole and ids is not None and known
     return Choice(
-        message=_message(choice),
-        text=choice.get("text"),
-        finish_reason=str(choice.get("finish_reason") or "stop"),
+        message=None if message is None else {key: value for key, value in message.items() if value is not None},
+        text=choice.text,
+        finish_reason=choice.finish_reason or "stop",
         output_ids=ids,
-        logprobs=[float(one) for one in logprobs if one is not None] if usable and (known or wanted) else None,
-        tokens=[text.encode() for text, _ in entries] if usable and wanted else None,
+        logprobs=logprobs if shown or recorded else None,
+        tokens=[text.encode("utf-8", "surrogatepass") for text, _ in entries] if shown else None,
         of_policy=known,
     )
-
-
-def _message(choice: Mapping[str, Any]) -> dict[str, Any] | None:
-    message = choice.get("message")
-    return {key: value for key, value in message.items() if value is not None} if isinstance(message, dict) else None
-
-
-def _entries(logprobs: Mapping[str, Any]) -> list[tuple[str, float | None]]:
-    """(token, logprob) in either dialect's shape."""
-    if isinstance(logprobs.get("content"), list):
-        return [(str(one.get("token", "")), one.get("logprob")) for one in logprobs["content"]]
-    texts, values = logprobs.get("tokens") or [], logprobs.get("token_logprobs") or []
-    return list(zip(map(str, texts), values, strict=False))

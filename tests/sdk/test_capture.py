@@ -27,8 +27,10 @@ import requests
 from ajet_sdk import capture
 from ajet_sdk.capture import installed
 from ajet_sdk.engines.scripted import ScriptedEngine
+from ajet_sdk.errors import EngineUnavailable
 from ajet_sdk.gateway import EpisodeSpec, Gateway, OpenEpisode
 from ajet_sdk.model import current_episode
+from tests.serving import serving
 
 NOWHERE = "http://model.invalid/v1"
 module_client = openai.OpenAI(api_key="sk-module", base_url=NOWHERE, max_retries=0)
@@ -326,6 +328,24 @@ def test_a_stream_that_the_agent_closes_early_is_recorded_as_far_as_it_went(worl
     run_in(episode, agent)
     (call,) = episode.calls
     assert call.error in (None, "undelivered") and call.response["choices"][0]["message"]["content"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_reply_that_passes_through_and_is_none_is_recorded_as_a_fault(stream: bool) -> None:
+    misfit = {"id": "x", "choices": [{"index": 0}]}
+    content = b"data: " + json.dumps({"error": {"message": "no"}}).encode() + b"\n\n" if stream else json.dumps(misfit)
+    kind = "text/event-stream" if stream else "application/json"
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": [(b"content-type", kind.encode())]})
+        await send({"type": "http.response.body", "body": content if stream else content.encode()})
+
+    with installed(), Gateway() as gateway, serving(app) as url:
+        episode = gateway.open(EpisodeSpec("one", echo("policy"), policy_models=frozenset({"the-policy"})))
+        run_in(episode, lambda: httpx.post(f"{url}/v1/chat/completions", json=body("hello", stream=stream)).text)
+        (call,) = episode.calls
+    assert "something else than a reply" in (call.error or "")
+    assert isinstance(episode.error, EngineUnavailable)
 
 
 def test_an_endpoint_that_is_not_there_is_recorded_and_raises_as_before(world: World) -> None:

@@ -20,6 +20,7 @@ import pytest
 import ajet
 from ajet_sdk.capture import installed
 from ajet_sdk.config import Config, load_config
+from ajet_sdk.engines.remote import RemoteEngine
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.episode import Attempt, run_batch
 from ajet_sdk.errors import AjetError, ContextOverflow, EngineUnavailable, TrainingError
@@ -29,6 +30,7 @@ from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Reward, Task
 from ajet_sdk.workers import Workers
 from ajet_sdk.workflow import WorkflowOutput
+from tests.serving import answering, serving
 
 client = openai.AsyncOpenAI(api_key="own", base_url="http://127.0.0.1:9/v1")
 
@@ -106,6 +108,16 @@ def test_an_episode() -> None:
     assert episode.rewards[0].name == "exact" and episode.run_id == "run"
     [call] = episode.calls
     assert call.trainable and call.phase == "rollout" and call.output_ids is not None
+
+
+@pytest.mark.parametrize("workflow", [solve, untouched])
+def test_an_endpoint_whose_reply_is_none_gives_no_reward(workflow: Any) -> None:
+    """Found in a run: `{"choices":[{"index":0}]}` was an empty answer, judged, with reward 0."""
+    with serving(answering({"choices": [{"index": 0}]})) as url:
+        engine = RemoteEngine(f"{url}/v1", "key", "policy")
+        [episode] = episodes(workflow, exact, engine=engine, settings=config(failure_reward=0.0, max_retries=1))
+    assert (episode.status, episode.cause, episode.infrastructure) == ("failed", "EngineUnavailable", True)
+    assert episode.rewards == () and "has no message" in (episode.error or "")
 
 
 def test_an_untouched_agent_with_a_client_of_its_own() -> None:

@@ -17,7 +17,7 @@ from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import ConfigError, ContextOverflow, EngineUnavailable, ModelAmbiguous, RequestRefused
 from ajet_sdk.gateway import EpisodeSpec, Gateway, OpenEpisode
 from ajet_sdk.model import current_episode
-from ajet_sdk.protocols import Ask
+from ajet_sdk.protocols import Answer, Ask, Choice
 
 USER = [{"role": "user", "content": "What is six times seven?"}]
 TOOLS = [{"type": "function", "function": {"name": "calc", "parameters": {"type": "object", "properties": {}}}}]
@@ -308,6 +308,64 @@ def test_engine_errors_keep_their_kind(open_episode: Opener) -> None:
     assert [call.error for call in episode.calls][:3] == ["too long", "no engine", "no such thing"]
     assert "ZeroDivisionError" in (episode.calls[3].error or "")
     assert episode.context_overflow and isinstance(episode.error, EngineUnavailable)
+
+
+class Answering:
+    """An engine of a user's own: whatever it is made to answer."""
+
+    model = "own"
+
+    def __init__(self, **changed: Any) -> None:
+        choice = {"message": {"content": "yes"}, "text": None, "finish_reason": "stop", "output_ids": [1, 2]}
+        given = {**choice, "logprobs": [-1.0, -2.0], **{k: v for k, v in changed.items() if k != "prompt_ids"}}
+        self.reply = Answer((Choice(**given),), "own", changed.get("prompt_ids", [5, 6]))
+
+    async def answer(self, ask: Ask) -> Answer:
+        return self.reply
+
+    def forget(self, episode_id: str) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("changed", "says"),
+    [
+        ({"output_ids": [1, 2**31]}, "token id"),
+        ({"output_ids": [1, -1]}, "token id"),
+        ({"output_ids": [1, 2.0]}, "token id"),
+        ({"output_ids": [1, 10**30]}, "token id"),
+        ({"prompt_ids": [2**40]}, "token id"),
+        ({"logprobs": [-1.0, float("nan")]}, "log-probability"),
+        ({"logprobs": [-1.0, float("-inf")]}, "log-probability"),
+        ({"logprobs": [-1.0, -1e300]}, "log-probability"),
+        ({"logprobs": [-1.0, 0.5]}, "log-probability"),
+        ({"logprobs": [-1.0, None]}, "log-probability"),
+        ({"logprobs": [-1.0]}, "2 token ids and 1 log-probabilities"),
+        ({"tokens": [b"a"]}, "2 token ids and 1 tokens"),
+        ({"message": None}, "no message"),
+        ({"message": {"content": 7}}, "content"),
+        ({"message": {"tool_calls": [{"function": {"name": "f", "arguments": {}}}]}}, "arguments"),
+    ],
+)
+def test_an_engines_answer_that_cannot_be_is_an_infrastructure_fault(
+    gateway: Gateway, changed: dict[str, Any], says: str
+) -> None:
+    sound = gateway.open(EpisodeSpec("sound", Answering()))
+    assert post(sound, {"messages": USER}).status_code == 200 and sound.error is None
+    for stream in (False, True):
+        episode = gateway.open(EpisodeSpec(f"one {stream}", Answering(**changed)))
+        refused = post(episode, {"messages": USER, "stream": stream})
+        assert refused.status_code == 503 and says in refused.json()["error"]["message"]
+        (call,) = episode.calls
+        assert says in (call.error or "") and call.output_ids is None
+        assert isinstance(episode.error, EngineUnavailable)
+
+
+def test_fewer_choices_than_asked_for_are_a_fault(gateway: Gateway) -> None:
+    episode = gateway.open(EpisodeSpec("one", Answering()))
+    refused = post(episode, {"messages": USER, "n": 2})
+    assert refused.status_code == 503 and "1 choices, and n is 2" in refused.json()["error"]["message"]
 
 
 def test_a_prompt_longer_than_the_model_is_an_overflow(open_episode: Opener) -> None:

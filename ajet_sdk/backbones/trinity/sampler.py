@@ -56,7 +56,7 @@ class ServerSampler:
         )
         reply = await self._endpoint().post("completions", {**body, "session": session})
         version = reply.get("policy_version")
-        return choices_of(reply.get("choices") or [], before if version is None else int(version), sampling.n)
+        return choices_of(reply, before if version is None else int(version), sampling.n)
 
     def forget(self, session: str) -> None:
         """The server drops what it kept in its own time."""

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ajet_sdk.errors import ContextOverflow, EngineError, EngineUnavailable, RequestRefused
 from ajet_sdk.protocols import Sampled, Sampling
+from ajet_sdk.reply_schema import ReplyChoice, read_reply
 
 __all__ = ["choices_of", "request_body"]
 
@@ -63,18 +64,19 @@ def request_body(
     }
 
 
-def choices_of(choices: Sequence[dict[str, Any]], version: int | None, n: int) -> list[Sampled]:
+def choices_of(reply: Mapping[str, Any], version: int | None, n: int) -> list[Sampled]:
     """`n` continuations; the one choice of a greedy request stands for all. Raises EngineError, EngineUnavailable."""
-    sampled = [_sampled(choice, version) for choice in choices]
-    return sampled * n if len(sampled) < n else sampled
+    sampled = [_sampled(choice, version) for choice in read_reply(reply, "completions", "vLLM").choices]
+    return sampled * n if len(sampled) == 1 else sampled
 
 
-def _sampled(choice: dict[str, Any], version: int | None) -> Sampled:
-    ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
-    if ids is None or logprobs is None or len(ids) != len(logprobs):
+def _sampled(choice: ReplyChoice, version: int | None) -> Sampled:
+    if choice.token_ids is None or choice.logprobs is None:
         raise EngineError("vLLM gave no token ids with log-probabilities; 0.11 or later does")
-    reason = choice.get("finish_reason")
-    if reason not in ("stop", "length"):
-        raise EngineUnavailable(f"vLLM broke off a reply ({reason})")
-    cut = choice.get("text") if isinstance(choice.get("stop_reason"), str) else None
-    return Sampled(ids, logprobs, reason, version, cut)
+    if choice.finish_reason not in ("stop", "length"):
+        raise EngineUnavailable(f"vLLM broke off a reply ({choice.finish_reason})")
+    logprobs = [value for _, value in choice.entries if value is not None]
+    if len(logprobs) != len(choice.token_ids):
+        raise EngineUnavailable("vLLM left out the log-probability of a token")
+    cut = choice.text if isinstance(choice.stop_reason, str) else None
+    return Sampled(choice.token_ids, logprobs, "stop" if choice.finish_reason == "stop" else "length", version, cut)

@@ -106,8 +106,8 @@ class VllmSampler:
             eos_ids=self._eos_ids,
             drawn_from=f"{self.settings.seed}/{next(self._ordinal)}",
         )
-        choices, version = await self._there(self._ask(body))
-        return choices_of(choices, version, sampling.n)
+        reply, version = await self._there(self._ask(body))
+        return choices_of(reply, version, sampling.n)
 
     def forget(self, session: str) -> None:
         """Nothing is kept by session: the server's prefix cache drops what is oldest."""
@@ -156,8 +156,8 @@ class VllmSampler:
 
     # Requests
 
-    async def _ask(self, body: dict[str, Any]) -> tuple[list[dict[str, Any]], int | None]:
-        """The choices, and the version of the weights that they are of."""
+    async def _ask(self, body: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
+        """The reply, and the version of the weights that it is of."""
         try:
             return await self._ask_once(body)
         except EngineUnavailable as error:
@@ -171,7 +171,7 @@ class VllmSampler:
             raise first
         return await self._ask_once(body)
 
-    async def _ask_once(self, body: dict[str, Any]) -> tuple[list[dict[str, Any]], int | None]:
+    async def _ask_once(self, body: dict[str, Any]) -> tuple[dict[str, Any], int | None]:
         await self._until_open()
         assert self._server is not None
         version = self._served
@@ -187,7 +187,7 @@ class VllmSampler:
             self._running -= 1
             if not self._running:
                 self._idle.set()
-        return reply.get("choices") or [], version
+        return reply, version
 
     def _name(self, version: int | None) -> str:
         """The model that a request asks for: an adapter bears its version in its name."""

@@ -223,6 +223,59 @@ def test_nonsense_is_an_unavailable_engine(server: Server, nonsense: bytes) -> N
         ask(RemoteEngine(server.url, "key", "policy"))
 
 
+MISFITS: dict[str, Any] = {
+    "no message": {"choices": [{"index": 0}]},
+    "no role": {"choices": [{"index": 0, "message": {}}]},
+    "a message that is text": {"choices": [{"message": "hello"}]},
+    "choices that are no objects": {"choices": ["hello"]},
+    "content that is a number": completion(message={"role": "assistant", "content": 7}),
+    "a tool call without a name": completion(message={"role": "assistant", "tool_calls": [{"id": "a"}]}),
+    "an id above int32": completion(token_ids=[1, 2**31]),
+    "an id below 0": completion(token_ids=[1, -1]),
+    "an id that is a fraction": completion(token_ids=[1, 2.5]),
+    "a prompt's id above int32": {**completion(token_ids=[1, 2]), "prompt_token_ids": [7, 8, 2**40]},
+    "NaN": completion(token_ids=[1, 2], logprobs={"content": [{"token": "a", "logprob": float("nan")}] * 2}),
+    "-inf": completion(token_ids=[1, 2], logprobs={"content": [{"token": "a", "logprob": float("-inf")}] * 2}),
+    "a probability above 1": completion(token_ids=[1, 2], logprobs={"content": [{"token": "a", "logprob": 2.0}] * 2}),
+    "fewer log-probabilities": completion(token_ids=[1, 2], logprobs={"content": [{"token": "a", "logprob": -1.0}]}),
+    "no log-probability at all": completion(token_ids=[1, 2], logprobs={"content": []}),
+    "more choices than asked for": {**completion(), "choices": completion()["choices"] * 2},
+    "usage that is text": {**completion(), "usage": "much"},
+}
+
+
+@pytest.mark.parametrize("misfit", MISFITS.values(), ids=MISFITS)
+def test_a_reply_of_another_shape_is_a_recorded_infrastructure_fault(server: Server, misfit: dict[str, Any]) -> None:
+    server.answering = lambda body: (200, misfit, {})
+
+    async def scenario() -> None:
+        with Gateway() as gateway:
+            episode = gateway.open(EpisodeSpec("e", RemoteEngine(server.url, "key", "policy")))
+            with pytest.raises(EngineUnavailable):
+                await episode.model().chat(USER)
+            (call,) = await episode.finish()
+            assert call.error is not None and call.output_ids is None and call.logprobs is None
+            assert isinstance(episode.error, EngineUnavailable) and str(episode.error) == call.error
+
+    asyncio.run(scenario())
+
+
+def test_a_reply_of_another_shape_is_quoted(server: Server) -> None:
+    server.answering = lambda body: (200, {"choices": [{"index": 0}]}, {})
+    with pytest.raises(EngineUnavailable, match=r"choices\[0\] has no message.*'index': 0"):
+        ask(RemoteEngine(server.url, "key", "policy"))
+
+
+def test_what_servers_leave_out_is_no_fault(server: Server) -> None:
+    """A reply cut while it thought has no content, and a call of a tool may have no id."""
+    thinking = {"role": "assistant", "reasoning_content": "hm"}
+    call = {"function": {"name": "calc", "arguments": "{}"}}
+    for message in (thinking, {"role": "assistant", "content": None, "tool_calls": [call]}):
+        server.answering = lambda body, m=message: (200, completion(message=m, finish_reason=None), {})
+        (choice,) = ask(RemoteEngine(server.url, "key", "policy")).choices
+        assert choice.message == {key: value for key, value in message.items() if value is not None}
+
+
 def test_a_gateway_can_stand_before_another(server: Server) -> None:
     """A served policy gives its ids through two gateways, whole and streamed."""
 

@@ -21,9 +21,11 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from ajet_sdk.config import load_config
 from ajet_sdk.engines.vllm import gpus_for, samples_with_vllm, settings_of
 from ajet_sdk.engines.vllm import keeper as keeper_module
+from ajet_sdk.engines.vllm.completions import choices_of
 from ajet_sdk.engines.vllm.server import Server, Settings, cause_in, command, environment
-from ajet_sdk.errors import ConfigError, EngineError
+from ajet_sdk.errors import ConfigError, EngineError, EngineUnavailable
 from ajet_sdk.learn.served import Served
+from ajet_sdk.protocols import Sampled
 from ajet_sdk.schema import Lora
 
 KEEPER = keeper_module.__file__
@@ -48,6 +50,26 @@ def test_asking_for_a_vllm_that_is_absent_says_how_to_install_it(monkeypatch: py
     with pytest.raises(ConfigError, match=r"ajet install vllm"):
         samples_with_vllm(config)
     assert not samples_with_vllm(load_config(values={}))
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "says"),
+    [
+        ({"token_ids": [1, 2**31]}, EngineUnavailable, "token_ids"),
+        ({"logprobs": {"token_logprobs": [-1.0, float("nan")]}}, EngineUnavailable, "token_logprobs"),
+        ({"logprobs": {"token_logprobs": [-1.0]}}, EngineUnavailable, "2 token ids and 1 log-probabilities"),
+        ({"logprobs": {"token_logprobs": [-1.0, None]}}, EngineUnavailable, "left out"),
+        ({"finish_reason": "abort"}, EngineUnavailable, "broke off"),
+        ({"token_ids": None}, EngineError, "0.11 or later"),
+        ({"logprobs": None}, EngineError, "0.11 or later"),
+    ],
+)
+def test_what_vllm_may_not_answer(changed: dict[str, Any], error: type[Exception], says: str) -> None:
+    sound = {"text": "a b", "token_ids": [1, 2], "logprobs": {"token_logprobs": [-1.0, -2.0]}, "finish_reason": "stop"}
+    [one, other] = choices_of({"choices": [{**sound, "stop_reason": None}]}, 3, 2)
+    assert one == other == Sampled([1, 2], [-1.0, -2.0], "stop", 3)
+    with pytest.raises(error, match=says):
+        choices_of({"choices": [{**sound, **changed}]}, 3, 1)
 
 
 def test_auto_takes_vllm_where_it_is_installed_and_there_is_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
