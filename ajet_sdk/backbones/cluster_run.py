@@ -20,6 +20,8 @@ from ajet_sdk.backbones.post import namespace_of
 from ajet_sdk.backbones.steps import total_steps
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.loggers import Loggers
+from ajet_sdk.trace.reader import episodes, open_trace
+from ajet_sdk.types import Call
 
 if TYPE_CHECKING:
     from ajet_sdk.cluster import RayCluster
@@ -108,7 +110,22 @@ class ClusterRun:
         ledger.close_books(self.writer, self.job.directory, self.job.run_id)
 
     def export(self, found: Path) -> Path:
-        """Copy a Hugging Face checkpoint to where every backbone leaves its model."""
-        target = export(found, self.store / self.job.run_id / "model")
+        """Copy a Hugging Face checkpoint to where every backbone leaves its model, and say so once it loads there.
+
+        Raises CheckpointError where it is not the model that was trained; see `check_export`.
+        """
+        target = self.store / self.job.run_id / "model"
+        gap = export(found, target, self._validated_with(self.total))
+        if gap is not None:
+            self.loggers.say(f"loaded again, the model gives the sampler's log-probabilities to {gap:.1g} in the mean")
         self.loggers.say(f"the trained model is in {target}")
         return target
+
+    def _validated_with(self, version: int) -> list[Call]:
+        """The calls of the validation that weights after so many updates sampled."""
+        trace = open_trace(self.job.directory)
+        try:
+            found = episodes(trace, self.job.run_id, version, split="val")
+        finally:
+            trace.close()
+        return [call for episode in found for call in episode.calls if call.policy_version == version]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,6 +13,7 @@ from ajet_sdk.errors import ConfigError, MissingExtra
 if TYPE_CHECKING:
     from ajet_sdk.config import Config
     from ajet_sdk.protocols import Job
+    from ajet_sdk.types import Call
 
 __all__ = ["check_installed", "export", "learning_rate", "model_to_train", "sized"]
 
@@ -48,7 +49,7 @@ def learning_rate(config: Config, model: str, say: Callable[[str], None]) -> flo
     lr = config.trainer_common.optim.lr
     if lr is None:
         parameters = _parameters(model)
-        lr = default_lr(parameters, lora=config.model.lora.enabled)
+        lr = default_lr(parameters)
         say(f"trainer_common.optim.lr is not given: {lr:g}, by the model's {parameters:,} parameters")
     return lr
 
@@ -74,14 +75,20 @@ def sized(job: Job) -> Config:
     return config.model_copy(update={"trainer_common": common.model_copy(update=found)})
 
 
-def export(found: Path, target: Path) -> Path:
-    """Copy a checkpoint in the format of transformers to `target`, whole or not at all. Returns `target`."""
+def export(found: Path, target: Path, calls: Sequence[Call] = ()) -> float | None:
+    """Copy a checkpoint in the format of transformers to `target`, whole and proven to load, or not at all.
+
+    Returns and raises what `check_export` does; `calls` are those that the final weights sampled.
+    """
+    from ajet_sdk.learn.reload import check_export
+
     draft = target.with_name(f"{target.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)
     shutil.copytree(found, draft, ignore=shutil.ignore_patterns("*.pt"))
+    gap = check_export(draft, calls)
     shutil.rmtree(target, ignore_errors=True)
     draft.replace(target)
-    return target
+    return gap
 
 
 def _parameters(model: str) -> int:

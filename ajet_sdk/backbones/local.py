@@ -24,6 +24,7 @@ from ajet_sdk.learn import checkpoint
 from ajet_sdk.learn.estimate import estimate
 from ajet_sdk.learn.learner import Learner, open_learner
 from ajet_sdk.learn.probe import Probe
+from ajet_sdk.learn.reload import check_export
 from ajet_sdk.learn.trained import trained_calls
 from ajet_sdk.learn.trainer import TokenScores
 from ajet_sdk.loggers import Loggers
@@ -119,6 +120,7 @@ class _Learning:
             await self._abandon()
         async with self.sampler.exclusive():
             path = await _thread(checkpoint.export, self.checkpoints / "model", self.trainer.model, self.tokenizer.hf)
+        await _thread(check_export, path)
         self.loggers.say(f"the trained model is in {path}")
         return TunedModel(path=path, metrics=dict(self.loggers.last), run_id=self.job.run_id)
 

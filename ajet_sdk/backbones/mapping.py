@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ajet_sdk.config import Config
 
 __all__ = [
-    "DUAL_CLIP_OFF", "Place", "dtype", "merged", "mixed_precision", "optimizer", "refuse", "reply_and_prompt",
+    "DUAL_CLIP_OFF", "Place", "dtype", "merged", "mixed_precision", "optimizer", "refuse", "refuse_lora", "reply_and_prompt",
     "unhonoured", "warn", "with_root",
 ]  # fmt: skip
 
@@ -81,9 +81,24 @@ def unhonoured(config: Config, trainer: str) -> list[str]:
         )
     if model.base_url or model.scripted:
         wrong.append(f"model.base_url and model.scripted: {trainer} trains weights; set model.path")
-    if model.lora.enabled and model.lora.dropout:
-        wrong.append(f"model.lora.dropout: {trainer}'s adapters have none; set it to 0")
+    if model.lora.enabled:
+        wrong.append(f"model.lora: {_NO_LORA.format(trainer)}; set model.lora.enabled: false, or use backbone local")
     return wrong
+
+
+_NO_LORA = "{} samples with the model alone, so the adapter is never asked, and exports what transformers can't load"
+
+
+def refuse_lora(mapping: Mapping[str, Any], trainer: str, *paths: str) -> None:
+    """Raise ConfigError where one of the paths, which ask for an adapter, has a value in what the trainer gets."""
+    for path in paths:
+        value: Any = mapping
+        for name in path.split("."):
+            value = value.get(name) if isinstance(value, Mapping) else None
+        if value:
+            raise ConfigError(
+                f"{trainer.lower()}.{path}: {_NO_LORA.format(trainer)}; leave it out, or use backbone local"
+            )
 
 
 def refuse(backbone: str, wrong: list[str]) -> None:

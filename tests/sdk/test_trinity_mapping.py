@@ -28,14 +28,14 @@ READ_BY_US = {
         "trainer_common.algorithm.adv_estimator", "trainer_common.algorithm.normalize_std",
         "trainer_common.save_trajectory_as_json_file",
     },
-    "other backbones": {"debug.", "model.api_key_env"},
+    "other backbones": {"debug.", "model.api_key_env", "model.lora."},
 }  # fmt: skip
 """Keys and sections that Trinity need not know of, by who reads them. Everything else is the mapping's."""
 
 BASE: dict[str, Any] = {
     "experiment_name": "job",
     "backbone": "trinity",
-    "model": {"path": "org/model", "lora": {"enabled": True}},
+    "model": {"path": "org/model"},
     "trainer_common": {"total_epochs": 3},
 }
 CPU: dict[str, Any] = {"trainer_common": {"n_gpus_per_node": 0, "use_kl_loss": False}}
@@ -233,15 +233,20 @@ def test_the_root_trinity_is_merged_last_and_wins() -> None:
 
 
 def test_the_route_without_gpus_keeps_for_our_learner_what_trinity_would_compute_otherwise() -> None:
-    plain = merged(CPU, {"model": {"lora": {"enabled": False}}})
     common = {"use_kl_loss": True, "entropy_coef": 0.1, "optim": {"warmup_steps": 3, "lr_scheduler_type": "linear"}}
-    made = mapped(plain, {"trainer_common": common})
+    made = mapped(CPU, {"trainer_common": common})
     assert made["trainer"]["trainer_type"] == made["explorer"]["rollout_model"]["engine_type"] == "tinker"
     algorithm = made["algorithm"]
     assert algorithm["kl_loss_fn"] == algorithm["entropy_loss_fn"] == "none"
     assert algorithm["optimizer"]["lr_scheduler_type"] == "constant" and not algorithm["optimizer"]["lr_warmup_steps"]
-    with pytest.raises(ConfigError, match="lora"):
-        mapped(plain, {"model": {"lora": {"enabled": True}}})
+
+
+@pytest.mark.parametrize("route", [{}, CPU], ids=["gpus", "cpu"])
+def test_an_adapter_is_refused_since_it_would_never_be_sampled(route: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"model\.lora: .*set model\.lora\.enabled: false, or use backbone local"):
+        mapped(route, {"model": {"lora": {"enabled": True}}})
+    with pytest.raises(ConfigError, match=r"trinity\.model\.lora_configs: "):
+        mapped(route, trinity={"model": {"lora_configs": [{"lora_rank": 8}]}})
 
 
 def test_everything_that_cant_be_honoured_is_told_at_once() -> None:

@@ -40,8 +40,6 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
         "model": {
             "path": "org/model",
             "dtype": draw(st.sampled_from(["auto", "float32", "bfloat16", "float16"])),
-            "lora": {"enabled": not cpu and draw(st.booleans()),
-                     "target_modules": draw(st.sampled_from(["all-linear", ["q_proj", "v_proj"]]))},
         },
         "data": {"train_batch_size": batch},
         "rollout": {

@@ -57,13 +57,12 @@ def test_it_validates_only_where_there_is_something_to_validate_on() -> None:
     assert mapped({"trainer_common": {"test_freq": 0}})["trainer"]["test_freq"] == 5, "at the end, as local"
 
 
-def test_precision_memory_and_adapters() -> None:
+def test_precision_and_memory() -> None:
     made = mapped(
         {
             "model": {
                 "dtype": "float32",
                 "attn_implementation": "sdpa",
-                "lora": {"enabled": True, "r": 8, "alpha": 16},
             },
             "trainer_common": {"fsdp_config": {"param_offload": True, "optimizer_offload": True}},
         }
@@ -71,8 +70,6 @@ def test_precision_memory_and_adapters() -> None:
     assert made["actor"]["fsdp_config"]["mixed_precision"]["param_dtype"] == "fp32"
     assert made["actor"]["fsdp_config"]["optimizer_offload"] and made["ref"]["fsdp_config"]["param_offload"]
     assert made["model"]["override_config"] == {"attn_implementation": "sdpa"}
-    assert (made["model"]["lora_rank"], made["model"]["lora_alpha"]) == (8, 16)
-    assert made["rollout"]["load_format"] == "safetensors", "an adapter alone is sent to the sampler"
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [
@@ -82,7 +79,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"trainer_common": {"ppo_epochs": 2}}, "ppo_epochs"),
     ({"trainer_common": {"algorithm": {"use_kl_in_reward": True}}}, "use_kl_in_reward"),
     ({"trainer_common": {"optim": {"lr_scheduler_type": "linear"}}}, "linear"),
-    ({"model": {"lora": {"enabled": True, "dropout": 0.1}}}, "model.lora.dropout"),
+    ({"model": {"lora": {"enabled": True}}}, "model.lora.enabled: false"),
     ({"rollout": {"tensor_parallel_size": 3}}, "tensor_parallel_size: 3 does not divide the 8 GPUs"),
     ({"trainer_common": {"ulysses_sequence_parallel_size": 5}}, "ulysses_sequence_parallel_size: 5"),
 ]
@@ -92,6 +89,12 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 def test_what_would_give_another_result_is_an_error(config: dict[str, Any], named: str) -> None:
     with pytest.raises(ConfigError, match=named):
         mapped(config)
+
+
+@pytest.mark.parametrize("model", [{"lora_rank": 8}, {"lora": {"rank": 8}}, {"lora_adapter_path": "adapter"}])
+def test_an_adapter_in_the_root_verl_is_an_error_too(model: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"verl\.actor_rollout_ref\.model\.lora"):
+        mapped({}, {"verl": {"actor_rollout_ref": {"model": model}}})
 
 
 def test_everything_that_is_wrong_is_told_at_once() -> None:

@@ -19,6 +19,7 @@ from ajet_sdk.backbones.mapping import (
     mixed_precision,
     optimizer,
     refuse,
+    refuse_lora,
     reply_and_prompt,
     unhonoured,
     warn,
@@ -98,7 +99,9 @@ def to_trinity(config: Config, place: TrinityPlace) -> dict[str, Any]:
             "monitor_args": {"run_id": place.run_id},
         },
     }
-    return with_root(made, config, "trinity")
+    whole = with_root(made, config, "trinity")
+    refuse_lora(whole, "Trinity", "model.lora_configs")
+    return whole
 
 
 def _algorithm(config: Config, place: TrinityPlace) -> dict[str, Any]:
@@ -179,23 +182,6 @@ def _model(config: Config, place: TrinityPlace) -> dict[str, Any]:
         "max_prompt_tokens": prompt,
         "enable_prompt_truncation": False,
         **({"tinker": {"enable": True}} if is_on_cpu(config) else {}),
-        **_lora(config),
-    }
-
-
-def _lora(config: Config) -> dict[str, Any]:
-    lora = config.model.lora
-    if not lora.enabled:
-        return {}
-    modules = lora.target_modules
-    return {
-        "lora_configs": [
-            {
-                "lora_rank": lora.r,
-                "lora_alpha": lora.alpha,
-                "target_modules": modules if isinstance(modules, str) else ",".join(modules),
-            }
-        ]
     }
 
 
@@ -334,8 +320,6 @@ def check(config: Config) -> None:
         wrong.append(
             "trainer_common.mini_batch_num and ppo_epochs must be 1: a Trinity step is one update of the whole batch"
         )
-    if cpu and config.model.lora.enabled:
-        wrong.append("model.lora: the route without GPUs trains all weights; set model.lora.enabled: false")
     gpus = common.nnodes * common.n_gpus_per_node
     if not cpu and _trainer_gpus(config) < 1:
         wrong.append(

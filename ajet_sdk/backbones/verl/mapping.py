@@ -15,6 +15,7 @@ from ajet_sdk.backbones.mapping import (
     mixed_precision,
     optimizer,
     refuse,
+    refuse_lora,
     reply_and_prompt,
     unhonoured,
     warn,
@@ -112,11 +113,17 @@ def to_verl(config: Config, place: VerlPlace) -> dict[str, Any]:
             "resume_mode": "auto",  # the directory is this run's own
         },
     }  # fmt: skip
-    return with_root(made, config, "verl")
+    whole = with_root(made, config, "verl")
+    refuse_lora(
+        whole,
+        "verl",
+        *(f"actor_rollout_ref.model.{name}" for name in ("lora_rank", "lora.rank", "lora_adapter_path")),
+    )
+    return whole
 
 
 def _model(config: Config, place: VerlPlace) -> dict[str, Any]:
-    model, lora = config.model, config.model.lora
+    model = config.model
     made: dict[str, Any] = {
         "path": place.model,
         "use_remove_padding": True,
@@ -127,8 +134,6 @@ def _model(config: Config, place: VerlPlace) -> dict[str, Any]:
     }
     if model.attn_implementation != "auto":
         made["override_config"] = {"attn_implementation": model.attn_implementation}
-    if lora.enabled:
-        made |= {"lora_rank": lora.r, "lora_alpha": lora.alpha, "target_modules": lora.target_modules}
     return made
 
 
@@ -195,8 +200,6 @@ def _rollout(config: Config) -> dict[str, Any]:
         "calculate_log_probs": True,
         "logprobs_mode": "processed_logprobs",
         "skip_tokenizer_init": False,  # without a tokenizer vLLM knows no stop strings
-        # With an adapter only the adapter is sent to the sampler, so the rest must come from the files.
-        "load_format": "safetensors" if config.model.lora.enabled else "dummy",
         "val_kwargs": {"n": 1, "do_sample": False},
         "agent": {"num_workers": 1, "agent_loop_manager_class": f"{_HERE}.manager.AjetManager"},
     }

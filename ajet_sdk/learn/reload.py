@@ -1,0 +1,132 @@
+"""Whether what was exported is the model: it is loaded again, as a user would, before anybody hears of it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+
+from ajet_sdk.errors import CheckpointError
+from ajet_sdk.types import Call
+
+__all__ = ["check_export"]
+
+_FAR = 0.3
+"""Nats, in the mean over tokens, that the probabilities of one model may lie apart: bfloat16 and other kernels give
+some hundredths, another model's weights give whole nats."""
+_CALLS, _TOKENS = 4, 2048
+_SHARE = 0.25
+"""Share of the machine's memory that the weights may take to be loaded whole."""
+
+
+def check_export(path: Path, calls: Sequence[Call] = ()) -> float | None:
+    """Load the Hugging Face checkpoint at `path` from its files and compute with it.
+
+    Returns how far its log-probabilities lie from those of `calls` that the final weights sampled, in the mean over
+    tokens; None where there is none to compare, or the model is larger than a quarter of this machine's memory: then
+    its names, shapes and values are checked, and nothing is computed.
+
+    Raises CheckpointError where weights are missing, left over, of another shape or not finite, or where the
+    probabilities are another model's.
+    """
+    _check_names(path)
+    _check_values(path)
+    weights = sum(file.stat().st_size for file in path.glob("*.safetensors"))
+    if weights > _SHARE * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+        return None
+    model, _ = _loaded(path, dtype="auto")
+    model.eval()
+    _scores(path, model, torch.arange(min(8, model.config.get_text_config().vocab_size)))
+    gaps = [_gaps(path, model, call) for call in _comparable(calls)]
+    if not gaps:
+        return None
+    gap = float(torch.cat(gaps).abs().mean())
+    if gap > _FAR:
+        raise CheckpointError(
+            f"the model in {path} gives log-probabilities that lie {gap:.2f} from those with which it was sampled: "
+            "it is not the one that was trained"
+        )
+    return gap
+
+
+def _loaded(path: Path, **options: Any) -> tuple[Any, dict[str, Any]]:
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    level, shown = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        found: tuple[Any, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
+            path, output_loading_info=True, local_files_only=True, **options
+        )
+        return found
+    except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError) as error:
+        raise CheckpointError(f"the model in {path} can't be loaded again: {error}") from error
+    finally:
+        logging.set_verbosity(level)
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _check_names(path: Path) -> None:
+    """Without any weight in memory."""
+    _, told = _loaded(path, device_map="meta")
+    wrong = [
+        f"{len(names)} {what} ({', '.join(sorted(str(name) for name in names)[:3])})"
+        for what, names in (
+            ("are missing", told["missing_keys"]),
+            ("belong to no part of the model", told["unexpected_keys"]),
+            ("have another shape", told["mismatched_keys"]),
+        )
+        if names
+    ]
+    if wrong:
+        raise CheckpointError(f"the weights in {path} are not the model's: {'; '.join(wrong)}")
+
+
+def _check_values(path: Path) -> None:
+    """One tensor at a time."""
+    for file in sorted(path.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118  (not a mapping)
+                tensor = opened.get_tensor(name)
+                if tensor.is_floating_point() and not torch.isfinite(tensor.float()).all():
+                    raise CheckpointError(f"{name} in {file} is not finite: the training diverged")
+
+
+def _scores(path: Path, model: Any, ids_T: torch.Tensor) -> torch.Tensor:
+    """Logits (T, vocabulary) in float32."""
+    with torch.no_grad():
+        logits: torch.Tensor = model(ids_T.long()[None]).logits[0].float()
+    if not torch.isfinite(logits).all():
+        raise CheckpointError(f"the model in {path} computes logits that are not finite")
+    return logits
+
+
+def _comparable(calls: Sequence[Call]) -> list[Call]:
+    """The shortest of those whose log-probabilities are of the whole distribution at a temperature."""
+    fit: list[tuple[int, Call]] = []
+    for call in calls:
+        sampling = call.sampling
+        cut = (sampling.get("top_p") or 1.0) < 1.0 or (sampling.get("top_k") or -1) > 0
+        if call.logprobs is None or call.prompt_ids is None or not len(call.prompt_ids) or cut:
+            continue
+        length = len(call.prompt_ids) + len(call.logprobs)
+        if (sampling.get("temperature") or 0.0) > 0 and len(call.prompt_ids) < length <= _TOKENS:
+            fit.append((length, call))
+    return [call for _, call in sorted(fit, key=lambda one: one[0])[:_CALLS]]
+
+
+def _gaps(path: Path, model: Any, call: Call) -> torch.Tensor:
+    """Log-probabilities of the reply's tokens by the model, less those recorded (T)."""
+    prompt, reply = np.asarray(call.prompt_ids), np.asarray(call.output_ids)
+    ids_T, start = torch.tensor(np.concatenate([prompt, reply]).astype(np.int64)), len(prompt)
+    logits = _scores(path, model, ids_T)[start - 1 : -1] / float(call.sampling["temperature"])
+    scored = torch.log_softmax(logits, -1).gather(1, ids_T[start:, None])[:, 0]
+    return scored - torch.tensor(np.asarray(call.logprobs))
