@@ -49,7 +49,7 @@ def learning_rate(config: Config, model: str, say: Callable[[str], None]) -> flo
     lr = config.trainer_common.optim.lr
     if lr is None:
         parameters = _parameters(model)
-        lr = default_lr(parameters)
+        lr = default_lr(parameters, lora=False)
         say(f"trainer_common.optim.lr is not given: {lr:g}, by the model's {parameters:,} parameters")
     return lr
 

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from ajet_sdk.config import Config
 
 __all__ = [
-    "DUAL_CLIP_OFF", "Place", "dtype", "merged", "mixed_precision", "optimizer", "refuse", "refuse_lora", "reply_and_prompt",
-    "unhonoured", "warn", "with_root",
+    "DUAL_CLIP_OFF", "Place", "dtype", "merged", "mixed_precision", "optimizer", "refuse", "refuse_lora",
+    "reply_and_prompt", "unhonoured", "warn", "with_root",
 ]  # fmt: skip
 
 log = logging.getLogger("ajet")

@@ -127,7 +127,7 @@ def test_weights_that_are_not_finite_are_named(place: Path, value: float) -> Non
         weights["model.norm.weight"][0] = value
         return weights
 
-    with pytest.raises(CheckpointError, match="model.norm.weight .* not finite"):
+    with pytest.raises(CheckpointError, match=r"model\.norm\.weight .* not finite"):
         check_export(rewritten(place, spoilt))
 
 
