@@ -389,5 +389,5 @@ def keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
     for name, field in model.model_fields.items():
         path = f"{prefix}{name}"
         yield path
-        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+        if isinstance(field.annotation, type(BaseModel)):  # on Python 3.10 list[str] is a type too
             yield from keys(field.annotation, f"{path}.")

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from types import SimpleNamespace
-from typing import Any, Literal, TypeVar, get_type_hints, overload
+from typing import Any, Literal, TypeVar, overload
 
 from ajet_sdk.errors import SignatureError
 from ajet_sdk.model import current_episode, observer
@@ -200,7 +200,8 @@ def _parameters(function: Any, kind: Kind, name: str) -> dict[str, inspect.Param
 def _hints(function: Any) -> dict[str, Any]:
     target = inspect.unwrap(getattr(function, "func", function))
     try:
-        return get_type_hints(target if inspect.isroutine(target) else type(target).__call__)
+        target = target if inspect.isroutine(target) else type(target).__call__
+        return inspect.get_annotations(target, eval_str=True)  # get_type_hints differs on Python 3.10
     except Exception:  # noqa: BLE001  a name that only type checkers import: the annotation stays a string
         return {}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -141,7 +140,10 @@ class AjetJob:
         """
         for key, value in (("workflow", self._workflow), ("judge", self._judge)):
             if value is not None and _class_path(value) is None:
-                raise ConfigError(f"the {key} {value!r} has no name that a file could refer to; define it in a module")
+                raise ConfigError(
+                    f"the {key} {getattr(value, '__name__', value)!r} has no name that a config file could refer to "
+                    "(it is a lambda, nested, or made in a notebook or at a prompt); define it in a .py file, import it"
+                )
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(self.config.dump_yaml(only_set=True))
@@ -177,5 +179,5 @@ def _class_path(value: Callable[..., Any]) -> str | None:
         return None
     if module != "__main__":
         return f"{module}->{name}"
-    file = getattr(sys.modules["__main__"], "__file__", None) or inspect.getsourcefile(value)
+    file = getattr(sys.modules["__main__"], "__file__", None)  # a notebook and a prompt have none
     return f"{Path(file).resolve()}->{name}" if file else None

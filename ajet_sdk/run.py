@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.capture import ensure_api_key, installed
 from ajet_sdk.errors import AjetError, ConfigError, MissingExtra, TrainingError
+from ajet_sdk.event_loop import run_to_end
 from ajet_sdk.gateway import Gateway, SamplingOverride
 from ajet_sdk.job import AgentJetJob, AjetJob, AstunerJob
 from ajet_sdk.outcomes import failures_by_cause, notices, pass_at_k, solved, untrained_entries
@@ -85,7 +86,7 @@ def train(
             debug_tags=frozenset(debug_tags),
             ray=ray,
         )
-        tuned: TunedModel = asyncio.run(backbone(job, session.gateway, session.writer))
+        tuned: TunedModel = run_to_end(backbone(job, session.gateway, session.writer))
         session.check_ledger()
     return tuned
 
@@ -334,14 +335,15 @@ def run(
     *,
     workflow: Any = None,
     judge: Any = None,
-    tasks: Sequence[Task] | None = None,
+    tasks: Sequence[Task | Mapping[str, Any]] | None = None,
     k: int = 1,
     on_episode: Callable[[Episode], None] | None = None,
     ray: str | None = None,
 ) -> Report:
     """Run a workflow k times on every task and score it; nothing is trained, the traces are kept.
 
-    `tasks` default to the config's validation tasks, or else its training tasks. The agent's own sampling holds where
+    `tasks` are Tasks, or rows as a file of tasks has them (`{"question": …, "answer": …}`); without them the config's
+    validation tasks are taken, or else its training tasks. The agent's own sampling holds where
     the config gives none. `ray` is as in `train`.
 
     Raises ConfigError where k > 1 is asked of greedy sampling, and as `train` does.
@@ -352,19 +354,26 @@ def run(
         raise ConfigError(f"pass@{k} of greedy sampling says no more than pass@1: set rollout.temperature above 0")
     ensure_api_key()
     workflow, judge = _workflow(config, workflow), _judge(config, judge)
-    if tasks is None:
-        from ajet_sdk.tasks import load_tasks
-
-        sets = load_tasks(config)
-        tasks = sets.val or sets.train
-    _check_signatures(workflow, judge, tasks, config)
+    chosen = _tasks(config, tasks)
+    _check_signatures(workflow, judge, chosen, config)
     with _Session(config, backbone="run", ray=ray, code=(workflow, judge)) as session:
-        episodes = asyncio.run(
-            _score(session, workflow, judge, _attempts(config, tasks, session.run.run_id, k), on_episode)
+        episodes = run_to_end(
+            _score(session, workflow, judge, _attempts(config, chosen, session.run.run_id, k), on_episode)
         )
         session.check_ledger()
-    by_task = tuple(TaskScore(task, tuple(episodes[i * k : i * k + k])) for i, task in enumerate(tasks))
+    by_task = tuple(TaskScore(task, tuple(episodes[i * k : i * k + k])) for i, task in enumerate(chosen))
     return Report(session.run.run_id, config.directory, by_task, k)
+
+
+def _tasks(config: Config, given: Sequence[Task | Mapping[str, Any]] | None) -> Sequence[Task]:
+    from ajet_sdk.tasks import load_tasks
+    from ajet_sdk.tasks.rows import Row, to_task
+
+    if given is None:
+        sets = load_tasks(config)
+        return sets.val or sets.train
+    mapping = config.task_reader.field_mapping
+    return [t if isinstance(t, Task) else to_task(Row(f"tasks[{i}]", t), mapping) for i, t in enumerate(given)]
 
 
 def _attempts(config: Config, tasks: Sequence[Task], run_id: str, k: int) -> list[Any]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.config import load_config
 from ajet_sdk.engines import open_engine, ready
+from ajet_sdk.event_loop import run_to_end
 from ajet_sdk.gateway import (
     Access,
     EpisodeSpec,
@@ -60,7 +62,7 @@ def serve(
 
 def serve_engine(engine: Engine, host: str = "127.0.0.1", port: int = 8000, *, trace: Path | None = None) -> None:
     """Serve any engine as `serve` does, and close it at the end."""
-    asyncio.run(_serve(engine, host, port, trace))
+    run_to_end(_serve(engine, host, port, trace))
 
 
 async def _serve(engine: Engine, host: str, port: int, trace: Path | None) -> None:
@@ -84,7 +86,8 @@ async def _serve(engine: Engine, host: str, port: int, trace: Path | None) -> No
             print(f"Serving {engine.model} at {url} (Ctrl-C stops)", flush=True)
             server = uvicorn.Server(settings)
             server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]  # it would raise them again at the end
-            for number in (signal.SIGINT, signal.SIGTERM):
+            main = threading.current_thread() is threading.main_thread()  # in a notebook the interrupt cancels
+            for number in (signal.SIGINT, signal.SIGTERM) if main else ():
                 asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
             await server.serve(sockets=[listener])
             if writer is not None:

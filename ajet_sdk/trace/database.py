@@ -16,13 +16,13 @@ import pyarrow as pa
 from ajet_sdk.errors import TraceError, TraceLocked, TraceVersionError
 from ajet_sdk.trace.live import announce, retract, settled_owner
 from ajet_sdk.trace.query import SETTINGS
-from ajet_sdk.trace.schema import SCHEMA_VERSION, create_statements, upgrade_statements
+from ajet_sdk.trace.schema import SCHEMA_VERSION, STORAGE_VERSION, create_statements, upgrade_statements
 
 __all__ = ["check_version", "explain", "has_tables", "insert", "locked", "open_to_write", "supersede", "unborn"]
 
 _LOG = logging.getLogger("ajet.trace")
 _READER_WAIT = 5.0
-_WRITING = {**SETTINGS, "checkpoint_threshold": "128MB"}
+_WRITING = {**SETTINGS, "checkpoint_threshold": "128MB", "storage_compatibility_version": STORAGE_VERSION}
 """Each checkpoint writes the last row group once more: at DuckDB's 16 MB half of the time went there."""
 
 

@@ -8,6 +8,7 @@ __all__ = [
     "RUNS_AT_REST",
     "SCHEMA_VERSION",
     "SINCE",
+    "STORAGE_VERSION",
     "TABLES",
     "create_statements",
     "empty",
@@ -15,6 +16,9 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 2
+
+STORAGE_VERSION = "v1.5.0"
+"""The format of new files: that of the oldest DuckDB that pyproject.toml allows, so that each of them can read it."""
 
 COLUMNS: dict[str, dict[str, str]] = {
     "runs": {

@@ -148,7 +148,7 @@ def _describe(model: Any, prefix: str) -> Iterator[dict[str, str]]:
 
     for name, field in model.model_fields.items():
         kind = field.annotation
-        if isinstance(kind, type) and issubclass(kind, BaseModel):
+        if isinstance(kind, type(BaseModel)):
             yield from _describe(kind, f"{prefix}{name}.")
         else:
             default = json.dumps(field.get_default(call_default_factory=True), ensure_ascii=False, default=str)

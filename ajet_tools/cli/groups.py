@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, get_type_hints
+from typing import Any
 
 __all__ = ["spelt_out"]
 
@@ -16,7 +16,7 @@ def spelt_out(command: Callable[..., None]) -> Callable[..., None]:
 
     Typer makes an option of every field, and the command gets them as one object. No two may have one name.
     """
-    hints = get_type_hints(command, include_extras=True)
+    hints = inspect.get_annotations(command, eval_str=True)  # get_type_hints wraps defaults of None on Python 3.10
     groups: dict[str, Any] = {}
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
@@ -42,7 +42,7 @@ def spelt_out(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def _parameters(group: Any) -> list[inspect.Parameter]:
-    hints = get_type_hints(group, include_extras=True)
+    hints = inspect.get_annotations(group, eval_str=True)
     return [
         inspect.Parameter(
             field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]

@@ -19,7 +19,7 @@ from ajet_sdk.errors import TraceError, TraceLocked
 from ajet_sdk.trace.database import check_version, explain, open_to_write
 from ajet_sdk.trace.live import process_started, retract, settled_owner
 from ajet_sdk.trace.reader import trace_files
-from ajet_sdk.trace.schema import COLUMNS, SINCE, TABLES, create_statements
+from ajet_sdk.trace.schema import COLUMNS, SINCE, STORAGE_VERSION, TABLES, create_statements
 from ajet_tools.trace.placing import PLACES, compare, place_again
 
 __all__ = [
@@ -133,8 +133,9 @@ def fresh_trace(draft: Path, sources: Sequence[Path]) -> Iterator[duckdb.DuckDBP
             name = "source" if len(sources) == 1 else f"s{i}"
             connection.execute(f"ATTACH '{_quoted(source)}' AS {name} (READ_ONLY)")
         small = sum(map(bytes_of, sources)) < _SMALL
-        blocks = f" (BLOCK_SIZE {_SMALL_BLOCK})" if small else ""
-        connection.execute(f"ATTACH '{_quoted(draft)}' AS fresh{blocks}; USE fresh")
+        blocks = f", BLOCK_SIZE {_SMALL_BLOCK}" if small else ""
+        storage = f"STORAGE_VERSION '{STORAGE_VERSION}'"
+        connection.execute(f"ATTACH '{_quoted(draft)}' AS fresh ({storage}{blocks}); USE fresh")
         for statement in create_statements():
             connection.execute(statement)
         connection.execute("USE memory")

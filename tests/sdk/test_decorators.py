@@ -133,6 +133,14 @@ def test_a_task_that_is_a_string_is_its_main_query() -> None:
     assert bound(solve, main_query="why") == {"task": "why"}
 
 
+def test_a_default_of_none_changes_no_annotation() -> None:
+    """`get_type_hints` makes `str | None` of it on Python 3.10."""
+
+    def solve(task: str = None) -> None: ...  # type: ignore[assignment]  # noqa: RUF013
+
+    assert bound(solve, main_query="why") == {"task": "why"}
+
+
 def test_judges_get_the_output_and_never_the_main_query_unasked() -> None:
     assert bound(exact, "judge", metadata={"answer": "42"}) == {"output": "given", "answer": "42"}
     with pytest.raises(SignatureError, match=r"judge exact: nothing fills parameter `answer`.*metadata keys: level"):

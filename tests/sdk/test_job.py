@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +106,29 @@ def test_objects_are_named_by_class_path(tmp_path: Path) -> None:
     assert made.config.task_judge.judge_protocol == f"{__name__}->Judge"
     with pytest.raises(ConfigError, match="no name"):
         job().set_judge(ajet.judge(lambda output: 1.0)).dump_job_as_yaml(tmp_path / "job.yaml")
+
+
+def test_what_a_prompt_defines_is_not_written_under_another_name(tmp_path: Path) -> None:
+    """A notebook's `__main__` has no file either; the decorator's own was written in its place."""
+    code = (
+        "import ajet\n@ajet.workflow\ndef solve(question: str) -> str: return ''\n"
+        "class Judge(ajet.BaseJudge): pass\n"
+        "for job in (ajet.AjetJob().set_workflow(solve), ajet.AjetJob().set_judge(Judge)):\n"
+        "    try: job.dump_job_as_yaml('job.yaml')\n"
+        "    except ValueError as error: print(error)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.count("define it in a .py file") == 2 and not [*tmp_path.iterdir()]
+
+
+def test_it_tunes_in_a_notebook_whose_loop_is_running(tmp_path: Path) -> None:
+    made = job().set_workflow(solve).set("experiment_dir", str(tmp_path / "experiment"))
+    made.set("model.scripted", f"{HERE}->reply")
+
+    async def cell() -> bool:
+        return bool(made.tune().run_id)
+
+    assert asyncio.run(cell())
 
 
 def test_aliases() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -16,7 +17,8 @@ import yaml
 
 import ajet
 from ajet_sdk.config import Config, load_config
-from ajet_sdk.errors import ConfigError, MissingExtra, SignatureError, TraceLocked, TrainingError
+from ajet_sdk.errors import ConfigError, MissingExtra, SignatureError, TaskError, TraceLocked, TrainingError
+from ajet_sdk.event_loop import run_to_end
 from ajet_sdk.run import _Session, run, train
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.types import Reward, Task
@@ -113,6 +115,52 @@ def test_failures_are_counted_and_never_a_reward(tmp_path: Path) -> None:
 def test_tasks_may_be_given(tmp_path: Path) -> None:
     report = run(config(tmp_path), workflow=solve, judge=exact, tasks=[Task(main_query="x", metadata={"answer": "1"})])
     assert [s.reward for s in report.tasks] == [0.0]
+
+
+def test_rows_may_be_given_as_tasks(tmp_path: Path) -> None:
+    given = [{"question": "q", "answer": "42"}, {"question": "r", "answer": "42", "task_id": "mine"}]
+    report = run(config(tmp_path), workflow=solve, judge=exact, tasks=given, k=2)
+    assert [s.task.main_query for s in report.tasks] == ["q", "r"] and report.tasks[1].task.task_id == "mine"
+    assert report.reward is not None and not report.failures
+    for wrong in ("text", {}):
+        with pytest.raises(TaskError, match=r"tasks\[1\]"):
+            run(config(tmp_path), workflow=solve, judge=exact, tasks=[given[0], wrong])  # type: ignore[list-item]
+
+
+def test_a_notebook_has_a_running_loop(tmp_path: Path) -> None:
+    async def cell() -> None:
+        report = run(config(tmp_path), workflow=solve, judge=exact)
+        assert len(report.episodes) == 4 and not report.failures
+        with pytest.raises(ZeroDivisionError):
+            run_to_end(failing())
+
+    async def failing() -> None:
+        raise ZeroDivisionError
+
+    asyncio.run(cell())
+
+
+def test_an_interrupt_ends_what_runs_beside_the_loop_of_a_notebook() -> None:
+    ended = []
+
+    async def work() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.Event().wait()
+        finally:
+            ended.append(True)
+
+    async def cell() -> None:
+        signal.signal(signal.SIGINT, signal.default_int_handler)  # as a kernel has it; asyncio.run has its own
+        with pytest.raises(KeyboardInterrupt):
+            run_to_end(work())
+
+    own = signal.getsignal(signal.SIGINT)
+    try:
+        asyncio.run(cell())
+    finally:
+        signal.signal(signal.SIGINT, own)
+    assert ended
 
 
 def test_pass_at_k_of_greedy_sampling_is_refused_or_told(tmp_path: Path) -> None:

@@ -8,7 +8,9 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +73,42 @@ def test_help_loads_nothing_heavy() -> None:
     code += "print([m for m in ('pydantic', 'duckdb', 'torch', 'openai', 'starlette', 'numpy') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
     assert done.stdout.strip().endswith("[]")
+
+
+PARAMETERS = """
+import inspect, json, sys, typing
+from ajet_tools.cli.app import COMMANDS, load_command
+
+def parameters(command, path):
+    yield path, [[type(p).__name__, p.name, p.opts, p.nargs, p.required] for p in command.params]
+    for name, below in getattr(command, "commands", {}).items():
+        yield from parameters(below, f"{path} {name}")
+
+print(json.dumps([pair for name in COMMANDS for pair in parameters(load_command(name), name)]))
+"""
+AS_ON_PYTHON_310 = """
+import inspect, typing
+resolved = typing.get_type_hints
+
+def get_type_hints(of, *args, **more):
+    hints = resolved(of, *args, **more)
+    if inspect.isclass(of):
+        return {n: typing.Optional[h] if getattr(of, n, 0) is None else h for n, h in hints.items()}
+    defaults = {p.name for p in inspect.signature(of).parameters.values() if p.default is None}
+    return {name: typing.Optional[hint] if name in defaults else hint for name, hint in hints.items()}
+
+typing.get_type_hints = get_type_hints
+"""
+
+
+def test_every_command_has_the_same_parameters_where_type_hints_are_resolved_as_on_python_310() -> None:
+    """Python 3.10 wraps the hint of a parameter whose default is None, `Annotated` and all, in `Optional`."""
+    found = [
+        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True).stdout
+        for code in (PARAMETERS, AS_ON_PYTHON_310 + PARAMETERS)
+    ]
+    assert len(json.loads(found[0])) > 40
+    assert json.loads(found[0]) == json.loads(found[1])
 
 
 def test_the_short_help_is_that_of_the_command() -> None:
@@ -393,3 +431,54 @@ def test_doctor_knows_the_packages_of_the_project() -> None:
     assert names("\ndependencies = [") == list(CORE)
     for extra in EXTRAS:
         assert names(f"\n{extra} = [") == list(EXTRAS[extra])
+
+
+def test_a_model_that_is_not_here_is_one_message_and_the_hub_is_asked_once_at_most(starter: Path) -> None:
+    asked = []
+
+    class Hub(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            asked.append(self.path)
+            self.send_error(404)
+
+        do_HEAD = do_GET
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as hub:
+        threading.Thread(target=hub.serve_forever, daemon=True).start()
+        here = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HUB_OFFLINE": "0", "HF_HOME": str(starter)}
+        code = (
+            "import sys\nfrom ajet_sdk.config import load_config\nfrom ajet_sdk.engines import open_engine\n"
+            "for path in sys.argv[1:]:\n"
+            "    try: open_engine(load_config(values={'model': {'path': path}}))\n"
+            "    except ValueError as error: print(error)\n"
+        )
+        models = {
+            "gpt-4o-mini": "named owner/name",
+            "a/b/c": "no directory a/b/c",
+            "./owner/there": "no directory ./owner/there",
+            "tasks.jsonl": "is a file",
+            "owner/name": "hub does not give it",
+        }
+        env = {**os.environ, "PYTHONPATH": str(ROOT), **here}
+        command = [sys.executable, "-c", code, *models]
+        done = subprocess.run(command, cwd=starter, env=env, capture_output=True, text=True, check=True)
+        for words, line in zip(models.values(), done.stdout.splitlines(), strict=True):
+            assert line.startswith("model.path: ") and words in line
+        assert [path for path in asked if path.startswith("/api/models") or "/resolve/" in path] == [
+            "/api/models/owner/name"
+        ]
+        hub.shutdown()
+
+
+def test_without_the_extra_a_local_model_prints_the_line_that_installs_it(starter: Path) -> None:
+    without = "import sys; sys.modules |= dict.fromkeys(('torch', 'transformers', 'huggingface_hub')); "
+    main = "from ajet_tools.cli.app import main; sys.argv[0] = 'ajet'; main()"
+    run = ["run", "agent.py:solve", *SCRIPTED[:4], "--model", "."]
+    for arguments in (run, ["train", *run[1:]], ["serve", "."], ["serve", "owner/name"]):
+        command = [sys.executable, "-c", without + main, *arguments]
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        done = subprocess.run(command, cwd=starter, env=env, capture_output=True, text=True, check=False)
+        assert done.returncode == 2 and 'pip install "ajet[local]"' in done.stderr, done.stderr
+        assert "Traceback" not in done.stderr

@@ -135,7 +135,7 @@ def test_sql(experiment: Path) -> None:
     ]
     assert '"' not in ajet("sql", "SELECT sum(tokens) FROM ledger", where)
     assert "no rows" in ajet("sql", "SELECT 1 AS one WHERE false", where)
-    assert "Projection" in ajet("sql", "EXPLAIN SELECT 1", where)
+    assert "projection" in ajet("sql", "EXPLAIN SELECT 1", where).lower()
     assert "exactly one SELECT" in ajet("sql", "DELETE FROM runs", where, code=2)
 
 

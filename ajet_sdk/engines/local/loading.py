@@ -13,6 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
+from ajet_sdk.engines import check_source
 from ajet_sdk.errors import ConfigError, MissingExtra
 
 if TYPE_CHECKING:
@@ -42,6 +43,7 @@ def load_model(
     kind = (torch.bfloat16 if place.type == "cuda" else torch.float32) if dtype == "auto" else _dtype(dtype)
     adapter = Path(path) / "adapter_config.json"
     base = json.loads(adapter.read_text())["base_model_name_or_path"] if adapter.is_file() else path
+    check_source(base)
     extra = {} if attn_implementation == "auto" else {"attn_implementation": attn_implementation}
     try:
         with _no_progress_bar():

@@ -9,6 +9,7 @@ from typing import Any
 
 from transformers import AutoTokenizer, GenerationConfig, PreTrainedTokenizerBase
 
+from ajet_sdk.engines import check_source
 from ajet_sdk.errors import ConfigError
 
 __all__ = ["HFTokenizer"]
@@ -31,6 +32,7 @@ class HFTokenizer:
         if isinstance(tokenizer, PreTrainedTokenizerBase):
             self.hf = tokenizer
         else:
+            check_source(str(path))
             try:
                 self.hf = AutoTokenizer.from_pretrained(path)
             except (OSError, ValueError) as error:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -18,6 +19,7 @@ from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Metric, Reward, Run, Trained
 from ajet_tools.trace.check import check
 from ajet_tools.trace.files import pack
+from ajet_tools.trace.merge_files import merge_files
 
 ROOT = Path(__file__).parents[3]
 TURNS = 8
@@ -187,3 +189,17 @@ def test_a_full_disk_leaves_the_old_file_whole(tmp_path: Path) -> None:
     assert done.stdout.startswith(f"TraceError the disk of {path} is full"), done.stdout + done.stderr
     assert content(path) == before
     assert [file.name for file in tmp_path.iterdir()] == ["trace.duckdb"]
+
+
+def test_the_oldest_duckdb_that_is_supported_can_read_a_new_file(tmp_path: Path) -> None:
+    [oldest] = re.findall(r'"duckdb>=(\d+\.\d+)', (ROOT / "pyproject.toml").read_text())
+    with TraceWriter(tmp_path / "new.duckdb") as writer:
+        writer.put(Run(run_id="r", status="finished"))
+    pack(tmp_path / "new.duckdb", tmp_path / "packed.duckdb")
+    merge_files([tmp_path / "new.duckdb", tmp_path / "packed.duckdb"], tmp_path / "merged.duckdb")
+    formats = []
+    for path in ("new.duckdb", "packed.duckdb", "merged.duckdb"):
+        with duckdb.connect(str(tmp_path / path), read_only=True) as connection:
+            sql = "SELECT tags['storage_version'] FROM duckdb_databases() WHERE path IS NOT NULL"
+            formats += connection.execute(sql).fetchall()
+    assert formats == [(f"v{oldest}.0+",)] * 3
