@@ -76,6 +76,9 @@ class DataGeneration(Section):
         "agreement:3",
         "How answers are checked, as `ajet dataset expand --verify` says; of documents' tasks by default llm.",
     )
+    unfenced: bool = key(
+        False, "With verify: code, run programs of a model with your own rights where nothing here fences them in."
+    )
     validation_share: float = key(
         0.1, "Share of the tasks for validation, where query_reader names no validation file.", ge=0, lt=1
     )

@@ -19,6 +19,7 @@ import typer
 from ajet_sdk.errors import ConfigError
 from ajet_tools.cli.readiness import CORE, EXTRAS, TARGETS, Check, gpus, look, target_of, usable
 from ajet_tools.cli.stacks import installed_version
+from ajet_tools.dataset.fence import NoFence, fence
 
 __all__ = ["app"]
 
@@ -49,7 +50,7 @@ def doctor(
     target = None if purpose is None else target_of(purpose)
     if purpose is not None and target is None:
         raise ConfigError(f"--for {purpose}: choose one of trinity, verl, vllm, {', '.join(TARGETS)}")
-    checks = [*_python(), *_packages(), *_accelerator(), *_machine(directory), *_network()]
+    checks = [*_python(), *_packages(), *_accelerator(), *_machine(directory), *_network(), *_programs()]
     found = {target: look(target, imports=True)} if target else {name: look(name) for name in TARGETS}
     failed = not usable(checks) or bool(target and not usable(found[target]))
     if as_json:
@@ -152,6 +153,19 @@ def _machine(directory: Path) -> Iterator[Check]:
         return
     free = shutil.disk_usage(directory).free / 2**30
     yield Check("write access", "ok", f"{directory.resolve()}, {free:.1f} GB free")
+
+
+def _programs() -> Iterator[Check]:
+    """Tried, not looked up: a program that tries to get out is run inside."""
+    name = "programs of a model"
+    try:
+        found = fence()
+    except NoFence as error:
+        yield Check(name, "miss", f"--verify code is refused: {error}", "it runs without a fence by --unfenced")
+        return
+    user = "a user of its own" if found.users else "your user in a namespace, without privileges"
+    detail = f"{found.version} holds (tried): own root, no network, no processes of yours, {user}"
+    yield Check(name, "ok", detail)
 
 
 def _cpus() -> list[int]:

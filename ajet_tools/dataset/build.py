@@ -23,6 +23,7 @@ from typing import Any
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_tools.dataset.commands import StepFailed, arguments_of, run_command
 from ajet_tools.dataset.digests import digest_of_path
+from ajet_tools.dataset.fence import fenced
 from ajet_tools.dataset.outputs import SUFFIX, Made, check_apart, outputs, splits_of_directory
 from ajet_tools.dataset.step_keys import changes, key_of, parts_of
 from ajet_tools.dataset.steps import KINDS, BuildRecipe, Step
@@ -63,8 +64,10 @@ class Built:
 class Build:
     """`plan()` says what would run and why; `run()` does it."""
 
-    def __init__(self, recipe: BuildRecipe, *, told: Callable[[str], None] = lambda line: None) -> None:
-        self.recipe, self._told = recipe, told
+    def __init__(
+        self, recipe: BuildRecipe, *, told: Callable[[str], None] = lambda line: None, unfenced: bool = False
+    ) -> None:
+        self.recipe, self._told, self._unfenced = recipe, told, unfenced
         self._steps = recipe.out / "steps"
         self._made: dict[str, Made] = {}
 
@@ -92,9 +95,11 @@ class Build:
         """Run what has to be, in the order of the recipe, and put the rows of the last step into place.
 
         Raises StepFailed where a command fails (what was done before, and what it did itself, is kept), ConfigError
-        where a file is not there, and where what the last build wrote was changed since.
+        where a file is not there, and where what the last build wrote was changed since; NoFence before the first step
+        where one of them runs a model's programs, nothing here fences them in, and `unfenced` is not given.
         """
         self._check_sources()
+        self._check_fence()
         self._made, built = {}, Built()
         with self._alone():
             self._check_published()
@@ -132,6 +137,11 @@ class Build:
                         f"{self.recipe.directory} nor an earlier step ({', '.join(before) or 'there is none'})"
                     )
             before.append(step.name)
+
+    def _check_fence(self) -> None:
+        for step in self.recipe.steps:
+            if _runs_programs(step) and any(work.step is step and work.why for work in self.plan()):
+                fenced(f"step {step.name} (verify: code)", unfenced=self._unfenced)
 
     # What a step depends on
 
@@ -215,6 +225,8 @@ class Build:
         _write(folder / "begun.json", {"step": step.name, "parts": dict(parts)})
         (folder / "done.json").unlink(missing_ok=True)
         for arguments in self._command_lines(step, folder):
+            if self._unfenced and _runs_programs(step):
+                arguments.insert(1, "--unfenced")
             run_command(arguments, step.name, self.recipe.directory, folder)
         for held_out in self._held_out(step):
             _place(held_out, folder / held_out.name)
@@ -311,6 +323,10 @@ class Build:
             except OSError:
                 raise ConfigError(f"another build is at work in {self.recipe.out}; wait for it to end") from None
             yield
+
+
+def _runs_programs(step: Step) -> bool:
+    return step.parameters.get("verify") == "code"
 
 
 def _read_by(made: Made) -> Sequence[Path]:

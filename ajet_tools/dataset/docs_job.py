@@ -109,6 +109,7 @@ def make_tasks(
     *,
     seeds: Sequence[Row] = (),
     verify: str = "none",
+    unfenced: bool = False,
     evals: Sequence[str | Path] = (),
     meanings: Meanings | None = None,
     confirm: Callable[[Estimate], None] | None = None,
@@ -121,7 +122,7 @@ def make_tasks(
         directory: its `check` was called. What was begun there is gone on with, if it was the same.
         endpoint: closed at the end. Its cache should be `directory.cache`, or no run can be resumed.
         seeds: as `seeds.read_seeds` gives them, for few-shot tasks.
-        verify: a spec of `verify.open_verifier`; a check that asks a model shows it the passage.
+        verify, unfenced: what `verify.open_verifier` is given; a check that asks a model shows it the passage.
         evals: files of evaluation sets; a row that is in one is refused.
         meanings: refuses rows that say the same as another in other words; closed at the end.
         confirm: told what the run may take before the first call; it raises to call it off.
@@ -133,7 +134,7 @@ def make_tasks(
     begun = directory.begun()
     if begun is not None and "window" in begun.get("recipe", {}):
         recipe = dataclasses.replace(recipe, window=begun["recipe"]["window"])
-    verifier = open_verifier(verify, seed=recipe.seed) if verify != "none" else None
+    verifier = open_verifier(verify, seed=recipe.seed, unfenced=unfenced) if verify != "none" else None
     leaks = leaks_of(evals) if evals else None
     run = FromDocs(corpus, recipe, endpoint, seeds=seeds, verifier=verifier, leaks=leaks, meanings=meanings)
     if confirm is not None:

@@ -41,6 +41,7 @@ def grow(
     endpoint: Endpoint,
     *,
     verify: str = "none",
+    unfenced: bool = False,
     evals: Sequence[str | Path] = (),
     meanings: Meanings | None = None,
     confirm: Callable[[Estimate], None] | None = None,
@@ -52,7 +53,7 @@ def grow(
         seeds: as `seeds.read_seeds` gives them.
         directory: its `check` was called. What was begun there is gone on with, if it was the same.
         endpoint: closed at the end. Its cache should be `directory.cache`, or no run can be resumed.
-        verify: a spec of `verify.open_verifier`.
+        verify, unfenced: what `verify.open_verifier` is given.
         evals: files of evaluation sets; a row that is in one is refused.
         meanings: refuses rows that say the same as another in other words; closed at the end.
         confirm: told what the run may take before the first call; it raises to call it off.
@@ -64,7 +65,7 @@ def grow(
     begun = directory.begun()
     if begun is not None:
         recipe = dataclasses.replace(recipe, window=begun["recipe"]["window"])
-    verifier = open_verifier(verify, seed=recipe.seed) if verify != "none" else None
+    verifier = open_verifier(verify, seed=recipe.seed, unfenced=unfenced) if verify != "none" else None
     facts = {
         "recipe": recipe.as_json(),
         "seeds": digest_of(seeds),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -17,8 +16,6 @@ from ajet_tools.dataset.sandbox import Limits, Ran, run_code
 from ajet_tools.dataset.verdict import Chat, Verdict, answer_of, independent, question_of
 
 __all__ = ["Programs", "code_in"]
-
-log = logging.getLogger("ajet")
 
 TESTS = ("tests", "test_list", "unit_tests", "test")
 SOLUTIONS = ("solution", "canonical_solution")
@@ -41,8 +38,8 @@ class Programs:
     seed: int = 0
     name: str = "code"
     calls: int = 1
-    told: bool = False
-    """That the network is in reach."""
+    unfenced: bool = False
+    """Run them with the user's rights where nothing fences them in."""
     running: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(max(1, os.cpu_count() or 1)))
 
     async def check(self, row: Mapping[str, Any], endpoint: Chat | None) -> Verdict:
@@ -67,14 +64,7 @@ class Programs:
 
     async def _run(self, code: str, stdin: str = "") -> Ran:
         async with self.running:
-            ran = await run_code(code, stdin=stdin, limits=self.limits)
-        if "no network" not in ran.fences and not self.told:
-            self.told = True
-            log.warning(
-                "--verify code: this system lets no process give up the network, so code that is run can reach it; "
-                "time, memory, files and output are limited. Use a container for models that you do not trust"
-            )
-        return ran
+            return await run_code(code, stdin=stdin, limits=self.limits, unfenced=self.unfenced)
 
     async def _tested(self, code: str, tests: Any, entry_point: Any) -> Verdict:
         passed = 0

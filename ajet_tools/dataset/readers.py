@@ -11,6 +11,7 @@ import logging
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +68,8 @@ def read_generated(config: Config) -> Rows:
         parameters["validation"] = given.validation_share
     step = _from_docs(config, documents, seeds, parameters) if documents else _expand(config, seeds, parameters)
     recipe = BuildRecipe(Path.cwd(), (config.directory / "data").resolve(), (step,))
-    files = Build(recipe, told=lambda line: log.info("data_generation %s", line)).run().files
+    told = partial(log.info, "data_generation %s")
+    files = Build(recipe, told=told, unfenced=given.unfenced).run().files
     made = {file.stem: file for file in files}
     mapping = config.task_reader.field_mapping
     train = _tasks(made["train"], mapping) if "train" in made else iter(())

@@ -4,7 +4,7 @@
     agreement:K        K independent answers of the endpoint; more than half must say what the row's answer says
     judge:FILE:NAME    the user's own `@ajet.judge` gives the row's answer full marks, as if an agent had said it
     judge:FILE:NAME:K  the same judge, on K independent answers of the endpoint; more than half must get full marks
-    code               a program: the row's tests, the row's own program, or one that the endpoint writes
+    code               a program, run inside a fence: the row's tests, its own program, or one that the endpoint writes
     llm, llm:FILE      a model grades question and answer by a rubric, ours or the one in a file
 
 A refusal's `reason` is one of few short phrases, so that refusals can be counted by it; what was seen is in `details`.
@@ -23,6 +23,7 @@ from typing import Any
 
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.agreement import Agreement
+from ajet_tools.dataset.fence import fenced
 from ajet_tools.dataset.verdict import Chat, Verdict, Verifier, answer_of
 
 __all__ = ["VERIFIERS", "Chat", "Verdict", "Verifier", "answer_of", "open_verifier"]
@@ -37,7 +38,9 @@ class _Unchecked:
         return Verdict(True, "not verified")
 
 
-def open_verifier(spec: str, *, seed: int = 0, relative_to: Path | None = None, timeout: float = 60.0) -> Verifier:
+def open_verifier(
+    spec: str, *, seed: int = 0, relative_to: Path | None = None, timeout: float = 60.0, unfenced: bool = False
+) -> Verifier:
     """The verifier that a spec names; K is 3 where `agreement` stands alone.
 
     Args:
@@ -45,8 +48,10 @@ def open_verifier(spec: str, *, seed: int = 0, relative_to: Path | None = None, 
         seed: of what the endpoint is asked.
         relative_to: the directory in which a judge's or a rubric's file is looked for before the working directory.
         timeout: seconds that one call of a judge may take.
+        unfenced: programs are run with the user's own rights.
 
-    Raises ConfigError for a spec that is none, a file that is not there, and a judge that cannot be imported;
+    Raises ConfigError for a spec that is none, a file that is not there, a judge that cannot be imported, and for
+    `code` where nothing on this machine keeps a program from harm and `unfenced` is not given;
     SignatureError for a judge that is a workflow or takes what cannot be given.
     """
     kind, _, rest = spec.strip().partition(":")
@@ -59,7 +64,7 @@ def open_verifier(spec: str, *, seed: int = 0, relative_to: Path | None = None, 
     if kind == "code" and not rest:
         from ajet_tools.dataset.programs import Programs
 
-        return Programs(seed=seed)
+        return Programs(seed=seed, unfenced=not fenced("--verify code", unfenced=unfenced))
     if kind == "llm":
         from ajet_tools.dataset.grader import Grader
 

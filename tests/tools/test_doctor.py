@@ -14,6 +14,7 @@ from ajet_tools.cli import readiness
 from ajet_tools.cli.app import app
 from ajet_tools.cli.readiness import TARGETS, look, target_of, usable
 from ajet_tools.cli.stacks import STACKS
+from ajet_tools.dataset.fence import NoFence, fence
 
 
 def doctor(*args: str) -> Any:
@@ -140,3 +141,24 @@ def test_what_a_run_imports_can_be_imported() -> None:
     checks = look("trinity-cpu", imports=True)
     assert checks[-1].name == "imports" and usable(checks), checks
     assert sys.modules.get("tinker") is None
+
+
+def test_whether_programs_of_a_model_are_fenced_in_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def said() -> dict[str, Any]:
+        fence.cache_clear()
+        checks = json.loads(doctor(str(tmp_path), "--json").stdout)["checks"]
+        return next(check for check in checks if check["name"] == "programs of a model")
+
+    (tmp_path / "bwrap").write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
+    (tmp_path / "bwrap").chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    broken = said()
+    assert broken["status"] == "miss" and "No permissions to create new namespace" in broken["detail"]
+    assert "--unfenced" in broken["fix"]
+    monkeypatch.undo()
+    try:
+        fence()
+    except NoFence:
+        assert said()["status"] == "miss"
+    else:
+        assert said()["status"] == "ok" and "no network" in said()["detail"]

@@ -29,6 +29,9 @@ def build(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", "-n", help="Say which steps would run and why; run and write nothing.")
     ] = False,
+    unfenced: Annotated[
+        bool, typer.Option("--unfenced", help="verify: code runs programs of a model with your own rights.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a dataset by a recipe of steps, and again when something of it changed: only the steps that have to run.
@@ -67,7 +70,7 @@ def build(
     if dry_run:
         _show(Build(wanted).plan(), as_json)
         return
-    built = Build(wanted, told=lambda line: typer.echo(line, err=True)).run()
+    built = Build(wanted, told=lambda line: typer.echo(line, err=True), unfenced=unfenced).run()
     if as_json:
         print_json({**vars(built), "files": [str(file) for file in built.files]})
     else:
@@ -109,7 +112,7 @@ def _check_options(recipe: BuildRecipe, path: Path) -> None:
             for parameter in commands[step.kind].params
             for text in parameter.opts
             if text.startswith("-")
-        } - {"out", "o", "help", "json", "resume", "yes", "y"}
+        } - {"out", "o", "help", "json", "resume", "yes", "y", "unfenced"}
         argument = KINDS[step.kind].argument
         for name in step.parameters:
             if name not in options and name != argument:

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ajet_tools.cli.dataset.endpoints import Asking
-from ajet_tools.cli.dataset.making import Temperature, Verify, Writing, confirm, progress, report, show_prompts
+from ajet_tools.cli.dataset.making import (
+    Temperature,
+    Unfenced,
+    Verify,
+    Writing,
+    confirm,
+    progress,
+    report,
+    show_prompts,
+)
 from ajet_tools.cli.dataset.options import AsJson, Source
 from ajet_tools.cli.groups import spelt_out
 
@@ -40,6 +49,7 @@ def expand(
     personas: Annotated[Path | None, typer.Option(metavar="FILE", help="Your own personas, one a line.")] = None,
     domains: Annotated[Path | None, typer.Option(metavar="FILE", help="Your own domains, one a line.")] = None,
     verify: Verify = "agreement:3",
+    unfenced: Unfenced = False,
     temperature: Temperature = 1.0,
     asking: Asking,
     as_json: AsJson = False,
@@ -91,6 +101,7 @@ def expand(
         directory,
         endpoint,
         verify=verify,
+        unfenced=unfenced,
         evals=writing.eval or [],
         meanings=writing.meanings(endpoint, asking.cache or directory.cache),
         confirm=lambda taken: confirm(taken, writing, ask=asking.scripted is None, quiet=as_json),

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ajet_tools.cli.dataset.endpoints import Asking
-from ajet_tools.cli.dataset.making import Temperature, Verify, Writing, confirm, progress, report, show_prompts
+from ajet_tools.cli.dataset.making import (
+    Temperature,
+    Unfenced,
+    Verify,
+    Writing,
+    confirm,
+    progress,
+    report,
+    show_prompts,
+)
 from ajet_tools.cli.dataset.options import AsJson, counted
 from ajet_tools.cli.groups import spelt_out
 
@@ -55,6 +64,7 @@ def from_docs(
     ] = None,
     passes: Annotated[int, typer.Option(min=1, help="How often a part is asked at most, to reach -n.")] = 3,
     verify: Verify = "llm",
+    unfenced: Unfenced = False,
     temperature: Temperature = 0.7,
     asking: Asking,
     as_json: AsJson = False,
@@ -95,6 +105,7 @@ def from_docs(
         endpoint,
         seeds=rows,
         verify=verify,
+        unfenced=unfenced,
         evals=writing.eval or [],
         meanings=writing.meanings(endpoint, asking.cache or directory.cache),
         confirm=lambda taken: confirm(

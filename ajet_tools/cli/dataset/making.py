@@ -24,11 +24,15 @@ if TYPE_CHECKING:
     from ajet_tools.dataset.prompts import Prompt
     from ajet_tools.dataset.tables import Row
 
-__all__ = ["Temperature", "Verify", "Writing", "confirm", "progress", "report", "show_prompts"]
+__all__ = ["Temperature", "Unfenced", "Verify", "Writing", "confirm", "progress", "report", "show_prompts"]
 
 Verify = Annotated[
     str,
     typer.Option(metavar="HOW", help="How answers are checked: agreement:K, judge:FILE:NAME, code, llm or none."),
+]
+Unfenced = Annotated[
+    bool,
+    typer.Option("--unfenced", help="--verify code: run programs of a model with your own rights."),
 ]
 Temperature = Annotated[float, typer.Option(min=0, help="Of the model that writes the rows.")]
 

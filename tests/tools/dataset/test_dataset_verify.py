@@ -269,6 +269,7 @@ def test_none_lets_everything_pass() -> None:
 SOLUTION = "def double(n):\n    return 2 * n\n"
 
 
+@pytest.mark.usefixtures("fenced")
 @pytest.mark.parametrize(
     "tests",
     [
@@ -283,6 +284,7 @@ def test_code_must_pass_the_rows_tests(tests: Any) -> None:
     assert not wrong.ok and wrong.reason == "the tests fail" and "AssertionError" in wrong.details["stderr"]
 
 
+@pytest.mark.usefixtures("fenced")
 def test_tests_with_input_and_output() -> None:
     tests = [{"input": "3\n", "output": "6"}, {"input": "5", "output": "10\n"}]
     fenced = "Here:\n```python\nprint(2 * int(input()))\n```"
@@ -290,6 +292,7 @@ def test_tests_with_input_and_output() -> None:
     assert not check("code", row("Read and double.", "print(2 + int(input()))", tests=tests)).ok
 
 
+@pytest.mark.usefixtures("fenced")
 def test_the_rows_own_program_must_print_the_answer() -> None:
     assert check("code", row(program="print('thinking')\nprint(84 / 2)")).ok
     wrong = check("code", row(program="print(41)"))
@@ -300,6 +303,7 @@ def test_the_rows_own_program_must_print_the_answer() -> None:
     )
 
 
+@pytest.mark.usefixtures("fenced")
 def test_a_program_that_the_model_writes(model_server: Server) -> None:
     server = model_server(lambda body, n: "```python\nprint(17 + 25)\n```")
     assert check("code", row(), server).ok
@@ -358,6 +362,7 @@ def test_the_last_object_of_a_reply() -> None:
     assert object_in("[1, 2] {") is None
 
 
+@pytest.mark.usefixtures("fenced")
 def test_a_verdict_as_provenance_holds_no_time(model_server: Server) -> None:
     server = model_server(lambda body, n: "```python\nprint(17 + 25)\n```")
     one, other = (check("code", row(), server).as_json("code") for _ in range(2))
