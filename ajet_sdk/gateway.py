@@ -18,10 +18,10 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
-from ajet_sdk.direct import GONE, Direct
+from ajet_sdk.direct import Direct
 from ajet_sdk.errors import ConfigError, EngineUnavailable
 from ajet_sdk.model import Exchange, Identity
-from ajet_sdk.recorder import UNDELIVERED, EpisodeSpec, OpenEpisode, Pending
+from ajet_sdk.recorder import EpisodeSpec, OpenEpisode, Pending
 from ajet_sdk.reply import (
     ANSWERED,
     Access,
@@ -43,8 +43,8 @@ if TYPE_CHECKING:
     from ajet_sdk.trace.writer import TraceWriter
 
 __all__ = [
-    "Access", "EpisodeSpec", "Gateway", "OpenEpisode", "Receive", "Refusal", "Reply", "SamplingOverride", "Scope",
-    "Send", "listening_socket", "read_json", "respond",
+    "Access", "ClientGone", "EpisodeSpec", "Gateway", "OpenEpisode", "Receive", "Refusal", "Reply", "SamplingOverride",
+    "Scope", "Send", "listening_socket", "read_json", "respond",
 ]  # fmt: skip
 
 BACKLOG = 2048
@@ -83,20 +83,18 @@ class Gateway:
         """Bind, and serve from a daemon thread. Raises OSError where the port is taken."""
         import uvicorn
 
+        from ajet_sdk.http_server import server_config
+
         if self._thread is not None:
             return self
         listener = listening_socket(self.host, self.port)
         self.port = listener.getsockname()[1]
-        config = uvicorn.Config(
+        config = server_config(
             self._app,
             interface="asgi3",
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=1,
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            ws="none",
             proxy_headers=False,
             server_header=False,
             date_header=False,
@@ -164,8 +162,8 @@ class Gateway:
             raise EngineUnavailable("the gateway is not running; call start() first")
         if spec.episode_id in self._episodes:
             raise ConfigError(f"episode {spec.episode_id} is open already; every attempt needs an id of its own")
-        put = self.writer.put if self.writer is not None else None
-        episode = OpenEpisode(spec, self.url, put, self._run, self._end_keys, self._direct)
+        put, amend = (self.writer.put, self.writer.undelivered) if self.writer is not None else (None, None)
+        episode = OpenEpisode(spec, self.url, put, self._run, self._end_keys, self._direct, amend)
         self._episodes[spec.episode_id] = episode
         self._access[episode.handle_key] = Access(episode, "rollout", False)
         self._access[episode.captured_key] = Access(episode, "rollout", True)
@@ -244,14 +242,14 @@ class Gateway:
                 return
             pending = Pending(access.episode, identity, access.phase, body)
             access.episode.pending.add(pending)
-            await Reply(pending, access, route, receive, send, scope.get(GONE)).give()
+            await Reply(pending, access, route, scope, receive, send).give()
         except Refusal as refusal:
             await respond(send, refusal.status, refusal.body)
         except ClientGone:
             pass  # nobody is left to be told; the call, if there is one, is recorded as undelivered
         finally:
             if pending is not None:
-                pending.record(UNDELIVERED)
+                pending.record_undelivered()
                 pending.end()
 
 

@@ -76,6 +76,8 @@ class Pending:
         self.abandoned: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self.ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         """Done once the handler has let go of the engine."""
+        self.progress: Callable[[], str] | None = None
+        """How far the client has read the reply, once some of it was sent."""
         self._answer: Answer | None = None
 
     def prepare(self) -> Sampling:
@@ -152,6 +154,14 @@ class Pending:
             }
             self.episode.add(Call(**common, **known))
 
+    def record_undelivered(self) -> None:
+        """Make the calls of a request whose client has not got the reply, or not all of it."""
+        self.record(UNDELIVERED if self.progress is None else f"{UNDELIVERED}: {self.progress()}")
+
+    def take_back(self) -> None:
+        """It was recorded as delivered, and then the client left with bytes of it unread."""
+        self.episode.undelivered(self.request_id, f"{UNDELIVERED}: the client left before it had read all")
+
     def end(self) -> None:
         """The handler is through with it."""
         self.episode.pending.discard(self)
@@ -160,7 +170,7 @@ class Pending:
 
     def abandon(self) -> None:
         """The episode is over: record as undelivered and let the handler cancel the engine's work."""
-        self.record(UNDELIVERED)
+        self.record_undelivered()
         if not self.abandoned.done():
             self.abandoned.set_result(None)
 
@@ -176,6 +186,7 @@ class OpenEpisode:
         run: Callable[[Coroutine[Any, Any, None]], Future[None]],
         end_keys: Callable[[OpenEpisode, bool], None],
         direct: Direct | None = None,
+        amend: Callable[[str, str, str], None] | None = None,
     ) -> None:
         self.spec = spec
         self.url = url
@@ -186,6 +197,7 @@ class OpenEpisode:
         self.context_overflow = False
         self.pending: set[Pending] = set()
         self._put = put
+        self._amend = amend
         self._run = run
         self._end_keys = end_keys
         self._calls: list[Call] = []
@@ -273,6 +285,17 @@ class OpenEpisode:
         if self._put is not None:
             self._put(call)
 
+    def undelivered(self, request_id: str, error: str) -> None:
+        """The calls of a request were recorded as delivered and are not; nothing once the episode is finished."""
+        if self._finished:
+            return
+        self._calls = [
+            call.model_copy(update={"error": error}) if call.request_id == request_id and call.error is None else call
+            for call in self._calls
+        ]
+        if self._amend is not None:
+            self._amend(self.episode_id, request_id, error)
+
     def fail(self, error: AjetError) -> None:
         """Keep an error that is the episode's."""
         if isinstance(error, ContextOverflow):
@@ -302,6 +325,8 @@ class OpenEpisode:
 
     async def _close(self, final: bool) -> None:
         self._end_keys(self, final)
+        for _ in range(2):  # who left a reply half read may have done so just now: the loop comes to know it first
+            await asyncio.sleep(0)
         ending = [pending for pending in self.pending if final or pending.phase == "rollout"]
         for pending in ending:
             pending.abandon()

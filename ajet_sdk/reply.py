@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ajet_sdk.dialect import DONE, error_body, event, stream
-from ajet_sdk.direct import READ
+from ajet_sdk.direct import DOOR, READ, Door
 from ajet_sdk.endpoint import json_bytes, json_value
 from ajet_sdk.errors import AjetError, ConfigError, ContextOverflow, EngineUnavailable, ModelAmbiguous, RequestRefused
 from ajet_sdk.protocols import Answer, Ask, Route
@@ -32,7 +32,7 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 HEARTBEAT = 10.0
 """Seconds of waiting between two comments on a stream."""
 LARGE = 32 * 2**10
-"""Bytes of a response that may not fit the socket's buffers at once."""
+"""Bytes of a response after which it is asked whether the client takes them."""
 LARGEST_BODY = 64 * 2**20
 """Bytes of a request."""
 ANSWERED = ("chat/completions", "completions")
@@ -82,23 +82,24 @@ class Reply:
         pending: Pending,
         access: Access,
         route: str,
+        scope: Scope,
         receive: Receive,
         send: Send,
-        gone: asyncio.Future[None] | None = None,
     ) -> None:
         self.pending = pending
         self.access = access
         self.route = route
         self.receive = receive
         self.send = send
-        self.gone = gone
-        """Done when the client goes away; where None, `receive` is awaited for it."""
+        self.door: Door = scope["state"][DOOR]
         self.streaming = bool(pending.body.get("stream"))
         self.headers_sent = False
+        self.size = self.sent = self.asked = 0
+        """Bytes of the response, of them sent, and sent when the client was last waited for."""
 
     async def give(self) -> None:
         """Ask, answer, record. Raises Refusal for what is answered with an error before any byte was sent."""
-        gone = self.gone or asyncio.ensure_future(_disconnect(self.receive))
+        gone = self.door.gone or asyncio.ensure_future(_disconnect(self.receive))
         try:
             try:
                 response = await self._ask(gone)
@@ -185,37 +186,65 @@ class Reply:
                 work.cancel()
                 await asyncio.wait({work}, timeout=1)
 
+    def _progress(self) -> str:
+        return f"the client read at most {max(self.sent - self.door.unread(), 0)} of {self.size} bytes"
+
     async def _whole(self, response: dict[str, Any], gone: asyncio.Future[None]) -> None:
         body = json_bytes(response)
+        self.size, self.pending.progress = len(body), self._progress
         await self.send(_start(200, [(b"content-length", str(len(body)).encode())]))
-        last = len(body) - 1 if len(body) > LARGE else 0
-        if last:  # the next send waits until the client has taken most of it
-            await self.send({"type": "http.response.body", "body": body[:last], "more_body": True})
-        self._deliver(gone)
-        await self.send({"type": "http.response.body", "body": body[last:], "more_body": False})
+        if len(body) > LARGE or self.door.in_parts:  # the last byte is held back until the client has taken the others
+            for at in range(0, len(body) - 1, LARGE):
+                await self._part(body[at : min(at + LARGE, len(body) - 1)], gone)
+        await self._deliver(gone)
+        await self.send({"type": "http.response.body", "body": body[self.sent :], "more_body": False})
+        self.door.left_unread = self.pending.take_back
 
     async def _stream(self, response: dict[str, Any], gone: asyncio.Future[None]) -> None:
         chunks = list(stream(response, self.pending.body))
+        self.size, self.pending.progress = self.sent + sum(map(len, chunks)), self._progress
         for chunk in chunks[:-1]:
             await self._chunk(chunk, gone)
-        self._deliver(gone)  # whole with the next chunk, whether or not the client stays for the end mark
+        await self._deliver(gone)  # whole with the next chunk, whether or not the client stays for the end mark
         await self._chunk(chunks[-1], gone)
+        if self.door.gone is not None:  # in this process; over a socket the end mark may be what was left unread
+            self.door.left_unread = self.pending.take_back
         await self.send({"type": "http.response.body", "body": DONE, "more_body": False})
 
-    def _deliver(self, gone: asyncio.Future[None]) -> None:
-        """Record before the last byte: who has the reply finds the call recorded."""
+    async def _deliver(self, gone: asyncio.Future[None]) -> None:
+        """Record before the last byte, once the client has taken the others: who has the reply finds the call."""
+        if self.sent:
+            await self._taken(gone)
         if gone.done():
             raise ClientGone
         self.pending.record()
 
+    async def _taken(self, gone: asyncio.Future[None]) -> None:
+        """Wait until the client has taken what was sent. Raises ClientGone, also where the episode ends before."""
+        self.asked = self.sent
+        taking, pending = asyncio.ensure_future(self.door.taken()), self.pending
+        try:
+            await _one_of((taking, gone, pending.abandoned), pending.episode.spec.call_timeout)
+            if not taking.done() or not taking.result():
+                raise ClientGone
+        finally:
+            taking.cancel()
+
     async def _chunk(self, chunk: bytes, gone: asyncio.Future[None]) -> None:
-        if gone.done():
-            raise ClientGone
         if not self.headers_sent:
             self.headers_sent = True
             headers = [(b"content-type", b"text/event-stream; charset=utf-8"), (b"cache-control", b"no-store")]
             await self.send({"type": "http.response.start", "status": 200, "headers": headers})
-        await self.send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await self._part(chunk, gone)
+
+    async def _part(self, data: bytes, gone: asyncio.Future[None]) -> None:
+        """Send some of the response, and now and then see whether anybody takes it."""
+        if gone.done():
+            raise ClientGone
+        await self.send({"type": "http.response.body", "body": data, "more_body": True})
+        self.sent += len(data)
+        if self.sent - self.asked > LARGE and not self.pending.recorded:
+            await self._taken(gone)
 
 
 async def _one_of(futures: Iterable[asyncio.Future[Any]], seconds: float) -> None:

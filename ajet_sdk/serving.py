@@ -14,6 +14,7 @@ from ajet_sdk.engines import open_engine, ready
 from ajet_sdk.event_loop import run_to_end
 from ajet_sdk.gateway import (
     Access,
+    ClientGone,
     EpisodeSpec,
     Gateway,
     Receive,
@@ -27,7 +28,7 @@ from ajet_sdk.gateway import (
 )
 from ajet_sdk.model import Identity
 from ajet_sdk.protocols import Engine
-from ajet_sdk.recorder import UNDELIVERED, Pending
+from ajet_sdk.recorder import Pending
 from ajet_sdk.types import Episode, Run, Task, new_id, now
 
 if TYPE_CHECKING:
@@ -68,20 +69,16 @@ def serve_engine(engine: Engine, host: str = "127.0.0.1", port: int = 8000, *, t
 async def _serve(engine: Engine, host: str, port: int, trace: Path | None) -> None:
     import uvicorn
 
+    from ajet_sdk.http_server import server_config
+
     with ExitStack() as stack:
         try:
             listener = stack.enter_context(listening_socket(host, port))
             await ready(engine)
             writer, run = _record(trace, engine, stack)
             gateway = stack.enter_context(Gateway(writer))
-            settings = uvicorn.Config(
-                _Service(engine, gateway, writer, run.run_id).app,
-                interface="asgi3",
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                timeout_graceful_shutdown=5,
-            )
+            service = _Service(engine, gateway, writer, run.run_id)
+            settings = server_config(service.app, interface="asgi3", timeout_graceful_shutdown=5)
             url = f"http://{host}:{listener.getsockname()[1]}/v1"
             print(f"Serving {engine.model} at {url} (Ctrl-C stops)", flush=True)
             server = uvicorn.Server(settings)
@@ -135,26 +132,30 @@ class _Service:
             else:
                 body = await read_json(receive)
                 self._check_name(body.get("model"))
-                await self._answer(body, path.removeprefix("/v1/"), receive, send)
+                await self._answer(body, path.removeprefix("/v1/"), scope, receive, send)
         except Refusal as refusal:
             await respond(send, refusal.status, refusal.body)
+        except ClientGone:
+            pass  # nobody is left to be told; the call, if there is one, is recorded as undelivered
 
     def _check_name(self, asked: Any) -> None:
         if asked and asked != self.engine.model:
             message = f"The model {asked!r} does not exist; this server answers to {self.engine.model!r}."
             raise Refusal(404, message, "model_not_found", "model")
 
-    async def _answer(self, body: dict[str, Any], route: str, receive: Receive, send: Send) -> None:
+    async def _answer(self, body: dict[str, Any], route: str, scope: Scope, receive: Receive, send: Send) -> None:
         opened = self.gateway.open(EpisodeSpec(episode_id=new_id(), engine=self.engine))
         pending = Pending(opened, Identity(), "rollout", body)
         started, fault = now(), None
         try:
-            await Reply(pending, Access(opened, "rollout", False), route, receive, send).give()
+            await Reply(pending, Access(opened, "rollout", False), route, scope, receive, send).give()
         except Refusal as refusal:
             fault = str(refusal)
             raise
         finally:
-            pending.record(fault or UNDELIVERED)
+            if fault is not None:
+                pending.record(fault)
+            pending.record_undelivered()
             calls = await opened.finish()
             if self.writer is not None:
                 error = next((call.error for call in calls if call.error), None)

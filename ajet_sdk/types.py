@@ -158,7 +158,7 @@ class Call(_Frozen):
     started_at: datetime = Field(default_factory=now)
     ended_at: datetime = Field(default_factory=now)
     error: str | None = None
-    """`undelivered` where the client was gone before the last byte; else the engine's message."""
+    """`undelivered`, and how far the client had read, where it was gone before the last byte; else the engine's."""
     request_id: str = ""
     """Shared by the `n` choices of one request."""
     sampling: dict[str, Any] = Field(default_factory=dict)

@@ -33,14 +33,14 @@ def asking(module: Any) -> tuple[Ask, Ask]:
 
     def ask(plan: Reroute, request: Any, stream: bool) -> Any:
         began, told = time.perf_counter(), queue.SimpleQueue[Part | None]()
-        exchange = _begin(module, plan, request, told.put)
+        exchange = _begin(module, plan, request, told.put, stream)
 
         def following() -> Part:
             try:
                 part = told.get(timeout=_patience(request))
             except queue.Empty:
                 raise _too_late(module, request) from None
-            return _whole_part(module, request, part)
+            return _taken(module, request, part, exchange)
 
         try:
             first = following()
@@ -56,14 +56,14 @@ def asking(module: Any) -> tuple[Ask, Ask]:
 
     async def aask(plan: Reroute, request: Any, stream: bool) -> Any:
         began, told = time.perf_counter(), _Inbox()
-        exchange = _begin(module, plan, request, told.put)
+        exchange = _begin(module, plan, request, told.put, stream)
 
         async def following() -> Part:
             try:
                 part = await told.get(_patience(request))
             except TimeoutError:
                 raise _too_late(module, request) from None
-            return _whole_part(module, request, part)
+            return _taken(module, request, part, exchange)
 
         try:
             first = await following()
@@ -147,10 +147,10 @@ def _streams(module: Any) -> tuple[Any, Any]:
     return Stream, AsyncStream
 
 
-def _begin(module: Any, plan: Reroute, request: Any, tell: Callable[[Part | None], None]) -> Exchange:
+def _begin(module: Any, plan: Reroute, request: Any, tell: Callable[[Part | None], None], in_parts: bool) -> Exchange:
     assert plan.direct is not None
     try:
-        return plan.direct.ask(plan.url, plan.headers(request.headers), request.content, tell, plan.read)
+        return plan.direct.ask(plan.url, plan.headers(request.headers), request.content, tell, plan.read, in_parts)
     except RuntimeError as error:
         raise module.ConnectError("the gateway has stopped", request=request) from error
 
@@ -165,9 +165,10 @@ def _too_late(module: Any, request: Any) -> Exception:
     return late
 
 
-def _whole_part(module: Any, request: Any, part: Part | None) -> Part:
+def _taken(module: Any, request: Any, part: Part | None, exchange: Exchange) -> Part:
     if part is None:
         raise module.RemoteProtocolError("the gateway broke off", request=request)
+    exchange.take()
     return part
 
 

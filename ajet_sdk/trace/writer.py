@@ -159,6 +159,15 @@ class TraceWriter:
             if not self._thread.is_alive():
                 raise TraceError(f"the trace writer of {self.path} has stopped")
 
+    def undelivered(self, episode_id: str, request_id: str, error: str) -> None:
+        """The calls of a request that were put without an error have this one. It does not wait."""
+        update = "UPDATE calls SET error = ? WHERE episode_id = ? AND request_id = ? AND error IS NULL"
+        order = _Order(lambda connection: connection.execute(update, [error, episode_id, request_id]))
+        with self._changed:
+            if not self._closing:
+                self._queue.append(order)
+                self._put += 1
+
     def close(self) -> None:
         """Write what is left, close the file and give up its ownership. Raises what `put` would."""
         atexit.unregister(self.close)

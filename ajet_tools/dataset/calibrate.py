@@ -207,7 +207,8 @@ def _spoilt(episode: Episode) -> str | None:
         return None
     error = _MODULE.sub("", (episode.error or "no message").strip().partition("\n")[0])[:_SHORT]
     asked = [call for call in episode.calls if call.phase == "rollout"]
-    refused = bool(asked) and asked[-1].error not in (None, "undelivered") and episode.cause != "ContextOverflow"
+    last = asked[-1].error if asked else None
+    refused = last is not None and not last.startswith("undelivered") and episode.cause != "ContextOverflow"
     judged = error.startswith("judge ") or episode.cause == "NoReward"
     spoilt = episode.infrastructure or episode.status == "aborted" or refused or judged
     return f"not measured: {error}" if spoilt else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -172,6 +173,43 @@ def test_streams_arrive_in_parts_and_one_closed_early_is_undelivered(gateway: Ga
     assert [call.error for call in late.calls] == ["undelivered"]
     assert [call.error for call in episode.calls] == [None]
     assert served(gateway) == 0
+
+
+@pytest.mark.parametrize("size", [100, 200_000])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_reply_left_half_read_is_undelivered(gateway: Gateway, stream: bool, size: int) -> None:
+    """Found in training: every token of a reply was trained of which the agent had read 48 characters."""
+
+    def ask() -> None:
+        with httpx.Client() as client, client.stream("POST", URL, json=body("go", stream=stream)) as response:
+            next(response.iter_raw(48))
+
+    async def aask() -> None:
+        async with (
+            httpx.AsyncClient() as client,
+            client.stream("POST", URL, json=body("go", stream=stream)) as response,
+        ):
+            async for _ in response.aiter_raw(48):
+                break
+
+    for name, agent in (("sync", ask), ("async", aask)):
+        episode = opened(gateway, ["x" * size], name)
+        within(episode, agent)
+        (call,) = asyncio.run(episode.finish())
+        assert call.output_ids is not None and re.match("undelivered: the client (read|left)", call.error or "")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_long_reply_read_slowly_is_delivered(gateway: Gateway, stream: bool) -> None:
+    episode = opened(gateway, ["x" * 200_000])
+
+    def ask() -> int:
+        with httpx.Client() as client, client.stream("POST", URL, json=body("go", stream=stream)) as response:
+            return sum(part.count(b"x") for part in response.iter_raw(1000))
+
+    assert within(episode, ask) >= 200_000
+    (call,) = asyncio.run(episode.finish())
+    assert call.error is None
 
 
 @pytest.mark.parametrize("module", [httpx, httpx2])

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import openai
@@ -467,6 +470,79 @@ def test_a_stream_closed_after_the_whole_reply_is_delivered(open_episode: Opener
                 break
     (call,) = asyncio.run(episode.finish())
     assert call.error is None and call.output_ids is not None
+
+
+class Client:
+    """A socket that asks and reads as it likes, with a receive buffer that no system enlarges."""
+
+    def __init__(self, episode: OpenEpisode, **body: Any) -> None:
+        address = urlsplit(episode.model().base_url)
+        content = json.dumps({"messages": USER, **body}).encode()
+        head = f"POST {address.path}/chat/completions HTTP/1.1\r\nhost: {address.netloc}\r\n"
+        head += f"authorization: Bearer {episode.handle_key}\r\ncontent-length: {len(content)}\r\n\r\n"
+        self.socket = socket.socket()
+        self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        self.socket.settimeout(10)
+        self.socket.connect((address.hostname, address.port))
+        self.socket.sendall(head.encode() + content)
+
+    def read(self, count: int | None = None) -> bytes:
+        """So many bytes, or all."""
+        found = b""
+        while count is None or len(found) < count:
+            part = self.socket.recv(min(4096, count - len(found)) if count else 65536)
+            found += part
+            if not part or (count is None and found.endswith((b"\r\n0\r\n\r\n", b"}}"))):
+                break
+        return found
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_long_reply_cut_after_one_read_is_undelivered(open_episode: Opener, stream: bool) -> None:
+    """Found in training: `reply of 1,500,001 tokens, client read 48 characters: ledger trained 1,500,001`."""
+    episode = open_episode("x" * 1_500_000, max_tokens=None)
+    episode.spec.engine.chat.max_model_len = 10_000_000
+    client = Client(episode, stream=stream)
+    client.read(4096)
+    assert episode.calls == ()  # it waits until the client has taken what was sent
+    client.socket.close()
+    (call,) = asyncio.run(episode.finish())
+    assert call.output_ids is not None and len(call.output_ids) == 1_500_001
+    read = re.fullmatch(r"undelivered: the client read at most (\d+) of (\d+) bytes", call.error or "")
+    assert read is not None and int(read[1]) < 400_000 and int(read[2]) > 1_500_000
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_long_reply_that_is_read_slowly_is_delivered(open_episode: Opener, stream: bool) -> None:
+    episode = open_episode("x" * 500_000)
+    episode.spec.engine.chat.max_model_len = 10_000_000
+    client = Client(episode, stream=stream)
+    head = client.read(1000)
+    assert (head + client.read()).count(b"x") >= 500_000
+    client.socket.close()
+    (call,) = asyncio.run(episode.finish())
+    assert call.error is None
+
+
+def test_a_short_body_cut_after_one_read_is_undelivered_in_the_trace_too(tmp_path: Path) -> None:
+    from ajet_sdk.trace.reader import open_trace
+    from ajet_sdk.trace.writer import TraceWriter
+
+    path = tmp_path / "trace.duckdb"
+    with TraceWriter(path) as writer, Gateway(writer) as gateway:
+        for name, whole in (("cut", False), ("whole", True)):
+            episode = gateway.open(EpisodeSpec(name, ScriptedEngine(lambda ask: "forty-two " * 400)))
+            client = Client(episode)
+            client.read(None if whole else 200)
+            (recorded,) = episode.calls
+            assert recorded.error is None
+            client.socket.close()
+            (call,) = asyncio.run(episode.finish())
+            assert call.error == (None if whole else "undelivered: the client left before it had read all")
+    reader = open_trace(path)
+    found = {row["episode_id"]: row["error"] for row in reader.query("FROM calls").to_pylist()}
+    reader.close()
+    assert found["whole"] is None and found["cut"].startswith("undelivered")
 
 
 def test_calls_outside_of_the_targets_go_to_their_debug_model_or_fail(open_episode: Opener) -> None:

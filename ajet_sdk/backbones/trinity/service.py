@@ -342,15 +342,14 @@ def _settings(text: str) -> TrainerSettings:
 async def _serve(args: argparse.Namespace) -> None:
     import uvicorn
 
+    from ajet_sdk.http_server import server_config
+
     if args.temperature <= 0:
         raise ConfigError(f"--temperature must be above 0 to train on what was sampled (got {args.temperature})")
     service = await asyncio.to_thread(Service, args)
     with listening_socket("127.0.0.1", args.port) as listener:
-        settings = uvicorn.Config(
+        settings = server_config(
             service.app(),
-            lifespan="off",
-            log_config=None,
-            access_log=False,
             timeout_keep_alive=KEEP_ALIVE,  # a step may be as far from the last one as the server's usual patience
             timeout_graceful_shutdown=1,
         )

@@ -1,0 +1,123 @@
+"""The HTTP server of every endpoint of ours: uvicorn's, with time limits for what a client sends.
+
+A client that sends half a request would hold a connection, a task and memory for ever; ten thousand of them are an
+outage. The server also tells an application how much of a response the client has taken (`direct.Door`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import struct
+import termios
+from collections.abc import Callable
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from ajet_sdk.dialect import error_body
+from ajet_sdk.direct import DOOR
+from ajet_sdk.endpoint import json_bytes
+
+__all__ = ["BODY_SECONDS", "HEADER_SECONDS", "server_config"]
+
+HEADER_SECONDS = 20.0
+"""From the connection, or on one that is kept open from the first byte of a request, to the end of its headers."""
+BODY_SECONDS = 120.0
+"""From the end of the headers to the end of the body."""
+BUFFERED = 64 * 2**10
+"""Bytes that may be on their way when a client is said to have taken what was sent."""
+LONGEST_PAUSE = 0.05
+"""Seconds between two looks at a connection whose client does not read."""
+
+
+def server_config(app: Any, **settings: Any) -> uvicorn.Config:
+    """uvicorn's configuration of a server of ours; `settings` are uvicorn's."""
+    ours = {"http": TimedProtocol, "ws": "none", "lifespan": "off", "log_config": None, "access_log": False}
+    return uvicorn.Config(app, **{**ours, **settings})
+
+
+class TimedProtocol(H11Protocol):
+    """One connection. Its application finds it as the `Door` in the scope's state."""
+
+    gone: asyncio.Future[None] | None = None
+    in_parts = False
+    left_unread: Callable[[], None] | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.app_state = {**self.app_state, DOOR: self}
+        self._stage: str | None = None
+        self._limit: asyncio.TimerHandle | None = None
+        self._watch("headers")
+
+    def data_received(self, data: bytes) -> None:
+        self.left_unread = None  # who asks again has read the last response
+        super().data_received(data)
+        self._watch(self._awaited())
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        self._watch(self._awaited() if self.conn.trailing_data[0] else self._stage)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._watch(None)
+        super().connection_lost(exc)
+        call, self.left_unread = self.left_unread, None
+        if call is not None and isinstance(exc, ConnectionError):  # reset: closed with bytes that nobody had read
+            call()
+
+    # Time limits
+
+    def _awaited(self) -> str | None:
+        """What the client has begun and not ended."""
+        state = self.conn.their_state
+        return "headers" if state is h11.IDLE else "body" if state is h11.SEND_BODY else None
+
+    def _watch(self, stage: str | None) -> None:
+        if stage == self._stage:
+            return
+        if self._limit is not None:
+            self._limit.cancel()
+        self._stage, self._limit = stage, None
+        if stage is not None:
+            seconds = HEADER_SECONDS if stage == "headers" else BODY_SECONDS
+            self._limit = self.loop.call_later(seconds, self._too_slow, stage, seconds)
+
+    def _too_slow(self, stage: str, seconds: float) -> None:
+        if self.transport.is_closing():
+            return
+        begun = stage == "body" or bool(self.conn.trailing_data[0])
+        if begun and (self.cycle is None or self.cycle.response_complete or not self.cycle.response_started):
+            message = f"the request's {stage} did not arrive within {seconds:g} s"
+            body = json_bytes(error_body(message, "invalid_request_error", "request_timeout"))
+            head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close"
+            self.transport.write(f"HTTP/1.1 408 Request Timeout\r\n{head}\r\n\r\n".encode() + body)
+        self.transport.close()
+
+    # How far the client has taken the response
+
+    async def taken(self) -> bool:
+        """Wait until at most `BUFFERED` bytes are on their way; False where the client went away before."""
+        await asyncio.sleep(0)  # what has arrived is read in the loop's next turn
+        pause = 0.0
+        while not self.transport.is_closing():
+            await asyncio.sleep(pause)
+            if self.unread() <= BUFFERED:
+                return not self.transport.is_closing()
+            pause = min(2 * pause or 0.001, LONGEST_PAUSE)
+        return False
+
+    def unread(self) -> int:
+        """Bytes that the client's system has not acknowledged; those that wait there it has."""
+        waiting: int = self.transport.get_write_buffer_size()
+        connection = self.transport.get_extra_info("socket")
+        if connection is None or connection.fileno() < 0:
+            return waiting
+        try:
+            sent: int = struct.unpack("i", fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, b"\0" * 4))[0]
+        except OSError:  # a system that does not say
+            sent = 0
+        return waiting + sent
