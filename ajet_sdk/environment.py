@@ -6,11 +6,12 @@ Every endpoint is a POST of `{env_type, task_id, instance_id, messages, params}`
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping
 from typing import Any
 
-from ajet_sdk.errors import EnvironmentUnavailable
+from ajet_sdk.errors import EnvironmentUnavailable, SignatureError
 from ajet_sdk.types import new_id
 
 __all__ = ["GymEnv", "task_ids"]
@@ -21,7 +22,10 @@ _NO_FEEDBACK = "The environment gave no feedback; give valid input and try again
 
 
 class GymEnv:
-    """One environment of one episode. Its calls are blocking; a run makes and releases it."""
+    """One environment of one episode. Its calls are blocking; a run makes and releases it.
+
+    What is raised in its methods, or in those of a subclass, is an infrastructure fault of the episode.
+    """
 
     def __init__(
         self,
@@ -42,30 +46,36 @@ class GymEnv:
         """Start the environment; its first state as messages. Raises EnvironmentUnavailable."""
         data = self._ask("create", params=params, tries=_TRIES)
         state = data.get("state") if isinstance(data, Mapping) else None
-        return [state] if isinstance(state, dict) else list(state or [])
+        messages = [state] if isinstance(state, dict) else state or []
+        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+            raise EnvironmentUnavailable(f"{self.service_url}/create answered a state that is no messages: {state!r}")
+        return messages
 
     def step(self, action: Mapping[str, Any]) -> tuple[str, float, bool, dict[str, Any]]:
         """Act: `{"role": "assistant", "content": "..."}` to observation, reward, terminate, info.
 
-        A step changes the environment, so it is asked once. Raises EnvironmentUnavailable.
+        A step changes the environment, so it is asked once. Raises EnvironmentUnavailable, and SignatureError where
+        the action is no message, which is the agent's own fault.
         """
+        if not isinstance(action, Mapping):
+            raise SignatureError(f"env.step takes a message, {{'role': …, 'content': …}} (got {action!r:.100})")
         data = self._ask("step", messages={**action, "content": _text_of(action.get("content"))})
-        state = data["state"]
+        state = data.get("state") if isinstance(data, Mapping) else None
         state = state[0] if isinstance(state, list) and state else state
         if not isinstance(state, Mapping):
             raise EnvironmentUnavailable(f"{self.service_url}/step answered a state that is no message: {state!r}")
+        reward, info = data.get("reward") or 0.0, data.get("info") or {}
+        if not isinstance(reward, (int, float)) or not math.isfinite(reward) or not isinstance(info, Mapping):
+            raise EnvironmentUnavailable(
+                f"{self.service_url}/step answered a reward or info of another kind: {reward!r}, {info!r:.100}"
+            )
         observation = str(state.get("content") or state.get("error") or _NO_FEEDBACK)
-        return (
-            observation,
-            float(data.get("reward") or 0.0),
-            bool(data.get("is_terminated")),
-            dict(data.get("info") or {}),
-        )
+        return observation, float(reward), bool(data.get("is_terminated")), dict(info)
 
     def evaluate(self, uuid: str | None = None, params: Mapping[str, Any] | None = None) -> float:
         """The environment's own score, whatever `uuid` says. Raises EnvironmentUnavailable."""
         value = self._ask("evaluate", params=params, tries=_TRIES)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
             raise EnvironmentUnavailable(f"{self.service_url}/evaluate answered no number: {value!r}")
         return float(value)
 
@@ -110,7 +120,7 @@ def _post(url: str, endpoint: str, body: dict[str, Any], timeout: float, tries: 
             response = httpx.post(f"{url}/{endpoint}", json=body, timeout=timeout, trust_env=secure, verify=secure)
             response.raise_for_status()
             return response.json().get("data")
-        except (httpx.HTTPError, ValueError, AttributeError) as error:
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError, AttributeError) as error:
             refused = isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500
             if refused or not left:
                 detail = f": {error.response.text[:500]}" if isinstance(error, httpx.HTTPStatusError) else ""

@@ -278,13 +278,17 @@ class _Running:
                 "(task_judge.judge_protocol, --judge)"
             )
         async with opened.judging():
+            before = len(opened.errors)
             self._settle(calls=opened.calls)
             name, timeout, function = self._judge_call(judge, output)
             outcome = await self.workers.call(
                 function, {}, timeout=timeout or self.config.rollout.judge_timeout, what=f"judge {name}"
             )
         if outcome.error is not None:
-            raise Fault(outcome.error, f"judge {name}: ")
+            fault = Fault(outcome.error, f"judge {name}: ")
+            # A judge's client raises an exception of its own where the judge's model could not answer.
+            fault.fields["infrastructure"] |= any(error.infrastructure for error in opened.errors[before:])
+            raise fault
         return judged(outcome.value, name)
 
     def _judge_call(self, judge: Any, output: Any) -> tuple[str, float | None, Callable[..., Any]]:

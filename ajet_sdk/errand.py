@@ -22,6 +22,7 @@ import ray.cloudpickle as cloudpickle
 
 from ajet_sdk.config import Config
 from ajet_sdk.errors import AjetError, ConfigError
+from ajet_sdk.faults import of_infrastructure
 from ajet_sdk.model import ActiveEpisode
 from ajet_sdk.parcel import of_a_library, unpacked
 from ajet_sdk.workers import Foreign, Outcome, account
@@ -83,9 +84,8 @@ def sent(outcome: Outcome, what: str) -> bytes:
 def _told(error: BaseException) -> AjetError | _Told:
     if isinstance(error, AjetError) and _travels(error):
         return error
-    infrastructure = bool(getattr(error, "infrastructure", False))
     arrived, text = unpacked(), account(error)
-    return _Told(type(error).__name__, str(error), arrived.as_sent(text) if arrived else text, infrastructure)
+    return _Told(type(error).__name__, str(error), arrived.as_sent(text) if arrived else text, of_infrastructure(error))
 
 
 def _travels(error: AjetError) -> bool:

@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from traceback import walk_tb
 from typing import Any
 
-from ajet_sdk.errors import EpisodeTimeout
+from ajet_sdk.environment import GymEnv
+from ajet_sdk.errors import AjetError, EpisodeTimeout
 from ajet_sdk.recorder import OpenEpisode
 from ajet_sdk.types import Status
 from ajet_sdk.workers import account
 
-__all__ = ["Fault", "fault_of_calls"]
+__all__ = ["Fault", "fault_of_calls", "of_infrastructure"]
+
+
+def of_infrastructure(error: BaseException) -> bool:
+    """Whether an exception, or one that it was raised from, began in the infrastructure, whoever raised it last.
+
+    That is an error of ours that says so, and whatever was raised in a method of a `GymEnv` or of a subclass of it.
+    """
+    return any(
+        bool(getattr(one, "infrastructure", False)) or (not isinstance(one, AjetError) and _of_environment(one))
+        for one in _origins(error, set())
+    )
+
+
+def _origins(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
+    """The exception, those that a group holds, and what each was raised from."""
+    if id(error) in seen:
+        return
+    seen.add(id(error))
+    yield error
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    for one in (*getattr(error, "exceptions", ()), cause):
+        if isinstance(one, BaseException):
+            yield from _origins(one, seen)
+
+
+def _of_environment(error: BaseException) -> bool:
+    return any(isinstance(frame.f_locals.get("self"), GymEnv) for frame, _ in walk_tb(error.__traceback__))
 
 
 class Fault(Exception):
@@ -22,7 +52,7 @@ class Fault(Exception):
             "status": status,
             "error": f"{prefix}{account(error)}{detail}",
             "cause": cause or type(error).__name__,
-            "infrastructure": bool(getattr(error, "infrastructure", False)),
+            "infrastructure": of_infrastructure(error),
             "rewards": (),
         }
 

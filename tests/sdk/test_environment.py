@@ -6,9 +6,11 @@ import asyncio
 import json
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import anyio
 import pytest
 
 import ajet
@@ -197,3 +199,114 @@ def test_a_service_that_fails_is_no_fault_of_the_agent(service: tuple[Service, s
     played = episode(act, None, settings(url))
     assert (played.status, played.cause, played.infrastructure) == ("failed", "EnvironmentUnavailable", True)
     assert state.asked.count("create") == 2 and len(state.released) == 2  # tried again as a new episode
+
+
+class Broken(GymEnv):
+    """An environment of a user's own, that loses its connection."""
+
+    def step(self, action: Any) -> Any:
+        raise ConnectionError("the game's server hung up")
+
+
+def wrapped(env: Broken) -> None:
+    try:
+        env.step({})
+    except ConnectionError as error:
+        raise RuntimeError("no move") from error
+
+
+def restated(env: Broken) -> None:
+    try:
+        env.step({})
+    except ConnectionError:
+        raise KeyError("missing") from None  # the agent's own words for it
+
+
+def own(env: Broken) -> None:
+    raise ConnectionError("a tool of the agent's own")
+
+
+def after(env: Broken) -> None:
+    with suppress(ConnectionError):
+        env.step({})
+    raise ValueError("later")
+
+
+async def grouped(env: Broken) -> None:
+    async def one() -> None:
+        wrapped(env)
+
+    async with anyio.create_task_group() as group:
+        group.start_soon(one)
+
+
+ACTS = [(lambda env: env.step({}), True), (wrapped, True), (grouped, True), (restated, False), (own, False),
+        (after, False)]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("act", "infrastructure"),
+    ACTS,
+    ids=["raised", "wrapped", "grouped", "restated", "own", "after"],
+)
+@pytest.mark.parametrize("in_judge", [False, True])
+def test_a_fault_is_the_environments_by_where_it_began(act: Any, infrastructure: bool, in_judge: bool) -> None:
+    tries = []
+
+    @ajet.workflow
+    async def agent() -> str:
+        tries.append(1)
+        if not in_judge:
+            await played()
+        return "done"
+
+    @ajet.judge
+    async def judge(output: str) -> float:
+        await played()
+        return 1.0
+
+    async def played() -> None:
+        done = act(Broken("http://127.0.0.1:9", "game", "t"))
+        if asyncio.iscoroutine(done):
+            await done
+
+    ended = episode(agent, judge, load_config(values={"rollout": {"max_retries": 2, "failure_reward": 0.0}}))
+    assert (ended.status, ended.infrastructure, ended.rewards) == ("failed", infrastructure, ())
+    assert len(tries) == (3 if infrastructure else 1)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "answer"),
+    [
+        ("create", {"data": {"state": "text"}}),
+        ("create", {"data": {"state": 3}}),
+        ("step", {"data": None}),
+        ("step", {"data": {}}),
+        ("step", {"data": {"state": {"content": "x"}, "reward": "much"}}),
+        ("step", {"data": {"state": {"content": "x"}, "info": [1]}}),
+        ("evaluate", {"data": float("nan")}),
+    ],
+)
+def test_an_answer_of_another_shape_is_the_services_fault(
+    service: tuple[Service, str], endpoint: str, answer: Any
+) -> None:
+    state, url = service
+    state.answers[endpoint] = answer
+
+    @ajet.workflow
+    def act(env: GymEnv) -> Reward:
+        env.step({"role": "assistant", "content": "go"})
+        return Reward(value=env.evaluate())
+
+    played = episode(act, None, settings(url))
+    assert (played.status, played.cause, played.infrastructure) == ("failed", "EnvironmentUnavailable", True)
+
+
+def test_an_action_that_is_no_message_is_the_agents_fault(service: tuple[Service, str]) -> None:
+    @ajet.workflow
+    def act(env: GymEnv) -> Reward:
+        env.step("north")  # type: ignore[arg-type]
+        return Reward(value=1)
+
+    played = episode(act, None, settings(service[1]))
+    assert (played.status, played.cause, played.infrastructure) == ("failed", "SignatureError", False)
