@@ -304,7 +304,7 @@ def _got(path: str, source: Source) -> str:
             section = source.origin(f"ajet.{path}")
             return f"(by default {_default(path)!r}" + (f"; its section stands {section})" if section else ")")
     where = source.origin(f"ajet.{path}")
-    return f"(got {value!r}, {where})" if where else f"(got {value!r})"
+    return f"(got {value!r:.200}, {where})" if where else f"(got {value!r:.200})"
 
 
 def _default(path: str) -> Any:

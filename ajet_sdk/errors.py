@@ -27,6 +27,8 @@ An infrastructure fault (`infrastructure` is true) is worth another try; a fault
 
 from __future__ import annotations
 
+import traceback
+from pathlib import Path
 from typing import ClassVar
 
 __all__ = [
@@ -51,7 +53,14 @@ __all__ = [
     "TraceVersionError",
     "TrainingError",
     "WorkerLost",
+    "place_of",
 ]
+
+
+def place_of(error: BaseException) -> str:
+    """Where an exception was raised, as ` (agent.py line 12)`; nothing where there is no trace of it."""
+    frames = traceback.extract_tb(error.__traceback__)
+    return f" ({Path(frames[-1].filename).name} line {frames[-1].lineno})" if frames else ""
 
 
 class AjetError(Exception):

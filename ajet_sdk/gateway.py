@@ -8,18 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import logging
 import secrets
 import socket
 import threading
 from collections import OrderedDict
 from collections.abc import Coroutine
 from concurrent.futures import Future
+from contextlib import ExitStack, suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote
 
 from ajet_sdk.direct import Direct
-from ajet_sdk.errors import ConfigError, EngineUnavailable
+from ajet_sdk.errors import ConfigError, EngineUnavailable, TraceError
 from ajet_sdk.model import Exchange, Identity
 from ajet_sdk.recorder import EpisodeSpec, OpenEpisode, Pending
 from ajet_sdk.reply import (
@@ -46,6 +48,8 @@ __all__ = [
     "Access", "ClientGone", "EpisodeSpec", "Gateway", "OpenEpisode", "Receive", "Refusal", "Reply", "SamplingOverride",
     "Scope", "Send", "listening_socket", "read_json", "respond",
 ]  # fmt: skip
+
+log = logging.getLogger("ajet.gateway")
 
 BACKLOG = 2048
 KEEP_ALIVE = 120
@@ -132,14 +136,18 @@ class Gateway:
         """Stop serving. Open episodes lose what is in flight."""
         if self._thread is None or self._loop is None:
             return
-        if self.writer is not None:
-            from ajet_sdk.trace.live import retract
+        with ExitStack() as last:  # whatever fails, on a full disk say, the server stops
+            last.callback(self._stop, self._thread)
+            if self.writer is not None:
+                from ajet_sdk.trace.live import retract
 
-            retract(self.writer.path)
-        for episode in list(self._episodes.values()):
-            self._run(episode._close(True)).result(timeout=10)
+                last.callback(retract, self.writer.path)
+            for episode in list(self._episodes.values()):
+                self._run(episode._close(True)).result(timeout=10)
+
+    def _stop(self, thread: threading.Thread) -> None:
         self._server.should_exit = True
-        self._thread.join(timeout=10)
+        thread.join(timeout=10)
         self._thread = None
 
     def __enter__(self) -> Gateway:
@@ -247,9 +255,12 @@ class Gateway:
             await respond(send, refusal.status, refusal.body)
         except ClientGone:
             pass  # nobody is left to be told; the call, if there is one, is recorded as undelivered
+        except TraceError as lost:  # the writer raises it again to the run, at its next record
+            log.debug("A call could not be recorded: %s", lost)
         finally:
             if pending is not None:
-                pending.record_undelivered()
+                with suppress(TraceError):
+                    pending.record_undelivered()
                 pending.end()
 
 

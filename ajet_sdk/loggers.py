@@ -72,13 +72,22 @@ class Loggers:
         self.last |= finite
         for name, value in finite.items():
             self.history[name][step] = value
-            if self._board is not None:
-                self._board.add_scalar(name, value, step)
+            self._on_board("add_scalar", name, value, step)
         for tracker in self._trackers:
             tracker.log(step, finite)
         self._writer.put(*(Metric(run_id=self._run_id, step=step, name=n, value=v) for n, v in finite.items()))
         if self.display is not None:
             self.display.metrics(step, finite)
+
+    def _on_board(self, method: str, *arguments: Any) -> None:
+        """Call tensorboard; it is left alone from its first failure on, and the trace has the metrics."""
+        if self._board is None:
+            return
+        try:
+            getattr(self._board, method)(*arguments)
+        except Exception as error:  # noqa: BLE001  its thread hands on whatever writing the file raised
+            self._board = None
+            self.say(f"tensorboard gets no more metrics, the trace does: {type(error).__name__}: {error}")
 
     def say(self, text: str) -> None:
         """A plain word to whoever watches."""
@@ -91,9 +100,11 @@ class Loggers:
             self.display.stop()
         for tracker in self._trackers:
             tracker.finish(error)
-        if self._board is not None:
-            self._board.close()
-        learning_curve(self._directory / "learning_curve.png", self.history)
+        self._on_board("close")
+        try:
+            learning_curve(self._directory / "learning_curve.png", self.history)
+        except OSError as lost:
+            self.say(f"the learning curve could not be drawn: {lost}")
 
     def __enter__(self) -> Loggers:
         return self
@@ -185,8 +196,13 @@ def _duration(seconds: float) -> str:
 def _tensorboard(directory: Path) -> Any:
     try:
         from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
+    except ModuleNotFoundError as error:
         raise MissingExtra("tensorboard", "local") from error
+    except Exception as error:  # whatever one of its dozen dependencies raises
+        raise ConfigError(
+            f"trainer_common.logger: tensorboard is installed and can't be imported ({type(error).__name__}: {error}); "
+            "install it anew (pip install --force-reinstall tensorboard), or leave it out of the list"
+        ) from error
     return SummaryWriter(str(directory / "tensorboard"))
 
 

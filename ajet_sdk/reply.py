@@ -14,7 +14,15 @@ from typing import Any
 from ajet_sdk.dialect import DONE, error_body, event, stream
 from ajet_sdk.direct import DOOR, READ, Door
 from ajet_sdk.endpoint import json_bytes, json_value
-from ajet_sdk.errors import AjetError, ConfigError, ContextOverflow, EngineUnavailable, ModelAmbiguous, RequestRefused
+from ajet_sdk.errors import (
+    AjetError,
+    ConfigError,
+    ContextOverflow,
+    EngineUnavailable,
+    ModelAmbiguous,
+    RequestRefused,
+    place_of,
+)
 from ajet_sdk.protocols import Answer, Ask, Route
 from ajet_sdk.recorder import OpenEpisode, Pending
 from ajet_sdk.reply_schema import checked_answer
@@ -137,8 +145,8 @@ class Reply:
             episode.fail(error)
             raise Refusal(503 if error.infrastructure else 502, str(error), "engine_failed") from error
         except Exception as error:  # the boundary: the engine's fault is the call's error
-            log.exception("the engine failed in episode %s", episode.episode_id)
-            fault = EngineUnavailable(f"the engine failed: {type(error).__name__}: {error}")
+            fault = EngineUnavailable(f"the engine failed: {type(error).__name__}: {error}{place_of(error)}")
+            log.error("In episode %s %s", episode.episode_id, fault, exc_info=error)
             episode.fail(fault)
             raise Refusal(500, str(fault), "engine_failed") from error
 

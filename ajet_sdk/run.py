@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -214,10 +215,18 @@ class _Session:
             self._stack.close()
 
 
+class _LogFile(logging.FileHandler):
+    """A log file that is left alone, after one word, once it can't be written, as on a full disk."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        log.removeHandler(self)
+        log.warning("%s is cut off here: %s", self.baseFilename, sys.exc_info()[1])
+
+
 @contextmanager
 def _log_file(path: Path) -> Iterator[None]:
     """Everything that ajet logs goes to the file too, while the run lasts."""
-    handler = logging.FileHandler(path)
+    handler = _LogFile(path)
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     level = log.level
@@ -228,7 +237,8 @@ def _log_file(path: Path) -> Iterator[None]:
     finally:
         log.removeHandler(handler)
         log.setLevel(level)
-        handler.close()
+        with suppress(OSError):  # what is left in its buffer has no room, which was said
+            handler.close()
 
 
 def _without_secrets(value: Any) -> Any:

@@ -79,22 +79,59 @@ def read_document(path: Path, sections: Sequence[str]) -> Source:
         raise ConfigError(f"there is no config file {path}{_beside(path)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"cannot read the config file {path}: {error}") from error
-    loader = _Loader(text)
     try:
-        node = loader.get_single_node()
+        node = _node(text)
         origins = _lines(node, path.name)
-        document = loader.construct_document(node) if node is not None else None
-    except yaml.MarkedYAMLError as error:
-        line = error.problem_mark.line + 1 if error.problem_mark else "?"
-        raise ConfigError(f"{path.name} line {line} is not YAML: {error.problem or error.context}") from None
+        document = _Loader("").construct_document(node) if node is not None else None
     except yaml.YAMLError as error:
-        raise ConfigError(f"{path.name} is not YAML: {error}") from None
-    finally:
-        loader.dispose()
+        raise ConfigError(f"{path.name} {_flaw(error)}") from None
     if not isinstance(document, dict):
         raise ConfigError(f"{path.name} must be a mapping with the root `ajet:` (got {type(document).__name__})")
     _check_root(document, path.name, origins, sections)
     return Source(document, origins)
+
+
+_DEPTH, _VALUES = 100, 100_000
+"""What a config may hold, its aliases written out: a file of a kilobyte can stand for more than memory holds."""
+
+
+def _node(text: str) -> yaml.Node | None:
+    """The root of a YAML document. Raises YAMLError, also for one that is deeper or larger than a config can be."""
+    depth = 0
+    for event in yaml.parse(text, Loader=_Loader):  # before it is composed, which recurses
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > _DEPTH:
+            problem = f"more than {_DEPTH} levels deep"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)  # type: ignore[arg-type]
+    node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
+    if node is not None:
+        _count(node, {}, 0)
+    return node
+
+
+def _count(node: yaml.Node, known: dict[int, int], depth: int) -> int:
+    """How many values a node stands for, those behind aliases counted each time."""
+    if id(node) in known:
+        return known[id(node)]
+    found = 1
+    if isinstance(node, yaml.CollectionNode):
+        known[id(node)] = _VALUES  # met again inside itself
+        below = [one for pair in node.value for one in pair] if isinstance(node, yaml.MappingNode) else node.value
+        found += sum(_count(one, known, depth + 1) for one in below)
+        if found > _VALUES or depth > _DEPTH:
+            problem = f"its aliases stand for more than {_VALUES:,} values, or for themselves"
+            raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+    known[id(node)] = found
+    return found
+
+
+def _flaw(error: yaml.YAMLError) -> str:
+    if isinstance(error, yaml.reader.ReaderError):
+        return f"is not YAML: the character {chr(error.character)!r} at position {error.position} can't stand in it"
+    if isinstance(error, yaml.MarkedYAMLError):
+        line = error.problem_mark.line + 1 if error.problem_mark else "?"
+        return f"line {line} is not YAML that a config can hold: {error.problem or error.context}"
+    return f"is not YAML: {error}"
 
 
 def _check_root(document: Mapping[Any, Any], name: str, origins: Mapping[str, str], sections: Sequence[str]) -> None:
@@ -152,6 +189,7 @@ def read_override(text: str, known: Sequence[str], roots: Sequence[str]) -> tupl
             f"{text}: the config has no root {root!r}; it has {', '.join(dict.fromkeys(('ajet', *roots)))}"
         )
     try:
-        return path, yaml.load(value, Loader=_Loader)  # a SafeLoader
+        node = _node(value)
+        return path, _Loader("").construct_document(node) if node is not None else None
     except yaml.YAMLError as error:
-        raise ConfigError(f"the value of the override {text!r} is not YAML: {str(error).splitlines()[0]}") from None
+        raise ConfigError(f"the value of the override {text[:200]!r} {_flaw(error)}") from None

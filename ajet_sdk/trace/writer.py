@@ -114,8 +114,12 @@ class TraceWriter:
                     self._changed.notify_all()
         if full or closed:
             self._drop("the writer is closed" if closed else "the disk is too slow for what is put")
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        """Raise what the disk said: a new error each time, for many threads raise it and each adds its trace."""
         if self._raises and self._failure:
-            raise self._failure
+            raise type(self._failure)(*self._failure.args)
 
     def flush(self, timeout: float | None = 30.0) -> bool:
         """Wait until everything put so far is in the file; False where `timeout` seconds did not suffice."""
@@ -130,8 +134,7 @@ class TraceWriter:
                     break
                 self._changed.wait(0.5 if left is None else min(left, 0.5))
             done = self._written >= target
-        if self._raises and self._failure:
-            raise self._failure
+        self._raise_failure()
         return done
 
     def query(self, sql: str, parameters: Sequence[Any] = (), stop: Stop | None = None) -> pa.Table:
@@ -177,8 +180,7 @@ class TraceWriter:
             self._closing = True
             self._changed.notify_all()
         self._thread.join(timeout=None if self._raises else _CLOSE_SECONDS)
-        if self._raises and self._failure:
-            raise self._failure
+        self._raise_failure()
 
     def __enter__(self) -> TraceWriter:
         return self
@@ -286,7 +288,7 @@ class TraceWriter:
 
     def _report(self, error: TraceError) -> None:
         if self._raises:
-            self._failure = error
+            self._failure = type(error)(*error.args)  # without its trace, whose frames hold the connection
         elif not self._warned:
             self._warned = True
             _LOG.warning("%s. The agent goes on; what cannot be kept is not recorded.", error)

@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from ajet_sdk.errors import AjetError, ConfigError, MissingExtra, QueryError, SignatureError, TaskError
+from ajet_sdk.errors import AjetError, ConfigError, MissingExtra, QueryError, SignatureError, TaskError, place_of
 
 __all__ = ["COMMANDS", "app", "load_command", "main"]
 
@@ -33,6 +33,8 @@ COMMANDS = {
 """Each command with its short help; its module in this package has the same name and an `app`."""
 
 USAGE_ERRORS = (ConfigError, SignatureError, TaskError, MissingExtra, QueryError)
+_LONGEST = 4000
+"""Characters of a message."""
 ROOT_OPTIONS = ("--help", "-h", "--version")
 
 
@@ -84,19 +86,38 @@ class _Commands(TyperGroup):
         try:
             with _log_shown():
                 return super().invoke(ctx)
-        except AjetError as error:
+        except KeyboardInterrupt:
+            raise _interrupted(ctx) from None
+        except Exception as error:  # the boundary: whatever ends a command is one message
+            if isinstance(error, RuntimeError) and str(error) == "Query interrupted":  # so DuckDB calls Ctrl-C
+                raise _interrupted(ctx) from None
+            if isinstance(error, (typer.Exit, typer.Abort, BrokenPipeError)) or hasattr(error, "show"):  # Typer's own
+                raise
             if ctx.meta["ajet.traceback"]:
                 traceback.print_exception(error)
-            _say(type(error).__name__, str(error))
-            raise typer.Exit(2 if isinstance(error, USAGE_ERRORS) else 1) from None
-        except (KeyboardInterrupt, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and str(error) != "Query interrupted":  # so DuckDB calls Ctrl-C
-                raise
-            resume = (
-                "; `ajet train … --resume` goes on where a checkpoint is" if ctx.invoked_subcommand == "train" else ""
-            )
-            _say("Interrupted", f"what was flushed is kept{resume}")
-            raise typer.Exit(130) from None
+            _say(*_message(error))
+            code = 2 if isinstance(error, USAGE_ERRORS) else 1
+            traceback.clear_frames(error.__traceback__)
+        raise typer.Exit(code)
+
+
+def _interrupted(ctx: Any) -> typer.Exit:
+    resume = "; `ajet train … --resume` goes on where a checkpoint is" if ctx.invoked_subcommand == "train" else ""
+    _say("Interrupted", f"what was flushed is kept{resume}")
+    return typer.Exit(130)
+
+
+def _message(error: Exception) -> tuple[str, str]:
+    """The kind of an error, and what it says in one message."""
+    if isinstance(error, AjetError):
+        return type(error).__name__, str(error)
+    if isinstance(error, OSError) and error.filename is not None:
+        return "Error", f"{error.filename}: {(error.strerror or str(error)).lower()}"
+    return (
+        "Error",
+        f"{type(error).__name__}: {error}{place_of(error)}. This was not foreseen; --traceback shows where it came "
+        "from. Where that is not your own code, it is a fault of ajet's: please report it",
+    )
 
 
 class _Console(logging.Handler):
@@ -127,7 +148,8 @@ def _log_shown() -> Iterator[None]:
 
 def _say(kind: str, message: str) -> None:
     sys.stdout.flush()
-    typer.echo(f"{typer.style(kind, fg='red', bold=True)}: {message}", err=True)
+    cut = f" … ({len(message) - _LONGEST:,} more characters)" if len(message) > _LONGEST else ""
+    typer.echo(f"{typer.style(kind, fg='red', bold=True)}: {message[:_LONGEST]}{cut}", err=True)
 
 
 app = typer.Typer(

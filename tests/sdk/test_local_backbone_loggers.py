@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,13 @@ def test_other_loggers_are_refused_with_what_there_is(tmp_path: Path) -> None:
 def test_without_a_reward_there_is_no_curve(tmp_path: Path) -> None:
     assert learning_curve(tmp_path / "curve.png", {"train/loss": {1: 0.5}}) is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_tensorboard_that_cannot_be_imported_is_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "tensorboard").mkdir()
+    (tmp_path / "tensorboard" / "__init__.py").write_text("raise TypeError('Descriptors cannot be created directly')")
+    for name in [n for n in sys.modules if n.partition(".")[0] == "tensorboard" or n.startswith("torch.utils.tensorb")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    with TraceWriter(tmp_path / "trace.duckdb") as writer, pytest.raises(ConfigError, match=r"TypeError: Descriptors"):
+        loggers(tmp_path, writer, "tensorboard")

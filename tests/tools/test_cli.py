@@ -482,3 +482,61 @@ def test_without_the_extra_a_local_model_prints_the_line_that_installs_it(starte
         done = subprocess.run(command, cwd=starter, env=env, capture_output=True, text=True, check=False)
         assert done.returncode == 2 and 'pip install "ajet[local]"' in done.stderr, done.stderr
         assert "Traceback" not in done.stderr
+
+
+ALIASES = "ajet:\n  project_name: &a0 [1]\n" + "".join(
+    f"  k{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9)
+)
+TROUBLE = {
+    "a NUL": ("ajet: {project_name: 'a\0b'}", "nul.yaml is not YAML"),
+    "depth": ("ajet: " + "[" * 20_000 + "]" * 20_000, "levels deep"),
+    "a bomb": (ALIASES, "aliases stand for more than"),
+    "a ring": ("ajet: {project_name: &a [*a]}", "aliases stand for more than"),
+}
+
+
+@pytest.mark.parametrize("name", TROUBLE)
+def test_a_file_that_no_config_can_be_is_one_message(name: str, tmp_path: Path) -> None:
+    text, words = TROUBLE[name]
+    (tmp_path / "nul.yaml").write_text(text)
+    for command in (["train", "--conf", "nul.yaml"], ["config", "check", "nul.yaml"]):
+        said = refused(*command)
+        assert words in said and len(said) < 500
+    if name != "a bomb":
+        assert words.removeprefix("nul.yaml ") in refused(
+            "run", "a.py:b", "--tasks", ".", text.replace("ajet: ", "ajet.x=", 1)
+        )
+
+
+def test_a_value_of_any_size_makes_a_short_message(tmp_path: Path) -> None:
+    (tmp_path / "big.yaml").write_text("ajet:\n  rollout:\n    num_repeat: " + "x" * 1_000_000)
+    said = refused("train", "--conf", "big.yaml")
+    assert "rollout.num_repeat must be a whole number" in said and len(said) < 1000
+
+
+def test_whatever_ends_a_command_is_one_message_and_traceback_shows_the_rest(starter: Path) -> None:
+    (starter / "afile").touch()
+    said = refused("run", "agent.py:solve", *SCRIPTED, "--exp-dir", "afile/x", code=1)
+    assert re.fullmatch(r"Error: afile/x\S*: not a directory\n", said)
+    (starter / "odd.py").write_text(
+        "class Odd:\n    def __getattr__(self, name):\n        raise ZeroDivisionError('odd')\nreply = Odd()\n"
+    )
+    odd = ["run", "agent.py:solve", *SCRIPTED[:4], "--scripted", "odd.py:reply"]
+    said = refused(*odd, code=1)
+    assert said.count("\n") == 1 and "ZeroDivisionError: odd (odd.py line 3)" in said and "--traceback" in said
+    assert "Traceback" in ajet_(*odd, "--traceback").stderr
+    (starter / "failing.py").write_text("def reply(ask):\n    return {}['nothing']\n")
+    done = ajet_(*odd[:-1], "failing.py:reply")
+    assert done.exit_code == 1 and "KeyError: 'nothing' (failing.py line 2)" in " ".join(done.output.split())
+    assert "Traceback" not in done.output
+
+
+def test_a_full_disk_is_a_few_lines(starter: Path) -> None:
+    """A limit on the size of files fails each write beyond it, of the trace, the log and the rest."""
+    limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000)); "
+    main = "from ajet_tools.cli.app import main; import sys; sys.argv[0] = 'ajet'; main()"
+    command = [sys.executable, "-c", limit + main, "run", "agent.py:solve", *SCRIPTED, "-k", "20"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, cwd=starter, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 1 and "trace.duckdb" in done.stderr and "Traceback" not in done.stderr
+    assert len(done.stderr.splitlines()) <= 4, done.stderr
