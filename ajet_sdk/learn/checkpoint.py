@@ -105,7 +105,8 @@ def export(place: Path, model: Any, tokenizer: Any) -> Path:
 
 def _write_merged(place: Path, model: Any) -> None:
     """Save the base model with the adapter's weights added in; the model itself is left as it was, to the bit."""
-    before = {name: value.clone() for name, value in model.state_dict().items() if ".base_layer." in name}
+    layers = {name: value for name, value in model.state_dict().items() if ".base_layer." in name}
+    before = {name: value.to("cpu", copy=True) for name, value in layers.items()}
     model.merge_adapter()
     try:
         weights = {

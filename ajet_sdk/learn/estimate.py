@@ -78,19 +78,26 @@ def _trial(trainer: Trainer) -> tuple[float, float]:
     rows, width = 16, _TRIAL_TOKENS // 16
     samples = [_random_sample(draw.integers(0, vocabulary, width)) for _ in range(rows)]
     model.train()
-    started = time.perf_counter()
+    started = _clock(device)
     score(model, collate(samples, 1.0, device), entropy=False).logprobs_N.sum().backward()
-    trained = time.perf_counter() - started
+    trained = _clock(device) - started
     for parameter in trainer.parameters:
         parameter.grad = None
     model.eval()
     ids_BT = torch.zeros(rows, 1, dtype=torch.long, device=device)
     with torch.inference_mode():
         model(input_ids=ids_BT)
-        started = time.perf_counter()
+        started = _clock(device)
         for _ in range(_TRIAL_REPLY):
             model(input_ids=ids_BT)
-    return _TRIAL_TOKENS / trained, (time.perf_counter() - started) / _TRIAL_REPLY
+    return _TRIAL_TOKENS / trained, (_clock(device) - started) / _TRIAL_REPLY
+
+
+def _clock(device: torch.device) -> float:
+    """Seconds, once everything asked of the device is done: a GPU only queues what it is given."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def _random_sample(ids_T: np.ndarray[Any, Any]) -> Sample:

@@ -190,11 +190,19 @@ class Trainer:
                         scores.take(samples, share, seen)
                     if updated is not None:
                         updated()
+        except torch.OutOfMemoryError as error:
+            raise TrainingError(
+                f"a training step does not fit into the GPU's memory ({str(error).partition('. ')[0]}): lower "
+                f"trainer_common.micro_batch_tokens ({self.settings.micro_batch_tokens}), or set "
+                "model.gradient_checkpointing: true or model.lora.enabled: true"
+            ) from error
         finally:
+            self._clear()
             self.model.eval()
+        means = tally.means()  # waits for the GPU, which runs behind
         seconds = time.perf_counter() - started
         tokens = sum(len(s.timeline.token_ids) for s in samples)
-        return tally.means() | {
+        return means | {
             "lr": self.optimizer.param_groups[0]["lr"],
             "seconds": seconds,
             "tokens_per_second": tokens / seconds,
@@ -232,6 +240,7 @@ class Trainer:
         scored = score(self.model, batch, entropy=True, entropy_grad=bool(settings.entropy_coef))
         loss_N, seen = token_loss(scored, batch, settings, reference_N)
         (loss_N.sum() / total).backward()
+        self._gather()
         tally.add("loss", loss_N.detach())
         gap_N = seen.pop("gap")
         if first:  # later updates compare two different policies
@@ -253,14 +262,20 @@ class Trainer:
                 finally:
                     self.model.train()
 
+    def _gather(self) -> None:
+        """Move the gradients of a pass to the master copies, where they add up.
+
+        A sum in bfloat16 stands still once it is 256 times as large as what is added.
+        """
+        for master, parameter in zip(self.masters, self.parameters, strict=True):
+            if master is not parameter and parameter.grad is not None:
+                gradient, parameter.grad = parameter.grad.float(), None
+                master.grad = gradient if master.grad is None else master.grad.add_(gradient)
+
     def _apply(self) -> float:
         """One optimiser update from the gradients at hand. Returns their norm before clipping."""
-        for master, parameter in zip(self.masters, self.parameters, strict=True):
-            if master is not parameter:
-                master.grad = None if parameter.grad is None else parameter.grad.float()
         norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.settings.grad_clip))
         if not math.isfinite(norm):
-            self._clear()
             raise TrainingError(
                 f"the gradient of update {self.updates + 1} is not finite; try a smaller trainer_common.optim.lr"
             )
@@ -290,8 +305,8 @@ class Trainer:
         masters = [m.detach() for m, p in zip(self.masters, self.parameters, strict=True) if m is not p]
         state = {"updates": self.updates, "optimizer": self.optimizer.state_dict(), "masters": masters}
         state["rng"] = torch.get_rng_state()
-        if torch.cuda.is_available():
-            state["cuda_rng"] = torch.cuda.get_rng_state_all()
+        if self.device.type == "cuda":
+            state["device_rng"] = torch.cuda.get_rng_state(self.device)
         return state
 
     def restore(self, state: Mapping[str, Any]) -> None:
@@ -303,8 +318,8 @@ class Trainer:
             for master, saved in zip(lower, state["masters"], strict=True):
                 master.copy_(saved)
         torch.set_rng_state(state["rng"])
-        if "cuda_rng" in state and torch.cuda.is_available():
-            torch.cuda.set_rng_state_all(state["cuda_rng"])
+        if "device_rng" in state and self.device.type == "cuda":
+            torch.cuda.set_rng_state(state["device_rng"], self.device)
 
 
 class Tally:

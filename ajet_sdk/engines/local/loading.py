@@ -41,6 +41,11 @@ def load_model(
     """
     place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     kind = (torch.bfloat16 if place.type == "cuda" else torch.float32) if dtype == "auto" else _dtype(dtype)
+    if attn_implementation.startswith("flash") and (place.type != "cuda" or kind == torch.float32):
+        raise ConfigError(
+            f"model.attn_implementation: {attn_implementation} takes bfloat16 on a GPU, and the model is "
+            f"{str(kind).removeprefix('torch.')} on {place.type}; set model.dtype: bfloat16, or sdpa here"
+        )
     adapter = Path(path) / "adapter_config.json"
     base = json.loads(adapter.read_text())["base_model_name_or_path"] if adapter.is_file() else path
     check_source(base)

@@ -17,7 +17,7 @@ import torch
 from transformers import DynamicCache
 
 from ajet_sdk.engines.local.draw import Draw, draw, uniform
-from ajet_sdk.engines.local.forward import tolerance
+from ajet_sdk.engines.local.forward import distance, tolerance
 from ajet_sdk.engines.local.jobs import Job
 
 __all__ = ["Plain"]
@@ -85,7 +85,7 @@ class Plain:
             try:
                 kept = _Kept(DynamicCache(config=self.model.config))
                 self._logits(kept, ids[:3])
-                gap = float((self._logits(kept, ids) - expected).abs().max())
+                gap = distance(self._logits(kept, ids), expected)
             except Exception as error:  # noqa: BLE001  (a model may refuse such a cache in any way)
                 _log.warning("%s cannot use a DynamicCache: %s", type(self.model).__name__, error)
                 return False

@@ -248,6 +248,7 @@ class LocalSampler:
                 self._batch.clear()
             return True
         if not self._batch.running and not self._half_started() and not gate.open:
+            self._batch.clear()  # on a GPU the trainer needs the memory
             gate.enter()
         return not gate.open
 

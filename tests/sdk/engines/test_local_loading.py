@@ -103,3 +103,8 @@ def test_a_missing_model_is_a_config_error(tmp_path: Path) -> None:
         load_model(tmp_path / "nothing", device="cpu")
     with pytest.raises(ConfigError, match=r"model\.dtype"):
         load_model(tmp_path / "nothing", device="cpu", dtype="float99")
+
+
+def test_flash_attention_where_it_cannot_run_is_a_config_error(checkpoint: Path) -> None:
+    with pytest.raises(ConfigError, match="flash_attention_2 takes bfloat16 on a GPU, and the model is float32 on cpu"):
+        load_model(checkpoint, attn_implementation="flash_attention_2", device="cpu")

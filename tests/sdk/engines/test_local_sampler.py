@@ -32,7 +32,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from ajet_sdk.engines.local.forward import LlamaForward, ModelForward
+from ajet_sdk.engines.local.forward import LlamaForward, ModelForward, forward_of
+from ajet_sdk.engines.local.kv import RowCache
 from ajet_sdk.engines.local.plain import Plain
 from ajet_sdk.engines.local.sampler import LocalSampler
 from ajet_sdk.engines.local.slots import Slots
@@ -448,6 +449,7 @@ def test_exclusive_waits_for_running_calls_holds_new_ones_and_drops_what_was_cac
         async def update(version: int) -> None:
             async with sampler.exclusive():
                 assert versions.get("early") == 0 and not sampler._batch.running
+                assert not sampler._batch.resting  # a trainer on a GPU has the memory
                 late.append(asyncio.create_task(call(f"late{version}", 2)))
                 await asyncio.sleep(0.05)
                 assert f"late{version}" not in versions
@@ -491,6 +493,44 @@ def test_new_weights_are_the_ones_sampled_from() -> None:
         after = await sampler.sample(prompt, Sampling(max_tokens=5, seed=1), "s")
         check(model.eval(), prompt, after[0], Sampling())
         assert before[0].logprobs != after[0].logprobs
+
+    run(model, body)
+
+
+def test_a_sharp_model_in_bfloat16_takes_the_short_pass() -> None:
+    """Rounding is relative: logits of 50 are off by more than those of 1, and are as right."""
+    model = make("qwen3").to(torch.bfloat16)
+    with torch.no_grad():
+        model.model.norm.weight.mul_(30)
+    assert isinstance(forward_of(model, RowCache()), LlamaForward)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_model_of_other_arithmetic_is_found_however_flat_its_logits_are(dtype: torch.dtype) -> None:
+    model = make("qwen3").to(dtype)
+    with torch.no_grad():
+        model.model.norm.weight.mul_(0.01)
+    for layer in model.model.layers:
+        layer.self_attn.scaling *= 3
+    assert isinstance(forward_of(model, RowCache()), ModelForward)
+
+
+def test_an_adapter_in_bfloat16_is_sampled_as_it_is_trained() -> None:
+    """Merged into bfloat16 weights, steps as small as those of training would be rounded away."""
+    import peft
+
+    torch.manual_seed(0)
+    base = make("qwen3", tie_word_embeddings=True).to(torch.bfloat16)
+    model = peft.get_peft_model(base, peft.LoraConfig(r=4, lora_alpha=8, target_modules="all-linear")).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "lora_B" in name:
+                parameter.add_(torch.randn_like(parameter) * 3e-3)
+
+    async def body(sampler: LocalSampler) -> None:
+        for prompt in prompts(8):
+            [reply] = await sampler.sample(prompt, Sampling(max_tokens=12), "s")
+            check(model, prompt, reply, Sampling(), tolerance=0.1)
 
     run(model, body)
 

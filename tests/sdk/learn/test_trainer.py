@@ -170,6 +170,38 @@ def test_lower_precision_weights_have_masters() -> None:
         assert torch.equal(master.to(torch.bfloat16), parameter.detach())
 
 
+def test_gradients_of_many_passes_add_up_in_bfloat16() -> None:
+    """The mean over a thousand copies of a sample, one a pass, has the gradient of the sample."""
+    model = tiny(dtype=torch.bfloat16)
+    one = batch(model, 4, rows=1)
+
+    def norm(samples: list[Sample]) -> float:
+        settings = TrainerSettings(lr=0.0, micro_batch_tokens=1)
+        return Trainer(tiny(dtype=torch.bfloat16), settings).step(samples)["grad_norm"]
+
+    assert norm(one * 1000) == pytest.approx(norm(one), rel=0.02)
+
+
+def test_a_full_gpu_is_said_with_what_to_do_and_leaves_nothing_behind() -> None:
+    model = tiny()
+    samples, before = batch(model, 4), weights(model)
+    trainer = Trainer(model, TrainerSettings(lr=1e-3, micro_batch_tokens=20))
+    passes = 0
+
+    def fill(*_: object) -> None:
+        nonlocal passes
+        passes += 1
+        if passes == 3:
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has …")
+
+    hook = model.register_forward_pre_hook(fill)
+    with pytest.raises(TrainingError, match=r"CUDA out of memory\).*micro_batch_tokens \(20\)"):
+        trainer.step(samples)
+    hook.remove()
+    assert same(before, weights(model))
+    assert all(p.grad is None for p in model.parameters())
+
+
 def test_lora_moves_only_the_adapter_and_is_its_own_reference() -> None:
     model = with_lora(tiny())
     base = {n: v for n, v in weights(model).items() if "lora_" not in n}
