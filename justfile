@@ -36,6 +36,14 @@ test-vllm *ARGS:
 test-ray *ARGS:
     pytest tests/sdk/test_ray_*.py {{ARGS}}
 
+# what only a GPU shows: types, adapters, attentions, speed, memory, learning; `just test-gpu --json FILE`, `--dry` on a CPU
+test-gpu *ARGS:
+    python -m tests.gpu {{ARGS}}
+
+# this repository and its light dependencies as wheels, for a GPU machine without a network: `just wheels FOLDER --python 3.12`
+wheels *ARGS:
+    python -m tests.gpu.wheels {{ARGS}}
+
 # the figures of the README; needs `pip install -e ".[bench]"` for the comparison with TRL
 bench *ARGS:
     python -m tests.bench {{ARGS}}

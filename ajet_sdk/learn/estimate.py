@@ -38,18 +38,27 @@ class Estimate:
         return f"{self.episodes:,} episodes, about {time_} on a quiet machine, {self.memory / 2**30:.1f} GiB of memory"
 
 
-def memory_bytes(trainer: Trainer, tokens: int, *, checkpointing: bool) -> int:
-    """Weights, gradients, AdamW's two moments, master weights, the reference, and the activations of `tokens`."""
+def memory_bytes(trainer: Trainer, tokens: int, *, checkpointing: bool, trained: int | None = None) -> int:
+    """Bytes of weights, gradients, AdamW's two moments, master weights, reference, and the activations of `tokens`.
+
+    `trained` is how many of them the loss counts; None: all. What eager attention keeps of pairs of tokens is left out.
+    """
     model = trainer.model
     weights = sum(p.numel() * p.element_size() for p in model.parameters())
     moved = sum(m.numel() for m in trainer.masters)
     copied = sum(m.numel() for m, p in zip(trainer.masters, trainer.parameters, strict=True) if m is not p)
-    reference = weights if trainer.settings.loss.kl_coef and not hasattr(model, "disable_adapter") else 0
-    shape = model.config.get_text_config()
-    per_layer = 2 if checkpointing else 34  # Korthikanti et al., arXiv:2205.05198
-    activations = tokens * shape.hidden_size * (per_layer * shape.num_hidden_layers + 34)
-    logits = tokens * shape.vocab_size * 4 * 3
-    return int(weights + 12 * moved + 4 * copied + reference + activations + logits)
+    adapter = hasattr(model, "disable_adapter")
+    reference = weights if trainer.settings.loss.kl_coef and not adapter else 0
+    shape, size = model.config.get_text_config(), model.dtype.itemsize
+    hidden, layers = shape.hidden_size, shape.num_hidden_layers
+    inner = getattr(shape, "intermediate_size", None) or 4 * hidden
+    layer = size * (10 * hidden + 4 * inner)  # two norms, attention, gate and up with their product
+    if adapter and size < 4:
+        layer += 4 * (6 * hidden + inner)  # an adapter is of float32, and so is its copy of each input
+    kept = layers * hidden * size + layer if checkpointing else layers * layer
+    logits = shape.vocab_size * (12 if size == 4 else 16)  # with gradient and log-probabilities, in float32
+    scored = tokens if trained is None else trained
+    return int(weights + 12 * moved + 4 * copied + reference + tokens * kept + scored * logits)
 
 
 def estimate(config: Config, trainer: Trainer, *, steps: int, val_episodes: int) -> Estimate:

@@ -1,0 +1,82 @@
+"""A model in the shape of Qwen2.5-0.5B with random weights, and what its passes cost."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ajet_sdk.learn import recipe as recipes
+from ajet_sdk.learn.checkpoint import save_model
+from ajet_sdk.learn.recipe import Demonstration, Recipe
+from ajet_sdk.types import Sample
+
+__all__ = ["operations", "save"]
+
+_HALF_BILLION = {
+    "vocab_size": 151_936,
+    "hidden_size": 896,
+    "intermediate_size": 4864,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 14,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32_768,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 1_000_000.0},
+}
+_TINY = {
+    "vocab_size": 512,
+    "hidden_size": 64,
+    "intermediate_size": 160,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 2048,
+}
+_SHARP = 6.0
+"""Scale of the last norm: random weights alone give logits so flat that no error would be seen in them."""
+
+
+def save(place: Path, *, tiny: bool) -> Path:
+    """Write model and tokenizer to a directory, in bfloat16. Returns it."""
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    def greet(draw: random.Random) -> Demonstration:
+        word = draw.choice(["yes", "no", "maybe"])
+        return Demonstration([{"role": "user", "content": f"Say {word}."}, {"role": "assistant", "content": word}])
+
+    draw, recipe = random.Random(0), Recipe(greet, vocabulary=400)
+    tokenizer = recipes.train_tokenizer(recipe, [greet(draw) for _ in range(50)])
+    torch.manual_seed(0)
+    shape: dict[str, Any] = _TINY if tiny else _HALF_BILLION
+    config = Qwen2Config(
+        **shape, tie_word_embeddings=True, bos_token_id=None, eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    model = Qwen2ForCausalLM(config)
+    with torch.no_grad():
+        model.model.norm.weight.mul_(_SHARP)
+    save_model(model.to(torch.bfloat16), place)
+    tokenizer.save_pretrained(place)
+    return place
+
+
+def operations(model: Any, samples: list[Sample], *, frozen: bool) -> float:
+    """Floating-point operations of a training step over the samples, as they are defined: nothing recomputed or padded.
+
+    Two for each weight and token forward, as many backward for the activations and, unless the weights are `frozen`,
+    for the weights (Kaplan et al. 2020, arXiv:2001.08361, table 1); attention sees half of each square. The output
+    layer is applied to trained tokens only.
+    """
+    shape = model.config.get_text_config()
+    bare = model.get_base_model() if hasattr(model, "get_base_model") else model
+    head = bare.get_output_embeddings().weight
+    body = sum(p.numel() for name, p in bare.named_parameters() if "lora_" not in name and p is not head)
+    passes = 2 if frozen else 3
+    total = 0.0
+    for sample in samples:
+        length, trained = len(sample.timeline.token_ids), int(sample.timeline.loss_mask.sum())
+        pairs = 2 * length**2 * shape.hidden_size * shape.num_hidden_layers
+        total += passes * 2 * (body * length + head.numel() * trained) + 3 * pairs
+    return total

@@ -1,0 +1,52 @@
+"""The estimate of memory against what a step of training allocates."""
+
+from __future__ import annotations
+
+import numpy as np
+import peft
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from ajet_sdk.learn.estimate import memory_bytes
+from ajet_sdk.learn.trainer import Trainer, TrainerSettings
+from ajet_sdk.types import Sample, Span, Timeline
+from tests.gpu.machine import peak_memory
+
+VOCABULARY, ROWS, LENGTH = 3000, 4, 128
+
+
+def sample(ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Sample:
+    """The second half is trained."""
+    mask, half = np.arange(len(ids)) >= len(ids) // 2, len(ids) // 2
+    line = Timeline(
+        agent="", token_ids=ids, loss_mask=mask, logprobs=np.zeros(len(ids)), call_ids=("c",),
+        spans=(Span(call_id="c", start=half, end=len(ids)),),
+    )  # fmt: skip
+    return Sample(timeline=line, episode_id="", group_id="", reward=0.0, advantages=mask.astype(np.float32))
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_step_takes_the_memory_that_was_estimated(dtype: torch.dtype, lora: bool, checkpointing: bool) -> None:
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY, hidden_size=128, intermediate_size=640, num_hidden_layers=6, num_attention_heads=4,
+        num_key_value_heads=2, tie_word_embeddings=True,
+    )  # fmt: skip
+    model = Qwen2ForCausalLM(config).to(dtype)
+    if lora:
+        model = peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules="all-linear"))
+    if checkpointing:
+        model.gradient_checkpointing_enable()
+        model.enable_input_require_grads()
+    trainer = Trainer(model, TrainerSettings(lr=1e-4))
+    draw = np.random.default_rng(0)
+    samples = [sample(draw.integers(0, VOCABULARY, LENGTH)) for _ in range(ROWS)]
+    trainer.step(samples)
+    held = sum(p.numel() * p.element_size() for p in model.parameters()) + sum(8 * m.numel() for m in trainer.masters)
+    held += sum(4 * m.numel() for m, p in zip(trainer.masters, trainer.parameters, strict=True) if m is not p)
+    measured = held + peak_memory(trainer.device, lambda: trainer.step(samples))
+    guess = memory_bytes(trainer, ROWS * LENGTH, trained=ROWS * LENGTH // 2, checkpointing=checkpointing)
+    assert 0.8 < guess / measured < 1.4, f"{guess / 2**20:.1f} MiB estimated, {measured / 2**20:.1f} MiB measured"
