@@ -1,0 +1,134 @@
+"""Time limits of our servers, against clients that send half a request. The limits are short ones, given here."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ajet_sdk
+from ajet_sdk import http_server
+from ajet_sdk.engines.scripted import ScriptedEngine
+from ajet_sdk.gateway import EpisodeSpec, Gateway, OpenEpisode
+
+BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()
+
+
+@pytest.fixture
+def episode(monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenEpisode]:
+    monkeypatch.setattr(http_server, "HEADER_SECONDS", 0.1)
+    monkeypatch.setattr(http_server, "BODY_SECONDS", 0.2)
+    with Gateway() as gateway:
+        yield gateway.open(EpisodeSpec("one", ScriptedEngine(lambda ask: "yes")))
+
+
+def connected(episode: OpenEpisode) -> socket.socket:
+    host, port = episode.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def request(episode: OpenEpisode) -> bytes:
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {episode.handle_key}\r\n"
+    return f"{head}content-length: {len(BODY)}\r\n\r\n".encode() + BODY
+
+
+def until_closed(connection: socket.socket) -> bytes:
+    """What comes until the server closes; the socket's own limit fails the test where it never does."""
+    found = b""
+    while part := connection.recv(65536):
+        found += part
+    return found
+
+
+def answered(connection: socket.socket, data: bytes) -> bool:
+    connection.sendall(data)
+    found = b""
+    while not found.endswith(b"}}"):
+        part = connection.recv(65536)
+        if not part:
+            return False
+        found += part
+    return found.startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.parametrize("sent", [1, 30, 120, -len(BODY) - 1], ids=["a byte", "half a line", "a header", "all but one"])
+def test_headers_that_do_not_end_are_408(episode: OpenEpisode, sent: int) -> None:
+    with connected(episode) as connection:
+        connection.sendall(request(episode)[:sent])
+        found = until_closed(connection)
+    assert found.startswith(b"HTTP/1.1 408") and b"headers did not arrive within 0.1 s" in found
+    assert episode.calls == ()
+
+
+def test_a_connection_that_says_nothing_is_closed(episode: OpenEpisode) -> None:
+    with connected(episode) as connection:
+        assert until_closed(connection) == b""
+
+
+def test_a_client_that_drips_is_closed_all_the_same(episode: OpenEpisode) -> None:
+    with connected(episode) as connection:
+        connection.settimeout(0.01)
+        found, sent = b"", 0
+        while True:
+            try:
+                connection.sendall(request(episode)[sent : sent + 1])
+                sent += 1
+                part = connection.recv(65536)
+            except TimeoutError:
+                continue
+            except ConnectionError:
+                break
+            if not part:
+                break
+            found += part
+        assert sent < len(request(episode)) and (not found or found.startswith(b"HTTP/1.1 408"))
+
+
+def test_a_body_that_does_not_end_is_408(episode: OpenEpisode) -> None:
+    with connected(episode) as connection:
+        connection.sendall(request(episode)[:-1])
+        found = until_closed(connection)
+    assert found.startswith(b"HTTP/1.1 408") and b"body did not arrive within 0.2 s" in found
+    assert episode.calls == ()
+
+
+def test_a_second_request_on_a_connection_has_the_same_limits(episode: OpenEpisode) -> None:
+    with connected(episode) as connection:
+        assert answered(connection, request(episode))
+        connection.sendall(request(episode)[:40])
+        assert until_closed(connection).startswith(b"HTTP/1.1 408")
+    assert len(episode.calls) == 1
+
+
+def test_an_idle_connection_is_kept_and_a_long_answer_is_waited_for(episode: OpenEpisode) -> None:
+    """Two limits run out on a connection beside it, so that the time has passed."""
+    with connected(episode) as idle:
+        assert answered(idle, request(episode))
+        for _ in range(2):
+            with connected(episode) as slow:
+                slow.sendall(request(episode)[:-1])
+                until_closed(slow)
+        assert answered(idle, request(episode))
+
+
+def test_many_half_sent_requests_leave_nothing_behind(episode: OpenEpisode) -> None:
+    connections = [connected(episode) for _ in range(200)]
+    for number, connection in enumerate(connections):
+        connection.sendall(request(episode)[: 20 + number % 100])
+    assert all(until_closed(connection).startswith(b"HTTP/1.1 408") for connection in connections)
+    for connection in connections:
+        connection.close()
+    with connected(episode) as connection:
+        assert answered(connection, request(episode))
+
+
+def test_every_server_of_ours_has_the_limits() -> None:
+    found = [
+        path.name
+        for path in Path(ajet_sdk.__file__).parents[1].glob("ajet_*/**/*.py")
+        if "uvicorn.Config(" in path.read_text(encoding="utf-8")
+    ]
+    assert found == ["http_server.py"]
