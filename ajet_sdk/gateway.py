@@ -95,7 +95,7 @@ class Gateway:
         self.port = listener.getsockname()[1]
         config = server_config(
             self._app,
-            interface="asgi3",
+            own_name=self.host,
             backlog=BACKLOG,
             timeout_keep_alive=KEEP_ALIVE,
             timeout_graceful_shutdown=1,

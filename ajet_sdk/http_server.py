@@ -20,6 +20,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ajet_sdk.dialect import error_body
 from ajet_sdk.direct import DOOR
 from ajet_sdk.endpoint import json_bytes
+from ajet_sdk.origins import foreign
 
 __all__ = ["BODY_SECONDS", "HEADER_SECONDS", "server_config"]
 
@@ -33,10 +34,32 @@ LONGEST_PAUSE = 0.05
 """Seconds between two looks at a connection whose client does not read."""
 
 
-def server_config(app: Any, **settings: Any) -> uvicorn.Config:
-    """uvicorn's configuration of a server of ours; `settings` are uvicorn's."""
+def server_config(app: Any, *, own_name: str = "", keyed: bool = False, **settings: Any) -> uvicorn.Config:
+    """uvicorn's configuration of a server of ours; `settings` are uvicorn's.
+
+    What a foreign web page may have sent is refused (`origins.foreign`); with `keyed` the application itself asks for
+    a key, which no page has, so that a server may be reached under any name.
+    """
     ours = {"http": TimedProtocol, "ws": "none", "lifespan": "off", "log_config": None, "access_log": False}
-    return uvicorn.Config(app, **{**ours, **settings})
+    guarded = app if keyed else _guarded(app, own_name)
+    return uvicorn.Config(guarded, **{**ours, "interface": "asgi3", **settings})
+
+
+def _guarded(app: Any, own_name: str) -> Any:
+    async def guarded(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http":
+            sent = {name: value.decode("latin-1") for name, value in scope["headers"]}
+            refused = foreign(sent.get(b"host", ""), sent.get(b"origin"), sent.get(b"content-type"), own_name)
+            if refused is not None:
+                status, reason = refused
+                body = json_bytes(error_body(reason, "invalid_request_error", "foreign_request"))
+                headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+                await send({"type": "http.response.start", "status": status, "headers": headers})
+                await send({"type": "http.response.body", "body": body})
+                return
+        await app(scope, receive, send)
+
+    return guarded
 
 
 class TimedProtocol(H11Protocol):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import hmac
 import signal
+import socket
 import threading
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.config import load_config
 from ajet_sdk.engines import open_engine, ready
+from ajet_sdk.errors import ConfigError
 from ajet_sdk.event_loop import run_to_end
 from ajet_sdk.gateway import (
     Access,
@@ -27,6 +30,7 @@ from ajet_sdk.gateway import (
     respond,
 )
 from ajet_sdk.model import Identity
+from ajet_sdk.origins import is_loopback
 from ajet_sdk.protocols import Engine
 from ajet_sdk.recorder import Pending
 from ajet_sdk.types import Episode, Run, Task, new_id, now
@@ -46,39 +50,61 @@ def serve(
     name: str | None = None,
     trace: Path | None = None,
     config: Config | None = None,
+    api_key: str | None = None,
 ) -> None:
     """Serve a Hugging Face checkpoint at `http://HOST:PORT/v1` until Ctrl-C.
 
     `port` 0 takes a free one, which is printed. With `trace` every call is recorded there. `config` gives dtype, device
-    and lengths. There is no authentication: on another host than 127.0.0.1 anyone who can connect is answered.
+    and lengths. With `api_key` only who sends it (`Authorization: Bearer KEY`) is answered; where other machines can
+    connect, it must be given.
 
-    Raises ConfigError where the checkpoint cannot be loaded, OSError where the port is taken.
+    Raises ConfigError where the checkpoint cannot be loaded or a key is missing, OSError where the port is taken.
     """
     config = config or load_config()
     model = config.model.model_copy(
         update={"path": str(checkpoint), "name": name or config.model.name, "base_url": None, "scripted": None}
     )
-    serve_engine(open_engine(config.model_copy(update={"model": model})), host, port, trace=trace)
+    _listener(host, port, api_key).close()  # what is refused is refused before a model is loaded
+    engine = open_engine(config.model_copy(update={"model": model}))
+    serve_engine(engine, host, port, trace=trace, api_key=api_key)
 
 
-def serve_engine(engine: Engine, host: str = "127.0.0.1", port: int = 8000, *, trace: Path | None = None) -> None:
+def serve_engine(
+    engine: Engine,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    *,
+    trace: Path | None = None,
+    api_key: str | None = None,
+) -> None:
     """Serve any engine as `serve` does, and close it at the end."""
-    run_to_end(_serve(engine, host, port, trace))
+    run_to_end(_serve(engine, host, port, trace, api_key))
 
 
-async def _serve(engine: Engine, host: str, port: int, trace: Path | None) -> None:
+def _listener(host: str, port: int, api_key: str | None) -> socket.socket:
+    listener = listening_socket(host, port)
+    if not api_key and not is_loopback(listener):
+        listener.close()
+        raise ConfigError(
+            f"other machines can connect to {host or 'an empty host'}, and whoever does would be answered: give a key "
+            "(export AJET_SERVE_KEY=…, or name another variable by --api-key-env), or listen on 127.0.0.1"
+        )
+    return listener
+
+
+async def _serve(engine: Engine, host: str, port: int, trace: Path | None, api_key: str | None) -> None:
     import uvicorn
 
     from ajet_sdk.http_server import server_config
 
     with ExitStack() as stack:
         try:
-            listener = stack.enter_context(listening_socket(host, port))
+            listener = stack.enter_context(_listener(host, port, api_key))
             await ready(engine)
             writer, run = _record(trace, engine, stack)
             gateway = stack.enter_context(Gateway(writer))
-            service = _Service(engine, gateway, writer, run.run_id)
-            settings = server_config(service.app, interface="asgi3", timeout_graceful_shutdown=5)
+            service = _Service(engine, gateway, writer, run.run_id, api_key)
+            settings = server_config(service.app, own_name=host, keyed=bool(api_key), timeout_graceful_shutdown=5)
             url = f"http://{host}:{listener.getsockname()[1]}/v1"
             print(f"Serving {engine.model} at {url} (Ctrl-C stops)", flush=True)
             server = uvicorn.Server(settings)
@@ -108,11 +134,14 @@ def _record(trace: Path | None, engine: Engine, stack: ExitStack) -> tuple[Trace
 class _Service:
     """The routes under /v1: chat/completions, completions, models; and /health."""
 
-    def __init__(self, engine: Engine, gateway: Gateway, writer: TraceWriter | None, run_id: str) -> None:
+    def __init__(
+        self, engine: Engine, gateway: Gateway, writer: TraceWriter | None, run_id: str, api_key: str | None
+    ) -> None:
         self.engine = engine
         self.gateway = gateway
         self.writer = writer
         self.run_id = run_id
+        self.api_key = api_key
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
         """The ASGI application."""
@@ -122,6 +151,10 @@ class _Service:
         try:
             if method == "GET" and path == "/health":
                 await respond(send, 200, {"status": "ok"})
+            elif not self._has_key(scope):
+                raise Refusal(
+                    401, "the key is missing or wrong; send it as `Authorization: Bearer KEY`", "invalid_api_key"
+                )
             elif method == "GET" and path == "/v1/models":
                 data = [{"id": self.engine.model, "object": "model", "owned_by": "ajet"}]
                 await respond(send, 200, {"object": "list", "data": data})
@@ -137,6 +170,10 @@ class _Service:
             await respond(send, refusal.status, refusal.body)
         except ClientGone:
             pass  # nobody is left to be told; the call, if there is one, is recorded as undelivered
+
+    def _has_key(self, scope: Scope) -> bool:
+        sent = dict(scope["headers"]).get(b"authorization", b"")
+        return not self.api_key or hmac.compare_digest(sent, f"Bearer {self.api_key}".encode())
 
     def _check_name(self, asked: Any) -> None:
         if asked and asked != self.engine.model:

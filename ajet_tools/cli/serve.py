@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -20,6 +21,9 @@ def serve(
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0: a free one, which is printed.")] = 8000,
     name: Annotated[str | None, typer.Option(help="The model's name; without it the directory's.")] = None,
+    api_key_env: Annotated[
+        str, typer.Option(help="The variable with the key that clients must send; needed where others can connect.")
+    ] = "AJET_SERVE_KEY",
     trace: Annotated[Path | None, typer.Option(help="Record every call in this trace file.")] = None,
 ) -> None:
     """Serve a checkpoint as an OpenAI-compatible endpoint, until Ctrl-C.
@@ -32,7 +36,7 @@ def serve(
     from ajet_sdk import run
 
     try:
-        run.serve(checkpoint, host=host, port=port, name=name, trace=trace)
+        run.serve(checkpoint, host=host, port=port, name=name, trace=trace, api_key=os.environ.get(api_key_env))
     except OSError as error:
         raise ConfigError(
             f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port"

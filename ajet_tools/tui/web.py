@@ -17,6 +17,7 @@ from aiohttp import web
 from textual_serve.server import Server
 
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.origins import foreign
 
 __all__ = ["serve"]
 
@@ -118,16 +119,20 @@ async def _close_sockets(app: web.Application) -> None:
 
 
 def _guard(token: str, cookie: str) -> Any:
-    """Lets through who has the token in the URL, which sets a cookie, or that cookie; answers 403 to all others."""
+    """Lets through who has the token in the URL, which sets a cookie, or that cookie; answers 403 to all others,
+    and to a page of another origin: the browser would send our cookie along from the same host."""
 
     @web.middleware  # type: ignore[untyped-decorator,unused-ignore]
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        refused = foreign(request.host, request.headers.get("Origin"), None)
+        if refused is not None:
+            raise web.HTTPForbidden(text=f"403: {refused[1]}\n")
         if _same(request.query.get("token", ""), token) and request.path == "/":
             kept = {name: value for name, value in request.query.items() if name != "token"}
             answer = web.HTTPFound(request.rel_url.with_query(kept))
             answer.set_cookie(cookie, token, httponly=True, samesite="Strict", path="/")
             raise answer
-        if not _same(request.cookies.get(cookie, ""), token) or _from_elsewhere(request):
+        if not _same(request.cookies.get(cookie, ""), token):
             raise web.HTTPForbidden(text=_REFUSED)
         return await handler(request)
 
@@ -136,9 +141,3 @@ def _guard(token: str, cookie: str) -> Any:
 
 def _same(given: str, token: str) -> bool:
     return hmac.compare_digest(given.encode(), token.encode())
-
-
-def _from_elsewhere(request: web.Request) -> bool:
-    """A page of another origin opens the websocket: the browser would send our cookie along from the same host."""
-    origin = request.headers.get("Origin")
-    return origin is not None and origin != f"http://{request.host}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ import pytest
 from ajet_sdk.trace.reader import open_trace
 
 PROGRAM = """
-import time
+import sys, time
 from pathlib import Path
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import ContextOverflow
@@ -31,31 +33,54 @@ def reply(ask):
         raise ContextOverflow("prompt of 9 tokens does not fit 8")
     return f"you said {said}"
 
-serve_engine(ScriptedEngine(reply, model="parrot"), port=0, trace=Path("served.duckdb"))
+key = sys.argv[1] if len(sys.argv) > 1 else None
+serve_engine(ScriptedEngine(reply, model="parrot"), port=0, trace=Path("served.duckdb"), api_key=key)
 print("stopped in peace")
 """
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
-    home = tmp_path_factory.mktemp("served")
-    root = Path(__file__).parents[2]
+@contextmanager
+def serving(home: Path, *key: str) -> Iterator[str]:
     child = subprocess.Popen(
-        [sys.executable, "-c", PROGRAM],
+        [sys.executable, "-c", PROGRAM, *key],
         cwd=home,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env={**os.environ, "PYTHONPATH": str(root)},
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
     assert child.stdout is not None
     line = child.stdout.readline()
     found = re.search(r"Serving parrot at (http://127.0.0.1:\d+/v1)", line)
     assert found, (line, child.communicate(timeout=10))
-    yield found[1], home
+    yield found[1]
     child.send_signal(signal.SIGINT)
     out, errors = child.communicate(timeout=30)
     assert (child.returncode, "stopped in peace" in out) == (0, True), errors
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path]]:
+    home = tmp_path_factory.mktemp("served")
+    with serving(home) as url:
+        yield url, home
+
+
+def test_a_foreign_page_is_not_answered(served: tuple[str, Path]) -> None:
+    body = {"model": "parrot", "messages": [{"role": "user", "content": "hi"}]}
+    for headers in ({"origin": "http://evil.example"}, {"host": "evil.example"}):
+        assert httpx.post(f"{served[0]}/chat/completions", json=body, headers=headers).status_code == 403
+    plain = {"content-type": "text/plain"}
+    assert httpx.post(f"{served[0]}/chat/completions", content=json.dumps(body), headers=plain).status_code == 415
+
+
+def test_with_a_key_only_who_sends_it_is_answered(tmp_path: Path) -> None:
+    with serving(tmp_path, "the key") as url:
+        assert [model.id for model in openai.OpenAI(base_url=url, api_key="the key").models.list()] == ["parrot"]
+        for sent in ({}, {"authorization": "Bearer another"}, {"authorization": "the key"}):
+            assert httpx.get(f"{url}/models", headers=sent).status_code == 401
+        keyed = {"authorization": "Bearer the key", "host": "gpu-box.lan"}
+        assert httpx.get(f"{url}/models", headers=keyed).status_code == 200
 
 
 def test_openai_clients_are_answered(served: tuple[str, Path]) -> None:
