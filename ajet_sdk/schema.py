@@ -149,7 +149,9 @@ class Rollout(Section):
     max_model_len: int = key(18000, "Longest prompt and reply together, in tokens.", ge=1)
     multi_turn: MultiTurn = section(MultiTurn, "Limits of episodes of many turns.")
     tensor_parallel_size: int = key(1, "GPUs that one vLLM engine spreads the model over.", ge=1)
-    n_vllm_engine: int = key(1, "Inference engines (clusters).", ge=1)
+    n_vllm_engine: int | None = key(
+        None, "Inference engines (clusters); null: the fewest that leave whole machines to the trainer.", ge=1
+    )
     max_num_seqs: int = key(
         10, "Sequences that one vLLM engine samples at once; not given, `local` takes max_env_worker.", ge=1
     )

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.backbones import ledger
 from ajet_sdk.backbones.clustered import export, sized
-from ajet_sdk.backbones.mapping import Place
 from ajet_sdk.backbones.post import namespace_of
 from ajet_sdk.backbones.steps import total_steps
 from ajet_sdk.errors import ConfigError
@@ -42,9 +41,9 @@ def opened(job: Job, writer: TraceWriter) -> Iterator[tuple[Job, Loggers, int]]:
         yield job, loggers, total
 
 
-def step_saved(place: Place) -> int:
-    """The step of the trainer's newest checkpoint; 0 where there is none."""
-    newest = place.directory / "latest_checkpointed_iteration.txt"
+def step_saved(directory: Path) -> int:
+    """The step of the newest checkpoint that a trainer wrote into its directory; 0 where there is none."""
+    newest = directory / "latest_checkpointed_iteration.txt"
     return int(newest.read_text()) if newest.exists() else 0
 
 
@@ -86,10 +85,25 @@ class ClusterRun:
 
     def roll_back(self, step: int) -> None:
         """Take up the run at a checkpoint: what was sampled after it is sampled again."""
-        self.loggers.say(
-            f"going on from step {step} of {self.total}" if step else "there is no checkpoint: beginning at step 0"
-        )
+        if step:
+            self.loggers.say(f"going on from step {step} of {self.total}")
+            self.loggers.last |= self._measured(step)
+        else:
+            self.loggers.say("there is no checkpoint: beginning at step 0")
         ledger.roll_back(self.writer, self.traces, self.job.run_id, step if step else -1)
+
+    def is_validated(self) -> bool:
+        """Whether the trace has a validation of the last step."""
+        return any(name.startswith("val/") for name in self._measured(self.total, only=True))
+
+    def _measured(self, step: int, only: bool = False) -> dict[str, float]:
+        """The newest value of each metric up to a step, or only of that step."""
+        rows = self.writer.query(
+            f"""SELECT name, arg_max(value, "at") AS value FROM metrics
+                WHERE run_id = ? AND step {"=" if only else "<="} ? GROUP BY name""",
+            [self.job.run_id, step],
+        )
+        return {row["name"]: row["value"] for row in rows.to_pylist()}
 
     def bring_traces(self) -> None:
         """Copy what the nodes wrote beside the driver's trace, where every command looks."""

@@ -65,8 +65,6 @@ class Progress:
         self._parts: dict[tuple[int, str], _Part] = defaultdict(_Part)
         self._ended = asyncio.Event()
         self._steps = 0
-        self.validated: int | None = None
-        """The last step whose validation came in whole."""
         self._unsound: TrainingError | None = None
 
     def updates(self) -> int:
@@ -124,7 +122,6 @@ class Progress:
             return
         sampled, greedy = (one.episodes for one in both if one is not None)
         self._loggers.log(step, validation_metrics(sampled, greedy, self._repeats))
-        self.validated = step
 
     def _trained_on(self, step: int, told: Mapping[str, float]) -> None:
         """A step of training is done: log what the trainer `told` of it, and what its episodes measured."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -58,17 +59,19 @@ def _rehearse(config: Config, directory: Path) -> None:
         if find_spec(package) is None:
             raise MissingExtra(package, "trinity")
     from ajet_sdk import run
+    from ajet_sdk.backbones.trinity.mapping import check
+    from ajet_sdk.backbones.trinity.placement import engines
     from ajet_sdk.backbones.trinity.rehearsal import Stopwatch, check_mapping, findings, rehearsed, tiny_model
 
+    check(config)  # before a model is made
     watch = Stopwatch(typer.echo)
     common, rollout = config.trainer_common, config.rollout
-    check_mapping(config)
-    gpus = f"{common.nnodes} × {common.n_gpus_per_node} GPUs"
-    watch.done(
-        "config", f"Trinity takes it for {gpus}, {rollout.n_vllm_engine * rollout.tensor_parallel_size} to sample"
-    )
     model, whose = tiny_model(config, directory / "model")
     watch.done("model", f"random weights, {whose}")
+    asyncio.run(check_mapping(config, directory / "real", model))
+    sampling = engines(config) * rollout.tensor_parallel_size
+    where = f"{common.nnodes} × {common.n_gpus_per_node} GPUs, {sampling} to sample"
+    watch.done("config", f"Trinity takes it for {where if common.n_gpus_per_node else 'a CPU'}")
     try:
         tuned = run.train(rehearsed(config, directory, model))
     except TrainingError as error:

@@ -166,23 +166,23 @@ def test_the_list_of_what_we_read_ourselves_has_nothing_that_is_gone() -> None:
 
 
 def test_the_table_of_the_documented_system() -> None:
-    """docs of that system: each key and where it goes; expected steps 3, batches of 12 tasks, 5 attempts, 7 GPUs."""
+    """docs of that system: each key and where it goes; expected steps 3, batches of 12 tasks, 5 attempts, 8 GPUs."""
     made = mapped(
         {
             "data": {"train_batch_size": 12},
-            "rollout": {"num_repeat": 5, "multi_turn": {"expected_steps": 3}, "n_vllm_engine": 2, "max_env_worker": 40,
+            "rollout": {"num_repeat": 5, "multi_turn": {"expected_steps": 3}, "n_vllm_engine": 4, "max_env_worker": 40,
                         "tensor_parallel_size": 2, "max_model_len": 900, "max_response_length_in_one_turn": 250},
-            "trainer_common": {"nnodes": 3, "n_gpus_per_node": 7, "total_epochs": 4, "test_freq": 11, "save_freq": 13,
+            "trainer_common": {"nnodes": 3, "n_gpus_per_node": 8, "total_epochs": 4, "test_freq": 11, "save_freq": 13,
                                "optim": {"lr": 3e-5}},
         }
     )  # fmt: skip
     table = {
         "cluster.node_num": 3,
-        "cluster.gpu_per_node": 7,
+        "cluster.gpu_per_node": 8,
         "explorer.eval_interval": 11,
         "trainer.save_interval": 13,
         "algorithm.optimizer.lr": 3e-5,
-        "explorer.rollout_model.engine_num": 2,
+        "explorer.rollout_model.engine_num": 4,
         "explorer.rollout_model.tensor_parallel_size": 2,
         "model.max_response_tokens": 250,
         "algorithm.repeat_times": 5,
@@ -194,7 +194,7 @@ def test_the_table_of_the_documented_system() -> None:
     }
     assert {path: at(made, path) for path in table} == table
     # Runners there are episodes, here groups of attempts: as many episodes at once.
-    assert at(made, "explorer.runner_per_model") * 5 <= 40 // 2 < (at(made, "explorer.runner_per_model") + 1) * 5
+    assert at(made, "explorer.runner_per_model") * 5 <= 40 // 4 < (at(made, "explorer.runner_per_model") + 1) * 5
     # Metrics go through the driver to every logger of ours, so that Trinity's own is always the way there.
     assert at(made, "monitor.monitor_type").endswith("ToTheDriver")
 
@@ -260,6 +260,24 @@ def test_everything_that_cant_be_honoured_is_told_at_once() -> None:
     for named in ("rollout.sampling", "n_vllm_engine", "lr_scheduler_type", "mini_batch_num", "reinforce_plus_plus",
                   "use_kl_in_reward"):  # fmt: skip
         assert named in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("machines", "engines", "named"),
+    [
+        ((4, 8), {"n_vllm_engine": 10, "tensor_parallel_size": 2}, "the 12 .* may be 4, 8, 12, 13, 14, 15, or null"),
+        ((2, 8), {"n_vllm_engine": 1}, "the 15 that are left to train on are no whole machines; it may be 8, 9, "),
+        ((2, 8), {"n_vllm_engine": 16}, "16 × 1 of 2 × 8 GPUs sample, and no GPU is left to train on"),
+        ((2, 8), {"tensor_parallel_size": 3}, "tensor_parallel_size: 3 of 2 × 8 GPUs"),
+        ((1, 1), {}, "on one GPU take backbone local or verl"),
+    ],
+)
+def test_engines_that_leave_no_whole_machine_are_refused_with_those_that_do(
+    machines: tuple[int, int], engines: dict[str, Any], named: str
+) -> None:
+    nodes, gpus = machines
+    with pytest.raises(ConfigError, match=named):
+        mapped({"rollout": engines, "trainer_common": {"nnodes": nodes, "n_gpus_per_node": gpus}})
 
 
 def test_the_config_is_the_same_wherever_it_is_made() -> None:

@@ -51,8 +51,14 @@ def experiment(tmp_path: Path, tiny: Path) -> Iterator[Callable[..., Any]]:
     """Makes an experiment; what is left of its run is ended with the test."""
     made: list[Experiment] = []
 
-    def make(questions: Sequence[str], config: Mapping[str, Any] | None = None, **roots: Any) -> Experiment:
-        made.append(Experiment(tmp_path / f"project{len(made)}", tiny, questions, config or {}, roots))
+    def make(
+        questions: Sequence[str],
+        config: Mapping[str, Any] | None = None,
+        environment: Mapping[str, str] | None = None,
+        **roots: Any,
+    ) -> Experiment:
+        folder = tmp_path / f"project{len(made)}"
+        made.append(Experiment(folder, tiny, questions, config or {}, roots, environment or {}))
         return made[-1]
 
     yield make

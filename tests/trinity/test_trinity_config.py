@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from ajet_sdk.backbones.trinity.backbone import trinity
-from ajet_sdk.backbones.trinity.launch import typed
+from ajet_sdk.backbones.trinity.launch import typed, validated
 from ajet_sdk.backbones.trinity.mapping import TrinityPlace, to_trinity
 from ajet_sdk.config import load_config
 from ajet_sdk.errors import ConfigError
@@ -33,7 +34,7 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
     cpu = draw(st.booleans())
     repeat, batch = draw(st.integers(2, 16)), draw(st.integers(1, 64))
     kl = not cpu and draw(st.booleans())
-    longest = draw(st.integers(64, 20_000))
+    longest, nodes = draw(st.integers(64, 20_000)), draw(st.integers(1, 4))
     return {
         "backbone": "trinity",
         "experiment_name": "job",
@@ -50,7 +51,7 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
             "max_model_len": longest,
             "max_response_length_in_one_turn": draw(st.integers(1, longest)),
             "max_env_worker": draw(st.integers(1, 300)),
-            "n_vllm_engine": draw(st.integers(1, 3)),
+            "n_vllm_engine": None if nodes > 1 else draw(st.sampled_from([None, 1, 2, 3])),
             "tensor_parallel_size": draw(st.sampled_from([1, 2])),
             "max_staleness": draw(st.integers(0, 3)),
             "gpu_memory_utilization": draw(st.sampled_from([None, 0.5])),
@@ -58,7 +59,7 @@ def documents(draw: st.DrawFn) -> dict[str, Any]:
         },
         "trainer_common": {
             "n_gpus_per_node": 0 if cpu else 8,
-            "nnodes": draw(st.integers(1, 4)),
+            "nnodes": nodes,
             "use_kl_loss": kl,
             "kl_loss_type": draw(st.sampled_from(["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"])),
             "entropy_coef": 0.0 if cpu else draw(share),
@@ -93,6 +94,42 @@ def test_trinity_takes_every_config_that_we_map(document: dict[str, Any]) -> Non
     assert given_ == {"run_id": "r1", "config": {"a": [1, None]}}, "what our workflow is given arrives whole"
     ways = [mapping["algorithm"][name] for name in ("algorithm_type", "advantage_fn", "sample_strategy")]
     assert all(way.startswith("ajet_sdk.") for way in ways)
+
+
+@FEW
+@given(st.integers(1, 4), st.integers(1, 9), st.none() | st.integers(1, 20), st.sampled_from([1, 2, 3, 4, 8, 16]))
+def test_what_we_take_trinitys_validators_take(
+    tmp_path_factory: pytest.TempPathFactory, nodes: int, gpus: int, engines: int | None, size: int
+) -> None:
+    """And what they refuse we refuse, with the numbers that they take."""
+    document = {
+        "backbone": "trinity", "experiment_name": "job", "model": {"path": "org/model"},
+        "rollout": {"n_vllm_engine": engines, "tensor_parallel_size": size},
+        "trainer_common": {"nnodes": nodes, "n_gpus_per_node": gpus},
+    }  # fmt: skip
+    store = str(tmp_path_factory.mktemp("store"))
+    try:
+        mapping = mapped(document)
+    except ConfigError as told:
+        offered = re.search(r"it may be ([\d, ]+), or null", str(told))
+        for one in (int(word) for word in offered[1].split(",")) if offered else ():
+            document["rollout"] = {"n_vllm_engine": one, "tensor_parallel_size": size}
+            assert validated({**mapped(document), "checkpoint_root_dir": store})
+        return
+    cluster = validated({**mapping, "checkpoint_root_dir": store}).cluster
+    assert cluster.trainer_gpu_num + cluster.rollout_gpu_num == nodes * gpus
+    assert cluster.trainer_node_num * cluster.trainer_gpu_num_per_node == cluster.trainer_gpu_num >= 1
+    assert mapping["algorithm"]["sample_strategy_args"]["ranks"] == cluster.trainer_gpu_num
+
+
+@pytest.mark.parametrize(("nodes", "gpus"), [(1, 2), (1, 8), (2, 8), (4, 8), (3, 4), (16, 8)])
+def test_a_cluster_of_several_gpus_needs_no_number_of_engines(tmp_path: Path, nodes: int, gpus: int) -> None:
+    for size in (one for one in (1, 2, 4) if one < nodes * gpus and not gpus % one and one < gpus):
+        document = {
+            "backbone": "trinity", "experiment_name": "job", "model": {"path": "org/model"},
+            "rollout": {"tensor_parallel_size": size}, "trainer_common": {"nnodes": nodes, "n_gpus_per_node": gpus},
+        }  # fmt: skip
+        assert validated({**mapped(document), "checkpoint_root_dir": str(tmp_path)}).cluster.rollout_gpu_num >= size
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +19,7 @@ import torch
 from ajet_sdk.trace.reader import episodes, ledger_balance, open_trace, trace_files
 from ajet_sdk.types import Call
 
-from .experiments import Experiment
+from .experiments import ROOT, Experiment
 
 pytestmark = pytest.mark.slow
 
@@ -134,6 +137,27 @@ def test_the_result_is_a_checkpoint_that_loads(finished: Experiment, tiny: Any) 
 
 def test_nothing_is_left_running(finished: Experiment) -> None:
     assert finished.gone(60) == {}
+
+
+def test_a_run_is_over_when_the_last_step_is_saved_and_no_news_of_it_is_lost(
+    experiment: Callable[..., Experiment],
+) -> None:
+    """News of each step is two seconds late. Taken up again when it is over, the run exports what is there."""
+    late = {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent / "late_news"), str(ROOT)])}
+    one = experiment(["turns 1", "turns 2"], {"trainer_common": {"total_steps": 2}}, environment=late)
+    one.start("--with-ray", "--val-tasks", "val.jsonl")
+    assert one.wait() == 0, one.output()
+    told = one.query("SELECT DISTINCT step FROM metrics WHERE name = 'actor/grad_norm' ORDER BY step")
+    assert [row["step"] for row in told] == [1, 2]
+    model = one.directory / "checkpoint" / one.run_id / "model"
+    weights, calls = (model / "model.safetensors").read_bytes(), one.query("SELECT count(*) AS n FROM calls")
+    shutil.rmtree(model)
+    one.start("--with-ray", "--val-tasks", "val.jsonl", "--resume")
+    assert one.wait() == 0, one.output()
+    assert "going on from step 2 of 2" in one.output() and one.output().count("the trained model is in") == 2
+    assert (model / "model.safetensors").read_bytes() == weights
+    assert one.query("SELECT count(*) AS n FROM calls") == calls, "it was validated already"
+    assert [row["status"] for row in one.query("SELECT status FROM runs")] == ["finished"]
 
 
 def test_a_missing_model_is_told_before_anything_starts(experiment: Callable[..., Experiment]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,9 +27,10 @@ from verl.utils.dataset.rl_dataset import collate_fn
 
 from ajet_sdk.backbones.verl.backbone import _Run
 from ajet_sdk.errors import TrainingError
+from ajet_sdk.gateway import Gateway
 from ajet_sdk.loggers import Loggers
 from ajet_sdk.trace.writer import TraceWriter
-from ajet_sdk.types import new_id
+from ajet_sdk.types import Run, new_id
 
 from .setting import client_over
 
@@ -108,3 +110,30 @@ def test_what_verl_fails_with_is_one_error(setting: Any) -> None:
     said = yaml.safe_load((here.directory / "verl.yaml").read_text())
     assert Path(said["ajet"]["job"]).is_file() and said["actor_rollout_ref"]["actor"]["optim"]["lr"] > 0
     assert ray.is_initialized()
+
+
+def test_a_run_that_is_over_is_exported_and_not_trained_again(setting: Any, tiny: Path) -> None:
+    """Its trainer needs GPUs, of which this machine has none, so that starting it would be an error."""
+    here = setting()
+    saved = here.place.directory / "global_step_2" / "actor" / "huggingface"
+    shutil.copytree(tiny, saved)
+    (here.place.directory / "latest_checkpointed_iteration.txt").write_text("2")
+    config = here.config.model_copy(
+        update={
+            "trainer_common": here.config.trainer_common.model_copy(
+                update={"checkpoint_base_dir": str(here.place.checkpoints)}
+            )
+        }
+    )
+    job = replace(here.job, config=config, resume=True)
+    with (
+        TraceWriter(here.directory / "trace.duckdb") as writer,
+        Gateway(writer),
+        Loggers(["console"], directory=here.directory, run_id=job.run_id, writer=writer, total_steps=2) as loggers,
+    ):
+        writer.put(Run(run_id=job.run_id))
+        loggers.log(2, {"val/reward": 0.5})
+        writer.flush()
+        tuned = asyncio.run(_Run(job, writer, loggers, 2).run())
+    assert tuned.path is not None and (tuned.path / "model.safetensors").is_file()
+    assert tuned.metrics["val/reward"] == 0.5

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
@@ -21,6 +20,7 @@ from ajet_sdk.backbones.cluster_run import ClusterRun, opened, step_saved
 from ajet_sdk.backbones.clustered import check_installed, learning_rate, model_to_train
 from ajet_sdk.backbones.post import open_post
 from ajet_sdk.backbones.rollouts import Rollouts
+from ajet_sdk.backbones.trinity.launch import environment
 from ajet_sdk.backbones.trinity.mapping import TrinityPlace, check, is_on_cpu, schedule_is_trinitys, to_trinity
 from ajet_sdk.backbones.trinity.progress import TrinityProgress
 from ajet_sdk.backbones.validation import Validation, validation_tasks
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
 
-__all__ = ["trinity"]
+__all__ = ["tinker_at", "trinity"]
 
 _STAND_IN = Path(__file__).parent / "stand_in"
 
@@ -61,44 +61,52 @@ class _Run(ClusterRun):
         self.gateway, self.cpu = gateway, is_on_cpu(job.config)
 
     async def run(self) -> TunedModel:
-        from ajet_sdk.backbones.trinity.launch import explore_and_train, explore_only, last_checkpoint, validated
-
         check(self.config)  # before a model is made
         place = await self._place()
         tasks = Tasks(self.job.train, validation_tasks(self.job))
         tasks.write(place.tasks)
+        if self.job.resume:
+            self._roll_back(place)
+        trained = step_saved(place.directory) >= self.total
+        if not (trained and (self.cpu or self.is_validated() or not tasks.val)):
+            config = await self._with_trinity(place, tasks, trained)
+            if config.mode in ("explore", "bench"):
+                self.close_books()
+                return TunedModel(path=None, metrics=dict(self.loggers.last), run_id=self.job.run_id)
+        self.close_books()
+        if tasks.val and not self.cpu and not self.is_validated():
+            self.loggers.say(f"the trained model was not validated; see Trinity's logs in {place.directory / 'log'}")
+        path = self.export(_newest_model(place, self.cpu))
+        if self.cpu and not self.is_validated():
+            await self._validate(path)
+        return TunedModel(path=path, metrics=dict(self.loggers.last), run_id=self.job.run_id)
+
+    async def _with_trinity(self, place: TrinityPlace, tasks: Tasks, trained: bool) -> Any:
+        """Explore and train, and validate the last checkpoint. Returns Trinity's config."""
+        from ajet_sdk.backbones.trinity.launch import explore_and_train, explore_only, last_checkpoint, validated
+
         async with AsyncExitStack() as stack:
-            stack.enter_context(_environment({"TRINITY_LOG_DIR": str(place.directory / "log")}))
+            stack.enter_context(environment(TRINITY_LOG_DIR=str(place.directory / "log")))
             if self.cpu:
                 await stack.enter_async_context(self._learner(place))
             cluster = stack.enter_context(self.cluster([_STAND_IN] if self.cpu else []))
             place = replace(place, ray_address=cluster.address, workflow_args=self._workflow_args(place))
             mapping = to_trinity(self.config, place)
             self.keep(_shown(mapping), "trinity.yaml")
-            with _environment({"TRINITY_LOG_LEVEL": "ERROR"}):  # in this process; the actors' logs are files
-                config = validated(mapping)
-            if self.job.resume:
-                self._roll_back(place)
+            config = validated(mapping)
             progress = TrinityProgress(self.loggers, self.writer, self.job, tasks.val, self.total)
             listening = asyncio.create_task(progress.listen(open_post(self.job.run_id)))
             try:
                 if config.mode in ("explore", "bench"):
                     await explore_only(config)
-                else:
+                    return config
+                if not trained:
                     await explore_and_train(config, progress.updates)
-                    if tasks.val and not self.cpu:
-                        await explore_only(last_checkpoint(config))
+                if tasks.val and not self.cpu:
+                    await explore_only(last_checkpoint(config))
             finally:
                 await progress.finish(listening)
-        self.close_books()
-        if config.mode in ("explore", "bench"):
-            return TunedModel(path=None, metrics=dict(self.loggers.last), run_id=self.job.run_id)
-        if tasks.val and not self.cpu and progress.validated != self.total:
-            self.loggers.say(f"the trained model was not validated; see Trinity's logs in {place.directory / 'log'}")
-        path = self.export(_newest_model(place, self.cpu))
-        if self.cpu:
-            await self._validate(path)
-        return TunedModel(path=path, metrics=dict(self.loggers.last), run_id=self.job.run_id)
+        return config
 
     async def _place(self) -> TrinityPlace:
         model = await model_to_train(self.job, self.loggers.say)
@@ -134,12 +142,8 @@ class _Run(ClusterRun):
             work_dir=place.directory / "weights",
             log=self.job.directory / "logs" / f"{self.job.run_id}-learner.log",
         ) as url:
-            with _environment({"TINKER_BASE_URL": url}):
-                sys.path.insert(0, str(_STAND_IN))
-                try:
-                    yield
-                finally:
-                    sys.path.remove(str(_STAND_IN))
+            with tinker_at(url):
+                yield
 
     def _workflow_args(self, place: TrinityPlace) -> dict[str, Any]:
         from ajet_sdk.backbones.shipping import pack
@@ -160,8 +164,9 @@ class _Run(ClusterRun):
 
     def _roll_back(self, place: TrinityPlace) -> None:
         """Go on from the newest checkpoint: Trinity's explorer is told where to begin, too."""
-        step = step_saved(place)
+        step = step_saved(place.directory)
         self.roll_back(step)
+        place.directory.mkdir(parents=True, exist_ok=True)
         position = {"current_index": step * self.config.data.train_batch_size}
         state = {"latest_iteration": step, "taskset_states": [position]}
         (place.directory / "explorer_meta.json").write_text(json.dumps(state))
@@ -184,17 +189,14 @@ class Tasks:
 
 
 @contextmanager
-def _environment(added: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in added}
-    os.environ.update(added)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+def tinker_at(url: str) -> Iterator[None]:
+    """Ajet's service at `url` where Trinity looks for `tinker`."""
+    with environment(TINKER_BASE_URL=url):
+        sys.path.insert(0, str(_STAND_IN))
+        try:
+            yield
+        finally:
+            sys.path.remove(str(_STAND_IN))
 
 
 def _shown(mapping: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,6 +47,12 @@ class SteadyExplorer(Explorer):  # type: ignore[misc]
         await self._finish_eval_step(prefix="bench")
         return True
 
+    async def shutdown(self) -> None:
+        """Trinity's way, once the driver can have all that was told."""
+        if self.monitor is not None:
+            await self.monitor.arrived()
+        await super().shutdown()
+
 
 class _Coordinator(RolloutCoordinator):  # type: ignore[misc]
     async def _init_scheduler(self) -> None:

@@ -9,15 +9,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import os
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
+from ajet_sdk.backbones.cluster_run import step_saved
 from ajet_sdk.errors import ConfigError, TrainingError
 
-__all__ = ["explore_and_train", "explore_only", "first_error", "last_checkpoint", "typed", "validated"]
+__all__ = ["environment", "explore_and_train", "explore_only", "first_error", "last_checkpoint", "typed", "validated"]
 
 _LOOK = 2.0
 """Seconds between two looks at the logs while both work."""
@@ -66,11 +68,27 @@ def _check_engine_arguments(model: Any, place: str) -> None:
             raise ConfigError(f"{place}.extra_engine_args.{name}: Trinity gives it to vLLM itself; leave it out")
 
 
+@contextmanager
+def environment(**added: str) -> Iterator[None]:
+    """This process's environment variables with more of them."""
+    before = {name: os.environ.get(name) for name in added}
+    os.environ.update(added)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
 def validated(mapping: dict[str, Any]) -> Any:
     """The same, checked by Trinity's own validators. Raises ConfigError with what they say."""
     config = typed(mapping)
     try:
-        return config.check_and_update()
+        with environment(TRINITY_LOG_LEVEL="ERROR"):  # in this process; the actors' logs are files
+            return config.check_and_update()
     except (ValueError, AssertionError, RuntimeError, ImportError, OSError) as error:
         raise ConfigError(f"Trinity refuses the config: {error}") from error
 
@@ -78,6 +96,7 @@ def validated(mapping: dict[str, Any]) -> Any:
 async def explore_and_train(config: Any, updates: Any) -> None:
     """Run both to their end. `updates()` is the number of training steps that the driver has heard of.
 
+    How far the trainer came is what its last checkpoint says: news of it may be on their way yet.
     Raises TrainingError, with the first cause and its log, where one of them died, stopped early, or does not move.
     """
     from trinity.common.constants import SyncMethod
@@ -100,10 +119,13 @@ async def explore_and_train(config: Any, updates: Any) -> None:
             exploring = asyncio.ensure_future(_awaited(explorer.explore.remote()))
             training = asyncio.ensure_future(_awaited(trainer.train.remote()))
             try:
-                await _until_trained(exploring, training, updates, config.trainer.total_steps, logs)
+                await _until_ended(exploring, training, updates, config.trainer.total_steps, logs)
             finally:
                 exploring.cancel()
                 training.cancel()
+    done = step_saved(Path(config.checkpoint_job_dir))
+    if done < config.trainer.total_steps:
+        raise TrainingError(_stopped("trainer", done, config.trainer.total_steps, logs))
 
 
 async def explore_only(config: Any) -> None:
@@ -138,7 +160,7 @@ def last_checkpoint(config: Any) -> Any:
     return config
 
 
-async def _until_trained(
+async def _until_ended(
     exploring: asyncio.Future[Any], training: asyncio.Future[Any], updates: Any, total: int, logs: Path
 ) -> None:
     done_at, seen = None, -1
@@ -153,8 +175,7 @@ async def _until_trained(
             if clock() - done_at > (_LINGER if first_error(logs) else _LAST_STEP):
                 raise TrainingError(_stopped("explorer", heard, total, logs))
     training.result()
-    if updates() < total:
-        raise TrainingError(_stopped("trainer", updates(), total, logs))
+    updates()  # raises where too few episodes of a step were sound
 
 
 def _stopped(who: str, steps: int, total: int, logs: Path) -> str:

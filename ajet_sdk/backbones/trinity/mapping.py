@@ -26,6 +26,7 @@ from ajet_sdk.backbones.mapping import (
     with_root,
 )
 from ajet_sdk.backbones.post import namespace_of
+from ajet_sdk.backbones.trinity.placement import engines, misplaced, trainer_gpus
 
 if TYPE_CHECKING:
     from ajet_sdk.config import Config
@@ -240,7 +241,7 @@ def _explorer(config: Config, place: TrinityPlace) -> dict[str, Any]:
         "eval_on_startup": common.val_before_train and place.val_tasks > 0,
         "rollout_model": {
             "engine_type": "tinker" if is_on_cpu(config) else "vllm",
-            "engine_num": rollout.n_vllm_engine,
+            "engine_num": engines(config),
             "tensor_parallel_size": rollout.tensor_parallel_size,
             "enable_openai_api": True,
             "enable_history": False,
@@ -256,9 +257,8 @@ def _explorer(config: Config, place: TrinityPlace) -> dict[str, Any]:
 
 def _runners(config: Config) -> int:
     """Runner processes per engine: each runs the attempts of one task at once."""
-    rollout = config.rollout
-    at_once = rollout.max_env_worker // (rollout.n_vllm_engine * rollout.num_repeat)
-    return max(1, min(at_once, math.ceil(config.data.train_batch_size / rollout.n_vllm_engine)))
+    at_once = config.rollout.max_env_worker // (engines(config) * config.rollout.num_repeat)
+    return max(1, min(at_once, math.ceil(config.data.train_batch_size / engines(config))))
 
 
 def _trainer(config: Config, place: TrinityPlace) -> dict[str, Any]:
@@ -294,17 +294,12 @@ def _verl(config: Config, place: TrinityPlace) -> dict[str, Any]:
 
 def _ranks(config: Config) -> int:
     """Over how many GPUs, or groups of them that share a sequence, a batch is split."""
-    return max(1, _trainer_gpus(config) // config.trainer_common.ulysses_sequence_parallel_size)
-
-
-def _trainer_gpus(config: Config) -> int:
-    common, rollout = config.trainer_common, config.rollout
-    return common.nnodes * common.n_gpus_per_node - rollout.n_vllm_engine * rollout.tensor_parallel_size
+    return max(1, trainer_gpus(config) // config.trainer_common.ulysses_sequence_parallel_size)
 
 
 def check(config: Config) -> None:
     """Raise ConfigError with each key that would give another result."""
-    common, rollout, cpu = config.trainer_common, config.rollout, is_on_cpu(config)
+    common, cpu = config.trainer_common, is_on_cpu(config)
     wrong = unhonoured(config, "Trinity")
     if common.algorithm.adv_estimator == "reinforce_plus_plus":
         wrong.append(
@@ -320,13 +315,8 @@ def check(config: Config) -> None:
         wrong.append(
             "trainer_common.mini_batch_num and ppo_epochs must be 1: a Trinity step is one update of the whole batch"
         )
-    gpus = common.nnodes * common.n_gpus_per_node
-    if not cpu and _trainer_gpus(config) < 1:
-        wrong.append(
-            f"no GPU is left to train on: {common.nnodes} × {common.n_gpus_per_node} GPUs, and "
-            f"{rollout.n_vllm_engine} × {rollout.tensor_parallel_size} for sampling, at the same time; "
-            + ("lower rollout.n_vllm_engine" if gpus > 1 else "on one GPU take backbone local or verl")
-        )
+    if not cpu and (trouble := misplaced(config)) is not None:
+        wrong.append(trouble)
     refuse("trinity", wrong)
 
 

@@ -19,10 +19,16 @@ class ToTheDriver(Monitor):  # type: ignore[misc]
         self.role = role
         arguments = (config.monitor.monitor_args if config is not None else None) or {}
         self._post = post_of(arguments["run_id"])
+        self._last: Any = None
 
     def log(self, data: Mapping[str, Any], step: int, commit: bool = False) -> None:
         numbers = {name: float(value) for name, value in data.items() if _is_number(value)}
-        self._post.put.remote("metrics", {"role": self.role, "step": int(step), "metrics": numbers})
+        self._last = self._post.put.remote("metrics", {"role": self.role, "step": int(step), "metrics": numbers})
+
+    async def arrived(self) -> None:
+        """Wait until everything that was logged is with the `Post`, which takes it in order."""
+        if self._last is not None:
+            await self._last
 
     def close(self) -> None:
         """Nothing is held."""

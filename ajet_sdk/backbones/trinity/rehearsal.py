@@ -12,8 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.backbones.mapping import merged
-from ajet_sdk.backbones.trinity.launch import typed
-from ajet_sdk.backbones.trinity.mapping import ALTERNATING, TrinityPlace, to_trinity
+from ajet_sdk.backbones.trinity.backbone import tinker_at
+from ajet_sdk.backbones.trinity.launch import validated
+from ajet_sdk.backbones.trinity.mapping import ALTERNATING, TrinityPlace, is_on_cpu, to_trinity
+from ajet_sdk.backbones.trinity.service_process import serving
 from ajet_sdk.errors import ConfigError, TraceError
 from ajet_sdk.trace.reader import open_trace
 
@@ -26,23 +28,28 @@ _TASKS, _STEPS, _REPEATS, _REPLY = 2, 2, 2, 24
 _TURNS = 4096
 
 
-def check_mapping(config: Config) -> dict[str, Any]:
-    """The Trinity config that the real run would get, checked as far as it can be without its GPUs.
+async def check_mapping(config: Config, directory: Path, model: Path) -> Any:
+    """The Trinity config that the real run would get, checked by all of Trinity's validators, which need no GPU.
 
-    Raises ConfigError with each key that can't be honoured, or that Trinity does not know.
+    They write to `directory`. Without GPUs one of them asks the service whether it has the model: there it is `model`.
+    Raises ConfigError with each key that can't be honoured, that Trinity does not know, or that its validators refuse.
     """
     place = TrinityPlace(
         run_id="rehearsal",
-        model=config.model.path or "",
+        model=str(model) if is_on_cpu(config) else config.model.path or "",
         steps=config.trainer_common.total_steps or 1,
         lr=config.trainer_common.optim.lr,
-        checkpoints=Path("checkpoint"),
-        tasks=Path("tasks"),
+        checkpoints=directory / "checkpoint",
+        tasks=directory / "tasks",
         val_tasks=1,
     )
     mapping = to_trinity(config, place)
-    typed(mapping)
-    return mapping
+    if not is_on_cpu(config):
+        return validated(mapping)
+    log = directory / "service.log"
+    async with serving(model, temperature=1.0, max_model_len=64, work_dir=directory / "service", log=log) as url:
+        with tinker_at(url):
+            return validated(mapping)
 
 
 def rehearsed(config: Config, directory: Path, model: Path) -> Config:

@@ -20,6 +20,12 @@ class WholeBatchTrainer(Trainer):  # type: ignore[misc]
             unpad_without_flash_attention()
         await super().prepare()
 
+    async def train(self) -> str:
+        """Trinity's loop; when it returns the driver can have all that it told."""
+        name = str(await super().train())
+        await self.monitor.arrived()
+        return name
+
     async def train_step(self, exps: list[Experience]) -> dict[str, Any]:
         """One update; metrics of it."""
         if self.config.trainer.trainer_type == "verl":

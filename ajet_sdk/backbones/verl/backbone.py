@@ -7,9 +7,10 @@ to verl's metrics, and owns the run's metrics and the ledger's rows of what was 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.backbones.cluster_run import ClusterRun, opened, step_saved
 from ajet_sdk.backbones.clustered import check_installed, learning_rate, model_to_train
@@ -19,7 +20,7 @@ from ajet_sdk.backbones.verl.mapping import VerlPlace, check, to_verl
 from ajet_sdk.backbones.verl.progress import VerlProgress
 from ajet_sdk.errors import ConfigError, TrainingError
 from ajet_sdk.gateway import Gateway
-from ajet_sdk.types import TunedModel
+from ajet_sdk.types import Task, TunedModel
 
 if TYPE_CHECKING:
     from ajet_sdk.protocols import Job
@@ -48,8 +49,7 @@ class _Run(ClusterRun):
     """One run of verl's on a cluster."""
 
     async def run(self) -> TunedModel:
-        from ajet_sdk.backbones.verl.launch import fit, validated
-        from ajet_sdk.backbones.verl.runner import write_job
+        from ajet_sdk.backbones.verl.launch import validated
 
         job, val = self.job, validation_tasks(self.job)
         check(job.config)  # before a model is made
@@ -59,9 +59,26 @@ class _Run(ClusterRun):
         self.keep(mapping, "verl.yaml")
         config = validated(mapping)
         if job.resume:
-            self.roll_back(step_saved(place))
+            self.roll_back(step_saved(place.directory))
+        if step_saved(place.directory) < self.total or (val and not self.is_validated()):
+            await self._with_verl(config, place, val)
+        self.close_books()
+        done = step_saved(place.directory)
+        if done < self.total:
+            raise TrainingError(f"verl stopped after {done} of {self.total} steps without an error")
+        path = self.export(_newest_model(place))
+        return TunedModel(path=path, metrics=dict(self.loggers.last), run_id=job.run_id)
+
+    async def _with_verl(self, config: Any, place: VerlPlace, val: Sequence[Task]) -> None:
+        """Train and validate; only validate where all steps are trained."""
+        from ajet_sdk.backbones.verl.launch import fit
+        from ajet_sdk.backbones.verl.runner import write_job
+
+        job = self.job
+        if step_saved(place.directory) >= self.total:
+            config.trainer.val_before_train = config.trainer.val_only = True
         with self.cluster():
-            write_job(place.job, job, val, model, self.traces)
+            write_job(place.job, job, val, place.model, self.traces)
             progress = VerlProgress(self.loggers, self.writer, job, val, self.total)
             metrics = _fresh(place.directory / "metrics")
             listening = asyncio.create_task(progress.listen(open_post(job.run_id)))
@@ -71,12 +88,6 @@ class _Run(ClusterRun):
             finally:
                 await progress.finish(listening)
                 await following
-        self.close_books()
-        done = max(progress.updates(), step_saved(place))
-        if done < self.total:
-            raise TrainingError(f"verl stopped after {done} of {self.total} steps without an error")
-        path = self.export(_newest_model(place))
-        return TunedModel(path=path, metrics=dict(self.loggers.last), run_id=job.run_id)
 
     def _place(self, model: str, lr: float | None) -> VerlPlace:
         return VerlPlace(
@@ -91,7 +102,7 @@ class _Run(ClusterRun):
 
 def _newest_model(place: VerlPlace) -> Path:
     """The newest checkpoint in the format of transformers. Raises TrainingError where it is not whole."""
-    found = place.directory / f"global_step_{step_saved(place)}" / "actor" / "huggingface"
+    found = place.directory / f"global_step_{step_saved(place.directory)}" / "actor" / "huggingface"
     if not (found / "config.json").exists() or not any(found.glob("*.safetensors")):
         raise TrainingError(f"verl left no model in {found}")
     return found

@@ -1,0 +1,68 @@
+"""How sampler and trainer share the GPUs of a Trinity run: engines take theirs, and the trainer gets whole machines."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ajet_sdk.config import Config
+
+__all__ = ["engines", "misplaced", "trainer_gpus"]
+
+
+def engines(config: Config) -> int:
+    """How many engines sample: as many as are asked for, else the fewest that fit."""
+    return config.rollout.n_vllm_engine or next(iter(_fitting(config)), 1)
+
+
+def trainer_gpus(config: Config, count: int | None = None) -> int:
+    """GPUs that are left to train on beside `count` engines, or beside those of the config."""
+    common = config.trainer_common
+    count = engines(config) if count is None else count
+    return common.nnodes * common.n_gpus_per_node - count * config.rollout.tensor_parallel_size
+
+
+def misplaced(config: Config) -> str | None:
+    """What is wrong with the numbers of engines, GPUs and machines, and which are right; None where they fit."""
+    common, size, fitting = config.trainer_common, config.rollout.tensor_parallel_size, _fitting(config)
+    count, left = engines(config), trainer_gpus(config)
+    if count in fitting:
+        return None
+    machines = f"{common.nnodes} × {common.n_gpus_per_node} GPUs"
+    if common.nnodes * common.n_gpus_per_node == 1:
+        return f"no GPU is left to train on: {machines}; on one GPU take backbone local or verl"
+    if not fitting:
+        return (
+            f"rollout.tensor_parallel_size: {size} of {machines} for an engine; no number of such engines leaves the "
+            f"trainer whole machines, in groups of trainer_common.ulysses_sequence_parallel_size "
+            f"({common.ulysses_sequence_parallel_size})"
+        )
+    if left < 1:
+        trouble = "no GPU is left to train on"
+    elif left > common.n_gpus_per_node and left % common.n_gpus_per_node:
+        trouble = f"the {left} that are left to train on are no whole machines"
+    else:
+        trouble = f"ulysses_sequence_parallel_size does not divide the {left} that are left to train on"
+    return (
+        f"rollout.n_vllm_engine: {count} × {size} of {machines} sample, and {trouble}; "
+        f"it may be {', '.join(map(str, fitting))}, or null"
+    )
+
+
+def _fitting(config: Config) -> list[int]:
+    """The numbers of engines beside which the trainer has whole machines, or a part of one; none on a CPU.
+
+    An engine lies on one machine, or takes whole ones. One that neither divides a machine nor takes whole ones would
+    leave GPUs idle beside it, which Trinity counts as the trainer's.
+    """
+    common, size = config.trainer_common, config.rollout.tensor_parallel_size
+    machine = common.n_gpus_per_node
+    if not machine or (common.nnodes > 1 and machine % size and size % machine):
+        return []
+    found = []
+    for count in range(1, common.nnodes * machine // size + 1):
+        left = trainer_gpus(config, count)
+        whole = left > 0 and (left < machine or left % machine == 0)
+        if whole and left % common.ulysses_sequence_parallel_size == 0:
+            found.append(count)
+    return found
