@@ -72,11 +72,13 @@ def select(
                     prepare(cursor)
                 cursor.execute("BEGIN TRANSACTION READ ONLY")
                 return _collect(cursor, statement, parameters, time.monotonic() + timeout, stop)
-        except (duckdb.Error, pa.ArrowException) as error:
+        except (duckdb.Error, pa.ArrowException, MemoryError) as error:
             if stop.is_set:
                 raise _stopped() from error
             if late.is_set():
                 raise _too_slow(timeout) from error
+            if isinstance(error, duckdb.OutOfMemoryException | MemoryError):
+                raise _too_large(str(error).partition("\n")[0]) from error
             raise QueryError(f"the query failed: {error}") from error
         finally:
             timer.cancel()
@@ -125,6 +127,13 @@ def _collect(
 
 def _too_slow(timeout: float) -> QueryError:
     return QueryError(f"the query was stopped after {timeout:g} s; narrow it (by run_id or episode_id) or add a LIMIT")
+
+
+def _too_large(what: str) -> QueryError:
+    return QueryError(
+        "the query needs more memory than a query may have; narrow it (by run_id or episode_id), select fewer columns "
+        f"or add a LIMIT ({what or 'out of memory'})"
+    )
 
 
 def _stopped() -> QueryError:

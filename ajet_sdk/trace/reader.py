@@ -31,15 +31,16 @@ _OPENING = 5.0
 _FEW = 64
 
 
-def open_trace(path: Path, *more: Path) -> TraceReader:
+def open_trace(path: Path, *more: Path, copied: bool = False) -> TraceReader:
     """Open a trace to read: a file, an experiment directory, or several files (of a directory, or named), read as one.
 
     Nothing stays open between queries, so that a reader never keeps a writer out and sees a run start and end: each
     query asks the live owner where there is one, and reads the file where there is none. Files that appear in a
-    directory later are read too. Raises TraceError where there is no trace, TraceVersionError where it is newer or
-    foreign, TraceLocked where its owner answers no queries.
+    directory later are read too. With `copied` an owner is asked for rows only, and the query is run here. Raises
+    TraceError where there is no trace, TraceVersionError where it is newer or foreign, TraceLocked where its owner
+    answers no queries.
     """
-    reader = _Trace([Path(one) for one in (path, *more)])
+    reader = _Trace([Path(one) for one in (path, *more)], copied=copied)
     reader.query("SELECT 1")
     return reader
 
@@ -63,8 +64,9 @@ class _Gone(TraceError):
 class _Trace:
     """A TraceReader over files that may each have a live owner."""
 
-    def __init__(self, paths: Sequence[Path]) -> None:
+    def __init__(self, paths: Sequence[Path], *, copied: bool = False) -> None:
         self._paths = paths
+        self._copied = copied
         self._attached = Attached(_ask)
         # At the interpreter's end too: DuckDB aborts where a daemon thread closes it then.
         weakref.finalize(self, self._attached.end)
@@ -91,7 +93,7 @@ class _Trace:
     def _query(self, sql: str, parameters: Sequence[Any], stop: Stop | None) -> pa.Table:
         files = self._files()
         owned = {file: owner for file in files if (owner := settled_owner(file))}
-        if len(files) == 1 and owned:
+        if len(files) == 1 and owned and not self._copied:
             self.close()
             return _ask(files[0], owned[files[0]], sql, stop, parameters)
         if len(files) > 1:

@@ -19,18 +19,18 @@ _DEPTH = 6
 _SKIPPED = frozenset({"node_modules", "__pycache__", "site-packages", "checkpoint"})
 
 
-def open_located(path: Path | None = None) -> tuple[TraceReader, Path]:
+def open_located(path: Path | None = None, *, copied: bool = False) -> tuple[TraceReader, Path]:
     """Open the trace at `path`, or the newest one below it (below the current directory where no path is given).
 
     Returns the reader and what it reads. Raises TraceError where there is none.
     """
     start = path or Path()
     if not start.is_dir() or (path is not None and any(start.glob("*.duckdb"))):
-        return open_trace(start), start
+        return open_trace(start, copied=copied), start
     foreign: TraceVersionError | None = None
     for found in _newest_first(start):
         try:
-            return open_trace(found), found
+            return open_trace(found, copied=copied), found
         except TraceVersionError as error:
             foreign = foreign or error
     if foreign:

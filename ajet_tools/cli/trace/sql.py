@@ -46,13 +46,13 @@ def sql(
     ajet trace sql - --csv < query.sql > rows.csv
     ajet trace sql "FROM ledger" -o ledger.parquet
     """
-    from ajet_tools.trace.console import result_of, save_result
-    from ajet_tools.trace.locate import open_located
+    from ajet_tools.trace.sql_process import SqlProcess
 
-    reader, _ = open_located(path)
-    with closing(reader):
-        found = result_of(reader, sys.stdin.read() if query == "-" else query)
+    with closing(SqlProcess(path)) as process:
+        found = process.ask(sys.stdin.read() if query == "-" else query)
     if out is not None:
+        from ajet_tools.trace.console import save_result
+
         typer.echo(f"{save_result(found, out):,} rows written to {out}", err=True)
     elif as_json:
         print_json([_plain(row) for row in found.to_pylist()])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from pathlib import Path
 from typing import ClassVar
@@ -18,10 +17,12 @@ from textual.screen import Screen
 from textual.widgets import Static, Tree
 from textual.worker import Worker
 
-from ajet_sdk.errors import AjetError, ConfigError
+from ajet_sdk.errors import AjetError, ConfigError, QueryError
+from ajet_sdk.protocols import TraceReader
 from ajet_sdk.stop import Stop
 from ajet_tools.trace import console
 from ajet_tools.trace.render import counted
+from ajet_tools.trace.sql_process import SqlProcess
 from ajet_tools.trace.text import one_line, visible
 from ajet_tools.tui.app import TraceApp
 from ajet_tools.tui.saved_queries import keep, kept
@@ -69,6 +70,7 @@ class SqlScreen(Screen[None]):
         self.first_text = text
         self.asking: Worker[None] | None = None
         self._stop = Stop()
+        self._process: SqlProcess | None = None
 
     def compose(self) -> ComposeResult:
         yield TitleLine()
@@ -83,6 +85,7 @@ class SqlScreen(Screen[None]):
         yield KeyLine()
 
     def on_mount(self) -> None:
+        self._process = SqlProcess(self.app.where)
         self._say("F5 runs it; one SELECT, read-only, stopped after 30 s")
         editor = self.query_one(SqlEditor)
         editor.move_cursor(editor.document.end)
@@ -114,7 +117,7 @@ class SqlScreen(Screen[None]):
         self.query_one(ArrowTable).loading = True
         started, self._stop = time.perf_counter(), Stop()
         try:
-            found = await self.app.ask(console.result_of, sql, self._stop)
+            found = await self.app.ask(self._answer, sql, self._stop)
         except AjetError as error:
             self._say(str(error), "bold red")
         except asyncio.CancelledError:
@@ -126,6 +129,12 @@ class SqlScreen(Screen[None]):
         finally:
             for table in self.query(ArrowTable):  # none is left where the screen has been left meanwhile
                 table.loading = False
+
+    def _answer(self, reader: TraceReader, sql: str, stop: Stop) -> pa.Table:
+        """What the user writes is asked apart, not of the reader that the viewer itself has."""
+        if self._process is None:
+            raise QueryError("the console has been left")
+        return self._process.ask(sql, stop)
 
     def _show(self, found: pa.Table, seconds: float) -> None:
         if found.column_names == ["explain_key", "explain_value"]:
@@ -141,13 +150,16 @@ class SqlScreen(Screen[None]):
             self.app.told(error)
 
     def action_stop(self) -> None:
-        """End the query, in DuckDB too: a live run is told in a thread of its own."""
+        """End the query, and the process that runs it; the next one has a new one."""
         if self.asking is not None and self.asking.is_running:
-            self.run_worker(self._stop.set, thread=True, group="stop")
+            self._stop.set()
             self.asking.cancel()
 
     def on_unmount(self) -> None:
-        threading.Thread(target=self._stop.set, daemon=True).start()
+        process, self._process = self._process, None
+        self._stop.set()
+        if process is not None:
+            process.close()
 
     @work
     async def action_queries(self) -> None:

@@ -27,7 +27,7 @@ def look(snap: Any, trace: Path, until: Any, size: tuple[int, int], *keys: str, 
         for key in keys:
             await pilot.press(key)
             await pilot.pause(0.1)
-        await until(pilot, lambda: _settled(pilot))
+            await until(pilot, lambda: _settled(pilot))
         if isinstance(pilot.app.screen, SqlScreen):
             pilot.app.screen.query_one("#said", Static).update("126 rows, 5 columns")  # without the time it took
         await pilot.pause(0.2)
@@ -58,7 +58,13 @@ def test_run(snap_compare: Any, training_trace: Path, until: Any, size: tuple[in
 
 
 @pytest.mark.parametrize("size", SIZES, ids=str)
-def test_sql(snap_compare: Any, training_trace: Path, until: Any, size: tuple[int, int]) -> None:
+def test_sql(
+    snap_compare: Any, training_trace: Path, until: Any, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = training_trace.parent / "launcher_record" / "math"  # where the viewer says that it reads
+    shown.mkdir(parents=True)
+    (shown / training_trace.name).symlink_to(training_trace)
+    monkeypatch.chdir(training_trace.parent)
     assert look(snap_compare, training_trace, until, size, "s", "tab", "down", run_id="aaaa0001")
 
 
