@@ -62,7 +62,7 @@ class Lora(Section):
     enabled: bool = key(False, "Train a LoRA adapter (peft) instead of all weights.")
     r: int = key(16, "Rank of the adapter.", ge=1)
     alpha: int = key(32, "Scale of the adapter; the update is multiplied by alpha / r.", ge=1)
-    dropout: float = key(0.0, "Dropout before the adapter.", ge=0, lt=1)
+    dropout: float = key(0.0, "Accepted, without effect: the policy is trained as it was sampled from.", ge=0, lt=1)
     target_modules: str | list[str] = key("all-linear", "Names of the modules that get an adapter, or `all-linear`.")
 
 

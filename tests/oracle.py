@@ -11,6 +11,7 @@ import torch
 
 from ajet_sdk.learn.loss import collate, micro_batches, score, token_loss, trained_length
 from ajet_sdk.learn.trainer import TrainerSettings
+from ajet_sdk.protocols import Sampling
 from ajet_sdk.samples import Batch, build
 from ajet_sdk.types import Call, Episode, Reward, Sample
 
@@ -64,7 +65,7 @@ def local_loss(
     groups = micro_batches([trained_length(sample) for sample in samples], 128)
     assert len(groups) > 1
     for group in groups:
-        batch = collate([samples[i] for i in group], temperature)
+        batch = collate([samples[i] for i in group], Sampling(temperature))
         reference_N = None
         if settings.kl_coef:
             with torch.no_grad():

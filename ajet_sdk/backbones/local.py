@@ -29,6 +29,7 @@ from ajet_sdk.learn.trained import trained_calls
 from ajet_sdk.learn.trainer import TokenScores
 from ajet_sdk.loggers import Loggers
 from ajet_sdk.outcomes import check_sound, notices
+from ajet_sdk.protocols import Sampling
 from ajet_sdk.samples import Batch, balance
 from ajet_sdk.types import Episode, LedgerEntry, Sample, TunedModel
 
@@ -146,11 +147,6 @@ class _Learning:
         validations = validations_left(self.config, self.done, self.total) * self.validation.episodes
         guess = estimate(self.config, self.trainer, steps=steps, val_episodes=validations)
         self.loggers.say(f"{steps} {'step' if steps == 1 else 'steps'}: {guess}")
-        if self.config.rollout.top_p < 1 or self.config.rollout.top_k > 0:
-            self.loggers.say(
-                "rollout.top_p or top_k cuts the distribution that is sampled from, but not the trainer's: "
-                "expect a gap between their log-probabilities, or set top_p: 1 and top_k: -1"
-            )
 
     async def _abandon(self) -> None:
         """Stop the batch that was begun before its turn."""
@@ -182,7 +178,7 @@ class _Learning:
         metrics |= staleness(episodes, self.trainer.updates)
         if batch.samples:
             scores, begun = TokenScores(), time.perf_counter()
-            learnt = await self._update(step, batch.samples, self._temperature(episodes), scores)
+            learnt = await self._update(step, batch.samples, self._sampling(episodes), scores)
             ended = time.perf_counter()
             await asyncio.to_thread(self._keep, step, batch.samples, episodes, scores)
             metrics |= prefixed("train", learnt) | {"time/train": ended - begun}
@@ -204,13 +200,13 @@ class _Learning:
         self,
         step: int,
         samples: Sequence[Sample],
-        temperature: float | Mapping[str, float],
+        sampling: Sampling | Mapping[str, Sampling],
         scores: TokenScores,
     ) -> dict[str, float]:
         """One step of the trainer: with the model to itself, or beside the episodes of the next batch."""
         if not self.config.rollout.max_staleness:
             async with self.sampler.exclusive():
-                learnt = await asyncio.to_thread(self.trainer.step, samples, temperature, scores)
+                learnt = await asyncio.to_thread(self.trainer.step, samples, sampling, scores)
                 self.sampler.policy_version = self.trainer.updates
             return learnt
         loop, left = asyncio.get_running_loop(), self.trainer.updates_of(len(samples))
@@ -226,7 +222,7 @@ class _Learning:
         def updated() -> None:
             asyncio.run_coroutine_threadsafe(publish(), loop).result()
 
-        return await asyncio.to_thread(self.trainer.step, samples, temperature, scores, updated)
+        return await asyncio.to_thread(self.trainer.step, samples, sampling, scores, updated)
 
     def _look_ahead(self, step: int, updates_left: int) -> None:
         """Begin the next batch as soon as the updates still to come leave its tokens young enough to be trained."""
@@ -256,17 +252,24 @@ class _Learning:
             raise TrainingError("the ledger does not balance: " + "; ".join(wrong[:5]))
         return batch
 
-    def _temperature(self, episodes: Sequence[Episode]) -> float | Mapping[str, float]:
-        if self.config.rollout.sampling == "run":
-            return self.config.rollout.temperature
-        return {c.call_id: float(c.sampling.get("temperature") or 1.0) for e in episodes for c in e.calls}
+    def _sampling(self, episodes: Sequence[Episode]) -> Sampling | Mapping[str, Sampling]:
+        """How the samples were drawn, which is how they are scored."""
+        rollout = self.config.rollout
+        if rollout.sampling == "run":
+            return Sampling(rollout.temperature, rollout.top_p, rollout.top_k)
+        drawn = ("temperature", "top_p", "top_k")
+        return {
+            c.call_id: Sampling(**{name: c.sampling[name] for name in drawn if name in c.sampling})
+            for e in episodes
+            for c in e.calls
+        }
 
     def _warn_of_gap(self, step: int, learnt: Mapping[str, float]) -> None:
         gap = learnt.get("logprob_gap_mean", 0.0)
         if gap > _LARGE_GAP and not self.config.rollout.max_staleness:  # with it they are two policies
             self.loggers.say(
                 f"step {step}: sampler and trainer differ by {gap:.2f} in the mean log-probability of a token; "
-                "the ratios of the loss are off. Use model.dtype: float32, top_p: 1 and top_k: -1"
+                "the ratios of the loss are off. Use model.dtype: float32"
             )
 
     # Checkpoints

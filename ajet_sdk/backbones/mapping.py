@@ -112,6 +112,13 @@ def warn(config: Config, backbone: str, without_effect: Mapping[str, str]) -> No
     for path, why in {"rollout.name": "clusters sample with vllm", **without_effect}.items():
         if config.is_set(path):
             log.warning("%s has no effect under backbone %s: %s", path, backbone, why)
+    if config.rollout.top_p < 1 or config.rollout.top_k > 0:
+        log.warning(
+            "rollout.top_p and top_k limit the distribution that is sampled from, and backbone %s scores tokens under "
+            "the whole one: ratios are below 1, and tokens of negative advantage may be clipped and get no gradient. "
+            "Set top_p: 1 and top_k: -1, or use backbone local, which scores them under the limited one",
+            backbone,
+        )
     if config.is_set("rollout.deterministic") and config.rollout.deterministic:
         log.warning("rollout.deterministic: the order of calls on a cluster is not fixed, so a run does not repeat")
 

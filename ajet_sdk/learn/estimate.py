@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from ajet_sdk.learn.loss import collate, score
-from ajet_sdk.learn.trainer import Trainer
+from ajet_sdk.learn.trainer import Trainer, policy_pass
 from ajet_sdk.types import Sample, Span, Timeline
 
 if TYPE_CHECKING:
@@ -86,13 +86,12 @@ def _trial(trainer: Trainer) -> tuple[float, float]:
     draw = np.random.default_rng(0)
     rows, width = 16, _TRIAL_TOKENS // 16
     samples = [_random_sample(draw.integers(0, vocabulary, width)) for _ in range(rows)]
-    model.train()
     started = _clock(device)
-    score(model, collate(samples, 1.0, device), entropy=False).logprobs_N.sum().backward()
+    with policy_pass(model):
+        score(model, collate(samples, device=device), entropy=False).logprobs_N.sum().backward()
     trained = _clock(device) - started
     for parameter in trainer.parameters:
         parameter.grad = None
-    model.eval()
     ids_BT = torch.zeros(rows, 1, dtype=torch.long, device=device)
     with torch.inference_mode():
         model(input_ids=ids_BT)

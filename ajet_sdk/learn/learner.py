@@ -73,6 +73,8 @@ def _load(config: Config, path: Path | str, steps: int, vllm: bool, say: Callabl
         path, dtype=source.dtype, attn_implementation=source.attn_implementation, device=source.device,
         lora=source.lora if source.lora.enabled else None,
     )  # fmt: skip
+    if source.lora.enabled and source.lora.dropout:
+        say("model.lora.dropout has no effect: the policy is trained as it was sampled from, without dropout")
     if source.gradient_checkpointing:
         model.gradient_checkpointing_enable()
         model.enable_input_require_grads()

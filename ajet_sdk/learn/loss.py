@@ -18,10 +18,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ajet_sdk.engines.local.draw import limit
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.protocols import Sampling
 from ajet_sdk.types import Sample
 
 __all__ = [
+    "Limits",
     "LossSettings",
     "MicroBatch",
     "Scored",
@@ -49,6 +52,15 @@ class LossSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """The M trained tokens that were sampled with `top_p` or `top_k`: which of the N they are, and their limits."""
+
+    rows_M: torch.Tensor
+    top_k_M: torch.Tensor
+    top_p_M: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class MicroBatch:
     """Rows padded on the right, and the trained tokens picked out of them.
 
@@ -62,6 +74,8 @@ class MicroBatch:
     advantages_N: torch.Tensor
     temperatures_N: torch.Tensor | None
     """None where every token was sampled at temperature 1."""
+    limits: Limits | None = None
+    """None where every token was drawn from the whole vocabulary."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +84,8 @@ class Scored:
 
     logprobs_N: torch.Tensor
     entropy_N: torch.Tensor | None
+    support_MV: torch.Tensor | None = None
+    """Which tokens could have been drawn, for each token of the batch's `limits`."""
 
 
 def micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
@@ -101,16 +117,18 @@ def trained_length(sample: Sample) -> int:
 
 
 def collate(
-    samples: Sequence[Sample], temperature: float | Mapping[str, float], device: torch.device | str = "cpu"
+    samples: Sequence[Sample],
+    sampling: Sampling | Mapping[str, Sampling] = Sampling(),  # noqa: B008, it is frozen
+    device: torch.device | str = "cpu",
 ) -> MicroBatch:
-    """Pad the samples on the right; a mapping gives the temperature of each call by `call_id`.
+    """Pad the samples on the right; `sampling` says how they were sampled, a mapping each call by `call_id`.
 
     A causal model never looks right, so that padding there needs no attention mask. Tokens after the last trained
     one are left out, and a trained token at position 0 has no context and is left out too.
     """
     width = max(1, max(trained_length(s) for s in samples))
     ids_BT = np.zeros((len(samples), width), dtype=np.int64)
-    positions, targets, sampler, advantages, temperatures = [], [], [], [], []
+    positions, targets, sampler, advantages, drawn = [], [], [], [], []
     for row, sample in enumerate(samples):
         line = sample.timeline
         used = min(width, len(line.token_ids))
@@ -120,8 +138,10 @@ def collate(
         targets.append(line.token_ids[at])
         sampler.append(line.logprobs[at])
         advantages.append(sample.advantages[at])
-        temperatures.append(_temperatures(sample, temperature)[at])
-    heat = np.concatenate(temperatures)
+        drawn.append(_drawn(sample, sampling)[:, at])
+    heat, top_k, top_p = np.concatenate(drawn, axis=1)
+    limited = np.flatnonzero((top_k > 0) | (top_p < 1))
+    top_k = np.where(top_k > 0, top_k, np.inf)
     return MicroBatch(
         ids_BT=torch.from_numpy(ids_BT).to(device),
         positions_N=torch.from_numpy(np.concatenate(positions)).to(device),
@@ -129,21 +149,43 @@ def collate(
         sampler_N=torch.from_numpy(np.concatenate(sampler)).to(device),
         advantages_N=torch.from_numpy(np.concatenate(advantages)).to(device),
         temperatures_N=None if np.all(heat == 1.0) else torch.from_numpy(heat).to(device),
-    )
+        limits=Limits(
+            *(torch.from_numpy(array).to(device) for array in (limited, top_k[limited], top_p[limited]))
+        ) if len(limited) else None,
+    )  # fmt: skip
 
 
-def _temperatures(sample: Sample, temperature: float | Mapping[str, float]) -> np.ndarray[Any, Any]:
+def _drawn(sample: Sample, sampling: Sampling | Mapping[str, Sampling]) -> npt.NDArray[np.float32]:
+    """Temperature, `top_k` and `top_p` of each token, shape (3, T)."""
     line = sample.timeline
-    if not isinstance(temperature, Mapping):
-        return np.full(len(line.token_ids), temperature if temperature > 0 else 1.0, dtype=np.float32)
-    heat_T = np.ones(len(line.token_ids), dtype=np.float32)
-    for span in line.spans:
-        heat_T[span.start : span.end] = temperature.get(span.call_id) or 1.0
-    return heat_T
+    how = np.empty((3, len(line.token_ids)), dtype=np.float32)
+    how[:] = _how(Sampling() if isinstance(sampling, Mapping) else sampling)
+    if isinstance(sampling, Mapping):
+        for span in line.spans:
+            if span.call_id in sampling:
+                how[:, span.start : span.end] = _how(sampling[span.call_id])
+    return how
 
 
-def score(model: Any, batch: MicroBatch, *, entropy: bool, entropy_grad: bool = False) -> Scored:
-    """Run the model and read off the trained tokens' log-probabilities under the sampling temperature.
+def _how(sampling: Sampling) -> npt.NDArray[np.float32]:
+    """A greedy call reports the model's own log-probabilities: temperature 1, no limit."""
+    greedy = sampling.temperature <= 0
+    how = (1.0, -1, 1.0) if greedy else (sampling.temperature, sampling.top_k, sampling.top_p)
+    return np.array(how, dtype=np.float32)[:, None]
+
+
+def score(
+    model: Any,
+    batch: MicroBatch,
+    *,
+    entropy: bool,
+    entropy_grad: bool = False,
+    support_MV: torch.Tensor | None = None,
+) -> Scored:
+    """Run the model and read off the trained tokens' log-probabilities under the distribution they were drawn from.
+
+    That is the model's at the sampling temperature, and of it the tokens that `top_p` and `top_k` leave; `support_MV`
+    gives those where another model's are meant. A token that was drawn is always one of them.
 
     The language-model head, the costliest layer of a small model, is applied to trained positions only: a hook hands
     it the gathered hidden states, so whatever the model does to its logits afterwards (scaling, soft caps) is kept.
@@ -162,13 +204,31 @@ def score(model: Any, batch: MicroBatch, *, entropy: bool, entropy_grad: bool = 
         logits_NV = logits_NV.float()
     if batch.temperatures_N is not None:
         logits_NV = logits_NV / batch.temperatures_N.to(logits_NV.dtype).unsqueeze(1)
+    if batch.limits is not None:
+        logits_NV, support_MV = _limited(logits_NV, batch, support_MV)
     all_logprobs_NV = torch.log_softmax(logits_NV, dim=-1)
     logprobs_N = all_logprobs_NV.gather(1, batch.targets_N.unsqueeze(1)).squeeze(1)
     if not entropy:
-        return Scored(logprobs_N, None)
+        return Scored(logprobs_N, None, support_MV)
     if not entropy_grad:
         all_logprobs_NV = all_logprobs_NV.detach()
-    return Scored(logprobs_N, -(all_logprobs_NV.exp() * all_logprobs_NV).sum(-1))
+    return Scored(logprobs_N, -(all_logprobs_NV.exp() * all_logprobs_NV).sum(-1), support_MV)
+
+
+def _limited(
+    logits_NV: torch.Tensor, batch: MicroBatch, support_MV: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The logits with those of tokens that could not be drawn at a value of no probability, and which could be."""
+    assert batch.limits is not None
+    rows_M = batch.limits.rows_M
+    logits_MV = logits_NV if len(rows_M) == len(logits_NV) else logits_NV[rows_M]
+    if support_MV is None:
+        support_MV = limit(logits_MV, batch.limits.top_k_M, batch.limits.top_p_M)
+        support_MV.scatter_(1, batch.targets_N[rows_M].unsqueeze(1), True)
+    nothing = torch.finfo(logits_NV.dtype).min / 2  # finite: its share in the entropy is 0 and not NaN
+    logits_MV = logits_MV.masked_fill(~support_MV, nothing)
+    whole = len(rows_M) == len(logits_NV)
+    return (logits_MV if whole else logits_NV.index_copy(0, rows_M, logits_MV)), support_MV
 
 
 def kl_estimate(logprobs_N: torch.Tensor, reference_N: torch.Tensor, kind: str) -> torch.Tensor:

@@ -341,7 +341,7 @@ def warm_up(
         for group in optimizer.param_groups:
             group["lr"] = recipe.lr * share * min(1.0, step / 20)
         model.train()
-        loss = -score(model, collate(next(batches), 1.0), entropy=False).logprobs_N.mean()
+        loss = -score(model, collate(next(batches)), entropy=False).logprobs_N.mean()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()

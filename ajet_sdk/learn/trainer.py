@@ -6,7 +6,8 @@ import copy
 import math
 import random
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -26,12 +27,13 @@ from ajet_sdk.learn.loss import (
     trained_length,
     trained_positions,
 )
+from ajet_sdk.protocols import Sampling
 from ajet_sdk.types import Sample
 
 if TYPE_CHECKING:
     from ajet_sdk.config import Config
 
-__all__ = ["TokenScores", "Trainer", "TrainerSettings", "default_lr", "trainable_parameters"]
+__all__ = ["TokenScores", "Trainer", "TrainerSettings", "default_lr", "policy_pass", "trainable_parameters"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +97,30 @@ class TrainerSettings:
 def trainable_parameters(model: Any) -> list[torch.nn.Parameter]:
     """The parameters that training moves: all of a full model, the adapter's of a LoRA model."""
     return [p for p in model.parameters() if p.requires_grad]
+
+
+@contextmanager
+def policy_pass(model: Any) -> Iterator[None]:
+    """The mode of passes with gradients: the policy as it was sampled from, without dropout or other noise.
+
+    That is evaluation mode. Only modules that save memory by checkpointing, which transformers do in training mode
+    alone, are told that they train; what they themselves would drop (`dropout`, `layerdrop`) is 0 meanwhile.
+    """
+    was = {module: module.training for module in model.modules()}
+    dropped: list[tuple[Any, str, float]] = []
+    for module in was:
+        module.training = bool(getattr(module, "gradient_checkpointing", False))
+        if module.training:
+            dropped += [(module, n, v) for n, v in vars(module).items() if "drop" in n and isinstance(v, float)]
+    try:
+        for module, name, _ in dropped:
+            setattr(module, name, 0.0)
+        yield
+    finally:
+        for module, name, value in dropped:
+            setattr(module, name, value)
+        for module, training in was.items():
+            module.training = training
 
 
 def default_lr(parameters: int, *, lora: bool) -> float:
@@ -165,11 +191,11 @@ class Trainer:
     def step(
         self,
         samples: Sequence[Sample],
-        temperature: float | Mapping[str, float] = 1.0,
+        sampling: Sampling | Mapping[str, Sampling] = Sampling(),  # noqa: B008, it is frozen
         scores: TokenScores | None = None,
         updated: Callable[[], None] | None = None,
     ) -> dict[str, float]:
-        """Train on the samples; `temperature` is the one they were sampled at, or a mapping by `call_id`.
+        """Train on the samples; `sampling` says how they were sampled, or how each call was by its `call_id`.
 
         `scores` is given what the first update's forward pass says of each token; only the samples of that update were
         seen by the weights as they were, so with several mini-batches the others' tokens stay unknown. `updated` is
@@ -180,16 +206,16 @@ class Trainer:
         if not samples:
             raise TrainingError("there is no sample to train on")
         started, tally = time.perf_counter(), Tally()
-        self.model.train()
         try:
-            for epoch in range(self.settings.ppo_epochs):
-                for number, share in enumerate(self._shares(len(samples))):
-                    first = epoch == 0 and number == 0
-                    seen = self._update([samples[i] for i in share], temperature, tally, first=first)
-                    if scores is not None and first:
-                        scores.take(samples, share, seen)
-                    if updated is not None:
-                        updated()
+            with policy_pass(self.model):
+                for epoch in range(self.settings.ppo_epochs):
+                    for number, share in enumerate(self._shares(len(samples))):
+                        first = epoch == 0 and number == 0
+                        seen = self._update([samples[i] for i in share], sampling, tally, first=first)
+                        if scores is not None and first:
+                            scores.take(samples, share, seen)
+                        if updated is not None:
+                            updated()
         except torch.OutOfMemoryError as error:
             raise TrainingError(
                 f"a training step does not fit into the GPU's memory ({str(error).partition('. ')[0]}): lower "
@@ -198,7 +224,6 @@ class Trainer:
             ) from error
         finally:
             self._clear()
-            self.model.eval()
         means = tally.means()  # waits for the GPU, which runs behind
         seconds = time.perf_counter() - started
         tokens = sum(len(s.timeline.token_ids) for s in samples)
@@ -221,14 +246,14 @@ class Trainer:
         return [order[i::number] for i in range(number)]
 
     def _update(
-        self, samples: Sequence[Sample], temperature: float | Mapping[str, float], tally: Tally, *, first: bool
+        self, samples: Sequence[Sample], sampling: Sampling | Mapping[str, Sampling], tally: Tally, *, first: bool
     ) -> list[tuple[list[int], Scored]]:
         """One optimiser update. Returns the samples' positions in each micro-batch and their scores, detached."""
         seen: list[tuple[list[int], Scored]] = []
         groups = micro_batches([trained_length(s) for s in samples], self.settings.micro_batch_tokens)
         total = sum(int(s.timeline.loss_mask.sum()) for s in samples)
         for group in groups:
-            batch = collate([samples[i] for i in group], temperature, self.device)
+            batch = collate([samples[i] for i in group], sampling, self.device)
             seen.append((group, self._backward(batch, total, tally, first=first)))
         norm = self._apply()
         tally.add("grad_norm", torch.tensor([norm]))
@@ -236,8 +261,12 @@ class Trainer:
 
     def _backward(self, batch: MicroBatch, total: int, tally: Tally, *, first: bool) -> Scored:
         settings = self.settings.loss
-        reference_N = self._reference_logprobs(batch) if settings.kl_coef else None
+        reference_N = None
+        if settings.kl_coef and batch.limits is None:  # first, while no activations are held
+            reference_N = self._reference_logprobs(batch)
         scored = score(self.model, batch, entropy=True, entropy_grad=bool(settings.entropy_coef))
+        if settings.kl_coef and batch.limits is not None:
+            reference_N = self._reference_logprobs(batch, scored.support_MV)
         loss_N, seen = token_loss(scored, batch, settings, reference_N)
         (loss_N.sum() / total).backward()
         self._gather()
@@ -251,16 +280,13 @@ class Trainer:
         entropy_N = scored.entropy_N
         return Scored(scored.logprobs_N.detach(), None if entropy_N is None else entropy_N.detach())
 
-    def _reference_logprobs(self, batch: MicroBatch) -> torch.Tensor:
+    def _reference_logprobs(self, batch: MicroBatch, support_MV: torch.Tensor | None = None) -> torch.Tensor:
+        """The reference's, over the tokens that the policy could draw."""
         with torch.no_grad():
             if self._reference is not None:
-                return score(self._reference, batch, entropy=False).logprobs_N
+                return score(self._reference, batch, entropy=False, support_MV=support_MV).logprobs_N
             with self.model.disable_adapter():
-                self.model.eval()
-                try:
-                    return score(self.model, batch, entropy=False).logprobs_N
-                finally:
-                    self.model.train()
+                return score(self.model, batch, entropy=False, support_MV=support_MV).logprobs_N
 
     def _gather(self) -> None:
         """Move the gradients of a pass to the master copies, where they add up.

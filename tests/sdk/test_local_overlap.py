@@ -305,7 +305,7 @@ def test_a_sampler_apart_takes_the_weights_as_exclusive_ends() -> None:
 
     async def draw() -> float:
         [got] = await sampler.sample([1, 2, 3], Sampling(max_tokens=1, seed=1), "s")
-        chosen = collate([_one_token(got.output_ids[0])], 1.0)
+        chosen = collate([_one_token(got.output_ids[0])])
         with torch.no_grad():
             return float(score(model, chosen, entropy=False).logprobs_N[0]) - got.logprobs[0]
 

@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 from ajet_sdk.backbones.trinity.learner import Adam, Learner, Sequences
 from ajet_sdk.learn.loss import LossSettings
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings
+from ajet_sdk.protocols import Sampling
 from ajet_sdk.types import Sample, Span, Timeline
 from tests.sdk.test_trinity_service import write_model
 
@@ -76,7 +77,7 @@ def test_the_learner_makes_the_steps_of_local(tmp_path: Path, loss: LossSettings
     )
     cuts = np.cumsum(sequences.lengths_B)[:-1]
     for _ in range(3):
-        trainer.step(batch, TEMPERATURE)
+        trainer.step(batch, Sampling(TEMPERATURE))
         logprobs = np.split(learner.forward(sequences), cuts)
         learner.backward(surrogate_gradients(batch, logprobs, loss))
         learner.update(Adam(settings.lr, *settings.betas, weight_decay=0.0, grad_clip_norm=settings.grad_clip))
@@ -89,7 +90,7 @@ def test_the_base_model_is_what_steps_started_from(tmp_path: Path) -> None:
     path = write_model(tmp_path / "model")
     before = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
     trained = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    Trainer(trained, SETTINGS).step(samples(), TEMPERATURE)
+    Trainer(trained, SETTINGS).step(samples(), Sampling(TEMPERATURE))
     pairs = zip(before.parameters(), trained.parameters(), strict=True)
     moved = max(float((one - other).detach().abs().max()) for one, other in pairs)
     assert moved > 1e-3

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-__all__ = ["Draw", "draw", "mix", "uniform"]
+__all__ = ["Draw", "draw", "limit", "mix", "uniform"]
 
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _MASK = (1 << 64) - 1
@@ -68,15 +68,19 @@ class Draw:
             self.top_p = tensor(top_p_B[limited])
 
 
-def _limit(logits_BV: torch.Tensor, top_k_B: torch.Tensor, top_p_B: torch.Tensor) -> torch.Tensor:
-    """Top-k, then the smallest set of the most likely tokens whose probability reaches top-p; the rest is -inf."""
-    ordered, order = logits_BV.sort(dim=-1, descending=True, stable=True)
+def limit(logits_BV: torch.Tensor, top_k_B: torch.Tensor, top_p_B: torch.Tensor) -> torch.Tensor:
+    """Which tokens can be drawn, a boolean of shape (B, V).
+
+    Those are the `top_k` most likely ones, and of them the smallest set of the most likely whose probability reaches
+    `top_p`. No gradient goes through it.
+    """
+    ordered, order = logits_BV.detach().sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(ordered.shape[-1], device=ordered.device)
-    ordered = ordered.masked_fill(rank >= top_k_B[:, None], -torch.inf)
-    probabilities = ordered.double().softmax(-1)
+    beyond = rank >= top_k_B[:, None]
+    probabilities = ordered.masked_fill(beyond, -torch.inf).double().softmax(-1)
     before = probabilities.cumsum(-1) - probabilities
-    drop = (before >= top_p_B[:, None].double()) & (rank > 0)
-    return torch.empty_like(logits_BV).scatter_(-1, order, ordered.masked_fill(drop, -torch.inf))
+    beyond |= (before >= top_p_B[:, None].double()) & (rank > 0)
+    return torch.empty_like(beyond).scatter_(-1, order, ~beyond)
 
 
 def draw(logits_BV: torch.Tensor, how: Draw, uniform_B: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -88,7 +92,9 @@ def draw(logits_BV: torch.Tensor, how: Draw, uniform_B: torch.Tensor) -> tuple[t
     if how.scale_B1 is not None:
         logits = logits / how.scale_B1
     if how.limited is not None:
-        logits = logits.index_copy(0, how.limited, _limit(logits[how.limited], how.top_k, how.top_p))
+        limited = logits[how.limited]
+        drawn_from = limit(limited, how.top_k, how.top_p)
+        logits = logits.index_copy(0, how.limited, limited.masked_fill(~drawn_from, -torch.inf))
     logprobs = torch.log_softmax(logits, -1)
     if how.all_greedy:
         tokens = logits.argmax(-1)

@@ -16,8 +16,19 @@ import torch.nn.functional as F
 from torch import nn
 
 from ajet_sdk.engines.local.kv import RowCache
+from ajet_sdk.errors import ConfigError
 
-__all__ = ["Forward", "LlamaForward", "ModelForward", "Unsuited", "distance", "forward_of", "seen", "tolerance"]
+__all__ = [
+    "Forward",
+    "LlamaForward",
+    "ModelForward",
+    "Unsuited",
+    "check_rope",
+    "distance",
+    "forward_of",
+    "seen",
+    "tolerance",
+]
 
 _log = logging.getLogger(__name__)
 _FAMILY = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
@@ -276,6 +287,26 @@ def _not_plain(config: Any) -> str | None:
     if getattr(config, "sliding_window", None) and getattr(config, "use_sliding_window", True):
         return "a sliding window"
     return None
+
+
+def check_rope(config: Any, max_model_len: int) -> None:
+    """Refuse lengths at which a model turns positions by other angles than below.
+
+    Dynamic NTK and LongRoPE choose the angles by the longest conversation of a pass. What was cached before it passed
+    that length, and what shares a batch with it, would not be the model's. Raises ConfigError.
+    """
+    text = config.get_text_config()
+    found = getattr(text, "rope_parameters", None) or {}
+    for rope in [found, *(one for one in found.values() if isinstance(one, dict))]:
+        kind = str(rope.get("rope_type", ""))
+        steady = text.max_position_embeddings if "dynamic" in kind else None
+        if kind == "longrope":
+            steady = rope.get("original_max_position_embeddings") or text.max_position_embeddings
+        if steady is not None and max_model_len > steady:
+            raise ConfigError(
+                f"rollout.max_model_len {max_model_len}: beyond {steady} tokens the model's rotary embedding ({kind}) "
+                f"depends on the longest conversation, and cached keys would be wrong. Set it to {steady} or less"
+            )
 
 
 def tolerance(model: Any) -> float:

@@ -37,7 +37,7 @@ def load_model(
     """The model at `path`, ready to sample.
 
     dtype `auto` is float32 on a CPU and bfloat16 on a GPU. A directory that holds a LoRA adapter loads its base model
-    and the adapter; `lora` (r, alpha, dropout, target_modules) adds a new one to train. Raises ConfigError.
+    and the adapter; `lora` (r, alpha, target_modules) adds a new one to train. Raises ConfigError.
     """
     place = torch.device(("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device)
     kind = (torch.bfloat16 if place.type == "cuda" else torch.float32) if dtype == "auto" else _dtype(dtype)
@@ -97,7 +97,6 @@ def _with_lora(model: Any, lora: Any) -> Any:
         task_type="CAUSAL_LM",
         r=lora.r,
         lora_alpha=lora.alpha,
-        lora_dropout=lora.dropout,
         target_modules=targets if isinstance(targets, str) else list(targets),
     )
     return peft.get_peft_model(model, config)

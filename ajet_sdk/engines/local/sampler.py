@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from ajet_sdk.engines.local.draw import mix
-from ajet_sdk.engines.local.forward import Unsuited
+from ajet_sdk.engines.local.forward import Unsuited, check_rope
 from ajet_sdk.engines.local.jobs import Job, Request, StopWatch
 from ajet_sdk.engines.local.plain import Plain
 from ajet_sdk.engines.local.slots import Slots
@@ -75,6 +75,7 @@ class LocalSampler:
         self.policy_version = policy_version
         self._twin = Twin(model) if apart else None
         self.module = model if self._twin is None else self._twin.module
+        check_rope(self.module.config, max_model_len)
         self._tokenizer, self._seed = tokenizer, seed
         self._max_batch = 1 if deterministic else max_batch
         self._vocabulary = int(self.module.get_input_embeddings().num_embeddings)

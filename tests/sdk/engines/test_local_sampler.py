@@ -38,7 +38,7 @@ from ajet_sdk.engines.local.plain import Plain
 from ajet_sdk.engines.local.sampler import LocalSampler
 from ajet_sdk.engines.local.slots import Slots
 from ajet_sdk.engines.scripted import ByteTokenizer
-from ajet_sdk.errors import ContextOverflow, EngineUnavailable, RequestRefused
+from ajet_sdk.errors import ConfigError, ContextOverflow, EngineUnavailable, RequestRefused
 from ajet_sdk.protocols import Sampled, Sampling
 
 VOCABULARY = 320
@@ -549,6 +549,29 @@ def test_cancelling_frees_the_row_and_the_queue(qwen3: Any) -> None:
         assert sampler._batch.running == 0 and not sampler._waiting
 
     run(qwen3, body, max_batch=2)
+
+
+@pytest.mark.parametrize(
+    ("rope", "steady"),
+    [({"rope_type": "dynamic", "factor": 4.0}, 64),
+     ({"rope_type": "longrope", "short_factor": [1.0] * 4, "long_factor": [8.0] * 4,
+       "original_max_position_embeddings": 32}, 32)],
+    ids=lambda value: str(value)[:24],
+)  # fmt: skip
+def test_angles_that_hang_on_the_longest_conversation_are_refused_beyond_their_length(rope: Any, steady: int) -> None:
+    """Below it every log-probability is the model's, whoever shares the batch; beyond it none would have to be."""
+    model = make("llama", max_position_embeddings=64, rope_parameters={"rope_theta": 1e4, **rope})
+
+    async def body(sampler: LocalSampler) -> None:
+        asked = [[7] * (steady - 5), [8, 9], [1] * 20]
+        for prompt, [reply] in zip(asked, await asyncio.gather(*(
+            sampler.sample(prompt, Sampling(max_tokens=5), str(i)) for i, prompt in enumerate(asked)
+        )), strict=True):  # fmt: skip
+            check(model, prompt, reply, Sampling())
+
+    run(model, body, max_model_len=steady)
+    with pytest.raises(ConfigError, match=f"beyond {steady} tokens the model's rotary embedding"):
+        open_sampler(model, max_model_len=steady + 1)
 
 
 def test_lengths_are_kept(qwen3: Any) -> None:

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel
 
+from ajet_sdk.engines.local.draw import Draw, draw
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.learn.loss import (
     LossSettings,
@@ -23,6 +24,7 @@ from ajet_sdk.learn.loss import (
     token_loss,
     trained_length,
 )
+from ajet_sdk.protocols import Sampling
 from ajet_sdk.types import Sample, Span, Timeline
 
 
@@ -108,7 +110,7 @@ def test_k3_is_unbiased() -> None:
 def test_scores_are_the_models_own_log_probabilities() -> None:
     model = tiny()
     samples = [sample([1, 2, 3, 4, 5, 6], [0, 0, 1, 1, 0, 1]), sample([7, 8, 9], [0, 1, 1])]
-    scored = score(model, collate(samples, 1.0), entropy=True)
+    scored = score(model, collate(samples), entropy=True)
     expected, entropies = [], []
     for one in samples:
         ids = torch.tensor(one.timeline.token_ids, dtype=torch.long)
@@ -124,16 +126,49 @@ def test_scores_are_the_models_own_log_probabilities() -> None:
 def test_each_call_has_its_own_temperature() -> None:
     model = tiny()
     one = sample([1, 2, 3, 4, 5, 6], [0, 1, 0, 0, 1, 1])
-    scored = score(model, collate([one], {"c1": 0.5, "c4": 2.0}), entropy=False)
+    scored = score(model, collate([one], {"c1": Sampling(0.5), "c4": Sampling(2.0)}), entropy=False)
     ids = torch.tensor(one.timeline.token_ids, dtype=torch.long)
     logits = model(ids[None]).logits[0]
     expected = [torch.log_softmax(logits[at - 1] / t, -1)[ids[at]].item() for at, t in ((1, 0.5), (4, 2.0), (5, 2.0))]
     assert scored.logprobs_N.tolist() == pytest.approx(expected, abs=1e-6)
 
 
+@given(st.integers(0, 2**32 - 1), st.floats(0.3, 3), st.floats(0.05, 1), st.sampled_from([-1, 1, 3, 12]), st.booleans())
+def test_what_was_drawn_with_top_p_and_top_k_has_the_log_probability_that_the_sampler_gave(
+    seed: int, temperature: float, top_p: float, top_k: int, alone: bool
+) -> None:
+    """So the ratio on policy is 1, and the gradient is of the distribution that was sampled from."""
+    random = np.random.default_rng(seed)
+    model = tiny()
+    ids = torch.from_numpy(random.integers(0, 40, 6))
+    how = Draw(*(np.array([value], kind) for value, kind in
+                 ((temperature, np.float32), (top_k, np.int64), (top_p, np.float32))), torch.device("cpu"))  # fmt: skip
+    with torch.no_grad():
+        [token], [logprob] = draw(model(ids[None]).logits[0, -1:], how, torch.from_numpy(random.random(1)))
+    one = sample([*ids.tolist(), int(token), 1], [0] * 6 + [1, int(not alone)])
+    sampling = {"c6": Sampling(temperature, top_p, top_k)}
+    scored = score(model, collate([one], sampling), entropy=True, entropy_grad=True)
+    assert scored.logprobs_N[0].item() == pytest.approx(logprob.item(), abs=1e-5)
+    assert scored.entropy_N is not None and torch.isfinite(scored.entropy_N).all()
+    assert -1e-9 <= scored.entropy_N[0].item() <= math.log(top_k if top_k > 0 else 40) + 1e-6
+    (scored.logprobs_N.sum() + scored.entropy_N.sum()).backward()
+    assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
+
+
+def test_a_token_outside_of_what_the_weights_of_now_would_draw_has_a_gradient_all_the_same() -> None:
+    model = tiny()
+    ids = [1, 2, 3]
+    least = int(model(torch.tensor([ids])).logits[0, -1].argmin())
+    scored = score(model, collate([sample([*ids, least], [0, 0, 0, 1])], Sampling(top_k=2)), entropy=False)
+    assert scored.support_MV is not None and scored.support_MV.sum().item() == 3
+    scored.logprobs_N.sum().backward()
+    assert torch.isfinite(scored.logprobs_N).all() and model.lm_head.weight.grad.abs().sum() > 0
+
+
 def test_a_greedy_call_is_scored_at_temperature_one() -> None:
     one = sample([1, 2, 3], [0, 1, 1])
-    assert collate([one], 0.0).temperatures_N is None
+    assert collate([one], Sampling(0.0, top_p=0.5)).limits is None
+    assert collate([one], Sampling(0.0, top_p=0.5)).temperatures_N is None
 
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(10, 200))
@@ -147,7 +182,7 @@ def test_micro_batches_hold_every_row_once_and_keep_the_budget(lengths: list[int
 def gradient(model: GPT2LMHeadModel, samples: list[Sample], budget: int) -> dict[str, torch.Tensor]:
     model.zero_grad()
     for group in micro_batches([trained_length(s) for s in samples], budget):
-        batch = collate([samples[i] for i in group], 1.0)
+        batch = collate([samples[i] for i in group])
         loss_N, _ = token_loss(score(model, batch, entropy=True), batch, LossSettings())
         loss_N.sum().backward()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}

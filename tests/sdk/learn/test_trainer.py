@@ -9,12 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    OPTConfig,
+    OPTForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
 
 from ajet_sdk.errors import CheckpointError, ConfigError, TrainingError
 from ajet_sdk.learn import checkpoint
 from ajet_sdk.learn.loss import LossSettings, collate, score
 from ajet_sdk.learn.trainer import TokenScores, Trainer, TrainerSettings, default_lr
+from ajet_sdk.protocols import Sampling
 from ajet_sdk.types import Sample, Span, Timeline
 
 
@@ -51,7 +60,7 @@ def batch(model: torch.nn.Module, seed: int, rows: int = 6) -> list[Sample]:
         )  # fmt: skip
         bare = Sample(timeline=line, episode_id=str(row), group_id="g", reward=0.0, advantages=np.zeros(length))
         with torch.no_grad():
-            own = score(model, collate([bare], 1.0), entropy=False).logprobs_N.float().numpy()
+            own = score(model, collate([bare]), entropy=False).logprobs_N.float().numpy()
         logprobs = np.zeros(length)
         logprobs[mask] = own
         line = line.model_copy(
@@ -89,7 +98,7 @@ def test_a_step_tells_each_token_s_scores_as_they_were_before_it(budget: int) ->
     model = tiny()
     samples = batch(model, 0)
     scores = TokenScores()
-    Trainer(model, TrainerSettings(lr=1e-1, warmup_steps=0, micro_batch_tokens=budget)).step(samples, 1.0, scores)
+    Trainer(model, TrainerSettings(lr=1e-1, warmup_steps=0, micro_batch_tokens=budget)).step(samples, scores=scores)
     for sample, logprobs_T, entropy_T in zip(samples, scores.logprobs, scores.entropy, strict=True):
         line = sample.timeline
         assert np.array_equal(np.isfinite(logprobs_T), line.loss_mask)
@@ -102,13 +111,60 @@ def test_scores_of_later_mini_batches_are_unknown() -> None:
     """They are seen only by weights that the first update has moved."""
     model = tiny()
     samples, scores = batch(model, 0), TokenScores()
-    Trainer(model, TrainerSettings(lr=1e-3, mini_batch_num=2, ppo_epochs=2)).step(samples, 1.0, scores)
+    Trainer(model, TrainerSettings(lr=1e-3, mini_batch_num=2, ppo_epochs=2)).step(samples, scores=scores)
     known = [bool(np.isfinite(a).any()) for a in scores.logprobs]
     assert known.count(True) == known.count(False) == 3
     for sample, logprobs_T in zip(samples, scores.logprobs, strict=True):
         if np.isfinite(logprobs_T).any():
             mask = sample.timeline.loss_mask
             np.testing.assert_allclose(logprobs_T[mask], sample.timeline.logprobs[mask], atol=1e-5)
+
+
+def noisy(kind: str) -> Any:
+    """Models that drop out where they train: in layers, in functions, whole layers, in an adapter."""
+    torch.manual_seed(0)
+    if kind == "gpt2":
+        sizes = {"vocab_size": 40, "n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 64}
+        return GPT2LMHeadModel(
+            GPT2Config(**sizes, resid_pdrop=0.5, embd_pdrop=0.5, attn_pdrop=0.5, initializer_range=0.2)
+        ).eval()
+    if kind == "opt":
+        config = OPTConfig(
+            vocab_size=40, hidden_size=16, ffn_dim=32, num_hidden_layers=3, num_attention_heads=2, init_std=0.2,
+            max_position_embeddings=64, word_embed_proj_dim=16, dropout=0.5, attention_dropout=0.5, layerdrop=0.5,
+        )  # fmt: skip
+        return OPTForCausalLM(config).eval()
+    return with_lora(tiny(), dropout=0.5)
+
+
+@pytest.mark.parametrize("checkpointing", [False, True])
+@pytest.mark.parametrize("kind", ["gpt2", "opt", "lora"])
+def test_the_policy_is_trained_as_it_was_sampled_from_without_dropout(kind: str, checkpointing: bool) -> None:
+    model = noisy(kind)
+    samples = batch(model, 0)
+    if checkpointing:
+        model.gradient_checkpointing_enable()
+        model.enable_input_require_grads()
+    passes, of_old = [], {m: m.training for m in model.modules()}
+    kept = {name: value for m in model.modules() for name, value in vars(m).items() if "drop" in name}
+    layer = next(m for name, m in model.named_modules() if name.endswith((".0.mlp", ".0.fc1")))
+    layer.register_forward_pre_hook(lambda *_: passes.append(1))
+    metrics = Trainer(model, TrainerSettings(lr=1e-3, loss=LossSettings(kl_coef=0.1))).step(samples)
+    assert metrics["logprob_gap_max"] < 1e-5 and metrics["kl"] == pytest.approx(0.0, abs=1e-6)
+    assert metrics["clip_share"] == 0
+    policys = len(passes) - 1  # without the one of the reference
+    assert policys == (2 if checkpointing else 1), "checkpointed layers run again backwards"
+    assert {m: m.training for m in model.modules()} == of_old
+    assert {name: value for m in model.modules() for name, value in vars(m).items() if "drop" in name} == kept
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_a_reference_is_compared_over_the_tokens_that_could_be_drawn(lora: bool) -> None:
+    """At the first step the policy is its reference, whatever top_p leaves of both."""
+    model = with_lora(tiny()) if lora else tiny()
+    trainer = Trainer(model, TrainerSettings(lr=1e-2, warmup_steps=0, loss=LossSettings(kl_coef=0.1)))
+    kl = [trainer.step(batch(model, 0), Sampling(top_p=0.5))["kl"] for _ in range(2)]
+    assert kl[0] == pytest.approx(0.0, abs=1e-6) and math.isfinite(kl[1]) and kl[1] > 1e-6
 
 
 def test_kl_to_the_reference_grows_as_the_policy_moves() -> None:
@@ -121,10 +177,10 @@ def test_kl_to_the_reference_grows_as_the_policy_moves() -> None:
 def test_good_tokens_become_likelier_and_bad_ones_less() -> None:
     model = tiny()
     samples = batch(model, 1)
-    before = score(model, collate(samples, 1.0), entropy=False).logprobs_N.detach()
+    before = score(model, collate(samples), entropy=False).logprobs_N.detach()
     Trainer(model, TrainerSettings(lr=1e-3, warmup_steps=0)).step(samples)
-    after = score(model, collate(samples, 1.0), entropy=False).logprobs_N.detach()
-    advantages = collate(samples, 1.0).advantages_N
+    after = score(model, collate(samples), entropy=False).logprobs_N.detach()
+    advantages = collate(samples).advantages_N
     assert float(((after - before) * advantages).sum()) > 0
 
 
