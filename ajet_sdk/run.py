@@ -25,6 +25,7 @@ from ajet_sdk.job import AgentJetJob, AjetJob, AstunerJob
 from ajet_sdk.outcomes import failures_by_cause, notices, pass_at_k, solved, untrained_entries
 from ajet_sdk.protocols import Job
 from ajet_sdk.runner import cluster_of, workers_of
+from ajet_sdk.secret_keys import masked
 from ajet_sdk.serving import serve
 from ajet_sdk.types import Episode, Run, Task, TunedModel, new_id, now
 from ajet_sdk.workflow import check_signature
@@ -43,7 +44,6 @@ _BACKBONES = {
     "trinity": "ajet_sdk.backbones.trinity.backbone",
     "verl": "ajet_sdk.backbones.verl.backbone",
 }
-_SECRETS = ("api_key", "token", "password", "secret")
 
 
 def train(
@@ -150,14 +150,16 @@ class _Session:
         from ajet_sdk.trace.writer import TraceWriter
 
         directory = self.config.directory
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)  # prompts, replies and rewards are nobody else's
         for name in ("logs", "metrics", "checkpoint"):
-            (directory / name).mkdir(parents=True, exist_ok=True)
+            (directory / name).mkdir(exist_ok=True, mode=0o700)
         with ExitStack() as stack:
             joined = stack.enter_context(cluster_of(self.config, self.ray, *self.code))
             self.writer: TraceWriter = stack.enter_context(TraceWriter(directory / "trace.duckdb"))
             self.run = self._run()
             stack.enter_context(_log_file(directory / "logs" / f"{self.run.run_id}.log"))
-            (directory / "config.yaml").write_text(_plain_yaml(self.config))
+            (directory / "config.yaml").touch(mode=0o600)
+            (directory / "config.yaml").write_text(_plain_yaml(self.config), encoding="utf-8")
             self.writer.put(self.run)
             self.gateway = stack.enter_context(Gateway(self.writer, host=joined.host if joined else "127.0.0.1"))
             stack.enter_context(installed())
@@ -169,7 +171,7 @@ class _Session:
         config = self.config
         fields: dict[str, Any] = {
             "name": config.experiment_name,
-            "config": _without_secrets({"ajet": config.model_dump(mode="json"), **config.roots.plain()}),
+            "config": masked({"ajet": config.model_dump(mode="json"), **config.roots.plain()}, "***"),
             "backbone": self.backbone,
         }
         if not self.resume:
@@ -226,7 +228,8 @@ class _LogFile(logging.FileHandler):
 @contextmanager
 def _log_file(path: Path) -> Iterator[None]:
     """Everything that ajet logs goes to the file too, while the run lasts."""
-    handler = _LogFile(path)
+    path.touch(mode=0o600)
+    handler = _LogFile(path, encoding="utf-8")
     handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     level = log.level
@@ -241,26 +244,12 @@ def _log_file(path: Path) -> Iterator[None]:
             handler.close()
 
 
-def _without_secrets(value: Any) -> Any:
-    if isinstance(value, Mapping):
-        return {
-            name: "***" if _secret(name) and isinstance(one, str) and one else _without_secrets(one)
-            for name, one in value.items()
-        }
-    return [_without_secrets(one) for one in value] if isinstance(value, (list, tuple)) else value
-
-
-def _secret(name: Any) -> bool:
-    text = str(name).lower()
-    return not text.endswith("_env") and any(text == word or text.endswith("_" + word) for word in _SECRETS)
-
-
 def _plain_yaml(config: Config) -> str:
     import yaml
 
     from ajet_sdk.config import plain_yaml
 
-    return plain_yaml(_without_secrets(yaml.safe_load(config.dump_yaml())))
+    return plain_yaml(masked(yaml.safe_load(config.dump_yaml()), "***"))
 
 
 # Scoring

@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import logging
 import marshal
-import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from ajet_sdk.secret_keys import masked
 from ajet_sdk.trace.prefixes import Prefixes
 from ajet_sdk.trace.schema import COLUMNS
 from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Metric, Reward, Run, Trained
@@ -22,11 +22,6 @@ __all__ = ["REMOVED", "Record", "encode", "scrub", "size_of"]
 Record = Run | Episode | Call | Metric | LedgerEntry | Trained | Feedback
 
 REMOVED = "[removed by ajet]"
-_SECRET = re.compile(
-    r"(proxy[-_])?authori[sz]ation|(\w+[-_])*(api[-_]?key|access[-_]?token|auth[-_]?token|secret[-_]?key"
-    r"|client[-_]?secret|password)|cookie|set-cookie",
-    re.I,
-)
 _LOG = logging.getLogger("ajet.trace")
 _TYPES = {
     "VARCHAR": pa.string(),
@@ -41,23 +36,9 @@ _TYPES = {
 Row = dict[str, Any]
 
 
-@lru_cache(maxsize=4096)
-def _is_secret(key: str) -> bool:
-    return _SECRET.fullmatch(key) is not None
-
-
 def scrub(value: Any) -> Any:
     """The same JSON with the text of every key that names a secret (`api_key`, `Authorization`, ...) removed."""
-    if type(value) in _LEAVES:
-        return value
-    if isinstance(value, Mapping):
-        return {
-            k: REMOVED if isinstance(v, str) and isinstance(k, str) and _is_secret(k) else scrub(v)
-            for k, v in value.items()
-        }
-    if isinstance(value, list | tuple):
-        return [scrub(v) for v in value]
-    return value
+    return value if type(value) in _LEAVES else masked(value, REMOVED)
 
 
 _LEAVES = frozenset((str, int, float, bool, type(None)))
@@ -120,8 +101,8 @@ def _episode(episode: Episode, prefixes: Prefixes) -> list[tuple[str, Row]]:
     row = _plain(episode)
     row |= {
         "task_id": _text(episode.task.task_id),
-        "task": _json(episode.task.model_dump()),
-        "output": _json(episode.output),
+        "task": _json(scrub(episode.task.model_dump())),
+        "output": _json(scrub(episode.output)),
         "metrics": _json(episode.metrics),
         "superseded": False,
     }

@@ -18,7 +18,17 @@ from ajet_sdk.trace.live import announce, retract, settled_owner
 from ajet_sdk.trace.query import SETTINGS
 from ajet_sdk.trace.schema import SCHEMA_VERSION, STORAGE_VERSION, create_statements, upgrade_statements
 
-__all__ = ["check_version", "explain", "has_tables", "insert", "locked", "open_to_write", "supersede", "unborn"]
+__all__ = [
+    "check_version",
+    "explain",
+    "has_tables",
+    "insert",
+    "keep_private",
+    "locked",
+    "open_to_write",
+    "supersede",
+    "unborn",
+]
 
 _LOG = logging.getLogger("ajet.trace")
 _READER_WAIT = 5.0
@@ -44,8 +54,12 @@ def open_to_write(path: Path, *, again: bool = False, brief: bool = False) -> du
             announce(path, writes=True, brief=brief)  # before opening: readers at rest leave the file to its owner
             if unborn(path):
                 path.unlink()  # its owner was killed while it made the file: nothing was in it
+        made = not path.exists()
         connection = _connect(path)
+        if made:
+            path.chmod(0o600)
         _prepare(connection, path)
+        keep_private(path)
         if not again and not brief:
             connection.execute("UPDATE runs SET status = 'interrupted' WHERE status = 'running'")
     except (duckdb.Error, OSError, TraceError) as error:
@@ -55,6 +69,15 @@ def open_to_write(path: Path, *, again: bool = False, brief: bool = False) -> du
             retract(path, writes=True)
         raise explain(path, error) from error
     return connection
+
+
+def keep_private(path: Path) -> None:
+    """Give the log of a trace, which DuckDB makes for all to read, the rights of the file itself."""
+    log = path.with_name(path.name + ".wal")
+    with contextlib.suppress(FileNotFoundError):
+        wanted = path.stat().st_mode & 0o777
+        if log.stat().st_mode & 0o777 != wanted:
+            log.chmod(wanted)
 
 
 def _connect(path: Path) -> duckdb.DuckDBPyConnection:

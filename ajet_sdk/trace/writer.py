@@ -19,7 +19,7 @@ import pyarrow as pa
 from ajet_sdk.errors import QueryError, TraceError
 from ajet_sdk.stop import Stop
 from ajet_sdk.trace.batches import Record, encode, size_of
-from ajet_sdk.trace.database import explain, insert, open_to_write, supersede
+from ajet_sdk.trace.database import explain, insert, keep_private, open_to_write, supersede
 from ajet_sdk.trace.live import retract
 from ajet_sdk.trace.prefixes import Prefixes
 from ajet_sdk.trace.query import select
@@ -267,6 +267,7 @@ class TraceWriter:
             records.append(item)
         self._pending = len(records)
         insert(connection, encode(records, self._prefixes), self._batch + 1)
+        keep_private(self.path)
         self._batch += 1
         self._settle(len(records))
 

@@ -124,7 +124,7 @@ def fresh_trace(draft: Path, sources: Sequence[Path]) -> Iterator[duckdb.DuckDBP
     """A connection with files attached read-only (`source`; `s0`, `s1`, ... of several) and a new trace, `fresh`."""
     draft.unlink(missing_ok=True)
     spill = draft.with_name(draft.name + ".spill")
-    spill.mkdir(exist_ok=True)
+    spill.mkdir(exist_ok=True, mode=0o700)
     config = {"threads": 2, "memory_limit": "512MB", "temp_directory": str(spill), "autoload_known_extensions": False}
     connection = duckdb.connect(config=config)
     try:
@@ -136,6 +136,7 @@ def fresh_trace(draft: Path, sources: Sequence[Path]) -> Iterator[duckdb.DuckDBP
         blocks = f", BLOCK_SIZE {_SMALL_BLOCK}" if small else ""
         storage = f"STORAGE_VERSION '{STORAGE_VERSION}'"
         connection.execute(f"ATTACH '{_quoted(draft)}' AS fresh ({storage}{blocks}); USE fresh")
+        draft.chmod(0o600)
         for statement in create_statements():
             connection.execute(statement)
         connection.execute("USE memory")

@@ -17,15 +17,11 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
+from ajet_sdk.secret_keys import is_secret
 from ajet_tools.trace.redact_rules import DIGITS, KINDS, RULES, Rule
 
 __all__ = ["KINDS", "Redactor"]
 
-_SECRET_KEY = re.compile(
-    r"(?:\w+[-_])*(?:password|passwd|passphrase|secret|api[-_]?key|access[-_]?token|auth[-_]?token|client[-_]?secret"
-    r"|private[-_]?key|secret[-_]?key|authorization)",
-    re.I,
-)
 _PLACED = re.compile(rf"\[(?:{'|'.join(KINDS)}) \d+\]|\[removed by ajet\]")
 
 
@@ -63,7 +59,7 @@ class Redactor:
         return value
 
     def _object(self, value: Mapping[Any, Any]) -> Any:
-        pairs = {k: self._secret(v) if _is_secret(k, v) else self.value(v) for k, v in value.items()}
+        pairs = {k: self._secret(v) if is_secret(k, value) else self.value(v) for k, v in value.items()}
         return pairs if any(pairs[k] is not value[k] for k in pairs) else value
 
     def _json(self, text: str) -> str:
@@ -92,8 +88,13 @@ class Redactor:
         start, end = match.start(group) - match.start(), match.end(group) - match.start()
         return match[0][:start] + self._placeholder(rule.kind, value) + match[0][end:]
 
-    def _secret(self, text: str) -> str:
-        return self._placeholder("secret", text)
+    def _secret(self, value: Any) -> Any:
+        """The value of a key that names a secret."""
+        if isinstance(value, str):
+            return self._placeholder("secret", value) if value and not _PLACED.fullmatch(value) else value
+        if isinstance(value, list | tuple):
+            return [self._secret(one) for one in value] or value
+        return self.value(value)
 
     def _placeholder(self, kind: str, value: str) -> str:
         number = self._numbers.get((kind, value))
@@ -101,8 +102,3 @@ class Redactor:
             self.counts[kind] += 1
             number = self._numbers[kind, value] = self.counts[kind]
         return f"[{kind} {number}]"
-
-
-def _is_secret(key: Any, value: Any) -> bool:
-    named = isinstance(key, str) and isinstance(value, str) and bool(value) and _SECRET_KEY.fullmatch(key) is not None
-    return named and not _PLACED.fullmatch(value)
