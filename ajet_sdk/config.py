@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import logging
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -179,6 +180,12 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _across_sections(self) -> Config:
+        if not _is_file_name(self.experiment_name):
+            raise wrong(
+                "experiment_name",
+                "names a directory: at most 200 bytes, no / or \\, no control character, and no . at its start {got}; "
+                "experiment_dir takes a path",
+            )
         estimator = self.trainer_common.algorithm.adv_estimator
         if self.backbone != "debug" and self.rollout.num_repeat < 2 and estimator != "reinforce_plus_plus":
             raise wrong(
@@ -316,6 +323,12 @@ def _at(config: Config, path: str) -> Any:
     for step in path.split("."):
         value = value.get(step) if isinstance(value, Mapping) else getattr(value, step, None)
     return value
+
+
+def _is_file_name(name: str) -> bool:
+    """Whether a name stays what it is as a part of a path; an empty one is replaced."""
+    odd = name.startswith(".") or any(c in "/\\" or unicodedata.category(c) in ("Cc", "Cs") for c in name)
+    return not odd and name == name.strip() and len(name.encode(errors="replace")) <= 200
 
 
 _LIMITS = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import pickle
 import re
 from pathlib import Path
@@ -14,6 +15,7 @@ import yaml
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import ajet
 from ajet_sdk.config import Config, is_idle, keys, load_config
 from ajet_sdk.errors import AjetError, ConfigError
 from ajet_sdk.schema import IDLE
@@ -366,3 +368,29 @@ def test_the_schema_describes_every_key() -> None:
                 described(field.annotation)
 
     described(Config)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["..", ".", ".hidden", "../x", "../../../x", "/abs", "a/b", "a\\b", "a\nb", "a\0b", "\x1b[3m", "x" * 201, " x"],
+)
+def test_a_name_that_would_lead_elsewhere_is_refused(name: str) -> None:
+    for build in (
+        lambda: load_config(values={"experiment_name": name}),
+        lambda: load_config(overrides=[f"ajet.experiment_name={json.dumps(name)}"]),
+        lambda: ajet.AjetJob(experiment_name=name).config,
+    ):
+        with pytest.raises(ConfigError, match="experiment_name names a directory"):
+            build()
+
+
+@given(st.text(max_size=60))
+def test_what_is_accepted_as_a_name_stays_below_the_directory_of_experiments(name: str) -> None:
+    try:
+        config = load_config(values={"experiment_name": name})
+    except ConfigError:
+        return
+    assert (
+        config.directory.parent == Path("launcher_record")
+        and Path(os.path.normpath(config.directory)) == config.directory
+    )
