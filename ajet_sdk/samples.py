@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from ajet_sdk import errors
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.template import ChatTemplate
 from ajet_sdk.timelines import Decode, Merged, is_trained, merge
 from ajet_sdk.types import Call, Episode, LedgerEntry, Outcome, Sample, Span, Split, Timeline
 
@@ -58,6 +59,7 @@ def build(
     max_tokens: int | None = None,
     failure_reward: float | None = None,
     decode: Decode | None = None,
+    template: ChatTemplate | None = None,
 ) -> Batch:
     """Fold episodes into samples.
 
@@ -70,12 +72,12 @@ def build(
         max_tokens: what a training sequence may hold; what was sampled beyond is left out.
         failure_reward: the value of an episode in which the workflow raised or the context overflowed. None: such
             episodes are left out. Never given to an infrastructure fault.
-        decode: see `timelines.merge`.
+        decode: see `timelines.merge`, `template` too.
     """
     if estimator not in get_args(Estimator):
         known = ", ".join(get_args(Estimator))
         raise ConfigError(f"trainer_common.algorithm.adv_estimator must be one of {known} (got {estimator!r})")
-    drafts = [_Draft(episode, merge(episode.calls, decode), failure_reward) for episode in episodes]
+    drafts = [_Draft(episode, merge(episode.calls, decode, template), failure_reward) for episode in episodes]
     newest = None if policy_version is None or max_staleness is None else policy_version - max_staleness
     for draft in drafts:
         draft.rule_out(newest)

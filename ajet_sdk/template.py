@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import jinja2
@@ -20,6 +20,7 @@ import jinja2.sandbox
 from jinja2.runtime import LoopContext
 
 from ajet_sdk.errors import ConfigError, RequestRefused
+from ajet_sdk.protocols import Tokenizer
 
 __all__ = ["Arguments", "ChatTemplate", "Message", "Shown", "clean", "meaning", "same_reply"]
 
@@ -29,7 +30,8 @@ _REASONING = ("reasoning_content", "reasoning", "thinking")
 _APART = {"role", "content", "tool_calls", *_REASONING}
 _NEVER_RENDERED = {"refusal", "annotations", "audio", "function_call", "cache_control"}
 _NOT_AS_IT_IS = _APART | _NEVER_RENDERED
-_PROBE = "probe"
+_PROBE, _REASON, _TEXT = "probe", "zqreason", "zqtext"
+_USER: dict[str, Any] = {"role": "user", "content": "zquser"}
 _PROBE_CALL = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": '{"a": "b"}'}}
 
 
@@ -233,6 +235,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
+        self._source = source
         self._compiled = _compile(source)
         self._variables = dict(variables)
         self._parts = self._string_arguments = self._developer_is_system = False
@@ -251,6 +254,14 @@ class ChatTemplate:
             return _cached(source, frozen)
         except TypeError:  # a variable that cannot be hashed
             return ChatTemplate(source, variables)
+
+    @staticmethod
+    def known(tokenizer: Tokenizer) -> ChatTemplate | None:
+        """The template of a tokenizer; None where it has none, or one that does not parse."""
+        try:
+            return ChatTemplate.of(tokenizer.chat_template, tokenizer.variables)
+        except ConfigError:
+            return None
 
     def _probe(self) -> None:
         ask = {"role": "user", "content": _PROBE}
@@ -301,6 +312,34 @@ class ChatTemplate:
             return self._compiled.render(add_generation_prompt=add_generation_prompt, **variables)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
             raise RequestRefused(f"the chat template refuses these messages: {error}", "messages") from error
+
+    def reply_text(self, message: Mapping[str, Any], tools: Sequence[Mapping[str, Any]] | None = None) -> str:
+        """What the template writes after its generation prompt for a reply; empty where it refuses."""
+        formed = [self.form(m) for m in (_USER, message)]
+        try:
+            head, whole = self.render(formed[:1], tools), self.render(formed, tools, add_generation_prompt=False)
+        except RequestRefused:
+            return ""
+        if whole.startswith(head):
+            return whole[len(head) :]
+        # A generation prompt that history does not keep (an opened think block, say): cut at the last common token.
+        pairs = enumerate(zip(head, whole, strict=False))
+        common = next((i for i, (a, b) in pairs if a != b), min(len(head), len(whole)))
+        while common and whole[common - 1] in "<[|":
+            common -= 1
+        return whole[common:]
+
+    @cached_property
+    def reasoning(self) -> tuple[str, str] | None:
+        """What the template writes before and behind a reply's reasoning, found by rendering; None: it shows none."""
+        said = {"role": "assistant", "content": _TEXT, "reasoning_content": _REASON, "thinking": _REASON}
+        body = self.reply_text(said)
+        if _REASON in body and _TEXT in body:
+            before, _, after = body.partition(_REASON)
+            between = after.partition(_TEXT)[0]
+            if between.strip():
+                return (before if before.strip() else "<think>" if "</think>" in between else "", between)
+        return ("<think>", "</think>") if "</think>" in self._source else None
 
 
 @lru_cache(maxsize=64)

@@ -22,8 +22,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ajet_sdk.radix import Edge, RadixTree, common_prefix
-from ajet_sdk.splits import HINTS, Side, explain
-from ajet_sdk.template import clean, meaning
+from ajet_sdk.splits import HINTS, Side, Texts, explain
+from ajet_sdk.template import ChatTemplate, clean, meaning
 from ajet_sdk.types import Call, Span, Split, Timeline
 
 __all__ = ["Merged", "is_trained", "merge"]
@@ -47,12 +47,13 @@ def is_trained(call: Call) -> bool:
     return call.trainable and call.phase == "rollout"
 
 
-def merge(calls: Sequence[Call], decode: Decode | None = None) -> Merged:
+def merge(calls: Sequence[Call], decode: Decode | None = None, template: ChatTemplate | None = None) -> Merged:
     """Fold calls into timelines.
 
     Args:
         calls: of one episode, in any order; those without ids give no timeline.
         decode: token ids to text. With it, and with the messages in `Call.request`, a split's cause can be told.
+        template: of the calls' model. With it a cause that lies in the request is proven, else it is what changed.
 
     Returns:
         timelines in the order in which their first own call began, and one split for each timeline of an agent
@@ -69,7 +70,7 @@ def merge(calls: Sequence[Call], decode: Decode | None = None) -> Merged:
         _find_parents(nodes)
         _choose(nodes)
         found += [(node, _timeline(node)) for node in nodes if node.opens]
-        splits += _splits(nodes, decode)
+        splits += _splits(nodes, decode, template)
     found.sort(key=lambda pair: _began(pair[0]))
     splits.sort(key=lambda pair: _began(pair[0]))
     return Merged(tuple(t for _, t in found), tuple(s for _, s in splits))
@@ -165,33 +166,35 @@ def _timeline(node: _Node) -> Timeline:
     )
 
 
-def _splits(nodes: Sequence[_Node], decode: Decode | None) -> list[tuple[_Node, Split]]:
+def _splits(nodes: Sequence[_Node], decode: Decode | None, template: ChatTemplate | None) -> list[tuple[_Node, Split]]:
     """A split for each timeline of one agent but the first."""
     opened = [node for node in nodes if node.opens]
     if len(opened) < 2:
         return []
     history = _History(nodes)
     first = next(node for node in opened if node.parent is None)
-    return [(node, _split(node, history, decode)) for node in opened if node is not first]
+    return [(node, _split(node, history, decode, template)) for node in opened if node is not first]
 
 
-def _split(node: _Node, history: _History, decode: Decode | None) -> Split:
-    if node.parent is not None and node.parent.heir is not None:
-        expected: _Node | None = node.parent
-        at, cause = _shared(node, node.parent.heir), "parallel_branch"
-    elif (twin := history.twin(node)) is not None:
-        expected, at, cause = None, twin.start, "parallel_branch"
+def _split(node: _Node, history: _History, decode: Decode | None, template: ChatTemplate | None) -> Split:
+    old, new = history.parted(node)
+    rival = None if node.parent is None else node.parent.heir
+    if old is None:
+        cause, hint = "parallel_branch", HINTS["parallel_branch"]
+        at = node.start if rival is None else _shared(node, rival)
     else:
-        expected = history.expected(node)
-        at = _shared(node, expected)
-        cause = _cause(expected, node, at, decode)
+        at = _shared(new, old)
+        texts = None if decode is None else _texts(old, new, at, decode)
+        cause, hint = explain(old.side, new.side, texts, template)
+        at = at if new is node or rival is None else _shared(node, rival)
+    expected = old if new is node and old is not None else node.parent
     return Split(
         call_id=node.call.call_id,
         parent_call_id=None if expected is None else expected.call.call_id,
         at_token=at,
         cause=cause,
         extra_tokens=node.start,
-        hint=HINTS[cause],
+        hint=hint,
     )
 
 
@@ -201,15 +204,17 @@ def _shared(node: _Node, other: _Node) -> int:
     return same + common_prefix(node.prompt[same:], other.output) if same == other.start else same
 
 
-def _cause(old: _Node, new: _Node, at: int, decode: Decode | None) -> str:
-    if decode is None:
-        return explain(old.side, new.side)
-    start = max(0, at - _WINDOW)
+def _texts(old: _Node, new: _Node, at: int, decode: Decode) -> Texts:
+    start = max(0, min(at, old.start) - _WINDOW)
     prompt = decode(old.prompt[start:].tolist())
     old_text = decode(np.concatenate((old.prompt, old.output))[start:].tolist())
     new_text = decode(new.prompt[start : old.end + 1024].tolist())
-    ended = at == old.end - 1 >= old.start
-    return explain(old.side, new.side, old_text, new_text, min(len(prompt), len(old_text)), ended)
+    return Texts(
+        old_text,
+        new_text,
+        min(len(prompt), len(old_text)),
+        decode(old.output[-1:].tolist()),
+    )
 
 
 class _History:
@@ -227,27 +232,42 @@ class _History:
             if messages:
                 self._asked[len(messages), meaning(clean(messages[-1]))].append(node)
 
-    def twin(self, node: _Node) -> _Node | None:
-        """Another first call with the same prompt."""
-        first = self._roots[node.prompt.tobytes()]
-        return None if first is node else first
+    def parted(self, node: _Node) -> tuple[_Node | None, _Node]:
+        """Whose going on from whom failed, so that a call opens a timeline; no earlier call where none did.
 
-    def expected(self, node: _Node) -> _Node:
-        """The latest call whose messages this one's extend furthest, else the latest that ended before it began."""
-        said = node.side.said
-        for n in range(len(said), 0, -1):
-            for other in self._before(node, self._asked.get((n, said[n - 1]), ())):
-                if other.side.said == said[:n]:
-                    return other
+        A call may open one because the next turn did not go on from it and took its place behind an older call.
+        """
+        if node.parent is None:
+            twin = self._roots[node.prompt.tobytes()]
+            return (self._expected(node), node) if twin is node else (None, node)
+        assert node.parent.heir is not None
+        for late, other in ((node, node.parent.heir), (node.parent.heir, node)):
+            wanted = self._extended(late, len(late.side.said) - 1)
+            if wanted is None and not late.side.said and self._place[id(other)] < self._place[id(late)]:
+                wanted = other if other.start < late.start and _shared(late, other) >= other.start else None
+            if wanted is not None and _shared(late, wanted) < wanted.end:
+                return wanted, late
+        return None, node
+
+    def _expected(self, node: _Node) -> _Node:
+        """The call that a first one extends by its messages, else the latest that ended before it began."""
+        found = self._extended(node, len(node.side.said))
+        if found is not None:
+            return found
         place = self._place[id(node)]
         recent = self._nodes[max(0, place - 8) : place][::-1] or self._nodes[place + 1 : place + 2]
         ended = [other for other in recent if other.call.ended_at <= node.call.started_at]
         return (ended or recent)[0]
 
-    def _before(self, node: _Node, others: Sequence[_Node]) -> list[_Node]:
-        """Those that began before a call, the latest first; a few at most."""
-        place = self._place[id(node)]
-        return [other for other in reversed(others[-64:]) if self._place[id(other)] < place][:4]
+    def _extended(self, node: _Node, most: int) -> _Node | None:
+        """The latest call whose messages, `most` of them, a call's extend furthest; one with the reply that follows."""
+        said, place = node.side.said, self._place[id(node)]
+        for n in range(most, 0, -1):
+            others = self._asked.get((n, said[n - 1]), ())[-64:]
+            found = [o for o in reversed(others) if self._place[id(o)] < place and o.side.said == said[:n]]
+            if found:
+                return next((o for o in found if n < len(said) and o.side.replied == said[n]), found[0])
+        return None
 
 
 def _messages(call: Call) -> Sequence[Any] | None:
@@ -264,4 +284,5 @@ def _side(call: Call) -> Side:
         tools=call.request.get("tools"),
         options=call.request.get("chat_template_kwargs") or {},
         reply=clean(reply) if reply else None,
+        stop=call.sampling.get("stop") or (),
     )

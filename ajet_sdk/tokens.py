@@ -30,7 +30,7 @@ from typing import Any
 
 from ajet_sdk.pieces import Cuts, PieceEncoder
 from ajet_sdk.protocols import Tokenizer
-from ajet_sdk.splits import Side, align, explain
+from ajet_sdk.splits import Side, Texts, align, explain
 from ajet_sdk.template import ChatTemplate, Message, Shown, clean, meaning
 
 __all__ = ["EpisodeTokens", "Prompt"]
@@ -151,8 +151,10 @@ class EpisodeTokens:
             ids = call.ids_of_prompt()
             return Prompt(ids, len(ids) - len(call.new_ids), cause, call)
 
-    def commit(self, prompt: Prompt, output_ids: Sequence[int], reply_message: Mapping[str, Any]) -> None:
-        """Note what was sampled after a prompt, and the message that the agent was given for it.
+    def commit(
+        self, prompt: Prompt, output_ids: Sequence[int], reply_message: Mapping[str, Any], stop: Sequence[str] = ()
+    ) -> None:
+        """Note what was sampled after a prompt (until one of `stop`), and the message that the agent was given for it.
 
         A prompt of which several choices were sampled is committed once for each.
         """
@@ -166,7 +168,7 @@ class EpisodeTokens:
             call.output_ids = [int(i) for i in output_ids]
             call.sampled = self._tokenizer.decode(call.output_ids)
             call.formed_reply = template.form_cleaned(reply)
-            call.side.reply = reply
+            call.side.reply, call.side.stop = reply, stop
             key = _key(call.keys[-1] if call.keys else b"", reply)
             self._answered.setdefault(key, []).append(call)
             self._seen.update(dict.fromkeys([*call.keys, key], call))
@@ -265,10 +267,8 @@ class EpisodeTokens:
         old = found[0] if found else next((self._seen[k] for k in reversed(call.keys) if k in self._seen), self._last)
         if old is None:
             return None
-        old_text = old.text_of_prompt()
-        last = self._tokenizer.decode(old.output_ids[:-1])
-        ended = bool(found and old.output_ids and text.startswith(old_text) and align(last, text, old.size) is not None)
-        return explain(old.side, call.side, old_text + old.sampled, text, old.size, ended)
+        texts = Texts(old.text_of_prompt() + old.sampled, text, old.size, self._tokenizer.decode(old.output_ids[-1:]))
+        return explain(old.side, call.side, texts, self._template())[0]
 
 
 def _copied(value: Any) -> Any:

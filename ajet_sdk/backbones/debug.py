@@ -14,6 +14,7 @@ from ajet_sdk.episode import Attempt, run_batch
 from ajet_sdk.gateway import Gateway, SamplingOverride
 from ajet_sdk.learn.recipe import with_model
 from ajet_sdk.outcomes import check_sound, failures_by_cause, notices, untrained_entries
+from ajet_sdk.template import ChatTemplate
 from ajet_sdk.timelines import merge
 from ajet_sdk.types import Episode, TunedModel, new_id
 
@@ -126,9 +127,10 @@ def _print(episodes: Sequence[Episode], engine: Engine) -> None:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("output")
     tokenizer = getattr(engine, "tokenizer", None)
+    reading = (tokenizer.decode, ChatTemplate.known(tokenizer)) if tokenizer is not None else (None, None)
     splits = []
     for episode in episodes:
-        merged = merge(episode.calls, tokenizer.decode if tokenizer is not None else None)
+        merged = merge(episode.calls, *reading)
         splits += [(episode, split) for split in merged.splits]
         table.add_row(
             escape(_short(episode.task.main_query or episode.task.task_id, 40)),

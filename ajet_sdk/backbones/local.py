@@ -242,7 +242,7 @@ class _Learning:
         batch = samples_of(
             self.config,
             episodes,
-            self.tokenizer.decode,
+            self.tokenizer,
             max_tokens=self.sampler.max_model_len,
             policy_version=self.trainer.updates,
         )

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 from ajet_sdk.backbones.seeds import seed_of
 from ajet_sdk.episode import Attempt
 from ajet_sdk.gateway import SamplingOverride
+from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.samples import Batch, build
-from ajet_sdk.timelines import Decode
+from ajet_sdk.template import ChatTemplate
 from ajet_sdk.types import Episode, Task, new_id
 
 if TYPE_CHECKING:
@@ -84,7 +85,7 @@ def attempts_of(tasks: Sequence[Task], repeats: int, *, run_id: str, step: int, 
 def samples_of(
     config: Config,
     episodes: Sequence[Episode],
-    decode: Decode,
+    tokenizer: Tokenizer,
     *,
     max_tokens: int | None = None,
     policy_version: int | None = None,
@@ -103,7 +104,8 @@ def samples_of(
         max_staleness=None if policy_version is None else rollout.max_staleness,
         max_tokens=max_tokens or rollout.max_model_len,
         failure_reward=rollout.failure_reward,
-        decode=decode,
+        decode=tokenizer.decode,
+        template=ChatTemplate.known(tokenizer),
     )
 
 

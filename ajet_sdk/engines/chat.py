@@ -116,7 +116,8 @@ class Chat:
         if conversation.prompt is None:
             return Choice(None, text, sampled.finish_reason, ids, sampled.logprobs, tokens)
         message, called = self.message(conversation, text, ids, index)
-        self.tokens(conversation.ask.episode_id, conversation.ask.agent).commit(conversation.prompt, ids, message)
+        kept = self.tokens(conversation.ask.episode_id, conversation.ask.agent)
+        kept.commit(conversation.prompt, ids, message, conversation.sampling.stop)
         finish = "tool_calls" if called and sampled.finish_reason == "stop" else sampled.finish_reason
         return Choice(message, None, finish, ids, sampled.logprobs, tokens)
 

@@ -17,15 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from ajet_sdk.errors import ConfigError, RequestRefused
+from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.template import ChatTemplate
 
 __all__ = ["PARSERS", "CallFormat", "Parsed", "ReplyFormat", "learn"]
 
 NAME, OTHER, KEY, VALUE = "zqname", "zqother", "zqkey", "zqvalue"
-REASON, TEXT = "zqreason", "zqtext"
-USER: dict[str, Any] = {"role": "user", "content": "zquser"}
+TEXT = "zqtext"
 
 Render = Callable[..., str]
 _decoder = json.JSONDecoder(strict=False)
@@ -150,14 +149,14 @@ def learn(tokenizer: Tokenizer, parser: str = "auto") -> ReplyFormat:
     """The format that `tokenizer`'s template renders. Raises ConfigError for an unknown `parser`."""
     if parser != "auto" and parser not in PARSERS:
         raise ConfigError(f"model.tool_call_parser: {parser!r} is unknown; there are auto, {', '.join(PARSERS)}")
-    render = renderer(tokenizer)
-    reasoning = _learn_reasoning(render, tokenizer.chat_template or "")
-    plain = _body(render, {"role": "assistant", "content": TEXT})
+    template = ChatTemplate.of(tokenizer.chat_template, tokenizer.variables)
+    reasoning = template.reasoning
+    plain = template.reply_text({"role": "assistant", "content": TEXT})
     preamble = _without(plain.partition(TEXT)[0] if plain and TEXT in plain else "", reasoning)
     if parser != "auto":
         return ReplyFormat(PARSERS[parser], reasoning, preamble)
     ending = plain.partition(TEXT)[2] if plain else ""
-    learnt = _learn_calls(render, ending, reasoning)
+    learnt = _learn_calls(template, ending, reasoning)
     known = tuple(form for forms in PARSERS.values() for form in forms)
     return ReplyFormat((learnt,) if learnt else known, reasoning, preamble)
 
@@ -182,32 +181,6 @@ def renderer(tokenizer: Tokenizer) -> Render:
     return render
 
 
-def _body(render: Render, message: dict[str, Any], tools: list[Any] | None = None) -> str:
-    """What the template writes after the generation prompt for `message`; empty where it refuses."""
-    try:
-        head, whole = render([USER], tools, generate=True), render([USER, message], tools)
-        if whole.startswith(head):
-            return whole[len(head) :]
-        # A generation prompt that history does not keep (an opened think block, say): cut at the last common token.
-        pairs = enumerate(zip(head, whole, strict=False))
-        common = next((i for i, (a, b) in pairs if a != b), min(len(head), len(whole)))
-        while common and whole[common - 1] in "<[|":
-            common -= 1
-        return whole[common:]
-    except RequestRefused:
-        return ""
-
-
-def _learn_reasoning(render: Render, template: str) -> tuple[str, str] | None:
-    body = _body(render, {"role": "assistant", "content": TEXT, "reasoning_content": REASON, "thinking": REASON})
-    if REASON in body and TEXT in body:
-        before, _, after = body.partition(REASON)
-        between = after.partition(TEXT)[0]
-        if between.strip():
-            return (before if before.strip() else "<think>" if "</think>" in between else "", between)
-    return ("<think>", "</think>") if "</think>" in template else None
-
-
 def _without(text: str, reasoning: tuple[str, str] | None) -> str:
     """`text` without an empty block of reasoning."""
     if reasoning is None:
@@ -217,8 +190,8 @@ def _without(text: str, reasoning: tuple[str, str] | None) -> str:
     return text if text.strip() else ""
 
 
-def _learn_calls(render: Render, ending: str, reasoning: tuple[str, str] | None) -> CallFormat | None:
-    one, two = (_body(render, _calling(names), _TOOLS) for names in ((NAME,), (NAME, OTHER)))
+def _learn_calls(template: ChatTemplate, ending: str, reasoning: tuple[str, str] | None) -> CallFormat | None:
+    one, two = (template.reply_text(_calling(names), _TOOLS) for names in ((NAME,), (NAME, OTHER)))
     learnt = _read_calls(one, two, ending)
     return None if learnt is None else replace(learnt, open=_without(learnt.open, reasoning))
 

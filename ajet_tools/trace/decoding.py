@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
+from ajet_sdk.template import ChatTemplate
 from ajet_tools.trace.text import visible
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ class Vocabulary:
     is_special: Callable[[int], bool]
     source: str
     """Where the tokenizer was found."""
+    template: ChatTemplate | None = None
+    """Its chat template, where one lies beside it."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """The text of the ids, special tokens included; bytes that are no UTF-8 become U+FFFD."""
@@ -111,7 +114,7 @@ def _bytes() -> Vocabulary:
     def token_bytes(token_id: int) -> bytes:
         return scripted.token_bytes(token_id) if 0 <= token_id < scripted.vocab_size else b""
 
-    return Vocabulary(token_bytes, scripted.is_special, "the scripted engine's bytes")
+    return Vocabulary(token_bytes, scripted.is_special, "the scripted engine's bytes", ChatTemplate.known(scripted))
 
 
 def _load(path: Path) -> Vocabulary:
@@ -127,7 +130,7 @@ def _load(path: Path) -> Vocabulary:
     except ImportError as error:
         raise ConfigError(f"the tokenizer in {path} needs the extra `local` ({error})") from error
     slow = HFTokenizer(path)
-    return Vocabulary(slow.token_bytes, slow.is_special, str(path))
+    return Vocabulary(slow.token_bytes, slow.is_special, str(path), ChatTemplate.known(slow))
 
 
 @lru_cache(maxsize=4)
@@ -144,7 +147,22 @@ def _read(file: Path, changed: int) -> Vocabulary:
     added = backend.get_added_tokens_decoder()
     special = frozenset(i for i, token in added.items() if token.special)
     contents = {i: str(token.content).encode() for i, token in added.items()}
-    return Vocabulary(_look_up(backend, contents, _byte_level(file)), special.__contains__, str(file))
+    token_bytes = _look_up(backend, contents, _byte_level(file))
+    return Vocabulary(token_bytes, special.__contains__, str(file), _template_beside(file))
+
+
+def _template_beside(file: Path) -> ChatTemplate | None:
+    """The chat template in the files that transformers writes beside a `tokenizer.json`."""
+    settings, own = file.with_name("tokenizer_config.json"), file.with_name("chat_template.jinja")
+    try:
+        found: dict[str, Any] = json.loads(settings.read_bytes()) if settings.is_file() else {}
+        source = own.read_text(encoding="utf-8") if own.is_file() else found.get("chat_template")
+        if not isinstance(source, str):
+            return None
+        tokens = {k: v.get("content") if isinstance(v, dict) else v for k, v in found.items() if k.endswith("_token")}
+        return ChatTemplate.of(source, {k: v for k, v in tokens.items() if isinstance(v, str)})
+    except (ConfigError, ValueError):
+        return None
 
 
 def _look_up(backend: FastTokenizer, added: dict[int, bytes], byte_level: bool) -> Callable[[int], bytes]:

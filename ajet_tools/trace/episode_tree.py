@@ -14,7 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from ajet_sdk.splits import HINTS, Side, explain
-from ajet_sdk.template import clean
+from ajet_sdk.template import ChatTemplate, clean
 from ajet_sdk.timelines import Decode, Merged, merge
 from ajet_sdk.types import Call, Phase, Split, Timeline
 from ajet_tools.trace.messages import asked, fingerprint, replied
@@ -112,14 +112,17 @@ class EpisodeTree:
         return [row.call_id for row in self.rows() if row.call_id is not None]
 
 
-def episode_tree(calls: Sequence[Call], decode: Decode | None = None) -> EpisodeTree:
+def episode_tree(
+    calls: Sequence[Call], decode: Decode | None = None, template: ChatTemplate | None = None
+) -> EpisodeTree:
     """The tree of an episode's calls, of one that is still running too.
 
     Args:
         decode: token ids to text; without it some causes are `unknown`.
+        template: of the calls' model; without it a cause that lies in the request is what changed.
     """
     known = {call.call_id: call for call in calls}
-    merged = merge(list(known.values()), decode)
+    merged = merge(list(known.values()), decode, template)
     branches = _with_ids(merged, known, decode)
     spans = _spans(merged, branches, known)
     branches += _without_ids(list(known.values()), branches)
@@ -299,7 +302,7 @@ def _opened(
         return _Draft([call.call_id], (), None, None)
     if n == 0 and not _share(expected, call):
         return _Draft([call.call_id], (), None, _by_messages(call, None, 0, "new_conversation"))
-    fork = _by_messages(call, expected, n, _cause(expected, call))
+    fork = _by_messages(call, expected, n, *_cause(expected, call))
     return _Draft([call.call_id], (), expected.call_id, fork)
 
 
@@ -308,14 +311,14 @@ def _share(old: Call, new: Call) -> bool:
     return not {*map(fingerprint, asked(old)), *map(fingerprint, replied(old))}.isdisjoint(map(fingerprint, asked(new)))
 
 
-def _by_messages(call: Call, parent: Call | None, at: int, cause: str) -> Fork:
+def _by_messages(call: Call, parent: Call | None, at: int, cause: str, hint: str = "") -> Fork:
     parent_id = None if parent is None else parent.call_id
-    return Fork(call.call_id, parent_id, at, "message", cause, HINTS[cause], extra_tokens=0)
+    return Fork(call.call_id, parent_id, at, "message", cause, hint or HINTS[cause], extra_tokens=0)
 
 
-def _cause(old: Call, new: Call) -> str:
+def _cause(old: Call, new: Call) -> tuple[str, str]:
     sides = _side(old), _side(new)
-    return explain(sides[0], sides[1]) if sides[0] and sides[1] else "unknown"
+    return explain(sides[0], sides[1]) if sides[0] and sides[1] else ("unknown", HINTS["unknown"])
 
 
 def _side(call: Call) -> Side | None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ajet_sdk.protocols import Tokenizer
+from ajet_sdk.template import ChatTemplate
 from ajet_sdk.timelines import Merged, merge
 from ajet_sdk.types import Call, Episode, Split
 from ajet_tools.trace.retokenised import LoadedTokenizer, Refusal, retokenise
@@ -137,7 +138,7 @@ def preflight(
 
 def _add(found: Preflight, episode: Episode, tokenizer: Tokenizer) -> None:
     made = retokenise(episode.calls, tokenizer)
-    merged = merge(made.calls, tokenizer.decode)
+    merged = merge(made.calls, tokenizer.decode, ChatTemplate.known(tokenizer))
     rollout = [call for call in episode.calls if call.phase == "rollout"]
     found.episodes += 1
     found.own_ids += made.own_ids

@@ -11,10 +11,9 @@ from typing import Any
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
-from ajet_sdk.timelines import Decode
 from ajet_sdk.trace.reader import calls_of
 from ajet_sdk.types import Call
-from ajet_tools.trace.decoding import vocabulary
+from ajet_tools.trace.decoding import Vocabulary, vocabulary
 from ajet_tools.trace.episode_tree import EpisodeTree, episode_tree
 from ajet_tools.trace.messages import Message, conversation
 from ajet_tools.trace.queries.calls import episode_pulse, episode_row, feedback_of, ledger_of_episode, rewards_of
@@ -40,8 +39,8 @@ class Story:
     """Outcomes with their tokens by call."""
     attempts: Sequence[str] = ()
     """The episodes of its group, in the order of attempts."""
-    decode: Decode | None = None
-    """Token ids to text, once it is known."""
+    known: Vocabulary | None = None
+    """The run's tokens as text, once they are known."""
     unexplained: str = ""
     """Why it is not: the run's tokenizer is not at hand."""
 
@@ -89,12 +88,12 @@ class Story:
         return conversation(self.chain(branch))
 
 
-def story(reader: TraceReader, episode_id: str, decode: Decode | None = None) -> Story:
-    """Read an episode, finished or not. Without `decode`, causes that only the text tells are left to `explained`."""
-    return _story(reader, episode_id, episode_pulse(reader, episode_id), decode)
+def story(reader: TraceReader, episode_id: str, known: Vocabulary | None = None) -> Story:
+    """Read an episode, finished or not. Without `known`, causes that only the text tells are left to `explained`."""
+    return _story(reader, episode_id, episode_pulse(reader, episode_id), known)
 
 
-def _story(reader: TraceReader, episode_id: str, pulse: Row, decode: Decode | None) -> Story:
+def _story(reader: TraceReader, episode_id: str, pulse: Row, known: Vocabulary | None) -> Story:
     row = episode_row(reader, episode_id) if pulse["ended"] else None
     calls = {call.call_id: call for call in calls_of(reader, episode_id)}
     ledger: dict[str, list[tuple[str, int]]] = {}
@@ -105,12 +104,12 @@ def _story(reader: TraceReader, episode_id: str, pulse: Row, decode: Decode | No
         pulse=pulse,
         row=row,
         calls=calls,
-        tree=episode_tree(list(calls.values()), decode),
+        tree=_tree(calls, known),
         rewards=rewards_of(reader, episode_id) if row else (),
         feedback=feedback_of(reader, episode_id) if pulse["feedback"] else (),
         ledger=ledger,
         attempts=attempts_of(reader, episode_id) if row else (episode_id,),
-        decode=decode,
+        known=known,
     )
 
 
@@ -119,7 +118,7 @@ def story_since(reader: TraceReader, old: Story) -> Story | None:
     fresh = episode_pulse(reader, old.episode_id)
     if fresh == old.pulse:
         return None
-    return replace(_story(reader, old.episode_id, fresh, old.decode), unexplained=old.unexplained)
+    return replace(_story(reader, old.episode_id, fresh, old.known), unexplained=old.unexplained)
 
 
 def explained(reader: TraceReader, told: Story, trace: Path | None = None) -> Story:
@@ -128,13 +127,18 @@ def explained(reader: TraceReader, told: Story, trace: Path | None = None) -> St
     Where the run's tokenizer is not at hand the story stays as it is and says so; where there is nothing to explain
     none is looked for. `trace` is where the trace lies.
     """
-    if told.decode or told.unexplained or not any(b.fork and b.fork.unit == "token" for b in told.tree.branches):
+    if told.known or told.unexplained or not any(b.fork and b.fork.unit == "token" for b in told.tree.branches):
         return told
     try:
-        decode = vocabulary(reader, told.row["run_id"] if told.row else _newest_run(reader), trace=trace).decode
+        known = vocabulary(reader, told.row["run_id"] if told.row else _newest_run(reader), trace=trace)
     except ConfigError as error:
         return replace(told, unexplained=str(error))
-    return replace(told, tree=episode_tree(list(told.calls.values()), decode), decode=decode)
+    return replace(told, tree=_tree(told.calls, known), known=known)
+
+
+def _tree(calls: Mapping[str, Call], known: Vocabulary | None) -> EpisodeTree:
+    every = list(calls.values())
+    return episode_tree(every, known.decode, known.template) if known else episode_tree(every)
 
 
 def _newest_run(reader: TraceReader) -> str:

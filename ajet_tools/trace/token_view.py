@@ -101,7 +101,7 @@ class EpisodeTokens:
 def episode_tokens(facts: EpisodeFacts, known: Vocabulary | None = None) -> EpisodeTokens:
     """Merge an episode's calls; with its vocabulary the causes of splits that only the text tells are told too."""
     calls = facts.episode.calls
-    merged = merge(calls, known.decode if known else None)
+    merged = merge(calls, known.decode, known.template) if known else merge(calls)
     opened = {split.call_id for split in merged.splits}
     openers = tuple(
         next((call_id for call_id in reversed(timeline.call_ids) if call_id in opened), timeline.call_ids[0])

@@ -120,7 +120,7 @@ def _batch(node: Node[ServerSampler], episodes: Sequence[Episode]) -> Batch:
     """The group's samples; what is not for training is in the ledger at once."""
     if ALTERNATING in node.config.roots:
         episodes = [e.model_copy(update={"rewards": (Reward(value=e.attempt % 2),)}) for e in episodes]
-    batch = samples_of(node.config, episodes, node.tokenizer.decode)
+    batch = samples_of(node.config, episodes, node.tokenizer)
     node.writer.put(*(row for row in batch.ledger if row.outcome != "trained" or not row.tokens))
     return batch
 

@@ -56,7 +56,7 @@ class AjetManager:
         self._client = llm_client
         self._train, self._val = ([Task.model_validate(task) for task in self._job[part]] for part in ("train", "val"))
         tokenizer = HFTokenizer(str(self._job["model"]))
-        self._decode = tokenizer.decode
+        self._tokenizer = tokenizer
         self._padding = min(tokenizer.eos_ids, default=0)
         self._post = post_of(self.run_id)
         self._runners = [self._start(node) for node in _nodes()]
@@ -83,7 +83,7 @@ class AjetManager:
         attempts = self._attempts(tasks, config.rollout.num_repeat, step, "train")
         episodes = self._run(attempts, "train", training_sampling(config))
         check_sound(episodes, config.rollout.min_sound_share)
-        batch = samples_of(config, episodes, self._decode)
+        batch = samples_of(config, episodes, self._tokenizer)
         samples, ledger = cut(batch, count)
         wrong = balance(ledger, [call for episode in episodes for call in episode.calls])
         if wrong:

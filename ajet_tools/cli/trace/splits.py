@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ajet_sdk.protocols import TraceReader
-    from ajet_sdk.timelines import Decode
     from ajet_sdk.types import Episode
+    from ajet_tools.trace.decoding import Vocabulary
 
 __all__ = ["app"]
 
@@ -56,7 +56,7 @@ def splits(
             if episode
             else queries.episode_ids(reader, queries.find_run(reader, run), limit=limit, filter=fits)
         )
-        found, timelines, sampled = _merged(reader, ids, _decoders(reader, where))
+        found, timelines, sampled = _merged(reader, ids, _readings(reader, where))
     causes = _by_cause(found)
     if as_json:
         print_json({"episodes": len(ids), "timelines": timelines, "causes": causes, "splits": found})
@@ -72,25 +72,25 @@ def splits(
             out.print(render.table(shown, out.width, title="\nthose that cost most"))
 
 
-def _decoders(reader: TraceReader, trace: Path) -> Callable[[str | None], Decode | None]:
-    """A run's id -> ids to text; None, once said why on stderr, where the tokenizer is not at hand."""
+def _readings(reader: TraceReader, trace: Path) -> Callable[[str | None], Vocabulary | None]:
+    """A run's id -> its tokenizer; None, once said why on stderr, where it is not at hand."""
     from ajet_sdk.errors import ConfigError
     from ajet_tools.trace import queries
-    from ajet_tools.trace.decoding import decoder
+    from ajet_tools.trace.decoding import vocabulary
 
     @cache
-    def find(run_id: str | None) -> Decode | None:
+    def find(run_id: str | None) -> Vocabulary | None:
         try:
-            return decoder(reader, run_id or queries.find_run(reader, None), trace)
+            return vocabulary(reader, run_id or queries.find_run(reader, None), trace=trace)
         except ConfigError as error:
-            typer.echo(f"Causes that only the text tells are `unknown`: {error}", err=True)
+            typer.echo(f"Causes are what changed in the requests, unproven, else `unknown`: {error}", err=True)
             return None
 
     return find
 
 
 def _merged(
-    reader: TraceReader, ids: Sequence[str], decoders: Callable[[str | None], Decode | None]
+    reader: TraceReader, ids: Sequence[str], readings: Callable[[str | None], Vocabulary | None]
 ) -> tuple[list[dict[str, Any]], int, int]:
     """The splits of the episodes, and how many timelines and sampled tokens they have."""
     from ajet_sdk.timelines import merge
@@ -105,9 +105,9 @@ def _merged(
             ended = known.get(episode_id)
             calls = ended.calls if ended else calls_of(reader, episode_id)
             merged = merge(calls)
-            if any(split.cause == "unknown" for split in merged.splits):
-                decode = decoders(ended.run_id if ended else None)
-                merged = merge(calls, decode) if decode else merged
+            if merged.splits:
+                reading = readings(ended.run_id if ended else None)
+                merged = merge(calls, reading.decode, reading.template) if reading else merged
             timelines += len(merged.timelines)
             sampled += sum(int(t.loss_mask.sum()) for t in merged.timelines)
             found += [{"episode_id": episode_id, **split.model_dump(mode="json")} for split in merged.splits]
@@ -124,12 +124,12 @@ def _told(chunks: Sequence[Sequence[str]]) -> Iterator[Sequence[str]]:
 
 
 def _by_cause(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    causes: dict[str, dict[str, Any]] = {}
-    for row in found:
-        entry = causes.setdefault(row["cause"], {"cause": row["cause"], "splits": 0, "extra_tokens": 0, "hint": ""})
+    causes: dict[tuple[str, str], dict[str, Any]] = {}
+    for row in found:  # of one cause, `several` and `unknown` say in the hint what there is to say
+        told = {"cause": row["cause"], "splits": 0, "extra_tokens": 0, "hint": row["hint"]}
+        entry = causes.setdefault((row["cause"], row["hint"]), told)
         entry["splits"] += 1
         entry["extra_tokens"] += row["extra_tokens"]
-        entry["hint"] = entry["hint"] or row["hint"]
     return sorted(causes.values(), key=lambda entry: -entry["extra_tokens"])
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -281,3 +283,22 @@ def test_where_a_tokenizer_is_looked_for_and_what_is_said_where_there_is_none(tm
     assert vocabulary(reader, "r", trace=experiment).source == str(beside.resolve() / "tokenizer.json")
     above = tokenizer_file(tmp_path / "models" / "tiny", "byte level")
     assert vocabulary(reader, "r", trace=experiment).source == str(above.resolve() / "tokenizer.json")
+
+
+@pytest.mark.parametrize("place", ["chat_template.jinja", "tokenizer_config.json"])
+def test_the_chat_template_beside_a_tokenizer_is_found(place: str, tmp_path: Path, token_trace: Any) -> None:
+    """With it the cause of a split is proven; one that does not parse is none."""
+    directory, reader = tokenizer_file(tmp_path / place, "byte level"), open_trace(token_trace.file)
+    assert vocabulary(reader, "run", directory).template is None
+    for number, (source, expected) in enumerate(
+        [("{{ bos_token }}{{ messages[0].content }}", "<s>hi"), ("{% for %}", None)]
+    ):
+        settings = {"bos_token": {"content": "<s>"}, "unk_token": None}
+        if place == "tokenizer_config.json":
+            settings["chat_template"] = source  # type: ignore[assignment]
+        else:
+            (directory / place).write_text(source)
+        (directory / "tokenizer_config.json").write_text(json.dumps(settings))
+        os.utime(directory / "tokenizer.json", (number, number))
+        template = vocabulary(reader, "run", directory).template
+        assert (template and template.render([{"role": "user", "content": "hi"}])) == expected
