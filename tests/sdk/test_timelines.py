@@ -164,6 +164,71 @@ def test_every_call_stands_where_its_timeline_says(forest: Forest) -> None:
     assert {c for t in merge(forest.calls).timelines for c in t.call_ids} == set(calls)
 
 
+def slowly(calls: Sequence[Call]) -> list[tuple[str, ...]]:
+    """The calls of each timeline, by a plain reading of the rule, in the order in which the timelines' calls began.
+
+    A call goes on from the longest sequence (prompt and reply) that is a prefix of its prompt; of several that are
+    alike from one that is trained, else from the earliest. Of several that go on from one place, the one with most
+    sampled in it and behind it keeps the timeline; where equal, the earliest.
+    """
+    order = sorted(calls, key=lambda c: (c.started_at, c.call_id))
+    whole = {c.call_id: (*c.prompt_ids.tolist(), *c.output_ids.tolist()) for c in calls}  # type: ignore[union-attr]
+    parents: dict[str, Call] = {}
+    for c in order:
+        prompt = tuple(c.prompt_ids.tolist())  # type: ignore[union-attr]
+        found = [o for o in order if (o.agent, o.phase) == (c.agent, c.phase) and o is not c]
+        found = [o for o in found if prompt[: len(e := whole[o.call_id])] == e and len(e) < len(whole[c.call_id])]
+        if found:
+            longest = max(len(whole[o.call_id]) for o in found)
+            alike = [o for o in found if len(whole[o.call_id]) == longest]
+            parents[c.call_id] = next((o for o in alike if o.trainable and o.phase == "rollout"), alike[0])
+    weight = {c.call_id: len(c.output_ids) for c in calls}  # type: ignore[arg-type]
+    for c in sorted(calls, key=lambda c: (len(c.prompt_ids), len(whole[c.call_id])), reverse=True):  # type: ignore[arg-type]
+        if c.call_id in parents:
+            weight[parents[c.call_id].call_id] += weight[c.call_id]
+    heirs: dict[str, Call] = {}
+    for c in order:
+        parent = parents.get(c.call_id)
+        rival = heirs.get(parent.call_id) if parent else None
+        if parent and (rival is None or weight[c.call_id] > weight[rival.call_id]):
+            heirs[parent.call_id] = c
+    lines = []
+    for c in order:
+        parent = parents.get(c.call_id)
+        if parent is None or heirs[parent.call_id] is not c:
+            chain = [c]
+            while chain[0].call_id in parents:
+                chain.insert(0, parents[chain[0].call_id])
+            while chain[-1].call_id in heirs:
+                chain.append(heirs[chain[-1].call_id])
+            lines.append(tuple(link.call_id for link in chain))
+    return lines
+
+
+@given(forests())
+def test_who_goes_on_from_whom_and_who_keeps_the_timeline(forest: Forest) -> None:
+    assert [t.call_ids for t in merge(forest.calls).timelines] == slowly(forest.calls)
+
+
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=8))
+def test_a_call_that_shares_nothing_was_expected_to_go_on_from_the_last_that_had_ended(
+    times: list[tuple[int, int]],
+) -> None:
+    """Of those that began before it; where none of them had ended when it began, from the last that began."""
+    calls = [
+        call(f"c{i}", [100 + i], [i], at=began).model_copy(
+            update={"ended_at": BEGAN + timedelta(seconds=began + lasting)}
+        )
+        for i, (began, lasting) in enumerate(times)
+    ]
+    order = sorted(calls, key=lambda c: (c.started_at, c.call_id))
+    for split in merge(calls).splits:
+        place = next(i for i, c in enumerate(order) if c.call_id == split.call_id)
+        before = order[:place][::-1]
+        ended = [c for c in before if c.ended_at <= order[place].started_at]
+        assert split.parent_call_id == (ended or before)[0].call_id
+
+
 def spans(merged: Merged) -> list[list[str]]:
     return [[s.call_id for s in t.spans] for t in merged.timelines]
 
