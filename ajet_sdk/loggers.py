@@ -12,6 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
+from ajet_sdk import output
 from ajet_sdk.errors import ConfigError, MissingExtra
 from ajet_sdk.trackers import TRACKERS, TrackedRun, Tracker
 from ajet_sdk.types import Metric
@@ -119,14 +120,13 @@ class Display:
     """The console: a line for each step and, on a terminal, a bar with the episodes of the step and the time left."""
 
     def __init__(self, total_steps: int) -> None:
-        from rich.console import Console
         from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
         self._total = total_steps
         self._width = len(str(total_steps))
         self._started = time.perf_counter()
         self._first_step: int | None = None
-        self.console = Console(highlight=False, soft_wrap=not sys.stdout.isatty())
+        self.console = output.console(highlight=False, soft_wrap=not sys.stdout.isatty())
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),

@@ -11,6 +11,7 @@ from contextlib import ExitStack, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet_sdk import output
 from ajet_sdk.config import load_config
 from ajet_sdk.engines import open_engine, ready
 from ajet_sdk.errors import ConfigError
@@ -106,7 +107,7 @@ async def _serve(engine: Engine, host: str, port: int, trace: Path | None, api_k
             service = _Service(engine, gateway, writer, run.run_id, api_key)
             settings = server_config(service.app, own_name=host, keyed=bool(api_key), timeout_graceful_shutdown=5)
             url = f"http://{host}:{listener.getsockname()[1]}/v1"
-            print(f"Serving {engine.model} at {url} (Ctrl-C stops)", flush=True)
+            output.echo(f"Serving {engine.model} at {url} (Ctrl-C stops)")
             server = uvicorn.Server(settings)
             server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]  # it would raise them again at the end
             main = threading.current_thread() is threading.main_thread()  # in a notebook the interrupt cancels

@@ -82,3 +82,29 @@ def test_paths_of_earlier_programs_work() -> None:
 
 def test_the_justfile_is_short() -> None:
     assert len((ROOT / "justfile").read_text().splitlines()) <= 60
+
+
+def prints(tree: ast.AST) -> list[str]:
+    """Where a module prints without `ajet_sdk.output`."""
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Name) and node.id == "print":
+            found.append(f"line {node.lineno}: print")
+        elif isinstance(node, ast.Attribute) and ast.unparse(node) in PRINTS:
+            found.append(f"line {node.lineno}: {ast.unparse(node)}")
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("Console", "rich.console.Console", "rich.print"):
+            found.append(f"line {node.lineno}: {ast.unparse(node.func)}")
+    return found
+
+
+PRINTS = {f"sys.{stream}.write" for stream in ("stdout", "stderr")} | {
+    f"{module}.{function}" for module in ("typer", "click") for function in ("echo", "secho", "style")
+}
+
+
+def test_nothing_prints_past_the_output_module() -> None:
+    """A reply, a row or an error's message that reached a terminal as it is could rewrite what stands on it."""
+    assert len(prints(ast.parse("print(1); typer.echo(2); x = print; sys.stderr.write(3); Console().print(4)"))) == 5
+    modules = [p for package in ("ajet_sdk", "ajet_tools") for p in (ROOT / package).rglob("*.py")]
+    past = {str(p.relative_to(ROOT)): prints(ast.parse(p.read_text())) for p in modules if p.name != "output.py"}
+    assert {name: lines for name, lines in past.items() if lines} == {}

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from ajet_sdk import output
 from ajet_sdk.engines import open_engine, ready
 from ajet_sdk.episode import Attempt, run_batch
 from ajet_sdk.gateway import Gateway, SamplingOverride
@@ -81,7 +82,7 @@ async def debug(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
     for episode in episodes:
         writer.put(*untrained_entries(episode))
     _print(episodes, engine)
-    print(f"The traces are in {job.directory}; look with: ajet trace ls {job.directory}")
+    output.echo(f"The traces are in {job.directory}; look with: ajet trace ls {job.directory}")
     check_sound(episodes, config.rollout.min_sound_share)
     rewards = [e.reward for e in episodes if e.reward is not None]
     metrics = {"debug/reward": sum(rewards) / len(rewards)} if rewards else {}
@@ -117,11 +118,10 @@ def _sampling(config: Config) -> SamplingOverride | None:
 
 
 def _print(episodes: Sequence[Episode], engine: Engine) -> None:
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console()
+    console = output.console()
     table = Table("task", "status", box=None, header_style="bold")
     for name in ("reward", "calls", "timelines", "tokens", "seconds"):
         table.add_column(name, justify="right", no_wrap=True)

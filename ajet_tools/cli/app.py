@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from ajet_sdk.errors import AjetError, ConfigError, MissingExtra, QueryError, SignatureError, TaskError, place_of
+from ajet_sdk.output import echo, style
 
 __all__ = ["COMMANDS", "app", "load_command", "main"]
 
@@ -127,7 +128,7 @@ class _Console(logging.Handler):
         if getattr(record, "raised", False):  # an error that is about to be shown as the command's own
             return
         text = record.getMessage()
-        typer.echo(typer.style(text, fg="yellow") if record.levelno >= logging.WARNING else text, err=True)
+        echo(style(text, fg="yellow") if record.levelno >= logging.WARNING else text, err=True)
 
 
 @contextmanager
@@ -149,7 +150,7 @@ def _log_shown() -> Iterator[None]:
 def _say(kind: str, message: str) -> None:
     sys.stdout.flush()
     cut = f" … ({len(message) - _LONGEST:,} more characters)" if len(message) > _LONGEST else ""
-    typer.echo(f"{typer.style(kind, fg='red', bold=True)}: {message[:_LONGEST]}{cut}", err=True)
+    echo(f"{style(kind, fg='red', bold=True)}: {message[:_LONGEST]}{cut}", err=True)
 
 
 app = typer.Typer(
@@ -166,7 +167,7 @@ def _version(wanted: bool) -> None:
     if wanted:
         import ajet
 
-        typer.echo(f"ajet {ajet.__version__}")
+        echo(f"ajet {ajet.__version__}")
         raise typer.Exit
 
 

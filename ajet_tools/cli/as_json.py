@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 from datetime import date, datetime
 from typing import Annotated, Any
 
 import typer
+
+from ajet_sdk.output import echo, json_line
 
 __all__ = ["AsJson", "print_json"]
 
@@ -15,7 +16,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def print_json(value: Any) -> None:
-    typer.echo(json.dumps(_finite(value), indent=2, ensure_ascii=False, default=_plain))
+    echo(json_line(_finite(value), default=_plain))
 
 
 def _finite(value: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ajet_sdk.errors import AjetError
+from ajet_sdk.output import echo, json_line, style
 from ajet_tools.cli.arguments import use_placeholder_key
 
 if TYPE_CHECKING:
@@ -53,15 +54,15 @@ def show(
         if not only_set or config.is_set(path)
     ]
     if as_json:
-        typer.echo(json.dumps({"ajet": rows, "roots": config.roots.plain()}, indent=2, ensure_ascii=False))
+        echo(json_line({"ajet": rows, "roots": config.roots.plain()}))
         return
     width = max((len(str(row["key"])) for row in rows), default=0)
     for row in rows:
         value = json.dumps(row["value"], ensure_ascii=False)
-        origin = "" if row["from"] == "default" else typer.style(f"  ({row['from']})", dim=True)
-        typer.echo(f"{row['key']:<{width}}  {value}{origin}")
+        origin = "" if row["from"] == "default" else style(f"  ({row['from']})", dim=True)
+        echo(f"{row['key']:<{width}}  {value}{origin}")
     for name in config.roots:
-        typer.echo(f"{name}: passed through to its owner")
+        echo(f"{name}: passed through to its owner")
 
 
 def _show_mapped(config: Config, backbone: str, as_json: bool) -> None:
@@ -83,10 +84,10 @@ def _show_mapped(config: Config, backbone: str, as_json: bool) -> None:
     else:
         mapping = trinity.to_trinity(config, trinity.TrinityPlace(**known, tasks=Path("RUN/tasks")))
     if not common.total_steps:
-        typer.echo("Note: the steps (0 here) follow from the number of tasks when the run starts.", err=True)
+        echo("Note: the steps (0 here) follow from the number of tasks when the run starts.", err=True)
     if common.optim.lr is None:
-        typer.echo("Note: the learning rate follows from the model's size when the run starts.", err=True)
-    typer.echo(json.dumps(mapping, indent=2) if as_json else plain_yaml(mapping).rstrip())
+        echo("Note: the learning rate follows from the model's size when the run starts.", err=True)
+    echo(json.dumps(mapping, indent=2) if as_json else plain_yaml(mapping).rstrip())
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -112,14 +113,14 @@ def schema(
     from ajet_sdk.errors import ConfigError
 
     if as_json:
-        typer.echo(json.dumps(_document_schema(Config.model_json_schema()), indent=2))
+        echo(json_line(_document_schema(Config.model_json_schema())))
         return
     rows = [row for row in describe_keys() if section is None or f"{row['key']}.".startswith(f"{section}.")]
     if not rows:
         raise ConfigError(f"there is no section {section!r}; there are {', '.join(Config.model_fields)}")
     for row in rows:
-        typer.echo(f"{typer.style(row['key'], bold=True)}  {row['type']}  [{row['default']}]")
-        typer.echo(f"    {row['description']}")
+        echo(f"{style(row['key'], bold=True)}  {row['type']}  [{row['default']}]")
+        echo(f"    {row['description']}")
 
 
 def _document_schema(ours: dict[str, Any]) -> dict[str, Any]:
@@ -214,13 +215,13 @@ def check(
     except AjetError as error:
         problems += str(error).splitlines()
     if as_json:
-        typer.echo(json.dumps({"problems": problems, "notices": notices, **found}, indent=2, ensure_ascii=False))
+        echo(json_line({"problems": problems, "notices": notices, **found}))
     else:
         for problem in problems:
-            typer.echo(f"{typer.style('ConfigError', fg='red', bold=True)}: {problem}", err=True)
+            echo(f"{style('ConfigError', fg='red', bold=True)}: {problem}", err=True)
         for name, value in found.items():
-            typer.echo(f"{name}: {_counts(value) if name == 'tasks' else value}")
-        typer.echo(f"{file} has {len(problems)} problem(s)" if problems else f"{file} is fine")
+            echo(f"{name}: {_counts(value) if name == 'tasks' else value}")
+        echo(f"{file} has {len(problems)} problem(s)" if problems else f"{file} is fine")
     raise typer.Exit(2 if problems else 0)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import platform
 import shutil
@@ -17,6 +16,7 @@ from typing import Annotated
 import typer
 
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.output import echo, json_line, style
 from ajet_tools.cli.readiness import CORE, EXTRAS, TARGETS, Check, gpus, look, target_of, usable
 from ajet_tools.cli.stacks import installed_version
 from ajet_tools.dataset.fence import NoFence, fence
@@ -56,13 +56,13 @@ def doctor(
     if as_json:
         ways = {name: {"usable": usable(of), "checks": [asdict(check) for check in of]} for name, of in found.items()}
         shown = {"ok": not failed, "checks": [asdict(check) for check in checks], "ways": ways}
-        typer.echo(json.dumps(shown, indent=2))
+        echo(json_line(shown))
     elif target:
         _print([check for check in checks if check.status == "fail"] + found[target])
-        typer.echo(f"{target} {'can run here' if not failed else 'can not run here'}")
+        echo(f"{target} {'can run here' if not failed else 'can not run here'}")
     else:
         _print(checks)
-        typer.echo("\nWhat can run here (ajet doctor --for NAME looks closer):")
+        echo("\nWhat can run here (ajet doctor --for NAME looks closer):")
         _print([_summary(name, of) for name, of in found.items()])
     raise typer.Exit(1 if failed else 0)
 
@@ -71,8 +71,8 @@ def _print(checks: list[Check]) -> None:
     width = max(len(check.name) for check in checks)
     colours = {"ok": "green", "miss": "yellow", "fail": "red"}
     for check in checks:
-        status = typer.style(f"{check.status:<4}", fg=colours[check.status], bold=True)
-        typer.echo(f"{status}  {check.name:<{width}}  {check.detail}" + (f"; {check.fix}" if check.fix else ""))
+        status = style(f"{check.status:<4}", fg=colours[check.status], bold=True)
+        echo(f"{status}  {check.name:<{width}}  {check.detail}" + (f"; {check.fix}" if check.fix else ""))
 
 
 def _summary(name: str, checks: list[Check]) -> Check:

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.output import echo
 
 __all__ = ["app"]
 
@@ -45,11 +46,11 @@ def init(
         name.mkdir(parents=True, exist_ok=True)
         for file, text in sorted(files.items()):
             (name / file).write_text(_titled(text, title) if file in NAMED else text, encoding="utf-8")
-            typer.echo(f"  {name / file}")
+            echo(f"  {name / file}")
     except OSError as error:
         raise ConfigError(f"cannot write {name}: {error.strerror or error}") from error
     enter = "" if name.resolve() == Path.cwd() else f"  cd {name}\n"
-    typer.echo(
+    echo(
         f"Now run it, without a model:\n{enter}"
         "  ajet run agent.py:solve --judge agent.py:exact --tasks tasks.jsonl --scripted replies.py:reply"
     )

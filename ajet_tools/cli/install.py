@@ -13,6 +13,7 @@ from typing import Annotated
 import typer
 
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.output import echo
 from ajet_tools.cli.stacks import STACKS, Stack, installed_version, same_version
 
 __all__ = ["app"]
@@ -50,14 +51,14 @@ def install(
     stack = STACKS[f"{what.value}-{build}"]
     steps = stack.commands()
     if dry_run:
-        typer.echo("\n".join(f"pip {shlex.join(step)}" for step in steps))
+        echo("\n".join(f"pip {shlex.join(step)}" for step in steps))
         return
     _check(stack)
     for step in steps:
         if stack.cpu and step is steps[0] and same_version(installed_version("torch") or "", stack.pins()["torch"]):
             continue
         _pip(step)
-    typer.echo("$ ajet doctor --for " + stack.name)
+    echo("$ ajet doctor --for " + stack.name)
     done = subprocess.run([sys.executable, "-m", "ajet", "doctor", "--for", stack.name], check=False)
     raise typer.Exit(done.returncode)
 
@@ -85,7 +86,7 @@ def _check(stack: Stack) -> None:
 
 def _pip(arguments: list[str]) -> None:
     """Run one line. Raises ConfigError where pip fails; what it printed says why."""
-    typer.echo(f"$ pip {shlex.join(arguments)}")
+    echo(f"$ pip {shlex.join(arguments)}")
     done = subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments], check=False)
     if done.returncode:
         raise ConfigError(

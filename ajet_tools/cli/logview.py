@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import typer
+from ajet_sdk.output import echo, style
 
 __all__ = ["logview"]
 
@@ -58,7 +58,7 @@ def _announce(process: subprocess.Popen[str]) -> None:
         if shown:
             continue
         if line.startswith("http://"):
-            typer.echo(f"The trace is at {line.strip()} while the run goes on", err=True)
+            echo(f"The trace is at {line.strip()} while the run goes on", err=True)
             shown = True
         else:
             said.append(line.strip())
@@ -68,7 +68,7 @@ def _announce(process: subprocess.Popen[str]) -> None:
 
 def _warn(reason: str) -> None:
     text = f"--with-logview: the viewer did not start and the run goes on without it: {reason}"
-    typer.echo(typer.style(text, fg="yellow"), err=True)
+    echo(style(text, fg="yellow"), err=True)
 
 
 def _stop(process: subprocess.Popen[str]) -> None:

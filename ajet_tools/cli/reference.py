@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ajet_sdk.output import echo
 from ajet_tools.cli.app import COMMANDS, app, load_command
 from ajet_tools.cli.config import describe_keys
 
@@ -107,7 +108,7 @@ def main(arguments: list[str]) -> int:
             folder.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
     if "--check" in arguments and stale:
-        print(f"not current: {', '.join(stale)}; run `just docs`", file=sys.stderr)
+        echo(f"not current: {', '.join(stale)}; run `just docs`", err=True)
         return 1
     return 0
 

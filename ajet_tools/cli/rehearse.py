@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ajet_sdk.errors import ConfigError, MissingExtra, TrainingError
+from ajet_sdk.output import echo
 from ajet_tools.cli.arguments import Arguments, split_arguments, use_placeholder_key
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ def rehearse(
     shutil.rmtree(directory, ignore_errors=True)
     _rehearse(config, directory)
     if keep:
-        typer.echo(f"Its traces: ajet trace view {directory}")
+        echo(f"Its traces: ajet trace view {directory}")
     else:
         shutil.rmtree(directory)
 
@@ -64,7 +65,7 @@ def _rehearse(config: Config, directory: Path) -> None:
     from ajet_sdk.backbones.trinity.rehearsal import Stopwatch, check_mapping, findings, rehearsed, tiny_model
 
     check(config)  # before a model is made
-    watch = Stopwatch(typer.echo)
+    watch = Stopwatch(echo)
     common, rollout = config.trainer_common, config.rollout
     model, whose = tiny_model(config, directory / "model")
     watch.done("model", f"random weights, {whose}")
@@ -80,9 +81,7 @@ def _rehearse(config: Config, directory: Path) -> None:
     watch.done("run", _counted(found))
     _judge(found, tuned, directory)
     watch.done("checkpoint", f"{tuned.path}")
-    typer.echo(
-        "The rehearsal went well. Rewards of 0 and 1 in turn stood in for the judge's, so it says nothing of them."
-    )
+    echo("The rehearsal went well. Rewards of 0 and 1 in turn stood in for the judge's, so it says nothing of them.")
 
 
 def _counted(found: dict[str, int]) -> str:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ajet_sdk import output
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.output import echo, json_line
 from ajet_tools.cli.answering import Answering
 from ajet_tools.cli.arguments import split_arguments
 from ajet_tools.cli.groups import spelt_out
@@ -68,7 +69,7 @@ def run(
     with logview(config.directory, with_logview):
         report = _scored(config, k, limit, named=tasks is not None, quiet=as_json)
     if as_json:
-        typer.echo(json.dumps(_as_json(report), indent=2, ensure_ascii=False))
+        echo(json_line(_as_json(report)))
     else:
         _print(report)
     raise typer.Exit(0 if report.reward is not None else 1)
@@ -83,10 +84,9 @@ def _scored(config: Config, k: int, limit: int | None, *, named: bool, quiet: bo
     tasks = tasks[:limit]
     if quiet or not sys.stderr.isatty():
         return sdk.run(config, tasks=tasks, k=k)
-    from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    with Progress(console=output.console(stderr=True), transient=True) as progress:
         bar = progress.add_task("Episodes", total=len(tasks) * k)
         return sdk.run(config, tasks=tasks, k=k, on_episode=_advance(progress, bar))
 
@@ -96,11 +96,10 @@ def _advance(progress: Any, bar: Any) -> Callable[[Episode], None]:
 
 
 def _print(report: Report) -> None:
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console()
+    console = output.console()
     table = Table("task", "question", "rewards", "mean", "solved", box=None, header_style="bold")
     for score in report.tasks[:SHOWN]:
         question = " ".join(_question(score).split())

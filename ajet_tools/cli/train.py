@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.output import echo
 from ajet_tools.cli.arguments import Arguments, split_arguments, use_placeholder_key
 from ajet_tools.cli.logview import logview
 
@@ -93,19 +94,19 @@ def train(
     with logview(config.directory, with_logview):
         tuned = run.train(config, resume=resume, debug_tags=tags, ray=ray)
     if tuned.path is not None:
-        typer.echo(f"Try it with: ajet serve {tuned.path}")
+        echo(f"Try it with: ajet serve {tuned.path}")
 
 
 def _check_flags(config: Config, ray: bool, appworld: bool, prefix: str) -> None:
     if appworld:
         raise ConfigError("--with-appworld: environment services come in a later version; start yours and give its URL")
     if ray and config.backbone in ("debug", "local") and config.rollout.runner != "ray":
-        typer.echo(
+        echo(
             f"Note: the {config.backbone} backbone needs no Ray; to run the agent on it, set ajet.rollout.runner=ray.",
             err=True,
         )
     if prefix:
-        typer.echo("Note: --prefix changes nothing: there are no services to name.", err=True)
+        echo("Note: --prefix changes nothing: there are no services to name.", err=True)
 
 
 def newest_experiment(config: Config, exp_dir: Path | None) -> Config:
@@ -119,5 +120,5 @@ def newest_experiment(config: Config, exp_dir: Path | None) -> Config:
     update = {"experiment_name": found[-1].name}
     if exp_dir is not None:
         update["experiment_dir"] = str(found[-1])
-    typer.echo(f"Resuming {found[-1]}", err=True)
+    echo(f"Resuming {found[-1]}", err=True)
     return config.model_copy(update=update)

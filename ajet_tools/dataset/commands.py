@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from ajet_sdk.errors import AjetError
+from ajet_sdk.output import echo
 from ajet_tools.dataset.steps import KINDS, Step
 
 __all__ = ["StepFailed", "arguments_of", "run_command"]
@@ -114,8 +115,7 @@ def _pass_on(lines: IO[str] | None, said: deque[str]) -> None:
     for line in lines or ():
         if line.strip():
             said.append(line.rstrip())
-        sys.stderr.write(line)
-        sys.stderr.flush()
+        echo(line.rstrip("\n"), err=True)
 
 
 def _path() -> list[str]:

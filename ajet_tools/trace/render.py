@@ -14,6 +14,7 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from ajet_sdk import output
 from ajet_sdk.types import Episode
 from ajet_tools.trace.text import message_text, one_line, reply_of, short_ids, spoken, visible
 
@@ -40,7 +41,7 @@ _STATUS = {
 
 def console() -> Console:
     """Where the commands print: as wide as the terminal, and nothing in a text is highlighted or replaced."""
-    made = Console(highlight=False, markup=False, emoji=False)
+    made: Console = output.console(highlight=False, markup=False, emoji=False)
     if not made.is_terminal and "COLUMNS" not in os.environ:
         made.width = _PIPE_WIDTH
     return made

@@ -3,34 +3,12 @@
 from __future__ import annotations
 
 import json
-import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ajet_sdk.output import visible
+
 __all__ = ["message_text", "one_line", "reply_of", "short_ids", "spoken", "visible"]
-
-_KEPT = "\n\t"
-_HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Zl", "Zp"))
-_JOINERS = "\u200c\u200d"
-"""Needed by scripts and emoji; they move nothing."""
-
-
-def visible(text: str) -> str:
-    """The text with control characters, escape sequences and direction marks spelled out: \\x1b, \\u202e."""
-    return "\n".join(line if line.isprintable() else "".join(map(_shown, line)) for line in text.split("\n"))
-
-
-def _shown(c: str) -> str:
-    return c if c in _KEPT or c in _JOINERS or c.isprintable() or _plain(c) else _spelled(c)
-
-
-def _plain(character: str) -> bool:
-    return unicodedata.category(character) not in _HIDDEN
-
-
-def _spelled(character: str) -> str:
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
 
 
 def one_line(value: Any, width: int = 120) -> str:

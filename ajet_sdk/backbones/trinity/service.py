@@ -39,6 +39,7 @@ from ajet_sdk.gateway import KEEP_ALIVE, listening_socket
 from ajet_sdk.learn.checkpoint import read_weights
 from ajet_sdk.learn.loss import LossSettings
 from ajet_sdk.learn.trainer import TrainerSettings
+from ajet_sdk.output import echo
 from ajet_sdk.protocols import Answer, Choice, Sampled
 from ajet_sdk.sampling import asked, refuse_unhonoured
 from ajet_sdk.types import new_id
@@ -312,7 +313,7 @@ def main() -> None:
     try:
         asyncio.run(_serve(args))
     except AjetError as error:
-        print(f"ajet: {error}", file=sys.stderr)
+        echo(f"ajet: {error}", err=True)
         raise SystemExit(1) from None
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.output import echo
 from ajet_tools.cli.dataset.options import AsJson, counted, print_json
 
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def build(
     if dry_run:
         _show(Build(wanted).plan(), as_json)
         return
-    built = Build(wanted, told=lambda line: typer.echo(line, err=True), unfenced=unfenced).run()
+    built = Build(wanted, told=lambda line: echo(line, err=True), unfenced=unfenced).run()
     if as_json:
         print_json({**vars(built), "files": [str(file) for file in built.files]})
     else:
@@ -85,15 +86,15 @@ def _show(plan: list[Work], as_json: bool) -> None:
     width = max(len(work.step.name) for work in plan)
     for work in plan:
         word = "perhaps" if work.maybe else "runs" if work.why else "kept"
-        typer.echo(f"{work.step.name:<{width}}  {word:<7}  {work.why or 'nothing changed'}")
+        echo(f"{work.step.name:<{width}}  {word:<7}  {work.why or 'nothing changed'}")
 
 
 def _tell(built: Built) -> None:
     for step, splits in built.rows.items():
         sizes = ", ".join(f"{counted(rows, 'row')} {split}" for split, rows in splits.items())
-        typer.echo(f"{step}: {sizes}{'' if step in built.ran else ' (nothing changed)'}", err=True)
+        echo(f"{step}: {sizes}{'' if step in built.ran else ' (nothing changed)'}", err=True)
     for file in built.files:
-        typer.echo(str(file), err=True)
+        echo(str(file), err=True)
 
 
 def _check_options(recipe: BuildRecipe, path: Path) -> None:

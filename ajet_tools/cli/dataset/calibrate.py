@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ajet_sdk import output
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.output import echo
 from ajet_tools.cli.answering import Answering
 from ajet_tools.cli.dataset.options import AsJson, Map, Out, SkipBad, Source, counted, mapping_of, say, tell_bad
 from ajet_tools.cli.groups import spelt_out
@@ -88,7 +90,7 @@ def calibrate(
             )  # fmt: skip
     except KeyboardInterrupt:
         if measurements is not None and measurements.exists():
-            typer.echo(f"What was measured is in {measurements}; the same command goes on from there", err=True)
+            echo(f"What was measured is in {measurements}; the same command goes on from there", err=True)
         raise
     summary = {**_as_json(done), "out": out, "rejected_to": str(rejected) if rejected else None, "bad_rows": bad.count}
     lines = [*_lines(done, band, out, rejected, measurements), *tell_bad(bad)]
@@ -111,11 +113,10 @@ def _episodes() -> Iterator[tuple[Callable[[int], None], Callable[[Episode], Non
     if not sys.stderr.isatty():
         yield lambda total: None, lambda episode: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=output.console(stderr=True), transient=True) as progress:
         bar = progress.add_task("Episodes", total=None)
         yield lambda total: progress.update(bar, total=total), lambda episode: progress.advance(bar)
 

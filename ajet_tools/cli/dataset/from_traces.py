@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ajet_sdk import output
 from ajet_sdk.errors import ConfigError
 from ajet_tools.cli.dataset.endpoints import Asking
 from ajet_tools.cli.dataset.options import AsJson, Out, SkipBad, counted, reader_may_leave, say
@@ -238,10 +239,9 @@ def _progress() -> Iterator[Callable[[str, int, int], None] | None]:
     if not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn("{task.description} episodes"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=output.console(stderr=True), transient=True) as bar:
         task = bar.add_task("reading", total=None)
         yield lambda what, done, of: bar.update(task, description=what, completed=done, total=of)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ajet_sdk.output import echo, style
 from ajet_tools.cli.dataset.options import (
     AsJson,
     Map,
@@ -66,7 +67,7 @@ def stats(
         return
     _print_stats(found)
     for line in (*tell_bad(bad), *(f"wrote {path}" for path in written)):
-        typer.echo(line, err=True)
+        echo(line, err=True)
 
 
 def _pictured(found: Stats, folder: Path) -> list[Path]:
@@ -193,14 +194,14 @@ def _print_report(report: Report) -> None:
     for kind, number in sorted(report.counts.items(), key=lambda item: (KINDS[item[0]][0], -item[1])):
         level, meaning = KINDS[kind]
         color = "red" if level == "error" else "yellow"
-        typer.echo(f"{typer.style(level, fg=color, bold=True)}: {meaning} ({number:,})")
+        echo(f"{style(level, fg=color, bold=True)}: {meaning} ({number:,})")
         shown = [problem for problem in report.problems if problem.kind == kind]
         for problem in shown:
-            typer.echo(f"  {visible(problem.where)}: {visible(problem.message)}")
+            echo(f"  {visible(problem.where)}: {visible(problem.message)}")
         if number > len(shown):
-            typer.echo(f"  and {number - len(shown):,} more")
+            echo(f"  and {number - len(shown):,} more")
     rows = ", ".join(f"{name}: {counted(number, 'row')}" for name, number in report.rows.items())
-    typer.echo(f"{rows}; {counted(report.errors, 'error')}, {counted(report.warnings, 'warning')}")
+    echo(f"{rows}; {counted(report.errors, 'error')}, {counted(report.warnings, 'warning')}")
 
 
 @app.command()
@@ -262,17 +263,17 @@ def _print_diff(found: Difference) -> None:
     from ajet_tools.trace.text import one_line
 
     for one in found.changed:
-        typer.echo(f"{typer.style('~', fg='yellow')} {one.before} → {one.after}: {one_line(one.text, _WIDTH)}")
+        echo(f"{style('~', fg='yellow')} {one.before} → {one.after}: {one_line(one.text, _WIDTH)}")
         _print_fields(one)
     for sign, color, rows in (("-", "red", found.removed), ("+", "green", found.added)):
         for row in rows:
-            typer.echo(f"{typer.style(sign, fg=color)} {row.where}: {one_line(text_of(row.values), _WIDTH)}")
+            echo(f"{style(sign, fg=color)} {row.where}: {one_line(text_of(row.values), _WIDTH)}")
     hidden = found.changed_count + found.added_count + found.removed_count
     hidden -= len(found.changed) + len(found.added) + len(found.removed)
     if hidden:
-        typer.echo(f"and {hidden:,} more (--limit)")
+        echo(f"and {hidden:,} more (--limit)")
     counts = (found.same, "same"), (found.changed_count, "changed"), (found.added_count, "added")
-    typer.echo(", ".join(f"{n:,} {word}" for n, word in (*counts, (found.removed_count, "removed"))))
+    echo(", ".join(f"{n:,} {word}" for n, word in (*counts, (found.removed_count, "removed"))))
 
 
 def _print_fields(one: Changed) -> None:
@@ -281,4 +282,4 @@ def _print_fields(one: Changed) -> None:
     for path, (a, b) in one.fields.items():
         old = "(not there)" if path in one.added else one_line(a, _WIDTH)
         new = "(not there)" if path in one.removed else one_line(b, _WIDTH)
-        typer.echo(f"    {path}: {typer.style(old, fg='red')} → {typer.style(new, fg='green')}")
+        echo(f"    {path}: {style(old, fg='red')} → {style(new, fg='green')}")

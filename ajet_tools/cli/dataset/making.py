@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ajet_sdk import output
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.output import echo
 from ajet_tools.cli.dataset.options import Embeddings, Map, Meaning, SkipBad, counted, mapping_of, print_json
 
 if TYPE_CHECKING:
@@ -109,8 +111,8 @@ def show_prompts(first: Iterable[tuple[Asked, Prompt]]) -> None:
     """Each prompt as its first call would send it."""
     for number, (asked, prompt) in enumerate(first):
         if number == 0:
-            typer.echo(f"===== system\n{asked.messages[0]['content']}\n")
-        typer.echo(f"===== {prompt.label}\n{asked.messages[1]['content']}\n")
+            echo(f"===== system\n{asked.messages[0]['content']}\n")
+        echo(f"===== {prompt.label}\n{asked.messages[1]['content']}\n")
 
 
 def confirm(taken: Estimate, writing: Writing, *, ask: bool, quiet: bool, before: Sequence[str] = ()) -> None:
@@ -121,7 +123,7 @@ def confirm(taken: Estimate, writing: Writing, *, ask: bool, quiet: bool, before
     if ask or not quiet:
         kept = " Replies that are kept cost nothing." if writing.resume else ""
         for line in (*before, f"{taken.as_text()}.{kept}"):
-            typer.echo(line, err=True)
+            echo(line, err=True)
     if not ask or writing.yes:
         return
     if not sys.stdin.isatty():
@@ -136,7 +138,6 @@ def progress(making: Making[Any, Any], rows: int | None, calls: int = 0) -> Iter
     if not sys.stderr.isatty():
         yield lambda result: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (
@@ -146,7 +147,7 @@ def progress(making: Making[Any, Any], rows: int | None, calls: int = 0) -> Iter
         TimeRemainingColumn(),
         TextColumn("{task.description}"),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as shown:
+    with Progress(*columns, console=output.console(stderr=True), transient=True) as shown:
         bar = shown.add_task("", total=rows or calls)
 
         def tell(result: Expanded) -> None:
@@ -196,10 +197,10 @@ def report(
     else:
         told = ", ".join(f"{len(rows):,} {side}{(origins or {}).get(side, '')}" for side, rows in sides.items())
         cached = f" ({spent.cached:,} more were kept from before)" if spent.cached else ""
-        typer.echo(f"{counted(result.accepted, 'row')} accepted: {told}; {budget.summary()}{cached}, {seconds:.1f} s")
+        echo(f"{counted(result.accepted, 'row')} accepted: {told}; {budget.summary()}{cached}, {seconds:.1f} s")
         for reason, count in result.refused.most_common():
-            typer.echo(f"  {count:,} refused: {reason}")
+            echo(f"  {count:,} refused: {reason}")
         for path in files:
-            typer.echo(f"  {path}")
+            echo(f"  {path}")
     if isinstance(result.stopped, Interrupted):
         raise KeyboardInterrupt

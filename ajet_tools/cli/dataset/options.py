@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from ajet_sdk import output
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.output import echo, json_line
 from ajet_tools.cli.as_json import AsJson, print_json
 
 if TYPE_CHECKING:
@@ -89,11 +91,10 @@ def counting(verb: str) -> Iterator[Callable[[Iterable[Item]], Iterator[Item]]]:
     if not sys.stderr.isatty():
         yield iter
         return
-    from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
     columns = (SpinnerColumn(), TextColumn(f"{verb} {{task.completed:,.0f}} rows"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    with Progress(*columns, console=output.console(stderr=True), transient=True) as progress:
         task = progress.add_task(verb, total=None)
 
         def passing(rows: Iterable[Item]) -> Iterator[Item]:
@@ -126,12 +127,10 @@ def say(summary: Mapping[str, Any], lines: Iterable[str], *, as_json: bool, out:
     if as_json and out != "-":
         print_json(summary)
     elif as_json:
-        import json
-
-        typer.echo(json.dumps(summary, ensure_ascii=False), err=True)
+        echo(json_line(summary, indent=None), err=True)
     else:
         for line in lines:
-            typer.echo(line, err=True)
+            echo(line, err=True)
 
 
 def tell_bad(bad: BadRows) -> list[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ajet_sdk import output
 from ajet_sdk.errors import TaskError
 from ajet_tools.cli.dataset.options import reader_may_leave
 
@@ -79,9 +80,8 @@ def stages() -> Iterator[Callable[[str, int, int], None]]:
     if not sys.stderr.isatty():
         yield lambda stage, done, of: None
         return
-    from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    with Progress(console=output.console(stderr=True), transient=True) as progress:
         bar = progress.add_task("reading", total=None)
         yield lambda stage, done, of: progress.update(bar, description=stage, completed=done, total=of or None)

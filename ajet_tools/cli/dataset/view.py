@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from ajet_sdk.errors import ConfigError, MissingExtra
+from ajet_sdk.output import echo
 from ajet_tools.cli.dataset.options import Map, SkipBad, mapping_of
 
 __all__ = ["app"]
@@ -63,7 +64,7 @@ def view(
     if viewer.failure is not None:
         raise viewer.failure
     if viewer.parting:
-        typer.echo(viewer.parting, err=True)
+        echo(viewer.parting, err=True)
     raise typer.Exit(viewer.return_code or 0)
 
 

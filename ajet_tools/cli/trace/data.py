@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ajet_sdk import output
+from ajet_sdk.output import echo
 from ajet_tools.cli.trace.options import AsJson, OfRun, Where, print_json
 
 if TYPE_CHECKING:
@@ -134,19 +136,19 @@ def _tell_exported(done: Exported, redact: bool, as_json: bool, *, to_stdout: bo
     if as_json:
         told = {**vars(done), "path": str(done.path) if done.path else None}
         if to_stdout:
-            typer.echo(_json_text(told), err=True)
+            echo(_json_text(told), err=True)
         else:
             print_json(told)
         return
     where = f" to {done.path}" if done.path else ""
-    typer.echo(f"{_counted(done.episodes, 'episode')}, {_counted(done.rows, 'row')} of {done.format}{where}", err=True)
+    echo(f"{_counted(done.episodes, 'episode')}, {_counted(done.rows, 'row')} of {done.format}{where}", err=True)
     for reason, count in sorted(done.left_out.items()):
-        typer.echo(f"  left out: {count:,} {reason}", err=True)
+        echo(f"  left out: {count:,} {reason}", err=True)
     if done.redacted:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(done.redacted.items()))
-        typer.echo(f"  redacted: {kinds}. Not found: names and other facts in prose; read before you publish", err=True)
+        echo(f"  redacted: {kinds}. Not found: names and other facts in prose; read before you publish", err=True)
     elif redact:
-        typer.echo("  redacted: nothing was found. Names and other facts in prose are not looked for", err=True)
+        echo("  redacted: nothing was found. Names and other facts in prose are not looked for", err=True)
 
 
 @app.command("import")
@@ -193,17 +195,17 @@ def import_(
 def _tell_imported(done: Imported) -> None:
     from ajet_tools.trace.text import visible
 
-    typer.echo(f"{_counted(done.episodes, 'episode')} with {_counted(done.calls, 'call')} into {done.path}")
+    echo(f"{_counted(done.episodes, 'episode')} with {_counted(done.calls, 'call')} into {done.path}")
     for file, format in done.formats.items():
-        typer.echo(f"  {visible(file)}: {format}")
+        echo(f"  {visible(file)}: {format}")
     if done.already:
-        typer.echo(f"  already there: {_counted(done.already, 'episode')}")
+        echo(f"  already there: {_counted(done.already, 'episode')}")
     for reason, count in sorted(done.left_out.items()):
-        typer.echo(f"  left out: {count:,} {reason}")
+        echo(f"  left out: {count:,} {reason}")
     if done.bad_rows:
-        typer.echo(f"  skipped: {_counted(done.bad_rows, 'bad row')}, the first:")
+        echo(f"  skipped: {_counted(done.bad_rows, 'bad row')}, the first:")
     for problem in done.problems:
-        typer.echo(f"    {visible(problem)}")
+        echo(f"    {visible(problem)}")
 
 
 def _counted(count: int, noun: str) -> str:
@@ -222,10 +224,9 @@ def _progress(verb: str, unit: str) -> Iterator[Callable[[int, int], None] | Non
     if not sys.stderr.isatty():
         yield None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     columns = (TextColumn(f"{verb} {{task.description}}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    with Progress(*columns, console=output.console(stderr=True), transient=True) as bar:
         task = bar.add_task(unit, total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total or None)

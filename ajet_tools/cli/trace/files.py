@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ajet_sdk import output
+from ajet_sdk.output import echo
 from ajet_tools.cli.trace.options import AsJson, Where, print_json
 
 if TYPE_CHECKING:
@@ -55,7 +57,7 @@ def pack(
         return
     for one in packed:
         moved = f", {one.calls:,} prompts stored as suffixes" if one.calls else ""
-        typer.echo(f"{out or one.path}: {_bytes(one.before)} -> {_bytes(one.after)}{moved}")
+        echo(f"{out or one.path}: {_bytes(one.before)} -> {_bytes(one.after)}{moved}")
 
 
 @app.command("merge-files")
@@ -82,10 +84,10 @@ def merge_files(
         print_json({**asdict(merged), "path": str(merged.path)})
         return
     held = ", ".join(f"{table} {count:,}" for table, count in merged.rows.items() if count)
-    typer.echo(f"{merged.path}: {merged.files} files, {_bytes(merged.bytes)}; rows: {held or 'none'}")
+    echo(f"{merged.path}: {merged.files} files, {_bytes(merged.bytes)}; rows: {held or 'none'}")
     twice = ", ".join(f"{table} {count:,}" for table, count in merged.shared.items() if count)
     if twice:
-        typer.echo(f"in more than one file, and kept once: {twice}")
+        echo(f"in more than one file, and kept once: {twice}")
 
 
 @app.command()
@@ -139,7 +141,7 @@ def prune(
         dropped = [{"file": str(file), **asdict(one)} for file, one in gone]
         print_json({"runs": dropped, "dry_run": dry_run, "before": before, "after": after})
     elif gone and not dry_run:
-        typer.echo(f"{_bytes(before)} -> {_bytes(after)}")
+        echo(f"{_bytes(before)} -> {_bytes(after)}")
 
 
 def _chosen(
@@ -174,7 +176,7 @@ def _say_what_goes(gone: Sequence[tuple[Path, RunSize]]) -> None:
     from ajet_tools.trace import render
 
     if not gone:
-        typer.echo("No run is to go.")
+        echo("No run is to go.")
         return
     out = render.console()
     several = len({file for file, _ in gone}) > 1
@@ -209,13 +211,13 @@ def check(path: Where = None, as_json: AsJson = False) -> None:
     if as_json:
         print_json({"trace": str(where), "sound": not broken, "broken": [asdict(one) for one in broken]})
     elif not broken:
-        typer.echo(f"{where}: sound ({len(INVARIANTS) + 3} invariants hold)")
+        echo(f"{where}: sound ({len(INVARIANTS) + 3} invariants hold)")
     for one in () if as_json else broken:
-        typer.echo(f"{one.invariant}: {one.says} ({one.count:,})")
+        echo(f"{one.invariant}: {one.says} ({one.count:,})")
         for id in one.ids:
-            typer.echo(f"  {one_line(id)}")
+            echo(f"  {one_line(id)}")
         if one.count > len(one.ids):
-            typer.echo(f"  and {one.count - len(one.ids):,} more")
+            echo(f"  and {one.count - len(one.ids):,} more")
     if broken:
         raise typer.Exit(1)
 
@@ -243,10 +245,9 @@ def _bytes(count: int) -> str:
 @contextmanager
 def _progress() -> Iterator[Said]:
     """What is being done, on a terminal's stderr."""
-    from rich.console import Console
     from rich.markup import escape
 
-    console = Console(stderr=True)
+    console = output.console(stderr=True)
     if console.is_terminal:
         with console.status("") as status:
             yield lambda what: status.update(escape(what))

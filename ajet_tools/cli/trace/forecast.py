@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ajet_sdk.output import echo
 from ajet_tools.cli.trace.options import AsJson, OfRun, Where, print_json
 from ajet_tools.cli.trace.progress import progress_bar
 
@@ -112,7 +113,7 @@ def _decode(reader: TraceReader, run_id: str, trace: Path) -> Callable[[Sequence
     try:
         return decoder(reader, run_id, trace)
     except ConfigError as error:
-        typer.echo(f"Causes of splits that only the text tells are `unknown`: {error}", err=True)
+        echo(f"Causes of splits that only the text tells are `unknown`: {error}", err=True)
         return None
 
 

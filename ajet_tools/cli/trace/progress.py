@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from ajet_sdk import output
+
 __all__ = ["progress_bar", "progress_told"]
 
 
@@ -15,10 +17,9 @@ def progress_bar(title: str, total: int) -> Iterator[Callable[[int], None]]:
     if not sys.stderr.isatty():
         yield lambda done: None
         return
-    from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    with Progress(console=output.console(stderr=True), transient=True) as progress:
         bar = progress.add_task(title, total=total)
         yield lambda done: progress.advance(bar, done)
 
@@ -29,9 +30,8 @@ def progress_told(title: str) -> Iterator[Callable[[int, int], None]]:
     if not sys.stderr.isatty():
         yield lambda done, of: None
         return
-    from rich.console import Console
     from rich.progress import Progress
 
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    with Progress(console=output.console(stderr=True), transient=True) as progress:
         bar = progress.add_task(title, total=None)
         yield lambda done, of: progress.update(bar, completed=done, total=of)

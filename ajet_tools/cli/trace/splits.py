@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ajet_sdk.output import echo
 from ajet_tools.cli.trace.options import AsJson, Fitting, NoPager, OfRun, Where, print_json
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ def _readings(reader: TraceReader, trace: Path) -> Callable[[str | None], Vocabu
         try:
             return vocabulary(reader, run_id or queries.find_run(reader, None), trace=trace)
         except ConfigError as error:
-            typer.echo(f"Causes are what changed in the requests, unproven, else `unknown`: {error}", err=True)
+            echo(f"Causes are what changed in the requests, unproven, else `unknown`: {error}", err=True)
             return None
 
     return find

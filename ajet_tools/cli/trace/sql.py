@@ -12,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ajet_sdk.output import echo
 from ajet_tools.cli.trace.options import AsJson, NoPager, Where, print_json
 
 __all__ = ["app"]
@@ -53,7 +54,7 @@ def sql(
     if out is not None:
         from ajet_tools.trace.console import save_result
 
-        typer.echo(f"{save_result(found, out):,} rows written to {out}", err=True)
+        echo(f"{save_result(found, out):,} rows written to {out}", err=True)
     elif as_json:
         print_json([_plain(row) for row in found.to_pylist()])
     elif as_csv:

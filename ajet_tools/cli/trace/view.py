@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ajet_sdk.errors import ConfigError, MissingExtra, TraceError, TraceVersionError
+from ajet_sdk.output import echo
 
 if TYPE_CHECKING:
     from ajet_sdk.protocols import TraceReader
@@ -115,9 +116,9 @@ def _serve(target: str | None, run: str | None, tokenizer: Path | None, port: in
     chosen = [*(["--run", run] if run else []), *(["--tokenizer", str(tokenizer.absolute())] if tokenizer else [])]
     arguments = ["trace", "view", "--served", *chosen, *(["--", target] if target else [])]
     if until_eof:
-        serve(arguments, port, typer.echo, until_eof=True)
+        serve(arguments, port, echo, until_eof=True)
     else:
-        serve(arguments, port, lambda url: typer.echo(f"The trace is at {url}\nCtrl-C stops it."))
+        serve(arguments, port, lambda url: echo(f"The trace is at {url}\nCtrl-C stops it."))
 
 
 def _missing(error: ModuleNotFoundError) -> ImportError:

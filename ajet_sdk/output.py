@@ -1,0 +1,84 @@
+"""What is printed: the one way to a terminal, on which no text can move the cursor, colour, hide or turn itself round.
+
+`echo` prints a line and `console` makes a rich console; both spell out what a terminal would obey in a model's reply,
+a dataset's row or an error's message. Nothing else prints: a test looks for it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import re
+import sys
+import unicodedata
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["console", "echo", "json_line", "style", "visible"]
+
+_KEPT = "\n\t"
+_HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Zl", "Zp"))
+_JOINERS = "\u200c\u200d"
+"""Needed by scripts and emoji; they move nothing."""
+_COLOURS = {"red": "31", "green": "32", "yellow": "33", "cyan": "36"}
+_STYLED = re.compile("\ufdd0([1-3][1-6]?(?:;[12])?)\ufdd1(.*?)\ufdd2", re.S)
+"""What `style` made: its marks are no characters, and no text that holds them gets more than a colour."""
+
+
+def visible(text: str) -> str:
+    """The text with control characters, escape sequences and direction marks spelled out: \\x1b, \\u202e."""
+    return "\n".join(line if line.isprintable() else "".join(map(_shown, line)) for line in text.split("\n"))
+
+
+def _shown(c: str) -> str:
+    return c if c in _KEPT or c in _JOINERS or c.isprintable() or _plain(c) else _spelled(c)
+
+
+def _plain(character: str) -> bool:
+    return unicodedata.category(character) not in _HIDDEN
+
+
+def _spelled(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
+
+
+def style(text: str, fg: str | None = None, *, bold: bool = False, dim: bool = False) -> str:
+    """The text in a colour, for `echo`."""
+    codes = ";".join([*([_COLOURS[fg]] if fg else []), *(["1"] if bold else []), *(["2"] if dim else [])])
+    return f"\ufdd0{codes}\ufdd1{text}\ufdd2" if codes else text
+
+
+def echo(text: str = "", *, err: bool = False) -> None:
+    """Print a line, with `err` to standard error; colours only on a terminal."""
+    stream = sys.stderr if err else sys.stdout
+    shown = "\x1b[\\1m\\2\x1b[0m" if stream.isatty() else "\\2"
+    print(_STYLED.sub(shown, visible(text)), file=stream, flush=True)
+
+
+def json_line(value: Any, *, indent: int | None = 2, **how: Any) -> str:
+    """A value as JSON that a terminal can show: what `visible` spells out is escaped as JSON has it."""
+    text = json.dumps(value, indent=indent, ensure_ascii=False, **how)
+    return "\n".join(line if line.isprintable() else "".join(map(_escaped, line)) for line in text.split("\n"))
+
+
+def _escaped(c: str) -> str:
+    return c if _shown(c) == c else json.dumps(c)[1:-1]
+
+
+def console(**settings: Any) -> Any:
+    """A rich console whose texts are `visible`; `settings` are rich's."""
+    return _console_class()(**settings)
+
+
+@functools.cache
+def _console_class() -> Any:
+    from rich.console import Console
+    from rich.segment import Segment
+
+    class VisibleConsole(Console):
+        def render(self, renderable: Any, options: Any = None) -> Iterator[Segment]:
+            for text, form, control in super().render(renderable, options):
+                yield Segment(text if control else visible(text), form, control)
+
+    return VisibleConsole
