@@ -25,6 +25,8 @@ __all__ = ["Observation", "ObservedEpisode"]
 
 log = logging.getLogger("ajet")
 
+_FIRST_WRITE = 5.0
+
 
 class ObservedEpisode:
     """One observed episode; the recorder of its calls."""
@@ -71,6 +73,7 @@ class Observation:
             self._writer = TraceWriter(self._file(), on_error="warn")
             self._put(self._run)
             self._gateway = Gateway(self._writer).start()
+            self._writer.flush(_FIRST_WRITE)  # the first takes longest, and calls come only then
         except Exception as error:  # noqa: BLE001  # the boundary: an agent in service must not notice
             log.warning("ajet.trace(%s): nothing is recorded: %s: %s", self._path, type(error).__name__, error)
 

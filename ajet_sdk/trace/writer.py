@@ -85,11 +85,11 @@ class TraceWriter:
         self._taken: list[Record | _Order] = []
         self._pending = 0
         self._batch = 0
+        self._took = 0.0
         self._opened = False
         self._root: duckdb.DuckDBPyConnection | None = None
         self._connection: duckdb.DuckDBPyConnection | None = None
-        if self._raises:
-            self._open()
+        self._open_first()
         self._thread = threading.Thread(target=self._work, name="ajet-trace-writer", daemon=True)
         self._thread.start()
         atexit.register(self.close)
@@ -107,10 +107,11 @@ class TraceWriter:
             full = self._bytes + size > _QUEUE_BYTES or len(self._queue) + len(records) > _QUEUE_RECORDS
             closed = self._closing
             if not full and not closed:
+                first = not self._queue
                 self._queue.extend(records)
                 self._bytes += size
                 self._put += len(records)
-                if len(self._queue) >= self._rows:
+                if first or len(self._queue) >= self._rows:
                     self._changed.notify_all()
         if full or closed:
             self._drop("the writer is closed" if closed else "the disk is too slow for what is put")
@@ -188,6 +189,15 @@ class TraceWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _open_first(self) -> None:
+        """Make the file before anything can be put: what is put then waits for its turn only, not for a file too."""
+        try:
+            self._open()
+        except TraceError as error:
+            if self._raises:
+                raise
+            self._report(error)
+
     def _open(self) -> None:
         root = open_to_write(self.path, again=self._opened)
         self._connection = root.cursor()
@@ -213,20 +223,27 @@ class TraceWriter:
     def _turn(self) -> bool:
         """Write what is due; False once there is no more to do."""
         with self._changed:
-            self._changed.wait_for(self._due, timeout=self._interval)
+            self._changed.wait_for(lambda: self._queue or self._taken or self._due())
+            self._changed.wait_for(self._due, timeout=self._pause())
             self._urgent = False
             closing = self._closing
             while self._queue and len(self._taken) < _BATCH:
                 self._taken.append(self._queue.popleft())
         if not self._taken and not (self._root is None and not closing):
             return not closing
+        began = time.monotonic()
         if self._write():
+            self._took = time.monotonic() - began
             return True
         if closing:
             return False
         with self._changed:
             self._changed.wait_for(lambda: self._closing, timeout=_RETRY_SECONDS)
         return True
+
+    def _pause(self) -> float:
+        """What came as the last write began waits for its end, this, and the next write: an interval in all."""
+        return max(self._interval / 5, self._interval - 2 * self._took)
 
     def _due(self) -> bool:
         return self._closing or self._urgent or len(self._queue) >= self._rows

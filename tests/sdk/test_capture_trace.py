@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -151,3 +154,55 @@ def test_a_local_endpoint_that_has_episodes_in_its_path_is_observed(elsewhere: O
         for key in ("sk-own", elsewhere.handle_key):  # the latter: a gateway records that itself
             httpx.post(url, json={"model": "gpt", "messages": messages}, headers={"authorization": f"Bearer {key}"})
     assert rows(path, "select count(*) n from calls") == [{"n": 1}]
+
+
+def test_the_file_is_there_with_its_run_before_the_first_call(tmp_path: Path) -> None:
+    """Killed the moment that `trace` returns, it has left a trace that can be read."""
+    program = f"import os, ajet\najet.trace({str(tmp_path / 'agent.duckdb')!r})\nos.kill(os.getpid(), 9)"
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
+    assert rows(tmp_path / "agent.duckdb", "select status from runs") == [{"status": "interrupted"}]
+    assert rows(tmp_path / "agent.duckdb", "select count(*) n from calls") == [{"n": 0}]
+
+
+def test_a_forked_process_has_its_file_before_its_first_call(tmp_path: Path) -> None:
+    program = f"""
+import os
+import ajet
+from ajet_sdk.model import observer
+ajet.trace({str(tmp_path)!r})
+if os.fork() == 0:
+    observer.get().process_episode()
+    os.kill(os.getpid(), 9)
+os.wait()
+os.kill(os.getpid(), 9)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == -9
+    files = sorted(tmp_path.glob("*.duckdb"))
+    assert len(files) == 2
+    assert [rows(file, "select status from runs") for file in files] == [[{"status": "interrupted"}]] * 2
+
+
+ENDLESS = """
+import sys, httpx, ajet
+ajet.trace(sys.argv[1])
+with httpx.Client(trust_env=False) as client:
+    for number in range(100_000):
+        body = {"model": "gpt", "messages": [{"role": "user", "content": str(number)}]}
+        client.post(sys.argv[2] + "/v1/chat/completions", json=body, headers={"authorization": "Bearer " + sys.argv[3]})
+        print(number, flush=True)
+"""
+
+
+@pytest.mark.parametrize("answered", [1, 300])
+def test_a_kill_loses_the_newest_calls_only(elsewhere: OpenEpisode, tmp_path: Path, answered: int) -> None:
+    path = tmp_path / "agent.duckdb"
+    command = [sys.executable, "-c", ENDLESS, str(path), elsewhere.url, elsewhere.handle_key]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:
+        assert agent.stdout is not None
+        for _ in range(answered):
+            agent.stdout.readline()
+        agent.kill()
+        seen = answered + len(agent.stdout.readlines())
+    messages = rows(path, "select messages_suffix from calls order by index")
+    stored = [int(json.loads(row["messages_suffix"])[-1]["content"]) for row in messages]
+    assert stored == list(range(len(stored))) and len(stored) <= seen + 1
