@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import atexit
 import difflib
 import importlib
 import logging
+import os
 import sys
+import threading
+import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
+import ajet_sdk
 from ajet_sdk.errors import AjetError, ConfigError, MissingExtra, QueryError, SignatureError, TaskError, place_of
 from ajet_sdk.output import echo, style
 
@@ -36,6 +42,8 @@ COMMANDS = {
 USAGE_ERRORS = (ConfigError, SignatureError, TaskError, MissingExtra, QueryError)
 _LONGEST = 4000
 """Characters of a message."""
+_PATIENCE = 5.0
+"""Seconds that threads are given to end after a command has."""
 ROOT_OPTIONS = ("--help", "-h", "--version")
 
 
@@ -197,7 +205,53 @@ def root(
 
 def main() -> None:
     """The entry point of the `ajet` command and of `python -m ajet`."""
-    app(prog_name="ajet")
+    codes = [1]
+    atexit.register(_leave_threads, codes)  # the first, so that it is called last
+    try:
+        app(prog_name="ajet")
+    except SystemExit as ended:
+        codes[0] = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+        left = [t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
+        if left:  # Python would wait for them, for ever where one does not end
+            threading.Thread(target=_end_without, args=(left, codes[0]), daemon=True).start()
+        raise
+
+
+def _leave_threads(codes: Sequence[int]) -> None:
+    """End here where daemon threads still run: what they hold is taken down under them, and libraries complain."""
+    if threading.active_count() > 1:
+        _end(codes[0])
+
+
+def _end(code: int) -> None:
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
+
+
+def _end_without(threads: Sequence[threading.Thread], code: int) -> None:
+    """End the process in spite of threads that users' code has left running, and say which; Python is ending it too."""
+    deadline = time.monotonic() + _PATIENCE
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    named = [f"{t.name}{_began_at(t)}" for t in threads if t.is_alive()]
+    if not named:
+        return
+    _say(
+        "Warning",
+        f"ended while {len(named)} {'thread was' if len(named) == 1 else 'threads were'} still running: "
+        f"{'; '.join(named[:5])}{'; …' if len(named) > 5 else ''}. Join such a thread, or make it a daemon thread",
+    )
+    _end(code)
+
+
+def _began_at(thread: threading.Thread) -> str:
+    """Where the code of a thread begins, behind its name."""
+    frame = sys._current_frames().get(thread.ident or 0)
+    calls = [] if frame is None else traceback.extract_stack(frame)
+    ours = (threading.__file__, str(Path(ajet_sdk.__file__).parent))
+    own = next((call for call in calls if not call.filename.startswith(ours)), None)
+    return "" if own is None else f", in {own.name} ({own.filename}:{own.lineno})"
 
 
 if __name__ == "__main__":

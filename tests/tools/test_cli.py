@@ -540,3 +540,36 @@ def test_a_full_disk_is_a_few_lines(starter: Path) -> None:
     done = subprocess.run(command, cwd=starter, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "trace.duckdb" in done.stderr and "Traceback" not in done.stderr
     assert len(done.stderr.splitlines()) <= 4, done.stderr
+
+
+@pytest.mark.parametrize("daemon", [False, True])
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_thread_that_an_agent_leaves_running_does_not_hold_up_the_end(
+    starter: Path, fails: bool, daemon: bool
+) -> None:
+    """Also where the command fails, with an exit code of its own."""
+    agent = (starter / "agent.py").read_text()
+    poll = "import threading, time\n\ndef poll():\n    while True:\n        time.sleep(0.1)\n\nclient = "
+    agent = agent.replace("client = ", poll, 1)
+    start = f"    threading.Thread(target=poll, name='poller', daemon={daemon}).start()\n    reply = "
+    agent = agent.replace("    reply = ", start)
+    (starter / "agent.py").write_text(
+        agent.replace("    return reply", "    1 / 0\n    return reply") if fails else agent
+    )
+    done = process("run", "agent.py:solve", *SCRIPTED, "--limit", "1")
+    assert done.returncode == (1 if fails else 0), done.stderr
+    assert ("ended while 1 thread was still running: poller, in poll (" in done.stderr) is not daemon
+    assert (f"{starter / 'agent.py'}:" in done.stderr) is not daemon
+    assert "leaked" not in done.stderr, "and no library has anything to say"
+
+
+def test_a_thread_that_ends_by_itself_is_waited_for(starter: Path) -> None:
+    """Also the idle ones of an executor that nobody shut down."""
+    agent = (starter / "agent.py").read_text()
+    leaves = (
+        "    from concurrent.futures import ThreadPoolExecutor\n\n"
+        "    pool = ThreadPoolExecutor(2)\n    pool.submit(print, 'from the pool').result()\n    reply = await"
+    )
+    (starter / "agent.py").write_text(agent.replace("    reply = await", leaves))
+    done = process("run", "agent.py:solve", *SCRIPTED, "--limit", "1")
+    assert done.returncode == 0 and "from the pool" in done.stdout and "still running" not in done.stderr, done.stderr
