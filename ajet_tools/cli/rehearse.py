@@ -77,7 +77,13 @@ def _rehearse(config: Config, directory: Path) -> None:
         tuned = run.train(rehearsed(config, directory, model))
     except TrainingError as error:
         raise TrainingError(f"{error}\nThe rehearsal's logs and traces are in {directory}") from error
-    found = findings(directory)
+    found, failures = findings(directory)
+    if failures:
+        raise TrainingError(
+            f"{found['failed']} of {found['episodes']} episodes failed:\n  "
+            + "\n  ".join(failures)
+            + f"\nlook with: ajet trace view {directory}"
+        )
     watch.done("run", _counted(found))
     _judge(found, tuned, directory)
     watch.done("checkpoint", f"{tuned.path}")
@@ -94,8 +100,6 @@ def _counted(found: dict[str, int]) -> str:
 def _judge(found: dict[str, int], tuned: Any, directory: Path) -> None:
     """Raise TrainingError where the rehearsal shows that the real run would not learn."""
     look = f"look with: ajet trace view {directory}"
-    if found["failed"]:
-        raise TrainingError(f"{found['failed']} of {found['episodes']} episodes failed; {look}")
     if not found["trained"]:
         raise TrainingError(f"nothing was trained: no call of the policy was captured; {look}")
     if found["versions"] < 2:

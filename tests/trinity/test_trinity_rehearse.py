@@ -63,3 +63,11 @@ def test_what_trinitys_own_validators_refuse_is_found_at_the_desk(
 def test_without_gpus_they_look_at_the_real_config_too(project: Experiment) -> None:
     done = rehearse(project, trinity={"explorer": {"over_rollout": {"ratio": 0.5}}})
     assert done.returncode == 2 and "over_rollout is not compatible" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_workflow_that_always_fails_says_why(project: Experiment) -> None:
+    done = rehearse(project)
+    assert done.returncode == 1
+    assert "8 of 8 episodes failed:\n  8 × RuntimeError: this agent is broken (" in done.stderr
+    assert "went well" not in done.stdout and "Traceback" not in done.stderr

@@ -16,6 +16,7 @@ from trinity.explorer.explorer import Explorer
 from trinity.explorer.rollout_coordinator import RolloutCoordinator
 from trinity.explorer.scheduler import RunnerWrapper, Scheduler
 
+from ajet_sdk.backbones.failure import failure_of
 from ajet_sdk.backbones.post import post_of
 
 __all__ = ["SteadyExplorer"]
@@ -92,7 +93,7 @@ class _Runner(RunnerWrapper):  # type: ignore[misc]
                     await self.runner.__ray_ready__.remote()
                 return result
             except ray.exceptions.RayActorError as error:
-                lost = str(error).strip().splitlines()[-1].strip().partition(". ")[0]
+                lost = str(failure_of(str(error)))
                 await asyncio.sleep(_PAUSE)
         if result is None:
             raise RuntimeError(f"{_LIVES} runner processes died of one task, the last one: {lost}")

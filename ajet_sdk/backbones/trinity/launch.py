@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet_sdk.backbones.cluster_run import step_saved
+from ajet_sdk.backbones.failure import failure_of
 from ajet_sdk.errors import ConfigError, TrainingError
 
 __all__ = ["environment", "explore_and_train", "explore_only", "first_error", "last_checkpoint", "typed", "validated"]
@@ -185,15 +186,15 @@ def _stopped(who: str, steps: int, total: int, logs: Path) -> str:
 
 @contextlib.contextmanager
 def _told(logs: Path) -> Any:
-    """Ray's errors as ours, with the first cause of the logs."""
+    """Ray's errors as ours, with the first cause: a process that is gone, else what the logs say."""
     import ray
 
     try:
         yield
     except ray.exceptions.RayError as error:
-        cause = getattr(error, "cause", None)
-        text = f"{type(cause).__name__}: {cause}" if cause else _last_line(str(error))
-        raise TrainingError(f"Trinity failed: {first_error(logs) or f'{text} (logs in {logs})'}") from error
+        failure = failure_of(str(error))
+        found = None if failure.died else first_error(logs)
+        raise TrainingError(f"Trinity failed: {found or f'{failure} (Trinity logs to {logs})'}") from error
 
 
 @asynccontextmanager
@@ -253,7 +254,7 @@ async def _all(*references: Any) -> None:
             one.cancel()
 
 
-_ERROR = re.compile(r"^ERROR (\d\d-\d\d \d\d:\d\d:\d\d) \[(.*?)\] (.*)$")
+_ERROR = re.compile(r"^ERROR (\d\d-\d\d \d\d:\d\d:\d\d) \[(.*?)\] ?(.*)$")
 
 
 def first_error(logs: Path) -> str | None:
@@ -262,13 +263,13 @@ def first_error(logs: Path) -> str | None:
     for log in sorted(logs.rglob("*.log")) if logs.is_dir() else ():
         with log.open(encoding="utf-8", errors="replace") as lines:
             block: list[str] = []
-            at = ""
+            at = place = ""
             for line in lines:
                 found = _ERROR.match(line.rstrip())
-                if found is None and block:
+                if block and (found is None or (found[1], found[2]) != (at, place)):
                     break
-                if found and (not block or found[1] == at):
-                    at = at or found[1]
+                if found:
+                    at, place = found[1], found[2]
                     block.append(found[3])
         if block and (earliest is None or at < earliest[0]):
             earliest = at, f"{_summary(block)} (log: {log})"
@@ -276,13 +277,10 @@ def first_error(logs: Path) -> str | None:
 
 
 def _summary(block: list[str]) -> str:
-    """What was being done, and the exception where a traceback follows."""
-    said = [line.strip() for line in block if line.strip()]
-    doing = said[0].partition("Traceback (most recent call last)")[0].rstrip(": ")
-    last = _last_line("\n".join(block))
-    return last if not doing or last == said[0] else f"{doing}: {last}"
-
-
-def _last_line(text: str) -> str:
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else ""
+    """What was being done, and the cause where a traceback follows."""
+    doing, traceback, rest = "\n".join(block).strip().partition("Traceback (most recent call last):")
+    doing = " ".join(doing.split()).rstrip(": ")
+    if not traceback:
+        return doing
+    failure = str(failure_of(rest))
+    return f"{doing}: {failure}" if doing else failure

@@ -17,7 +17,8 @@ from ajet_sdk.backbones.trinity.launch import validated
 from ajet_sdk.backbones.trinity.mapping import ALTERNATING, TrinityPlace, is_on_cpu, to_trinity
 from ajet_sdk.backbones.trinity.service_process import serving
 from ajet_sdk.errors import ConfigError, TraceError
-from ajet_sdk.trace.reader import open_trace
+from ajet_sdk.outcomes import failures_by_cause
+from ajet_sdk.trace.reader import episodes, open_trace
 
 if TYPE_CHECKING:
     from ajet_sdk.config import Config
@@ -120,17 +121,19 @@ def _own_tokenizer(config: Config) -> tuple[Any, str]:
     return (found, f"the tokenizer of {config.model.path}") if found.chat_template else (None, "")
 
 
-def findings(directory: Path) -> dict[str, int]:
-    """What a rehearsal left in its traces: counts of episodes, failed ones, calls, versions of the model, tokens."""
+def findings(directory: Path) -> tuple[dict[str, int], list[str]]:
+    """What a rehearsal left in its traces: counts of episodes, calls, versions of the model and tokens; and a line for
+    each cause of failed episodes."""
     try:
         trace = open_trace(directory)
     except TraceError as error:
         raise ConfigError(f"the rehearsal left no trace in {directory}: {error}") from error
     try:
         row = trace.query(_FOUND).to_pylist()[0]
+        failures = failures_by_cause(episodes(trace))
     finally:
         trace.close()
-    return {name: int(value or 0) for name, value in row.items()}
+    return {name: int(value or 0) for name, value in row.items()}, failures
 
 
 _FOUND = """

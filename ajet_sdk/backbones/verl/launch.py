@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ajet_sdk.backbones.failure import failure_of
 from ajet_sdk.errors import AjetError, ConfigError, TrainingError
 
 __all__ = ["composed", "fit", "validated"]
@@ -94,13 +95,13 @@ async def fit(config: Any, metrics: Path) -> None:
 
 
 def cause_of(error: BaseException) -> str:
-    """The first cause in plain words: the innermost exception that Ray carried here."""
+    """The first cause in plain words: what we raised ourselves, else what Ray tells of it."""
     inner = error
     while isinstance(getattr(inner, "cause", None), BaseException):
         inner = inner.cause  # type: ignore[attr-defined]
-    lines = [line.strip() for line in str(inner).splitlines() if line.strip()]
-    text = lines[0] if isinstance(inner, AjetError) and lines else (lines[-1] if lines else "no message")
-    return text if isinstance(inner, AjetError) else f"{type(inner).__name__}: {text}"
+    if isinstance(inner, AjetError):
+        return next((line.strip() for line in str(inner).splitlines() if line.strip()), "no message")
+    return str(failure_of(str(error)))
 
 
 async def _awaited(reference: Any) -> Any:

@@ -17,6 +17,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from verl import DataProto
 from verl.trainer.ppo.core_algos import register_adv_est
 
+from ajet_sdk.backbones.failure import failure_of
 from ajet_sdk.backbones.measures import rewards, why_nothing
 from ajet_sdk.backbones.post import group_told, post_of
 from ajet_sdk.backbones.shipping import unpack
@@ -150,9 +151,12 @@ class AjetManager:
             if not lost:
                 break
             if not left:
-                raise TrainingError(f"a process that runs episodes was lost {_LOSSES + 1} times in one step: {lost[0]}")
+                raise TrainingError(
+                    f"a process that runs episodes was lost {_LOSSES + 1} times in one step: {failure_of(str(lost[0]))}"
+                )
             left -= 1
-            text = f"a process that ran episodes was lost: {len(lost)} groups of attempts are run again"
+            why = failure_of(str(lost[0]))
+            text = f"a process that ran episodes was lost: {why}; {len(lost)} groups of attempts are run again"
             ray.get(self._post.put.remote("said", {"text": f"step {attempts[0].step}: {text}"}))
         return [episode for name in groups for episode in done[name]]
 
