@@ -241,9 +241,13 @@ class Gateway:
                     raise unknown_route(f"{scope['method']} {route}")
                 raise Refusal(405, f"{scope['method']} {path} is not answered; completions are POSTed", "method")
             try:
-                body = await read_json(receive)
-            except Refusal as refusal:  # an uploaded file, say: what is wrong is the route
-                raise refusal if route in ANSWERED else unknown_route(route) from refusal
+                body = await read_json(receive, scope)
+            except Refusal as refusal:
+                if route not in ANSWERED:  # an uploaded file, say: what is wrong is the route
+                    raise unknown_route(route) from refusal
+                if refusal.status == 413:
+                    Pending(access.episode, identity, access.phase, {}).record(str(refusal))
+                raise
             if route == "observed" and (access.captured or access.phase == "judge"):
                 access.episode.observed(Exchange(**body))
                 await respond(send, 200, {})

@@ -7,6 +7,7 @@ output; a `Backbone` runs a `Job`.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,6 +91,8 @@ class Answer:
     policy_version: int | None = None
     usage: Mapping[str, int] = field(default_factory=dict)
     """prompt_tokens, completion_tokens, total_tokens."""
+    new_ids: array[int] | None = None
+    """The end of `prompt_ids`, where the engine keeps it for the episode: a recorder keeps the same."""
 
 
 class Engine(Protocol):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import secrets
+from array import array
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
@@ -18,6 +19,7 @@ from ajet_sdk.dialect import one_choice, responses, scrubbed
 from ajet_sdk.direct import Direct
 from ajet_sdk.errors import AjetError, ConfigError, ContextOverflow, EngineUnavailable, ModelAmbiguous
 from ajet_sdk.model import ActiveEpisode, Exchange, Identity, Model, Verdict, current_episode
+from ajet_sdk.open_calls import OpenCalls
 from ajet_sdk.protocols import Answer, Engine, Sampling
 from ajet_sdk.reply_schema import read_reply
 from ajet_sdk.sampling import SamplingOverride, asked, mixed_seed, used
@@ -65,7 +67,7 @@ class Pending:
         self.episode = episode
         self.identity = identity
         self.phase = phase
-        self.body = body
+        self.body = episode.shared(body)
         self.request_id = new_id()
         self.started_at = now()
         self.engine: Engine = episode.spec.engine
@@ -152,7 +154,7 @@ class Pending:
                 "logprobs": choice.logprobs if choice.of_policy and choice.output_ids is not None else None,
                 "finish_reason": choice.finish_reason,
             }
-            self.episode.add(Call(**common, **known))
+            self.episode.add(Call(**common, **known), answer.new_ids)
 
     def record_undelivered(self) -> None:
         """Make the calls of a request whose client has not got the reply, or not all of it."""
@@ -200,7 +202,7 @@ class OpenEpisode:
         self._amend = amend
         self._run = run
         self._end_keys = end_keys
-        self._calls: list[Call] = []
+        self._calls = OpenCalls()
         self._indices = itertools.count()
         self._ordinals: Counter[str] = Counter()
         self._model: dict[str, str] = {}
@@ -214,7 +216,7 @@ class OpenEpisode:
     @property
     def calls(self) -> tuple[Call, ...]:
         """What has been recorded, in order of completion."""
-        return tuple(sorted(self._calls, key=lambda call: call.index))
+        return self._calls.all()
 
     @property
     def error(self) -> AjetError | None:
@@ -279,9 +281,14 @@ class OpenEpisode:
     def next_index(self) -> int:
         return next(self._indices)
 
-    def add(self, call: Call) -> None:
+    def shared(self, body: dict[str, Any]) -> dict[str, Any]:
+        """A request's JSON without what earlier requests of the episode hold already."""
+        return self._calls.shared(body) if self.spec.keep_calls else body
+
+    def add(self, call: Call, held: array[int] | None = None) -> None:
+        """Record a call; see `OpenCalls.add`."""
         if self.spec.keep_calls:
-            self._calls.append(call)
+            self._calls.add(call, held)
         if self._put is not None:
             self._put(call)
 
@@ -289,10 +296,7 @@ class OpenEpisode:
         """The calls of a request were recorded as delivered and are not; nothing once the episode is finished."""
         if self._finished:
             return
-        self._calls = [
-            call.model_copy(update={"error": error}) if call.request_id == request_id and call.error is None else call
-            for call in self._calls
-        ]
+        self._calls.undelivered(request_id, error)
         if self._amend is not None:
             self._amend(self.episode_id, request_id, error)
 

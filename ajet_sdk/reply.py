@@ -41,8 +41,8 @@ HEARTBEAT = 10.0
 """Seconds of waiting between two comments on a stream."""
 LARGE = 32 * 2**10
 """Bytes of a response after which it is asked whether the client takes them."""
-LARGEST_BODY = 64 * 2**20
-"""Bytes of a request."""
+LARGEST_BODY = 16 * 2**20
+"""Bytes of a request: four million tokens of text. To read one takes some twenty times as much memory for a moment."""
 ANSWERED = ("chat/completions", "completions")
 """The routes that the policy answers."""
 
@@ -288,8 +288,11 @@ def _start(status: int, headers: list[tuple[bytes, bytes]]) -> dict[str, Any]:
     return {"type": "http.response.start", "status": status, "headers": headers}
 
 
-async def read_json(receive: Receive) -> dict[str, Any]:
-    """The request's JSON object. Raises Refusal 400, 413, and ClientGone."""
+async def read_json(receive: Receive, scope: Scope) -> dict[str, Any]:
+    """The request's JSON object. Raises ClientGone, and Refusal: 400, and 413 before the body is read."""
+    for name, value in scope["headers"]:
+        if name == b"content-length" and value.isdigit() and int(value) > LARGEST_BODY:
+            raise _too_large(int(value))
     parts, size = [], 0
     while True:
         message = await receive()
@@ -298,7 +301,7 @@ async def read_json(receive: Receive) -> dict[str, Any]:
         parts.append(message.get("body", b""))
         size += len(parts[-1])
         if size > LARGEST_BODY:
-            raise Refusal(413, f"the request is larger than {LARGEST_BODY} bytes", "request_too_large")
+            raise _too_large(size)
         if (read := message.get(READ)) is not None:
             known: dict[str, Any] = read
             return known
@@ -311,6 +314,11 @@ async def read_json(receive: Receive) -> dict[str, Any]:
     if not isinstance(body, dict):
         raise Refusal(400, f"the request is JSON but no object: {str(body)[:100]}", "invalid_json")
     return body
+
+
+def _too_large(size: int) -> Refusal:
+    said = f"the request has {size:,} bytes or more, and at most {LARGEST_BODY:,} are read; shorten the conversation"
+    return Refusal(413, said, "request_too_large")
 
 
 async def _disconnect(receive: Receive) -> None:

@@ -6,11 +6,13 @@ judged and trained on, or an exception somewhere in the agent.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 from pydantic import BaseModel, Field, ValidationError
 
 from ajet_sdk.errors import EngineUnavailable
@@ -167,19 +169,22 @@ def _checked_choice(choice: Choice, route: str, where: str) -> Choice:
 
 
 def _ids(values: Sequence[int], where: str) -> Any:
-    array = np.array(values)
-    whole = array.ndim == 1 and (array.dtype.kind in "iu" or not array.size)
-    if not whole or (array.size and not 0 <= int(array.min()) <= int(array.max()) <= LARGEST_ID):
+    if isinstance(values, array) and values.typecode == "i" and values:
+        found: npt.NDArray[Any] = np.frombuffer(values, dtype=np.int32)  # the engine's own, not held twice
+    else:
+        found = np.array(values)
+    whole = found.ndim == 1 and (found.dtype.kind in "iu" or not found.size)
+    if not whole or (found.size and not 0 <= int(found.min()) <= int(found.max()) <= LARGEST_ID):
         raise EngineUnavailable(f"{where}: a token id is no whole number from 0 to {LARGEST_ID}")
-    ids = array.astype(np.int32, copy=False)
+    ids = found.astype(np.int32, copy=False)
     ids.flags.writeable = False
     return ids
 
 
 def _check_logprobs(values: Sequence[float], where: str) -> None:
     try:
-        array = np.array(values, dtype=np.float64)
+        found = np.array(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
         raise EngineUnavailable(f"{where}: a log-probability is no number ({error})") from error
-    if array.ndim != 1 or not bool(np.all((array >= LOWEST_LOGPROB) & (array <= LARGEST_LOGPROB))):
+    if found.ndim != 1 or not bool(np.all((found >= LOWEST_LOGPROB) & (found <= LARGEST_LOGPROB))):
         raise EngineUnavailable(f"{where}: a log-probability is not finite, or above 0")

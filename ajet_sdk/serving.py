@@ -164,7 +164,7 @@ class _Service:
             elif method != "POST":
                 raise Refusal(405, f"{method} {path} is not answered; completions are POSTed", "method")
             else:
-                body = await read_json(receive)
+                body = await read_json(receive, scope)
                 self._check_name(body.get("model"))
                 await self._answer(body, path.removeprefix("/v1/"), scope, receive, send)
         except Refusal as refusal:

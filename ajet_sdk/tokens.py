@@ -21,8 +21,9 @@ import copy
 import hashlib
 import marshal
 import threading
+from array import array
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -66,18 +67,24 @@ class _Call:
     size: int
     holder: _Call | None = None
     parent: _Call | None = None
-    new_ids: list[int] = field(default_factory=list)
-    output_ids: list[int] = field(default_factory=list)
-    sampled: str = ""
-    """decode(output_ids)"""
+    new_ids: array[int] = field(default_factory=partial(array, "i"))
+    output_ids: array[int] = field(default_factory=partial(array, "i"))
+    decoded: str | None = None
+    """`sampled`, until a later call goes on from this one: others will seldom ask."""
     formed_reply: Message | None = None
+    decode: Callable[[Sequence[int]], str] = str
 
-    def ids_of_prompt(self) -> list[int]:
+    @property
+    def sampled(self) -> str:
+        """decode(output_ids)"""
+        return self.decode(list(self.output_ids)) if self.decoded is None else self.decoded
+
+    def ids_of_prompt(self) -> array[int]:
         pieces, call = [self.new_ids], self.parent
         while call is not None:
             pieces += [call.output_ids, call.new_ids]
             call = call.parent
-        ids: list[int] = []
+        ids = array("i")
         for piece in reversed(pieces):
             ids += piece
         return ids
@@ -146,9 +153,10 @@ class EpisodeTokens:
                 formed = _respelt(formed, [*found[0].formed, found[0].formed_reply or {}])
             tools = self._known(tools)
             text = template.render(formed, tools, at=self._at, **template_kwargs)
-            call = _Call(Side(request.cleaned, tools, template_kwargs), formed, keys, text, len(text))
+            side = Side(request.cleaned, tools, template_kwargs)
+            call = _Call(side, formed, keys, text, len(text), decode=self._tokenizer.decode)
             cause = self._place(call, text, found)
-            ids = call.ids_of_prompt()
+            ids = call.ids_of_prompt().tolist()
             return Prompt(ids, len(ids) - len(call.new_ids), cause, call)
 
     def commit(
@@ -165,8 +173,8 @@ class EpisodeTokens:
             if call.formed_reply is not None:
                 call = copy.copy(call)
                 call.text, call.holder, call.side = None, prompt.call, copy.copy(call.side)
-            call.output_ids = [int(i) for i in output_ids]
-            call.sampled = self._tokenizer.decode(call.output_ids)
+            call.output_ids = output_ids if isinstance(output_ids, array) else array("i", output_ids)
+            call.decoded = self._tokenizer.decode(list(call.output_ids))
             call.formed_reply = template.form_cleaned(reply)
             call.side.reply, call.side.stop = reply, stop
             key = _key(call.keys[-1] if call.keys else b"", reply)
@@ -228,11 +236,12 @@ class EpisodeTokens:
             end = align(parent.sampled, text, parent.size)
             if end is None:
                 continue
-            call.parent, call.new_ids = parent, self._after(parent, text[end:])
+            call.parent, call.new_ids = parent, array("i", self._after(parent, text[end:]))
+            parent.decoded = None
             if parent.text is not None:
                 parent.text, parent.holder = None, call
             return None if parent is found[0] else self._cause(call, text, found)
-        call.new_ids = self._encoder.encode(text)
+        call.new_ids = array("i", self._encoder.encode(text))
         return self._cause(call, text, found)
 
     def _after(self, parent: _Call, tail: str) -> list[int]:
@@ -244,7 +253,7 @@ class EpisodeTokens:
         """
         if not tail:
             return []
-        before = (parent.output_ids or parent.new_ids)[-4:]
+        before = list((parent.output_ids or parent.new_ids)[-4:])
         shown = self._tokenizer.decode(before)
         first: list[int] | None = None
         for way in self._ways(before, shown, tail):
@@ -267,22 +276,16 @@ class EpisodeTokens:
         old = found[0] if found else next((self._seen[k] for k in reversed(call.keys) if k in self._seen), self._last)
         if old is None:
             return None
-        texts = Texts(old.text_of_prompt() + old.sampled, text, old.size, self._tokenizer.decode(old.output_ids[-1:]))
+        last = self._tokenizer.decode(list(old.output_ids[-1:]))
+        texts = Texts(old.text_of_prompt() + old.sampled, text, old.size, last)
         return explain(old.side, call.side, texts, self._template())[0]
 
 
 def _copied(value: Any) -> Any:
-    """A copy of JSON that shares nothing which may change."""
-    try:
-        return marshal.loads(marshal.dumps(value))
-    except ValueError:  # something like JSON, made of other types
-        return _rebuilt(value)
-
-
-def _rebuilt(value: Any) -> Any:
+    """A copy of JSON that shares texts, and nothing which may change."""
     if isinstance(value, Mapping):
-        return {key: _rebuilt(one) for key, one in value.items()}
-    return [_rebuilt(one) for one in value] if isinstance(value, list) else value
+        return {key: _copied(one) for key, one in value.items()}
+    return [_copied(one) for one in value] if isinstance(value, list) else value
 
 
 def _common(a: Sequence[Any], b: Sequence[Any]) -> int:

@@ -107,12 +107,12 @@ class Chat:
 
     def choice(self, conversation: Conversation, sampled: Sampled, index: int) -> Choice:
         """What the agent gets for one continuation; its ids are kept for the conversation's next prompt."""
-        ids = [int(i) for i in sampled.output_ids]
+        ids = array("i", map(int, sampled.output_ids))
         body = conversation.ask.body
         tokens = [self.tokenizer.token_bytes(i) for i in ids] if wants_logprobs(body) else None
         text = sampled.text
         if text is None:
-            text = self.tokenizer.decode(ids[:-1] if ids and ids[-1] in self.tokenizer.eos_ids else ids)
+            text = self.tokenizer.decode(list(ids[:-1] if ids and ids[-1] in self.tokenizer.eos_ids else ids))
         if conversation.prompt is None:
             return Choice(None, text, sampled.finish_reason, ids, sampled.logprobs, tokens)
         message, called = self.message(conversation, text, ids, index)
@@ -154,6 +154,7 @@ class Chat:
             prompt_ids=conversation.prompt_ids,
             policy_version=sampled[0].policy_version if sampled else None,
             usage={"prompt_tokens": prompt, "completion_tokens": output, "total_tokens": prompt + output},
+            new_ids=None if conversation.prompt is None else conversation.prompt.call.new_ids,
         )
 
     def forget(self, episode_id: str) -> list[str]:

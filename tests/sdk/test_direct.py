@@ -302,3 +302,11 @@ def test_a_call_that_blocks_the_agents_own_loop_is_answered(gateway: Gateway) ->
         return ask_sync(httpx)().status_code  # type: ignore[no-any-return]
 
     assert within(episode, blocking) == 200
+
+
+def test_a_request_over_the_limit_is_refused_and_recorded(gateway: Gateway) -> None:
+    episode = opened(gateway, ["hi"])
+    response = within(episode, lambda: httpx.post(URL, json=body("x" * 17_000_000)))
+    assert response.status_code == 413 and response.json()["error"]["code"] == "request_too_large"
+    (call,) = episode.calls
+    assert call.error == response.json()["error"]["message"]

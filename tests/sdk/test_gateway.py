@@ -248,8 +248,26 @@ def test_malformed_requests_are_400_and_do_not_harm(open_episode: Opener, monkey
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), body
     monkeypatch.setattr(reply_module, "LARGEST_BODY", 100)
     assert post(episode, {"messages": USER, "user": "x" * 200}).status_code == 413
-    assert all(call.error for call in episode.calls) and len(episode.calls) == 13
+    assert all(call.error for call in episode.calls) and len(episode.calls) == 14
     assert episode.error is None
+
+
+def test_a_request_over_the_limit_is_refused_before_it_is_read(open_episode: Opener) -> None:
+    """Found with 60 MB: 2.9 GB of memory, a traceback, and no record of the call."""
+    episode = open_episode()
+    client = Client(episode, length=60 * 2**20)  # of which no byte follows the first ones
+    announced = client.read()
+    client.socket.close()
+    assert announced.startswith(b"HTTP/1.1 413") and b"62,914,560 bytes" in announced
+
+    model, megabyte = episode.model(), b"x" * 2**20
+    content = (megabyte for _ in range(60))
+    url, headers = f"{model.base_url}/chat/completions", bearer(model.api_key)
+    unannounced = httpx.post(url, content=content, headers=headers, timeout=30)
+    assert unannounced.status_code == 413 and unannounced.json()["error"]["code"] == "request_too_large"
+    for call in episode.calls:
+        assert "at most 16,777,216 are read" in (call.error or "") and call.request == {}
+    assert len(episode.calls) == 2 and episode.error is None
 
 
 @pytest.mark.parametrize(
@@ -475,11 +493,11 @@ def test_a_stream_closed_after_the_whole_reply_is_delivered(open_episode: Opener
 class Client:
     """A socket that asks and reads as it likes, with a receive buffer that no system enlarges."""
 
-    def __init__(self, episode: OpenEpisode, **body: Any) -> None:
+    def __init__(self, episode: OpenEpisode, length: int | None = None, **body: Any) -> None:
         address = urlsplit(episode.model().base_url)
         content = json.dumps({"messages": USER, **body}).encode()
         head = f"POST {address.path}/chat/completions HTTP/1.1\r\nhost: {address.netloc}\r\n"
-        head += f"authorization: Bearer {episode.handle_key}\r\ncontent-length: {len(content)}\r\n\r\n"
+        head += f"authorization: Bearer {episode.handle_key}\r\ncontent-length: {length or len(content)}\r\n\r\n"
         self.socket = socket.socket()
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
         self.socket.settimeout(10)

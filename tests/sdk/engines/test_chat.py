@@ -214,7 +214,7 @@ def test_a_second_turn_reuses_the_ids_that_were_sampled() -> None:
 def test_stop_strings_cut_the_text_and_keep_the_ids() -> None:
     sampled = Sampled(list(b"one END"), [-0.1] * 7, "stop", 0, text="one ")
     (choice,) = ask(TokenEngine(Told(sampled), ByteTokenizer())).choices
-    assert choice.message == {"role": "assistant", "content": "one "} and choice.output_ids == list(b"one END")
+    assert choice.message == {"role": "assistant", "content": "one "} and [*choice.output_ids] == [*b"one END"]
 
 
 def test_what_does_not_fit_is_an_overflow_and_the_reply_is_limited() -> None:

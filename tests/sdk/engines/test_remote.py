@@ -39,7 +39,7 @@ class Server:
         self.thread.start()
 
     async def _app(self, scope: Any, receive: Any, send: Any) -> None:
-        body = await read_json(receive)
+        body = await read_json(receive, scope)
         self.bodies.append(body)
         status, value, headers = self.answering(body)
         content = value if isinstance(value, bytes) else json.dumps(value).encode()

@@ -1,0 +1,81 @@
+"""What an open episode holds: calls come back as they were, and memory grows with what is new in them."""
+
+from __future__ import annotations
+
+import copy
+import json
+from typing import Any
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_sdk.open_calls import OpenCalls
+from ajet_sdk.types import Call
+from tests.bench.gateway_memory import held_bytes
+
+ids = st.lists(st.integers(0, 2), max_size=4)
+
+
+@given(st.data())
+def test_calls_come_back_as_they_were_added(data: Any) -> None:
+    """Prompts that go on from any earlier call, from a part of one, or from none; with and without outputs."""
+    kept, added = OpenCalls(), list[Call]()
+    for index in range(data.draw(st.integers(1, 12))):
+        prompt = data.draw(ids)
+        if added and data.draw(st.booleans()):
+            old = data.draw(st.sampled_from(added))
+            known = [
+                *(old.prompt_ids if old.prompt_ids is not None else []),
+                *(old.output_ids if old.output_ids is not None else []),
+            ]
+            prompt = [*known[: data.draw(st.integers(0, len(known)))], *prompt]
+        output = data.draw(st.none() | ids)
+        given = None if prompt == [9] else data.draw(st.sampled_from([prompt, prompt, prompt, None]))
+        call = Call(
+            episode_id="e", index=index, request_id=str(index), prompt_ids=given, output_ids=output,
+            logprobs=None if output is None else [-1.0] * len(output),
+        )  # fmt: skip
+        added.append(call)
+        kept.add(call)
+    assert kept.all() == tuple(added)
+    kept.undelivered("0", "undelivered")
+    assert [call.error for call in kept.all()] == ["undelivered"] + [None] * (len(added) - 1)
+
+
+def test_the_prompts_of_a_conversation_are_views_of_one_array() -> None:
+    kept, prompt = OpenCalls(), list(range(100))
+    for index in range(20):
+        kept.add(Call(episode_id="e", index=index, prompt_ids=prompt, output_ids=[7, 8], logprobs=[-1, -1]))
+        prompt += [7, 8, index]
+    calls = kept.all()
+    assert len({id(call.prompt_ids.base) for call in calls if call.prompt_ids is not None}) == 1
+    assert all(call.prompt_ids is not None and not call.prompt_ids.flags.writeable for call in calls)
+    assert np.array_equal(calls[-1].prompt_ids, prompt[:-3])  # type: ignore[arg-type]
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from([0.0, 1.0, -0.0]) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3),
+)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from(["messages", "tools", "user", "n"]), values), max_size=6))
+def test_a_shared_request_says_the_same_to_the_letter(bodies: list[dict[str, Any]]) -> None:
+    kept = OpenCalls()
+    for body in bodies:
+        assert json.dumps(kept.shared(copy.deepcopy(body))) == json.dumps(body)
+
+
+def test_equal_messages_are_one_object() -> None:
+    kept = OpenCalls()
+    body = {"messages": [{"role": "user", "content": "x" * 200}], "tools": [{"type": "function"}]}
+    one, other = kept.shared(copy.deepcopy(body)), kept.shared(copy.deepcopy(body))
+    assert one["messages"][0] is other["messages"][0] and one["tools"] is other["tools"]
+
+
+def test_memory_is_linear_in_turns() -> None:
+    """Three times the turns took eight times the memory; what is held for a distinct byte may not grow."""
+    few, distinct_few, _ = held_bytes(4, 8)
+    many, distinct_many, _ = held_bytes(4, 24)
+    assert many / distinct_many <= 1.1 * few / distinct_few
