@@ -112,8 +112,9 @@ class TimedProtocol(H11Protocol):
     def _too_slow(self, stage: str, seconds: float) -> None:
         if self.transport.is_closing():
             return
-        begun = stage == "body" or bool(self.conn.trailing_data[0])
-        if begun and (self.cycle is None or self.cycle.response_complete or not self.cycle.response_started):
+        # An answer may be on its way or given before the body was whole; nothing is said of what was never begun.
+        awaited = not self.cycle.response_started if stage == "body" else bool(self.conn.trailing_data[0])
+        if awaited:
             message = f"the request's {stage} did not arrive within {seconds:g} s"
             body = json_bytes(error_body(message, "invalid_request_error", "request_timeout"))
             head = f"content-type: application/json\r\ncontent-length: {len(body)}\r\nconnection: close"

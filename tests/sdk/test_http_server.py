@@ -31,7 +31,7 @@ def connected(episode: OpenEpisode) -> socket.socket:
 
 
 def request(episode: OpenEpisode) -> bytes:
-    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {episode.handle_key}\r\n"
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {episode.handle_key}\r\n"
     return f"{head}content-length: {len(BODY)}\r\n\r\n".encode() + BODY
 
 
