@@ -233,8 +233,12 @@ def load_config(
     path: Path | str | None = None,
     overrides: Sequence[str] = (),
     values: Mapping[str, Any] | None = None,
+    *,
+    beside: Path | None = None,
 ) -> Config:
     """Read and check a config: defaults, then the file, then `values`, then overrides, the later one winning.
+
+    Relative paths are looked for beside the file first; `beside` is the file that values without one once came from.
 
     `values` is a document like the file's (`{"ajet": {...}, "frozen_lake": {...}}`) or, without the root `ajet`, what
     stands under it. An override is `ajet.rollout.num_repeat=8`, its value read as YAML. Raises ConfigError with every
@@ -256,7 +260,7 @@ def load_config(
     if not config.experiment_name:
         config = config.model_copy(update={"experiment_name": default_name(path)})
     config._roots = Roots({name: value for name, value in source.document.items() if name != "ajet"})
-    config._source = path.resolve() if isinstance(path, Path) else None
+    config._source = path.resolve() if isinstance(path, Path) else beside
     config._origins = {
         place.removeprefix("ajet."): origin for place, origin in source.origins.items() if place.startswith("ajet.")
     }

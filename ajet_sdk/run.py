@@ -171,7 +171,14 @@ class _Session:
         config = self.config
         fields: dict[str, Any] = {
             "name": config.experiment_name,
-            "config": masked({"ajet": config.model_dump(mode="json"), **config.roots.plain()}, "***"),
+            "config": masked(
+                {
+                    "ajet": config.model_dump(mode="json"),
+                    **config.roots.plain(),
+                    **({"config_file": str(config.source)} if config.source else {}),  # paths in it are beside it
+                },
+                "***",
+            ),
             "backbone": self.backbone,
         }
         if not self.resume:

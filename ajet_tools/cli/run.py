@@ -10,7 +10,7 @@ import typer
 
 from ajet_sdk import output
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.output import echo, json_line
+from ajet_sdk.output import echo, json_line, visible
 from ajet_tools.cli.answering import Answering
 from ajet_tools.cli.arguments import split_arguments
 from ajet_tools.cli.groups import spelt_out
@@ -105,7 +105,7 @@ def _print(report: Report) -> None:
         question = " ".join(_question(score).split())
         table.add_row(
             score.task.task_id[:12],
-            escape(question if len(question) <= 40 else question[:39] + "…"),
+            escape(visible(question) if len(question) <= 40 else visible(question[:39]) + "…"),
             _rewards(score),
             "-" if score.reward is None else f"{score.reward:.3g}",
             f"{score.solved}/{len(score.episodes)}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from ajet_sdk.config import Config, load_config
@@ -26,9 +27,10 @@ def run_config(reader: TraceReader, run_id: str) -> Config:
     Raises ConfigError where this version takes it no longer.
     """
     document = recorded_config(reader, run_id)
+    file = document.pop("config_file", None)
     if not isinstance(document.get("ajet"), Mapping):
         return load_config(values={"ajet": {"backbone": "debug"}})
     try:
-        return load_config(values=document)
+        return load_config(values=document, beside=Path(file) if isinstance(file, str) else None)
     except ConfigError as error:
         raise ConfigError(f"the config that run {run_id} recorded is not valid in this version:\n{error}") from error

@@ -225,3 +225,14 @@ def test_an_empty_trace(tmp_path: Path) -> None:
     assert "has no finished episode" in ajet("trace", "preflight", "scripted", str(tmp_path), code=2)
     assert "has no finished episode" in ajet("trace", "rejudge", str(tmp_path), "--judge", "exact", code=2)
     assert "no finished episode" in ajet("trace", "diff", "r", "r", str(tmp_path), code=2)
+
+
+def test_replay_from_where_the_run_was_started(demo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The config names the agent beside itself, and the run was started elsewhere."""
+    monkeypatch.chdir(demo.parent)
+    script = "ajet.model.scripted=replies.py->reply"
+    ajet("run", "--conf", "demo/config.yaml", script, "ajet.experiment_name=third")
+    where = "launcher_record/third"
+    assert ajet("trace", "replay", first_episode(where), where) == "The same 1 call.\n"
+    monkeypatch.chdir(demo)
+    assert ajet("trace", "replay", first_episode(f"../{where}"), f"../{where}") == "The same 1 call.\n"

@@ -82,7 +82,7 @@ def _workflow(given: str | None, config: Config) -> Any:
     if not name:
         raise ConfigError("the run recorded no workflow: name it with --workflow file.py:function")
     try:
-        return load_object(name)
+        return load_object(name) if given else config.load(name)
     except ConfigError as error:
         if given:
             raise

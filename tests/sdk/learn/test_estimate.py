@@ -8,7 +8,7 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from ajet_sdk.learn.estimate import memory_bytes
+from ajet_sdk.learn.estimate import Estimate, memory_bytes
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings
 from ajet_sdk.types import Sample, Span, Timeline
 from tests.gpu.machine import peak_memory
@@ -50,3 +50,8 @@ def test_a_step_takes_the_memory_that_was_estimated(dtype: torch.dtype, lora: bo
     measured = held + peak_memory(trainer.device, lambda: trainer.step(samples))
     guess = memory_bytes(trainer, ROWS * LENGTH, trained=ROWS * LENGTH // 2, checkpointing=checkpointing)
     assert 0.8 < guess / measured < 1.4, f"{guess / 2**20:.1f} MiB estimated, {measured / 2**20:.1f} MiB measured"
+
+
+def test_no_time_is_guessed_before_it_is_measured() -> None:
+    """A trial of the machine was wrong by a factor of six; the display reckons from the first step on."""
+    assert str(Estimate(2**30, 1200)) == "1,200 episodes, about 1.0 GiB of memory; the first step tells the time"
