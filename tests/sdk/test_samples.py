@@ -302,3 +302,11 @@ def test_a_groups_advantages_add_up_to_nothing(episodes: list[Episode], estimato
 
 def _plain(c: Call) -> Call:
     return call(c.call_id, c.prompt_ids.tolist(), [1, 2], agent=c.agent)  # type: ignore[union-attr]
+
+
+def test_a_call_of_which_only_the_prompt_is_known_sampled_nothing() -> None:
+    bare = Call(call_id="bare", episode_id="e", prompt_ids=[1, 2])  # type: ignore[arg-type]
+    batch = build([episode("a", 1.0, [bare, call("a.1", [1], [2])]), episode("b", 0.0)])
+    assert outcomes(batch)["bare"] == {"untrainable": 0}
+    assert batch.metrics["train/tokens_sampled"] == 3
+    assert [s.timeline.call_ids for s in batch.samples if s.episode_id == "a"] == [("a.1",)]

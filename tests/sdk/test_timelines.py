@@ -276,10 +276,11 @@ def test_a_user_text_equal_to_another_agents_output_is_never_trained() -> None:
 def test_untrainable_calls_are_context_and_calls_without_ids_are_nothing() -> None:
     judged = call("j", [1, 2, 3], [9], phase="judge")
     unknown = Call(call_id="u", episode_id="e")
-    merged = merge([call("a", [1], [2], trainable=False), call("b", [1, 2, 3], [4], at=1), judged, unknown])
+    half = Call(call_id="h", episode_id="e", prompt_ids=[1])  # type: ignore[arg-type]
+    merged = merge([call("a", [1], [2], trainable=False), call("b", [1, 2, 3], [4], at=1), judged, unknown, half])
     assert [t.call_ids for t in merged.timelines if t.spans] == [("a", "b")]
     assert merged.timelines[0].loss_mask.tolist() in ([False, False, False, True], [False] * 4)
-    assert "u" not in {c for t in merged.timelines for c in t.call_ids}
+    assert not {"u", "h"} & {c for t in merged.timelines for c in t.call_ids}
     assert merge([]) == Merged((), ())
 
 

@@ -216,3 +216,20 @@ def test_a_merged_timeline_has_the_gradient_of_its_calls() -> None:
     one, many = gradient(model, [merged], 10_000), gradient(model, calls, 10_000)
     for name, value in one.items():
         assert torch.allclose(value, many[name], atol=1e-12), name
+
+
+def test_entropy_is_computed_where_it_is_asked_for_and_moves_the_weights_where_it_is_a_term() -> None:
+    model, batch = tiny(), collate([sample([1, 2, 3, 4], [0, 0, 1, 1])])
+    assert score(model, batch, entropy=False).entropy_N is None
+    for grad in (False, True):
+        entropy_N = score(model, batch, entropy=True, entropy_grad=grad).entropy_N
+        assert entropy_N is not None and entropy_N.requires_grad is grad
+
+
+def test_log_probabilities_of_a_model_in_half_precision_are_taken_in_single() -> None:
+    model, batch = tiny().to(torch.bfloat16), collate([sample([1, 2, 3, 4], [0, 0, 1, 1])])
+    scored = score(model, batch, entropy=True)
+    assert scored.logprobs_N.dtype == torch.float32
+    logits = model(input_ids=batch.ids_BT).logits[0].float().log_softmax(-1)
+    expected = logits[batch.positions_N].gather(1, batch.targets_N[:, None])[:, 0]
+    torch.testing.assert_close(scored.logprobs_N, expected)
