@@ -212,7 +212,7 @@ def main() -> None:
     except SystemExit as ended:
         codes[0] = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         left = [t for t in threading.enumerate() if t is not threading.main_thread() and not t.daemon]
-        if left:  # Python would wait for them, for ever where one does not end
+        if left or _children():  # Python would wait for them, for ever where one does not end
             threading.Thread(target=_end_without, args=(left, codes[0]), daemon=True).start()
         raise
 
@@ -230,10 +230,15 @@ def _end(code: int) -> None:
 
 
 def _end_without(threads: Sequence[threading.Thread], code: int) -> None:
-    """End the process in spite of threads that users' code has left running, and say which; Python is ending it too."""
+    """End the process in spite of what users' code has left running, and say what; Python is ending it too."""
     deadline = time.monotonic() + _PATIENCE
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
+    for child in _children():
+        child.join(max(0.0, deadline - time.monotonic()))
+        if child.is_alive():
+            _say("Warning", f"ended the process {child.name} (pid {child.pid}), which was still running. Join it")
+            child.terminate()
     named = [f"{t.name}{_began_at(t)}" for t in threads if t.is_alive()]
     if not named:
         return
@@ -242,7 +247,17 @@ def _end_without(threads: Sequence[threading.Thread], code: int) -> None:
         f"ended while {len(named)} {'thread was' if len(named) == 1 else 'threads were'} still running: "
         f"{'; '.join(named[:5])}{'; …' if len(named) > 5 else ''}. Join such a thread, or make it a daemon thread",
     )
+    # Python calls what is registered for the end once the threads have ended: never.
+    last = threading.Thread(target=atexit._run_exitfuncs, daemon=True)
+    last.start()
+    last.join(_PATIENCE)
     _end(code)
+
+
+def _children() -> list[Any]:
+    """The processes that Python waits for."""
+    multiprocessing = sys.modules.get("multiprocessing")
+    return [one for one in multiprocessing.active_children() if not one.daemon] if multiprocessing else []
 
 
 def _began_at(thread: threading.Thread) -> str:
