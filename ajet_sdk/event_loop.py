@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 __all__ = ["run_to_end"]
 
 T = TypeVar("T")
+_BEGINS = 10.0
+"""Seconds within which a thread that was started begins its work."""
 
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
@@ -39,10 +41,13 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
         except BaseException as error:  # noqa: BLE001  raised where the caller waits
             outcome.set_exception(error)
 
-    Thread(target=thread, name="ajet-run", daemon=True).start()
     try:
+        Thread(target=thread, name="ajet-run", daemon=True).start()
         wait([outcome])
     except KeyboardInterrupt:
+        if not wait([begun], _BEGINS).done:  # the thread was not started
+            work.close()
+            raise
         loop, task = begun.result()
         with suppress(RuntimeError):  # it ended just now, and its loop is closed
             if task is not None:
