@@ -25,7 +25,7 @@ def test_the_first_program_runs_as_printed(tmp_path: Path) -> None:
     (tmp_path / "tasks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = subprocess.run(
         [sys.executable, "-m", "ajet", *shlex.split(command[1])],
-        cwd=tmp_path, capture_output=True, text=True, timeout=120,
+        cwd=tmp_path, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     printed = re.search(r"^Mean reward .*$", README, re.MULTILINE)

@@ -42,7 +42,7 @@ def _key(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_task_files_are_what_their_program_writes(folder: Path, program: str, tmp_path: Path) -> None:
     copy = tmp_path / program
     copy.write_text((folder / program).read_text())
-    subprocess.run([sys.executable, copy], check=True, timeout=120)
+    subprocess.run([sys.executable, copy], check=True, timeout=300)
     for name in ("train.jsonl", "val.jsonl"):
         assert (tmp_path / name).read_text() == (folder / name).read_text()
 

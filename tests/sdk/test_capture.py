@@ -116,7 +116,9 @@ def with_httpx2(url: str, key: str, text: str, stream: bool) -> str:
 def with_requests(url: str, key: str, text: str, stream: bool) -> str:
     headers = {"authorization": f"Bearer {key}"}
     request = body(text, stream=stream)
-    with requests.post(f"{url}/chat/completions", json=request, headers=headers, stream=stream, timeout=10) as response:
+    with requests.post(
+        f"{url}/chat/completions", json=request, headers=headers, stream=stream, timeout=300
+    ) as response:
         return pieces(line.decode() for line in response.iter_lines()) if stream else said(response.json())
 
 
@@ -196,7 +198,7 @@ HEADERS = {"X-Ajet-Agent": "critic"}
 
 
 def headed_requests(url: str, content: str) -> str:
-    return requests.post(url, data=content, headers=HEADERS, timeout=30).text
+    return requests.post(url, data=content, headers=HEADERS, timeout=300).text
 
 
 async def headed_aiohttp(url: str, content: str) -> str:
@@ -205,7 +207,7 @@ async def headed_aiohttp(url: str, content: str) -> str:
 
 
 def headed_httpx(url: str, content: str) -> str:
-    return httpx.post(url, content=content, headers=HEADERS, timeout=30).text
+    return httpx.post(url, content=content, headers=HEADERS, timeout=300).text
 
 
 @pytest.mark.parametrize("send", [headed_requests, headed_aiohttp, headed_httpx])
@@ -231,11 +233,11 @@ def test_a_handles_own_request_goes_as_the_library_sends_it(world: World) -> Non
         async with aiohttp.ClientSession() as session, session.post(url, **post) as response:
             return response.status
 
-    assert run_in(episode, lambda: requests.post(url, headers=headers, timeout=30).status_code) == 400
+    assert run_in(episode, lambda: requests.post(url, headers=headers, timeout=300).status_code) == 400
     for module in (requests, httpx, httpx2):
         part = {"data" if module is requests else "content": iter([content[:9], content[9:]])}
         assert (
-            run_in(episode, lambda m=module, p=part: m.post(url, headers=headers, timeout=30, **p).status_code) == 200
+            run_in(episode, lambda m=module, p=part: m.post(url, headers=headers, timeout=300, **p).status_code) == 200
         )
     assert run_in(episode, with_aiohttp) == 200
 
@@ -488,7 +490,7 @@ def test_a_library_that_is_imported_during_the_run_is_captured() -> None:
         env={"PATH": "", "PYTHONPATH": ":".join(sys.path)},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
         check=False,
     )
     assert done.stdout.split() == ["policy", "200", "200"], done.stderr

@@ -33,14 +33,14 @@ def ask_by_environment(text: str) -> str:
     """What any client does that reads the environment; module level, so that it can be pickled."""
     headers = {"authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "content-type": "application/json"}
     url = f"{os.environ['OPENAI_BASE_URL']}/chat/completions"
-    with urlopen(Request(url, json.dumps(body(text)).encode(), headers), timeout=20) as response:
+    with urlopen(Request(url, json.dumps(body(text)).encode(), headers), timeout=300) as response:
         return str(json.load(response)["choices"][0]["message"]["content"])
 
 
 def ask_anywhere(text: str, url: str = NOWHERE, key: str = "k") -> str:
     """A client with a base URL of its own: only the context can reroute it."""
     headers = {"authorization": f"Bearer {key}"}
-    response = httpx.post(f"{url}/chat/completions", json=body(text), headers=headers, timeout=20)
+    response = httpx.post(f"{url}/chat/completions", json=body(text), headers=headers, timeout=300)
     return str(response.json()["choices"][0]["message"]["content"])
 
 
@@ -129,7 +129,7 @@ def test_multiprocessing_children_find_the_policy(gateway: Gateway, method: str,
         queue = context.Queue()
         child = context.Process(target=ask_and_tell, args=(how, "from a child", queue))
         child.start()
-        said = queue.get(timeout=60)
+        said = queue.get(timeout=300)
         child.join()
         return str(said)
 

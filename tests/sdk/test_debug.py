@@ -150,7 +150,7 @@ def test_bp_stops_only_where_the_run_names_the_tag(tmp_path: Path, tags: tuple[s
         input="p 'seen ' + secret\nc\n",
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         cwd=Path(__file__).parents[2],
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
@@ -173,6 +173,6 @@ def test_nothing_loads_torch(tmp_path: Path) -> None:
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=120
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).parents[2], timeout=300
     )
     assert done.returncode == 0, done.stderr

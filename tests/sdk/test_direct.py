@@ -6,7 +6,6 @@ import asyncio
 import contextvars
 import re
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,6 +20,7 @@ from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.gateway import EpisodeSpec, Gateway, OpenEpisode
 from ajet_sdk.model import current_episode
 from ajet_sdk.protocols import Ask
+from tests.waiting import until
 
 URL = "http://model.invalid/v1/chat/completions"
 
@@ -70,13 +70,6 @@ class Slow:
 
 def opened(gateway: Gateway, reply: Any, name: str = "one") -> OpenEpisode:
     return gateway.open(EpisodeSpec(name, ScriptedEngine(reply)))
-
-
-def until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def ask_sync(module: Any, **options: Any) -> Callable[[], Any]:

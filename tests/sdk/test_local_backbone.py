@@ -24,6 +24,7 @@ from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.types import Task
 from ajet_tools.trace.check import check
 from tests.tiny_models import save_tiny
+from tests.waiting import until_async
 
 
 @pytest.fixture(scope="session")
@@ -226,7 +227,7 @@ def test_ctrl_c_leaves_a_checkpoint_to_resume_from(tmp_path: Path, tiny_model: P
         if episode.step == 2 and not stop_at.is_set():
             stop_at.set()
             os.kill(os.getpid(), signal.SIGINT)
-            await asyncio.sleep(60)
+            await asyncio.sleep(3600)
         return reply["content"] or ""
 
     with pytest.raises(KeyboardInterrupt):
@@ -281,17 +282,20 @@ def test_one_step_is_not_called_steps(tmp_path: Path, tiny_model: Path, capsys: 
 
 def test_a_step_is_whole_when_it_is_stopped() -> None:
     """An update that Ctrl-C falls into is finished and booked; otherwise a resumed run would apply it twice."""
-    events = []
+    events: list[str] = []
+    asked = asyncio.Event()
 
     async def step() -> None:
         events.append("updated")
-        await asyncio.sleep(0.05)
+        await asked.wait()
         events.append("booked")
 
     async def stopped() -> None:
         task = asyncio.create_task(_whole(step()))
-        await asyncio.sleep(0.01)
+        await until_async(lambda: events)
         task.cancel()
+        await asyncio.sleep(0)
+        asked.set()
         with pytest.raises(asyncio.CancelledError):
             await task
 

@@ -20,6 +20,7 @@ from ajet_sdk.errors import ConfigError, MissingExtra
 from ajet_sdk.loggers import Loggers
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Run
+from tests.waiting import FOREVER
 
 NAMES = ("wandb", "swanlab")
 RUN = "0123456789abcdef0123456789abcdef"
@@ -161,12 +162,10 @@ def test_ctrl_c_stays_the_runs(tmp_path: Path, name: str) -> None:
 
 def test_a_service_that_does_not_answer_holds_nobody_up(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(trackers, "_BEGIN_SECONDS", 0.1)
-    monkeypatch.setattr(trackers, "TRACKERS", {"deaf": lambda run: time.sleep(60)})
+    monkeypatch.setattr(trackers, "TRACKERS", {"deaf": lambda run: time.sleep(FOREVER)})
     run = trackers.TrackedRun(RUN, "sums", "math", {}, tmp_path)
-    started = time.monotonic()
     with pytest.raises(ConfigError, match=r"deaf could not begin the run \(TimeoutError: no answer"):
         trackers.Tracker("deaf", run, print)
-    assert time.monotonic() - started < 10
 
 
 def test_a_service_that_breaks_is_told_once_and_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

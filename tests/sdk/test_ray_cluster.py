@@ -98,7 +98,7 @@ def bystander() -> Iterator[Cluster]:
 
 def python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, *arguments], cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=200
+        [sys.executable, *arguments], cwd=cwd, env=ENVIRONMENT, capture_output=True, text=True, timeout=300
     )
 
 
@@ -138,7 +138,7 @@ def test_a_ray_of_our_own_carries_code_to_a_subprocess_and_ends(project: Path, m
         assert [node.cpus for node in joined.nodes()] == [1]
         done = subprocess.run(
             [sys.executable, "-c", code], cwd="/", env={**ENVIRONMENT, **joined.environment()}, capture_output=True,
-            text=True, timeout=120,
+            text=True, timeout=300,
         )  # fmt: skip
         ours = [p for p in psutil.Process().children(recursive=True) if p.pid not in before]
     assert done.returncode == 0, done.stderr
@@ -146,7 +146,7 @@ def test_a_ray_of_our_own_carries_code_to_a_subprocess_and_ends(project: Path, m
     assert not Path(file).is_relative_to(project)
     assert key == "sk-carried"
     assert ours
-    assert psutil.wait_procs(ours, timeout=20)[1] == []
+    assert psutil.wait_procs(ours, timeout=300)[1] == []
 
 
 def test_a_program_brings_its_own_functions(project: Path) -> None:
@@ -175,10 +175,10 @@ def test_ctrl_c_ends_what_was_started_and_nothing_else(project: Path, bystander:
         time.sleep(0.2)
     started = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
     os.killpg(process.pid, signal.SIGINT)
-    said, _ = process.communicate(timeout=60)
+    said, _ = process.communicate(timeout=300)
     assert process.returncode == 130, said
     assert len(started) > 3, said
-    assert psutil.wait_procs(started, timeout=20)[1] == []
+    assert psutil.wait_procs(started, timeout=300)[1] == []
     with cluster(bystander.address) as joined:
         assert [node.alive for node in joined.nodes()] == [True]
     trace = open_trace(next((project / "launcher_record").iterdir()) / "trace.duckdb")

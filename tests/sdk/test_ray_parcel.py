@@ -98,7 +98,7 @@ def test_unpacked_modules_import_and_relative_paths_hold(tmp_path: Path, monkeyp
     )
     with Parcel((inside, outside), (inside, outside)).packed() as root:
         done = subprocess.run(
-            [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=60,
+            [sys.executable, "-c", code], cwd=root, capture_output=True, text=True, timeout=300,
             env={**os.environ, "PYTHONPATH": str(root)},
         )  # fmt: skip
     assert done.returncode == 0, done.stderr

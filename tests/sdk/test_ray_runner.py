@@ -85,7 +85,7 @@ def forks(question: str) -> list:
     answers = context.Queue()
     process = context.Process(target=child, args=(question, answers))
     process.start()
-    answer = answers.get(timeout=60)
+    answer = answers.get(timeout=300)
     process.join()
     return [*answer, os.getpid()]
 

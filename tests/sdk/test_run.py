@@ -258,7 +258,7 @@ def test_ctrl_c_is_recorded_as_interrupted(tmp_path: Path) -> None:
         f"import ajet, asyncio, sys\nfrom pathlib import Path\nsys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "from test_run import config\nfrom ajet_sdk.run import train\n"
         "@ajet.workflow\nasync def hang(question: str) -> str:\n"
-        "    print('started', flush=True)\n    await asyncio.sleep(60)\n    return ''\n"
+        "    print('started', flush=True)\n    await asyncio.sleep(3600)\n    return ''\n"
         f"train(config(Path({str(tmp_path)!r})), workflow=hang, judge=ajet.judge(lambda output: 1.0))\n"
     )
     child = subprocess.Popen(
@@ -272,7 +272,7 @@ def test_ctrl_c_is_recorded_as_interrupted(tmp_path: Path) -> None:
     assert child.stdout.readline().strip() == "started"
     time.sleep(0.2)
     child.send_signal(signal.SIGINT)
-    _, errors = child.communicate(timeout=60)
+    _, errors = child.communicate(timeout=300)
     assert child.returncode != 0 and "KeyboardInterrupt" in errors
     assert rows(tmp_path / "experiment", "SELECT status FROM runs") == [{"status": "interrupted"}]
     states = rows(tmp_path / "experiment", "SELECT DISTINCT status, cause FROM episodes")

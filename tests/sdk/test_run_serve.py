@@ -52,10 +52,10 @@ def serving(home: Path, *key: str) -> Iterator[str]:
     assert child.stdout is not None
     line = child.stdout.readline()
     found = re.search(r"Serving parrot at (http://127.0.0.1:\d+/v1)", line)
-    assert found, (line, child.communicate(timeout=10))
+    assert found, (line, child.communicate(timeout=300))
     yield found[1]
     child.send_signal(signal.SIGINT)
-    out, errors = child.communicate(timeout=30)
+    out, errors = child.communicate(timeout=300)
     assert (child.returncode, "stopped in peace" in out) == (0, True), errors
 
 
@@ -96,7 +96,7 @@ def test_openai_clients_are_answered(served: tuple[str, Path]) -> None:
 def test_many_at_once(served: tuple[str, Path]) -> None:
     def ask(number: int) -> str:
         body = {"model": "parrot", "messages": [{"role": "user", "content": str(number)}]}
-        reply = client.post(f"{served[0]}/chat/completions", json=body, timeout=30)
+        reply = client.post(f"{served[0]}/chat/completions", json=body, timeout=300)
         return str(reply.json()["choices"][0]["message"]["content"])
 
     with httpx.Client() as client, ThreadPoolExecutor(8) as pool:

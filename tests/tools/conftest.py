@@ -119,3 +119,12 @@ def token_trace(tmp_path_factory: pytest.TempPathFactory) -> TokenTrace:
         writer.put(Run(run_id="run", backbone="local", status="finished",
                        config={"ajet": {"model": {"scripted": "agent.py->replies"}}}))  # fmt: skip
     return TokenTrace(directory)
+
+
+@pytest.fixture
+def lasting_notices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A notice of an app stays until the test ends: how long a busy machine takes to look for it decides nothing."""
+    from textual.notifications import Notification
+
+    monkeypatch.setattr(Notification, "time_left", 3_600.0)
+    monkeypatch.setattr(Notification, "has_expired", False)

@@ -63,7 +63,7 @@ def process(*args: str, **more: Any) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     env.pop("OPENAI_API_KEY", None)
     command = [sys.executable, "-m", "ajet", *args]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, env=env, check=False, **more)
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=env, check=False, **more)
 
 
 def test_help_loads_nothing_heavy() -> None:
@@ -249,11 +249,11 @@ def test_traceback_shows_where_an_error_was_raised(starter: Path) -> None:
 def test_ctrl_c_is_130(starter: Path, who: str) -> None:
     """At once, also where the scripted reply is what waits."""
     if who == "agent":
-        waits = "    print('asked', flush=True)\n    await asyncio.sleep(60)\n    reply = await"
+        waits = "    print('asked', flush=True)\n    await asyncio.sleep(3600)\n    reply = await"
         text = (starter / "agent.py").read_text().replace("    reply = await", waits)
         (starter / "agent.py").write_text(text.replace("import ajet", "import asyncio\n\nimport ajet"))
     else:
-        waits = "    import time\n\n    print('asked', flush=True)\n    time.sleep(100)\n    numbers ="
+        waits = "    import time\n\n    print('asked', flush=True)\n    time.sleep(3600)\n    numbers ="
         (starter / "replies.py").write_text((starter / "replies.py").read_text().replace("    numbers =", waits))
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "ajet", "run", "agent.py:solve", *SCRIPTED, "--limit", "1"]
@@ -261,7 +261,7 @@ def test_ctrl_c_is_130(starter: Path, who: str) -> None:
         assert child.stdout is not None
         assert child.stdout.readline() == "asked\n"
         child.send_signal(signal.SIGINT)
-        _, errors = child.communicate(timeout=50)
+        _, errors = child.communicate(timeout=300)
     assert child.returncode == 130
     assert errors == "Interrupted: what was flushed is kept\n"
     assert "Traceback" not in errors

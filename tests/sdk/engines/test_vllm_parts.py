@@ -9,7 +9,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from ajet_sdk.errors import ConfigError, EngineError, EngineUnavailable
 from ajet_sdk.learn.served import Served
 from ajet_sdk.protocols import Sampled
 from ajet_sdk.schema import Lora
+from tests.waiting import until
 
 KEEPER = keeper_module.__file__
 
@@ -199,13 +199,6 @@ def alive(pid: int) -> bool:
         return False
 
 
-def until(true: Any, seconds: float = 15.0) -> bool:
-    end = time.monotonic() + seconds
-    while not true() and time.monotonic() < end:
-        time.sleep(0.05)
-    return bool(true())
-
-
 NEST = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -218,7 +211,7 @@ time.sleep(600)
 
 
 def pids_in(file: Path) -> list[int]:
-    assert until(file.exists), "the server never came up"
+    until(file.exists)
     return [int(pid) for pid in file.read_text().split()]
 
 
@@ -238,8 +231,8 @@ def test_a_killed_run_leaves_no_process_and_no_weights(tmp_path: Path, monkeypat
     assert all(map(alive, pids))
     run.kill()
     run.wait()
-    assert until(lambda: not any(map(alive, pids)), keeper_module.GRACE + 10)
-    assert until(lambda: not weights.exists())
+    until(lambda: not any(map(alive, pids)))
+    until(lambda: not weights.exists())
 
 
 def test_a_server_that_dies_takes_its_children_along_and_keeps_the_weights(tmp_path: Path) -> None:
@@ -251,7 +244,7 @@ def test_a_server_that_dies_takes_its_children_along_and_keeps_the_weights(tmp_p
     server, child = pids_in(told)
     os.kill(server, signal.SIGKILL)
     assert keeper.wait(20) == 128 + signal.SIGKILL
-    assert until(lambda: not alive(child))
+    until(lambda: not alive(child))
     assert weights.exists()
 
 

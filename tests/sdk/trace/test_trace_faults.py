@@ -192,7 +192,7 @@ def test_a_directory_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         parent.chmod(parent.stat().st_mode | 0o011)
     tmp_path.chmod(0o755)
     with process(UNPRIVILEGED, str(forbidden / "trace.duckdb")) as child:
-        said, failed = child.communicate(timeout=60)
+        said, failed = child.communicate(timeout=300)
     if "Permission" in failed and "ModuleNotFound" not in said:
         pytest.skip("the unprivileged user cannot read this checkout")
     assert said.startswith("TraceError") and "forbidden/trace.duckdb" in said and "permissions" in said, said + failed
@@ -233,7 +233,7 @@ def test_a_full_disk_is_an_error_for_a_run_and_one_warning_for_an_agent(tmp_path
             assert said.startswith("TraceError the disk of"), said
         else:
             assert said.startswith("nothing raised") and float(said.split()[-1]) < 1, said
-        rest, warned = child.communicate("\n", timeout=60)
+        rest, warned = child.communicate("\n", timeout=300)
     rows, put = rest.splitlines()
     kept = json.loads(rows.replace("'", '"'))[0]
     assert kept["a"] == kept["b"] == int(put) - 1, "all that was taken is written once there is room"

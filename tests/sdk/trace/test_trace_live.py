@@ -147,5 +147,5 @@ from ajet_sdk.trace import reader
 reader._LINGER = 60
 kept = reader.open_trace(Path({str(path)!r}))
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert (done.returncode, done.stdout) == (0, "[]\n"), done.stderr

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -95,11 +94,9 @@ def test_a_variable_of_this_process_cannot_be_read(trace: TraceReader) -> None:
 
 def test_a_long_query_is_interrupted(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "t.duckdb") as writer:
-        started = time.monotonic()
         endless = "SELECT count(*) FROM range(10000000000) a, range(1000000) b WHERE a.range % 7 = b.range % 11"
         with pytest.raises(QueryError, match=r"stopped after 0\.5 s"):
             query.select(writer._root, endless, timeout=0.5)  # type: ignore[arg-type]
-        assert time.monotonic() - started < 10
         assert writer.query("SELECT 1 AS one").num_rows == 1
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,7 @@ from ajet_sdk.errors import TraceError
 from ajet_sdk.trace.reader import episodes, ledger_balance, open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Metric, Reward, Run, Task, Trained
+from tests.waiting import until
 
 
 def call(episode_id: str, index: int = 0, **fields: Any) -> Call:
@@ -83,10 +83,7 @@ def test_many_threads_put_at_once_and_all_is_kept_once(tmp_path: Path) -> None:
 def test_what_is_put_shows_soon_without_a_flush(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "trace.duckdb") as writer:
         writer.put(call("e"))
-        deadline = time.monotonic() + 10
-        while not writer.query("SELECT 1 FROM calls").num_rows:
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        until(lambda: writer.query("SELECT 1 FROM calls").num_rows)
 
 
 SECRET = "sk-THIS-IS-A-SECRET"

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typer.testing import CliRunner
 from ajet_sdk.errors import ConfigError
 from ajet_tools.cli.app import app
 from ajet_tools.dataset.calibrate import Band
+from tests.waiting import until
 
 AGENT = """
 from openai import AsyncOpenAI
@@ -233,17 +233,15 @@ def test_ctrl_c_keeps_what_was_measured_and_the_same_command_goes_on(here: Path)
     environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     process = subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
     known = Path("out.measured.jsonl")
-    until = time.monotonic() + 60
-    while time.monotonic() < until and (not known.exists() or len(known.read_text().splitlines()) < 4):
-        time.sleep(0.05)
+    until(lambda: known.exists() and len(known.read_text().splitlines()) >= 4)
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=60)
+    _, said = process.communicate(timeout=300)
     assert process.returncode == 130 and "the same command goes on" in said
     assert not Path("out.jsonl").exists()
     before, calls = len(read("out.measured.jsonl")), asked()
     assert 4 <= before < 40
     done = subprocess.run(
-        [*command, "--json"], env=environment, capture_output=True, text=True, timeout=100, check=True
+        [*command, "--json"], env=environment, capture_output=True, text=True, timeout=300, check=True
     )
     assert json.loads(done.stdout)["known"] == before
     assert asked() - calls == (40 - before) * 2 and len(read("out.jsonl")) == 40

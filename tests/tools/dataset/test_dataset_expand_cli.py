@@ -10,11 +10,12 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.waiting import until
 
 ROWS = [
     {"main_query": f"What is {i} times {i + 3}?", "metadata": {"answer": str(i * (i + 3)), "unit": "none"}}
@@ -67,7 +68,7 @@ class Place:
 
     def run(self, *arguments: str, file_limit: int | None = None) -> subprocess.CompletedProcess[str]:
         process = self.start(*arguments, file_limit=file_limit)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def rows(self, name: str) -> list[dict[str, Any]]:
@@ -140,9 +141,7 @@ def test_killed_at_any_time_resume_loses_nothing_and_pays_for_nothing_twice(plac
     server, whole = model_server(slow), model_server(slow)
     run = ("seeds.jsonl", "-n", "120", "--concurrency", "4")
     process = place.start(*run, "--out", "data", *at(server))
-    deadline = time.monotonic() + 60
-    while len(server.requests) < 14 and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: len(server.requests) >= 14)
     process.kill()
     process.communicate()
     at_kill = [json.dumps(body) for body in server.requests]
@@ -173,10 +172,9 @@ def test_a_resume_with_other_options_says_what_differs(place: Place, model_serve
 def test_ctrl_c_writes_what_there_is(place: Place, model_server) -> None:
     server = model_server(lambda body, number: (0.05, sums(body)))
     process = place.start("seeds.jsonl", "-n", "5000", "--out", "data", "--concurrency", "4", *at(server))
-    while len(server.requests) < 14:
-        time.sleep(0.02)
+    until(lambda: len(server.requests) >= 14)
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 130, err
     rows = place.rows("data/train.jsonl") + place.rows("data/validation.jsonl")
     assert len(rows) >= 14 and f"{len(rows)} rows accepted" in out

@@ -8,12 +8,13 @@ import random
 import re
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from starlette.responses import Response
+
+from tests.waiting import until
 
 BEASTS = ("otter", "heron", "badger", "lynx", "stoat", "viper", "moose", "raven", "shrew", "trout", "beetle", "walrus")
 PLACES = ("Norway", "Peru", "Kenya", "Japan", "Chile", "Nepal", "Ghana", "Malta", "Cuba", "Laos", "Fiji", "Oman")
@@ -56,7 +57,7 @@ class Place:
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         process = self.start(*arguments)
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=300)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def rows(self, name: str) -> list[dict[str, Any]]:
@@ -96,9 +97,7 @@ def test_killed_and_resumed_no_vector_is_paid_for_twice(place: Place, model_serv
     writer, judge = model_server(slow), embedder(means)
     run = ("-n", "60", "--out", "data", *at(writer, judge))
     process = place.start(*run)
-    deadline = time.monotonic() + 60
-    while len(judge.batches) < 6 and time.monotonic() < deadline:
-        time.sleep(0.01)
+    until(lambda: len(judge.batches) >= 6)
     process.kill()
     process.communicate()
     before = [json.dumps(batch) for batch in judge.batches]

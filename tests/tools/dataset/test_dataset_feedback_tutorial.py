@@ -32,7 +32,7 @@ def calculate(body: dict[str, Any], number: int) -> str:
 def program(name: str, *arguments: Any, url: str = "") -> str:
     env = {**os.environ, "OPENAI_BASE_URL": url, "OPENAI_API_KEY": "none", "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, TUTORIAL / name, *map(str, arguments)], env=env, capture_output=True, text=True, timeout=120
+        [sys.executable, TUTORIAL / name, *map(str, arguments)], env=env, capture_output=True, text=True, timeout=300
     )
     assert done.returncode == 0, done.stderr
     return done.stdout

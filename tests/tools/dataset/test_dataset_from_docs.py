@@ -365,7 +365,7 @@ def test_ctrl_c_keeps_what_was_made_and_resume_goes_on(model_server, tmp_path: P
     while len(server.requests) < 4 and running.poll() is None:
         time.sleep(0.02)
     running.send_signal(signal.SIGINT)
-    _, said = running.communicate(timeout=60)
+    _, said = running.communicate(timeout=300)
     assert running.returncode == 130 and "Interrupted" in said and "Traceback" not in said
     kept, asked = len(rows(out / "train.jsonl")) + len(rows(out / "validation.jsonl")), len(server.requests)
     assert 6 <= kept < 24 and asked < 8

@@ -9,7 +9,6 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -27,6 +26,7 @@ from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Feedback, Reward, Run, Task
 from ajet_tools.cli.app import app
 from ajet_tools.dataset.seeds import read_seeds
+from tests.waiting import until
 
 START = datetime(2026, 1, 1, 12, tzinfo=timezone.utc)
 Message = dict[str, Any]
@@ -583,11 +583,9 @@ def test_ctrl_c_leaves_no_file_and_no_grade_is_asked_for_again(service: Path, mo
     command = [sys.executable, "-m", "ajet", "dataset", "from-traces", str(service), *rubric]
     env = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])}
     process = subprocess.Popen(command, env=env, stderr=subprocess.PIPE, text=True)
-    limit = time.monotonic() + 60
-    while len(server.requests) < 3 and time.monotonic() < limit:
-        time.sleep(0.02)
+    until(lambda: len(server.requests) >= 3)
     process.send_signal(signal.SIGINT)
-    _, told = process.communicate(timeout=60)
+    _, told = process.communicate(timeout=300)
     assert process.returncode == 130 and "Interrupted" in told and "Traceback" not in told
     assert not Path("tasks.jsonl").exists()
     before = len(server.requests)

@@ -6,7 +6,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from typer.testing import CliRunner, Result
 
 from ajet_tools.cli.app import app
 from ajet_tools.dataset.tables import Writer, read
+from tests.waiting import until
 
 
 @pytest.fixture
@@ -229,9 +229,7 @@ def test_an_interrupt_leaves_what_stood_there_and_no_draft(tasks: Path, tmp_path
         assert running.stdin and running.stderr
         running.stdin.write(tasks.read_bytes())
         running.stdin.flush()
-        deadline = time.monotonic() + 60
-        while len(list(out.parent.iterdir())) == 1 and time.monotonic() < deadline:
-            time.sleep(0.05)
+        until(lambda: len(list(out.parent.iterdir())) > 1)
         running.send_signal(signal.SIGINT)
         said = running.stderr.read()
     assert running.returncode == 130, said

@@ -3,13 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
-import pty
-import select
-import signal
-import sys
-import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -30,8 +24,10 @@ from ajet_tools.tui.dataset.row import RowScreen
 from ajet_tools.tui.dataset.rows import RowsScreen
 from ajet_tools.tui.dataset.save import SaveScreen
 from ajet_tools.tui.widgets.long_text import LongText
+from tests.tools.terminal import in_terminal
+from tests.waiting import until_shown
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("lasting_notices")]
 
 EVIL = "[bold red]not markup[/] \x1b[31mred\x07 \u202eback 字字"
 
@@ -70,17 +66,11 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 async def viewing(path: Path, *, size: tuple[int, int] = (100, 30), filter: str = "") -> AsyncIterator[Pilot[None]]:
     view = DatasetApp(Review(str(path)), filter)
     async with view.run_test(size=size, notifications=True) as pilot:
-        await until(pilot, lambda: isinstance(view.screen, RowsScreen) and view.review.loaded and not at_work(pilot))
+        await until_shown(
+            pilot, lambda: isinstance(view.screen, RowsScreen) and view.review.loaded and not at_work(pilot)
+        )
         yield pilot
     view.review.close()
-
-
-async def until(pilot: Pilot[None], holds: Callable[[], bool]) -> None:
-    for _ in range(400):
-        await pilot.pause(0.02)
-        if holds():
-            return
-    raise AssertionError("it did not come about")
 
 
 def at_work(pilot: Pilot[None]) -> bool:
@@ -91,7 +81,7 @@ async def press(pilot: Pilot[None], *keys: str) -> None:
     for key in keys:
         await pilot.press(key)
         await pilot.pause()
-        await until(pilot, lambda: not at_work(pilot))
+        await until_shown(pilot, lambda: not at_work(pilot))
 
 
 async def typed(pilot: Pilot[None], text: str) -> None:
@@ -137,7 +127,7 @@ async def test_a_selection_is_decided_on_at_once(tasks: Path) -> None:
 
 async def test_filter_search_and_what_is_left_to_do(tasks: Path) -> None:
     async with viewing(tasks, filter="metadata.level=1") as pilot:
-        await until(pilot, lambda: rows(pilot).table.count == 13)
+        await until_shown(pilot, lambda: rows(pilot).table.count == 13)
         await press(pilot, "a", "a", "t")
         assert rows(pilot).table.count == 11 and "only undecided" in said(pilot)
         await press(pilot, "escape", "ctrl+f")
@@ -165,7 +155,7 @@ async def test_an_answer_is_edited_in_a_form(tasks: Path) -> None:
         await press(pilot, "end", "0", "ctrl+s")
         assert review(pilot).row(0).values["metadata"] == {"answer": "10", "level": 0}
         assert review(pilot).row(0).values["provenance"]["edited"] == ["metadata.answer"]
-        await until(pilot, lambda: rows(pilot).table.row(0) is not None)
+        await until_shown(pilot, lambda: rows(pilot).table.row(0) is not None)
         shown = rows(pilot).table.row(0)
         assert shown is not None and shown["values"]["metadata"]["answer"] == "10"
 
@@ -215,7 +205,7 @@ async def test_saved_over_itself_the_rest_goes_on(tasks: Path) -> None:
         assert said(pilot, "#plan") == "replaces tasks.jsonl with 39 rows; 1 rejected to tasks.rejected.jsonl"
         assert len(tasks.read_text().splitlines()) == 40
         await press(pilot, "enter")
-        await until(pilot, lambda: isinstance(pilot.app.screen, RowsScreen) and review(pilot).loaded)
+        await until_shown(pilot, lambda: isinstance(pilot.app.screen, RowsScreen) and review(pilot).loaded)
         assert [one.values for one in read(tasks)] == [row(i) for i in range(1, 40)]
         assert review(pilot).mark_of(0) == "accepted" and rows(pilot).table.count == 39
         await press(pilot, "q")
@@ -232,7 +222,7 @@ async def test_another_file_is_replaced_only_when_that_was_said_twice(tasks: Pat
         assert isinstance(pilot.app.screen, SaveScreen) and "enter once more replaces it" in said(pilot, "#wrong")
         assert Path("other.jsonl").read_text() == "something of mine\n"
         await press(pilot, "ctrl+s")
-        await until(pilot, lambda: isinstance(pilot.app.screen, RowsScreen))
+        await until_shown(pilot, lambda: isinstance(pilot.app.screen, RowsScreen))
         assert [one.values for one in read("other.jsonl")] == [row(0)] and not review(pilot).unsaved
 
 
@@ -241,7 +231,7 @@ async def test_what_cannot_be_saved_is_said_and_asked_again(tasks: Path) -> None
         await press(pilot, "x", "ctrl+s")
         pilot.app.screen.query_one(Input).value = "tasks.jsonl/below.jsonl"
         await press(pilot, "enter")
-        await until(pilot, lambda: "cannot write" in said(pilot, "#wrong"))
+        await until_shown(pilot, lambda: "cannot write" in said(pilot, "#wrong"))
         assert isinstance(pilot.app.screen, SaveScreen) and review(pilot).unsaved
 
 
@@ -255,7 +245,7 @@ async def test_leaving_says_what_becomes_of_decisions(tasks: Path, key: str, kep
         await press(pilot, "ctrl+q", key)
         if key == "s":
             await press(pilot, "enter")
-            await until(pilot, lambda: isinstance(pilot.app.screen, RowsScreen) and review(pilot).loaded)
+            await until_shown(pilot, lambda: isinstance(pilot.app.screen, RowsScreen) and review(pilot).loaded)
     again = Review(str(tasks))
     again.load()
     assert len(again.spool) == saved and len(again.decisions) == (0 if key == "s" else kept)
@@ -265,7 +255,7 @@ async def test_a_row_that_cannot_be_read_ends_it_with_its_place(tasks: Path) -> 
     tasks.write_text(json.dumps(row(0)) + "\n{half\n")
     view = DatasetApp(Review(str(tasks)))
     async with view.run_test() as pilot:
-        await until(pilot, lambda: view.failure is not None)
+        await until_shown(pilot, lambda: view.failure is not None)
     assert isinstance(view.failure, TaskError) and "tasks.jsonl line 2" in str(view.failure)
     assert view.return_code == 1
 
@@ -299,7 +289,7 @@ def test_looks(snap_compare: Any, tasks: Path, name: str, keys: list[str], size:
     view = DatasetApp(Review(str(tasks)))
 
     async def before(pilot: Pilot[None]) -> None:
-        await until(pilot, lambda: view.review.loaded and not at_work(pilot))
+        await until_shown(pilot, lambda: view.review.loaded and not at_work(pilot))
         await press(pilot, *keys)
         if isinstance(pilot.app.focused, Input | TextArea):  # whose cursor blinks
             pilot.app.set_focus(None)
@@ -318,35 +308,10 @@ def test_without_a_terminal_it_names_what_does_the_same_in_a_script(tasks: Path)
     assert "--rejected long.jsonl" in shown and "In a script" in shown
 
 
-def in_terminal(
-    *arguments: str, term: str = "xterm-256color", keys: bytes = b"", wait: bytes = b""
-) -> tuple[int, bytes]:
-    """Run the command in a real terminal; returns its exit code and what it wrote."""
-    pid, master = pty.fork()
-    if pid == 0:
-        os.environ |= {"TERM": term, "PYTHONPATH": str(Path(__file__).parents[3]), "COLUMNS": "100", "LINES": "30"}
-        os.execv(sys.executable, [sys.executable, "-m", "ajet", "dataset", "view", *arguments])
-    written, deadline = b"", time.monotonic() + 60
-    try:
-        while time.monotonic() < deadline:
-            if select.select([master], [], [], 0.2)[0]:
-                try:
-                    written += os.read(master, 65536)
-                except OSError:
-                    break
-            if keys and wait in written:
-                os.write(master, keys[:1])
-                keys = keys[1:]
-                time.sleep(0.3)
-        else:
-            os.kill(pid, signal.SIGKILL)
-        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), written
-    finally:
-        os.close(master)
-
-
 def test_in_a_real_terminal_it_decides_and_leaves_and_the_decision_is_kept(tasks: Path) -> None:
-    code, written = in_terminal(str(tasks), keys=b"xqq", wait=b"What is 0 + 1?")
+    code, written = in_terminal(
+        "dataset", "view", str(tasks), keys=[(b"What is 0 + 1?", b"x"), (b"row 2", b"q"), (b"not saved", b"q")]
+    )
     assert code == 0 and b"kept in .tasks.jsonl.review.jsonl" in written and b"Traceback" not in written
     again = Review(str(tasks))
     again.load()
@@ -356,5 +321,5 @@ def test_in_a_real_terminal_it_decides_and_leaves_and_the_decision_is_kept(tasks
 def test_what_cannot_be_opened_is_said(tasks: Path) -> None:
     tasks.write_text(json.dumps(row(0)) + "\n{half\n")
     for option, words in (("chars<", b"a value is missing"), ("chars<9", b"tasks.jsonl line 2")):
-        ended, written = in_terminal(str(tasks), "--filter", option)
+        ended, written = in_terminal("dataset", "view", str(tasks), "--filter", option)
         assert ended == 2 and words in b" ".join(written.split()) and b"Traceback" not in written, written

@@ -24,6 +24,7 @@ from ajet_tools.trace.queries.listing import open_listing
 from ajet_tools.trace.search import search
 from ajet_tools.tui.app import TraceApp
 from ajet_tools.tui.screens.episodes import EpisodesScreen
+from tests.waiting import until_shown
 
 Start = Callable[[str], Any]
 
@@ -189,29 +190,24 @@ async def test_the_viewer_follows_all_of_them(tmp_path: Path, node: Start, monke
     reader = open_trace(tmp_path)
     viewer = TraceApp(reader, tmp_path)
 
-    async def until(holds: Callable[[], bool]) -> None:
-        for _ in range(2000):
-            await pilot.pause(0.03)
-            if holds():
-                return
-        raise AssertionError("it did not come about")
-
     async with viewer.run_test(size=(100, 30)) as pilot:
-        await until(lambda: bool(getattr(viewer.screen, "runs", [])))
+        await until_shown(pilot, lambda: bool(getattr(viewer.screen, "runs", [])))
         viewer.open_episodes("run1")
-        await until(lambda: isinstance(viewer.screen, EpisodesScreen) and viewer.screen.listing is not None)
-        await until(lambda: viewer.screen.listing.count == 1)  # type: ignore[attr-defined]
+        await until_shown(
+            pilot, lambda: isinstance(viewer.screen, EpisodesScreen) and viewer.screen.listing is not None
+        )
+        await until_shown(pilot, lambda: viewer.screen.listing.count == 1)  # type: ignore[attr-defined]
         two = node("n2")  # its file appears while the viewer is open
         two.tell("episode b 1 1")
         one.tell("episode c 1 1")
-        await until(lambda: viewer.screen.listing.count == 3)  # type: ignore[attr-defined]
+        await until_shown(pilot, lambda: viewer.screen.listing.count == 3)  # type: ignore[attr-defined]
         two.kill()
         head.tell("run finished")
-        await until(lambda: viewer.screen.listing.count == 3)  # type: ignore[attr-defined]
+        await until_shown(pilot, lambda: viewer.screen.listing.count == 3)  # type: ignore[attr-defined]
         head.end()
         one.end()
         await pilot.press("escape")
-        await until(lambda: [run["status"] for run in getattr(viewer.screen, "runs", [])] == ["finished"])
+        await until_shown(pilot, lambda: [run["status"] for run in getattr(viewer.screen, "runs", [])] == ["finished"])
         [run] = viewer.screen.runs  # type: ignore[attr-defined]
         assert run["episodes"] == 3
     assert open_listing(reader, "run1").count == 3

@@ -23,6 +23,7 @@ from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Run, Task
 from ajet_tools.trace.rejudge import Changes, advantages, compared_over, groups_of, rejudge
+from tests.waiting import FOREVER
 
 SETTINGS: Config = load_config(values={"ajet": {"backbone": "debug"}})
 TASKS = [Task(task_id=f"t{i}", main_query=f"q{i}", metadata={"answer": str(i)}) for i in range(3)]
@@ -148,17 +149,15 @@ def test_a_judge_that_hangs(stored: Path) -> None:
     @ajet.judge
     async def slow(output: str) -> float:
         if output == "no":
-            await asyncio.sleep(60)
+            await asyncio.sleep(FOREVER)
         return 1.0
 
-    started = time.monotonic()
     changes = judge_again(stored, slow, timeout=0.2)
-    assert time.monotonic() - started < 10
     assert {cause: len(group) for cause, group in changes.failures.items()} == {"EpisodeTimeout": 1}
 
     @ajet.judge
     def stuck(output: str) -> float:
-        time.sleep(60)
+        time.sleep(FOREVER)
         return 1.0
 
     changes = judge_again(stored, stuck, timeout=0.1, parallel=8)

@@ -28,6 +28,7 @@ from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Run, Task
 from ajet_tools.trace.replay import Replay, recorded_episode, replay
 from ajet_tools.trace.request_diff import compare, requests_of
+from tests.waiting import FOREVER
 
 TOOL = {"type": "function", "function": {"name": "calc", "parameters": {"type": "object", "properties": {}}}}
 
@@ -280,7 +281,7 @@ def test_a_call_whose_client_did_not_wait_is_waited_for_in_vain_again(tmp_path: 
             try:
                 await client.post("/chat/completions", json=body, headers=headers, timeout=0.3)
             except httpx.ReadTimeout:
-                reply = await client.post("/chat/completions", json=body, headers=headers, timeout=20)
+                reply = await client.post("/chat/completions", json=body, headers=headers, timeout=300)
                 return str(reply.json()["choices"][0]["message"]["content"])
         return "at once"
 
@@ -326,12 +327,11 @@ def test_a_workflow_that_raises_or_hangs_now(tmp_path: Path) -> None:
 
     @ajet.workflow
     def hangs(task: Task, model: ajet.Model) -> str:
-        time.sleep(60)
+        time.sleep(FOREVER)
         return ""
 
-    started = time.monotonic()
     result = again(recorded, hangs, timeout=0.3)
-    assert time.monotonic() - started < 15 and "workflow hangs did not end within" in (result.error or "")
+    assert "workflow hangs did not end within" in (result.error or "")
 
 
 def test_a_failure_of_then_that_is_the_same_now_is_no_difference(tmp_path: Path) -> None:
@@ -464,12 +464,11 @@ def test_an_episode_without_calls(tmp_path: Path) -> None:
     assert result.same and (result.requests, result.requests_now) == (0, 0)
 
 
-def test_a_diff_of_ten_megabytes_is_short_and_quick() -> None:
+def test_a_diff_of_ten_megabytes_is_short() -> None:
     def asked(text: str) -> Call:
         return Call(episode_id="e", request={"messages": [{"role": "user", "content": text}]})
 
     long = "line of text\n" * 800_000
-    started = time.monotonic()
     [difference] = compare(requests_of([asked(long + "a" + long)]), requests_of([asked(long + "b" + long)]))
-    assert time.monotonic() - started < 20 and len(difference.lines) < 20
+    assert len(difference.lines) < 20
     assert [line for line in difference.lines if line[0] in "-+"] == ["-  aline of text", "+  bline of text"]

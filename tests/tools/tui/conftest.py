@@ -15,6 +15,7 @@ from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, LedgerEntry, Metric, Reward, Run, Task
 from ajet_tools.tui.app import TraceApp
+from tests.waiting import until_shown
 
 NOON = datetime(2026, 1, 2, 12, tzinfo=timezone.utc)
 EVIL = "[bold red]not markup[/] \x1b[31mred\x07 \u202eback 字字"
@@ -126,15 +127,12 @@ def viewing() -> Callable[..., object]:
     return _viewing
 
 
-async def _until(pilot: Pilot[None], holds: Callable[[], bool]) -> None:
-    for _ in range(400):
-        await pilot.pause(0.03)
-        if holds():
-            return
-    raise AssertionError("it did not come about")
-
-
 @pytest.fixture
 def until() -> Callable[..., object]:
     """Waits for what a worker brings about: `await until(pilot, lambda: ...)`."""
-    return _until
+    return until_shown
+
+
+@pytest.fixture(autouse=True)
+def _lasting_notices(lasting_notices: None) -> None:
+    pass

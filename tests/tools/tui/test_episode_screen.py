@@ -25,6 +25,7 @@ from ajet_tools.tui.screens.whole import WholeScreen
 from ajet_tools.tui.widgets.long_text import LongText
 from ajet_tools.tui.widgets.messages import Messages
 from ajet_tools.tui.widgets.tree import CallTree
+from tests.waiting import until_async, until_shown
 
 NOON = datetime(2026, 1, 2, 12, 0, tzinfo=timezone.utc)
 EVIL = "[bold red]not markup[/] :smile: \x1b[31mred\x1b]0;title\x07 \u202eback <answer>7</answer> 你好 👩‍👩‍👧\ttab"
@@ -502,11 +503,8 @@ async def test_an_episode_grows_while_it_is_read(tmp_path: Path) -> None:
             writer.put(*records[10:])
         for _ in range(3):
             screen.post_message(TraceApp.Changed())
-        for _ in range(200):
-            await pilot.pause(0.03)
-            if "30 calls" in facts(screen):
-                break
-        assert "30 calls" in facts(screen) and "succeeded" in facts(screen)
+        await until_shown(pilot, lambda: "30 calls" in facts(screen))
+        assert "succeeded" in facts(screen)
         now = screen.messages.chosen
         assert now is not None and now.key == chosen.key and len(tree(screen)) >= 30
         assert [line for line in shown(screen).splitlines() if "Turn" in line] == [
@@ -523,10 +521,7 @@ async def test_at_the_end_it_follows_and_elsewhere_it_counts(tmp_path: Path) -> 
         with TraceWriter(path) as writer:
             writer.put(*records[start:stop])
         screen.post_message(TraceApp.Changed())
-        for _ in range(400):
-            await asyncio.sleep(0.03)
-            if f"{stop} calls" in facts(screen):
-                return
+        await until_async(lambda: f"{stop} calls" in facts(screen))
 
     with TraceWriter(path, flush_ms=5) as writer:
         writer.put(RUN, *records[:10])

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -23,6 +22,7 @@ from ajet_tools.trace.bookmarks import bookmarked, set_bookmark
 from ajet_tools.tui.app import TraceApp
 from ajet_tools.tui.screens.episodes import EpisodesScreen
 from ajet_tools.tui.screens.help import TooSmallScreen
+from tests.waiting import until_shown
 
 pytestmark = pytest.mark.anyio
 EVIL = "[bold red]not markup[/] :smile: \x1b[31mred\x1b]0;title\x07 \u202eback\nnext 字字 👨‍👩‍👧"
@@ -108,15 +108,6 @@ async def settled(pilot: Pilot[None]) -> None:
     for _ in range(3):
         await pilot.app.workers.wait_for_complete()
         await pilot.pause()
-
-
-async def until(pilot: Pilot[None], happened: Callable[[], bool]) -> None:
-    for _ in range(200):
-        await pilot.pause()
-        if happened():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError("it did not happen within 4 s")
 
 
 async def entered(pilot: Pilot[None], key: str, text: str) -> None:
@@ -390,7 +381,7 @@ async def test_at_the_top_new_episodes_appear_and_the_cursor_stays_on_its_own(li
     async with followed(live) as (pilot, screen):
         await pilot.press("down", "space")
         more(live, screen, 40, 41)
-        await until(pilot, lambda: screen.table.count == 42)
+        await until_shown(pilot, lambda: screen.table.count == 42)
         assert shown(screen)[0] == "ep0041" and screen.table.at_top
         assert screen.table.cursor_id == "ep0038" and screen.table.selected == {"ep0038"}
         assert "new:" not in says(screen)
@@ -401,18 +392,18 @@ async def test_scrolled_away_new_episodes_are_counted_until_asked_for(live: Trac
         await pilot.press("end")
         before = lines(screen)
         more(live, screen, 40, 41)
-        await until(pilot, lambda: "2 new" in says(screen))
+        await until_shown(pilot, lambda: "2 new" in says(screen))
         more(live, screen, 42)
-        await until(pilot, lambda: "3 new" in says(screen))
+        await until_shown(pilot, lambda: "3 new" in says(screen))
         assert lines(screen) == before and screen.table.cursor_id == "ep0000"
         await pilot.press("t")
         await settled(pilot)
         assert screen.table.cursor_id == "ep0042" and screen.table.at_top and "new:" not in says(screen)
         await pilot.press("end")
         more(live, screen, 43)
-        await until(pilot, lambda: "1 new" in says(screen))
+        await until_shown(pilot, lambda: "1 new" in says(screen))
         await pilot.press("home")
-        await until(pilot, lambda: screen.table.count == 44)
+        await until_shown(pilot, lambda: screen.table.count == 44)
         assert screen.table.cursor_id == "ep0042" and shown(screen)[0] == "ep0043"
 
 
@@ -421,7 +412,7 @@ async def test_in_another_order_nothing_moves_until_asked_for(live: TraceWriter)
         await pilot.press("4", "down")
         await settled(pilot)
         more(live, screen, 40)
-        await until(pilot, lambda: "1 new" in says(screen))
+        await until_shown(pilot, lambda: "1 new" in says(screen))
         assert shown(screen)[0] == "ep0039"
         await pilot.press("t")
         await settled(pilot)
@@ -470,14 +461,14 @@ async def test_any_size_of_terminal(trace: Path, size: tuple[int, int]) -> None:
     async with viewed(trace) as (pilot, screen):
         small = size[0] < TraceApp.LEAST_SIZE[0] or size[1] < TraceApp.LEAST_SIZE[1]
         await pilot.resize_terminal(*size)
-        await until(pilot, lambda: isinstance(pilot.app.screen, TooSmallScreen) == small)
+        await until_shown(pilot, lambda: isinstance(pilot.app.screen, TooSmallScreen) == small)
         await pilot.press("down", "pagedown", "right")
         await settled(pilot)
         assert all(strip.cell_length == size[0] for strip in pilot.app.screen._compositor.render_strips())
         assert (screen.table.cursor > 0) == (not small), "keys do nothing behind the notice"
         await pilot.resize_terminal(80, 24)
-        await until(pilot, lambda: pilot.app.screen is screen and screen.table.size.width == 80)
-        await until(pilot, lambda: sum("▸" in line for line in lines(screen)) == 1)
+        await until_shown(pilot, lambda: pilot.app.screen is screen and screen.table.size.width == 80)
+        await until_shown(pilot, lambda: sum("▸" in line for line in lines(screen)) == 1)
 
 
 async def _looked_at(pilot: Pilot[None], *keys: str) -> None:

@@ -53,7 +53,8 @@ async def test_every_screen_has_its_keys(training_trace: Path, viewing: Any, unt
         for open_it, words in places.values():
             before = len(pilot.app.screen_stack)
             open_it()
-            await pilot.pause(0.4)
+            await pilot.app.workers.wait_for_complete()
+            await pilot.pause()
             await pilot.press("f1")
             await until(pilot, lambda: isinstance(pilot.app.screen, HelpScreen))
             listed = {what for _, keys in pilot.app.screen.keys for _, what in keys}
@@ -197,7 +198,7 @@ async def test_a_fault_is_no_word(training_trace: Path, viewing: Any, until: Any
                 raise KeyError("a fault")
 
             pilot.app.run_worker(fail())
-            await pilot.pause(0.2)
+            await until(pilot, lambda: pilot.app._exception is not None)
 
 
 async def test_q_quits(training_trace: Path, viewing: Any, until: Any) -> None:

@@ -10,13 +10,15 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import pytest
+
+from tests.waiting import until_async
 
 pytestmark = pytest.mark.anyio
 ARGUMENTS = [sys.executable, "-m", "ajet", "trace", "view"]
@@ -60,14 +62,6 @@ def viewers(of: int) -> list[int]:
     return [int(pid) for pid, parent, state, *_ in rows if int(parent) == of and "Z" not in state]
 
 
-async def until(holds: Callable[[], bool]) -> None:
-    for _ in range(300):
-        if holds():
-            return
-        await asyncio.sleep(0.05)
-    raise AssertionError("it did not come about")
-
-
 async def test_only_who_has_the_token_gets_in_and_ctrl_c_ends_all(training_trace: Path) -> None:
     with served(str(training_trace)) as (process, url):
         base, websocket = url.partition("?")[0], url.partition("?")[0].replace("http", "ws") + "ws"
@@ -100,7 +94,7 @@ async def test_only_who_has_the_token_gets_in_and_ctrl_c_ends_all(training_trace
                 process.send_signal(signal.SIGINT)
                 await asyncio.to_thread(process.wait, 15)
         assert process.returncode == 0
-        await until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in running))
+        await until_async(lambda: not any(Path(f"/proc/{pid}").exists() for pid in running))
 
 
 async def test_another_name_for_this_machine(training_trace: Path) -> None:
@@ -118,7 +112,7 @@ async def test_a_port_that_is_taken_is_an_error(training_trace: Path) -> None:
         taken.listen()
         port = str(taken.getsockname()[1])
         done = subprocess.run(
-            [*ARGUMENTS, str(training_trace), "--web", "--port", port], capture_output=True, text=True, timeout=60
+            [*ARGUMENTS, str(training_trace), "--web", "--port", port], capture_output=True, text=True, timeout=300
         )
     assert done.returncode == 2 and f"--port {port}" in done.stderr and "Traceback" not in done.stderr
 
@@ -143,7 +137,7 @@ def started(directory: Path, **environment: str) -> subprocess.CompletedProcess[
         env={**os.environ, "PYTHONPATH": str(Path.cwd()), **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
 
 

@@ -1,0 +1,35 @@
+"""Waiting in tests: for a condition, never for a span of time; where it never holds, pytest's limit ends the test."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from textual.pilot import Pilot
+
+T = TypeVar("T")
+FOREVER = 3_600.0  # seconds, for what is to hang: a test that really waits for it runs into pytest's limit
+
+
+def until(holds: Callable[[], T]) -> T:
+    """What `holds` returns, once that is true."""
+    while not (held := holds()):
+        time.sleep(0.005)
+    return held
+
+
+async def until_async(holds: Callable[[], T]) -> T:
+    while not (held := holds()):
+        await asyncio.sleep(0.005)
+    return held
+
+
+async def until_shown(pilot: Pilot[None], holds: Callable[[], T]) -> T:
+    """The same for an app under test: what is under way on its screen goes on meanwhile."""
+    while True:
+        await pilot.pause(0.02)
+        if held := holds():
+            return held
