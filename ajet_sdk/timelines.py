@@ -32,6 +32,8 @@ Decode = Callable[[Sequence[int]], str]
 _Ids = npt.NDArray[np.int32]
 _WINDOW = 48
 """Tokens before the place where two calls part that are decoded to tell why."""
+_RECENT = 8
+"""Earlier calls among which a call that extends none by its messages looks for one that had ended."""
 
 
 @dataclass(frozen=True)
@@ -255,7 +257,7 @@ class _History:
         if found is not None:
             return found
         place = self._place[id(node)]
-        recent = self._nodes[max(0, place - 8) : place][::-1] or self._nodes[place + 1 : place + 2]
+        recent = self._nodes[max(0, place - _RECENT) : place][::-1]  # some: it is not the agent's first call
         ended = [other for other in recent if other.call.ended_at <= node.call.started_at]
         return (ended or recent)[0]
 

@@ -93,7 +93,7 @@ def test_calls_that_no_reward_names_are_left_out() -> None:
 @pytest.mark.parametrize("values", [(1.0, 1.0), (0.1 + 0.2, 0.3), (1.0,)])
 def test_a_group_without_variance_is_left_out_and_said(values: tuple[float, ...]) -> None:
     batch = build([episode(str(i), v) for i, v in enumerate(values)])
-    assert batch.samples == ()
+    assert batch.samples == () and batch.metrics["train/tokens_trained"] == 0
     assert outcomes(batch)["0.0"] == {"zero_advantage": 2}
     assert batch.metrics["train/groups_zero_variance"] == 1
 
@@ -142,6 +142,9 @@ def test_what_does_not_fit_is_cut_and_said() -> None:
     assert outcomes(batch)["b"] == {"truncated": 2}
     line = batch.samples[0].timeline
     assert line.token_ids.tolist() == [1, 2, 3, 4] and line.call_ids == ("a",)
+    untrained = call("b", [1, 2, 3, 4, 5], [7], trainable=False)  # begins where what is trained ends
+    line = build([episode("x", 1.0, [turns[0], untrained]), episode("y", 0.0)]).samples[0].timeline
+    assert line.token_ids.tolist() == [1, 2, 3, 4, 5] and line.call_ids == ("a",)
 
 
 def test_a_failure_may_be_given_a_value_but_never_an_infrastructure_fault() -> None:
@@ -310,3 +313,9 @@ def test_a_call_of_which_only_the_prompt_is_known_sampled_nothing() -> None:
     assert outcomes(batch)["bare"] == {"untrainable": 0}
     assert batch.metrics["train/tokens_sampled"] == 3
     assert [s.timeline.call_ids for s in batch.samples if s.episode_id == "a"] == [("a.1",)]
+
+
+def test_a_group_compared_with_an_attempt_without_calls_is_not_without_variance() -> None:
+    batch = build([episode("a", 1.0), episode("silent", 0.0, [])], normalize_std=False)
+    assert advantages(batch) == pytest.approx({"a": 0.5})
+    assert (batch.metrics["train/groups"], batch.metrics["train/groups_zero_variance"]) == (1, 0)

@@ -210,7 +210,7 @@ def test_who_goes_on_from_whom_and_who_keeps_the_timeline(forest: Forest) -> Non
     assert [t.call_ids for t in merge(forest.calls).timelines] == slowly(forest.calls)
 
 
-@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=8))
+@given(st.lists(st.tuples(st.integers(0, 9), st.integers(0, 9)), min_size=2, max_size=14))
 def test_a_call_that_shares_nothing_was_expected_to_go_on_from_the_last_that_had_ended(
     times: list[tuple[int, int]],
 ) -> None:
@@ -224,9 +224,27 @@ def test_a_call_that_shares_nothing_was_expected_to_go_on_from_the_last_that_had
     order = sorted(calls, key=lambda c: (c.started_at, c.call_id))
     for split in merge(calls).splits:
         place = next(i for i, c in enumerate(order) if c.call_id == split.call_id)
-        before = order[:place][::-1]
+        before = order[:place][::-1][:8]
         ended = [c for c in before if c.ended_at <= order[place].started_at]
         assert split.parent_call_id == (ended or before)[0].call_id
+
+
+@pytest.mark.parametrize(("later", "sampled"), [("c", 1), ("c", 9), ("b", 1)])
+def test_without_messages_a_prompt_that_only_misses_a_reply_is_no_branch(later: str, sampled: int) -> None:
+    """Its tokens go on from an older call, but it shows the whole prompt of the call before it, and then another reply.
+
+    Whichever of the two keeps the timeline. One that began before the other cannot have gone on from it.
+    """
+    at = {"b": 1, "c": 2} if later == "c" else {"b": 2, "c": 1}
+    a, b = call("a", [1], [2], at=0), call("b", [1, 2, 3], [4], at=at["b"])
+    c = call("c", [1, 2, 3, 5, 6], [7] * sampled, at=at["c"])
+    (split,) = merge([a, b, c]).splits
+    if later == "b":
+        assert (split.cause, split.parent_call_id) == ("parallel_branch", "a")
+    elif sampled == 1:
+        assert (split.call_id, split.cause, split.parent_call_id, split.at_token) == ("c", "unknown", "b", 3)
+    else:
+        assert (split.call_id, split.cause, split.parent_call_id, split.at_token) == ("b", "unknown", "a", 3)
 
 
 def spans(merged: Merged) -> list[list[str]]:

@@ -305,6 +305,14 @@ def test_messages_edited_in_place_are_seen_as_edited(tokenizer_of: Callable[...,
     messages[0]["content"] = "hello"
     assert "hello" in tokens.prompt(messages).text
 
+    class Other(dict[str, Any]):
+        """As a framework's own messages are."""
+
+    parts = [Other(role="user", content=[Other(type="text", text="hi")])]
+    tokens.prompt(parts)
+    parts[0]["content"][0]["text"] = "good day"
+    assert "good day" in tokens.prompt(parts).text
+
 
 def test_system_messages_may_come_late_or_not_at_all(tokenizer_of: Callable[..., Any]) -> None:
     tok = tokenizer_of()

@@ -197,23 +197,26 @@ def test_results_answered_in_another_order_are_not_the_same(tokenizer_of: Callab
         assert shown == [call_id.lower() for call_id in order]
 
 
+@pytest.mark.parametrize("ids", [("one", "two"), ("same", "same")])
 def test_of_replies_that_mean_the_same_the_one_that_was_echoed_is_gone_on_from(
-    tokenizer_of: Callable[..., Any],
+    ids: tuple[str, str], tokenizer_of: Callable[..., Any]
 ) -> None:
-    """Two choices call the same tool; the id that the client repeats says which of them it took."""
+    """Two choices call the same tool; the id that the client repeats says which it took, else the spelling does."""
     tok = tokenizer_of()
     tokens = EpisodeTokens(tok)
     asked = [user("hi")]
     prompt = tokens.prompt(asked, [TOOL])
-    outputs = {}
-    for call_id, spelt in (("one", '{"a":1}'), ("two", '{"a": 1}')):
-        outputs[call_id] = tok.encode(f'<tool_call>\n{{"name": "calc", "arguments": {spelt}}}\n</tool_call>{END}')
-        tokens.commit(prompt, outputs[call_id], said(None, (call_id, spelt)))
-    for call_id, spelt in (("one", '{ "a": 1 }'), ("two", '{"a":1}')):
+    spellings = ['{"a":1}', '{"a": 1}']
+    outputs = []
+    for call_id, spelt in zip(ids, spellings, strict=True):
+        outputs.append(tok.encode(f'<tool_call>\n{{"name": "calc", "arguments": {spelt}}}\n</tool_call>{END}'))
+        tokens.commit(prompt, outputs[-1], said(None, (call_id, spelt)))
+    echoes = spellings if ids[0] == ids[1] else spellings[::-1]  # an id says more than a spelling
+    for call_id, spelt, output in zip(ids, echoes, outputs, strict=True):
         history = [*asked, said("", (call_id, spelt)), {"role": "tool", "content": "1", "tool_call_id": call_id}]
         for _ in range(2):
             after = tokens.prompt(history, [TOOL])
-            assert after.ids[: after.reused] == [*prompt.ids, *outputs[call_id]]
+            assert after.ids[: after.reused] == [*prompt.ids, *output]
 
 
 @pytest.mark.parametrize("value", ["", "{}", None, {}])
