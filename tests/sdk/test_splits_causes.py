@@ -277,3 +277,13 @@ def test_branches_of_one_place_are_branches_under_any_template(name: str, tokeni
         for text in ("so", "but", "and"):
             talk.turn([*FIRST, YES, user(text)], YES)
         assert [s.cause for s in talk.splits()] == ["parallel_branch"] * 3
+
+
+def test_of_several_choices_the_one_that_was_gone_on_from_was_expected_to(tokenizer_of: Callable[..., Any]) -> None:
+    talk = Talk(tokenizer_of("byte_level", DROPPING["forgetful"]))
+    replies = [{**YES, "content": text, "reasoning_content": "is that so"} for text in ("yes", "no", "maybe")]
+    for one in replies:
+        talk.turn(FIRST, one)
+    talk.turn([*FIRST, replies[1], user("so")], YES)
+    split = talk.splits()[-1]
+    assert (split.call_id, split.parent_call_id, split.cause) == ("c3", "c1", "think_stripped")

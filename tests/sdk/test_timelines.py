@@ -236,13 +236,13 @@ def test_without_messages_a_prompt_that_only_misses_a_reply_is_no_branch(later: 
     Whichever of the two keeps the timeline. One that began before the other cannot have gone on from it.
     """
     at = {"b": 1, "c": 2} if later == "c" else {"b": 2, "c": 1}
-    a, b = call("a", [1], [2], at=0), call("b", [1, 2, 3], [4], at=at["b"])
-    c = call("c", [1, 2, 3, 5, 6], [7] * sampled, at=at["c"])
+    a, b = call("a", [1], [2], at=0), call("b", [1, 2, 3], [4, 8], at=at["b"])
+    c = call("c", [1, 2, 3, 4, 5], [7] * sampled, at=at["c"])
     (split,) = merge([a, b, c]).splits
     if later == "b":
         assert (split.cause, split.parent_call_id) == ("parallel_branch", "a")
     elif sampled == 1:
-        assert (split.call_id, split.cause, split.parent_call_id, split.at_token) == ("c", "unknown", "b", 3)
+        assert (split.call_id, split.cause, split.parent_call_id, split.at_token) == ("c", "unknown", "b", 4)
     else:
         assert (split.call_id, split.cause, split.parent_call_id, split.at_token) == ("b", "unknown", "a", 3)
 

@@ -120,6 +120,16 @@ def test_a_tool_call_written_otherwise(sampled: str, tokenizer_of: Callable[...,
     assert the_split(tok, first, asked(tok, 1, then, "x", reply("x"))).cause == "tool_call_reserialised"
 
 
+def test_a_tool_call_written_otherwise_behind_a_long_reply(tokenizer_of: Callable[..., Any]) -> None:
+    tok = tokenizer_of("byte_level", "tools")
+    said = {**called('{"expression":"12*34"}'), "content": "the quick brown fox " * 20 + "jumps"}
+    sampled = said["content"] + '\n<tool_call>\n{"arguments": {"expression": "12*34"}, "name": "calc"}\n</tool_call>'
+    first = asked(tok, 0, TASK, sampled + END, said)
+    then = [*TASK, said, {"role": "tool", "tool_call_id": "c1", "content": "408"}]
+    split = the_split(tok, first, asked(tok, 1, then, "x", reply("x")))
+    assert split.cause == "tool_call_reserialised" and split.at_token > len(first.prompt_ids) + 60  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize(
     ("cause", "then", "tools"),
     [
@@ -186,12 +196,15 @@ def test_without_text_the_cause_is_unknown(tokenizer_of: Callable[..., Any]) -> 
     assert the_split(tok, *bare).cause == "retokenised"
 
 
-def test_the_call_that_was_expected_to_go_on_is_found_among_several(tokenizer_of: Callable[..., Any]) -> None:
+@pytest.mark.parametrize("first", [TASK, TASK[1:]])
+def test_the_call_that_was_expected_to_go_on_is_found_among_several(
+    first: list[Message], tokenizer_of: Callable[..., Any]
+) -> None:
     tok = tokenizer_of("byte_level", "forgetful")
     said = reply("<think>\nis that so?\n</think>\n\nyes it is")
-    mine = asked(tok, 0, TASK, said["content"] + END, said, lasting=20)
+    mine = asked(tok, 0, first, said["content"] + END, said, lasting=20)
     others = [asked(tok, i, [SYSTEM, user(f"task {i}")], "x", reply("x"), lasting=20) for i in range(1, 6)]
-    then = asked(tok, 30, [*TASK, said, user("so")], "y", reply("y"))
+    then = asked(tok, 30, [*first, said, user("so")], "y", reply("y"))
     splits = {s.call_id: s for s in merge([mine, *others, then], tok.decode).splits}
     assert (splits["c30"].parent_call_id, splits["c30"].cause) == ("c0", "think_stripped")
 
