@@ -142,6 +142,7 @@ def test_what_does_not_fit_is_cut_and_said() -> None:
     assert outcomes(batch)["b"] == {"truncated": 2}
     line = batch.samples[0].timeline
     assert line.token_ids.tolist() == [1, 2, 3, 4] and line.call_ids == ("a",)
+    assert line.policy_version == 7
     untrained = call("b", [1, 2, 3, 4, 5], [7], trainable=False)  # begins where what is trained ends
     line = build([episode("x", 1.0, [turns[0], untrained]), episode("y", 0.0)]).samples[0].timeline
     assert line.token_ids.tolist() == [1, 2, 3, 4, 5] and line.call_ids == ("a",)
