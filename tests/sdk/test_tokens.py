@@ -475,3 +475,13 @@ def test_alignment_minds_values_and_not_spelling() -> None:
     assert align("12345678901234567890123", "12345678901234567890124") is None
     assert align("cut \ufffd", "cut \ufffd|") == 5
     assert align("cut \ufffd", "cut|") == 3
+
+
+def test_a_request_that_ends_with_the_reply_goes_on_from_it(tokenizer_of: Callable[..., Any]) -> None:
+    """As an agent asks that wants the model to go on with another turn of its own."""
+    tok = tokenizer_of()
+    tokens = EpisodeTokens(tok)
+    first = tokens.prompt([user("hi")])
+    output = [i for piece in (*"yes", END) for i in tok.encode(piece)]
+    tokens.commit(first, output, YES)
+    goes_on(tokens.prompt([user("hi"), YES]), first, output)
