@@ -100,6 +100,12 @@ def _workers(config: Config) -> Iterator[Workers]:
         yield workers
 
 
+def _decoding(sampling: SamplingOverride | None) -> Literal["sampled", "greedy"] | None:
+    if sampling is None or (sampling.temperature is None and not sampling.greedy):
+        return None
+    return "greedy" if sampling.greedy or sampling.temperature == 0 else "sampled"
+
+
 @dataclass
 class _Running:
     """An episode under way. Everything that users wrote is called through `workers`."""
@@ -127,6 +133,7 @@ class _Running:
             attempt=a.attempt,
             step=a.step,
             split=a.split,
+            decoding=_decoding(self.sampling),
             task=a.task,
             status="aborted",
             error="the run was stopped while this episode ran",

@@ -193,7 +193,8 @@ class Episode(_Frozen):
     """Minted per position in a batch; the attempts of one position share it."""
     attempt: int = 0
     step: int = 0
-    split: Literal["train", "val"] = "train"
+    split: Literal["train", "val", ""] = "train"
+    """Empty, where the episode is of no training run and so of no step either: imported, say."""
     task: Task = Field(default_factory=Task)
     output: Any = None
     calls: tuple[Call, ...] = ()
@@ -208,6 +209,8 @@ class Episode(_Frozen):
     """The error's class name: failures are summarised by it."""
     infrastructure: bool = False
     """The failure was not the agent's doing: the attempt is worth another try."""
+    decoding: Literal["sampled", "greedy"] | None = None
+    """How the run had its tokens drawn: a mean over both says nothing. None: the agent chose, or it is not known."""
 
     def value(self, agent: str | None = None, call_id: str | None = None) -> float | None:
         """Weighted sum of the rewards that name the call, its agent, or neither; None where none does."""

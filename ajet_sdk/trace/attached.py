@@ -16,16 +16,19 @@ import pyarrow as pa
 
 from ajet_sdk.errors import TraceError
 from ajet_sdk.stop import Stop
-from ajet_sdk.trace.database import check_version, explain, has_tables
+from ajet_sdk.trace.gathered import FEW, Gathered, Stamp, attach, stamp_of
 from ajet_sdk.trace.live import Owner
 from ajet_sdk.trace.mirror import Mirror
 from ajet_sdk.trace.query import SETTINGS, select
-from ajet_sdk.trace.scans import Planner
-from ajet_sdk.trace.schema import CALLS_FULL, RUNS_AT_REST, TABLES, empty
+from ajet_sdk.trace.scans import Planner, Scan
+from ajet_sdk.trace.schema import CALLS_FULL, TABLES, at_rest, empty
 
 __all__ = ["Attached"]
 
 Owned = Mapping[Path, Owner]
+_Scans = Mapping[str, Scan]
+_Stamps = Mapping[Path, Stamp]
+"""Of the files at rest, where they are many; else empty."""
 
 
 class AskOwner(Protocol):
@@ -40,7 +43,11 @@ _LINGER_LIVE = 5.0
 
 
 class Attached:
-    """Answers queries over several files. Files at rest are held open for a moment after the last query only."""
+    """Answers queries over several files. Files at rest are held open for a moment after the last query only.
+
+    A few files at rest are read where they lie; of many the small columns are gathered first, and a query opens those
+    that hold the rest of what it reads.
+    """
 
     def __init__(self, ask: AskOwner) -> None:
         self._ask = ask
@@ -49,6 +56,9 @@ class Attached:
         self._connection: duckdb.DuckDBPyConnection | None = None
         self._files: tuple[Path, ...] = ()
         self._owned: dict[Path, Owner] = {}
+        self._versions: dict[Path, int] = {}
+        """Of the files that are attached."""
+        self._gathered: Gathered | None = None
         self._mirrors: dict[Path, Mirror] = {}
         self._made = 0
         self._users = 0
@@ -60,12 +70,19 @@ class Attached:
         self, files: Sequence[Path], owned: Owned, sql: str, parameters: Sequence[Any], stop: Stop | None
     ) -> pa.Table:
         """One SELECT or EXPLAIN over all files, of which some have an owner."""
-        with self._opened(tuple(files), dict(owned)) as connection:
-            views = self._followed(connection, sql, parameters, stop) if owned else {}
+        rest = [file for file in files if file not in owned]
+        stamps = {file: stamp_of(file) for file in rest} if len(rest) > FEW else {}
+        scans: Mapping[str, Scan] = {}
+        if owned or stamps:
+            with self._following:
+                self._planner = self._planner or Planner()
+            scans = self._planner.scans(sql, parameters)
+        with self._opened(tuple(files), dict(owned), stamps, scans) as connection:
+            views = self._views(connection, scans, stamps, stop)
             return select(connection, sql, parameters, stop=stop, prepare=partial(_prepare, sql, views))
 
     def close(self) -> None:
-        """Let go of the files, unless a query is running. What was copied of live ones stays."""
+        """Let go of the files, unless a query is running. What was copied of them stays."""
         with self._free:
             if self._users:
                 return
@@ -83,17 +100,18 @@ class Attached:
             shutil.rmtree(self._scratch, ignore_errors=True)
 
     @contextmanager
-    def _opened(self, files: tuple[Path, ...], owned: dict[Path, Owner]) -> Iterator[duckdb.DuckDBPyConnection]:
+    def _opened(
+        self, files: tuple[Path, ...], owned: dict[Path, Owner], stamps: _Stamps, scans: _Scans
+    ) -> Iterator[duckdb.DuckDBPyConnection]:
         with self._free:
-            while (self._files, self._owned) != (files, owned) and self._users:
-                self._free.wait()
-            if (self._files, self._owned) != (files, owned):
+            while (connection := self._serving(files, owned, stamps, scans)) is None:
+                if self._users:
+                    self._free.wait()
+                    continue
                 self.close()
-            if self._connection is None:
                 self._files, self._owned = files, owned
-                self._connection = self._attach(files, owned)
+                self._connection = self._attach(stamps, scans)
             self._users += 1
-            connection = self._connection
         try:
             yield connection
         finally:
@@ -106,55 +124,105 @@ class Attached:
                 self._release.start()
                 self._free.notify_all()
 
-    def _attach(self, files: tuple[Path, ...], owned: Owned) -> duckdb.DuckDBPyConnection:
+    def _serving(
+        self, files: tuple[Path, ...], owned: Owned, stamps: _Stamps, scans: _Scans
+    ) -> duckdb.DuckDBPyConnection | None:
+        """The open connection, where it has all that a query reads."""
+        connection = self._connection
+        if connection is None or (self._files, self._owned) != (files, owned):
+            return None
+        if stamps:
+            gathered = self._gathered
+            if gathered is None or not (gathered.is_of(stamps) and gathered.has(scans)):
+                return None
+            if not _where_they_lie(gathered, connection, scans) <= self._versions.keys():
+                return None
+        return connection
+
+    def _attach(self, stamps: _Stamps, scans: _Scans) -> duckdb.DuckDBPyConnection:
         connection = duckdb.connect(config={k: v for k, v in SETTINGS.items() if k != "enable_external_access"})
         try:
-            for i, file in enumerate(files):
-                if file in owned:
-                    self._add_mirror(connection, file, owned[file])
-                else:
-                    _add(connection, f"t{i}", file)
-            for table in TABLES:
-                rest = [f"FROM {table}_{i}" for i, file in enumerate(files) if file not in owned]
-                connection.execute(f"CREATE VIEW {table} AS {' UNION ALL BY NAME '.join(rest) or empty(table)}")
+            for file, owner in self._owned.items():
+                self._add_mirror(connection, file, owner)
+            rest = {i: file for i, file in enumerate(self._files) if file not in self._owned}
+            if stamps:
+                gathered = self._gather(connection, stamps, scans)
+                apart = _where_they_lie(gathered, connection, scans)
+                self._versions = attach(connection, {i: file for i, file in rest.items() if file in apart})
+            else:
+                self._versions = attach(connection, rest)
+                schema = "rest" if self._owned else "main"  # beside live files it is a part, and not found by its name
+                connection.execute(f"CREATE SCHEMA IF NOT EXISTS {schema}")
+                for table in TABLES:
+                    sources = [at_rest(table, f"t{i}", self._versions[file]) for i, file in rest.items()]
+                    rows = " UNION ALL BY NAME ".join(sources) or empty(table)
+                    connection.execute(f"CREATE VIEW {schema}.{table} AS {rows}")
             connection.execute("SET enable_external_access = false")
-        except TraceError:
+        except (TraceError, duckdb.Error):
             connection.close()
             raise
         return connection
 
+    def _gather(self, connection: duckdb.DuckDBPyConnection, stamps: _Stamps, scans: _Scans) -> Gathered:
+        """Attach what has been gathered of the files as they are now, with all tables that a query reads."""
+        if self._gathered is None or not self._gathered.is_of(stamps):
+            self._gathered = Gathered(self._new("g", self._gathered.name if self._gathered else None), stamps)
+        self._attach_scratch(connection, self._gathered.name)
+        if not self._gathered.has(scans):
+            self._gathered.copy(connection, scans)
+        return self._gathered
+
     def _add_mirror(self, connection: duckdb.DuckDBPyConnection, file: Path, owner: Owner) -> None:
         """Attach what has been copied of a live file; nothing yet where it has another owner now."""
-        if self._scratch is None:
-            self._scratch = Path(tempfile.mkdtemp(prefix="ajet-trace-"))
         before = self._mirrors.get(file)
         if before is None or (before.owner.pid, before.owner.started) != (owner.pid, owner.started):
-            if before:
-                (self._scratch / before.name).unlink(missing_ok=True)
-            self._made += 1
-            self._mirrors[file] = Mirror(f"m{self._made}", owner)
-        name = self._mirrors[file].name
-        connection.execute(f"ATTACH '{str(self._scratch / name).replace(chr(39), chr(39) * 2)}' AS {name}")
+            self._mirrors[file] = Mirror(self._new("m", before.name if before else None), owner)
+        self._attach_scratch(connection, self._mirrors[file].name)
 
-    def _followed(
-        self, connection: duckdb.DuckDBPyConnection, sql: str, parameters: Sequence[Any], stop: Stop | None
+    def _new(self, kind: str, before: str | None) -> str:
+        """A name for a database of copies; the one that it replaces is removed."""
+        if self._scratch is None:
+            self._scratch = Path(tempfile.mkdtemp(prefix="ajet-trace-"))
+        if before:
+            (self._scratch / before).unlink(missing_ok=True)
+        self._made += 1
+        return f"{kind}{self._made}"
+
+    def _attach_scratch(self, connection: duckdb.DuckDBPyConnection, name: str) -> None:
+        connection.execute(
+            f"ATTACH '{str(self._scratch and self._scratch / name).replace(chr(39), chr(39) * 2)}' AS {name}"
+        )
+
+    def _views(
+        self, connection: duckdb.DuckDBPyConnection, scans: _Scans, stamps: _Stamps, stop: Stop | None
     ) -> dict[str, tuple[str, dict[str, pa.Table]]]:
-        """Bring up to date what a query reads of live files: table -> its SQL, and rows for it by name."""
+        """What a query reads, its live files brought up to date: table -> its SQL, and rows for it by name."""
+        if not (self._owned or stamps):
+            return {}
+        views = {table: (empty(table), dict[str, pa.Table]()) for table in TABLES}
         with self._following:
-            self._planner = self._planner or Planner()
-            scans = self._planner.scans(sql, parameters)
-            views: dict[str, tuple[str, dict[str, pa.Table]]] = {}
-            for table in TABLES:
-                if table not in scans:
-                    continue
-                parts, given = [f"FROM memory.main.{table}"], dict[str, pa.Table]()
+            for table, scan in scans.items():
+                parts, given = self._at_rest(connection, table, scan, stamps), dict[str, pa.Table]()
                 for file, owner in self._owned.items():
                     ask = partial(self._ask, file, owner, stop=stop)
-                    part, rows = self._mirrors[file].update(connection, table, scans[table], ask)
+                    part, rows = self._mirrors[file].update(connection, table, scan, ask)
                     parts.append(part)
                     given |= rows
-                views[table] = " UNION ALL BY NAME ".join(parts), given
-            return views
+                views[table] = " UNION ALL BY NAME ".join(parts) or empty(table), given
+        return views
+
+    def _at_rest(self, connection: duckdb.DuckDBPyConnection, table: str, scan: Scan, stamps: _Stamps) -> list[str]:
+        if self._gathered is None or not stamps:
+            return [f"FROM memory.rest.{table}"]
+        copied = self._gathered.source(table, scan)
+        apart = self._gathered.files(connection, table, scan)
+        lying = [at_rest(table, f"t{i}", self._versions[f]) for i, f in enumerate(self._files) if f in apart]
+        return [copied, *lying] if copied else lying
+
+
+def _where_they_lie(gathered: Gathered, connection: duckdb.DuckDBPyConnection, scans: _Scans) -> set[Path]:
+    """The files that a query reads itself."""
+    return {file for table, scan in scans.items() for file in gathered.files(connection, table, scan)}
 
 
 def _prepare(
@@ -167,21 +235,3 @@ def _prepare(
         cursor.execute(f"CREATE TEMP VIEW {table} AS {source}")
     if "calls_full" in sql.lower():  # the one view that takes time to make
         cursor.execute(CALLS_FULL.replace("VIEW", "TEMP VIEW", 1))
-
-
-def _add(connection: duckdb.DuckDBPyConnection, name: str, file: Path) -> None:
-    """Make the tables of one file at rest visible as views of that number."""
-    quoted = str(file).replace("'", "''")
-    try:
-        connection.execute(f"ATTACH '{quoted}' AS {name} (READ_ONLY)")
-        if has_tables(connection, name):  # else its owner was killed before it had made them
-            check_version(connection, file, schema=name)
-    except (duckdb.Error, OSError) as error:
-        raise explain(file, error) from error
-    listed = connection.execute("SELECT table_name FROM duckdb_tables() WHERE database_name = ?", [name]).fetchall()
-    present = {row[0] for row in listed}
-    for table in TABLES:
-        rows = f"FROM {name}.{table}" if table in present else empty(table)
-        if table == "runs" and table in present:
-            rows = RUNS_AT_REST.format(runs=f"{name}.runs")
-        connection.execute(f"CREATE VIEW {table}_{name[1:]} AS {rows}")

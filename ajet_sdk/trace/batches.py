@@ -105,7 +105,7 @@ def _episode(episode: Episode, prefixes: Prefixes) -> list[tuple[str, Row]]:
         "output": _json(scrub(episode.output)),
         "metrics": _json(episode.metrics),
         "superseded": False,
-    }
+    } | ({} if episode.split else {"split": None, "step": None})
     rewards = [("rewards", {**_plain(r), "episode_id": episode.episode_id}) for r in episode.rewards]
     prefixes.forget(episode.episode_id)
     return [("episodes", row), *rewards]

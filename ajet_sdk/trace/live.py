@@ -11,14 +11,13 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import httpx
 from pydantic import TypeAdapter, ValidationError
 
 from ajet_sdk.errors import QueryError, TraceError
@@ -27,6 +26,7 @@ from ajet_sdk.trace.query import TIMEOUT
 from ajet_sdk.types import Feedback
 
 if TYPE_CHECKING:
+    import httpx
     from starlette.requests import Request
     from starlette.responses import Response
     from starlette.routing import Route
@@ -48,6 +48,7 @@ __all__ = [
     "refusal",
     "retract",
     "settled_owner",
+    "settled_owners",
 ]
 
 QUERY_PATH = "/trace/query"
@@ -87,6 +88,8 @@ class Owner:
 
 
 def _answers(owner: Owner) -> bool:
+    import httpx
+
     try:
         with httpx.Client(trust_env=False, verify=False, timeout=_ELSEWHERE) as client:
             headers = {"Authorization": f"Bearer {owner.token}"}
@@ -173,6 +176,18 @@ def settled_owner(path: Path) -> Owner | None:
     return owner
 
 
+def settled_owners(paths: Iterable[Path]) -> dict[Path, Owner]:
+    """The settled owners of those files that have one; each directory is read once."""
+    by_directory: dict[Path, list[Path]] = {}
+    for path in paths:
+        by_directory.setdefault(path.parent, []).append(path)
+    found: dict[Path, Owner] = {}
+    for directory, files in by_directory.items():
+        announced = {owner.trace for owner in owners(directory.resolve())}
+        found |= {file: owner for file in files if file.name in announced and (owner := settled_owner(file))}
+    return found
+
+
 def _read(source: Path) -> Owner | None:
     try:
         raw = json.loads(source.read_text())
@@ -207,6 +222,8 @@ def post(owner: Owner, path: str, body: Any) -> httpx.Response | None:
     """Ask a live owner; None where it is gone since. Raises TraceError where it lives and does not answer."""
     if not owner.url:
         raise ValueError(f"process {owner.pid} answers nothing")
+    import httpx  # a quarter of what `ajet trace ls` takes to start, and only a live run is asked
+
     try:  # plain http on loopback: no proxy, and no certificates to load
         with httpx.Client(trust_env=False, verify=False, timeout=httpx.Timeout(5.0, read=TIMEOUT + 10)) as client:
             headers = {"Authorization": f"Bearer {owner.token}"}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import duckdb
 import pyarrow as pa
@@ -11,7 +11,7 @@ import pyarrow as pa
 from ajet_sdk.errors import QueryError, TraceError
 from ajet_sdk.trace.live import Owner
 from ajet_sdk.trace.scans import Scan
-from ajet_sdk.trace.schema import COLUMNS, SINCE, empty
+from ajet_sdk.trace.schema import COLUMNS, columns_of, empty
 
 __all__ = ["Mirror"]
 
@@ -54,8 +54,10 @@ class Mirror:
         if self._version is None:
             [meta] = ask("SELECT schema_version FROM meta").to_pylist()
             self._version = int(meta["schema_version"])
-        if SINCE.get(table, 1) > self._version:
+        there = columns_of(table, self._version)
+        if not there:
             return empty(table), {}
+        scan = replace(scan, columns=scan.columns & there.keys())
         known = self._copied.get(table)
         if scan.ids is not None and not (known and scan.columns <= known.columns):
             name = f"rows_{self.name}_{table}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import os
 import time
 import weakref
 from collections.abc import Mapping, Sequence
@@ -18,39 +20,46 @@ from ajet_sdk.errors import QueryError, TraceError, TraceLocked
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.stop import Stop
 from ajet_sdk.trace.attached import Attached
+from ajet_sdk.trace.below import in_and_below, readable
 from ajet_sdk.trace.database import locked, unborn
-from ajet_sdk.trace.live import QUERY_PATH, Owner, call_off, owner_of, pack, post, refusal, settled_owner
+from ajet_sdk.trace.gathered import Stamp, stamp_of
+from ajet_sdk.trace.live import QUERY_PATH, Owner, call_off, owner_of, pack, post, refusal, settled_owners
 from ajet_sdk.trace.prefixes import Placed, Stored, rebuild
 from ajet_sdk.types import Call, Episode, Reward
 
-__all__ = ["calls_of", "episodes", "ledger_balance", "open_trace", "stored_calls", "trace_files"]
+__all__ = ["Trace", "calls_of", "episodes", "ledger_balance", "open_trace", "stored_calls", "trace_files"]
 
 _RACE = 2.0
 _PATIENCE = 20.0
 _OPENING = 5.0
 _FEW = 64
+_LOOK = 2.0
+"""Seconds after which new directories are looked for."""
 
 
-def open_trace(path: Path, *more: Path, copied: bool = False) -> TraceReader:
-    """Open a trace to read: a file, an experiment directory, or several files (of a directory, or named), read as one.
+def open_trace(path: Path, *more: Path, copied: bool = False) -> Trace:
+    """Open a trace to read: a file, a directory, or several files (of a directory, or named), read as one.
 
     Nothing stays open between queries, so that a reader never keeps a writer out and sees a run start and end: each
     query asks the live owner where there is one, and reads the file where there is none. Files that appear in a
     directory later are read too. With `copied` an owner is asked for rows only, and the query is run here. Raises
     TraceError where there is no trace, TraceVersionError where it is newer or foreign, TraceLocked where its owner
-    answers no queries.
+    answers no queries. Of a directory what is no trace is `skipped`, and so is whatever cannot be read further below.
     """
-    reader = _Trace([Path(one) for one in (path, *more)], copied=copied)
-    reader.query("SELECT 1")
+    reader = Trace([Path(one) for one in (path, *more)], copied=copied)
+    reader.query("SELECT count(run_id) FROM runs")
     return reader
 
 
 def trace_files(path: Path) -> list[Path]:
-    """The trace files of a path: itself, or those of a directory."""
+    """The trace files of a path: itself, or those in a directory and below it."""
     if path.is_dir():
-        files = sorted(file for file in path.glob("*.duckdb") if not unborn(file))
+        files = in_and_below(path)
         if not files:
-            raise TraceError(f"there is no trace (*.duckdb) in {path}; a run writes one to launcher_record/NAME/")
+            raise TraceError(
+                f"there is no trace (*.duckdb) in {path.resolve()} or below: run an agent first (`ajet run "
+                "agent.py:solve ...`), or name a file or an experiment directory"
+            )
         return files
     if not path.exists() or unborn(path):
         raise TraceError(f"there is no trace at {path}: {'it is empty' if path.exists() else 'no such file'}")
@@ -61,13 +70,20 @@ class _Gone(TraceError):
     """The owner of a file ended while it was asked."""
 
 
-class _Trace:
+class Trace:
     """A TraceReader over files that may each have a live owner."""
+
+    skipped: Mapping[Path, str]
+    """Files below a directory that are not read, and why."""
 
     def __init__(self, paths: Sequence[Path], *, copied: bool = False) -> None:
         self._paths = paths
         self._copied = copied
         self._attached = Attached(_ask)
+        self._deep: list[Path] = []
+        self._looked = -math.inf
+        self._readable: tuple[Mapping[Path, Stamp], list[Path]] | None = None
+        self.skipped = {}
         # At the interpreter's end too: DuckDB aborts where a daemon thread closes it then.
         weakref.finalize(self, self._attached.end)
 
@@ -80,19 +96,35 @@ class _Trace:
                 if time.monotonic() - started > _PATIENCE:
                     raise
             except TraceLocked:  # someone may have taken the file, for a moment, after we had looked for an owner
-                at, owners = time.monotonic(), [owner for owner in map(owner_of, self._files()) if owner]
+                at, owners = time.monotonic(), [owner for owner in map(owner_of, self.files()) if owner]
                 if any(not owner.brief for owner in owners) or at - seen > _RACE or at - started > _PATIENCE:
                     raise
                 seen = at if owners else seen
             time.sleep(0.02)
 
-    def _files(self) -> list[Path]:
-        """Those that there are now."""
-        return list({file.resolve(): file for path in self._paths for file in trace_files(path)}.values())
+    def files(self) -> list[Path]:
+        """Those that there are now, but for those that nobody named and that are no traces, or copies of others."""
+        folders = [path for path in self._paths if path.is_dir()]
+        named = [file for path in self._paths if path not in folders for file in trace_files(path)]
+        near = [file for folder in folders for file in in_and_below(folder, 0)]
+        if time.monotonic() - self._looked > _LOOK:
+            self._looked, self._deep = time.monotonic(), [f for folder in folders for f in in_and_below(folder)]
+        deep = [file for file in self._deep if file.exists()]
+        files = list({os.path.realpath(file): file for file in (*named, *near, *deep)}.values())
+        if not files:
+            return trace_files(self._paths[0])
+        if len(files) == len(named):
+            return files
+        owned = settled_owners(files)
+        stamps = {file: () if file in owned else stamp_of(file) for file in files}
+        if self._readable is None or self._readable[0] != stamps:
+            found, self.skipped = readable(files, owned, [*named, *near])
+            self._readable = stamps, found
+        return self._readable[1]
 
     def _query(self, sql: str, parameters: Sequence[Any], stop: Stop | None) -> pa.Table:
-        files = self._files()
-        owned = {file: owner for file in files if (owner := settled_owner(file))}
+        files = self.files()
+        owned = settled_owners(files)
         if len(files) == 1 and owned and not self._copied:
             self.close()
             return _ask(files[0], owned[files[0]], sql, stop, parameters)
@@ -192,6 +224,8 @@ def ledger_balance(reader: TraceReader, run_id: str) -> list[str]:
 
 def _episode(row: dict[str, Any], calls: Sequence[Call], rewards: Sequence[Reward]) -> Episode:
     plain = {name: value for name, value in row.items() if name not in ("task_id", "superseded")}
+    if plain["split"] is None:
+        plain |= {"split": "", "step": 0}
     parsed = {name: json.loads(row[name]) for name in ("task", "output", "metrics")}
     return Episode(**{**plain, **parsed, "calls": tuple(calls), "rewards": tuple(rewards)})
 

@@ -10,12 +10,14 @@ __all__ = [
     "SINCE",
     "STORAGE_VERSION",
     "TABLES",
+    "at_rest",
+    "columns_of",
     "create_statements",
     "empty",
     "upgrade_statements",
 ]
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 
 STORAGE_VERSION = "v1.5.0"
 """The format of new files: that of the oldest DuckDB that pyproject.toml allows, so that each of them can read it."""
@@ -50,6 +52,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "started_at": "TIMESTAMPTZ",
         "ended_at": "TIMESTAMPTZ",
         "superseded": "BOOLEAN",
+        "decoding": "VARCHAR",
     },
     "calls": {
         "call_id": "VARCHAR",
@@ -128,6 +131,9 @@ TABLES = tuple(COLUMNS)
 SINCE: dict[str, int] = {"trained": 2}
 """The version that brought a table; 1 where none is given. An older file has none: it reads as empty."""
 
+_ADDED: dict[tuple[str, str], int] = {("episodes", "decoding"): 3}
+"""The version that brought a column to a table that was there. In an older file it reads as NULL."""
+
 CALLS_FULL = """
 CREATE OR REPLACE VIEW calls_full AS
 SELECT c.call_id, c.episode_id, c.index, c.agent, c.target_tag, c.trainable, c.model, c.policy_version,
@@ -179,7 +185,30 @@ def create_statements() -> list[str]:
 def upgrade_statements(version: int) -> list[str]:
     """The statements that make a trace file of an older version one of this version."""
     new = [_create_table(table) for table in TABLES if SINCE.get(table, 1) > version]
-    return [*new, CALLS_FULL, f"UPDATE meta SET schema_version = {SCHEMA_VERSION}"]
+    added = [
+        f'ALTER TABLE {table} ADD COLUMN "{name}" {COLUMNS[table][name]}'
+        for (table, name), since in _ADDED.items()
+        if SINCE.get(table, 1) <= version < since
+    ]
+    return [*new, *added, CALLS_FULL, f"UPDATE meta SET schema_version = {SCHEMA_VERSION}"]
+
+
+def columns_of(table: str, version: int) -> dict[str, str]:
+    """Column -> type of a table in a file of a version; nothing where it has no such table."""
+    if SINCE.get(table, 1) > version:
+        return {}
+    return {name: kind for name, kind in COLUMNS[table].items() if _ADDED.get((table, name), 1) <= version}
+
+
+def at_rest(table: str, database: str, version: int) -> str:
+    """A SELECT that gives a table of an attached file at rest, of a version (0: it has no tables yet)."""
+    if version < SINCE.get(table, 1):
+        return empty(table)
+    if table == "runs":
+        return RUNS_AT_REST.format(runs=f"{database}.main.runs")
+    since = columns_of(table, version)
+    absent = "".join(f', NULL::{kind} AS "{name}"' for name, kind in COLUMNS[table].items() if name not in since)
+    return f"SELECT *{absent} FROM {database}.main.{table}"
 
 
 def empty(table: str) -> str:

@@ -7,6 +7,7 @@ import difflib
 import importlib
 import logging
 import os
+import select
 import sys
 import threading
 import time
@@ -44,6 +45,8 @@ _LONGEST = 4000
 """Characters of a message."""
 _PATIENCE = 5.0
 """Seconds that threads are given to end after a command has."""
+READER_LEFT = 141
+"""The exit code where whoever read stdout left before the end, as of programs that SIGPIPE ends."""
 ROOT_OPTIONS = ("--help", "-h", "--version")
 
 
@@ -92,15 +95,23 @@ class _Commands(TyperGroup):
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: Any) -> Any:
+        stdout = _stdout()
         try:
             with _log_shown():
-                return super().invoke(ctx)
+                done = super().invoke(ctx)
+            sys.stdout.flush()
+            return done
         except KeyboardInterrupt:
             raise _interrupted(ctx) from None
+        except (BrokenPipeError, SystemExit):  # Rich puts /dev/null in place of a pipe that nobody reads, and exits
+            if not _is_left() and _stdout() == stdout:
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+            raise typer.Exit(READER_LEFT) from None
         except Exception as error:  # the boundary: whatever ends a command is one message
             if isinstance(error, RuntimeError) and str(error) == "Query interrupted":  # so DuckDB calls Ctrl-C
                 raise _interrupted(ctx) from None
-            if isinstance(error, (typer.Exit, typer.Abort, BrokenPipeError)) or hasattr(error, "show"):  # Typer's own
+            if isinstance(error, (typer.Exit, typer.Abort)) or hasattr(error, "show"):  # Typer's own
                 raise
             if ctx.meta["ajet.traceback"]:
                 traceback.print_exception(error)
@@ -108,6 +119,24 @@ class _Commands(TyperGroup):
             code = 2 if isinstance(error, USAGE_ERRORS) else 1
             traceback.clear_frames(error.__traceback__)
         raise typer.Exit(code)
+
+
+def _stdout() -> tuple[int, int] | None:
+    """Which file stdout is; None where it is closed."""
+    try:
+        about = os.fstat(1)
+    except OSError:
+        return None
+    return about.st_dev, about.st_ino
+
+
+def _is_left() -> bool:
+    """Whether stdout is a pipe whose reader has gone."""
+    if not hasattr(select, "poll"):
+        return True
+    poll = select.poll()
+    poll.register(1, 0)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _interrupted(ctx: Any) -> typer.Exit:
@@ -199,7 +228,8 @@ def root(
     ajet --conf math.yaml ajet.rollout.num_repeat=8
     ajet trace show ID
 
-    Exit codes: 0 success, 1 a run failed, 2 a wrong command, config or data, 130 interrupted.
+    Exit codes: 0 success, 1 a run failed, 2 a wrong command, config or data, 130 interrupted, 141 the reader of
+    stdout left (`| head`).
     """
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
-from ajet_sdk.trace.reader import open_trace, trace_files
-from ajet_tools.trace.locate import open_located
+from ajet_sdk.trace.reader import open_trace
+from ajet_tools.trace.locate import located_files, open_located
 from ajet_tools.trace.queries.rows import rows
 
 if TYPE_CHECKING:
@@ -66,25 +66,16 @@ def opened_sources(
             runs = (
                 frozenset() if lossless else frozenset(r["run_id"] for r in rows(imported, "SELECT run_id FROM runs"))
             )
-        with closing(open_trace(made, *(file for path in own for file in _files(path)))) as reader:
+        with closing(open_trace(made, *(file for path in own for file in located_files(path)))) as reader:
             _refuse_twice(reader, bool(own))
             yield Sources(reader, tuple(str(path) for path in paths), runs, done, done.formats)
 
 
 def _open_own(paths: Sequence[Path]) -> tuple[TraceReader, tuple[str, ...]]:
     if len(paths) > 1:
-        return open_trace(*(file for path in paths for file in _files(path))), tuple(map(str, paths))
+        return open_trace(*(file for path in paths for file in located_files(path))), tuple(map(str, paths))
     reader, at = open_located(paths[0] if paths else None)
     return reader, (str(at),)
-
-
-def _files(path: Path) -> list[Path]:
-    """The trace files of a path; those of the newest experiment below a directory that has none itself."""
-    if path.is_dir() and not any(path.glob("*.duckdb")):
-        reader, found = open_located(path)
-        reader.close()
-        return trace_files(found)
-    return trace_files(path)
 
 
 def _studio_in(path: Path) -> Path:

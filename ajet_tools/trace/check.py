@@ -10,7 +10,7 @@ from pathlib import Path
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.trace.live import settled_owner
 from ajet_sdk.trace.reader import ledger_balance, open_trace, trace_files
-from ajet_sdk.trace.schema import COLUMNS, SINCE
+from ajet_sdk.trace.schema import TABLES, columns_of
 from ajet_tools.trace.queries.rows import rows
 
 __all__ = ["INVARIANTS", "Broken", "check"]
@@ -30,17 +30,17 @@ class Broken:
     """The ids of the first of them."""
 
 
-def check(path: Path) -> list[Broken]:
-    """Everything that is wrong in a trace, at rest or live; nothing: it is sound.
+def check(path: Path, *more: Path) -> list[Broken]:
+    """Everything that is wrong in a trace (of one file or several), at rest or live; nothing: it is sound.
 
     What a kill or a run that is still going on leaves open (calls of unfinished episodes, tokens not yet booked) is not
     wrong. Raises TraceError where the trace cannot be read at all.
     """
-    files = trace_files(path)
+    files = [file for one in (path, *more) for file in trace_files(one)]
     broken = [one for file in files for one in _schema(file)]
     if broken:
         return broken
-    with closing(open_trace(path)) as reader:
+    with closing(open_trace(*files)) as reader:
         live = any(settled_owner(file) for file in files)
         for name, (says, sql) in INVARIANTS.items():
             broken += _ask(reader, name, says, sql.replace("$live", str(live).lower()))
@@ -71,11 +71,10 @@ def _schema(file: Path) -> Iterator[Broken]:
         [meta] = rows(reader, f"SELECT schema_version FROM {place}meta")
     there = {(row["table_name"], row["column_name"]): row["data_type"] for row in found}
     wrong = []
-    for table, columns in COLUMNS.items():
-        for column, kind in columns.items():
-            if SINCE.get(table, 1) <= meta["schema_version"]:
-                has = there.get((table, column), "missing").replace("TIMESTAMP WITH TIME ZONE", "TIMESTAMPTZ")
-                wrong += [] if has == kind else [f"{table}.{column} ({has}, not {kind})"]
+    for table in TABLES:
+        for column, kind in columns_of(table, meta["schema_version"]).items():
+            has = there.get((table, column), "missing").replace("TIMESTAMP WITH TIME ZONE", "TIMESTAMPTZ")
+            wrong += [] if has == kind else [f"{table}.{column} ({has}, not {kind})"]
     if wrong:
         yield Broken("schema", f"columns of {file.name} are not as they should be", len(wrong), tuple(wrong[:_NAMED]))
 
@@ -143,7 +142,7 @@ INVARIANTS: dict[str, tuple[str, str]] = {
     ),
     "episode status": (
         "the status or split of an episode is not one that it can have",
-        "SELECT episode_id AS id FROM episodes WHERE status IS NULL OR split IS NULL "
+        "SELECT episode_id AS id FROM episodes WHERE status IS NULL OR (split IS NULL) <> (step IS NULL) "
         "OR status NOT IN ('succeeded', 'failed', 'timeout', 'aborted') OR split NOT IN ('train', 'val')",
     ),
     "outcomes": (
@@ -213,9 +212,9 @@ INVARIANTS: dict[str, tuple[str, str]] = {
     "times of calls": (
         "a call begins before its episode, or an episode before its run",
         "SELECT c.call_id AS id FROM calls c JOIN episodes e USING (episode_id) "
-        "WHERE c.started_at < e.started_at - INTERVAL 1 SECOND "
+        "WHERE c.started_at < e.started_at - INTERVAL 1 SECOND AND epoch(c.started_at) <> 0 "
         "UNION ALL SELECT e.episode_id FROM episodes e JOIN runs r USING (run_id) "
-        "WHERE e.started_at < r.started_at - INTERVAL 1 SECOND",
+        "WHERE e.started_at < r.started_at - INTERVAL 1 SECOND AND epoch(e.started_at) <> 0",  # 0: not known
     ),
 }
 """Name -> what is wrong where it is broken, and the query for the ids that break it."""

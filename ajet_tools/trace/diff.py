@@ -17,7 +17,7 @@ from ajet_sdk.timelines import merge
 from ajet_sdk.trace.reader import calls_of, episodes
 from ajet_sdk.types import Episode
 from ajet_tools.trace.paired import Paired, paired
-from ajet_tools.trace.queries.comparison import episode_facts, last_step
+from ajet_tools.trace.queries.comparison import episode_facts, last_steps
 from ajet_tools.trace.request_diff import requests_of
 from ajet_tools.trace.run_config import recorded_config
 from ajet_tools.trace.text import reply_of
@@ -135,6 +135,11 @@ def _shared_tokens(a: Episode, b: Episode) -> int | None:
 
 # Runs
 
+_KINDS: tuple[tuple[str, str | None], ...] = (
+    ("val", "sampled"), ("val", "greedy"), ("val", None), ("train", "sampled"), ("train", "greedy"), ("train", None),
+)  # fmt: skip
+"""What runs are compared by, the best first."""
+
 
 @dataclass(frozen=True)
 class RunSide:
@@ -143,8 +148,14 @@ class RunSide:
     run_id: str
     split: str | None
     step: int | None
+    decoding: str | None
     facts: tuple[Mapping[str, Any], ...]
     """A row for each episode (`queries.comparison.episode_facts`)."""
+
+    @property
+    def of(self) -> str:
+        """What its means are means of."""
+        return " and ".join(sorted({" ".join(filter(None, (f["split"], f["decoding"]))) for f in self.facts}))
 
     @property
     def solved(self) -> float | None:
@@ -188,24 +199,39 @@ class RunDiff:
 
 
 def diff_runs(
-    a: tuple[TraceReader, str], b: tuple[TraceReader, str], *, split: str | None = None, step: int | None = None
+    a: tuple[TraceReader, str],
+    b: tuple[TraceReader, str],
+    *,
+    split: str | None = None,
+    step: int | None = None,
+    decoding: str | None = None,
 ) -> RunDiff:
     """Compare two runs by the tasks that they share.
 
-    By default by the last validation where both have one, else by all of training where both have that, else by every
-    episode. Raises QueryError where one has no episode to compare.
+    By default by the last validation where both have one (its sampled attempts, else its greedy ones), else by all of
+    training where both have that, else by every episode. Raises QueryError where one has no episode to compare, or
+    where sampled and greedy attempts would be mixed.
     """
-    if split is None and step is None:
-        split = next((s for s in ("val", "train") if all(last_step(*side, s) is not None for side in (a, b))), None)
+    there = [last_steps(*side) for side in (a, b)]
+    both = [(s, d) for s, d in _KINDS if all((s, d) in steps for steps in there)]
+    fitting = [(s, d) for s, d in both if split in (None, s) and decoding in (None, d)]
+    if fitting and (split is not None or step is None):
+        split, decoding = fitting[0]
     sides = []
-    for reader, run_id in (a, b):
-        at = last_step(reader, run_id, "val") if split == "val" and step is None else step
-        facts = tuple(episode_facts(reader, run_id, split, at))
+    for (reader, run_id), steps in zip((a, b), there, strict=True):
+        last = max((at for (s, d), at in steps.items() if s == split and decoding in (None, d)), default=None)
+        at = last if split == "val" and step is None else step
+        facts = tuple(episode_facts(reader, run_id, split, at, decoding))
+        kinds = {(fact["split"], fact["decoding"]) for fact in facts}
+        if len(kinds) > 1:
+            mixed = " and ".join(sorted(" ".join(filter(None, kind)) for kind in kinds))
+            raise QueryError(f"run {run_id} has episodes of {mixed} there: choose by --split and --decoding")
         if not facts:
-            where = "" if split is None else f" of split {split}"
+            where = "".join(f" {word}" for word in (split, decoding) if word)
+            where = f" of{where}" if where else ""
             where += "" if at is None else f" at step {at}"
             raise QueryError(f"run {run_id} has no finished episode{where} to compare")
-        sides.append(RunSide(run_id, split, at, facts))
+        sides.append(RunSide(run_id, split, at, decoding, facts))
     rewards = [side.by_task() for side in sides]
     shared = [task_id for task_id in rewards[0] if task_id in rewards[1]]
     tasks = tuple((task_id, rewards[0][task_id], rewards[1][task_id]) for task_id in shared)

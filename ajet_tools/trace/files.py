@@ -17,9 +17,10 @@ import duckdb
 
 from ajet_sdk.errors import TraceError, TraceLocked
 from ajet_sdk.trace.database import check_version, explain, open_to_write
+from ajet_sdk.trace.gathered import attach
 from ajet_sdk.trace.live import process_started, retract, settled_owner
 from ajet_sdk.trace.reader import trace_files
-from ajet_sdk.trace.schema import COLUMNS, SINCE, STORAGE_VERSION, TABLES, create_statements
+from ajet_sdk.trace.schema import COLUMNS, SCHEMA_VERSION, SINCE, STORAGE_VERSION, TABLES, create_statements
 from ajet_tools.trace.placing import PLACES, compare, place_again
 
 __all__ = [
@@ -125,6 +126,7 @@ def fresh_trace(draft: Path, sources: Sequence[Path]) -> Iterator[duckdb.DuckDBP
     draft.unlink(missing_ok=True)
     spill = draft.with_name(draft.name + ".spill")
     spill.mkdir(exist_ok=True, mode=0o700)
+    sources = [_of_this_version(source, spill / f"{i}.duckdb") for i, source in enumerate(sources)]
     config = {"threads": 2, "memory_limit": "512MB", "temp_directory": str(spill), "autoload_known_extensions": False}
     connection = duckdb.connect(config=config)
     try:
@@ -144,6 +146,18 @@ def fresh_trace(draft: Path, sources: Sequence[Path]) -> Iterator[duckdb.DuckDBP
     finally:
         connection.close()
         shutil.rmtree(spill, ignore_errors=True)
+
+
+def _of_this_version(source: Path, copy: Path) -> Path:
+    """A trace file, or a copy of an older one, made new: the file itself stays as it is."""
+    with duckdb.connect() as connection:
+        if attach(connection, {0: source})[source] == SCHEMA_VERSION:
+            return source
+    shutil.copy(source, copy)
+    if _log(source).exists():
+        shutil.copy(_log(source), _log(copy))
+    _settle(copy)
+    return copy
 
 
 def _quoted(path: Path) -> str:

@@ -1,68 +1,77 @@
-"""Which trace is meant: a file, an experiment's directory, or the newest one below a directory."""
+"""Which traces are meant: a file, all in and below a directory, or what an id or a name stands for."""
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
-from ajet_sdk.errors import QueryError, TraceError, TraceVersionError
+from ajet_sdk.errors import TraceError
 from ajet_sdk.protocols import TraceReader
-from ajet_sdk.trace.live import owner_of
-from ajet_sdk.trace.reader import open_trace, trace_files
-from ajet_tools.trace.queries.ids import find_run
+from ajet_sdk.trace.below import in_and_below
+from ajet_sdk.trace.live import settled_owners
+from ajet_sdk.trace.reader import Trace, open_trace, trace_files
 
-__all__ = ["State", "is_live", "open_located", "open_named", "state_of"]
+__all__ = ["Named", "State", "is_live", "located_files", "open_located", "open_named", "state_of"]
 
-_DEPTH = 6
-_SKIPPED = frozenset({"node_modules", "__pycache__", "site-packages", "checkpoint"})
+_LOG = logging.getLogger("ajet.trace")
 
 
-def open_located(path: Path | None = None, *, copied: bool = False) -> tuple[TraceReader, Path]:
-    """Open the trace at `path`, or the newest one below it (below the current directory where no path is given).
+class Named(NamedTuple):
+    """What a person named."""
 
-    Returns the reader and what it reads. Raises TraceError where there is none.
+    reader: TraceReader
+    where: Path
+    """Where its files lie."""
+    id: str | None
+    """The id or name to look for in it; None where nothing was named, or a path was."""
+
+
+def located_files(path: Path | None = None) -> list[Path]:
+    """The files of the traces at `path`, as `open_located` reads them."""
+    reader = _open(path)
+    reader.close()
+    return reader.files()
+
+
+def _open(path: Path | None, *, copied: bool = False) -> Trace:
+    reader = open_trace(path or Path(), copied=copied)
+    for reason in reader.skipped.values():
+        _LOG.warning("Left out: %s", reason)
+    return reader
+
+
+def open_located(path: Path | None = None, *, copied: bool = False) -> tuple[Trace, Path]:
+    """Open the traces at `path` (below the current directory where None) as one: a file, or all in and below a folder.
+
+    Returns the reader and where its files lie. What is left out is logged. Raises TraceError where there is
+    nothing to read.
     """
-    start = path or Path()
-    if not start.is_dir() or (path is not None and any(start.glob("*.duckdb"))):
-        return open_trace(start, copied=copied), start
-    foreign: TraceVersionError | None = None
-    for found in _newest_first(start):
-        try:
-            return open_trace(found, copied=copied), found
-        except TraceVersionError as error:
-            foreign = foreign or error
-    if foreign:
-        raise foreign
-    raise TraceError(
-        f"there is no trace below {start.resolve()}: run an agent first (`ajet run agent.py:solve ...`), or name a "
-        "file or an experiment directory"
-    )
+    reader = _open(path, copied=copied)
+    files = reader.files()
+    directories = {file.parent for file in files}
+    if path is not None and not path.is_dir():
+        return reader, path
+    if path is None and len(files) == 1:
+        return reader, files[0]
+    return reader, directories.pop() if len(directories) == 1 else path or Path()
 
 
-def open_named(name: str | None = None) -> tuple[TraceReader, Path, str | None]:
-    """Open what a person names: a file, a directory, or the beginning of a run's id in a trace below here.
+def open_named(name: str | None = None, path: Path | None = None) -> Named:
+    """Open what a person names: a path, or, in the traces at `path`, a run, an episode or a call by its id or name.
 
-    Returns the reader, what it reads, and the run where one was named. Raises TraceError where nothing fits.
+    Raises TraceError where there is nothing to read, or where a path is named that is not there.
     """
-    if name is None or Path(name).exists():
-        return *open_located(None if name is None else Path(name)), None
-    unread: TraceError | None = None
-    for found in _newest_first(Path()):
-        try:
-            reader = open_trace(found)
-            return reader, found, find_run(reader, name)
-        except QueryError:
-            reader.close()
-        except TraceError as error:
-            unread = unread or error
-    if unread:
-        raise unread
-    raise TraceError(
-        f"{name} is no file or directory, and no trace below {Path().resolve()} has a run whose id begins so; "
-        "`ajet trace ls` lists the newest"
-    )
+    if name is None:
+        return Named(*open_located(path), None)
+    place = Path(name)
+    if place.is_file() or (place.is_dir() and in_and_below(place)):
+        return Named(*open_located(place), None)
+    if os.sep in name or name.endswith(".duckdb"):
+        raise TraceError(f"there is no {'trace below' if place.exists() else 'file or directory'} {name}")
+    return Named(*open_located(path), name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,67 +80,29 @@ class State:
 
     live: bool
     files: tuple[tuple[str, int, int], ...] = ()
-    """Name, bytes and time of change of each file and its log."""
+    """Path, bytes and time of change of each file and its log."""
 
 
-def state_of(path: Path) -> State:
-    """How a trace stands now."""
+def state_of(path: Path, reader: TraceReader | None = None) -> State:
+    """How a trace stands now; a reader of it knows its files already."""
     found = []
     try:
-        files = trace_files(path)
+        files = reader.files() if isinstance(reader, Trace) else trace_files(path)
     except TraceError:
         return State(live=False)
     for file in files:
-        for part in (file, _log(file)):
+        for part in (file, file.with_name(f"{file.name}.wal")):
             try:
                 about = part.stat()
             except OSError:  # no log, or a file that has just been replaced
                 continue
-            found.append((part.name, about.st_size, about.st_mtime_ns))
-    return State(any(owner_of(file) for file in files), tuple(found))
+            found.append((str(part), about.st_size, about.st_mtime_ns))
+    return State(bool(settled_owners(files)), tuple(found))
 
 
 def is_live(path: Path) -> bool:
     """Whether a process writes one of the trace's files now."""
     try:
-        return any(owner_of(file) for file in trace_files(path))
+        return bool(settled_owners(trace_files(path)))
     except TraceError:
         return False
-
-
-def _newest_first(directory: Path) -> list[Path]:
-    """The traces below a directory; those files of one directory that processes of one run write are one."""
-    files = sorted(_below(directory, _DEPTH), key=_changed, reverse=True)
-    return list(dict.fromkeys(file.parent if _is_part(file) else file for file in files))
-
-
-def _is_part(file: Path) -> bool:
-    """A process's own file, or the file of a run that has such beside it, or may still get them."""
-    if file.name == "trace.duckdb":
-        return any(file.parent.glob("trace-*.duckdb")) or owner_of(file) is not None
-    return file.name.startswith("trace-")
-
-
-def _below(directory: Path, depth: int) -> Iterator[Path]:
-    try:
-        entries = list(os.scandir(directory))
-    except OSError:
-        return
-    for entry in entries:
-        if entry.name.endswith(".duckdb") and entry.is_file():
-            yield Path(entry.path)
-        elif depth and entry.is_dir(follow_symlinks=False) and not _skipped(entry.name):
-            yield from _below(Path(entry.path), depth - 1)
-
-
-def _skipped(name: str) -> bool:
-    return name.startswith(".") or name in _SKIPPED
-
-
-def _changed(file: Path) -> float:
-    """When a trace was last written to: new rows go to the log beside the file first."""
-    return max(part.stat().st_mtime for part in (file, _log(file)) if part.exists())
-
-
-def _log(file: Path) -> Path:
-    return file.with_name(file.name + ".wal")

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from ajet_sdk import output
 from ajet_sdk.types import Episode
-from ajet_tools.trace.text import message_text, one_line, reply_of, short_ids, spoken, visible
+from ajet_tools.trace.text import kind_of, message_text, one_line, reply_of, short_ids, spoken, visible
 
 __all__ = ["call_view", "console", "conversation", "counted", "episode_head", "fields", "number", "table"]
 
@@ -122,7 +122,7 @@ def episode_head(episode: Episode, ledger: Sequence[Mapping[str, Any]], live: bo
         ("episode", episode.episode_id),
         ("run", episode.run_id),
         ("group", f"{episode.group_id}, attempt {episode.attempt}" if episode.group_id else None),
-        ("step", f"{episode.step} ({episode.split})"),
+        ("step", f"{episode.step} ({kind_of(episode)})" if episode.split else None),
         ("task", f"{episode.task.task_id}  {one_line(episode.task.main_query)}"),
         ("status", "running, or cut off before it ended" if live else episode.status),
         ("error", f"{episode.cause}: {episode.error}" if episode.cause and episode.error else episode.error),

@@ -103,7 +103,7 @@ async def replay(
         group_id=recorded.group_id,
         attempt=recorded.attempt,
         step=recorded.step,
-        split=recorded.split,
+        split=recorded.split or "train",
     )
     with stopping_at(debug_tags), RecordingGateway(recording) as gateway:
         replayed = await run_episode(

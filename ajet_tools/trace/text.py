@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.output import visible
 
-__all__ = ["message_text", "one_line", "reply_of", "short_ids", "spoken", "visible"]
+if TYPE_CHECKING:
+    from ajet_sdk.types import Episode
+
+__all__ = ["kind_of", "message_text", "one_line", "reply_of", "short_ids", "spoken", "visible"]
+
+
+def kind_of(episode: Episode) -> str:
+    """What a mean over such episodes is a mean of: train, val sampled, val greedy."""
+    known = episode.split == "val" or episode.decoding == "greedy"
+    return " ".join(filter(None, (episode.split, episode.decoding if known else None)))
 
 
 def one_line(value: Any, width: int = 120) -> str:

@@ -58,7 +58,7 @@ class TraceApp(Frame):
         """What stood in the SQL console when it was left."""
         self.tokenizer: Path | None = None
         """A tokenizer to read tokens with, in place of the one that a run's config names."""
-        self._state: State = state_of(where)
+        self._state: State = state_of(where, reader)
         self._trouble = ""
         self._pace = Pace(self.PATIENCE, self.LONGEST_WAIT)
         self._followed: Screen[Any] | None = None
@@ -91,7 +91,7 @@ class TraceApp(Frame):
 
     async def _look_for_changes(self) -> None:
         """Tell the screen in front, once, of what came since it was last told. Only the files' sizes are looked at."""
-        state = await asyncio.to_thread(state_of, self.where)
+        state = await asyncio.to_thread(state_of, self.where, self.reader)
         before, self.live = self._changes, state.live
         at = time.monotonic()
         if not self.screen_stack:  # the viewer has been left meanwhile

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import os
-import time
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from typer.testing import CliRunner
 
 from ajet_sdk.engines.scripted import ByteTokenizer
 from ajet_sdk.trace.writer import TraceWriter
-from ajet_sdk.types import Call, Episode, LedgerEntry, Metric, Reward, Run, Task
+from ajet_sdk.types import Call, Episode, LedgerEntry, Metric, Reward, Run, Task, now
 from ajet_tools.cli.app import app
 from ajet_tools.trace.text import short_ids, visible
 
@@ -76,12 +75,10 @@ def ajet(*arguments: str, code: int = 0) -> str:
     return result.stdout if code == 0 else result.output
 
 
-def test_ls_of_a_directory_a_file_and_the_newest_below(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ls_of_a_directory_a_file_and_all_below(experiment: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     older = experiment.parent / "older"
     with TraceWriter(older / "trace.duckdb") as writer:
-        writer.put(Run(run_id="old"))
-    yesterday = time.time() - 86_400
-    os.utime(older / "trace.duckdb", (yesterday, yesterday))
+        writer.put(Run(run_id="old", started_at=now() - timedelta(days=1)))
     monkeypatch.chdir(experiment.parent.parent)
     said = [ajet("ls", *where) for where in ([str(experiment)], [str(experiment / "trace.duckdb")], [])]
     for text in said:

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ajet_tools.trace.filters import FIELDS
 from ajet_tools.trace.queries.listing import COLUMNS
 
 LONG = 60
+BEGAN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 EVIL = "\x1b[31mred"
 
 
@@ -182,3 +184,44 @@ def test_what_is_longer_than_the_screen_goes_through_the_pager(trace: Path, tmp_
         assert not paged.exists() and ("turn 59 said" in text or "Question 1" in text)
     assert "turn 59 said" in at_a_terminal(command, ""), "an empty $PAGER is none"
     assert "turn 59 said" in at_a_terminal(command, "no-such-pager"), "nor is one that is not there"
+
+
+def test_whoever_looks_at_a_part_says_so(tmp_path: Path) -> None:
+    """Counts are of all episodes by default, however many; of a part, both numbers are there."""
+    file = tmp_path / "trace.duckdb"
+    with TraceWriter(file) as writer:
+        writer.put(Run(run_id="run", status="finished"))
+        for i in range(1203):  # the two oldest have a split each
+            ask = [{"role": "user", "content": "q"}]
+            writer.put(
+                Call(call_id=f"{i}a", episode_id=f"e{i}", request={"messages": ask}, prompt_ids=[1], output_ids=[2])
+            )
+            if i < 2:
+                other = {"call_id": f"{i}b", "index": 1, "prompt_ids": [7, 8], "output_ids": [9]}
+                writer.put(Call(episode_id=f"e{i}", request={"messages": ask}, **other))
+            writer.put(Episode(episode_id=f"e{i}", run_id="run", ended_at=BEGAN + timedelta(seconds=i)))
+    whole = json.loads(ajet("splits", str(file), "--json"))
+    assert (whole["episodes"], whole["of"], len(whole["splits"])) == (1203, 1203, 2)
+    part = json.loads(ajet("splits", str(file), "-n", "1000", "--json"))
+    assert (part["episodes"], part["of"], len(part["splits"])) == (1000, 1203, 0)
+    assert "the newest 1,000 of 1,203 episodes" in ajet("splits", str(file), "-n", "1000")
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["ls", "-n", "1000"], ["ls", "--json"], ["show", "long", "--full"], ["sql", "FROM calls", "--csv"],
+     ["sql", "FROM range(9999)", "-n", "9999"], ["export", "--format", "native"], ["ledger"]],
+)  # fmt: skip
+def test_a_reader_that_leaves_ends_a_command_quietly(trace: Path, arguments: list[str]) -> None:
+    """As `ajet trace ... | true`: whatever was not written yet has nobody to read it."""
+    read, write = os.pipe()
+    os.close(read)
+    try:
+        done = subprocess.run(
+            [sys.executable, "-m", "ajet", "trace", arguments[0], *arguments[1:], str(trace)],
+            stdout=write, stderr=subprocess.PIPE, text=True, timeout=60,
+        )  # fmt: skip
+    finally:
+        os.close(write)
+    assert done.returncode == 141
+    assert "Traceback" not in done.stderr and "Exception ignored" not in done.stderr and "rror" not in done.stderr

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Run
 from ajet_tools.cli.app import app
+from ajet_tools.trace import queries
 from ajet_tools.trace.locate import open_named
 from tests.tools.terminal import in_terminal
 
@@ -29,22 +30,29 @@ def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_it_opens_a_file_a_directory_a_run_or_the_newest(record: Path) -> None:
+def test_it_opens_a_file_a_directory_or_all_below(record: Path) -> None:
     one = record / "launcher_record" / "one"
-    for name, run in ((str(one), None), (str(one / "trace.duckdb"), None), ("onec", "onecafe"), ("twocafe", "twocafe")):
-        reader, where, found = open_named(name)
-        assert found == run and (run or "one")[:3] in str(where)
+    for name, wanted in (
+        (str(one), ["onecafe"]),
+        (str(one / "trace.duckdb"), ["onecafe"]),
+        (None, BOTH),
+        ("two", BOTH),
+    ):
+        reader, _, found = open_named(name)
+        assert found == (name if name == "two" else None)
+        assert sorted(row["run_id"] for row in queries.run_rows(reader)) == wanted
         reader.close()
-    reader, where, found = open_named()
-    assert where.parent.name == "two" and found is None
-    reader.close()
+
+
+BOTH = ["onecafe", "twocafe"]
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "word"),
     [
         ([], 2, "needs a terminal"),
-        (["--web", "nothing"], 1, "no file or directory"),
+        (["--web", "nothing"], 2, "no run 'nothing'"),
+        (["--web", "nothing/there"], 1, "no file or directory nothing/there"),
         (["--web", "--run", "x"], 2, "no run 'x'"),
         (["--web", "--port", "70000"], 2, "65535"),
     ],
@@ -57,7 +65,7 @@ def test_what_cannot_be_is_said(record: Path, arguments: list[str], code: int, w
 def test_a_directory_without_a_run_and_a_foreign_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     done = CliRunner().invoke(app, ["trace", "view", "--web"])
-    assert done.exit_code == 1 and "there is no trace below" in done.output
+    assert done.exit_code == 1 and "there is no trace (*.duckdb)" in done.output
     (tmp_path / "odd.duckdb").write_bytes(b"not a database, but long enough to look like one" * 400)
     done = CliRunner().invoke(app, ["trace", "view", "--web", "odd.duckdb"])
     assert done.exit_code == 1 and "odd.duckdb" in done.output and "Traceback" not in done.output

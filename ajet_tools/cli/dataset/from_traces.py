@@ -14,7 +14,7 @@ import typer
 from ajet_sdk import output
 from ajet_sdk.errors import ConfigError
 from ajet_tools.cli.dataset.endpoints import Asking
-from ajet_tools.cli.dataset.options import AsJson, Out, SkipBad, counted, reader_may_leave, say
+from ajet_tools.cli.dataset.options import AsJson, Out, SkipBad, counted, say
 from ajet_tools.cli.groups import spelt_out
 
 if TYPE_CHECKING:
@@ -141,7 +141,6 @@ def from_traces(
     choice, grader = choosing.choice(), choosing.grader(asking, out)
     with ExitStack() as stack:
         sources = stack.enter_context(opened_sources(paths or (), format, skip_bad_rows=skip_bad_rows))
-        stack.enter_context(reader_may_leave())
         progress = stack.enter_context(_progress())
         made = loop.from_traces(sources, kind, out, choice, turning.options(), grader=grader, progress=progress)
         apart = _write_rejected(made, out, rejected)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -31,7 +30,6 @@ __all__ = [
     "counting",
     "mapping_of",
     "print_json",
-    "reader_may_leave",
     "say",
     "tell_bad",
 ]
@@ -104,17 +102,6 @@ def counting(verb: str) -> Iterator[Callable[[Iterable[Item]], Iterator[Item]]]:
                     progress.update(task, advance=256)
 
         yield passing
-
-
-@contextmanager
-def reader_may_leave() -> Iterator[None]:
-    """`... -o - | head`: whoever read stdout has gone, and there is nothing more to say."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        raise typer.Exit(1) from None
 
 
 def counted(count: int, noun: str) -> str:

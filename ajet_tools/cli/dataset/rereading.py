@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from ajet_sdk import output
 from ajet_sdk.errors import TaskError
-from ajet_tools.cli.dataset.options import reader_may_leave
 
 if TYPE_CHECKING:
     from ajet_tools.dataset.tables import BadRows, Row
@@ -44,7 +43,7 @@ def some(rows: Iterator[Row], source: str, told: Callable[[str, int, int], None]
 def write_kept(rows: Iterator[Row], gone: set[int], total: int, out: str) -> None:
     from ajet_tools.dataset.tables import Writer
 
-    with reader_may_leave(), Writer(out) as writer:
+    with Writer(out) as writer:
         number = 0
         for number, row in enumerate(rows, 1):
             if number - 1 not in gone:

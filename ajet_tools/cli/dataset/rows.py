@@ -21,7 +21,6 @@ from ajet_tools.cli.dataset.options import (
     counted,
     counting,
     mapping_of,
-    reader_may_leave,
     say,
     tell_bad,
 )
@@ -91,7 +90,7 @@ def filter_rows(
     bad = BadRows(skip=skip_bad_rows)
     rows = read(source, mapping=mapping_of(mapping), bad=bad)
     others = Writer(rejected) if rejected else nullcontext()
-    with reader_may_leave(), Writer(out) as kept, others as aside, counting("filter") as passing:
+    with Writer(out) as kept, others as aside, counting("filter") as passing:
         if aside is not None:
             keep.on_left_out = lambda row, reason: aside.write({**row.values, "left_out": reason})
         for row in keep.of(passing(rows)):
@@ -160,7 +159,7 @@ def mix(
 
     shares = plan([parse_part(source) for source in sources], count, repeat=repeat)
     mixed = rows(shares, seed=seed, mapping=mapping_of(mapping))
-    with reader_may_leave(), Writer(out) as writer, counting("mix") as passing:
+    with Writer(out) as writer, counting("mix") as passing:
         for source, row in passing(mixed):
             writer.write({**row.values, source_column: source} if source_column else row.values)
     summary = {"rows": writer.rows, "sources": [vars(share) for share in shares], "path": out}
@@ -207,7 +206,7 @@ def export(
 
     convert, bad, left_out = converter(format), BadRows(skip=skip_bad_rows), Counter[str]()
     parts, shape, written = _parts(sources, split, to_directory=_is_directory(out)), Shape(), dict[str, int]()
-    with reader_may_leave(), ExitStack() as whole, counting("export") as passing:
+    with ExitStack() as whole, counting("export") as passing:
         for name, paths in parts.items():
             writer = whole.enter_context(Writer(out, split=name, shape=shape))
             for row in passing(_converted(paths, mapping_of(mapping), bad, convert, left_out)):

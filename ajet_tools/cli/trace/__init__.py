@@ -21,7 +21,8 @@ app = typer.Typer(
     ajet trace replay 3f2a91 --workflow agent.py:solve
     ajet trace preflight models/qwen3
 
-    Each command takes a trace file, an experiment's directory or a live run; with none, the newest run below here.
+    Each command takes a trace file, a directory with all traces below it, or a live run; with none, all below here.
+    A run is named by its id, its name or its path.
     """,
     no_args_is_help=True,
     add_completion=False,

@@ -180,13 +180,13 @@ def rejudge(
     """
     from ajet_tools.cli.arguments import use_placeholder_key
     from ajet_tools.trace import queries
-    from ajet_tools.trace.locate import open_located
+    from ajet_tools.trace.locate import open_named
     from ajet_tools.trace.rejudge import compared_over, groups_of
     from ajet_tools.trace.rejudge import rejudge as judge_again
     from ajet_tools.trace.run_config import run_config
 
     use_placeholder_key()
-    reader, _ = open_located(path)
+    reader, _, run = open_named(run, path)
     with closing(reader):
         run_id = queries.find_run(reader, run)
         config = run_config(reader, run_id)

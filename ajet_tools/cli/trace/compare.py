@@ -28,7 +28,9 @@ _LINES = 24
 
 @app.command()
 def diff(
-    a: Annotated[str, typer.Argument(metavar="A", help="An episode or a run, by a unique prefix.", show_default=False)],
+    a: Annotated[
+        str, typer.Argument(metavar="A", help="An episode or a run, by its id, name or path.", show_default=False)
+    ],
     b: Annotated[str, typer.Argument(metavar="B", help="Another of the same kind.", show_default=False)],
     path: Where = None,
     path_b: Annotated[
@@ -37,6 +39,12 @@ def diff(
     split: Annotated[
         Literal["train", "val"] | None,
         typer.Option("--split", help="Of runs: only these episodes; by default the last validation of both."),
+    ] = None,
+    decoding: Annotated[
+        Literal["sampled", "greedy"] | None,
+        typer.Option(
+            "--decoding", help="Of runs: only attempts decoded so; by default sampled ones where both have any."
+        ),
     ] = None,
     step: Annotated[int | None, typer.Option("--step", min=0, help="Of runs: only the episodes of this step.")] = None,
     as_json: AsJson = False,
@@ -54,18 +62,20 @@ def diff(
     from ajet_sdk.errors import QueryError
     from ajet_tools.trace import queries
     from ajet_tools.trace.diff import diff_episodes, diff_runs, episode_at
-    from ajet_tools.trace.locate import open_located
+    from ajet_tools.trace.locate import open_named
 
     with ExitStack() as stack:
-        reader_a = stack.enter_context(closing(open_located(path)[0]))
-        reader_b = stack.enter_context(closing(open_located(path_b)[0])) if path_b else reader_a
-        found = [queries.find(reader_a, a), queries.find(reader_b, b)]
+        named = open_named(a, path), open_named(b, path_b or path)
+        reader_a, reader_b = (stack.enter_context(closing(one.reader)) for one in named)
+        found = [queries.find(one.reader, one.id or queries.find_run(one.reader, None)) for one in named]
         kinds = {one.kind for one in found}
         if kinds == {"episode"}:
             episodes = diff_episodes(episode_at(reader_a, found[0].id), episode_at(reader_b, found[1].id))
             print_json(_episodes_json(episodes)) if as_json else _print_episodes(episodes)
         elif kinds == {"run"}:
-            runs = diff_runs((reader_a, found[0].id), (reader_b, found[1].id), split=split, step=step)
+            runs = diff_runs(
+                (reader_a, found[0].id), (reader_b, found[1].id), split=split, step=step, decoding=decoding
+            )
             print_json(_runs_json(runs)) if as_json else _print_runs(runs)
         else:
             told = " and ".join(f"{one.kind} {one.id}" for one in found)
@@ -105,6 +115,8 @@ def _facts(episode: Episode) -> dict[str, Any]:
         "task_id": episode.task.task_id,
         "attempt": episode.attempt,
         "step": episode.step,
+        "split": episode.split,
+        "decoding": episode.decoding,
         "status": episode.status,
         "cause": episode.cause,
         "reward": episode.reward,
@@ -223,6 +235,7 @@ def _side_json(found: RunDiff, which: str) -> dict[str, Any]:
         "run_id": side.run_id,
         "split": side.split,
         "step": side.step,
+        "decoding": side.decoding,
         "episodes": len(side.facts),
         "reward": side.mean("reward"),
         "solved": side.solved,
@@ -240,6 +253,7 @@ def _print_runs(found: RunDiff) -> None:
     out = render.console()
     a, b = _side_json(found, "a"), _side_json(found, "b")
     names = {"reward": "mean reward", "calls": "calls an episode", "sampled_tokens": "sampled tokens an episode"}
+    names["reward"] += f" ({found.a.of})" if found.a.of == found.b.of else f" ({found.a.of}; {found.b.of})"
     names["seconds"] = "seconds an episode"
     rows = [{"": names.get(name, name), "A": _told(a[name]), "B": _told(b[name])} for name in a if name != "failures"]
     for cause in sorted({*a["failures"], *b["failures"]}):
@@ -252,7 +266,7 @@ def _print_runs(found: RunDiff) -> None:
     changed = sorted((t for t in found.tasks if t[1] != t[2]), key=lambda t: (-abs(t[2] - t[1]), t[0]))
     if changed:
         shown = [{"task": t[0][:24], "A": t[1], "B": t[2], "change": t[2] - t[1]} for t in changed[:_SHOWN]]
-        out.print(render.table(shown, out.width, title="\ntasks, the largest change first"))
+        out.print(render.table(shown, out.width, title=f"\ntasks, the largest change first ({len(changed)} change)"))
     if found.config:
         out.print("\nconfig, where it differs", style="italic")
     for key, before, after in found.config:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
@@ -66,7 +65,7 @@ def export(
     from ajet_sdk.errors import ConfigError
     from ajet_tools.trace.export import FORMATS
     from ajet_tools.trace.export import export as write
-    from ajet_tools.trace.locate import open_located
+    from ajet_tools.trace.locate import open_named
 
     if format not in FORMATS:
         raise ConfigError(f"there is no export format {format!r}; there are {', '.join(FORMATS)}")
@@ -75,12 +74,12 @@ def export(
     if out == "-" and format == "tokens" and sys.stdout.isatty():
         raise ConfigError("tokens is a binary table: name a file by --out, or redirect stdout")
     target: Any = sys.stdout.buffer if out == "-" else Path(out)
-    reader, where = open_located(path)
+    reader, where, run = open_named(run, path)
     with closing(reader):
         ids = _chosen(reader, run, all_runs, episode or (), split, filter, rolled_back=format == "native")
         if not ids:
             raise ConfigError("there is no such episode in this trace; `ajet trace ls` lists them")
-        with _reader_may_leave(), _progress("export", "episodes") as progress:
+        with _progress("export", "episodes") as progress:
             done = write(
                 reader,
                 ids,
@@ -92,17 +91,6 @@ def export(
                 progress=progress,
             )
     _tell_exported(done, redact, as_json, to_stdout=out == "-")
-
-
-@contextmanager
-def _reader_may_leave() -> Iterator[None]:
-    """`... -o - | head`: whoever read stdout has gone, and there is nothing more to say."""
-    try:
-        yield
-        sys.stdout.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        raise typer.Exit(1) from None
 
 
 def _chosen(

@@ -45,7 +45,10 @@ def pack(
     from ajet_sdk.errors import ConfigError
     from ajet_tools.trace.files import pack as pack_file
 
-    files = _files(path)
+    traces = _traces(path)
+    if len(traces) > 1:
+        raise ConfigError(f"there are {len(traces)} traces below {path or Path().resolve()}; name the one to pack")
+    [files] = traces.values()
     if out is not None and len(files) > 1:
         raise ConfigError(
             f"--out takes one file, and there are {len(files)}; name one, or see `ajet trace merge-files`"
@@ -123,7 +126,7 @@ def prune(
         raise ConfigError("say what to drop: --older-than 30d, --run ID or --keep-size 500MB")
     if as_json and not (yes or dry_run):
         raise ConfigError("--json asks nothing: give --yes or --dry-run with it")
-    files = _files(path)
+    files = [file for trace in _traces(path).values() for file in trace]
     for file in files:
         refuse_live(file, "prune")
     gone = _chosen(files, older_than, run or (), keep_size)
@@ -167,7 +170,7 @@ def _chosen(
     if room is not None:
         chosen |= {one.run_id for one in beyond_size(runs, room)}
     if prefixes:
-        with closing(open_trace(files[0] if len(files) == 1 else files[0].parent)) as reader:
+        with closing(open_trace(*files)) as reader:
             chosen |= {queries.find_run(reader, prefix) for prefix in prefixes}
     return [(file, one) for file, one in held if one.run_id in chosen]
 
@@ -184,7 +187,7 @@ def _say_what_goes(gone: Sequence[tuple[Path, RunSize]]) -> None:
     for file, one in gone:
         row: dict[str, Any] = {"run": one.run_id[:12], "name": one.name, "status": one.status, "last": one.last}
         row |= {"episodes": one.episodes, "calls": one.calls, "feedback": one.feedback, "about": _bytes(one.bytes)}
-        rows.append({"file": file.name, **row} if several else row)
+        rows.append({"file": str(file), **row} if several else row)
     count = "1 run goes" if len(rows) == 1 else f"{len(rows):,} runs go"
     out.print(render.table(rows, out.width, title=f"{count}, with all that belongs to it", right=["about"]))
 
@@ -204,36 +207,38 @@ def check(path: Where = None, as_json: AsJson = False) -> None:
     from ajet_tools.trace.check import check as check_trace
     from ajet_tools.trace.text import one_line
 
-    where = _located(path)
+    traces = _traces(path)
+    broken = {}
     with _progress() as said:
-        said("checking")
-        broken = check_trace(where)
+        for where, files in traces.items():
+            said(f"checking {where}")
+            broken[where] = check_trace(*files)
     if as_json:
-        print_json({"trace": str(where), "sound": not broken, "broken": [asdict(one) for one in broken]})
-    elif not broken:
-        echo(f"{where}: sound ({len(INVARIANTS) + 3} invariants hold)")
-    for one in () if as_json else broken:
-        echo(f"{one.invariant}: {one.says} ({one.count:,})")
-        for id in one.ids:
-            echo(f"  {one_line(id)}")
-        if one.count > len(one.ids):
-            echo(f"  and {one.count - len(one.ids):,} more")
-    if broken:
+        listed = [{"trace": str(where), **asdict(one)} for where, found in broken.items() for one in found]
+        print_json({"traces": len(traces), "sound": not listed, "broken": listed})
+    for where, found in () if as_json else broken.items():
+        if not found:
+            echo(f"{where}: sound ({len(INVARIANTS) + 3} invariants hold)")
+        for one in found:
+            place = f"{where}: " if len(traces) > 1 else ""
+            echo(f"{place}{one.invariant}: {one.says} ({one.count:,})")
+            for id in one.ids:
+                echo(f"  {one_line(id)}")
+            if one.count > len(one.ids):
+                echo(f"  and {one.count - len(one.ids):,} more")
+    if any(broken.values()):
         raise typer.Exit(1)
 
 
-def _located(path: Path | None) -> Path:
-    from ajet_tools.trace.locate import open_located
+def _traces(path: Path | None) -> dict[Path, list[Path]]:
+    """The traces in and below a path, each with its files: those of one directory belong together."""
+    from ajet_tools.trace.locate import located_files
 
-    reader, where = open_located(path)
-    reader.close()
-    return where
-
-
-def _files(path: Path | None) -> list[Path]:
-    from ajet_sdk.trace.reader import trace_files
-
-    return trace_files(_located(path))
+    files = located_files(path)
+    traces: dict[Path, list[Path]] = {}
+    for file in files:
+        traces.setdefault(file.parent, []).append(file)
+    return {mine[0] if len(mine) == 1 else folder: mine for folder, mine in traces.items()}
 
 
 def _bytes(count: int) -> str:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from ajet_sdk.output import echo
-from ajet_tools.cli.trace.options import AsJson, OfRun, Where, print_json
+from ajet_tools.cli.trace.options import AsJson, Newest, OfRun, Where, print_json
 from ajet_tools.cli.trace.progress import progress_bar
 
 if TYPE_CHECKING:
@@ -62,14 +62,14 @@ def remerge(
     ajet trace remerge --tokenizer models/other --json
     """
     from ajet_tools.trace import queries
-    from ajet_tools.trace.locate import open_located
+    from ajet_tools.trace.locate import open_named
     from ajet_tools.trace.remerge import changed, policy_of, steps_of
     from ajet_tools.trace.remerge import remerge as merge_again
     from ajet_tools.trace.retokenised import load_tokenizer
     from ajet_tools.trace.run_config import run_config
 
     loaded = load_tokenizer(tokenizer) if tokenizer else None
-    reader, where = open_located(path)
+    reader, where, run = open_named(run, path)
     with closing(reader):
         run_id = queries.find_run(reader, run)
         own = policy_of(run_config(reader, run_id))
@@ -190,7 +190,7 @@ def preflight(
     ],
     path: Where = None,
     run: OfRun = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many episodes, the newest first.")] = 200,
+    limit: Newest = None,
     max_model_len: Annotated[
         int | None,
         typer.Option("--max-model-len", min=1, metavar="N", help="Longest prompt and reply; by default the model's."),
@@ -206,21 +206,24 @@ def preflight(
     ajet trace preflight Qwen/Qwen2.5-0.5B-Instruct launcher_record/math --json
     """
     from ajet_tools.trace import queries
-    from ajet_tools.trace.locate import open_located
+    from ajet_tools.trace.locate import open_named
     from ajet_tools.trace.preflight import preflight as fly
     from ajet_tools.trace.retokenised import load_tokenizer
 
     loaded = load_tokenizer(model)
-    reader, _ = open_located(path)
+    reader, _, run = open_named(run, path)
     with closing(reader):
         run_id = queries.find_run(reader, run)
-        ids = list(queries.episode_ids(reader, run_id, limit=limit))
+        every = queries.episode_ids(reader, run_id)
+        ids = every[:limit]
         _require_episodes(ids, run_id)
         with progress_bar("Rendering", len(ids)) as advance:
             found = fly(_chunks(reader, ids), loaded, advance)
     if as_json:
-        print_json({"run_id": run_id, "model": model, **_preflight_json(found, max_model_len)})
+        print_json({"run_id": run_id, "model": model, "of": len(every), **_preflight_json(found, max_model_len)})
     else:
+        if len(ids) < len(every):
+            echo(f"The newest {len(ids):,} of {len(every):,} episodes:")
         _print_preflight(found, model, max_model_len)
 
 

@@ -48,12 +48,12 @@ def ls(
 
     A filter compares fields by = != < <= > >= ~ (contains) !~, joined by blanks (and), `or`, `not` and parentheses.
     A word that stands alone is looked for in all that was said. Values may be lists (status=failed,timeout), `none`,
-    times (age<2h, seconds>1.5m) or in quotes. Fields: reward status success agent step task attempt split turns calls
-    agents tokens seconds age cause error model version tag finish feedback outcome episode group run superseded
-    text.
+    times (age<2h, seconds>1.5m) or in quotes. Fields: reward status success agent step task attempt split decoding
+    turns calls agents tokens seconds age cause error model version tag finish feedback outcome episode group run
+    superseded text.
 
-    Columns to sort by: started_at ended_at seconds reward tokens turns calls agents step attempt split status cause
-    error task task_id group_id episode_id run_id superseded.
+    Columns to sort by: started_at ended_at seconds reward tokens turns calls agents step attempt split decoding status
+    cause error task task_id group_id episode_id run_id superseded.
 
     \b
     ajet trace ls
@@ -64,12 +64,12 @@ def ls(
     from ajet_tools.cli.trace.progress import progress_told
     from ajet_tools.trace import queries
     from ajet_tools.trace.filters import parse
-    from ajet_tools.trace.locate import open_located
+    from ajet_tools.trace.locate import open_named
     from ajet_tools.trace.queries.listing import open_listing
 
     parts = [f"({filter})" if filter and status else filter, f'status="{status}"' if status else None]
     fits = parse(filter or "") if not status else parse(" ".join(part for part in parts if part))
-    reader, where = open_located(path)
+    reader, where, run = open_named(run, path)
     with closing(reader):
         runs = queries.run_rows(reader)
         chosen = queries.find_run(reader, run) if run or runs else None
@@ -100,13 +100,16 @@ def _print_ls(
 ) -> None:
     from ajet_tools.cli.trace.pager import paged
     from ajet_tools.trace import render
+    from ajet_tools.trace.queries.runs import MEANS
     from ajet_tools.trace.text import short_ids
 
     run_ids = short_ids([row["run_id"] for row in runs])
     ids = short_ids([row["episode_id"] for row in episodes])
+    means = [name for name in MEANS if any(row[name] is not None for row in runs[:_RUNS])]
+    shown = (*_RUN_COLUMNS[:4], *means, *_RUN_COLUMNS[4:])
     with paged(no_pager) as out:
         out.print(str(where), style="dim", soft_wrap=True)
-        out.print(render.table([_row("run", run_ids[r["run_id"]], r, _RUN_COLUMNS) for r in runs[:_RUNS]], out.width))
+        out.print(render.table([_row("run", run_ids[r["run_id"]], r, shown) for r in runs[:_RUNS]], out.width))
         if len(runs) > _RUNS:
             out.print(f"and {render.counted(len(runs) - _RUNS, 'earlier run')}; --json has all", style="dim")
         if not episodes:
@@ -136,7 +139,7 @@ def _in_words(listing: Listing) -> str:
     return f"by {listing.sort}, the {'largest' if listing.descending else 'smallest'} first"
 
 
-_RUN_COLUMNS = ("status", "episodes", "unsound", "last_step", "reward", "started_at", "name", "backbone")
+_RUN_COLUMNS = ("status", "episodes", "unsound", "last_step", "started_at", "name", "backbone")
 _EPISODE_COLUMNS = (
     "status",
     "reward",
@@ -148,6 +151,7 @@ _EPISODE_COLUMNS = (
     "cause",
     "attempt",
     "split",
+    "decoding",
     "agents",
     "calls",
     "task_id",
@@ -177,11 +181,11 @@ def show(
     """
     from ajet_tools.cli.trace.pager import paged
     from ajet_tools.trace import queries
-    from ajet_tools.trace.locate import open_located
+    from ajet_tools.trace.locate import open_named
 
-    reader, _ = open_located(path)
+    reader, _, meant = open_named(id, path)
     with closing(reader):
-        found = queries.find(reader, id)
+        found = queries.find(reader, meant or queries.find_run(reader, None))
         if as_json:
             print_json({"run": _run_json, "episode": _episode_json, "call": _call_json}[found.kind](reader, found.id))
             return
@@ -268,10 +272,10 @@ def ledger(
     from ajet_sdk.trace.reader import ledger_balance
     from ajet_tools.trace import queries
     from ajet_tools.trace.filters import parse
-    from ajet_tools.trace.locate import open_located
+    from ajet_tools.trace.locate import open_named
 
     fits = parse(filter) if filter else None
-    reader, _ = open_located(path)
+    reader, _, run = open_named(run, path)
     with closing(reader):
         run_id = queries.find_run(reader, run)
         status = next(row["status"] for row in queries.run_rows(reader) if row["run_id"] == run_id)

@@ -9,12 +9,12 @@ import typer
 
 from ajet_tools.cli.as_json import AsJson, print_json
 
-__all__ = ["AsJson", "Fitting", "NoPager", "OfRun", "Where", "print_json"]
+__all__ = ["AsJson", "Fitting", "Newest", "NoPager", "OfRun", "Where", "print_json"]
 
-_PATH_HELP = "A trace file or an experiment's directory; by default the newest run below here."
+_PATH_HELP = "A trace file or a directory: all traces in and below it are read as one; by default all below here."
 Where = Annotated[Path | None, typer.Argument(metavar="PATH", help=_PATH_HELP, show_default=False)]
 OfRun = Annotated[
-    str | None, typer.Option("--run", metavar="ID", help="A run, by a unique prefix; by default the newest.")
+    str | None, typer.Option("--run", metavar="RUN", help="A run, by its id, name or path; by default the newest.")
 ]
 Fitting = Annotated[
     str | None,
@@ -24,5 +24,9 @@ Fitting = Annotated[
         metavar="EXPR",
         help="Only episodes that fit, such as 'reward<0.5 text~\"calc\"'; `ajet trace ls --help` says more.",
     ),
+]
+Newest = Annotated[
+    int | None,
+    typer.Option("--limit", "-n", min=1, help="Only so many episodes, the newest; by default all.", show_default=False),
 ]
 NoPager = Annotated[bool, typer.Option("--no-pager", help="Print at once, however long it is.")]

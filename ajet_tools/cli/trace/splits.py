@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ajet_sdk.output import echo
-from ajet_tools.cli.trace.options import AsJson, Fitting, NoPager, OfRun, Where, print_json
+from ajet_tools.cli.trace.options import AsJson, Fitting, Newest, NoPager, OfRun, Where, print_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -33,7 +33,7 @@ def splits(
     run: OfRun = None,
     episode: Annotated[str | None, typer.Option("--episode", metavar="ID", help="Only this one, by a prefix.")] = None,
     filter: Fitting = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many episodes, newest first.")] = 1000,
+    limit: Newest = None,
     no_pager: NoPager = False,
     as_json: AsJson = False,
 ) -> None:
@@ -47,30 +47,33 @@ def splits(
     from ajet_tools.cli.trace.pager import paged
     from ajet_tools.trace import queries, render
     from ajet_tools.trace.filters import parse
-    from ajet_tools.trace.locate import open_located
+    from ajet_tools.trace.locate import open_named
 
     fits = parse(filter) if filter else None
-    reader, where = open_located(path)
+    reader, where, run = open_named(run, path)
     with closing(reader):
         ids: Sequence[str] = (
             [queries.find(reader, episode, "episode").id]
             if episode
-            else queries.episode_ids(reader, queries.find_run(reader, run), limit=limit, filter=fits)
+            else queries.episode_ids(reader, queries.find_run(reader, run), filter=fits)
         )
+        ids, of = ids[:limit], len(ids)
         found, timelines, sampled = _merged(reader, ids, _readings(reader, where))
     causes = _by_cause(found)
     if as_json:
-        print_json({"episodes": len(ids), "timelines": timelines, "causes": causes, "splits": found})
+        print_json({"episodes": len(ids), "of": of, "timelines": timelines, "causes": causes, "splits": found})
         return
     with paged(no_pager) as out:
         counts = ((len(ids), "episode"), (timelines, "timeline"), (sampled, "sampled token"), (len(found), "split"))
         out.print(", ".join(render.counted(count, noun) for count, noun in counts))
+        if len(ids) < of:
+            out.print(f"of the newest {len(ids):,} of {render.counted(of, 'episode')}; the others were not looked at")
         if causes:
             out.print(render.table(causes, out.width, title="\nby cause"))
             worst = sorted(found, key=lambda row: -row["extra_tokens"])[:_WORST]
             columns = ("episode_id", "call_id", "parent_call_id", "at_token", "extra_tokens", "cause", "hint")
             shown = [{c: _short(row[c]) if c.endswith("_id") else row[c] for c in columns} for row in worst]
-            out.print(render.table(shown, out.width, title="\nthose that cost most"))
+            out.print(render.table(shown, out.width, title=_title(len(shown), len(found))))
 
 
 def _readings(reader: TraceReader, trace: Path) -> Callable[[str | None], Vocabulary | None]:
@@ -132,6 +135,10 @@ def _by_cause(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         entry["splits"] += 1
         entry["extra_tokens"] += row["extra_tokens"]
     return sorted(causes.values(), key=lambda entry: -entry["extra_tokens"])
+
+
+def _title(shown: int, of: int) -> str:
+    return "\nthose that cost most" + (f", {shown} of {of:,}; --json has all" if shown < of else "")
 
 
 def _short(id: str | None) -> str | None:

@@ -15,7 +15,7 @@ from ajet_sdk.errors import ConfigError, MissingExtra, TraceError, TraceVersionE
 from ajet_sdk.output import echo
 
 if TYPE_CHECKING:
-    from ajet_sdk.protocols import TraceReader
+    from ajet_tools.trace.locate import Named
 
 __all__ = ["app"]
 
@@ -30,8 +30,8 @@ def view(
         str | None,
         typer.Argument(
             metavar="PATH",
-            help="A trace file, an experiment's directory, or a run by the beginning of its id; by default the "
-            "newest run below here.",
+            help="A trace file, a directory (all runs in and below it), or a run by its id or name; by default all "
+            "runs below here.",
             show_default=False,
         ),
     ] = None,
@@ -74,17 +74,17 @@ def view(
         from ajet_tools.tui.app import TraceApp
     except ModuleNotFoundError as error:
         raise _missing(error) from None
-    reader, where, run_id = _when_there(target) if served else open_named(target)
+    reader, where, meant = _when_there(target) if served else open_named(target)
     with closing(reader):
-        if run is not None:
-            run_id = queries.find_run(reader, run)
+        wanted = run or meant
+        run_id = None if wanted is None else queries.find_run(reader, wanted)
         viewer = TraceApp(reader, where, run_id)
         viewer.tokenizer = tokenizer
         viewer.run()
     raise typer.Exit(viewer.return_code or 0)
 
 
-def _when_there(target: str | None) -> tuple[TraceReader, Path, str | None]:
+def _when_there(target: str | None) -> Named:
     """What stands beside a run may be asked before the run has written anything: wait for it a while."""
     from ajet_tools.trace.locate import open_named
 
@@ -109,10 +109,10 @@ def _serve(target: str | None, run: str | None, tokenizer: Path | None, port: in
         from ajet_tools.trace import queries
         from ajet_tools.trace.locate import open_named
 
-        reader, _, _ = open_named(target)
+        reader, _, meant = open_named(target)
         with closing(reader):
-            if run is not None:
-                queries.find_run(reader, run)
+            if run or meant:
+                queries.find_run(reader, run or meant)
     chosen = [*(["--run", run] if run else []), *(["--tokenizer", str(tokenizer.absolute())] if tokenizer else [])]
     arguments = ["trace", "view", "--served", *chosen, *(["--", target] if target else [])]
     if until_eof:

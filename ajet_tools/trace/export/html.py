@@ -23,7 +23,7 @@ from ajet_tools.trace.export.conversations import Conversation, conversations
 from ajet_tools.trace.export.job import Job
 from ajet_tools.trace.export.page import END, START
 from ajet_tools.trace.export.record import Record
-from ajet_tools.trace.text import message_text, visible
+from ajet_tools.trace.text import kind_of, message_text, visible
 
 __all__ = ["write"]
 
@@ -76,7 +76,7 @@ def _head(record: Record) -> list[tuple[str, Any]]:
         ("status", episode.status if record.ended else "not ended"),
         ("cause", episode.cause),
         ("reward", episode.reward),
-        ("step", f"{episode.step} ({episode.split})"),
+        ("step", f"{episode.step} ({kind_of(episode)})" if episode.split else ""),
         ("group", f"{episode.group_id}, attempt {episode.attempt}" if episode.group_id else None),
         ("output", episode.output),
         ("seconds", round((episode.ended_at - episode.started_at).total_seconds(), 2) if record.ended else None),

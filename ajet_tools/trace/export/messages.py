@@ -26,6 +26,7 @@ def about(episode: Episode, agent: str | None = None, call_id: str | None = None
         "attempt": episode.attempt,
         "step": episode.step,
         "split": episode.split,
+        "decoding": episode.decoding,
         "status": episode.status,
         "agent": agent,
         "reward": episode.reward if agent is None else episode.value(agent, call_id),

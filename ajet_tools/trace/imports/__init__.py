@@ -106,6 +106,8 @@ def recognised(start: bytes, name: str) -> SourceFormat:
     if start[8:12] == b"DUCK":
         raise ConfigError(f"{name} is a trace already: `ajet trace merge-files` puts traces together")
     head = start.decode("utf-8", "replace")
+    if any(all(f'"{needle}"' in head for needle in needles) for needles in openai.LANGFUSE):
+        raise ConfigError(f"{name} is an export of Langfuse's, {openai.NOT_READ}")
     for format, needles in _SIGNS:
         if all(f'"{needle}"' in head for needle in needles):
             return format
@@ -204,6 +206,8 @@ def _with_run(found: Iterator[Parsed], format: SourceFormat, name: str, start: b
     for parsed in found:
         if parsed.run is not None:
             known.add(parsed.run.run_id)
+            if parsed.run.status == "finished" and parsed.run.ended_at is None:  # that it ended is all that is known
+                parsed = replace(parsed, run=parsed.run.model_copy(update={"ended_at": parsed.run.started_at}))
         episode = parsed.episode
         if episode is not None and parsed.ended:
             run_id = episode.run_id or own
@@ -214,7 +218,7 @@ def _with_run(found: Iterator[Parsed], format: SourceFormat, name: str, start: b
                     name=name if run_id == own else "",
                     status="finished",
                     started_at=UNKNOWN_TIME,
-                    ended_at=None,
+                    ended_at=UNKNOWN_TIME,
                 )
                 mine[run_id] = _spanning(before, episode)
         yield parsed
@@ -227,5 +231,5 @@ def _spanning(run: Run, episode: Episode) -> Run:
     if episode.started_at == UNKNOWN_TIME:
         return run
     began = episode.started_at if run.started_at == UNKNOWN_TIME else min(run.started_at, episode.started_at)
-    ended = max(run.ended_at or episode.ended_at, episode.ended_at)
+    ended = episode.ended_at if run.ended_at is None else max(run.ended_at, episode.ended_at)
     return run.model_copy(update={"started_at": began, "ended_at": ended})

@@ -9,7 +9,7 @@ from typing import Any
 
 from ajet_sdk.types import Call, Episode, Reward, Task
 from ajet_tools.trace.imports.dialogue import Dialogue, dialogue_of, parsed
-from ajet_tools.trace.imports.parsed import UNKNOWN_TIME, Parsed, stable_id, text_of
+from ajet_tools.trace.imports.parsed import UNKNOWN_TIME, Parsed, stable_id, task_of, text_of
 from ajet_tools.trace.imports.spans import Span
 
 __all__ = ["episode_of"]
@@ -36,7 +36,8 @@ def episode_of(trace: str, spans: Sequence[Span]) -> Parsed | None:
         episode=Episode(
             episode_id=episode_id,
             run_id=next((str(r) for s in ordered if (r := s.resource.get("ajet.run_id"))), ""),
-            task=_task(top, trace),
+            task=_task(top, trace, calls, episode_id),
+            split="",
             output=parsed(top.attributes.get("output.value")) if top not in [s for s, _ in found] else None,
             calls=tuple(calls),
             rewards=rewards,
@@ -170,13 +171,13 @@ def _agent(span: Span, parents: Mapping[str, Span]) -> str:
     return "default"
 
 
-def _task(top: Span, trace: str) -> Task:
-    """What the outermost span was given, where it says so (OpenInference's `input.value`)."""
+def _task(top: Span, trace: str, calls: Sequence[Call], episode_id: str) -> Task:
+    """What the outermost span was given (OpenInference's `input.value`), else what was asked first."""
     given = top.attributes.get("input.value")
     rollout = {"rollout": trace} if ":" in trace else {}
     if isinstance(given, str) and top.attributes.get("openinference.span.kind") not in ("LLM", None):
         return Task(main_query=given, metadata=rollout)
-    return Task(metadata=rollout) if rollout else Task()
+    return task_of(calls[0].request.get("messages"), rollout, episode_id)
 
 
 def _rewards(span: Span) -> Iterable[Reward]:

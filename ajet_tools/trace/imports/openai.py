@@ -13,13 +13,25 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from ajet_sdk.types import Call, Episode, Reward, Task
-from ajet_tools.trace.imports.parsed import UNKNOWN_TIME, Parsed, stable_id, text_of
+from ajet_sdk.types import Call, Episode, Reward
+from ajet_tools.trace.imports.parsed import UNKNOWN_TIME, Parsed, stable_id, task_of, text_of
 from ajet_tools.trace.json_rows import BadRows, Row
 
-__all__ = ["read"]
+__all__ = ["LANGFUSE", "NOT_READ", "read"]
 
-_OURS = ("episode_id", "run_id", "group_id", "task_id", "attempt", "step", "split", "status", "agent", "reward")
+_OURS = (
+    "episode_id",
+    "run_id",
+    "group_id",
+    "task_id",
+    "attempt",
+    "step",
+    "split",
+    "decoding",
+    "status",
+    "agent",
+    "reward",
+)
 
 
 def read(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
@@ -38,9 +50,19 @@ def read(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
         yield from _made(same, bad)
 
 
+LANGFUSE = (("traceId", "startTime"), ("observations", "projectId"), ("projectId", "startTime"))
+"""Keys by which a row of a Langfuse export is known."""
+NOT_READ = (
+    "which is not read: its times and its nesting stand where no OpenAI log has them. Send its spans on as "
+    "OpenTelemetry (--from otlp), or write rows of request and response"
+)
+
+
 def _problem(value: Any) -> str | None:
     if not isinstance(value, Mapping):
         return f"is no object (got {type(value).__name__})"
+    if any(value.keys() >= set(keys) for keys in LANGFUSE):
+        return f"is an observation or a trace of Langfuse's, {NOT_READ}"
     if _request(value) is not None or _response(value) is not None:
         return None
     messages = value.get("messages")
@@ -74,11 +96,11 @@ def _conversations(rows: Sequence[Row]) -> Parsed:
     known = (
         {name: first[name] for name in ("run_id", "group_id", "attempt", "step", "split", "status")}
         if "calls" in first
-        else {}
+        else {"split": ""}
     )
     extra = {n: v for n, v in first.items() if n not in (*_OURS, "messages", "tools", "calls")}
     own_task = {"task_id": first["task_id"]} if text_of(first.get("task_id")) else {}
-    task = Task(**own_task, metadata=extra)
+    task = task_of(first["messages"], extra, episode_id, own_task)
     return Parsed(
         episode=Episode(
             **known,
@@ -172,7 +194,8 @@ def _exchange(row: Row) -> Parsed:
     return Parsed(
         episode=Episode(
             episode_id=episode_id,
-            task=Task(metadata=extra),
+            task=task_of(request.get("messages"), extra, episode_id),
+            split="",
             calls=(call,),
             status="failed" if error else "succeeded",
             error=error,

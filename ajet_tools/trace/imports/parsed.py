@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from ajet_sdk.types import Episode, Feedback, LedgerEntry, Metric, Run, Trained
+from ajet_sdk.types import Episode, Feedback, LedgerEntry, Metric, Run, Task, Trained
+from ajet_tools.trace.text import message_text
 
-__all__ = ["UNKNOWN_TIME", "Parsed", "stable_id", "text_of"]
+__all__ = ["UNKNOWN_TIME", "Parsed", "stable_id", "task_of", "text_of"]
 
 UNKNOWN_TIME = datetime(1970, 1, 1, tzinfo=timezone.utc)
 """Stands where a source does not say when: a record needs a time, and none is to be invented."""
@@ -42,3 +44,15 @@ def stable_id(*parts: Any) -> str:
 def text_of(value: Any) -> str | None:
     """A value as text where it is something."""
     return None if value in (None, "") else str(value)
+
+
+def task_of(messages: Any, metadata: Mapping[str, Any], episode_id: str, own: Mapping[str, Any] | None = None) -> Task:
+    """What was asked first, as the task: the same where that and its metadata are. Without either, the episode's own.
+
+    `own` is what the source itself says of its task.
+    """
+    listed = messages if isinstance(messages, list) else ()
+    first = next((m for m in listed if isinstance(m, Mapping) and m.get("role") == "user"), None)
+    asked = message_text({"role": "user", "content": first.get("content")}) if first else ""
+    known = own or ({} if asked or metadata else {"task_id": stable_id("task", episode_id)})
+    return Task(**{"main_query": asked, "metadata": dict(metadata), **known})

@@ -57,6 +57,7 @@ def _episode(row: Row, value: Mapping[str, Any], group: str, attempt: int) -> Pa
             episode_id=episode_id,
             group_id=group,
             attempt=attempt,
+            split="",
             task=Task(init_messages=prompt, metadata=metadata),
             calls=tuple(_calls(value, prompt, episode_id)),
             rewards=(Reward(value=reward),) if isinstance(reward, int | float) else (),

@@ -14,19 +14,16 @@ if TYPE_CHECKING:
 __all__ = ["episode_ids", "ledger_of"]
 
 
-def episode_ids(
-    reader: TraceReader, run_id: str, *, limit: int | None = None, filter: Filter | None = None
-) -> Sequence[str]:
+def episode_ids(reader: TraceReader, run_id: str, *, filter: Filter | None = None) -> Sequence[str]:
     """The episodes of a run that have calls and fit a filter, newest first; without those that a resume rolled back."""
     fits, values = (filter.sql, filter.parameters) if filter else ("true", ())
     found = rows(
         reader,
         f"""
         SELECT e.episode_id FROM episodes e WHERE e.run_id = ? AND NOT e.superseded AND {fits}
-          AND e.episode_id IN (SELECT episode_id FROM calls) ORDER BY e.ended_at DESC, e.episode_id LIMIT ?""",
+          AND e.episode_id IN (SELECT episode_id FROM calls) ORDER BY e.ended_at DESC, e.episode_id""",
         run_id,
         *values,
-        limit if limit is not None else 1 << 60,
     )
     return [row["episode_id"] for row in found]
 

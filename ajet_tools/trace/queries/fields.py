@@ -60,6 +60,9 @@ FIELDS: dict[str, Field] = {
     "task": Field("id", "the task: its id, or its query", "e.task_id"),
     "attempt": Field("number", "which attempt of its group, from 0", "e.attempt"),
     "split": Field("choice", "train or val", "e.split", choices=("train", "val")),
+    "decoding": Field(
+        "choice", "sampled or greedy: how its tokens were drawn", "e.decoding", choices=("sampled", "greedy")
+    ),
     "turns": Field("number", "calls of its agents", f"(SELECT count(*) {_ROLLOUT})"),
     "calls": Field("number", "calls, those of judges too", f"(SELECT count(*) {_CALLS})"),
     "agents": Field("number", "how many agents made calls", f"(SELECT count(DISTINCT c.agent) {_ROLLOUT})"),

@@ -1,4 +1,4 @@
-"""What a person means by the beginning of an id."""
+"""What a person means by the beginning of an id, or by a run's name."""
 
 from __future__ import annotations
 
@@ -23,42 +23,53 @@ class Found:
 
 
 def find(reader: TraceReader, prefix: str, kind: Kind | None = None) -> Found:
-    """The run, episode or call (or only a `kind`) whose id begins with `prefix`. Raises QueryError unless it is one."""
+    """The run, episode or call (or only a `kind`) whose id begins with `prefix`; or the newest run of that name.
+
+    Raises QueryError unless it is one.
+    """
     found = rows(
         reader,
         """
-        SELECT DISTINCT kind, id FROM (
-            SELECT 'run' AS kind, run_id AS id FROM runs WHERE starts_with(run_id, $1)
-            UNION ALL SELECT 'episode', episode_id FROM episodes WHERE starts_with(episode_id, $1)
-            UNION ALL SELECT 'episode', episode_id FROM calls WHERE starts_with(episode_id, $1)
-            UNION ALL SELECT 'call', call_id FROM calls WHERE starts_with(call_id, $1))
-        WHERE $2::VARCHAR IS NULL OR kind = $2 ORDER BY id <> $1, kind = 'call', id LIMIT 9""",
+        SELECT kind, id, max(exact) AS exact FROM (
+            SELECT 'run' AS kind, run_id AS id, run_id = $1 AS exact FROM runs WHERE starts_with(run_id, $1)
+            UNION ALL SELECT 'run', arg_max(run_id, started_at), true FROM runs WHERE name = $1 HAVING count(*) > 0
+            UNION ALL SELECT 'episode', episode_id, episode_id = $1 FROM episodes WHERE starts_with(episode_id, $1)
+            UNION ALL SELECT 'episode', episode_id, episode_id = $1 FROM calls WHERE starts_with(episode_id, $1)
+            UNION ALL SELECT 'call', call_id, call_id = $1 FROM calls WHERE starts_with(call_id, $1))
+        WHERE $2::VARCHAR IS NULL OR kind = $2
+        GROUP BY kind, id ORDER BY NOT max(exact), kind = 'call', id LIMIT 9""",
         prefix,
         kind,
     )
-    exact = [row for row in found if row["id"] == prefix]
+    exact = [row for row in found if row["exact"]]
     fitting = exact[:1] or found
     if len(fitting) == 1:
         return Found(fitting[0]["kind"], fitting[0]["id"])
     if not fitting:
-        raise QueryError(f"nothing in this trace has an id that begins with {prefix!r}; `ajet trace ls` lists them")
+        raise QueryError(
+            f"nothing in this trace has the name {prefix!r} or an id that begins so; `ajet trace ls` lists them"
+        )
     several = ", ".join(f"{row['kind']} {row['id']}" for row in fitting[:8])
     raise QueryError(f"{prefix!r} begins more than one id: {several}{' and more' if len(fitting) > 8 else ''}")
 
 
 def find_run(reader: TraceReader, prefix: str | None) -> str:
-    """The run whose id begins with `prefix`, the newest where None. Raises QueryError where there is none."""
+    """The run whose id begins with `prefix`, or the newest of that name; the newest of all where None.
+
+    Raises QueryError where there is none.
+    """
     found = rows(
         reader,
-        "SELECT run_id FROM runs WHERE starts_with(run_id, $1) ORDER BY started_at DESC LIMIT 9",
+        "SELECT run_id, name FROM runs WHERE starts_with(run_id, $1) OR name = $1 ORDER BY started_at DESC",
         prefix or "",
     )
     ids: list[str] = [row["run_id"] for row in found]
     if not ids:
         raise QueryError(f"there is no run {prefix!r} in this trace" if prefix else "there is no run in this trace")
-    if prefix and len(ids) > 1 and prefix not in ids:
+    named = [row["run_id"] for row in found if row["name"] == prefix]
+    if prefix and len(ids) > 1 and prefix not in ids and not named:
         raise QueryError(f"{prefix!r} begins more than one run: {', '.join(ids[:8])}")
-    return prefix if prefix in ids else ids[0]
+    return prefix if prefix in ids else (named or ids)[0]
 
 
 def episode_of_call(reader: TraceReader, call_id: str) -> str:

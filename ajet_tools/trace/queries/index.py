@@ -20,6 +20,7 @@ import pyarrow.compute as pc
 
 from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
+from ajet_tools.trace.queries.rows import among
 from ajet_tools.trace.queries.texts import call_spans, of_span
 
 __all__ = ["COUNTED", "Cancelled", "EpisodeIndex", "counted"]
@@ -29,7 +30,18 @@ Positions = npt.NDArray[np.int64]
 _PLAIN: dict[str, str] = {
     **{
         name: name
-        for name in ("run_id", "task_id", "group_id", "split", "status", "cause", "attempt", "step", "started_at")
+        for name in (
+            "run_id",
+            "task_id",
+            "group_id",
+            "split",
+            "decoding",
+            "status",
+            "cause",
+            "attempt",
+            "step",
+            "started_at",
+        )
     },
     "ended_at": "ended_at",
     "superseded": "superseded::INTEGER",
@@ -233,7 +245,8 @@ def counted(reader: TraceReader, ids: Sequence[str], names: Sequence[str], since
     times only.
     """
     wanted = pa.array(ids, pa.string())
-    found = [reader.query(_VALUES, [ids])]
+    condition, values = among("episode_id", ids)
+    found = [reader.query(f"{_VALUES} WHERE {condition} GROUP BY episode_id", values)]
     if "tokens" in names and since:
         found.append(_called(reader, ids, _TOKENS, since))
     else:
@@ -249,30 +262,28 @@ def counted(reader: TraceReader, ids: Sequence[str], names: Sequence[str], since
 
 
 _TOKENS = ", sum(len(output_ids))::BIGINT AS tokens"
-_VALUES = """
-    SELECT episode_id, sum(value * weight) AS reward FROM rewards
-    WHERE episode_id IN (SELECT unnest(?::VARCHAR[])) GROUP BY episode_id"""
+_VALUES = "SELECT episode_id, sum(value * weight) AS reward FROM rewards"
 _COUNTS = """count(*) AS calls, count(*) FILTER (phase = 'rollout') AS turns,
   count(DISTINCT agent) FILTER (phase = 'rollout') AS agents"""
 
 
 def _called(reader: TraceReader, ids: Sequence[str], more: str, since: datetime | None) -> pa.Table:
-    late, values = (" AND started_at >= $2", [since]) if since else ("", [])
-    sql = f"""
-        SELECT episode_id, {_COUNTS}{more} FROM calls
-        WHERE episode_id IN (SELECT unnest($1::VARCHAR[])){late} GROUP BY episode_id"""
-    return reader.query(sql, [ids, *values])
+    late, values = (" AND started_at >= $1", [since]) if since else ("", [])
+    condition, named = among("episode_id", ids, 1 + len(values))
+    sql = f"SELECT episode_id, {_COUNTS}{more} FROM calls WHERE {condition}{late} GROUP BY episode_id"
+    return reader.query(sql, [*values, *named])
 
 
 def _tokens_of(reader: TraceReader, ids: Sequence[str], calls: pa.Table) -> pa.Table:
     during = _apart(zip(calls["first"].to_pylist(), calls["last"].to_pylist(), strict=True))
+    condition, named = among("episode_id", ids, 1 + 2 * len(during))
     parts = (
         f"""SELECT episode_id, len(output_ids) AS n FROM calls
-        WHERE episode_id IN (SELECT unnest($1::VARCHAR[])) AND started_at >= ${i} AND started_at <= ${i + 1}"""
-        for i in range(2, 2 + 2 * len(during), 2)
+        WHERE {condition} AND started_at >= ${i} AND started_at <= ${i + 1}"""
+        for i in range(1, 1 + 2 * len(during), 2)
     )
     sql = f"SELECT episode_id, sum(n)::BIGINT AS tokens FROM ({' UNION ALL '.join(parts)}) GROUP BY episode_id"
-    return reader.query(sql, [ids, *(edge for span in during for edge in span)])
+    return reader.query(sql, [*(edge for span in during for edge in span), *named])
 
 
 _APART = 4

@@ -20,7 +20,7 @@ from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
 from ajet_tools.trace.filters import Condition, Filter, Node, conditions, sql_of
 from ajet_tools.trace.queries.index import COUNTED, Cancelled, EpisodeIndex, counted
-from ajet_tools.trace.queries.rows import Row, rows
+from ajet_tools.trace.queries.rows import Row, among, rows
 from ajet_tools.trace.queries.texts import (
     IN_CALL,
     IN_EPISODE,
@@ -41,6 +41,7 @@ COLUMNS = (
     "group_id",
     "step",
     "split",
+    "decoding",
     "status",
     "cause",
     "error",
@@ -103,7 +104,8 @@ class Listing:
         ids: list[str] = self._index.ids.take(pa.array(at)).to_pylist()
         if not ids:
             return []
-        found = {row["episode_id"]: row for row in rows(reader, _PAGE, ids)}
+        condition, named = among("episode_id", ids)
+        found = {row["episode_id"]: row for row in rows(reader, f"{_PAGE} WHERE {condition}", *named)}
         unread = [name for name in COUNTED if self._index.known(name) is None]
         if unread:
             for row in counted(reader, ids, unread).to_pylist():
@@ -183,9 +185,9 @@ def _known(sort: str) -> None:
 
 _PAGE = """
     SELECT episode_id, run_id, task_id, left(task->>'$.main_query', 300) AS task, attempt, group_id, step, split,
-      status, cause, left(error, 300) AS error, round(epoch(ended_at - started_at), 2) AS seconds,
+      decoding,      status, cause, left(error, 300) AS error, round(epoch(ended_at - started_at), 2) AS seconds,
       started_at, ended_at, superseded
-    FROM episodes WHERE episode_id IN (SELECT unnest(?::VARCHAR[]))"""
+    FROM episodes"""
 
 
 def _mask(

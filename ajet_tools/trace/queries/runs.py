@@ -7,21 +7,34 @@ import math
 from ajet_sdk.protocols import TraceReader
 from ajet_tools.trace.queries.rows import Row, rows
 
-__all__ = ["failures", "ledger_totals", "metric_points", "metrics", "overview", "run_rows", "staleness"]
+__all__ = ["MEANS", "failures", "ledger_totals", "metric_points", "metrics", "overview", "run_rows", "staleness"]
+
+
+MEANS: dict[str, str] = {
+    "train_reward": "split = 'train'",
+    "val_reward": "split = 'val' AND decoding = 'sampled'",
+    "val_greedy_reward": "split = 'val' AND decoding = 'greedy'",
+    "val_unknown_reward": "split = 'val' AND decoding IS NULL",
+}
+"""Mean reward -> of which episodes. How validation decoded stands in no file of before it was recorded."""
+_MEANS = ", ".join(f"avg(reward) FILTER ({of} AND NOT superseded) AS {name}" for name, of in MEANS.items())
 
 
 def run_rows(reader: TraceReader) -> list[Row]:
-    """The runs, newest first, with how many episodes each has, how they ended and their mean reward."""
+    """The runs, newest first, with how many episodes each has, how they ended and their mean rewards.
+
+    A mean is of training, of what validation sampled, or of its greedy attempts: never of two of them.
+    """
     return rows(
         reader,
-        """
+        f"""
         WITH value AS (SELECT episode_id, sum(value * weight) AS reward FROM rewards GROUP BY ALL),
         counted AS (
             SELECT run_id, count(*) AS episodes, count(*) FILTER (status <> 'succeeded') AS unsound,
-              max(step) AS last_step, avg(reward) AS reward
+              max(step) AS last_step, {_MEANS}
             FROM episodes LEFT JOIN value USING (episode_id) GROUP BY run_id)
         SELECT run_id, name, backbone, status, started_at, ended_at, error, coalesce(episodes, 0) AS episodes,
-          coalesce(unsound, 0) AS unsound, last_step, reward
+          coalesce(unsound, 0) AS unsound, last_step, {", ".join(MEANS)}
         FROM runs LEFT JOIN counted USING (run_id) ORDER BY started_at DESC, run_id""",
     )
 
@@ -55,17 +68,19 @@ def overview(reader: TraceReader, run_id: str | None = None) -> list[Row]:
 
     Beside the columns of `run_rows`: `total_steps` (None where the run trains nothing or its config does not say),
     `tokens` sampled, `last_at` (its last sign of life), `causes` of failures with their counts, and `rewards`, one a
-    step, of training, else of validation, else of the episodes themselves.
+    step, all of one kind, `reward_of`: training, else validation, else greedy validation; `reward` is a mean over it.
     """
     found = rows(
         reader,
         """
         WITH value AS (SELECT episode_id, sum(value * weight) AS reward FROM rewards GROUP BY ALL),
-        ended AS (SELECT run_id, step, status, cause, ended_at, reward FROM episodes LEFT JOIN value USING (episode_id)
-            WHERE $1::VARCHAR IS NULL OR run_id = $1),
+        ended AS (
+            SELECT run_id, step, status, cause, ended_at, reward,
+              split || CASE WHEN decoding = 'greedy' THEN ' greedy' ELSE '' END AS kind
+            FROM episodes LEFT JOIN value USING (episode_id) WHERE $1::VARCHAR IS NULL OR run_id = $1),
         counted AS (
             SELECT run_id, count(*) AS episodes, count(*) FILTER (status <> 'succeeded') AS unsound,
-              max(step) AS last_step, avg(reward) AS reward, max(ended_at) AS last_episode
+              max(step) AS last_step, max(ended_at) AS last_episode
             FROM ended GROUP BY run_id),
         failed AS (
             SELECT run_id, coalesce(cause, status) AS cause, count(*) AS episodes FROM ended
@@ -73,8 +88,11 @@ def overview(reader: TraceReader, run_id: str | None = None) -> list[Row]:
         causes AS (
             SELECT run_id, list({'cause': cause, 'episodes': episodes} ORDER BY episodes DESC, cause) AS causes
             FROM failed GROUP BY run_id),
-        by_step AS (SELECT run_id, step, avg(reward) AS reward FROM ended WHERE reward IS NOT NULL GROUP BY ALL),
-        own AS (SELECT run_id, list(reward ORDER BY step) AS rewards FROM by_step GROUP BY run_id),
+        rewarded AS (  -- of one kind: training, else validation, else greedy validation
+            FROM ended WHERE reward IS NOT NULL QUALIFY kind = min(kind) OVER (PARTITION BY run_id)),
+        by_step AS (SELECT run_id, kind, step, avg(reward) AS reward FROM rewarded GROUP BY ALL),
+        own AS (SELECT run_id, kind, list(reward ORDER BY step) AS rewards FROM by_step GROUP BY run_id, kind),
+        means AS (SELECT run_id, avg(reward) AS reward FROM rewarded GROUP BY run_id),
         logged AS (
             SELECT run_id, name, step, arg_max(value, "at") AS value, max("at") AS logged_at FROM metrics
             WHERE ($1::VARCHAR IS NULL OR run_id = $1) AND name IN ('train/reward', 'val/reward') GROUP BY ALL),
@@ -87,11 +105,13 @@ def overview(reader: TraceReader, run_id: str | None = None) -> list[Row]:
             WHERE $1::VARCHAR IS NULL OR run_id = $1 GROUP BY run_id)
         SELECT run_id, name, backbone, status, started_at, ended_at, error, coalesce(episodes, 0) AS episodes,
           coalesce(unsound, 0) AS unsound, last_step, reward, tokens, coalesce(causes, []) AS causes,
-          coalesce(train, val, own.rewards, []) AS rewards, greatest(last_episode, last_metric) AS last_at,
+          coalesce(train, val, own.rewards, []) AS rewards,
+          CASE WHEN train IS NOT NULL THEN 'train' WHEN val IS NOT NULL THEN 'val' ELSE kind END AS reward_of,
+          greatest(last_episode, last_metric) AS last_at,
           CASE WHEN backbone NOT IN ('debug', 'serve', 'trace')
             THEN TRY_CAST(config->>'$.ajet.trainer_common.total_steps' AS INTEGER) END AS total_steps
         FROM runs LEFT JOIN counted USING (run_id) LEFT JOIN causes USING (run_id) LEFT JOIN curves USING (run_id)
-          LEFT JOIN own USING (run_id) LEFT JOIN booked USING (run_id)
+          LEFT JOIN own USING (run_id) LEFT JOIN means USING (run_id) LEFT JOIN booked USING (run_id)
         WHERE $1::VARCHAR IS NULL OR run_id = $1 ORDER BY started_at DESC, run_id""",
         run_id,
     )

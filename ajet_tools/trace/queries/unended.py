@@ -22,7 +22,8 @@ def unended_rows(reader: TraceReader, run_id: str | None) -> list[Row]:
         reader,
         f"""
         SELECT episode_id, $1::VARCHAR AS run_id, NULL AS task_id, NULL AS task, NULL AS attempt, NULL AS group_id,
-          NULL AS step, NULL AS split, NULL AS status, NULL AS cause, any_value(error) AS error, NULL AS reward,
+          NULL AS step, NULL AS split,
+          NULL AS decoding, NULL AS status, NULL AS cause, any_value(error) AS error, NULL AS reward,
           count(*) AS calls, count(*) FILTER (phase = 'rollout') AS turns, count(DISTINCT agent) AS agents,
           sum(len(output_ids))::BIGINT AS tokens, round(epoch(max(ended_at) - min(started_at)), 2) AS seconds,
           min(started_at) AS started_at, NULL AS ended_at, false AS superseded

@@ -179,6 +179,7 @@ def _about(run: dict[str, Any]) -> Any:
             ("status", f"{run['status']}{note}"),
             ("started", f"{started}  backbone {run['backbone']}"),
             ("error", one_line(run["error"], 300) if run["error"] else None),
+            ("reward", f"of {run['reward_of']}, step by step; the last is shown" if run["rewards"] else None),
             (
                 "failures",
                 f"{run['unsound']:,} of {run['episodes']:,}: {failures_in_words(run)}" if run["unsound"] else None,

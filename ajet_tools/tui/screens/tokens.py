@@ -17,7 +17,7 @@ from ajet_sdk.errors import AjetError
 from ajet_tools.trace.queries.groups import attempts_of
 from ajet_tools.trace.queries.tokens import mark_of, recomputed_advantages
 from ajet_tools.trace.shades import SHADINGS
-from ajet_tools.trace.text import one_line, visible
+from ajet_tools.trace.text import kind_of, one_line, visible
 from ajet_tools.trace.token_jumps import found, lowest, next_place, next_ranked, widest_gaps
 from ajet_tools.trace.token_layout import labels
 from ajet_tools.trace.token_view import Opened, TokenView, open_tokens, timeline_view
@@ -307,7 +307,7 @@ def _head(opened: Opened, view: TokenView) -> str:
     parts = [f"timeline {view.index + 1} of {len(tokens)}", f"agent {one_line(view.agent, 24)}"]
     parts += [f"{view.phase}" if view.phase != "rollout" else "", f"{len(view):,} tokens"]
     parts.append(f"{int(view.mask.sum()):,} masked in")
-    parts.append(f"step {episode.step} ({episode.split})" if tokens.facts.ended else "still running")
+    parts.append(f"step {episode.step} ({kind_of(episode)})" if tokens.facts.ended else "still running")
     parts.append(f"{len(tokens.without_ids)} calls without ids" if tokens.without_ids else "")
     line = " · ".join(part for part in parts if part)
     return f"{line}\nids, not text: {one_line(opened.why_ids, 300)}" if opened.why_ids else line

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from ajet_sdk.errors import TraceError, TraceLocked, TraceVersionError
 from ajet_sdk.trace.live import announce, owner_of, process_started
 from ajet_sdk.trace.reader import calls_of, open_trace
 from ajet_sdk.trace.writer import TraceWriter
-from ajet_sdk.types import Metric, Run
+from ajet_sdk.types import Call, Episode, Metric, Reward, Run
 
 ROOT = Path(__file__).parents[3]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -283,3 +284,54 @@ while True:
             writer.put(Run())
             writer.flush()
             assert output(child) == "locked"
+
+
+@pytest.fixture(scope="module")
+def ten_megabytes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A trace of some 10 MB, as a run leaves it: many checkpoints' worth of calls, episodes and metrics."""
+    path = tmp_path_factory.mktemp("whole") / "trace.duckdb"
+    rng = random.Random(0)
+    with TraceWriter(path) as writer:
+        writer.put(Run(run_id="r", status="finished"))
+        for i in range(600):
+            text = rng.randbytes(12_000).hex()
+            said = {"messages": [{"role": "user", "content": text}]}
+            ids = [rng.randrange(150_000) for _ in range(200)]
+            writer.put(Call(call_id=f"c{i}", episode_id=f"e{i}", request=said, prompt_ids=ids, output_ids=ids),
+                       Episode(episode_id=f"e{i}", run_id="r", step=i, rewards=(Reward(value=1.0),)),
+                       Metric(run_id="r", step=i, name="train/reward", value=i))  # fmt: skip
+    assert path.stat().st_size > 8 << 20
+    return path
+
+
+@pytest.mark.parametrize("percent", [*range(5, 100, 5), 99])
+def test_a_file_cut_off_anywhere_is_one_error_and_never_a_table(
+    ten_megabytes: Path, tmp_path: Path, percent: int
+) -> None:
+    path = tmp_path / "trace.duckdb"
+    shutil.copy(ten_megabytes, path)
+    with path.open("r+b") as file:
+        file.truncate(path.stat().st_size * percent // 100)
+    with pytest.raises(TraceError, match=r"trace\.duckdb is cut off: .*opy it again, whole"):
+        open_trace(tmp_path)
+    with pytest.raises(TraceError, match="is cut off"):
+        TraceWriter(path)
+    assert path.stat().st_size == ten_megabytes.stat().st_size * percent // 100 and not list(tmp_path.glob("*.json"))
+
+
+def test_a_file_that_a_checkpoint_made_shorter_is_whole(ten_megabytes: Path, tmp_path: Path) -> None:
+    """DuckDB cuts free blocks off its end and leaves their number in its header."""
+    path = tmp_path / "trace.duckdb"
+    shutil.copy(ten_megabytes, path)
+    connection = duckdb.connect(str(path))
+    sizes = []
+    for statement in ("CREATE TABLE gone AS FROM calls", "DROP TABLE gone"):
+        connection.execute(statement)
+        connection.execute("CHECKPOINT")
+        sizes.append(path.stat().st_size)
+    connection.close()
+    assert sizes[1] < sizes[0]
+    reader = open_trace(path)
+    assert reader.query("SELECT count(*) AS n FROM episodes")["n"][0].as_py() == 600
+    reader.close()
+    TraceWriter(path).close()

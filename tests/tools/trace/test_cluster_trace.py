@@ -166,9 +166,9 @@ def test_commands_find_the_files_of_a_run_as_one(tmp_path: Path, node: Start, mo
     head.tell("run running")
     one.tell("episode a 1 1")
     two.tell("episode b 1 0")
-    monkeypatch.chdir(tmp_path.parent)
+    monkeypatch.chdir(tmp_path)
     reader, where = open_located()
-    assert where.resolve() == tmp_path and len(episodes(reader)) == 2
+    assert where.resolve() == tmp_path.resolve() and len(episodes(reader)) == 2
     assert open_named("run1")[1:] == (where, "run1")
     ran = CliRunner().invoke(app, ["trace", "ls", "--json"])
     assert ran.exit_code == 0, ran.output

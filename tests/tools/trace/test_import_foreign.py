@@ -13,6 +13,7 @@ import pytest
 from ajet_sdk.errors import ConfigError, TaskError, TraceError
 from ajet_sdk.trace.reader import episodes, open_trace
 from ajet_sdk.types import Episode, Run
+from ajet_tools.trace.check import check
 from ajet_tools.trace.imports import SourceFormat, import_files, recognised
 from ajet_tools.trace.imports.parsed import UNKNOWN_TIME
 
@@ -24,6 +25,7 @@ TRACE, ROOT, SPAN = "0af7651916cd43dd8448eb211c80319c", "00f067aa0ba902b7", "b7a
 
 def _import(tmp_path: Path, source: Path, format: SourceFormat | None = None, **options: Any) -> list[Episode]:
     import_files([source], tmp_path / "out.duckdb", format, **options)
+    assert check(tmp_path / "out.duckdb") == [], "what an import writes is sound"
     reader = open_trace(tmp_path / "out.duckdb")
     found = episodes(reader)
     reader.close()
@@ -376,3 +378,30 @@ def test_formats_are_recognised(tmp_path: Path) -> None:
     assert recognised(b'\xef\xbb\xbf{"messages": []}', "x") == "openai"
     with pytest.raises(ConfigError, match="agent-lightning"):
         recognised(b"a,b\n1,2\n", "x.csv")
+
+
+def test_chats_of_an_openai_log_are_tasks_of_their_own(tmp_path: Path) -> None:
+    chats = [{"messages": [ASKED[0], {"role": "user", "content": f"What is {i}+1?"}]} for i in range(5)]
+    logged = [
+        {"request": {"model": "m", "messages": [{"role": "user", "content": [{"type": "text", "text": f"Name {i}"}]}]},
+         "response": {"created": 1767268800 + i, "choices": [{"message": {"role": "assistant", "content": "x"}}]}}
+        for i in range(5)
+    ]  # fmt: skip
+    bare = [{"id": f"b{i}", "choices": [{"message": {"role": "assistant", "content": "x"}}]} for i in range(2)]
+    found = _import(tmp_path, _lines(tmp_path / "log.jsonl", *chats, *logged, *bare, chats[0]))
+    assert len(found) == 13 and len({episode.task.task_id for episode in found}) == 12
+    asked = sorted(episode.task.main_query for episode in found)
+    questions = [*(f"What is {i}+1?" for i in range(5)), *(f"Name {i}" for i in range(5))]
+    assert asked == sorted([*questions, "What is 0+1?", "", ""])
+    assert {(episode.split, episode.step) for episode in found} == {("", 0)}
+    reader = open_trace(tmp_path / "out.duckdb")
+    assert reader.query("SELECT DISTINCT split, step FROM episodes").to_pylist() == [{"split": None, "step": None}]
+    reader.close()
+
+
+@pytest.mark.parametrize("format", [None, "openai"])
+def test_a_langfuse_export_is_refused_by_name(tmp_path: Path, format: SourceFormat | None) -> None:
+    row = {"id": "o", "traceId": "t", "projectId": "p", "type": "GENERATION", "startTime": "2026-01-01T00:00:00Z",
+           "input": {"messages": ASKED}, "output": {"role": "assistant", "content": "4"}, "model": "m"}  # fmt: skip
+    with pytest.raises((ConfigError, TaskError), match=r"Langfuse's, which is not read.*--from otlp"):
+        _import(tmp_path, _lines(tmp_path / "observations.jsonl", row), format)

@@ -1,0 +1,77 @@
+"""Several experiments below a directory are one list, and a run is named by its id, its name or its path."""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+
+import duckdb
+import pytest
+from typer.testing import CliRunner, Result
+
+from ajet_sdk.trace.writer import TraceWriter
+from ajet_sdk.types import Call, Episode, Reward, Run, Task
+from ajet_tools.cli.app import app
+
+NAMES = ("one", "two", "three", "four", "five")
+ASK = {"role": "user", "content": "2+2"}
+SAID = {"choices": [{"message": {"role": "assistant", "content": "4"}}]}
+BEGAN = datetime(2026, 1, 1, tzinfo=timezone.utc)
+
+
+@pytest.fixture
+def record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Five experiments below the current directory, and a database of somebody else's."""
+    for i, name in enumerate(NAMES):
+        at = BEGAN + timedelta(days=i)
+        with TraceWriter(tmp_path / "launcher_record" / name / "trace.duckdb") as writer:
+            writer.put(Run(run_id=f"{i}cafe", name=name, status="finished", started_at=at, ended_at=at))
+            for task in range(6):
+                episode_id = f"{name}{task}"
+                writer.put(
+                    Call(episode_id=episode_id, started_at=at, ended_at=at, request={"messages": [ASK]}, response=SAID),
+                    Episode(episode_id=episode_id, run_id=f"{i}cafe", split="val", task=Task(task_id=f"t{task}"),
+                            rewards=(Reward(value=float(i % 2)),), started_at=at, ended_at=at),
+                )  # fmt: skip
+    duckdb.connect(str(tmp_path / "foreign.duckdb")).execute("CREATE TABLE t (a INTEGER)")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path / "launcher_record"
+
+
+def trace(*arguments: str) -> Result:
+    done = CliRunner().invoke(app, ["trace", *arguments])
+    assert "Traceback" not in done.output
+    return done
+
+
+@pytest.mark.parametrize("path", [[], ["."], ["launcher_record"]])
+def test_all_runs_below_are_one_list(record: Path, path: list[str]) -> None:
+    done = trace("ls", *path, "--json")
+    listed = json.loads(done.stdout)
+    assert [run["name"] for run in listed["runs"]] == list(reversed(NAMES)) and listed["run_id"] == "4cafe"
+    assert ("foreign.duckdb is a DuckDB file but not an ajet trace" in done.stderr) == (path != ["launcher_record"])
+    assert json.loads(trace("sql", "SELECT count(*) AS n FROM episodes", *path, "--json").stdout) == [{"n": 30}]
+
+
+@pytest.mark.parametrize("named", ["one", "0caf", "launcher_record/one", "launcher_record/one/trace.duckdb"])
+def test_a_run_by_id_name_or_path(record: Path, named: str) -> None:
+    assert json.loads(trace("show", named, "--json").stdout)["run_id"] == "0cafe"
+    assert json.loads(trace("ls", "--run", named, "--json").stdout)["run_id"] == "0cafe"
+    assert json.loads(trace("ledger", "--run", named, "--json").stdout)["run_id"] == "0cafe"
+    exported = [json.loads(line) for line in trace("export", "--run", named).stdout.splitlines()]
+    assert {row["run_id"] for row in exported} == {"0cafe"}
+    found = json.loads(trace("diff", named, "launcher_record/two", "--json").stdout)
+    assert (found["a"]["run_id"], found["b"]["run_id"], len(found["tasks"])) == ("0cafe", "1cafe", 6)
+
+
+@pytest.mark.parametrize("arguments", [["ls"], ["show"], ["diff", "one"], ["ledger", "--run"], ["sql", "FROM runs"]])
+def test_a_mistyped_path_is_named(record: Path, arguments: list[str]) -> None:
+    done = trace(*arguments, "launcher_rekord/one")
+    assert done.exit_code != 0 and "launcher_rekord/one" in done.stderr
+
+
+def test_check_looks_at_each_and_pack_wants_one(record: Path) -> None:
+    assert trace("check").stdout.count(": sound") == 5
+    done = trace("pack")
+    assert done.exit_code == 2 and "there are 5 traces" in done.stderr

@@ -1,0 +1,109 @@
+"""Sampled and greedy attempts are never one mean: the mode stands on each episode, and every mean says of what."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from typer.testing import CliRunner
+
+from ajet_sdk.trace.reader import episodes, open_trace
+from ajet_sdk.trace.writer import TraceWriter
+from ajet_sdk.types import Call, Episode, Reward, Run, Task
+from ajet_tools.cli.app import app
+from ajet_tools.trace import queries
+from ajet_tools.trace.files import pack
+from ajet_tools.trace.merge_files import merge_files
+
+ASK = {"role": "user", "content": "2+2"}
+SAID = {"choices": [{"message": {"role": "assistant", "content": "4"}}]}
+KINDS: tuple[tuple[str, str, float], ...] = (
+    ("train", "sampled", 0.25),
+    ("val", "sampled", 0.5),
+    ("val", "greedy", 1.0),
+)
+
+
+def write(path: Path, run: str, known: bool = True) -> None:
+    with TraceWriter(path) as writer:
+        writer.put(Run(run_id=run, name=run, status="running"))
+        for split, decoding, value in KINDS:
+            for i in range(6):
+                task = Task(task_id=f"t{i}")
+                mode: dict[str, Any] = {"split": split, "decoding": decoding if known else None}
+                episode_id = f"{run}{split}{decoding}{i}"
+                writer.put(Call(episode_id=episode_id, request={"messages": [ASK]}, response=SAID))
+                writer.put(Episode(episode_id=episode_id, run_id=run, task=task, step=3, rewards=(Reward(value=value),),
+                                   **mode))  # fmt: skip
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    write(tmp_path / "trace.duckdb", "one")
+    write(tmp_path / "trace.duckdb", "two")
+    return tmp_path / "trace.duckdb"
+
+
+def trace(*arguments: str, code: int = 0) -> Any:
+    done = CliRunner().invoke(app, ["trace", *arguments, "--json"])
+    assert done.exit_code == code, done.output
+    return json.loads(done.stdout) if code == 0 else done.stderr
+
+
+def test_each_mean_is_of_one_kind(runs: Path) -> None:
+    [_, run] = trace("ls", str(runs))["runs"]
+    means = {name: run[name] for name in ("train_reward", "val_reward", "val_greedy_reward", "val_unknown_reward")}
+    assert list(means.values()) == [0.25, 0.5, 1.0, None]
+    assert trace("show", "one", str(runs))["val_greedy_reward"] == 1.0 and "reward" not in run
+    with closing(open_trace(runs)) as reader:
+        [two, _] = queries.overview(reader)
+    assert (two["reward_of"], two["reward"], two["rewards"]) == ("train", 0.25, [0.25])
+
+
+def test_runs_are_compared_by_one_kind(runs: Path) -> None:
+    for options, decoding, mean in (([], "sampled", 0.5), (["--decoding", "greedy"], "greedy", 1.0),
+                                    (["--split", "train"], "sampled", 0.25)):  # fmt: skip
+        found = trace("diff", "one", "two", str(runs), *options)
+        assert [found[side][name] for side in "ab" for name in ("decoding", "reward", "episodes")] == [
+            decoding, mean, 6, decoding, mean, 6,
+        ]  # fmt: skip
+    shown = CliRunner().invoke(app, ["trace", "diff", "one", "two", str(runs)]).stdout
+    assert "mean reward (val sampled)" in shown
+    assert "choose by --split and --decoding" in trace("diff", "one", "two", str(runs), "--step", "3", code=2)
+
+
+def test_it_is_a_field_of_the_filter_and_of_exports(runs: Path) -> None:
+    assert trace("ls", str(runs), "-f", "split=val decoding=greedy")["count"] == 6
+    assert trace("ls", str(runs), "--sort", "decoding")["episodes"][0]["decoding"] == "greedy"
+    lines = CliRunner().invoke(app, ["trace", "export", str(runs), "--filter", "decoding=greedy"]).stdout.splitlines()
+    assert [json.loads(line)["decoding"] for line in lines] == ["greedy"] * 6
+    assert "3 (val greedy)" in CliRunner().invoke(app, ["trace", "show", "onevalgreedy0", str(runs)]).stdout
+
+
+def test_a_file_of_before_reads_as_unknown_and_can_be_packed_and_merged(tmp_path: Path) -> None:
+    old, new = tmp_path / "old.duckdb", tmp_path / "new" / "trace.duckdb"
+    write(old, "one", known=False)
+    connection = duckdb.connect(str(old))
+    connection.execute("ALTER TABLE episodes DROP COLUMN decoding")
+    connection.execute("UPDATE meta SET schema_version = 2")
+    connection.close()
+    before = old.read_bytes()
+    with closing(open_trace(old)) as reader:
+        assert {episode.decoding for episode in episodes(reader)} == {None}
+    [run] = trace("ls", str(old))["runs"]
+    assert (run["val_reward"], run["val_greedy_reward"], run["val_unknown_reward"]) == (None, None, 0.75)
+    write(new, "two")
+    with closing(open_trace(old, new)) as reader:
+        assert reader.query("SELECT count(decoding) AS n FROM episodes")["n"][0].as_py() == 18
+    pack(old, tmp_path / "packed.duckdb")
+    merge_files([old, new], tmp_path / "merged.duckdb")
+    assert old.read_bytes() == before
+    assert trace("ls", str(tmp_path / "packed.duckdb"))["count"] == 18
+    assert len(trace("ls", str(tmp_path / "merged.duckdb"))["runs"]) == 2
+    with TraceWriter(old):
+        pass
+    assert trace("check", str(old))["sound"]
