@@ -22,6 +22,8 @@ __all__ = ["OpenCalls"]
 IdArray = npt.NDArray[np.int32]
 LEAVES = 64
 """Conversations of an episode whose ends are compared with a new prompt."""
+SIBLINGS = 4
+"""Of these, how many are compared in full with a prompt that goes on from none."""
 SHORT = 64
 """Characters of a text that is not worth sharing."""
 
@@ -46,6 +48,17 @@ class _Run:
             if run.parent is None:
                 return found[::-1]
             run, end = run.parent, min(end, run.start)
+
+    def filled(self) -> _Run:
+        """This run, or where it adds nothing the one that its ids are the first of."""
+        run = self
+        while not len(run.own) and run.parent is not None:
+            run = run.parent
+        return run
+
+    def may_begin(self, ids: IdArray) -> bool:
+        """Whether the last of these ids stands in its place in `ids`: a look before all are compared."""
+        return self.length <= len(ids) and bool(ids[self.length - 1] == self.own[-1])
 
     def whole(self) -> IdArray:
         ids = np.concatenate([run.own[: max(end - run.start, 0)] for run, end in self.chain()])
@@ -107,21 +120,25 @@ class OpenCalls:
         self._calls.append((bare, prompt, output))
 
     def _placed(self, ids: IdArray, held: array[int] | None) -> _Run:
-        found = [(leaf.common(ids), leaf) for leaf in self._leaves]
-        common, parent = max(found, key=lambda one: one[0], default=(0, None))
-        if parent is not None and parent.length == len(ids) == common:
-            return parent
+        longest = sorted(self._leaves, key=lambda leaf: -leaf.length)
+        parent = next((leaf for leaf in longest if leaf.may_begin(ids) and leaf.common(ids) == leaf.length), None)
+        common = 0 if parent is None else parent.length
+        if parent is None:  # it may share its beginning with one of the last
+            found = [(leaf.common(ids), leaf) for leaf in self._leaves[-SIBLINGS:]]
+            common, parent = max(found, key=lambda one: one[0], default=(0, None))
         own = ids[common:]
         if held and len(held) == len(own) and np.array_equal(own, engines := np.frombuffer(held, dtype=np.int32)):
             own = engines
-        return self._follow(parent if common else None, common, own)
+        return self._follow(parent, common, own)
 
     def _follow(self, parent: _Run | None, start: int, ids: IdArray) -> _Run:
         part = isinstance(ids.base, np.ndarray) and ids.base.size > ids.size
+        self._leaves = [leaf for leaf in self._leaves if leaf is not parent or start < leaf.length]
+        while parent is not None and parent.start >= start:  # where the last of the shared ids are
+            parent = parent.parent
         run = _Run(parent, start, ids.copy() if part else ids)  # a part would keep a whole prompt
-        if parent is not None and start == parent.length:
-            self._leaves = [leaf for leaf in self._leaves if leaf is not parent]
-        self._leaves = [*self._leaves[-(LEAVES - 1) :], run]
+        if len(ids):
+            self._leaves = [*self._leaves[-(LEAVES - 1) :], run]
         return run
 
     def undelivered(self, request_id: str, error: str) -> None:
@@ -134,7 +151,7 @@ class OpenCalls:
         """The calls in order of completion."""
         kept = sorted(self._calls, key=lambda one: one[0]["index"])
         whole: dict[int, IdArray] = {}
-        ends = {run for _, *runs in kept for run in runs if run is not None}
+        ends = {run.filled() for _, *runs in kept for run in runs if run is not None}
         for run in sorted(ends, key=lambda run: -run.length):
             if id(run) not in whole:
                 ids = run.whole()
@@ -145,9 +162,9 @@ class OpenCalls:
         for bare, prompt, output in kept:
             named = dict[str, IdArray]()
             if prompt is not None:
-                named["prompt_ids"] = whole[id(prompt)][: prompt.length]
+                named["prompt_ids"] = whole[id(prompt.filled())][: prompt.length]
                 if output is not None:
-                    named["output_ids"] = whole[id(output)][prompt.length : output.length]
+                    named["output_ids"] = whole[id(output.filled())][prompt.length : output.length]
             found.append(bare.whole(**named))
         return tuple(found)
 

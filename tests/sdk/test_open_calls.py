@@ -54,6 +54,14 @@ def test_the_prompts_of_a_conversation_are_views_of_one_array() -> None:
     assert np.array_equal(calls[-1].prompt_ids, prompt[:-3])  # type: ignore[arg-type]
 
 
+def test_attempts_at_one_prompt_share_it() -> None:
+    kept = OpenCalls()
+    for index in range(5):
+        kept.add(Call(episode_id="e", index=index, prompt_ids=range(50), output_ids=[index], logprobs=[-1]))
+    bases = [call.prompt_ids.base for call in kept.all() if call.prompt_ids is not None]
+    assert len({id(base) for base in bases}) == 1 and len(bases[0]) == 51
+
+
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-3, 3) | st.sampled_from([0.0, 1.0, -0.0]) | st.text(max_size=3),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3),
