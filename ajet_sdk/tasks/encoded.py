@@ -8,10 +8,10 @@ schema's metadata: a tree of `{"json": true, "absent": true, "fields": {name: tr
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["KEY", "decoder"]
+__all__ = ["KEY", "decoded", "decoder"]
 
 KEY = b"ajet.encoding"
 
@@ -22,16 +22,17 @@ def decoder(schema: Any) -> Callable[[dict[str, Any]], dict[str, Any]]:
     if text is None:
         return lambda row: row
     tree = json.loads(text)
-    return lambda row: _decoded(row, tree)  # type: ignore[no-any-return]
+    return lambda row: decoded(row, tree)  # type: ignore[no-any-return]
 
 
-def _decoded(value: Any, tree: dict[str, Any]) -> Any:
+def decoded(value: Any, tree: Mapping[str, Any]) -> Any:
+    """What stands at a place that is encoded so, as it was."""
     if value is None:
         return None
     if tree.get("json"):
         return json.loads(value)
     if "item" in tree:
-        return [_decoded(item, tree["item"]) for item in value]
+        return [decoded(item, tree["item"]) for item in value]
     if "fields" not in tree:
         return value
     fields = tree["fields"]
@@ -41,5 +42,5 @@ def _decoded(value: Any, tree: dict[str, Any]) -> Any:
         if below is None:
             made[name] = inner
         elif inner is not None or not below.get("absent"):
-            made[name] = _decoded(inner, below)
+            made[name] = decoded(inner, below)
     return made

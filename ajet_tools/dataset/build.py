@@ -303,7 +303,7 @@ class Build:
             if name not in published:
                 (out / name).unlink(missing_ok=True)
         _write(self._steps / "published.json", published)
-        if last.write == "jsonl":
+        if last.write in ("jsonl", "parquet"):
             _card(out, made.splits, self.recipe)
         return [out / name for name in published]
 
@@ -367,7 +367,7 @@ def _card(out: Path, splits: Mapping[str, Path], recipe: BuildRecipe) -> None:
         title=out.resolve().name,
         made_by="ajet dataset build",
         parameters={step.name: {"command": step.kind, **step.parameters} for step in recipe.steps},
-        files={split: f"{split}.jsonl" for split in splits},
+        files={split: path.name for split, path in splits.items()},
     )
     write_card(out, {split: (row.values for row in read(path)) for split, path in splits.items()}, facts)
 

@@ -227,6 +227,9 @@ def _write(
         inside = stack.enter_context(Writer(out))
         outside = stack.enter_context(Writer(rejected)) if rejected is not None else None
         for one in wanted:
+            for writer in (inside, outside):
+                if writer is not None and one.row.stored is not None:
+                    writer.declare(one.row.stored)
             measured = known.get(one.key) if one.task is not None else None
             if measured is None:
                 reason = one.problem or attempts.spoilt.get(one.key, "not measured: the run was cut short")
@@ -240,9 +243,9 @@ def _write(
                 done.kept += not reason
                 done.outside += bool(reason)
             if not reason:
-                inside.write(values)
+                inside.write(values, one.row.stored)
             elif outside is not None:
-                outside.write({**values, "rejected": reason})
+                outside.write({**values, "rejected": reason}, one.row.stored)
 
 
 def _beyond(measured: Measured, keep: Band) -> str:

@@ -143,16 +143,20 @@ class Directory:
             raise ConfigError(f"cannot write {self._own}: {error.strerror or error}") from error
 
 
-def write(directory: Directory, result: Expanded, facts: Mapping[str, Any]) -> list[Path]:
-    """Write what there is, each file whole; a split without a row gets none. Returns the files."""
+def write(directory: Directory, result: Expanded, facts: Mapping[str, Any], seeds: Sequence[Row] = ()) -> list[Path]:
+    """Write what there is, each file whole; a split without a row gets none. Returns the files.
+
+    A table has the types of the seeds, where those are from one and the rows fit.
+    """
     from ajet_tools.dataset.card import Facts, write_card
 
     splits = {"train": (directory.train(), result.train), "validation": (directory.validation(), result.validation)}
+    tables = dict.fromkeys(seed.stored.batch.table for seed in seeds if seed.stored is not None)
     written = []
     rejected = [one.as_row() for one in result.rejected]
     for path, rows in (*splits.values(), (directory.rejected(), rejected)):
         if rows:
-            with Writer(path) as file:
+            with Writer(path, tables=tables, firm=False) as file:
                 for row in rows:
                     file.write(row)
             written.append(path)

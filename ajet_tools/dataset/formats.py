@@ -23,10 +23,13 @@ from ajet_tools.dataset.filter import task_id_of
 from ajet_tools.trace.export.conversations import Conversation
 from ajet_tools.trace.export.messages import sharegpt
 
-__all__ = ["FORMATS", "Format", "Unfit", "converter"]
+__all__ = ["FORMATS", "OPENING", "Format", "Unfit", "check_format", "converter"]
 
 Format = Literal["tasks", "messages", "sharegpt", "trl-prompt", "trl-preference"]
 FORMATS: tuple[Format, ...] = get_args(Format)
+
+OPENING = ("trl-prompt",)
+"""Those that have what stands in the metadata as columns."""
 
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "observation": "tool"}
 _Values = Mapping[str, Any]
@@ -45,9 +48,14 @@ def converter(format: str) -> Callable[[_Values], dict[str, Any]]:
         "trl-prompt": _trl_prompt,
         "trl-preference": _trl_preference,
     }
-    if format not in known:
-        raise ConfigError(f"there is no export format {format!r}; there are {', '.join(FORMATS)}")
+    check_format(format)
     return known[format]
+
+
+def check_format(format: str) -> None:
+    """Raises ConfigError where there is no such form."""
+    if format not in FORMATS:
+        raise ConfigError(f"there is no export format {format!r}; there are {', '.join(FORMATS)}")
 
 
 def _messages(values: _Values) -> dict[str, Any]:

@@ -92,7 +92,7 @@ def grow(
     parameters["prompts"] = ", ".join(recipe.prompt(name).label for name in recipe.strategies)
     if meanings is not None:
         parameters["embeddings"] = meanings.in_words()
-    files = write(directory, result, {"seeds": len(seeds), "parameters": parameters})
+    files = write(directory, result, {"seeds": len(seeds), "parameters": parameters}, seeds)
     return Grown(result, files)
 
 

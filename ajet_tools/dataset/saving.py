@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.journal import Decision, digest_of_line
 from ajet_tools.dataset.review import Review
-from ajet_tools.dataset.tables import files_of, read
+from ajet_tools.dataset.tables import BadRows, Row, read
 from ajet_tools.dataset.writer import Writer, json_line
 
 __all__ = ["Plan", "Saved", "proposed", "rejected_beside", "save"]
@@ -76,8 +76,9 @@ def proposed(review: Review) -> Path:
 
 
 def rejected_beside(target: Path) -> Path:
+    """Beside Parquet it is Parquet, which keeps the types of the columns."""
     stem = target.name.removesuffix(".gz").rpartition(".")[0] or target.name
-    return target.with_name(f"{stem}.rejected.jsonl")
+    return target.with_name(f"{stem}.rejected{'.parquet' if target.suffix.lower() == '.parquet' else '.jsonl'}")
 
 
 def _check(review: Review, target: Path, *, in_place: bool, lost: int) -> None:
@@ -114,36 +115,51 @@ def save(review: Review, target: Path, *, only_accepted: bool = False) -> Saved:
         files.append(plan.rejected_to)
     kept: dict[int, tuple[str, Decision]] = {}
     with Writer(plan.target) as writer:
-        for number, values in _staying(review, only_accepted=only_accepted):
-            if review.mark_of(number) == "accepted":
-                kept[writer.rows] = digest_of_line(json_line(values)), Decision("accepted")
-            writer.write(values)
+        for number, row in _rows(review):
+            mark = review.mark_of(number)
+            if mark == "accepted":
+                kept[writer.rows] = digest_of_line(json_line(row.values)), Decision("accepted")
+            if mark == "accepted" or (mark is None and not only_accepted):
+                writer.write(row.values, row.stored)
+            elif row.stored is not None:
+                writer.declare(row.stored)
     if plan.in_place:
         review.journal.replace(kept)
     review.was_saved()
     return Saved(plan, files)
 
 
-def _staying(review: Review, *, only_accepted: bool) -> Iterator[tuple[int, dict[str, Any]]]:
+def _rows(review: Review) -> Iterator[tuple[int, Row]]:
+    """Every row as it is now, with its number; of tables, as the file holds it.
+
+    Raises ConfigError where the file is not any more what it was when it was read.
+    """
+    spooled = _spooled(review)
+    if not any(file.suffix in (".parquet", ".arrow") for file in review.files):
+        yield from spooled
+        return
+    rows = read(review.source, mapping=review.mapping, bad=BadRows(skip=review.bad.skip))
+    for number, (row, stored) in enumerate(zip_longest((one for _, one in spooled), rows)):
+        if row is None or stored is None or row.where != stored.where:
+            raise ConfigError(f"{review.source} was changed by somebody else since it was opened: open it again")
+        yield number, Row(row.where, row.values, stored.stored)
+
+
+def _spooled(review: Review) -> Iterator[tuple[int, Row]]:
     for start in range(0, len(review.spool), _TOGETHER):
         numbers = range(start, min(start + _TOGETHER, len(review.spool)))
-        for number, row in zip(numbers, review.rows(numbers), strict=True):
-            mark = review.mark_of(number)
-            if mark == "accepted" or (mark is None and not only_accepted):
-                yield number, row.values
+        yield from zip(numbers, review.rows(numbers), strict=True)
 
 
 def _write_rejected(review: Review, path: Path) -> None:
     """Those that are there already, and the new ones: what was rejected before stays on record, and none twice."""
-    new = [number for number, decision in sorted(review.decisions.items()) if decision.mark == "rejected"]
     seen: set[str] = set()
     with Writer(path) as writer:
         if path.exists():
-            for file in files_of(path):
-                for row in read(file):
-                    seen.add(digest_of_line(json_line(row.values)))
-                    writer.write(row.values)
-        for number in new:
-            values = {**review.row(number).values, "rejected": _REASON}
-            if digest_of_line(json_line(values)) not in seen:
-                writer.write(values)
+            for row in read(path):
+                seen.add(digest_of_line(json_line(row.values)))
+                writer.write(row.values, row.stored)
+        for number, row in _rows(review):
+            values = {**row.values, "rejected": _REASON}
+            if review.mark_of(number) == "rejected" and digest_of_line(json_line(values)) not in seen:
+                writer.write(values, row.stored)

@@ -61,6 +61,7 @@ KINDS: Mapping[str, Kind] = {
 }
 TEACHER = ("model", "base_url", "scripted")
 WRITES = ("jsonl", "parquet", "csv", "directory")
+_TABLES = (".parquet", ".arrow")
 _TOP = ("out", "steps", *TEACHER)
 _BESIDE = ("name", "from")
 
@@ -78,7 +79,7 @@ class Step:
     weights: Mapping[str, float] = field(default_factory=dict)
     """Of a mix: the weight of each input."""
     write: str = "jsonl"
-    """One of WRITES; `directory` is the Hugging Face layout."""
+    """One of WRITES; `directory` is the Hugging Face layout. Where the recipe does not say, tables stay tables."""
 
 
 @dataclass(frozen=True)
@@ -107,13 +108,13 @@ def read_recipe(path: Path) -> BuildRecipe:
         raise ConfigError(f"{path}: steps is a list of at least one step, such as - dedup: {{threshold: 0.8}}")
     teacher = {name: document[name] for name in TEACHER if document.get(name) is not None}
     steps: list[Step] = []
-    for number, one in enumerate(given, 1):
-        steps.append(_step(one, f"{path} step {number}", steps, teacher))
     directory = path.resolve().parent
+    for number, one in enumerate(given, 1):
+        steps.append(_step(one, f"{path} step {number}", steps, teacher, directory))
     return BuildRecipe(directory, (directory / str(document.get("out") or path.stem)).resolve(), tuple(steps))
 
 
-def _step(given: Any, where: str, before: Sequence[Step], teacher: Mapping[str, Any]) -> Step:
+def _step(given: Any, where: str, before: Sequence[Step], teacher: Mapping[str, Any], directory: Path) -> Step:
     if isinstance(given, str):
         given = {given: None}
     if not isinstance(given, Mapping):
@@ -129,11 +130,13 @@ def _step(given: Any, where: str, before: Sequence[Step], teacher: Mapping[str, 
         raise ConfigError(f"{where}: there are two steps named {name}; give one another name")
     if "/" in name or name.startswith("."):
         raise ConfigError(f"{where}: the name {name!r} becomes a directory; use letters, digits, - and _")
-    write = str(parameters.pop("write", "jsonl"))
+    weights = _weights(parameters, where) if kinds[0] == "mix" else {}
+    write = parameters.pop("write", None)
+    inputs = tuple(weights) or _inputs(given, kind, parameters, before, where)
+    if write is None:
+        write = "parquet" if kind.source is None and _is_table(inputs, before, directory) else "jsonl"
     if write not in WRITES or (write == "directory" and kinds[0] != "export"):
         raise ConfigError(f"{where}: write is jsonl, parquet or csv, and directory of an export (got {write!r})")
-    weights = _weights(parameters, where) if kinds[0] == "mix" else {}
-    inputs = tuple(weights) or _inputs(given, kind, parameters, before, where)
     if kind.taught:
         parameters = {**teacher, **parameters}
     return Step(name, kinds[0], inputs, parameters, weights, write)
@@ -164,6 +167,23 @@ def _inputs(
         key = kind.source or "from"
         raise ConfigError(f"{where} has nothing to read: name a file or an earlier step by `{key}`")
     return found
+
+
+def _is_table(inputs: Sequence[str], before: Sequence[Step], directory: Path) -> bool:
+    """Whether it reads a table, whose types would be lost in a file of text."""
+    made = {step.name: step.write in ("parquet", "directory") for step in before}
+    return any(made[name] if name in made else _has_tables(name, directory, made) for name in inputs)
+
+
+def _has_tables(name: str, directory: Path, made: Mapping[str, bool]) -> bool:
+    start = name.rpartition(":")[0]
+    if start in made:
+        return made[start]
+    path = directory / name
+    folder = path if path.is_dir() else directory / start
+    if start or path.is_dir():
+        return any(any(folder.rglob(f"*{suffix}")) for suffix in _TABLES)
+    return name.endswith(_TABLES)
 
 
 def _weights(parameters: dict[str, Any], where: str) -> dict[str, float]:

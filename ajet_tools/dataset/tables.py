@@ -6,29 +6,28 @@ JSON lines (also one JSON document, also `.gz`), Parquet, Arrow, CSV, a director
 
 from __future__ import annotations
 
-import base64
 import csv
 import gzip
 import io
 import json
 import logging
-import math
 import re
 import sys
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.tasks.encoded import decoder
 from ajet_sdk.tasks.rows import FIELDS, QUERY_COLUMNS
+from ajet_tools.dataset.stored import Batch, Stored, Table, json_value, rows_of
 from ajet_tools.dataset.writer import Writer
 from ajet_tools.trace.json_rows import BadRows, json_rows
 
-__all__ = ["BadRows", "Row", "Writer", "count", "files_of", "read", "splits_of", "text_of"]
+__all__ = ["BadRows", "Row", "Writer", "count", "files_of", "read", "splits_of", "tables_of", "text_of"]
 
 log = logging.getLogger("ajet.dataset")
 
@@ -45,6 +44,8 @@ class Row:
 
     where: str
     values: dict[str, Any]
+    stored: Stored | None = field(default=None, compare=False, repr=False)
+    """The row in its table, which `Writer.write` takes the types from; None where it was read from text."""
 
 
 def read(
@@ -68,7 +69,7 @@ def read(
     bad = bad if bad is not None else BadRows(skip=skip_bad)
     _check_mapping(mapping or {})
     for file in files_of(path):
-        for where, values in _rows(file, bad):
+        for where, values, batch in _rows(file, bad):
             if not isinstance(values, dict):
                 bad.add(where, f"is no object with keys but {_kind(values)}")
                 continue
@@ -76,7 +77,27 @@ def read(
             if problem:
                 bad.add(where, problem)
                 continue
-            yield Row(where, _mapped(values, mapping) if mapping else values)
+            named = _mapped(values, mapping) if mapping else values
+            yield Row(where, named, _stored(batch, named, mapping) if batch is not None else None)
+
+
+def _stored(place: tuple[Batch, int], values: Mapping[str, Any], mapping: Mapping[str, str] | None) -> Stored:
+    batch, index = place
+    return Stored(batch.mapped(mapping) if mapping else batch, index, values)
+
+
+def tables_of(path: str | Path, mapping: Mapping[str, str] | None = None) -> list[Table]:
+    """What the tables among the files of a path say of their columns; nothing of text, and of stdin.
+
+    A `Writer` that is told of them writes the columns even where no row is left.
+    """
+    found = []
+    for file in files_of(path):
+        if isinstance(file, Path) and file.name.endswith((".parquet", ".arrow")):
+            with _told(file), _told_of_table(file.name):
+                batch = Batch.empty(Table.of(file.name, _schema(file)))
+                found.append((batch.mapped(mapping) if mapping else batch).table)
+    return found
 
 
 def count(path: str | Path) -> int:
@@ -179,7 +200,11 @@ def _chosen(folder: Path, split: str | None) -> list[Path]:
 # What stands in them
 
 
-def _rows(file: Path | str, bad: BadRows) -> Iterator[tuple[str, Any]]:
+_Read = tuple[str, Any, tuple[Batch, int] | None]
+"""The place of a row, its values, and where a table holds it."""
+
+
+def _rows(file: Path | str, bad: BadRows) -> Iterator[_Read]:
     if isinstance(file, str):
         yield from _stdin_rows(bad)
         return
@@ -213,7 +238,7 @@ def _told_of_table(name: str) -> Iterator[None]:
         raise TaskError(f"cannot read {name}: {error}") from error
 
 
-def _text_rows(stream: BinaryIO, name: str, bad: BadRows) -> Iterator[tuple[str, Any]]:
+def _text_rows(stream: BinaryIO, name: str, bad: BadRows) -> Iterator[_Read]:
     if name.endswith((".csv", ".tsv")):
         yield from _csv_rows(stream, name, bad, "\t" if name.endswith(".tsv") else ",")
     else:
@@ -221,7 +246,7 @@ def _text_rows(stream: BinaryIO, name: str, bad: BadRows) -> Iterator[tuple[str,
             if (b"NaN" in row.text or b"Infinity" in row.text) and (found := _not_json(row.text)):
                 bad.add(row.where, f"is not JSON: {found} is no JSON value")
             else:
-                yield row.where, row.value
+                yield row.where, row.value, None
 
 
 def _not_json(text: bytes) -> str | None:
@@ -231,7 +256,7 @@ def _not_json(text: bytes) -> str | None:
     return found[0] if found else None
 
 
-def _stdin_rows(bad: BadRows) -> Iterator[tuple[str, Any]]:
+def _stdin_rows(bad: BadRows) -> Iterator[_Read]:
     stream = io.BufferedReader(sys.stdin.buffer, 1 << 20)  # type: ignore[type-var]
     start = stream.peek(4)[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()
     if start.startswith(b"PAR1"):
@@ -244,37 +269,57 @@ def _stdin_rows(bad: BadRows) -> Iterator[tuple[str, Any]]:
         yield from _text_rows(stream, "stdin.csv" if b"," in start.partition(b"\n")[0] else "stdin", bad)
 
 
-def _table_rows(source: Any, name: str) -> Iterator[tuple[str, Any]]:
-    number = 0
+def _table_rows(source: Any, name: str) -> Iterator[_Read]:
+    number, table = 0, None
     with _told_of_table(name):
-        for schema, batch in _batches(source, name):
-            decode = decoder(schema)
-            for values in batch.to_pylist():
+        for schema, data in _batches(source, name):
+            if table is None or not table.schema.equals(schema, check_metadata=True):
+                table = Table.of(name, schema)
+                decode = decoder(schema)
+            batch = Batch(table, data)
+            for index, values in enumerate(rows_of(data, name)):
                 number += 1
-                yield f"{name} row {number}", {str(k): _plain(v) for k, v in decode(values).items()}
+                yield f"{name} row {number}", json_value(decode(values)), (batch, index)
+
+
+def _schema(file: Path) -> Any:
+    import pyarrow.parquet as pq
+
+    if file.name.endswith(".parquet"):
+        return pq.read_schema(file, memory_map=False)
+    with _arrow_batches(file) as (schema, _):
+        return schema
 
 
 def _batches(source: Any, name: str) -> Iterator[tuple[Any, Any]]:
-    import pyarrow as pa
     import pyarrow.parquet as pq
 
-    if not name.endswith(".arrow"):
-        table = pq.ParquetFile(source, memory_map=False, buffer_size=_TABLE_BUFFER, pre_buffer=False)
-        for group in range(table.num_row_groups):  # all at once, pyarrow reads ahead by more the larger the file is
-            for batch in table.iter_batches(_TABLE_BATCH, row_groups=[group]):
-                yield table.schema_arrow, batch
+    if name.endswith(".arrow"):
+        with _arrow_batches(source) as (schema, batches):
+            for batch in batches:
+                yield schema, batch
         return
+    table = pq.ParquetFile(source, memory_map=False, buffer_size=_TABLE_BUFFER, pre_buffer=False)
+    for group in range(table.num_row_groups):  # all at once, pyarrow reads ahead by more the larger the file is
+        for batch in table.iter_batches(_TABLE_BATCH, row_groups=[group]):
+            yield table.schema_arrow, batch
+
+
+@contextmanager
+def _arrow_batches(source: Path) -> Iterator[tuple[Any, Iterator[Any]]]:
+    import pyarrow as pa
+
     with source.open("rb") as file:
         try:
-            stream = pa.ipc.open_stream(file)
+            opened = pa.ipc.open_stream(file)
+            batches = iter(opened)
         except pa.ArrowInvalid:  # the file format, which can be read from any place, instead of the stream format
-            whole = pa.ipc.open_file(source)
-            stream = (whole.get_batch(index) for index in range(whole.num_record_batches))
-        for batch in stream:
-            yield batch.schema, batch
+            opened = whole = pa.ipc.open_file(source)
+            batches = (whole.get_batch(index) for index in range(whole.num_record_batches))
+        yield opened.schema, batches
 
 
-def _csv_rows(stream: BinaryIO, name: str, bad: BadRows, delimiter: str) -> Iterator[tuple[str, Any]]:
+def _csv_rows(stream: BinaryIO, name: str, bad: BadRows, delimiter: str) -> Iterator[_Read]:
     """Rows of text; a cell that holds a JSON object or list is that, except where a query may stand."""
     csv.field_size_limit(1 << 30)  # of the whole process: the default refuses a cell of 131,072 characters
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
@@ -293,7 +338,7 @@ def _csv_rows(stream: BinaryIO, name: str, bad: BadRows, delimiter: str) -> Iter
             elif not all(map(_sound, cells)):
                 bad.add(where, "is not UTF-8")
             else:
-                yield where, {column: _cell(column, cell) for column, cell in zip(names, cells, strict=True)}
+                yield where, {column: _cell(column, cell) for column, cell in zip(names, cells, strict=True)}, None
     except csv.Error as error:
         raise TaskError(f"{name} line {line} is not CSV: {error}") from error
     text.detach()
@@ -318,22 +363,6 @@ def _cell(column: str, cell: str) -> Any:
         return json.loads(cell)
     except ValueError:  # text that begins with a bracket
         return cell
-
-
-# As JSON has it
-
-
-def _plain(value: Any) -> Any:
-    """A value as JSON can hold it: bytes as base64, times and decimals as text, NaN as null."""
-    if value is None or isinstance(value, str | int):
-        return value
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {str(name): _plain(inner) for name, inner in value.items()}
-    if isinstance(value, Iterable) and not isinstance(value, bytes):
-        return [_plain(inner) for inner in value]
-    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
 
 
 def _kind(value: Any) -> str:

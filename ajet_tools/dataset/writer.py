@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import gzip
 import json
+import logging
 import os
 import shutil
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -16,15 +17,19 @@ from types import TracebackType
 from typing import Any, BinaryIO, Literal
 
 from ajet_sdk.errors import ConfigError, TaskError
-from ajet_tools.dataset.columns import Columns, Shape
+from ajet_tools.dataset.cells import Columns, Misfit
+from ajet_tools.dataset.columns import Shape
+from ajet_tools.dataset.stored import Stored, Table
+from ajet_tools.dataset.table_draft import TableDraft
 
 __all__ = ["Writer", "json_line"]
+
+log = logging.getLogger("ajet.dataset")
 
 _Format = Literal["jsonl", "jsonl.gz", "csv", "parquet", "directory"]
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
 _ESCAPING = json.JSONEncoder(allow_nan=False)
-_BATCH_ROWS = 8192
-_BATCH_BYTES = 16 << 20
+_BATCH_ROWS = 1024
 _SHARD_BYTES = 500_000_000
 _GZIP_LEVEL = 6
 
@@ -42,16 +47,26 @@ class Writer:
 
     `.jsonl`, `.jsonl.gz`, `.csv`, `.parquet`, or a name without a suffix: a directory in the Hugging Face layout
     (`data/train-00000-of-0000N.parquet`, `split` in place of train). `-` is stdout, as JSON lines. Memory is constant:
-    Parquet and CSV, whose columns are known only with the last row, go through a draft of JSON lines beside the file.
+    Parquet and CSV, whose columns are known only with the last row, go through a draft beside the file.
     Writers of several splits share a `shape`, so that all have the same columns: leave them all together.
     Leaving the `with` block by an error removes the draft and leaves what stood there before.
 
-    Parquet keeps rows of mixed shapes whole (see `ajet_tools.dataset.columns`). CSV holds text: what is not text is
+    Parquet keeps rows of mixed shapes whole (see `ajet_tools.dataset.columns`), and of rows that were read from a table
+    the types and what its schema says of them; `tables` are known to it even where no row is left (of
+    tables that are not `firm`, types give way to values that don't fit: those of seeds). Text cannot hold
+    such types: a log line says which columns are then written as what. CSV holds text: what is not text is
     written as JSON, null and a missing key as nothing, half a surrogate pair as `?`.
     """
 
     def __init__(
-        self, path: str | Path, *, split: str = "train", shape: Shape | None = None, shard_bytes: int = _SHARD_BYTES
+        self,
+        path: str | Path,
+        *,
+        split: str = "train",
+        shape: Shape | None = None,
+        tables: Iterable[Table] = (),
+        firm: bool = True,
+        shard_bytes: int = _SHARD_BYTES,
     ) -> None:
         self.path = Path(path)
         self.rows = 0
@@ -64,6 +79,10 @@ class Writer:
         self._columns: dict[str, None] = {}
         self._open = ExitStack()
         self._file: BinaryIO | Any = None
+        self._rows: TableDraft | None = None
+        self._told: set[str] = set()
+        for table in tables:
+            self._shape.declare(table, firm=firm)
 
     def __enter__(self) -> Writer:
         if str(self.path) == "-":
@@ -71,6 +90,11 @@ class Writer:
             return self
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
+            if self._format in ("parquet", "directory"):
+                self._beside("tables").mkdir()
+                self._rows = TableDraft(self._beside("tables"))
+                self._open.callback(self._rows.close)
+                return self
             self._file = self._open.enter_context(self._draft.open("w+b"))
         except OSError as error:
             raise self._cannot(error) from error
@@ -80,23 +104,46 @@ class Writer:
             )
         return self
 
-    def write(self, values: Mapping[str, Any]) -> None:
-        """Write a row. Raises TaskError where it has what JSON has not, ConfigError where the disk does not take it."""
+    def write(self, values: Mapping[str, Any], stored: Stored | None = None) -> None:
+        """Write a row; `stored` is the one that it was made of, where that was read from a table (`Row.stored`).
+
+        Raises TaskError where it has what JSON has not, ConfigError where the disk does not take it.
+        """
         try:
-            line = json_line(values)
+            if self._rows is not None:
+                self._rows.add(values, stored)
+            else:
+                self._file.write(json_line(values))
         except (ValueError, TypeError, RecursionError) as error:
             raise TaskError(f"row {self.rows + 1} for {self.path} cannot be written as JSON: {error}") from error
-        try:
-            self._file.write(line)
         except BrokenPipeError:  # stdout, and who read it has gone: the caller's affair
             raise
         except OSError as error:
             raise self._cannot(error) from error
-        if self._format in ("parquet", "directory"):
+        if self._rows is not None:
+            if stored is not None:
+                self._shape.declare(stored.batch.table)
             self._shape.observe(dict(values))
-        elif self._format == "csv":
+        elif stored is not None:
+            self._tell_lost(stored.batch.table)
+        if self._format == "csv":
             self._columns.update(dict.fromkeys(values))
         self.rows += 1
+
+    def declare(self, stored: Stored) -> None:
+        """A row that is not written says which columns there are, for the case that none is."""
+        if self._rows is not None:
+            self._shape.declare(stored.batch.table)
+
+    def _tell_lost(self, table: Table) -> None:
+        if table.name not in self._told:
+            self._told.add(table.name)
+            if lost := table.beyond_json():
+                told = ", ".join(f"{name} ({type_})" for name, type_ in lost.items())
+                log.warning(
+                    "%s: text has no such types as those of %s in %s: bytes are written as base64, the others as text; "
+                    "write .parquet to keep them", self.path, told, table.name,
+                )  # fmt: skip
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -125,18 +172,17 @@ class Writer:
         if self._format in ("jsonl", "jsonl.gz"):
             self._open.close()
             _placed(self._draft, self.path)
-            return
-        self._file.flush()
-        tables = self._beside("tables")
-        tables.mkdir()
-        if self._format == "csv":
-            self._write_csv(tables / "csv")
-            _placed(tables / "csv", self.path)
-        elif self._format == "parquet":
-            made = self._write_parquet(tables, None)
-            _placed(made[0], self.path)
-        else:
-            self._place_shards(self._write_parquet(tables, self._shard_bytes))
+        elif self._format == "csv":
+            self._file.flush()
+            self._beside("tables").mkdir()
+            self._write_csv(self._beside("tables") / "csv")
+            _placed(self._beside("tables") / "csv", self.path)
+        elif self._rows is not None:
+            self._rows.end()
+            if self._format == "parquet":
+                _placed(self._write_parquet(self._rows, None)[0], self.path)
+            else:
+                self._place_shards(self._write_parquet(self._rows, self._shard_bytes))
 
     def _place_shards(self, made: list[Path]) -> None:
         """Put the shards in their places, each whole; then take away those of an earlier, longer dataset."""
@@ -154,37 +200,50 @@ class Writer:
         with path.open("w", encoding="utf-8", errors="replace", newline="") as file:
             table = csv.writer(file, lineterminator="\n")
             table.writerow(names)
-            for rows, _ in self._batches():
+            for rows in self._batches():
                 table.writerows([_cell(row.get(name)) for name in names] for row in rows)
 
-    def _write_parquet(self, folder: Path, shard_bytes: int | None) -> list[Path]:
-        import pyarrow.parquet as pq
-
-        columns = Columns(self._shape)
+    def _write_parquet(self, rows: TableDraft, shard_bytes: int | None) -> list[Path]:
+        columns = Columns(self._shape, rows.tables)
         if self.rows and not len(columns.schema):
             raise TaskError(f"every row for {self.path} is empty; Parquet has no place for them")
-        batches, more, made = self._batches(), True, list[Path]()
-        while more:
-            made.append(folder / f"{len(made)}.parquet")
-            with pq.ParquetWriter(made[-1], columns.schema, compression="zstd") as table:
-                written, more = 0, False
-                for rows, size in batches:
-                    table.write_table(columns.table(rows))
-                    written += size
-                    if shard_bytes is not None and written >= shard_bytes:
-                        more = self._file.tell() < self._size
-                        break
+        while True:
+            try:
+                return self._write_tables(rows, columns, shard_bytes)
+            except Misfit as misfit:
+                columns.give_way(misfit, self.path)
+
+    def _write_tables(self, rows: TableDraft, columns: Columns, shard_bytes: int | None) -> list[Path]:
+        import pyarrow as pa
+
+        made: list[Path] = []
+        written = 0
+        try:
+            with ExitStack() as stack:
+                table: Any = None
+                for chunk in rows.chunks():
+                    if table is None or (shard_bytes is not None and written >= shard_bytes):
+                        stack.close()
+                        table, written = stack.enter_context(self._parquet(made, columns)), 0
+                    table.write_table(columns.table(chunk))
+                    written += chunk.size
+                if table is None:
+                    stack.enter_context(self._parquet(made, columns))
+        except pa.ArrowNotImplementedError as error:
+            raise TaskError(f"{self.path} cannot be written as Parquet: {error}") from error
         return made
 
-    @property
-    def _size(self) -> int:
-        return os.fstat(self._file.fileno()).st_size
+    def _parquet(self, made: list[Path], columns: Columns) -> Any:
+        import pyarrow.parquet as pq
 
-    def _batches(self) -> Iterator[tuple[list[dict[str, Any]], int]]:
-        """The rows of the draft, some at a time, and how many bytes of JSON they are."""
+        made.append(self._beside("tables") / f"{len(made)}.parquet")
+        return pq.ParquetWriter(made[-1], columns.schema, compression="zstd")
+
+    def _batches(self) -> Iterator[list[dict[str, Any]]]:
+        """The rows of the draft, some at a time."""
         self._file.seek(0)
-        while lines := _some(self._file):
-            yield [json.loads(line) for line in lines], sum(map(len, lines))
+        while lines := list(islice(self._file, _BATCH_ROWS)):
+            yield [json.loads(line) for line in lines]
 
     def _beside(self, name: str) -> Path:
         return self.path.with_name(f".{self.path.name}.{self._split}.{os.getpid()}.{name}")
@@ -209,18 +268,6 @@ def _format(path: Path) -> _Format:
         f"cannot write {path}: a dataset is written as .jsonl, .jsonl.gz, .csv, .parquet, or as a directory "
         "(a name without a suffix)"
     )
-
-
-def _some(file: BinaryIO) -> list[bytes]:
-    """The next lines: as many as make a batch."""
-    lines: list[bytes] = []
-    size = 0
-    for line in islice(file, _BATCH_ROWS):
-        lines.append(line)
-        size += len(line)
-        if size >= _BATCH_BYTES:
-            break
-    return lines
 
 
 def _cell(value: Any) -> str:

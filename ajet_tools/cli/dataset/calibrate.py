@@ -45,7 +45,8 @@ def calibrate(
     answering: Answering,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Episodes at once.")] = None,
     rejected: Annotated[
-        Path | None, typer.Option(help="Where the other rows go, with the reason [OUT.rejected.jsonl].")
+        Path | None,
+        typer.Option(help="Where the other rows go, with the reason [OUT.rejected.jsonl; .parquet beside Parquet]."),
     ] = None,
     measurements: Annotated[
         Path | None, typer.Option(help="What is known of tasks already, read and added to [OUT.measured.jsonl].")
@@ -100,11 +101,12 @@ def calibrate(
 
 
 def _beside(out: str, what: str) -> Path | None:
-    """`fit.rejected.jsonl` beside `fit.jsonl`; nothing beside stdout."""
+    """`fit.rejected.jsonl` beside `fit.jsonl`, rows beside Parquet in Parquet; nothing beside stdout."""
     if out == "-":
         return None
     path = Path(out)
-    return path.with_name(f"{path.name.removesuffix('.gz').rpartition('.')[0] or path.name}.{what}.jsonl")
+    suffix = ".parquet" if what == "rejected" and path.suffix == ".parquet" else ".jsonl"
+    return path.with_name(f"{path.name.removesuffix('.gz').rpartition('.')[0] or path.name}.{what}{suffix}")
 
 
 @contextmanager

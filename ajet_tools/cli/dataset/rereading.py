@@ -41,13 +41,16 @@ def some(rows: Iterator[Row], source: str, told: Callable[[str, int, int], None]
 
 
 def write_kept(rows: Iterator[Row], gone: set[int], total: int, out: str) -> None:
+    """Write all but those that go, by their numbers from 0."""
     from ajet_tools.dataset.tables import Writer
 
     with Writer(out) as writer:
         number = 0
         for number, row in enumerate(rows, 1):
             if number - 1 not in gone:
-                writer.write(row.values)
+                writer.write(row.values, row.stored)
+            elif row.stored is not None:
+                writer.declare(row.stored)
         if number != total:
             raise TaskError(f"the file changed while it was read ({total:,} rows, then {number:,}); run it again")
 

@@ -27,6 +27,7 @@ from ajet_tools.cli.dataset.options import (
 
 if TYPE_CHECKING:
     from ajet_tools.dataset.keep import Keep
+    from ajet_tools.dataset.tables import Row
 
 __all__ = ["app"]
 
@@ -75,7 +76,7 @@ def filter_rows(
     """
     from ajet_tools.dataset.filter import parse
     from ajet_tools.dataset.keep import Keep
-    from ajet_tools.dataset.tables import BadRows, Writer, read
+    from ajet_tools.dataset.tables import BadRows, Writer, read, tables_of
 
     if min_reward is not None and judge is None:
         raise ConfigError("--min-reward says what a judge must give at least; name it by --judge FILE:NAME")
@@ -87,14 +88,14 @@ def filter_rows(
         judge=_judge(judge) if judge else None,
         reward=min_reward,
     )
-    bad = BadRows(skip=skip_bad_rows)
-    rows = read(source, mapping=mapping_of(mapping), bad=bad)
-    others = Writer(rejected) if rejected else nullcontext()
-    with Writer(out) as kept, others as aside, counting("filter") as passing:
+    bad, columns = BadRows(skip=skip_bad_rows), mapping_of(mapping)
+    rows, tables = read(source, mapping=columns, bad=bad), tables_of(source, columns)
+    others = Writer(rejected, tables=tables) if rejected else nullcontext()
+    with Writer(out, tables=tables) as kept, others as aside, counting("filter") as passing:
         if aside is not None:
-            keep.on_left_out = lambda row, reason: aside.write({**row.values, "left_out": reason})
+            keep.on_left_out = lambda row, reason: aside.write({**row.values, "left_out": reason}, row.stored)
         for row in keep.of(passing(rows)):
-            kept.write(row.values)
+            kept.write(row.values, row.stored)
     _tell_filtered(keep, kept.rows, bad, out, as_json)
 
 
@@ -155,13 +156,15 @@ def mix(
     ajet dataset mix new.jsonl=2 old.jsonl=1 -n 3000 --repeat --seed 7 -o mixed.parquet
     """
     from ajet_tools.dataset.mix import parse_part, plan, rows
-    from ajet_tools.dataset.tables import Writer
+    from ajet_tools.dataset.tables import Writer, tables_of
 
-    shares = plan([parse_part(source) for source in sources], count, repeat=repeat)
-    mixed = rows(shares, seed=seed, mapping=mapping_of(mapping))
-    with Writer(out) as writer, counting("mix") as passing:
+    shares, columns = plan([parse_part(source) for source in sources], count, repeat=repeat), mapping_of(mapping)
+    mixed = rows(shares, seed=seed, mapping=columns)
+    tables = [table for share in shares for table in tables_of(share.path, columns)]
+    with Writer(out, tables=tables) as writer, counting("mix") as passing:
         for source, row in passing(mixed):
-            writer.write({**row.values, source_column: source} if source_column else row.values)
+            values = {**row.values, source_column: source} if source_column else row.values
+            writer.write(values, row.stored)
     summary = {"rows": writer.rows, "sources": [vars(share) for share in shares], "path": out}
     lines = [f"{counted(writer.rows, 'row')}{_to(out)}"]
     for share in shares:
@@ -201,16 +204,17 @@ def export(
     ajet dataset export tasks.jsonl --format trl-prompt -o hub/prompts --title "Sums"
     """
     from ajet_tools.dataset.columns import Shape
-    from ajet_tools.dataset.formats import converter
+    from ajet_tools.dataset.formats import check_format
     from ajet_tools.dataset.tables import BadRows, Writer
 
-    convert, bad, left_out = converter(format), BadRows(skip=skip_bad_rows), Counter[str]()
+    check_format(format)
+    bad, left_out = BadRows(skip=skip_bad_rows), Counter[str]()
     parts, shape, written = _parts(sources, split, to_directory=_is_directory(out)), Shape(), dict[str, int]()
     with ExitStack() as whole, counting("export") as passing:
         for name, paths in parts.items():
             writer = whole.enter_context(Writer(out, split=name, shape=shape))
-            for row in passing(_converted(paths, mapping_of(mapping), bad, convert, left_out)):
-                writer.write(row)
+            for row in passing(_converted(paths, mapping_of(mapping), bad, format, left_out)):
+                writer.write(row.values, row.stored)
             if not writer.rows:
                 raise TaskError(_nothing(paths, format, left_out))
             written[name] = writer.rows
@@ -248,15 +252,17 @@ def _parts(sources: list[str], split: str | None, *, to_directory: bool) -> dict
 
 
 def _converted(
-    paths: list[str], mapping: Mapping[str, str], bad: Any, convert: Any, left_out: Counter[str]
-) -> Iterator[dict[str, Any]]:
-    from ajet_tools.dataset.formats import Unfit
-    from ajet_tools.dataset.tables import read
+    paths: list[str], mapping: Mapping[str, str], bad: Any, format: str, left_out: Counter[str]
+) -> Iterator[Row]:
+    from ajet_tools.dataset.formats import OPENING, Unfit, converter
+    from ajet_tools.dataset.tables import Row, read
 
+    convert = converter(format)
     for path in paths:
         for row in read(path, mapping=mapping, bad=bad):
+            stored = row.stored.opened() if row.stored is not None and format in OPENING else row.stored
             try:
-                yield convert(row.values)
+                yield Row(row.where, convert(row.values), stored)
             except Unfit as why:
                 left_out[str(why)] += 1
 

@@ -319,6 +319,7 @@ def split(
     ajet dataset split qa.parquet --by metadata.document --near --format parquet -o data/
     ajet dataset split tasks.jsonl --stratify metadata.level --fractions 0.2 -o data/
     """
+    from ajet_tools.dataset.columns import Shape
     from ajet_tools.dataset.split import Splitter, key_of, together
     from ajet_tools.dataset.tables import BadRows, Writer, text_of
 
@@ -336,14 +337,17 @@ def split(
                 keys.append(key_of(row.values, by, row.where))
                 texts.append(text_of(row.values))
             keys = together(keys, texts, threshold, seed=seed, numbers=not ignore_numbers, told=told)
+        shape = Shape()
         writers = {
             name: stack.enter_context(
-                Writer(out, split=name) if format == "directory" else Writer(out / f"{name}{suffixes[format]}")
+                Writer(out, split=name, shape=shape)
+                if format == "directory"
+                else Writer(out / f"{name}{suffixes[format]}", shape=shape)
             )
             for name in shares
         }
         for number, row in enumerate(some(again(), source, told)):
-            writers[splitter.side(row, keys[number] if keys else None)].write(row.values)
+            writers[splitter.side(row, keys[number] if keys else None)].write(row.values, row.stored)
     counts = {name: writer.rows for name, writer in writers.items()}
     _tell_split(counts, shares, out, suffixes[format], bad, as_json)
 

@@ -37,7 +37,8 @@ def view(
 
     Keys: a accepts, x rejects, u undoes, e edits, / filters, ctrl+f searches, enter shows a row whole, ctrl+s saves,
     ? shows all keys. The file is not touched before it is saved; then it is replaced whole, and rejected rows go to
-    NAME.rejected.jsonl beside it. Until then decisions are kept in .NAME.review.jsonl and are there the next time.
+    NAME.rejected.jsonl beside it (.parquet beside Parquet). Until then decisions are kept in .NAME.review.jsonl and are
+    there the next time.
 
     In a script the same is done by `filter` (rows that fit to --out, the others to --rejected), `validate` and `diff`.
 

@@ -1,0 +1,383 @@
+"""A table that a dataset command writes has the types of the table that it read, and its values to the bit."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from ajet_tools.cli.app import app
+from ajet_tools.dataset.review import Review
+from ajet_tools.dataset.saving import save
+from ajet_tools.dataset.tables import Writer, read
+from tests.tools.dataset.typed import ROWS, check_kept, typed_table, write_typed
+
+
+@pytest.fixture
+def source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return write_typed(tmp_path / "typed.parquet")
+
+
+def ajet(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(app, ["dataset", *arguments])
+    assert result.exit_code == code, (result.output, result.exception)
+    return " ".join(result.output.split())
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("filter", "typed.parquet", "chars>10"),
+        ("filter", "typed.parquet", "metadata.level>=3"),
+        ("dedup", "typed.parquet"),
+        ("dedup", "typed.parquet", "--ignore-numbers", "--keep", "last"),
+        ("mix", "typed.parquet", "-n", "15", "--seed", "4"),
+        ("decontaminate", "typed.parquet", "--eval", "eval.jsonl"),
+        ("export", "typed.parquet"),
+    ],
+    ids=lambda arguments: " ".join(arguments),
+)
+def test_a_command_leaves_types_and_values_as_they_are(source: Path, arguments: tuple[str, ...]) -> None:
+    Path("eval.jsonl").write_text(json.dumps({"question": typed_table()["question"][4].as_py()}) + "\n")
+    ajet(*arguments, "--out", "out.parquet")
+    assert check_kept(source, Path("out.parquet")).num_rows
+
+
+def test_rows_that_are_left_out_keep_their_types_too(source: Path) -> None:
+    ajet("filter", "typed.parquet", "small<20", "-o", "out.parquet", "--rejected", "rest.parquet")
+    rest = check_kept(source, Path("rest.parquet"), more=("left_out",))
+    assert rest.num_rows + check_kept(source, Path("out.parquet")).num_rows == ROWS
+    assert set(rest["left_out"].to_pylist()) == {"not what the expression says"}
+
+
+def test_a_table_without_rows_keeps_its_columns(source: Path) -> None:
+    ajet("filter", "typed.parquet", "chars>9999", "-o", "none.parquet")
+    assert check_kept(source, Path("none.parquet")).num_rows == 0
+    Path("eval.jsonl").write_text(
+        "".join(json.dumps({"q": one}) + "\n" for one in typed_table()["question"].to_pylist())
+    )
+    ajet("decontaminate", "typed.parquet", "--eval", "eval.jsonl", "-o", "none.parquet")
+    assert check_kept(source, Path("none.parquet")).num_rows == 0
+
+
+def test_both_sides_of_a_split_have_the_types(source: Path) -> None:
+    ajet("split", "typed.parquet", "--fractions", "train=0.6,validation=0.4,test=0", "-f", "parquet", "-o", "data")
+    sizes = [check_kept(source, Path("data") / f"{name}.parquet").num_rows for name in ("train", "validation", "test")]
+    assert sum(sizes) == ROWS and sizes[2] == 0
+    ajet("split", "typed.parquet", "--fractions", "0.4", "-f", "directory", "-o", "hub")
+    for file in Path("hub/data").iterdir():
+        check_kept(source, file)
+
+
+def test_a_hub_directory_of_a_typed_directory_keeps_both_splits(source: Path) -> None:
+    Path("in").mkdir()
+    write_typed(Path("in") / "train.parquet")
+    write_typed(Path("in") / "validation.parquet", 7)
+    ajet("export", "in", "-o", "hub")
+    check_kept(source, Path("hub/data/train-00000-of-00001.parquet"))
+    check_kept(source, Path("hub/data/validation-00000-of-00001.parquet"))
+
+
+def test_sources_of_one_type_mix_and_name_their_source(source: Path) -> None:
+    write_typed(Path("more.parquet"), 10, first=100)
+    pq.write_table(pa.concat_tables([typed_table(), typed_table(10, first=100)]), "both.parquet")
+    ajet("mix", "typed.parquet", "more.parquet", "--source-column", "from", "-o", "out.parquet")
+    made = check_kept(Path("both.parquet"), Path("out.parquet"), more=("from",))
+    assert set(made["from"].to_pylist()) == {"typed.parquet", "more.parquet"}
+
+
+def test_rows_of_text_take_the_types_of_the_table_that_they_are_mixed_with(source: Path) -> None:
+    row = {"question": "new?", "answer": "1", "small": 7, "big": 2**64 - 1, "blob": "AP8=", "price": "2.50",
+           "seen": "2024-01-01 00:00:00+00:00", "metadata": {"level": 3}, "kind": "odd"}  # fmt: skip
+    Path("new.jsonl").write_text(json.dumps(row) + "\n")
+    ajet("mix", "typed.parquet=40", "new.jsonl=1", "-o", "out.parquet")
+    made = pq.read_table("out.parquet")
+    assert made.schema.equals(pq.read_schema(source))
+    [new] = made.filter(pa.compute.equal(made["question"], "new?")).drop_columns(["seen"]).to_pylist()
+    assert (new["blob"], str(new["price"]), new["kind"]) == (b"\x00\xff", "2.50", "odd")
+    assert new["metadata"] == {"level": 3, "at": None, "score": None}
+
+
+@pytest.mark.parametrize(
+    ("row", "told"),
+    [
+        ({"small": 300}, "small is int8 in typed.parquet, and 300 does not fit"),
+        ({"blob": "no base64"}, "blob is large_binary in typed.parquet, and 'no base64' does not fit"),
+        ({"metadata": {"level": "high"}}, "metadata.level is int8 in typed.parquet, and 'high' does not fit"),
+        ({"metadata": "text"}, "metadata is struct"),
+        ({"seen": "yesterday"}, "seen is timestamp"),
+    ],
+)
+def test_a_value_that_no_type_holds_is_refused_and_nothing_is_written(
+    source: Path, row: dict[str, Any], told: str
+) -> None:
+    Path("new.jsonl").write_text(json.dumps({"question": "new?", **row}) + "\n")
+    Path("out.parquet").write_bytes(b"before")
+    assert told in ajet("mix", "typed.parquet=40", "new.jsonl=1", "-o", "out.parquet", code=2)
+    assert Path("out.parquet").read_bytes() == b"before"
+    assert sorted(file.name for file in Path().iterdir()) == ["new.jsonl", "out.parquet", "typed.parquet"]
+
+
+def test_tables_whose_types_or_labels_differ_are_not_mixed(source: Path) -> None:
+    other = typed_table().set_column(5, "weight", pa.nulls(ROWS, pa.date32()))
+    pq.write_table(other, "other.parquet")
+    mixed = ("mix", "typed.parquet", "other.parquet", "-o", "out.parquet")
+    assert "weight is float in typed.parquet, date32[day] in other.parquet" in ajet(*mixed, code=2)
+    metadata = typed_table().schema.metadata
+    turned = metadata[b"huggingface"].replace(b'["easy", "hard"]', b'["hard", "easy"]')
+    assert turned != metadata[b"huggingface"]
+    pq.write_table(typed_table().replace_schema_metadata({**metadata, b"huggingface": turned}), "other.parquet")
+    assert "label is a class label of ['easy', 'hard'] in typed.parquet" in ajet(*mixed, code=2)
+    assert not Path("out.parquet").exists()
+
+
+def test_a_narrow_and_a_wide_number_are_wide(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"question": ["a"], "n": pa.array([1], pa.int8())}), tmp_path / "a.parquet")
+    pq.write_table(pa.table({"question": ["b"], "n": pa.array([2**40], pa.int64())}), tmp_path / "b.parquet")
+    out = tmp_path / "out.parquet"
+    ajet("mix", str(tmp_path / "a.parquet"), str(tmp_path / "b.parquet"), "-o", str(out))
+    assert pq.read_schema(out).field("n").type == pa.int64()
+    assert sorted(pq.read_table(out)["n"].to_pylist()) == [1, 2**40]
+
+
+def test_a_renamed_column_keeps_its_type(source: Path) -> None:
+    ajet("filter", "typed.parquet", "chars>5", "--map", "question=main_query", "--map", "label=metadata.label",
+         "--map", "big=task_id", "-o", "out.parquet")  # fmt: skip
+    before, after = pq.read_table(source), pq.read_table("out.parquet")
+    assert after.schema.field("task_id").type == pa.uint64()
+    assert after["task_id"].equals(before["big"]) and after["main_query"].equals(before["question"])
+    inner = after.schema.field("metadata").type
+    assert [(inner.field(i).name, inner.field(i).type) for i in range(4)] == [
+        ("level", pa.int8()), ("at", pa.timestamp("us")), ("score", pa.float32()), ("label", pa.int64())
+    ]  # fmt: skip
+    noted = json.loads(after.schema.metadata[b"huggingface"])["info"]["features"]
+    assert noted["main_query"]["dtype"] == "string" and "question" not in noted
+
+
+def test_forms_of_other_libraries_keep_the_types_of_the_columns_beside(source: Path) -> None:
+    ajet("export", "typed.parquet", "--format", "messages", "-o", "sft.parquet")
+    made = pq.read_table("sft.parquet")
+    before = pq.read_table(source)
+    for name in ("image", "label", "weight", "big", "seen", "price", "kind", "metadata"):
+        assert made.schema.field(name).type == before.schema.field(name).type, name
+    assert made["image"].equals(before["image"]) and made["price"].equals(before["price"])
+    ajet("export", "typed.parquet", "--format", "trl-prompt", "-o", "prompts.parquet")
+    made = pq.read_table("prompts.parquet")
+    assert made.schema.field("level").type == pa.int8() and made.schema.field("at").type == pa.timestamp("us")
+    assert made["level"].to_pylist() == [one and one["level"] for one in before["metadata"].to_pylist()]
+
+
+AGENT = """
+import ajet
+from openai import AsyncOpenAI
+
+@ajet.workflow
+async def solve(question: str, model) -> str:
+    reply = await AsyncOpenAI(base_url=model.base_url, api_key=model.api_key).chat.completions.create(
+        model=model.name, messages=[{"role": "user", "content": question}])
+    return reply.choices[0].message.content
+
+@ajet.judge
+def exact(output: str, answer: str) -> float:
+    return float(output == answer)
+"""
+REPLY = """
+def reply(ask):
+    return str(1000 + 18 * (int(ask.body["messages"][-1]["content"].split()[2]) - 1000))
+"""
+
+
+def test_calibration_adds_to_the_metadata_and_changes_no_type(source: Path) -> None:
+    Path("agent.py").write_text(AGENT)
+    Path("replies.py").write_text(REPLY)
+    ajet("calibrate", "typed.parquet", "-w", "agent.py:solve", "--judge", "agent.py:exact", "--scripted",
+         "replies.py:reply", "-k", "1", "--keep", "0.5:", "--out", "fit.parquet")  # fmt: skip
+    fit = check_kept(source, Path("fit.parquet"), more=("metadata",), less=("metadata",))
+    inner = {fit.schema.field("metadata").type.field(i).name: fit.schema.field("metadata").type.field(i).type
+             for i in range(5)}  # fmt: skip
+    assert inner == {"level": pa.int8(), "at": pa.timestamp("us"), "score": pa.float32(), "pass_rate": pa.float64(),
+                     "difficulty": pa.float64()}  # fmt: skip
+
+
+def test_a_review_saves_the_rows_that_it_did_not_touch_as_they_were(source: Path) -> None:
+    before = typed_table()
+    pq.write_table(before, "kept.parquet")
+    review = Review("typed.parquet")
+    review.load()
+    review.mark([2, 3], "rejected")
+    review.edit(5, {**review.row(5).values, "answer": "mended", "small": 99})
+    save(review, Path("typed.parquet"))
+    made = pq.read_table("typed.parquet")
+    assert made.num_rows == ROWS - 2 and made["answer"][3].as_py() == "mended" and made["small"][3].as_py() == 99
+    rest = made.filter(pa.compute.not_equal(made["answer"], "mended"))
+    pq.write_table(rest, "rest.parquet")
+    check_kept(Path("kept.parquet"), Path("rest.parquet"))
+    check_kept(Path("kept.parquet"), Path("typed.rejected.parquet"), more=("rejected",))
+    review.close()
+
+
+def test_text_that_cannot_hold_a_type_says_so(source: Path) -> None:
+    told = ajet("filter", "typed.parquet", "chars>5", "-o", "out.jsonl")
+    assert "image (struct<bytes: binary, path: string>)" in told and "price (decimal128(12, 2))" in told
+    assert "small" not in told and "write .parquet" in told
+
+
+def test_steps_of_a_build_hand_tables_on_as_tables(source: Path) -> None:
+    recipe = {"out": "built", "steps": [
+        {"filter": {"where": "chars>5"}, "from": "typed.parquet"}, "dedup", {"decontaminate": {"eval": "eval.jsonl"}},
+        {"mix": {"weights": {"decontaminate": 1}}}, {"split": {"fractions": "0.3"}}, {"export": {"format": "tasks"}},
+    ]}  # fmt: skip
+    Path("eval.jsonl").write_text(json.dumps({"question": "another one altogether, which is in no row"}) + "\n")
+    Path("recipe.yaml").write_text(json.dumps(recipe))
+    ajet("build", "recipe.yaml")
+    assert (
+        sum(check_kept(source, Path("built") / f"{name}.parquet").num_rows for name in ("train", "validation")) == ROWS
+    )
+
+
+def test_a_dataset_that_grows_of_a_table_has_its_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    seeds = {"question": [f"What is {i} plus {i}?" for i in range(6)], "answer": [str(2 * i) for i in range(6)]}
+    levels = {"level": pa.array(range(6), pa.int8()), "weight": pa.array([i / 4 for i in range(6)], pa.float32())}
+    pq.write_table(pa.table({**seeds, **levels}), "seeds.parquet")
+    rows = [{"question": f"How much are {i} apples and {i * i} pears together?", "answer": str(i + i * i), "level": i,
+             "weight": 0.5} for i in range(100, 109)]  # fmt: skip
+    Path("replies.py").write_text(f"def reply(ask):\n    return {json.dumps(json.dumps(rows))}\n")
+    grow = ("expand", "seeds.parquet", "--verify", "none", "--scripted", "replies.py:reply", "--format", "parquet")
+    ajet(*grow, "-n", "5", "--validation", "0", "--out", "small")
+    made = pq.read_schema("small/train.parquet")
+    assert (made.field("level").type, made.field("weight").type) == (pa.int8(), pa.float32())
+    wide = [{**row, "level": 300 + number} for number, row in enumerate(rows)]
+    Path("wide.py").write_text(f"def reply(ask):\n    return {json.dumps(json.dumps(wide))}\n")
+    grow = (*grow[:5], "wide.py:reply", *grow[6:])
+    ajet(*grow, "-n", "5", "--validation", "0", "--out", "large")  # rows that were paid for are not lost
+    made = pq.read_schema("large/train.parquet")
+    assert (made.field("level").type, made.field("weight").type) == (pa.int64(), pa.float32())
+
+
+# Laws over any schema
+
+_LEAVES = [
+    (pa.int8(), st.integers(-128, 127)),
+    (pa.uint64(), st.integers(0, 2**64 - 1)),
+    (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+    (pa.float32(), st.floats(width=32)),
+    (pa.float64(), st.floats()),
+    (pa.bool_(), st.booleans()),
+    (pa.string(), st.text(st.characters(exclude_categories=["Cs"]), max_size=5)),
+    (pa.large_string(), st.text("ab", max_size=3)),
+    (pa.binary(), st.binary(max_size=5)),
+    (pa.binary(2), st.binary(min_size=2, max_size=2)),
+    (pa.timestamp("ns"), st.integers(-(2**60), 2**60)),
+    (pa.timestamp("ms", "UTC"), st.integers(-(2**50), 2**50)),
+    (pa.date32(), st.integers(-(2**20), 2**20)),
+    (pa.time64("us"), st.integers(0, 86_400_000_000 - 1)),
+    (pa.duration("us"), st.integers(-(2**50), 2**50)),
+    (pa.decimal128(20, 3), st.decimals(-(10**15), 10**15, places=3)),
+    (pa.dictionary(pa.int8(), pa.string()), st.sampled_from(["a", "b", "c"])),
+    (pa.null(), st.none()),
+]
+
+
+def _nullable(values: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
+    return st.none() | values
+
+
+def _lists(inner: tuple[Any, Any]) -> tuple[Any, Any]:
+    return pa.list_(inner[0]), st.lists(_nullable(inner[1]), max_size=3)
+
+
+def _structs(fields: dict[str, tuple[Any, Any]]) -> tuple[Any, Any]:
+    types = pa.struct([(name, one[0]) for name, one in fields.items()])
+    return types, st.fixed_dictionaries({name: _nullable(one[1]) for name, one in fields.items()})
+
+
+_plain = st.sampled_from([leaf for leaf in _LEAVES if not pa.types.is_dictionary(leaf[0])])
+_types = st.sampled_from(_LEAVES) | st.recursive(
+    _plain,
+    lambda inner: (
+        inner.map(_lists) | st.dictionaries(st.sampled_from("xyz"), inner, min_size=1, max_size=3).map(_structs)
+    ),
+    max_leaves=4,
+)
+
+
+@st.composite
+def _tables(draw: st.DrawFn) -> pa.Table:
+    columns = draw(st.dictionaries(st.sampled_from(["question", "metadata", "a", "b", "c"]), _types, min_size=1))
+    rows = draw(st.integers(0, 6))
+    arrays = {
+        name: pa.array(draw(st.lists(_nullable(values), min_size=rows, max_size=rows)), kind)
+        for name, (kind, values) in columns.items()
+    }
+    return pa.table(arrays).replace_schema_metadata({"mine": "kept"})
+
+
+def _printed(column: Any) -> str:
+    """Every value as Arrow prints it, which knows NaN, nanoseconds and any year."""
+    decoded = column.combine_chunks()
+    if pa.types.is_dictionary(decoded.type):
+        decoded = decoded.dictionary_decode()
+    return str(decoded.to_string(window=100, container_window=100))
+
+
+@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(table=_tables(), keep=st.sets(st.integers(0, 5)), add=st.booleans())
+def test_whatever_the_schema_the_rows_that_stay_are_the_same(
+    tmp_path: Path, table: pa.Table, keep: set[int], add: bool
+) -> None:
+    source, out = tmp_path / "in.parquet", tmp_path / "out.parquet"
+    pq.write_table(table, source, row_group_size=2)
+    before = pq.read_table(source)
+    rows = [row for number, row in enumerate(read(source)) if number in keep]
+    with Writer(out) as writer:
+        for row in read(source):
+            if row.stored is not None:
+                writer.declare(row.stored)
+        for row in rows:
+            writer.write({**row.values, "new": 1} if add else row.values, row.stored)
+    after = pq.read_table(out)
+    if add and rows:
+        assert after["new"].to_pylist() == [1] * len(rows)
+        after = after.drop_columns(["new"])
+    if not before.num_rows:
+        return
+    assert after.schema.equals(before.schema)
+    assert after.schema.metadata[b"mine"] == b"kept"
+    expected = before.take(pa.array(sorted(i for i in keep if i < before.num_rows), pa.int64()))
+    for name in before.schema.names:
+        assert _printed(after[name]) == _printed(expected[name])
+
+
+_json = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**70), 2**70)
+    | st.floats(allow_infinity=False, allow_nan=False)
+    | st.text(max_size=4),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner, max_size=2),
+    max_leaves=5,
+)
+
+
+@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(rows=st.lists(st.dictionaries(st.sampled_from("abcd"), _json, min_size=1), min_size=1, max_size=5))
+def test_text_that_went_through_tables_comes_back_as_it_was(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
+    names = ["1.jsonl", "2.parquet", "3.parquet", "4.jsonl"]
+    with Writer(tmp_path / names[0]) as writer:
+        for row in rows:
+            writer.write(row)
+    for before, after in pairwise(names):
+        with Writer(tmp_path / after) as writer:
+            for row in read(tmp_path / before):
+                writer.write(row.values, row.stored)
+    assert [row.values for row in read(tmp_path / names[-1])] == rows
