@@ -17,6 +17,7 @@ from typing import Any
 
 from ajet_sdk.errors import MissingExtra, TaskError
 from ajet_tools.dataset import pictures
+from ajet_tools.dataset.forms import Diversity, Forms
 from ajet_tools.dataset.tables import text_of
 from ajet_tools.dataset.topics import Topics, map_topics
 from ajet_tools.dataset.verdict import answer_of
@@ -65,6 +66,7 @@ class _Seen:
     sources: Counter[str] = field(default_factory=Counter)
     strategies: Counter[str] = field(default_factory=Counter)
     verdicts: Counter[str] = field(default_factory=Counter)
+    forms: Forms = field(default_factory=Forms)
     sample: list[tuple[int, int, str, Any]] = field(default_factory=list)
     """Those with the smallest hash of their text: (minus hash, minus place, text, answer)."""
 
@@ -75,6 +77,7 @@ class _Seen:
     def add(self, split: str, values: Mapping[str, Any]) -> None:
         text, answer = text_of(values), answer_of(values)
         self.questions.setdefault(split, array("I")).append(len(text))
+        self.forms.add(text)
         if answer is not None:
             self.answers.append(len(_shown(answer)))
         metadata, provenance = values.get("metadata"), values.get("provenance")
@@ -190,7 +193,7 @@ def _card(seen: _Seen, facts: Facts, topics: Topics | None, drawn: set[str], mis
     yield from _counts(seen, facts)
     yield from _table("Refused", ("reason", "rows"), [(r, f"{n:,}") for r, n in _ranked(facts.refused)])
     yield from _lengths(seen, drawn)
-    yield from _similarity(facts, drawn)
+    yield from _similarity(seen.forms.diversity(), facts, drawn)
     yield from _difficulty(seen, drawn)
     yield from _topics(seen, topics, drawn)
     if missing:
@@ -237,12 +240,18 @@ def _quantiles(values: array[int]) -> list[str]:
     return [f"{ordered[min(len(ordered) - 1, len(ordered) * share // 100)]:,}" for share in _QUANTILES]
 
 
-def _similarity(facts: Facts, drawn: set[str]) -> Iterator[str]:
+def _similarity(found: Diversity, facts: Facts, drawn: set[str]) -> Iterator[str]:
+    if not found.rows:
+        return
+    yield from ("## Similarity", "")
+    forms = "1 form" if found.forms == 1 else f"{found.forms:,} forms"
+    yield from (f"Without their numbers and names the questions of {found.rows:,} rows have {forms}.", "")
+    if found.is_low:
+        yield from (f"> {_plain(found.as_text())}", "")
     if not facts.similarities:
         return
     ordered = sorted(facts.similarities)
     close = sum(value >= 0.8 for value in ordered) / len(ordered)
-    yield from ("## Similarity", "")
     middle = f"To the nearest row that was there before it: median {ordered[len(ordered) // 2]:.2f}"
     yield from (f"{middle}; {close:.1%} of {len(ordered):,} rows are at 0.8 or more.", "")
     yield from _picture("similarity", "Similarity to the nearest earlier row", drawn)

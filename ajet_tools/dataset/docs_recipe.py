@@ -41,6 +41,8 @@ class DocsRecipe:
     validation: float | None = None
     """The share for validation; None is a tenth, and nothing where there are fewer than five documents."""
     similarity: float = 0.8
+    max_same_form: int | None = None
+    """Rows that may differ in numbers and names alone (see `forms`); None is any number."""
     window: int = 32
     """How many calls may be made beyond those taken in."""
     passes: int = 3

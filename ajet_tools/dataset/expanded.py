@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ajet_sdk.errors import AjetError
+from ajet_tools.dataset.forms import Diversity, diversity_of
 
 __all__ = ["Asked", "Expanded", "Found", "Fruitless", "Interrupted", "Refused"]
 
@@ -75,6 +76,10 @@ class Expanded:
     @property
     def accepted(self) -> int:
         return len(self.train) + len(self.validation)
+
+    def diversity(self) -> Diversity:
+        """How many forms the accepted rows have."""
+        return diversity_of([*self.train, *self.validation])
 
     @property
     def refused(self) -> Counter[str]:

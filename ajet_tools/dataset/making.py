@@ -9,8 +9,10 @@ kept.
 from __future__ import annotations
 
 import asyncio
+import logging
 import signal
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,6 +22,7 @@ from ajet_sdk.errors import AjetError, ContextOverflow
 from ajet_tools.dataset.drawing import Example
 from ajet_tools.dataset.endpoint import Endpoint, EndpointError
 from ajet_tools.dataset.expanded import Asked, Expanded, Found, Fruitless, Interrupted, Refused
+from ajet_tools.dataset.forms import form_of, given_away
 from ajet_tools.dataset.similar import Near
 from ajet_tools.dataset.tables import text_of
 
@@ -31,6 +34,8 @@ if TYPE_CHECKING:
 
 __all__ = ["FAILED", "FRUITLESS", "PROBE", "Making", "Pace", "Side", "count_for", "to_the_end"]
 
+log = logging.getLogger("ajet.dataset")
+
 PROBE = 4
 """Calls under way until the first row is accepted: a wrong key or a prompt that fails costs no more."""
 FRUITLESS = 30
@@ -38,6 +43,8 @@ FRUITLESS = 30
 FAILED = 3
 """Calls in a row that the endpoint fails, after which a run stops."""
 _REPEATED = {"exact": "exact duplicate", "near": "near duplicate", "meaning": "duplicate by meaning"}
+_EARLY = 100
+"""Accepted rows after which it is said that they are alike."""
 GRACE = 30.0
 """Seconds that calls under way have to come back when a run stops: they are paid for."""
 
@@ -57,6 +64,8 @@ class Pace(Protocol):
     def seed(self) -> int: ...
     @property
     def similarity(self) -> float: ...
+    @property
+    def max_same_form(self) -> int | None: ...
 
 
 @dataclass(kw_only=True)
@@ -122,6 +131,8 @@ class Making(ABC, Generic[A, S]):
         self._pace, self._verifier, self._leaks, self._meanings = pace, verifier, leaks, meanings
         self._sides: dict[str, S] = {}
         self._near = Near(pace.similarity, pace.seed)
+        self._forms: Counter[str] = Counter()
+        """Rows found by their form."""
         self._seeds = {f"seed {example.id}": text_of(example.values) for example in examples}
         for key, text in self._seeds.items():
             self._near.add(key, text)
@@ -129,6 +140,7 @@ class Making(ABC, Generic[A, S]):
         """Under way."""
         self._screened: dict[int, asyncio.Event] = {}
         self._asked = self._barren = 0
+        self._warned = False
         self._failed: list[AjetError] = []
         """Of the calls taken in since the last that was answered."""
         self._given = 0
@@ -176,6 +188,7 @@ class Making(ABC, Generic[A, S]):
                 number += 1
             await self._drain()
             self._ended()
+            self._warn_of_forms(1)
         finally:
             left: list[asyncio.Task[Any]] = [stopping, *(task for _, task in self._calls.values())]
             for task in left:
@@ -271,6 +284,8 @@ class Making(ABC, Generic[A, S]):
         """Why a row is not new, where it is not: reason and detail. A new one is remembered."""
         if self._leaks is not None and (evidence := self._leaks(values)) is not None:
             return "in the evaluation set", evidence
+        if (said := given_away(values)) is not None:
+            return "answer in the question", said
         text, key = text_of(values), f"row {values['task_id']}"
         match = self._near.find(text)
         if match is None and self._meanings is not None and vector is not None:
@@ -278,6 +293,10 @@ class Making(ABC, Generic[A, S]):
         if match is not None:
             kind = "the same as" if match.kind == "exact" else f"{match.similarity:.2f} like"
             return _REPEATED[match.kind], f"{kind} {match.key}"
+        form = form_of(text)
+        if self._pace.max_same_form is not None and self._forms[form] >= self._pace.max_same_form:
+            return "same form", f"{self._forms[form]} rows say the same but for numbers and names: {form}"
+        self._forms[form] += 1
         self._near.add(key, text)
         if self._meanings is not None and vector is not None:
             self._meanings.add(key, text, vector)
@@ -304,8 +323,19 @@ class Making(ABC, Generic[A, S]):
                 f"{FRUITLESS} calls in a row gave no row that could be kept (refused so far: {self._reasons()}). "
                 "rejected.jsonl says why for each; --show-prompt shows what was asked"
             )
+        self._warn_of_forms(_EARLY)
         if self.on_change is not None:
             self.on_change(self.result)
+
+    def _warn_of_forms(self, rows: int) -> None:
+        """Once, where there are as many rows: early enough to stop a run that costs money."""
+        if self._warned or self.result.accepted < rows:
+            return
+        self._warned = True
+        found = self.result.diversity()
+        if found.is_low:
+            bound = "" if self._pace.max_same_form is not None else "; --max-same-form 5 takes five of each and no more"
+            log.warning("%s%s", found.as_text(), bound)
 
     def _reasons(self) -> str:
         return ", ".join(f"{count} {reason}" for reason, count in self.result.refused.most_common(3)) or "none"

@@ -47,6 +47,8 @@ class Recipe:
     validation: float | None = None
     """The share for validation; None is a tenth, and nothing where there are fewer than five seeds."""
     similarity: float = 0.8
+    max_same_form: int | None = None
+    """Rows that may differ in numbers and names alone (see `forms`); None is any number."""
     window: int = 32
     """How many calls may be made beyond those taken in."""
     template: Path | None = None

@@ -11,6 +11,7 @@ from typing import Any
 
 from ajet_tools.dataset.distinct import Distinct
 from ajet_tools.dataset.filter import value_at
+from ajet_tools.dataset.forms import Diversity, Forms
 from ajet_tools.dataset.language import language_of
 from ajet_tools.dataset.tables import Row, text_of
 
@@ -125,6 +126,8 @@ class Stats:
     rows: int = 0
     distinct: int = 0
     """Different texts, case and blanks aside."""
+    diversity: Diversity = field(default_factory=lambda: Diversity(0, 0))
+    """Different forms: texts without their numbers and names."""
     empty: int = 0
     """Rows without a text."""
     answered: int = 0
@@ -152,6 +155,7 @@ class Stats:
             "rows": self.rows,
             "distinct": self.distinct,
             "duplicates": self.duplicates,
+            "diversity": self.diversity.as_json(),
             "empty": self.empty,
             "answered": self.answered,
             "chars": self.chars.as_json(),
@@ -175,10 +179,12 @@ class Stats:
 def gather(rows: Iterable[Row], *, by: str | None = None) -> Stats:
     """The figures of rows, which are read once. `by` groups them by the values of a field."""
     stats = Stats(by=by)
-    with Distinct() as texts:
+    with Distinct() as texts, Forms() as forms:
         for row in rows:
             _add(stats, row.values, texts)
+            forms.add(text_of(row.values))
         stats.distinct = texts.count()
+        stats.diversity = forms.diversity()
     return stats
 
 

@@ -19,6 +19,7 @@ from ajet_sdk.tasks.rows import Row as TaskRow
 from ajet_sdk.tasks.rows import to_task
 from ajet_sdk.types import Task
 from ajet_tools.dataset.distinct import digest_of
+from ajet_tools.dataset.forms import given_away
 from ajet_tools.dataset.tables import BadRows, Row, read, text_of
 
 __all__ = ["Problem", "Report", "validate"]
@@ -34,6 +35,7 @@ KINDS: dict[str, tuple[Level, str]] = {
     "leakage": ("error", "a task stands in two files"),
     "near leakage": ("error", "almost the same question stands in two files"),
     "duplicate": ("warning", "a question stands twice in one file"),
+    "given away": ("warning", "a question says its own answer"),
     "answer": ("warning", "some tasks have an answer and some have none"),
     "shape": ("warning", "rows have different shapes"),
     "empty": ("error", "a file has no rows"),
@@ -104,6 +106,8 @@ def validate(
         for row in _readable(path, mapping, report):
             report.rows[name] += 1
             shape.add(row)
+            if (said := given_away(row.values)) is not None:
+                report.add("given away", row.where, f"says its answer: {said}")
             task = _task(row, report)
             if task is not None:
                 known.add(name, row, task, report)

@@ -139,10 +139,10 @@ class Writer:
         if table.name not in self._told:
             self._told.add(table.name)
             if lost := table.beyond_json():
-                told = ", ".join(f"{name} ({type_})" for name, type_ in lost.items())
+                columns = ", ".join(f"{name} ({type_})" for name, type_ in lost.items())
                 log.warning(
-                    "%s: text has no such types as those of %s in %s: bytes are written as base64, the others as text; "
-                    "write .parquet to keep them", self.path, told, table.name,
+                    "%s has columns of types that JSON has not: %s. They are written as text, bytes as base64; write "
+                    ".parquet to keep them", table.name, columns,
                 )  # fmt: skip
 
     def __exit__(

@@ -83,6 +83,7 @@ def expand(
         seed=writing.seed,
         validation=writing.validation,
         similarity=writing.similarity,
+        max_same_form=writing.max_same_form,
         window=2 * asking.concurrency,
         template=writing.template,
         personas=lines_of(personas) if personas else (),

@@ -85,6 +85,7 @@ def from_docs(
         seed=writing.seed,
         validation=writing.validation,
         similarity=writing.similarity,
+        max_same_form=writing.max_same_form,
         window=2 * asking.concurrency,
         passes=passes,
         template=writing.template,

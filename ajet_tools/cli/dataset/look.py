@@ -87,10 +87,13 @@ def _print_stats(found: Stats) -> None:
 
     out = render.console()
     parts = [counted(found.rows, "row"), f"{found.distinct:,} distinct", counted(found.duplicates, "duplicate")]
+    parts += [f"{found.diversity.forms:,} {'form' if found.diversity.forms == 1 else 'forms'}"]
     parts += [f"{found.answered:,} with an answer"] + ([f"{found.empty:,} that ask nothing"] if found.empty else [])
     out.print(", ".join(parts))
     if not found.rows:
         return
+    if found.diversity.is_low and 2 * found.diversity.forms <= found.distinct:
+        out.print(found.diversity.as_text(), markup=False, highlight=False)
     lengths = [_length_row("characters", found.chars), _length_row("words", found.words)]
     lengths += [_length_row("characters of the answer", found.answer_chars)] if found.answered else []
     out.print(render.table(lengths, out.width, title="\nlengths"))

@@ -60,6 +60,10 @@ class Writing:
     similarity: Annotated[
         float, typer.Option(min=0.5, max=1, help="From this share of equal characters on a row is a near duplicate.")
     ] = 0.8
+    max_same_form: Annotated[
+        int | None,
+        typer.Option(min=1, help="Take at most so many rows that differ in their numbers and names alone."),
+    ] = None
     embeddings: Embeddings = None
     meaning: Meaning = 0.9
     validation: Annotated[
@@ -184,6 +188,7 @@ def report(
                 **{side: len(rows) for side, rows in sides.items()},
                 "refused": dict(result.refused.most_common()),
                 "surplus": result.surplus,
+                "diversity": result.diversity().as_json(),
                 **(more or {}),
                 "calls": spent.calls,
                 "cached": spent.cached,
