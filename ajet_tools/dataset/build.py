@@ -65,9 +65,17 @@ class Build:
     """`plan()` says what would run and why; `run()` does it."""
 
     def __init__(
-        self, recipe: BuildRecipe, *, told: Callable[[str], None] = lambda line: None, unfenced: bool = False
+        self,
+        recipe: BuildRecipe,
+        *,
+        told: Callable[[str], None] = lambda line: None,
+        unfenced: bool = False,
+        agree: Callable[[Step], None] | None = None,
     ) -> None:
-        self.recipe, self._told, self._unfenced = recipe, told, unfenced
+        """`agree` is called before a step that asks a model and does not itself say what that may take; it raises to
+        call it off. Without it nobody is asked anything.
+        """
+        self.recipe, self._told, self._unfenced, self._agree = recipe, told, unfenced, agree
         self._steps = recipe.out / "steps"
         self._made: dict[str, Made] = {}
 
@@ -224,10 +232,13 @@ class Build:
         folder.mkdir(parents=True, exist_ok=True)
         _write(folder / "begun.json", {"step": step.name, "parts": dict(parts)})
         (folder / "done.json").unlink(missing_ok=True)
+        asking = self._agree is not None and step.spends
+        if self._agree is not None and asking and not KINDS[step.kind].confirms:
+            self._agree(step)
         for arguments in self._command_lines(step, folder):
             if self._unfenced and _runs_programs(step):
                 arguments.insert(1, "--unfenced")
-            run_command(arguments, step.name, self.recipe.directory, folder)
+            run_command(arguments, step.name, self.recipe.directory, folder, asking=asking)
         for held_out in self._held_out(step):
             _place(held_out, folder / held_out.name)
         made = outputs(folder)
@@ -239,19 +250,19 @@ class Build:
 
     def _command_lines(self, step: Step, folder: Path) -> Iterator[list[str]]:
         """The command of a step, or one for each split."""
-        inputs, kind = self._inputs(step), KINDS[step.kind]
+        inputs, kind, yes = self._inputs(step), KINDS[step.kind], self._agree is None
         parameters = self._parameters(step)
         cache = self._steps / "cache"
         cache.mkdir(exist_ok=True)
         if step.write == "directory":
             sources = [str(path) for made in inputs for path in _parents(made)]
-            yield arguments_of(step, parameters, sources, folder / "hub", cache)
+            yield arguments_of(step, parameters, sources, folder / "hub", cache, yes=yes)
             return
         if kind.whole:
             if step.kind == "split" and any("validation" in made.splits for made in inputs):
                 raise ConfigError(f"step {step.name}: {inputs[0].name} is split already; split before, or not at all")
             sources = [str(path) for made in inputs for path in _read_by(made)]
-            yield arguments_of(step, parameters, sources, folder, cache)
+            yield arguments_of(step, parameters, sources, folder, cache, yes=yes)
             return
         names = list(dict.fromkeys(split or "train" for made in inputs for split in made.splits))
         for split in names:
@@ -264,7 +275,7 @@ class Build:
             held_out = parameters.get("eval") if step.kind == "decontaminate" else None
             if isinstance(held_out, list) and set(sources) & set(held_out):
                 continue  # it is what the other split is held against: see `_do`
-            yield arguments_of(step, parameters, sources, folder / f"{split}{SUFFIX[step.write]}", cache)
+            yield arguments_of(step, parameters, sources, folder / f"{split}{SUFFIX[step.write]}", cache, yes=yes)
 
     def _held_out(self, step: Step) -> list[Path]:
         """Rows that a decontamination is held against, and that go on as they are."""

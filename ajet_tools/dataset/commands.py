@@ -36,9 +36,9 @@ class StepFailed(AjetError, RuntimeError):
 
 
 def arguments_of(
-    step: Step, parameters: Mapping[str, Any], sources: Sequence[str], out: Path, cache: Path
+    step: Step, parameters: Mapping[str, Any], sources: Sequence[str], out: Path, cache: Path, *, yes: bool = True
 ) -> list[str]:
-    """The command of a step as one would type it, without `ajet dataset`."""
+    """The command of a step as one would type it, without `ajet dataset`; where not `yes` it asks before it spends."""
     kind, values = KINDS[step.kind], dict(parameters)
     argument = values.pop(kind.argument, None) if kind.argument else None
     if step.kind in _SHARED:
@@ -49,7 +49,8 @@ def arguments_of(
     options = [text for name, value in values.items() for text in _option(name, value)]
     positional = [*sources, *([str(argument)] if argument is not None else [])]
     going_on = ["--resume"] if kind.whole and (out / ".expand").is_dir() else []
-    return [step.kind, *options, *kind.fixed, *going_on, "--out", str(out), "--", *positional]
+    agreed = ["--yes"] if kind.confirms and yes else []
+    return [step.kind, *options, *agreed, *going_on, "--out", str(out), "--", *positional]
 
 
 def _option(name: str, value: Any) -> list[str]:
@@ -71,15 +72,16 @@ def _option(name: str, value: Any) -> list[str]:
     return [flag, str(value)]
 
 
-def run_command(arguments: Sequence[str], name: str, directory: Path, kept: Path) -> str:
+def run_command(arguments: Sequence[str], name: str, directory: Path, kept: Path, *, asking: bool = False) -> str:
     """Run `ajet dataset ...` in a directory and return what it printed; what it says meanwhile is passed on to stderr.
 
-    Ctrl-C is the command's to answer, and is waited for. Raises StepFailed with the last that it said.
+    With `asking` it may ask the person at the terminal. Ctrl-C is the command's to answer, and is waited for. Raises
+    StepFailed with the last that it said.
     """
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(_path())}
     process = subprocess.Popen(
         [sys.executable, "-c", _START, "dataset", *arguments],
-        cwd=directory, env=environment, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        cwd=directory, env=environment, stdin=None if asking else subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=None if sys.stderr.isatty() else subprocess.PIPE, text=True, errors="replace",
     )  # fmt: skip
     said: deque[str] = deque(maxlen=_TAIL)

@@ -136,11 +136,14 @@ def make_tasks(
         recipe = dataclasses.replace(recipe, window=begun["recipe"]["window"])
     verifier = open_verifier(verify, seed=recipe.seed, unfenced=unfenced) if verify != "none" else None
     leaks = leaks_of(evals) if evals else None
-    run = FromDocs(corpus, recipe, endpoint, seeds=seeds, verifier=verifier, leaks=leaks, meanings=meanings)
+    counts = directory.counts(recipe.count)
+    run = FromDocs(
+        corpus, recipe, endpoint, seeds=seeds, verifier=verifier, leaks=leaks, meanings=meanings, counts=counts
+    )
     if confirm is not None:
         confirm(_estimate(run, verifier, meanings, endpoint.budget.price))
     facts = _facts(corpus, recipe, endpoint, seeds, verify, evals)
-    directory.begin({**facts, "embeddings": meanings.as_json() if meanings is not None else None})
+    directory.begin({**facts, "counts": counts, "embeddings": meanings.as_json() if meanings is not None else None})
     with watching(run) if watching is not None else nullcontext() as hear:
         run.on_change = hear
         result = asyncio.run(to_the_end(run))

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import functools
 import hashlib
+import logging
 import math
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -19,7 +20,12 @@ from ajet_tools.dataset.reply_cache import CacheError, ReplyCache
 
 __all__ = ["Endpoint", "EndpointError", "Halted", "local_url", "require_endpoint"]
 
+log = logging.getLogger("ajet.dataset")
+
 Message = Mapping[str, Any]
+
+_TELL_EVERY = 30.0
+"""Seconds between two lines about answers of 429."""
 
 
 class EndpointError(EngineError):
@@ -86,6 +92,9 @@ class Endpoint:
         self._retries, self._patience = retries, patience
         self._apart = 60.0 / per_minute if per_minute else 0.0
         self._not_before = 0.0
+        self._held_back = 0
+        """Answers of 429."""
+        self._tell_again = 0.0
         self._answered = False
         self._halted: AjetError | None = None
         self._under_way: dict[str, asyncio.Future[list[str]]] = {}
@@ -334,12 +343,24 @@ class Endpoint:
                     permanent=True,
                 ) from error
             self._not_before = max(self._not_before, loop.time() + wait)
+            self._tell_held_back(loop.time(), wait)
             return
         never = error.status is None and not self._answered and failed > 1
         if failed > self._retries or never:
             tried = "" if failed == 1 else f" ({failed} attempts)"
             raise EndpointError(f"{error}{tried}") from error
         await asyncio.sleep(wait)
+
+    def _tell_held_back(self, now: float, wait: float) -> None:
+        """At the first 429, and while they go on twice a minute: a run that waits is not one that hangs."""
+        self._held_back += 1
+        if now < self._tell_again:
+            return
+        self._tell_again = now + _TELL_EVERY
+        log.warning(
+            "%s answers 429, too many requests (%d so far); the next one is sent in %.0f s. A lower --concurrency, or "
+            "--rpm, asks for less", self.base_url, self._held_back, wait,
+        )  # fmt: skip
 
     def _body(self, request: Mapping[str, Any]) -> dict[str, Any]:
         unsaid = {*self._unknown, *(name for name, usual in (("seed", None), ("n", 1)) if request.get(name) == usual)}

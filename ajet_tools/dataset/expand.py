@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ajet_tools.dataset.composing import compose, compose_as
 from ajet_tools.dataset.drawing import Example, Pool
 from ajet_tools.dataset.endpoint import Endpoint
-from ajet_tools.dataset.expanded import Asked, Expanded, Found, Refused
-from ajet_tools.dataset.making import Making, Side, count_for
+from ajet_tools.dataset.expanded import Asked, Expanded, Found, Refused, Side, count_for
+from ajet_tools.dataset.making import Making
 from ajet_tools.dataset.recipe import Recipe
 from ajet_tools.dataset.replies import rows_in
 from ajet_tools.dataset.seeds import as_example, task_id_of
@@ -49,15 +49,24 @@ class Expansion(Making[Asked, _Side]):
         verifier: Verifier | None = None,
         leaks: Leaks | None = None,
         meanings: Meanings | None = None,
+        counts: Sequence[int] = (),
         on_change: Callable[[Expanded], None] | None = None,
     ) -> None:
         self.recipe = recipe
         self.shape = RowShape.infer(seeds, free_language=bool(recipe.languages))
         examples = [as_example(row) for row in seeds]
         super().__init__(
-            recipe, endpoint, examples, verifier=verifier, leaks=leaks, meanings=meanings, on_change=on_change
-        )
-        self._sides = _split(examples, recipe, self.result)
+            recipe, endpoint, examples, verifier=verifier, leaks=leaks, meanings=meanings, counts=counts,
+            on_change=on_change,
+        )  # fmt: skip
+        self._share = recipe.validation if recipe.validation is not None else 0.1 if len(examples) >= SMALL else 0.0
+        self._sides = _split(examples, recipe.seed, self._share, self._targets([*counts, recipe.count][0]), self.result)
+
+    def _targets(self, count: int) -> dict[str, int]:
+        target = round(self._share * count)
+        if self._share and not target:
+            target = 1 if count > 1 else 0
+        return {"train": count - target, "validation": target}
 
     def preview(self, strategy: str) -> Asked:
         """The first call as it would be made with a strategy; nothing is sent and nothing changes."""
@@ -100,22 +109,18 @@ class Expansion(Making[Asked, _Side]):
             side.pool.accepted.append(Example.of(values["task_id"], values, text_of(values), seeds))
 
 
-def _split(seeds: Sequence[Example], recipe: Recipe, result: Expanded) -> dict[str, _Side]:
+def _split(
+    seeds: Sequence[Example], seed: int, share: float, targets: Mapping[str, int], result: Expanded
+) -> dict[str, _Side]:
     """The seeds of each side, by a hash of what they are; a side without rows to make is left out."""
-    share = recipe.validation
-    if share is None:
-        share = 0.1 if len(seeds) >= SMALL else 0.0
-    target = round(share * recipe.count)
-    if share and not target:
-        target = 1 if recipe.count > 1 else 0
-    apart = min(max(1, round(share * len(seeds))), len(seeds) - 1) if target else 0
-    order = sorted(seeds, key=lambda one: hashlib.blake2b(f"{recipe.seed}:{one.id}".encode()).digest())
+    apart = min(max(1, round(share * len(seeds))), len(seeds) - 1) if targets["validation"] else 0
+    order = sorted(seeds, key=lambda one: hashlib.blake2b(f"{seed}:{one.id}".encode()).digest())
     kept = {one.id for one in order[:apart]}
     train = _Side(
-        name="train", target=recipe.count - target, rows=result.train, pool=Pool([s for s in seeds if s.id not in kept])
+        name="train", target=targets["train"], rows=result.train, pool=Pool([s for s in seeds if s.id not in kept])
     )
     sides = {"train": train}
-    if target:
+    if targets["validation"]:
         pool = Pool([s for s in seeds if s.id in kept])
-        sides["validation"] = _Side(name="validation", target=target, rows=result.validation, pool=pool)
+        sides["validation"] = _Side(name="validation", target=targets["validation"], rows=result.validation, pool=pool)
     return sides

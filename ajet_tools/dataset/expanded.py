@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from ajet_sdk.errors import AjetError
 from ajet_tools.dataset.forms import Diversity, diversity_of
 
-__all__ = ["Asked", "Expanded", "Found", "Fruitless", "Interrupted", "Refused"]
+__all__ = ["Asked", "Expanded", "Found", "Fruitless", "Interrupted", "Pace", "Refused", "Side", "count_for"]
 
 
 class Fruitless(AjetError, RuntimeError):
@@ -84,3 +84,46 @@ class Expanded:
     @property
     def refused(self) -> Counter[str]:
         return Counter(one.reason for one in self.rejected)
+
+
+class Pace(Protocol):
+    """What a recipe says of the calls, whatever is asked in them."""
+
+    @property
+    def window(self) -> int: ...
+    @property
+    def per_call(self) -> int: ...
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def max_tokens(self) -> int: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def similarity(self) -> float: ...
+    @property
+    def max_same_form(self) -> int | None: ...
+
+
+@dataclass(kw_only=True)
+class Side:
+    """One side of the split: how many rows it is to have (None: as many as there are), and those it has."""
+
+    name: str
+    target: int | None
+    rows: list[dict[str, Any]]
+    spare: list[tuple[Asked, Found, Mapping[str, Any]]] = field(default_factory=list)
+    """Sound rows beyond the target, each with its provenance."""
+    under_way: dict[int, int] = field(default_factory=dict)
+    """Rows asked for in each call under way."""
+
+    def lacks(self, each: float) -> float:
+        """Rows still to be asked for, where of each one asked for `each` is accepted."""
+        wanted = float("inf") if self.target is None else self.target
+        return wanted - len(self.rows) - each * sum(self.under_way.values())
+
+
+def count_for(side: Side, each: float, most: int) -> int:
+    """How many rows to ask for in a call."""
+    lacking = side.lacks(each)
+    return most if side.target is None else max(1, min(most, round(lacking / each)))

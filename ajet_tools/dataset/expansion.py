@@ -119,20 +119,38 @@ class Directory:
         if there is not None and not resume:
             raise ConfigError(f"{there} is there already: go on with --resume, or name another directory with --out")
 
+    def counts(self, wanted: int | None) -> list[int]:
+        """How many rows the run was asked for each time that it was gone on with, the last being `wanted`.
+
+        Raises ConfigError where those are fewer than there are to be.
+        """
+        begun = self.begun() or {}
+        before = begun.get("counts") or [begun.get("recipe", {}).get("count")]
+        if wanted is None or before[-1] is None:
+            return [] if wanted is None else [wanted]
+        if wanted < before[-1]:
+            raise ConfigError(
+                f"--resume goes on with a run of {before[-1]:,} rows in {self.path}, and -n {wanted:,} is fewer: ask "
+                "for more, or name another directory with --out"
+            )
+        return before if wanted == before[-1] else [*before, wanted]
+
     def begin(self, facts: Mapping[str, Any]) -> None:
         """Note what decides the rows; on a resume, see that it is the same. Raises ConfigError that names what is not.
 
-        The replies that are kept would not fit to other prompts, and calls be paid for again.
+        The replies that are kept would not fit to other prompts, and calls be paid for again. Only `counts` may have
+        become longer: more rows are made after those that there are.
         """
         before = self.begun()
         facts = json.loads(json.dumps(facts))
         if before is not None:
-            changed = _changed(before, facts)
+            changed = _changed(_but_for_counts(before, facts), _but_for_counts(facts, before))
             if changed:
                 raise ConfigError(
                     f"--resume goes on with what was begun in {self.path}, and this differs: {'; '.join(changed)}. "
                     "Give the same options, or name another directory with --out"
                 )
+        if before == facts:
             return
         draft = self._own / f".run.json.{os.getpid()}"
         try:
@@ -192,6 +210,14 @@ def digest_of(rows: Sequence[Row]) -> str:
     """What the seeds are, to know them again."""
     text = json.dumps([row.values for row in rows], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
+
+
+def _but_for_counts(facts: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """What must not differ between the two; how many rows were asked for may, where that was said both times."""
+    recipe, same = dict(facts.get("recipe", {})), {name: value for name, value in facts.items() if name != "counts"}
+    if recipe.get("count") is not None and other.get("recipe", {}).get("count") is not None:
+        del recipe["count"]
+    return {**same, "recipe": recipe}
 
 
 def _changed(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> list[str]:

@@ -14,8 +14,8 @@ from ajet_tools.dataset.corpus import Corpus
 from ajet_tools.dataset.docs_recipe import DocsRecipe
 from ajet_tools.dataset.drawing import Example, Pool
 from ajet_tools.dataset.endpoint import Endpoint
-from ajet_tools.dataset.expanded import Expanded, Found, Fruitless, Refused
-from ajet_tools.dataset.making import Making, Side, count_for
+from ajet_tools.dataset.expanded import Expanded, Found, Fruitless, Refused, Side, count_for
+from ajet_tools.dataset.making import Making
 from ajet_tools.dataset.questions import DocsAsked, ask_about, found_in, open_book
 from ajet_tools.dataset.seeds import as_example
 from ajet_tools.dataset.shape import RowShape
@@ -62,6 +62,7 @@ class FromDocs(Making[DocsAsked, _Side]):
         verifier: Verifier | None = None,
         leaks: Leaks | None = None,
         meanings: Meanings | None = None,
+        counts: Sequence[int] = (),
     ) -> None:
         if not any(one.chunks for one in corpus.held):
             raise TaskError("there is no document that can be read, so there is nothing to ask about")
@@ -76,10 +77,18 @@ class FromDocs(Making[DocsAsked, _Side]):
         self.corpus, self.recipe = corpus, recipe
         self.shape = RowShape.infer(seeds, free_language=bool(recipe.languages)) if seeds else None
         examples = [as_example(row) for row in seeds]
-        super().__init__(recipe, endpoint, examples, verifier=verifier, leaks=leaks, meanings=meanings)
-        self._sides = {side.name: side for side in _sides(corpus, recipe, examples, self.result)}
+        super().__init__(recipe, endpoint, examples, verifier=verifier, leaks=leaks, meanings=meanings, counts=counts)
+        first = next(iter(counts), recipe.count)
+        targets = self._targets(first) if first is not None else {}
+        self._sides = {side.name: side for side in _sides(corpus, recipe, examples, targets, self.result)}
         self._before: dict[_Place, list[str]] = {}
         """The questions that a chunk has had."""
+
+    def _targets(self, count: int) -> dict[str, int]:
+        share = self.corpus.share("validation")
+        wanted = self.recipe.validation if self.recipe.validation is not None else share
+        target = min(max(1, round(wanted * count)), count - 1) if share else 0
+        return {"train": count - target, "validation": target}
 
     @property
     def chunks(self) -> list[Chunk]:
@@ -153,28 +162,33 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _sides(corpus: Corpus, recipe: DocsRecipe, seeds: Sequence[Example], result: Expanded) -> list[_Side]:
+def _sides(
+    corpus: Corpus, recipe: DocsRecipe, seeds: Sequence[Example], targets: Mapping[str, int], result: Expanded
+) -> list[_Side]:
     """Both sides, or one: chunks by the document's side, seeds by a hash, so that no example stands on both."""
     share = corpus.share("validation")
     apart = min(max(1, round(share * len(seeds))), len(seeds) - 1) if share and len(seeds) > 1 else 0
     order = sorted(seeds, key=lambda one: hashlib.blake2b(f"{recipe.seed}:{one.id}".encode()).digest())
     kept = {one.id for one in order[:apart]}
-    target = None
-    if recipe.count is not None:
-        wanted = recipe.validation if recipe.validation is not None else share
-        target = min(max(1, round(wanted * recipe.count)), recipe.count - 1) if share else 0
     pools = [Pool([s for s in seeds if (s.id in kept) == held]) if seeds else None for held in (False, True)]
-    train = None if recipe.count is None or target is None else recipe.count - target
     sides = [
         _Side(
             name="train",
-            target=train,
+            target=targets.get("train"),
             rows=result.train,
             chunks=corpus.chunks("train", recipe.seed),
             pool=pools[0],
         )
     ]
-    if share and target != 0:
+    if share and targets.get("validation") != 0:
         validation = corpus.chunks("validation", recipe.seed)
-        sides.append(_Side(name="validation", target=target, rows=result.validation, chunks=validation, pool=pools[1]))
+        sides.append(
+            _Side(
+                name="validation",
+                target=targets.get("validation"),
+                rows=result.validation,
+                chunks=validation,
+                pool=pools[1],
+            )
+        )
     return sides

@@ -66,7 +66,7 @@ def grow(
     if begun is not None:
         recipe = dataclasses.replace(recipe, window=begun["recipe"]["window"])
     verifier = open_verifier(verify, seed=recipe.seed, unfenced=unfenced) if verify != "none" else None
-    facts = {
+    facts: dict[str, Any] = {
         "recipe": recipe.as_json(),
         "seeds": digest_of(seeds),
         "endpoint": endpoint.base_url,
@@ -77,8 +77,9 @@ def grow(
     }
     leaks = leaks_of(evals) if evals else None
     told: list[Callable[[Expanded], None]] = []
+    facts["counts"] = counts = directory.counts(recipe.count)
     expansion = Expansion(
-        seeds, recipe, endpoint, verifier=verifier, leaks=leaks, meanings=meanings,
+        seeds, recipe, endpoint, verifier=verifier, leaks=leaks, meanings=meanings, counts=counts,
         on_change=lambda result: _tell(told, result),
     )  # fmt: skip
     if confirm is not None:

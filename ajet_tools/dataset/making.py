@@ -16,12 +16,12 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from ajet_sdk.errors import AjetError, ContextOverflow
 from ajet_tools.dataset.drawing import Example
 from ajet_tools.dataset.endpoint import Endpoint, EndpointError
-from ajet_tools.dataset.expanded import Asked, Expanded, Found, Fruitless, Interrupted, Refused
+from ajet_tools.dataset.expanded import Asked, Expanded, Found, Fruitless, Interrupted, Pace, Refused, Side
 from ajet_tools.dataset.forms import form_of, given_away
 from ajet_tools.dataset.similar import Near
 from ajet_tools.dataset.tables import text_of
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from ajet_tools.dataset.meanings import Meanings
     from ajet_tools.dataset.verify import Verdict, Verifier
 
-__all__ = ["FAILED", "FRUITLESS", "PROBE", "Making", "Pace", "Side", "count_for", "to_the_end"]
+__all__ = ["FAILED", "FRUITLESS", "PROBE", "Making", "to_the_end"]
 
 log = logging.getLogger("ajet.dataset")
 
@@ -47,47 +47,6 @@ _EARLY = 100
 """Accepted rows after which it is said that they are alike."""
 GRACE = 30.0
 """Seconds that calls under way have to come back when a run stops: they are paid for."""
-
-
-class Pace(Protocol):
-    """What a recipe says of the calls, whatever is asked in them."""
-
-    @property
-    def window(self) -> int: ...
-    @property
-    def per_call(self) -> int: ...
-    @property
-    def temperature(self) -> float: ...
-    @property
-    def max_tokens(self) -> int: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def similarity(self) -> float: ...
-    @property
-    def max_same_form(self) -> int | None: ...
-
-
-@dataclass(kw_only=True)
-class Side:
-    """One side of the split: how many rows it is to have (None: as many as there are), and those it has."""
-
-    name: str
-    target: int | None
-    rows: list[dict[str, Any]]
-    under_way: dict[int, int] = field(default_factory=dict)
-    """Rows asked for in each call under way."""
-
-    def lacks(self, each: float) -> float:
-        """Rows still to be asked for, where of each one asked for `each` is accepted."""
-        wanted = float("inf") if self.target is None else self.target
-        return wanted - len(self.rows) - each * sum(self.under_way.values())
-
-
-def count_for(side: Side, each: float, most: int) -> int:
-    """How many rows to ask for in a call."""
-    lacking = side.lacks(each)
-    return most if side.target is None else max(1, min(most, round(lacking / each)))
 
 
 @dataclass
@@ -120,8 +79,10 @@ class Making(ABC, Generic[A, S]):
         verifier: Verifier | None = None,
         leaks: Leaks | None = None,
         meanings: Meanings | None = None,
+        counts: Sequence[int] = (),
         on_change: Callable[[Expanded], None] | None = None,
     ) -> None:
+        """`counts` is how many rows were asked for at first, and each time that more were; one number, mostly."""
         self.endpoint = endpoint
         self.result = Expanded()
         self.stop = asyncio.Event()
@@ -129,6 +90,7 @@ class Making(ABC, Generic[A, S]):
         self.on_change = on_change
         """Called after each call that was taken in."""
         self._pace, self._verifier, self._leaks, self._meanings = pace, verifier, leaks, meanings
+        self._more = list(counts[1:])
         self._sides: dict[str, S] = {}
         self._near = Near(pace.similarity, pace.seed)
         self._forms: Counter[str] = Counter()
@@ -156,6 +118,10 @@ class Making(ABC, Generic[A, S]):
     def _found(self, asked: A, reply: str) -> tuple[Sequence[Found], list[Refused]]:
         """The rows of a reply that hold by themselves, and those that do not."""
 
+    @abstractmethod
+    def _targets(self, count: int) -> Mapping[str, int]:
+        """How many rows each side is to have, of so many in all."""
+
     def _for_verifier(self, asked: A, found: Found, verifier: Verifier) -> Mapping[str, Any]:
         """The row as a verifier sees it."""
         return found.values
@@ -177,6 +143,9 @@ class Making(ABC, Generic[A, S]):
             while self.result.stopped is None:
                 self._dispatch(number)
                 if number not in self._calls:
+                    if self._more:
+                        self._ask_for(self._more.pop(0))
+                        continue
                     break
                 asked, task = self._calls[number]
                 await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -195,6 +164,17 @@ class Making(ABC, Generic[A, S]):
                 task.cancel()
             await asyncio.gather(*left, return_exceptions=True)
         return self.result
+
+    def _ask_for(self, count: int) -> None:
+        """There are as many rows as were asked for, and are to be more: sound rows that were left over come first."""
+        targets = self._targets(count)
+        for name, side in self._sides.items():
+            side.target = targets[name] if len(self._sides) > 1 else count
+            while side.spare and len(side.rows) < side.target:
+                asked, found, provenance = side.spare.pop(0)
+                self.result.surplus -= 1
+                side.rows.append({**found.values, "provenance": dict(provenance)})
+                self._decided(cast(A, asked), side, found, True)
 
     async def _learn_seeds(self) -> None:
         """What the seeds mean, before the first row is paid for."""
@@ -350,6 +330,7 @@ class Making(ABC, Generic[A, S]):
             self.result.rejected.append(Refused(verdict.reason, _short(verdict.details), found.values, provenance))
         elif side.target is not None and len(side.rows) >= side.target:
             self.result.surplus += 1
+            side.spare.append((asked, found, provenance))
         else:
             side.rows.append({**found.values, "provenance": provenance})
             accepted = True

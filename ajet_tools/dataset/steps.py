@@ -43,13 +43,13 @@ class Kind:
     """It may ask a model, of which the environment says something too."""
     prompts: tuple[str, ...] = ()
     """Directories of prompts that it uses."""
-    fixed: tuple[str, ...] = ()
-    """Options that a build always gives."""
+    confirms: bool = False
+    """It says what it may take, and asks before the first call."""
 
 
 KINDS: Mapping[str, Kind] = {
-    "expand": Kind("seeds", whole=True, taught=True, asks=True, prompts=("expand", "verify"), fixed=("--yes",)),
-    "from-docs": Kind("paths", whole=True, taught=True, asks=True, prompts=("from-docs", "verify"), fixed=("--yes",)),
+    "expand": Kind("seeds", whole=True, taught=True, asks=True, prompts=("expand", "verify"), confirms=True),
+    "from-docs": Kind("paths", whole=True, taught=True, asks=True, prompts=("from-docs", "verify"), confirms=True),
     "from-traces": Kind("paths", taught=True, asks=True, prompts=("from-traces",)),
     "filter": Kind(argument="where"),
     "dedup": Kind(),
@@ -80,6 +80,13 @@ class Step:
     """Of a mix: the weight of each input."""
     write: str = "jsonl"
     """One of WRITES; `directory` is the Hugging Face layout. Where the recipe does not say, tables stay tables."""
+
+    @property
+    def spends(self) -> bool:
+        """It asks a model, which may cost money: no function of the user's, and of traces only a rubric's grader."""
+        if self.parameters.get("scripted") is not None or not KINDS[self.kind].asks:
+            return False
+        return self.kind != "from-traces" or self.parameters.get("rubric") is not None
 
 
 @dataclass(frozen=True)

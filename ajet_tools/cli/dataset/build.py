@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,7 +15,7 @@ from ajet_tools.cli.dataset.options import AsJson, counted, print_json
 
 if TYPE_CHECKING:
     from ajet_tools.dataset.build import Built, Work
-    from ajet_tools.dataset.steps import BuildRecipe
+    from ajet_tools.dataset.steps import BuildRecipe, Step
 
 __all__ = ["app"]
 
@@ -33,6 +34,7 @@ def build(
     unfenced: Annotated[
         bool, typer.Option("--unfenced", help="verify: code runs programs of a model with your own rights.")
     ] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before a step that asks a model.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Make a dataset by a recipe of steps, and again when something of it changed: only the steps that have to run.
@@ -43,7 +45,8 @@ def build(
     recipe.
 
     A step runs again when the content of what it reads, its options, a prompt, the model's name or the toolkit's code
-    changed. One that failed or was stopped goes on from what it has; replies of a model are paid for once.
+    changed. One that failed or was stopped goes on from what it has; replies of a model are paid for once. Before a
+    step that asks a model it says what that may take, and asks (--yes does not).
 
     \b
     ajet dataset build recipe.yaml
@@ -71,11 +74,30 @@ def build(
     if dry_run:
         _show(Build(wanted).plan(), as_json)
         return
-    built = Build(wanted, told=lambda line: echo(line, err=True), unfenced=unfenced).run()
+    if not yes:
+        _check_somebody_is_there(Build(wanted).plan())
+    built = Build(
+        wanted, told=lambda line: echo(line, err=True), unfenced=unfenced, agree=None if yes else _agree
+    ).run()
     if as_json:
         print_json({**vars(built), "files": [str(file) for file in built.files]})
     else:
         _tell(built)
+
+
+def _check_somebody_is_there(plan: list[Work]) -> None:
+    """Raises ConfigError where a step may spend money and nobody can be asked, before the first one runs."""
+    spending = [work.step.name for work in plan if work.why and work.step.spends]
+    if spending and not (sys.stdin.isatty() and sys.stderr.isatty()):
+        steps = f"step {spending[0]} asks" if len(spending) == 1 else f"steps {', '.join(spending)} ask"
+        raise ConfigError(f"{steps} a model, and nobody is there to ask whether to go on: --yes goes on without asking")
+
+
+def _agree(step: Step) -> None:
+    attempts = f"{step.parameters.get('k', 8)} times for each row" if step.kind == "calibrate" else "for each episode"
+    echo(f"Step {step.name} asks a model, {attempts}.", err=True)
+    if not typer.confirm("Go on?", err=True):
+        raise typer.Exit(1)
 
 
 def _show(plan: list[Work], as_json: bool) -> None:

@@ -138,28 +138,33 @@ def confirm(taken: Estimate, writing: Writing, *, ask: bool, quiet: bool, before
 
 @contextmanager
 def progress(making: Making[Any, Any], rows: int | None, calls: int = 0) -> Iterator[Callable[[Expanded], None]]:
-    """On a terminal: rows of those wanted (else calls of all), time left, refused by reason, calls and money."""
+    """On a terminal: rows of those wanted (else calls of all), time left; below, calls and money, refused by reason."""
     if not sys.stderr.isatty():
         yield lambda result: None
         return
+    from rich.console import RenderableType
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.text import Text
 
-    columns = (
-        TextColumn("Accepted" if rows else "Parts asked"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.description}"),
-    )
-    with Progress(*columns, console=output.console(stderr=True), transient=True) as shown:
-        bar = shown.add_task("", total=rows or calls)
+    class Shown(Progress):
+        """The bar, and under it what would take its place in a line of its own."""
+
+        def get_renderables(self) -> Iterable[RenderableType]:
+            yield from super().get_renderables()
+            for task in self.tasks:
+                yield Text(task.fields["details"], no_wrap=True, overflow="ellipsis")
+
+    title = TextColumn("Accepted" if rows else "Parts asked")
+    columns = (title, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Shown(*columns, console=output.console(stderr=True), transient=True) as shown:
+        bar = shown.add_task("", total=rows or calls, details="")
 
         def tell(result: Expanded) -> None:
             refused = ", ".join(f"{count} {reason}" for reason, count in result.refused.most_common(3))
-            waiting = f" · {making.endpoint.waiting} held back by 429" if making.endpoint.waiting else ""
+            waiting = f"{making.endpoint.waiting} held back by 429 · " if making.endpoint.waiting else ""
             accepted = "" if rows else f"{result.accepted:,} accepted, "
-            description = f"{accepted}refused: {refused or 'none'} · {making.endpoint.budget.summary()}{waiting}"
-            shown.update(bar, completed=result.accepted if rows else result.calls, description=description)
+            details = f"{waiting}{making.endpoint.budget.summary()} · {accepted}refused: {refused or 'none'}"
+            shown.update(bar, completed=result.accepted if rows else result.calls, details=details)
 
         yield tell
 

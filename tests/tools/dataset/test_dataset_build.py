@@ -23,6 +23,7 @@ from ajet_sdk.types import Episode, Run, Task
 from ajet_tools.cli.app import app
 from ajet_tools.dataset.build import Build, Built, StepFailed
 from ajet_tools.dataset.steps import BuildRecipe, read_recipe
+from tests.tools.dataset.terminal import at_a_terminal
 
 ROWS = [{"question": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in range(1, 9)]
 EXPAND = {
@@ -167,7 +168,7 @@ def test_a_step_that_fails_keeps_what_is_done_and_goes_on(tmp_path: Path, model_
     lines(tmp_path / "seeds.jsonl", ROWS[:3])
     steps = ({"expand": {**EXPAND, "concurrency": 1}}, {"export": {"format": "messages"}})
     wanted = recipe(tmp_path, *steps, base_url=server.url, model="teacher")
-    said = CliRunner().invoke(app, ["dataset", "build", str(tmp_path / "recipe.yaml")])
+    said = CliRunner().invoke(app, ["dataset", "build", str(tmp_path / "recipe.yaml"), "--yes"])
     assert said.exit_code == 1
     assert isinstance(said.exception, StepFailed | SystemExit)
     with pytest.raises(
@@ -181,6 +182,41 @@ def test_a_step_that_fails_keeps_what_is_done_and_goes_on(tmp_path: Path, model_
     assert len(server.requests) == before + 1, "two replies were kept, the third was still to be had"
 
 
+def test_nothing_is_spent_unasked(tmp_path: Path, model_server: Callable[..., Any]) -> None:
+    server = model_server(answers)
+    lines(tmp_path / "seeds.jsonl", ROWS[:3])
+    steps = ({"filter": "answer!=2", "from": "seeds.jsonl"}, {"expand": {**EXPAND, "seeds": "seeds.jsonl"}})
+    recipe(tmp_path, *steps, base_url=server.url, model="teacher")
+    said = CliRunner().invoke(app, ["dataset", "build", str(tmp_path / "recipe.yaml")])
+    assert said.exit_code == 2 and not (tmp_path / "data").exists()
+    assert "step expand asks a model, and nobody is there to ask whether to go on: --yes" in " ".join(
+        said.output.split()
+    )
+    command = [sys.executable, "-m", "ajet", "dataset", "build", str(tmp_path / "recipe.yaml")]
+    code, shown = at_a_terminal(command, "n\n")
+    assert code == 1 and server.requests == []
+    assert "calls for rows" in shown and "Go on?" in shown
+    code, shown = at_a_terminal(command, "y\n")
+    assert code == 0 and server.requests and (tmp_path / "data/train.jsonl").exists()
+    made = len(server.requests)
+    assert subprocess.run(command, stdin=subprocess.DEVNULL).returncode == 0, "nothing has to run, so nothing is asked"
+    assert len(server.requests) == made
+
+
+def test_steps_that_do_not_say_themselves_what_they_take_are_asked_for(
+    tmp_path: Path, model_server: Callable[..., Any]
+) -> None:
+    server = model_server(answers)
+    lines(tmp_path / "rows.jsonl", ROWS[:3])
+    asked = {"calibrate": {"workflow": "agent.py:solve", "k": 3, "base_url": server.url, "model": "m"}}
+    recipe(tmp_path, {**asked, "from": "rows.jsonl"})
+    code, shown = at_a_terminal(
+        [sys.executable, "-m", "ajet", "dataset", "build", str(tmp_path / "recipe.yaml")], "n\n"
+    )
+    assert code == 1 and "Step calibrate asks a model, 3 times for each row." in shown
+    assert server.requests == []
+
+
 def test_ctrl_c_stops_the_step_and_the_build_and_the_next_one_goes_on(
     tmp_path: Path, model_server: Callable[..., Any]
 ) -> None:
@@ -188,7 +224,7 @@ def test_ctrl_c_stops_the_step_and_the_build_and_the_next_one_goes_on(
     lines(tmp_path / "seeds.jsonl", ROWS[:3])
     steps = {"expand": {**EXPAND, "count": 12, "concurrency": 1}}
     wanted = recipe(tmp_path, steps, base_url=server.url, model="teacher")
-    command = [sys.executable, "-m", "ajet", "dataset", "build", str(tmp_path / "recipe.yaml")]
+    command = [sys.executable, "-m", "ajet", "dataset", "build", str(tmp_path / "recipe.yaml"), "--yes"]
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while len(server.requests) < 3:
         time.sleep(0.05)

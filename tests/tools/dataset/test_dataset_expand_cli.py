@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.waiting import until
+from tests.tools.dataset.terminal import at_a_terminal
 
 ROWS = [
     {"main_query": f"What is {i} times {i + 3}?", "metadata": {"answer": str(i * (i + 3)), "unit": "none"}}
@@ -253,3 +254,68 @@ def test_what_is_missing_is_asked_for(place: Place) -> None:
     ):
         done = place.run("seeds.jsonl", *arguments)
         assert done.returncode == 2 and message in done.stderr, (arguments, done.stderr)
+
+
+def test_a_resume_may_ask_for_more_rows_and_makes_only_those(place: Place, model_server) -> None:
+    server = model_server(sums)
+    run = ("seeds.jsonl", "--out", "data", "--validation", "0.2", *at(server))
+    assert place.run(*run, "-n", "20").returncode == 0
+    before, asked = {side: place.rows(f"data/{side}.jsonl") for side in ("train", "validation")}, len(server.requests)
+    more = place.run(*run, "-n", "35", "--resume")
+    assert more.returncode == 0, more.stderr
+    assert "35 rows accepted: 28 train, 7 validation" in more.stdout
+    for side, rows in before.items():
+        assert place.rows(f"data/{side}.jsonl")[: len(rows)] == rows
+    bodies = [json.dumps(body, sort_keys=True) for body in server.requests]
+    assert len(bodies) > asked and len(set(bodies)) == len(bodies), "no call is paid for twice"
+    after = place.bytes_of("data")
+    again = place.run(*run, "-n", "35", "--resume")
+    assert again.returncode == 0 and len(server.requests) == len(bodies)
+    assert place.bytes_of("data") == after
+    fewer = place.run(*run, "-n", "20", "--resume")
+    assert fewer.returncode == 2 and "a run of 35 rows in data, and -n 20 is fewer" in " ".join(fewer.stderr.split())
+    assert place.bytes_of("data") == after
+
+
+def test_a_run_that_was_stopped_may_go_on_to_more_rows(place: Place, model_server) -> None:
+    server = model_server(sums)
+    run = ("seeds.jsonl", "--out", "data", *at(server))
+    assert place.run(*run, "-n", "40", "--max-calls", "3").returncode == 1
+    more = place.run(*run, "-n", "60", "--resume")
+    assert more.returncode == 0, more.stderr
+    assert "60 rows accepted" in more.stdout
+    bodies = [json.dumps(body, sort_keys=True) for body in server.requests]
+    assert len(set(bodies)) == len(bodies)
+
+
+@pytest.mark.parametrize("columns", [60, 80, 120, 200])
+def test_the_bar_stays_where_refusals_are_listed(place: Place, columns: int) -> None:
+    reply = '[{"main_query": "What is 1 plus 1?"}, {"main_query": 7, "metadata": {"answer": "7", "unit": "none"}}, 5]'
+    (place.path / "same.py").write_text(f"def reply(ask):\n    return {reply!r}\n")
+    command = [sys.executable, "-m", "ajet", "dataset", "expand", "seeds.jsonl", "-n", "500", "--out", "data"]
+    environment = {"PYTHONPATH": str(Path.cwd())}
+    code, shown = at_a_terminal(
+        [*command, "--scripted", "same.py:reply", "--verify", "none"], columns=columns, cwd=place.path,
+        environment=environment,
+    )  # fmt: skip
+    assert code == 1
+    lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).strip() for line in re.split(r"[\r\n]+", shown)]
+    listed = [number for number, line in enumerate(lines) if "calls" in line and "refused:" in line]
+    assert listed, shown
+    for number in listed:
+        assert lines[number - 1].startswith("Accepted ") and "━" * 10 in lines[number - 1]
+        assert "0/500" in lines[number - 1] and len(lines[number]) <= columns
+
+
+def test_too_many_requests_are_told_without_a_terminal(place: Place, model_server) -> None:
+    def busy(body: dict[str, Any], number: int) -> Any:
+        if number < 6:
+            return model_server.refusal(429, "slow down", headers={"retry-after": "0.1"})
+        return sums(body)
+
+    server = model_server(busy)
+    done = place.run("seeds.jsonl", "-n", "10", "--out", "data", *at(server))
+    assert done.returncode == 0, done.stderr
+    said = " ".join(done.stderr.split())
+    assert said.count("answers 429, too many requests (1 so far); the next one is sent in") == 1
+    assert "--concurrency" in said and "secret-key" not in said
