@@ -67,7 +67,9 @@ def _is_beyond_json(type_: Any) -> bool:
     types = pa.types
     if types.is_dictionary(type_):
         return _is_beyond_json(type_.value_type)
-    if types.is_struct(type_) or types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
+    if types.is_list(type_) or types.is_large_list(type_) or types.is_fixed_size_list(type_):
+        return _is_beyond_json(type_.value_type)
+    if types.is_struct(type_):
         return any(_is_beyond_json(type_.field(i).type) for i in range(type_.num_fields))
     known = (types.is_string, types.is_large_string, types.is_integer, types.is_floating, types.is_boolean,
              types.is_null)  # fmt: skip

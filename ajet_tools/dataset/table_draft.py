@@ -116,8 +116,6 @@ class TableDraft:
 
     def _flush(self) -> None:
         """The batches of this chunk to disk, as one of each table."""
-        import pyarrow as pa
-
         by_table: dict[int, list[Any]] = {}
         starts = []
         for taken in self._taken:
@@ -127,7 +125,7 @@ class TableDraft:
             starts.append([table, sum(one.num_rows for one in before)])
             before.append(rows)
         for table, batches in by_table.items():
-            self._streams[table].write_batch(batches[0] if len(batches) == 1 else pa.concat_batches(batches))
+            self._streams[table].write_batch(_joined(batches))
         self._lines.write(_ENCODE(starts).encode() + b"\n")
         self._chunks.append((self._rows, dict.fromkeys(by_table), self._size))
         self._taken, self._open, self._rows, self._size = [], {}, 0, 0
@@ -160,6 +158,15 @@ class TableDraft:
                         table, start = starts[line[0]]
                         line[:2] = table, start + line[1]
                 yield Chunk(lines, {table: streams[table].read_next_batch() for table in tables}, size)
+
+
+def _joined(batches: list[Any]) -> Any:
+    import pyarrow as pa
+
+    if len(batches) == 1:
+        return batches[0]
+    columns = [pa.concat_arrays([one.column(i) for one in batches]) for i in range(batches[0].num_columns)]
+    return pa.RecordBatch.from_arrays(columns, schema=batches[0].schema)
 
 
 def change(values: Mapping[str, Any], before: Mapping[str, Any]) -> list[Any]:
