@@ -17,7 +17,7 @@ from typing import Any
 
 from ajet_sdk.errors import MissingExtra, TaskError
 from ajet_tools.dataset import pictures
-from ajet_tools.dataset.forms import Diversity, Forms
+from ajet_tools.dataset.forms import LEAST, Diversity, Forms
 from ajet_tools.dataset.tables import text_of
 from ajet_tools.dataset.topics import Topics, map_topics
 from ajet_tools.dataset.verdict import answer_of
@@ -123,18 +123,19 @@ def write_card(
     where the directory cannot be written.
     """
     seen = _Seen()
-    for split, part in (rows if isinstance(rows, Mapping) else {"train": rows}).items():
-        for values in part:
-            seen.add(split, values)
-    topics = map_topics([text for text, _ in seen.sampled()])
-    try:
-        path = _place(directory)
-        drawn, missing = _draw(directory / FOLDER, seen, facts, topics)
-        text = "\n".join(_card(seen, facts, topics, drawn, missing)).rstrip() + "\n"
-        _whole(path, text.encode("utf-8", "replace"))
-    except OSError as error:
-        raise TaskError(f"cannot write the card in {directory}: {error.strerror or error}") from error
-    return path
+    with seen.forms:
+        for split, part in (rows if isinstance(rows, Mapping) else {"train": rows}).items():
+            for values in part:
+                seen.add(split, values)
+        topics = map_topics([text for text, _ in seen.sampled()])
+        try:
+            path = _place(directory)
+            drawn, missing = _draw(directory / FOLDER, seen, facts, topics)
+            text = "\n".join(_card(seen, facts, topics, drawn, missing)).rstrip() + "\n"
+            _whole(path, text.encode("utf-8", "replace"))
+        except OSError as error:
+            raise TaskError(f"cannot write the card in {directory}: {error.strerror or error}") from error
+        return path
 
 
 def _place(directory: Path) -> Path:
@@ -193,7 +194,8 @@ def _card(seen: _Seen, facts: Facts, topics: Topics | None, drawn: set[str], mis
     yield from _counts(seen, facts)
     yield from _table("Refused", ("reason", "rows"), [(r, f"{n:,}") for r, n in _ranked(facts.refused)])
     yield from _lengths(seen, drawn)
-    yield from _similarity(seen.forms.diversity(), facts, drawn)
+    yield from _forms(seen.forms.diversity())
+    yield from _similarity(facts, drawn)
     yield from _difficulty(seen, drawn)
     yield from _topics(seen, topics, drawn)
     if missing:
@@ -240,18 +242,22 @@ def _quantiles(values: array[int]) -> list[str]:
     return [f"{ordered[min(len(ordered) - 1, len(ordered) * share // 100)]:,}" for share in _QUANTILES]
 
 
-def _similarity(found: Diversity, facts: Facts, drawn: set[str]) -> Iterator[str]:
-    if not found.rows:
+def _forms(found: Diversity) -> Iterator[str]:
+    if found.rows < LEAST:
         return
-    yield from ("## Similarity", "")
     forms = "1 form" if found.forms == 1 else f"{found.forms:,} forms"
+    yield from ("## Forms", "")
     yield from (f"Without their numbers and names the questions of {found.rows:,} rows have {forms}.", "")
     if found.is_low:
         yield from (f"> {_plain(found.as_text())}", "")
+
+
+def _similarity(facts: Facts, drawn: set[str]) -> Iterator[str]:
     if not facts.similarities:
         return
     ordered = sorted(facts.similarities)
     close = sum(value >= 0.8 for value in ordered) / len(ordered)
+    yield from ("## Similarity", "")
     middle = f"To the nearest row that was there before it: median {ordered[len(ordered) // 2]:.2f}"
     yield from (f"{middle}; {close:.1%} of {len(ordered):,} rows are at 0.8 or more.", "")
     yield from _picture("similarity", "Similarity to the nearest earlier row", drawn)

@@ -17,7 +17,7 @@ from ajet_tools.dataset.language import language_of
 from ajet_tools.dataset.shape import ANSWERS
 from ajet_tools.dataset.tables import text_of
 
-__all__ = ["Diversity", "Forms", "diversity_of", "form_of", "given_away"]
+__all__ = ["LEAST", "Diversity", "Forms", "diversity_of", "form_of", "given_away"]
 
 _NUMBER = re.compile(
     r"(?<![\w)])-?\d+(?:[.,:/]\d+)*|\d+(?:[.,:/]\d+)*|\b(?:two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|"

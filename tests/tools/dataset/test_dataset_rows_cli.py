@@ -149,7 +149,7 @@ def test_export_counts_what_has_not_what_a_form_needs(tasks: Path, tmp_path: Pat
 
 def test_stats_are_printed_drawn_and_json(tasks: Path, tmp_path: Path) -> None:
     out = ajet("stats", tasks, "--by", "metadata.level", "--out", tmp_path / "pictures").stdout
-    assert "30 rows, 30 distinct, 0 duplicates, 30 with an answer" in out
+    assert "30 rows, 30 distinct, 0 duplicates, 4 forms, 30 with an answer" in out
     for title in ("lengths", "languages", "characters by metadata.level", "fields"):
         assert f"\n{title}\n" in out
     assert sorted(p.name for p in (tmp_path / "pictures").iterdir()) == ["lengths.png", "shares.png", "stats.json"]
