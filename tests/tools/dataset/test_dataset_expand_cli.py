@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from tests.waiting import until
 from tests.tools.dataset.terminal import at_a_terminal
+from tests.waiting import until
 
 ROWS = [
     {"main_query": f"What is {i} times {i + 3}?", "metadata": {"answer": str(i * (i + 3)), "unit": "none"}}
