@@ -164,6 +164,11 @@ class Tokenizer(Protocol):
 class TraceReader(Protocol):
     """Queries a trace, whether its owner is alive or not."""
 
+    @property
+    def spent(self) -> float:
+        """Processor seconds that live runs have spent on this reader's queries."""
+        ...
+
     def query(self, sql: str, parameters: Sequence[Any] = (), stop: Stop | None = None) -> pa.Table:
         """One SELECT or EXPLAIN, read-only, interrupted after 30 s or when `stop` is set. Raises QueryError."""
         ...

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import os
+import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -23,7 +25,17 @@ from ajet_sdk.trace.attached import Attached
 from ajet_sdk.trace.below import in_and_below, readable
 from ajet_sdk.trace.database import locked, unborn
 from ajet_sdk.trace.gathered import Stamp, stamp_of
-from ajet_sdk.trace.live import QUERY_PATH, Owner, call_off, owner_of, pack, post, refusal, settled_owners
+from ajet_sdk.trace.live import (
+    COST_HEADER,
+    QUERY_PATH,
+    Owner,
+    call_off,
+    owner_of,
+    pack,
+    post,
+    refusal,
+    settled_owners,
+)
 from ajet_sdk.trace.prefixes import Placed, Stored, rebuild
 from ajet_sdk.types import Call, Episode, Reward
 
@@ -79,13 +91,18 @@ class Trace:
     def __init__(self, paths: Sequence[Path], *, copied: bool = False) -> None:
         self._paths = paths
         self._copied = copied
-        self._attached = Attached(_ask)
+        self._cost = _Cost()
+        self._attached = Attached(partial(_ask, self._cost))
         self._deep: list[Path] = []
         self._looked = -math.inf
         self._readable: tuple[Mapping[Path, Stamp], list[Path]] | None = None
         self.skipped = {}
         # At the interpreter's end too: DuckDB aborts where a daemon thread closes it then.
         weakref.finalize(self, self._attached.end)
+
+    @property
+    def spent(self) -> float:
+        return self._cost.seconds
 
     def query(self, sql: str, parameters: Sequence[Any] = (), stop: Stop | None = None) -> pa.Table:
         started = seen = time.monotonic()
@@ -127,7 +144,7 @@ class Trace:
         owned = settled_owners(files)
         if len(files) == 1 and owned and not self._copied:
             self.close()
-            return _ask(files[0], owned[files[0]], sql, stop, parameters)
+            return _ask(self._cost, files[0], owned[files[0]], sql, stop, parameters)
         if len(files) > 1:
             files = [file for file in files if file not in owned or not _opening(owned[file])]
             owned = {file: owner for file, owner in owned.items() if file in files}
@@ -146,17 +163,33 @@ def _opening(owner: Owner) -> bool:
         return False
 
 
-def _ask(file: Path, owner: Owner, sql: str, stop: Stop | None = None, parameters: Sequence[Any] = ()) -> pa.Table:
+class _Cost:
+    """What answers have cost the runs that gave them, in processor seconds."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._lock = threading.Lock()
+
+    def add(self, seconds: float) -> None:
+        with self._lock:
+            self.seconds += seconds
+
+
+def _ask(
+    cost: _Cost, file: Path, owner: Owner, sql: str, stop: Stop | None = None, parameters: Sequence[Any] = ()
+) -> pa.Table:
     """The live owner's answer."""
     if not owner.url:
         raise locked(file, owner.pid)
     stop, id = stop or Stop(), uuid4().hex
     if stop.is_set:
         raise QueryError("the query was called off")
+    began = time.monotonic()
     with stop.by(lambda: call_off(owner, id)):
         answer = post(owner, QUERY_PATH, {"sql": sql, "parameters": pack(parameters), "id": id})
     if answer is None:
         raise _Gone(f"the run that writes {file} has just ended; ask again")
+    cost.add(float(answer.headers.get(COST_HEADER) or time.monotonic() - began))  # an older owner tells none
     if answer.status_code != 200:
         raise QueryError(refusal(answer))
     return pa.ipc.open_stream(answer.content).read_all()

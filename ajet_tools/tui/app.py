@@ -60,7 +60,7 @@ class TraceApp(Frame):
         """A tokenizer to read tokens with, in place of the one that a run's config names."""
         self._state: State = state_of(where, reader)
         self._trouble = ""
-        self._pace = Pace(self.PATIENCE, self.LONGEST_WAIT)
+        self._pace = Pace(lambda: reader.spent, self.PATIENCE, self.LONGEST_WAIT)
         self._followed: Screen[Any] | None = None
         self._looking: Worker[None] | None = None
         self._changes = 0
@@ -68,12 +68,11 @@ class TraceApp(Frame):
 
     async def ask(self, question: Callable[Concatenate[TraceReader, P], T], *arguments: P.args, **named: P.kwargs) -> T:
         """The answer of a function of the reader, worked out in a thread. Raises what the function raises."""
-        began = time.monotonic()
         self._pace.asking()
         try:
             return await asyncio.to_thread(question, self.reader, *arguments, **named)
         finally:
-            self._pace.asked(time.monotonic() - began)
+            self._pace.asked()
 
     def on_mount(self) -> None:
         from ajet_tools.tui.screens.runs import RunsScreen

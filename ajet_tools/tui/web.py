@@ -24,6 +24,17 @@ __all__ = ["serve"]
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _HOST = "127.0.0.1"
 _FONTS = "https://fonts.googleapis.com"
+_FOCUS = """<script>
+  new MutationObserver((_, observer) => {
+    const keyboard = document.querySelector(".xterm-helper-textarea");
+    if (keyboard && document.body.classList.contains("-first-byte")) {
+      observer.disconnect();
+      keyboard.focus();
+    }
+  }).observe(document.body, {attributes: true, childList: true, subtree: true});
+</script>
+"""
+"""Keys go to the viewer as soon as it is there; textual-serve waits for a click."""
 _REFUSED = "403: the token is missing or wrong. Open the whole URL that `ajet trace view --web` printed.\n"
 
 
@@ -96,6 +107,7 @@ class _Served(Server):  # type: ignore[misc,unused-ignore]
         self.public_url = f"http://{request.host}"
         page = await super().handle_index(request)
         page.text = page.text.replace(_FONTS, "about:blank#")  # nothing is fetched from elsewhere
+        page.text = page.text.replace("</body>", f"{_FOCUS}</body>")
         return page
 
     async def handle_websocket(self, request: web.Request) -> Any:

@@ -1,163 +1,125 @@
-"""What an attached viewer costs a run, and how soon it shows a call.
+"""What an attached viewer costs a run, and how soon it shows what is new: beside a trainer, the math tutorial's.
 
-A process with a trace writer and a gateway, on a trace of 200,000 calls, records 20 calls a second; the real viewer,
-headless in this process, stands on one screen after another. The cost is processor time of the run's process with a
-viewer over that without, as a share of a core. The delay is from a call's end to the screen that has drawn it.
+The tutorial trains in a process of its own, its model made by its recipe first; the real viewer, headless in this
+process, stands on one screen after another. The cost is processor time that the trainer spent on the viewer's
+questions, as a share of a core. The delay is from an episode's end to the list that has drawn it. Both are of the
+machine as busy as it is: its load is among the figures.
 """
 
 from __future__ import annotations
 
 import asyncio
+import os
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ajet_sdk.errors import TraceError
+from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.types import now
+from ajet_tools.tui.app import TraceApp
 from tests.bench import Figure
-from tests.bench.view import make
 
-EPISODES = 20_000
-WINDOW = 12.0
-RATE = 20
-SCREENS = ("runs", "run", "episodes", "episode")
+__all__ = ["main"]
+
+WINDOW = 20.0
+PATIENCE = 600.0
+_TUTORIAL = Path(__file__).parents[2] / "tutorial" / "example_math_agent" / "math_agent.yaml"
+Pause = Callable[[float], Awaitable[None]]
 
 
 def main() -> list[Figure]:
     with tempfile.TemporaryDirectory() as directory:
-        path = Path(directory) / "trace.duckdb"
-        make(path, EPISODES, 200)
-        run = Process(path)
+        trainer = _train(Path(directory))
         try:
-            shares, delays = asyncio.run(_watch(run, path))
+            shares, delays = asyncio.run(_watch(Path(directory) / "run", trainer))
         finally:
-            run.end()
+            trainer.terminate()
+            trainer.wait()
     figures = [
-        Figure(f"a viewer on the screen {name}: of the run's core", 100 * share, "CPU-%", "< 2", share < 0.02)
+        Figure(f"a viewer on the screen {name}: of the trainer's core", 100 * share, "CPU-%", "< 4", share < 0.04)
         for name, share in shares.items()
     ]
-    delay = statistics.median(delays)
+    median = statistics.median(delays)
     return [
         *figures,
-        Figure("a call shown after its end, median of the clock", delay, "s", "< 1", delay < 1),
-        Figure("  the slowest", max(delays), "s"),
+        Figure("an episode in the list after its end, median of the clock", median, "s", "about 1", median < 1.5),
+        Figure("  the slowest of them", max(delays), "s"),
+        Figure("  processes that wanted a core, of a minute", os.getloadavg()[0], f"on {os.cpu_count()} cores"),
     ]
 
 
-class Process:
-    """The run; says how much processor time it has used."""
-
-    def __init__(self, path: Path) -> None:
-        command = [sys.executable, "-m", __name__, str(path)]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-        self.used()
-
-    def used(self) -> float:
-        """Seconds of processor time until now."""
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write("used\n")
-        self._process.stdin.flush()
-        return float(self._process.stdout.readline())
-
-    async def share(self, seconds: float) -> float:
-        """Of a core, over so many seconds."""
-        before, began = self.used(), time.perf_counter()
-        await asyncio.sleep(seconds)
-        return (self.used() - before) / (time.perf_counter() - began)
-
-    def end(self) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.close()
-        self._process.wait(60)
+def _train(directory: Path) -> subprocess.Popen[bytes]:
+    """The math tutorial, without validations, until it is ended."""
+    values = {
+        "experiment_dir": directory / "run",
+        "model.path": directory / "calculator",
+        "trainer_common.total_steps": 10_000,
+        "trainer_common.test_freq": 10_000,
+        "trainer_common.val_before_train": "false",
+        "trainer_common.logger": "[console]",
+    }
+    overrides = [f"ajet.{name}={value}" for name, value in values.items()]
+    command = [sys.executable, "-m", "ajet", "--conf", str(_TUTORIAL), *overrides]
+    with (directory / "log").open("wb") as log:
+        return subprocess.Popen(command, stdout=log, stderr=log, env={"OPENAI_API_KEY": "none", **os.environ})
 
 
-async def _watch(run: Process, path: Path) -> tuple[dict[str, float], list[float]]:
-    from ajet_sdk.trace.reader import open_trace
-    from ajet_tools.tui.app import TraceApp
-
-    alone = [await run.share(WINDOW)]
-    reader = open_trace(path)
+async def _watch(path: Path, trainer: subprocess.Popen[bytes]) -> tuple[dict[str, float], list[float]]:
+    reader, run = await _begun(path, trainer)
     app = TraceApp(reader, path)
     shares: dict[str, float] = {}
+    delays: list[float] = []
     async with app.run_test(size=(120, 40)) as pilot:
-        for name in SCREENS:
-            if name == "run":
-                app.open_run("run")
-            elif name == "episodes":
-                app.open_episodes("run")
-            elif name == "episode":
-                app.open_episode("live")
-            await pilot.pause(6.0)  # what it reads first is not what following costs
-            shares[name] = await run.share(WINDOW)
-        delays = await _delays(app, lambda: pilot.pause(0.02))
+        for name, opens in _screens(app, run):
+            opens()
+            await pilot.pause(5.0)  # what it reads first is not what following costs
+            spent, began = reader.spent, time.monotonic()
+            if name == "episodes":
+                delays = await _delays(app, pilot.pause)
+            else:
+                await pilot.pause(WINDOW)
+            shares[name] = (reader.spent - spent) / (time.monotonic() - began)
     reader.close()
-    alone.append(await run.share(WINDOW))
-    return {name: share - statistics.mean(alone) for name, share in shares.items()}, delays
+    return shares, delays
 
 
-async def _delays(app: Any, pause: Callable[[], Any]) -> list[float]:
-    """On the screen of an episode to which calls are added."""
-    found, known = list[float](), set(app.screen.story.calls)
-    deadline = time.monotonic() + WINDOW
+def _screens(app: Any, run: str) -> Iterator[tuple[str, Callable[[], None]]]:
+    yield "runs", lambda: None
+    yield "run", lambda: app.open_run(run)
+    yield "episodes", lambda: app.open_episodes(run)
+
+
+async def _begun(path: Path, trainer: subprocess.Popen[bytes]) -> tuple[Any, str]:
+    """The trace once a step's episodes are in it, and its run."""
+    deadline = time.monotonic() + PATIENCE
+    while time.monotonic() < deadline and trainer.poll() is None:
+        await asyncio.sleep(0.5)
+        try:
+            reader = open_trace(path / "trace.duckdb")
+            rows = reader.query("SELECT run_id FROM episodes GROUP BY run_id HAVING count(*) > 128").to_pylist()
+        except TraceError:  # not there yet, or its gateway is not
+            continue
+        if rows:
+            return reader, rows[0]["run_id"]
+    raise RuntimeError(f"the trainer did not get going: {(path.parent / 'log').read_text()[-2000:]}")
+
+
+async def _delays(app: Any, pause: Pause) -> list[float]:
+    """Of each episode that comes into the rows on the screen."""
+    table, found = app.screen.table, list[float]()
+    known = set(app.screen.listing.ids())
+    deadline = time.monotonic() + 2 * WINDOW
     while time.monotonic() < deadline:
-        await pause()
-        calls = app.screen.story.calls
-        found += [(now() - calls[id].ended_at).total_seconds() for id in calls.keys() - known]
-        known |= calls.keys()
+        await pause(0.02)
+        drawn = [row for at in range(table.size.height - 1) if (row := table.row(at)) is not None]
+        new = [row for row in drawn if row["episode_id"] not in known]
+        found += [(now() - row["ended_at"]).total_seconds() for row in new]
+        if new:  # those below the screen came with them
+            known |= set(app.screen.listing.ids())
     return found
-
-
-def record(path: Path) -> None:
-    """The run's process: calls of one episode that goes on, and of others that end."""
-    import threading
-    from itertools import count
-
-    from ajet_sdk.gateway import Gateway
-    from ajet_sdk.trace.writer import TraceWriter
-    from ajet_sdk.types import Call, Episode, Reward, Run, new_id
-
-    writer = TraceWriter(path)
-    gateway = Gateway(writer).start()
-    writer.put(Run(run_id="run", name="bench", backbone="local"))
-    ended = threading.Event()
-
-    def call(episode_id: str, index: int) -> Call:
-        return Call(
-            episode_id=episode_id,
-            index=index,
-            request={"messages": [{"role": "user", "content": f"question {index}"}]},
-            response={"choices": [{"message": {"role": "assistant", "content": f"reply {index}"}}]},
-            prompt_ids=list(range(index, index + 50)),
-            output_ids=list(range(30)),
-            logprobs=[-1.0] * 30,
-            started_at=now(),
-            ended_at=now(),
-        )
-
-    def work() -> None:
-        for i in count():
-            if ended.wait(1 / RATE):
-                return
-            if i % RATE == 0:
-                writer.put(call("live", i // RATE))
-                continue
-            id = new_id()
-            writer.put(call(id, 0))
-            writer.put(Episode(episode_id=id, run_id="run", step=1, rewards=(Reward(value=1.0),)))
-
-    worker = threading.Thread(target=work)
-    worker.start()
-    for _ in sys.stdin:
-        print(time.process_time(), flush=True)
-    ended.set()
-    worker.join()
-    gateway.close()
-    writer.close()
-
-
-if __name__ == "__main__":
-    record(Path(sys.argv[1]))

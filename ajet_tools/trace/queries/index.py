@@ -91,34 +91,47 @@ class EpisodeIndex:
     def grow(self, reader: TraceReader) -> bool | None:
         """Add the episodes that ended since: whether there are any. None: it has changed otherwise, load another."""
         with self._lock:
-            of_run, run = self.scope
-            sql = "SELECT count(*) AS n, count(*) FILTER (superseded) AS s, max(ended_at) AS last"
-            there = reader.query(f"{sql} FROM episodes e WHERE {of_run}", run).to_pylist()[0]
+            there, found = self._since_last(reader)
             if there["s"] != self._superseded or there["n"] < len(self):
                 return None
             if there["n"] == len(self):
                 return False if there["last"] == self._last else None
-            new = self._since_last(reader, there["n"])
-            if new is None:
+            new = self._unknown(found)
+            if new is not None and len(self) + len(new) < there["n"] and self._last:  # some ended before the last
+                new = self._unknown(self._episodes(reader, "e.ended_at >= ?", [self._last - _LATE], self._plain))
+            if new is None or len(self) + len(new) < there["n"]:
                 return None
             self._append(new, reader)
             return True
 
-    def _since_last(self, reader: TraceReader, count: int) -> pa.Table | None:
-        """The episodes that make this index `count` long or longer; None where they alone do not.
+    def _since_last(self, reader: TraceReader) -> tuple[dict[str, Any], pa.Table]:
+        """How many episodes there are, how many of them superseded, when the last ended; and those since our last.
 
-        They mostly ended after the last that is known: only where one is missing then is it looked further back.
+        In one question: a busy run answers each of them late.
         """
-        last = self._last
-        plain = [name for name in self._columns if name in _PLAIN and name not in _ALWAYS]
-        for since in (last, last - _LATE) if last else (None,):
-            found = self._episodes(reader, "e.ended_at >= ?" if since else "true", [since] if since else [], plain)
-            new = found.filter(pc.invert(pc.is_in(found["episode_id"], value_set=self.ids)))
-            if len(self) and len(new) == len(found):  # not even the last is there: another file took the place
-                return None
-            if len(self) + len(new) >= count:  # more ended since they were counted
-                return new
-        return None
+        of_run, run = self.scope
+        condition, since = ("e.ended_at >= ?", [self._last]) if self._last else ("true", [])
+        table = reader.query(
+            f"""
+            SELECT * FROM (
+              SELECT count(*) AS n, count(*) FILTER (superseded) AS s, max(ended_at) AS last
+              FROM episodes e WHERE {of_run}
+            ) LEFT JOIN ({self._listed(condition, self._plain)}) ON true""",
+            [*run, *run, *since],
+        )
+        there: dict[str, Any] = table.slice(0, 1).select(["n", "s", "last"]).to_pylist()[0]
+        found = table.drop_columns(["n", "s", "last"])
+        return there, found.filter(pc.is_valid(found["episode_id"]))
+
+    def _unknown(self, found: pa.Table) -> pa.Table | None:
+        """Those of the episodes that are not here yet; None where none is here: another file took the place."""
+        new = found.filter(pc.invert(pc.is_in(found["episode_id"], value_set=self.ids)))
+        return None if len(self) and len(new) == len(found) else new
+
+    @property
+    def _plain(self) -> list[str]:
+        """Columns of the table that have been read beside those that always are."""
+        return [name for name in self._columns if name in _PLAIN and name not in _ALWAYS]
 
     @property
     def _last(self) -> datetime | None:
@@ -161,14 +174,14 @@ class EpisodeIndex:
     def _episodes(
         self, reader: TraceReader, condition: str, parameters: Sequence[Any], more: Sequence[str] = ()
     ) -> pa.Table:
-        of_run, run = self.scope
-        listed = "".join(f", {_PLAIN[name]} AS {name}" for name in more)
-        return reader.query(
-            f"""
-            SELECT e.episode_id, e.started_at, e.ended_at, coalesce(e.superseded, false)::INTEGER AS superseded{listed}
-            FROM episodes e WHERE {of_run} AND {condition}""",
-            [*run, *parameters],
-        )
+        return reader.query(self._listed(condition, more), [*self.scope[1], *parameters])
+
+    def _listed(self, condition: str, more: Sequence[str]) -> str:
+        """The SELECT of the episodes that fit a condition."""
+        columns = "".join(f", {_PLAIN[name]} AS {name}" for name in more)
+        return f"""
+            SELECT e.episode_id, e.started_at, e.ended_at, coalesce(e.superseded, false)::INTEGER AS superseded{columns}
+            FROM episodes e WHERE {self.scope[0]} AND {condition}"""
 
     def _append(self, new: pa.Table, reader: TraceReader | None = None) -> None:
         """Add episodes; with `reader` the columns that are counted grow too, unless there are many to add."""
@@ -245,12 +258,11 @@ def counted(reader: TraceReader, ids: Sequence[str], names: Sequence[str], since
     times only.
     """
     wanted = pa.array(ids, pa.string())
-    condition, values = among("episode_id", ids)
-    found = [reader.query(f"{_VALUES} WHERE {condition} GROUP BY episode_id", values)]
     if "tokens" in names and since:
-        found.append(_called(reader, ids, _TOKENS, since))
+        found = [_called(reader, ids, _TOKENS, since)]
     else:
-        found.append(calls := _called(reader, ids, ", min(started_at) AS first, max(started_at) AS last", since))
+        found = [_called(reader, ids, ", min(started_at) AS first, max(started_at) AS last", since)]
+        calls = found[0].filter(pc.is_valid(found[0]["first"]))
         if "tokens" in names and len(calls):
             found.append(_tokens_of(reader, ids, calls))
     columns = {"episode_id": wanted, "reward": pa.nulls(len(wanted)), "tokens": pa.nulls(len(wanted))}
@@ -262,15 +274,20 @@ def counted(reader: TraceReader, ids: Sequence[str], names: Sequence[str], since
 
 
 _TOKENS = ", sum(len(output_ids))::BIGINT AS tokens"
-_VALUES = "SELECT episode_id, sum(value * weight) AS reward FROM rewards"
 _COUNTS = """count(*) AS calls, count(*) FILTER (phase = 'rollout') AS turns,
   count(DISTINCT agent) FILTER (phase = 'rollout') AS agents"""
 
 
 def _called(reader: TraceReader, ids: Sequence[str], more: str, since: datetime | None) -> pa.Table:
+    """What is counted of the episodes, and their rewards."""
     late, values = (" AND started_at >= $1", [since]) if since else ("", [])
     condition, named = among("episode_id", ids, 1 + len(values))
-    sql = f"SELECT episode_id, {_COUNTS}{more} FROM calls WHERE {condition}{late} GROUP BY episode_id"
+    sql = f"""
+        SELECT * FROM (
+          SELECT episode_id, {_COUNTS}{more} FROM calls WHERE {condition}{late} GROUP BY episode_id
+        ) FULL JOIN (
+          SELECT episode_id, sum(value * weight) AS reward FROM rewards WHERE {condition} GROUP BY episode_id
+        ) USING (episode_id)"""
     return reader.query(sql, [*values, *named])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +24,7 @@ from ajet_tools.trace.queries.unended import unended_rows
 from ajet_tools.tui.app import TraceApp
 from ajet_tools.tui.remembered import Remembered, recall, remember
 from ajet_tools.tui.screens.chosen import ChosenScreen
-from ajet_tools.tui.widgets.episode_columns import EPISODE_COLUMNS
+from ajet_tools.tui.widgets.episode_columns import CAUSE_COLUMN, EPISODE_COLUMNS
 from ajet_tools.tui.widgets.finder import Finder
 from ajet_tools.tui.widgets.key_line import KeyLine
 from ajet_tools.tui.widgets.listing import ListingTable, Rows
@@ -35,10 +36,14 @@ from ajet_tools.tui.widgets.unended import Unended
 __all__ = ["EpisodesScreen"]
 
 _BY_TIME = "ended_at"
-_RISING = frozenset(("task", "attempt", "status"))
+_RISING = frozenset(("task", "attempt", "status", "cause"))
 """Columns whose first sort is from the smallest on."""
 _ORDERS = {(_BY_TIME, True): "newest first", (_BY_TIME, False): "oldest first"}
 """An order that no column's title tells."""
+
+
+_ASKS_FOR_FAILED = re.compile(r"\b(status|cause|error)\b")
+"""A filter by how episodes ended: its list says why they failed."""
 
 
 class EpisodesScreen(ChosenScreen):
@@ -169,6 +174,9 @@ class EpisodesScreen(ChosenScreen):
 
     def _adopt(self, listing: Listing, *, top: bool = False) -> None:
         self.listing, self.pending = listing, None
+        why = self.filter is not None and _ASKS_FOR_FAILED.search(self.filter.text)
+        # Beside the status: on a narrow screen the columns at the end are out of sight.
+        self.table.show_columns([*EPISODE_COLUMNS[:3], CAUSE_COLUMN, *EPISODE_COLUMNS[3:]] if why else EPISODE_COLUMNS)
         self.table.sort_shown(listing.sort, listing.descending)
         self.table.show(listing, top=top)
         self.mark()

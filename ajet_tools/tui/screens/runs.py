@@ -96,13 +96,16 @@ class RunsScreen(FollowingScreen):
                     for x, cell in enumerate(row):
                         table.update_cell_at(Coordinate(y, x), cell, update_width=True)
             else:
-                scrolled = table.scroll_offset
+                scrolled, at = table.scroll_offset, table.cursor_row
                 table.clear()
                 for run, row in zip(runs, rows, strict=True):
                     table.add_row(*row, key=run["run_id"])
                 if chosen is not None and chosen["run_id"] in short:
-                    table.move_cursor(row=table.get_row_index(chosen["run_id"]), animate=False, scroll=False)
-                    table.scroll_to(scrolled.x, scrolled.y, animate=False, force=True)
+                    line, y = table.get_row_index(chosen["run_id"]), scrolled.y
+                    if line - y >= table.scrollable_content_region.height - table.header_height:
+                        y += line - at  # else it would leave the screen
+                    table.move_cursor(row=line, animate=False, scroll=False)
+                    table.scroll_to(scrolled.x, y, animate=False, force=True)
         self._describe()
 
     @property

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ajet_tools.trace.text import one_line
 from ajet_tools.tui.widgets.listing import Column
 
-__all__ = ["EPISODE_COLUMNS"]
+__all__ = ["CAUSE_COLUMN", "EPISODE_COLUMNS"]
 
 Row = Mapping[str, Any]
 _TONES = {"succeeded": "good", "failed": "bad", "timeout": "warn", "aborted": "warn"}
@@ -72,3 +73,14 @@ EPISODE_COLUMNS = (
     Column("step", "step", 4, _number("step"), right=True),
 )
 """In the order of the keys 1 to 9 that sort by them."""
+
+
+def _cause(row: Row) -> str:
+    """The cause, and what its error says first."""
+    said = one_line(row["error"] or "")
+    cause = row["cause"] or ""
+    return said if not cause or cause in said else f"{cause}: {said}" if said else cause
+
+
+CAUSE_COLUMN = Column("cause", "cause", 20, _cause, most=160)
+"""Why an episode failed: for a list of those that did."""

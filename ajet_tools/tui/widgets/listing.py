@@ -157,7 +157,9 @@ class ListingTable(ScrollView, can_focus=True):
     def show(self, rows: Rows, *, top: bool = False) -> None:
         """Show other rows. The cursor stays on its row, and that row where it is on the screen.
 
-        `top`: the view stays at the top, whatever comes there. A row that is gone leaves the cursor at its place.
+        `top`: the view stays at the top, whatever comes there, and a cursor on the first row with it. One further down
+        goes down with its row, and the view with it before they leave the screen. A row that is gone leaves the cursor
+        at its place.
         """
         cursor, first = self.cursor_id, self.scroll_offset.y
         kept = first <= self.cursor < first + self._visible
@@ -168,9 +170,11 @@ class ListingTable(ScrollView, can_focus=True):
         self._pages.clear()
         self._failed = False
         self._anchor = None
-        self.cursor = max(0, min(self._place(cursor, self.cursor), rows.count - 1))
+        follows = top and not self.cursor
+        self.cursor = 0 if follows else max(0, min(self._place(cursor, self.cursor), rows.count - 1))
         self._measure()
-        self.scroll_to(y=0 if top else first + self._place(anchor_id, anchor) - anchor, animate=False)
+        down = max(0, self.cursor - self._visible + 1) if kept else 0
+        self.scroll_to(y=down if top else first + self._place(anchor_id, anchor) - anchor, animate=False)
         self._redraw()
         self.post_message(self.Moved(self.cursor_id))
 
@@ -204,6 +208,13 @@ class ListingTable(ScrollView, can_focus=True):
         self.selected = frozenset(ids)
         self.refresh()
         self.post_message(self.Moved(self.cursor_id))
+
+    def show_columns(self, columns: Sequence[Column]) -> None:
+        """Show other columns of the same rows."""
+        if tuple(columns) != self.columns:
+            self.columns = tuple(columns)
+            self._measure()
+            self._redraw()
 
     def sort_shown(self, column: str, descending: bool) -> None:
         """Show by what the rows are sorted."""

@@ -45,6 +45,23 @@ def served(writer: TraceWriter, token: str = "s3cret") -> Iterator[str]:
         thread.join()
 
 
+def test_a_reader_knows_what_its_questions_cost_the_run_and_counts_no_waiting(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "trace.duckdb") as writer:
+        writer.put(Run(run_id="r"))
+        writer.flush()
+        with served(writer):
+            reader = open_trace(tmp_path)
+            before, began = reader.spent, time.process_time()
+            for _ in range(20):
+                reader.query("SELECT sum(range) FROM range(200000)")
+            cost, all_of_it = reader.spent - before, time.process_time() - began
+            exchanges = 20 * 0.002
+            assert exchanges < cost < exchanges + all_of_it, "of this process, which asks and answers"
+    after = reader.spent
+    reader.query("SELECT * FROM runs")
+    assert reader.spent == after, "a file costs no run anything"
+
+
 def test_a_reader_follows_a_run_from_live_to_rest(tmp_path: Path) -> None:
     path = tmp_path / "trace.duckdb"
     at = datetime(2026, 1, 2, 3, 4, 5, tzinfo=timezone.utc)

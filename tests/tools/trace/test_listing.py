@@ -274,6 +274,8 @@ class Watched:
         self._reader, self._happens = reader, happens
         self.asked: list[str] = []
 
+    spent = 0.0
+
     def query(self, sql: str, parameters: Sequence[Any] = (), stop: Stop | None = None) -> pa.Table:
         found = self._reader.query(sql, parameters, stop)
         self.asked.append(sql)
@@ -298,8 +300,10 @@ def test_what_is_new_is_few_questions_also_while_more_ends(tmp_path: Path) -> No
 
         watched = Watched(reader, more)
         grown = found.refreshed(watched)
-        assert grown.ids()[:2] == ["run-11", "run-10"] and grown.count == 12
-        assert len(watched.asked) == 4, "how many, which, their rewards, their calls: nothing is read anew"
+        assert grown.ids()[0] == "run-10" and grown.count == 11
+        assert len(watched.asked) == 2, "which there are, what is counted of them: nothing is read anew"
+        grown = grown.refreshed(watched)
+        assert grown.ids()[:2] == ["run-11", "run-10"] and grown.count == 12 and len(watched.asked) == 4
         fresh = open_listing(reader, "run")
         fresh.prepare(reader)
         assert grown.page(reader, 0, 12) == fresh.page(reader, 0, 12)

@@ -353,6 +353,8 @@ class Live:
     def __init__(self, writer: TraceWriter) -> None:
         self.writer = writer
 
+    spent = 0.0
+
     def query(self, sql: str, parameters: Sequence[Any] = (), stop: Stop | None = None) -> pa.Table:
         return self.writer.query(sql, parameters, stop)
 
@@ -404,7 +406,35 @@ async def test_scrolled_away_new_episodes_are_counted_until_asked_for(live: Trac
         await until_shown(pilot, lambda: "1 new" in says(screen))
         await pilot.press("home")
         await until_shown(pilot, lambda: screen.table.count == 44)
-        assert screen.table.cursor_id == "ep0042" and shown(screen)[0] == "ep0043"
+        assert screen.table.cursor_id == shown(screen)[0] == "ep0043", "on the first row it goes along"
+
+
+async def test_the_cursor_never_leaves_the_screen_as_episodes_come(live: TraceWriter) -> None:
+    async with followed(live) as (pilot, screen):
+        await pilot.press("down", "down")
+        table = screen.table
+        for first in range(40, 80, 4):
+            more(live, screen, *range(first, first + 4))
+            await until_shown(pilot, lambda: screen.latest is not None and screen.latest.count == first + 4)  # noqa: B023
+            assert table.cursor_id == "ep0037" and any("▸" in line for line in lines(screen))
+        assert "new" in says(screen), "further down what comes is counted"
+        await pilot.press("home")
+        for first in range(80, 120, 4):
+            more(live, screen, *range(first, first + 4))
+            await until_shown(pilot, lambda: screen.table.count == first + 4)  # noqa: B023
+            assert table.cursor == 0 and table.at_top and table.cursor_id == f"ep{first + 3:04}"
+
+
+async def test_a_list_of_failed_episodes_says_why(live: TraceWriter) -> None:
+    put = Episode(episode_id="lost", run_id="run-1", step=1, status="timeout", cause="EpisodeTimeout", error="it stood")
+    live.put(put)
+    live.flush()
+    async with followed(live) as (pilot, screen):
+        assert "cause" not in lines(screen)[0]
+        screen.app.open_episodes("run-1", "status!=succeeded")
+        await settled(pilot)
+        failed = pilot.app.screen
+        assert "cause" in lines(failed)[0] and "EpisodeTimeout: it" in "\n".join(lines(failed))
 
 
 async def test_in_another_order_nothing_moves_until_asked_for(live: TraceWriter) -> None:

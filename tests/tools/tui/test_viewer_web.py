@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -159,3 +160,66 @@ def test_with_logview_that_fails_is_one_warning(tmp_path: Path) -> None:
     assert done.returncode == 0 and "Mean reward" in done.stdout
     assert done.stderr.count("the viewer did not start and the run goes on without it") == 1, done.stderr
     assert "pip install" in done.stderr and "Traceback" not in done.stderr
+
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+
+
+class Page:
+    """A page of a browser without a window, over its DevTools protocol."""
+
+    def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
+        self._socket, self._asked = socket, 0
+
+    async def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
+        self._asked += 1
+        await self._socket.send_json({"id": self._asked, "method": method, "params": parameters})
+        while (answer := await self._socket.receive_json()).get("id") != self._asked:
+            pass
+        assert "error" not in answer, answer
+        return dict(answer["result"])
+
+    async def value(self, script: str) -> Any:
+        return (await self.ask("Runtime.evaluate", expression=script))["result"].get("value")
+
+    async def until(self, script: str) -> None:
+        while not await self.value(script):
+            await asyncio.sleep(0.05)
+
+    async def press(self, key: str) -> None:
+        await self.ask("Input.dispatchKeyEvent", type="keyDown", key=key, text=key)
+        await self.ask("Input.dispatchKeyEvent", type="keyUp", key=key)
+
+
+@asynccontextmanager
+async def opened(url: str, home: Path) -> AsyncIterator[Page]:
+    assert CHROMIUM is not None
+    command = [CHROMIUM, "--headless=new", "--no-sandbox", "--disable-gpu", "--remote-debugging-port=0",
+               f"--user-data-dir={home}", url]  # fmt: skip
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        said = home / "DevToolsActivePort"
+        while not (said.exists() and said.read_text().count("\n")):
+            await asyncio.sleep(0.05)
+        port = said.read_text().split()[0]
+        async with aiohttp.ClientSession() as session:
+            while True:
+                async with session.get(f"http://127.0.0.1:{port}/json") as answer:
+                    pages = [page for page in await answer.json() if page["type"] == "page"]
+                if pages:
+                    break
+                await asyncio.sleep(0.05)
+            async with session.ws_connect(pages[0]["webSocketDebuggerUrl"], max_msg_size=0) as socket:
+                yield Page(socket)
+    finally:
+        process.terminate()
+        process.wait(20)
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium")
+async def test_keys_reach_the_viewer_before_any_click(training_trace: Path, tmp_path: Path) -> None:
+    with served(str(training_trace)) as (_, url):
+        async with opened(url, tmp_path / "browser") as page:
+            await page.until("document.activeElement.className.includes('xterm-helper-textarea')")
+            await page.press("q")
+            await page.until("document.body.classList.contains('-closed')")
