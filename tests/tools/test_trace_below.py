@@ -51,7 +51,8 @@ def test_all_runs_below_are_one_list(record: Path, path: list[str]) -> None:
     listed = json.loads(done.stdout)
     assert [run["name"] for run in listed["runs"]] == list(reversed(NAMES)) and listed["run_id"] == "4cafe"
     assert ("foreign.duckdb is a DuckDB file but not an ajet trace" in done.stderr) == (path != ["launcher_record"])
-    assert json.loads(trace("sql", "SELECT count(*) AS n FROM episodes", *path, "--json").stdout) == [{"n": 30}]
+    counted = trace("sql", "SELECT count(*) AS n FROM episodes", *path, "--json")
+    assert json.loads(counted.stdout) == [{"n": 30}] and ("foreign.duckdb" in counted.stderr) == (len(done.stderr) > 0)
 
 
 @pytest.mark.parametrize("named", ["one", "0caf", "launcher_record/one", "launcher_record/one/trace.duckdb"])

@@ -47,8 +47,11 @@ def sql(
     ajet trace sql - --csv < query.sql > rows.csv
     ajet trace sql "FROM ledger" -o ledger.parquet
     """
+    from ajet_tools.trace.locate import located_files
     from ajet_tools.trace.sql_process import SqlProcess
 
+    if path is None or path.is_dir():
+        located_files(path)  # says what is left out
     with closing(SqlProcess(path)) as process:
         found = process.ask(sys.stdin.read() if query == "-" else query)
     if out is not None:
