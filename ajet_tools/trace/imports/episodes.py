@@ -172,7 +172,7 @@ def _agent(span: Span, parents: Mapping[str, Span]) -> str:
 
 
 def _task(top: Span, trace: str, calls: Sequence[Call], episode_id: str) -> Task:
-    """What the outermost span was given (OpenInference's `input.value`), else what was asked first."""
+    """What the outermost span was given (OpenInference's `input.value`), else what its first call was asked."""
     given = top.attributes.get("input.value")
     rollout = {"rollout": trace} if ":" in trace else {}
     if isinstance(given, str) and top.attributes.get("openinference.span.kind") not in ("LLM", None):

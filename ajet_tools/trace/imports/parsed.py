@@ -47,12 +47,14 @@ def text_of(value: Any) -> str | None:
 
 
 def task_of(messages: Any, metadata: Mapping[str, Any], episode_id: str, own: Mapping[str, Any] | None = None) -> Task:
-    """What was asked first, as the task: the same where that and its metadata are. Without either, the episode's own.
+    """What was asked last, with what was said before it, as the task: equal where these and the metadata are.
 
-    `own` is what the source itself says of its task.
+    Where there is neither question nor metadata it is the episode's own. `own` is what the source says of its task.
     """
-    listed = messages if isinstance(messages, list) else ()
-    first = next((m for m in listed if isinstance(m, Mapping) and m.get("role") == "user"), None)
-    asked = message_text({"role": "user", "content": first.get("content")}) if first else ""
+    listed = [m for m in messages if isinstance(m, Mapping)] if isinstance(messages, list) else []
+    at = max((i for i, m in enumerate(listed) if m.get("role") == "user"), default=None)
+    asked = "" if at is None else message_text({"role": "user", "content": listed[at].get("content")})
+    before = [] if at is None else listed[: at + 1]
+    history = [dict(m) for m in before] if any(m.get("role") == "assistant" for m in before) else []
     known = own or ({} if asked or metadata else {"task_id": stable_id("task", episode_id)})
-    return Task(**{"main_query": asked, "metadata": dict(metadata), **known})
+    return Task(**{"main_query": asked, "init_messages": history, "metadata": dict(metadata), **known})
