@@ -60,6 +60,7 @@ def test_advantages_stand_on_sampled_tokens_only() -> None:
     sample = batch.samples[0]
     assert sample.advantages.tolist()[:2] == [0.0, 0.0] and all(sample.advantages[2:])
     assert sample.reward == 1.0 and sample.group_id == "g"
+    assert batch.samples[1].reward == 0.0
 
 
 def test_each_episode_counts_once_however_many_calls_it_has() -> None:
@@ -90,7 +91,7 @@ def test_calls_that_no_reward_names_are_left_out() -> None:
     assert {s.timeline.agent for s in batch.samples} == {"wolf"}
 
 
-@pytest.mark.parametrize("values", [(1.0, 1.0), (0.1 + 0.2, 0.3), (1.0,)])
+@pytest.mark.parametrize("values", [(1.0, 1.0), (0.1 + 0.2, 0.3), (1e9 * (0.1 + 0.2), 3e8), (1.0,)])
 def test_a_group_without_variance_is_left_out_and_said(values: tuple[float, ...]) -> None:
     batch = build([episode(str(i), v) for i, v in enumerate(values)])
     assert batch.samples == () and batch.metrics["train/tokens_trained"] == 0
@@ -114,6 +115,7 @@ def test_outcomes_in_their_order() -> None:
         odd("undelivered", error="undelivered", policy_version=0),
         odd("blind", logprobs=None),
         odd("nan", logprobs=[-1.0, math.nan]),
+        odd("old", policy_version=5),
         odd("stale", policy_version=4),
     ]
     good = episode("good", 1.0, calls)
@@ -127,6 +129,7 @@ def test_outcomes_in_their_order() -> None:
         "undelivered": {"undelivered": 2},
         "blind": {"untrainable": 2},
         "nan": {"untrainable": 2},
+        "old": {"trained": 2},
         "stale": {"stale": 2},
         "bad.0": {"trained": 2},
         "failed": {"failed": 2},
@@ -146,6 +149,13 @@ def test_what_does_not_fit_is_cut_and_said() -> None:
     untrained = call("b", [1, 2, 3, 4, 5], [7], trainable=False)  # begins where what is trained ends
     line = build([episode("x", 1.0, [turns[0], untrained]), episode("y", 0.0)]).samples[0].timeline
     assert line.token_ids.tolist() == [1, 2, 3, 4, 5] and line.call_ids == ("a",)
+
+
+def test_a_timeline_that_is_cut_is_as_old_as_the_oldest_call_that_is_left() -> None:
+    versions: list[int | None] = [6, None, 5, 4]
+    turns = [call(str(i), range(2 * i + 1), [2 * i + 1], policy_version=v) for i, v in enumerate(versions)]
+    line = build([episode("x", 1.0, turns), episode("y", 0.0)], max_tokens=6).samples[0].timeline
+    assert line.call_ids == ("0", "1", "2") and line.policy_version == 5
 
 
 def test_a_failure_may_be_given_a_value_but_never_an_infrastructure_fault() -> None:
@@ -270,6 +280,7 @@ def test_every_sampled_token_is_trained_once_or_listed_with_a_reason(
         line = sample.timeline
         assert max_tokens is None or len(line.token_ids) <= max_tokens
         assert len(sample.advantages) == len(line.token_ids) == len(line.loss_mask) == len(line.logprobs)
+        assert not line.logprobs[~line.loss_mask].any()
         assert not sample.advantages[~line.loss_mask].any() and np.isfinite(sample.advantages).all()
         assert line.loss_mask.sum() == sum(s.end - s.start for s in line.spans)
         for span in line.spans:
@@ -283,7 +294,16 @@ def test_every_sampled_token_is_trained_once_or_listed_with_a_reason(
             assert c.trainable and c.phase == "rollout" and c.error is None
     listed = {row.call_id: row.tokens for row in batch.ledger if row.outcome == "trained" and row.tokens}
     assert listed == dict(trained)
-    assert all(math.isfinite(v) for v in batch.metrics.values())
+    metrics = batch.metrics
+    assert all(math.isfinite(v) for v in metrics.values()) and "train/tokens_evaluation" not in metrics
+    causes = sum(n for name, n in metrics.items() if name.startswith("train/splits_"))
+    assert causes == metrics.get("train/splits", 0)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "reinforce_plus_plus"])
+def test_the_better_attempt_has_the_greater_advantage_however_near_they_are(estimator: Any) -> None:
+    got = advantages(build([episode("better", 1e-7), episode("worse", 0.0)], estimator=estimator))
+    assert got["worse"] < 0 < got["better"] < 1
 
 
 @given(batches(), st.sampled_from(["grpo", "rloo"]))
@@ -320,3 +340,14 @@ def test_a_group_compared_with_an_attempt_without_calls_is_not_without_variance(
     batch = build([episode("a", 1.0), episode("silent", 0.0, [])], normalize_std=False)
     assert advantages(batch) == pytest.approx({"a": 0.5})
     assert (batch.metrics["train/groups"], batch.metrics["train/groups_zero_variance"]) == (1, 0)
+
+
+@pytest.mark.parametrize("estimator", ["grpo", "rloo"])
+def test_an_attempt_counts_the_same_whether_it_made_calls_or_not(estimator: Any) -> None:
+    def others(silent: bool) -> dict[str, float]:
+        last = episode("last", None, [] if silent else None, status="failed")
+        group = [episode("a", 1.0), episode("b", 0.5), last]
+        got = advantages(build(group, estimator=estimator, failure_reward=-3.0))
+        return {name: got[name] for name in "ab"}
+
+    assert others(silent=True) == pytest.approx(others(silent=False))
