@@ -95,6 +95,7 @@ def test_calls_that_no_reward_names_are_left_out() -> None:
 def test_a_group_without_variance_is_left_out_and_said(values: tuple[float, ...]) -> None:
     batch = build([episode(str(i), v) for i, v in enumerate(values)])
     assert batch.samples == () and batch.metrics["train/tokens_trained"] == 0
+    assert batch.metrics["train/merge_ratio"] == 1.0
     assert outcomes(batch)["0.0"] == {"zero_advantage": 2}
     assert batch.metrics["train/groups_zero_variance"] == 1
 
@@ -154,8 +155,9 @@ def test_what_does_not_fit_is_cut_and_said() -> None:
 def test_a_timeline_that_is_cut_is_as_old_as_the_oldest_call_that_is_left() -> None:
     versions: list[int | None] = [6, None, 5, 4]
     turns = [call(str(i), range(2 * i + 1), [2 * i + 1], policy_version=v) for i, v in enumerate(versions)]
-    line = build([episode("x", 1.0, turns), episode("y", 0.0)], max_tokens=6).samples[0].timeline
-    assert line.call_ids == ("0", "1", "2") and line.policy_version == 5
+    sample = build([episode("x", 1.0, turns), episode("y", 0.0)], max_tokens=6).samples[0]
+    assert sample.timeline.call_ids == ("0", "1", "2") and sample.timeline.policy_version == 5
+    assert sample.reward == 1.0
 
 
 def test_a_failure_may_be_given_a_value_but_never_an_infrastructure_fault() -> None:

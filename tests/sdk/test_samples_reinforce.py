@@ -94,6 +94,7 @@ def test_a_batch_that_is_all_alike_is_left_out_and_said() -> None:
     assert batch.samples == () and {row.outcome for row in batch.ledger} == {"zero_advantage"}
     assert batch.metrics["train/groups_zero_variance"] == 3
     assert plus_plus([episode("alone", 1.0)]).samples == ()
+    assert plus_plus([episode("alike", 1.0, [2, 3]), episode("empty", 0.0, [0])]).samples == ()
 
 
 def test_agents_are_compared_with_themselves() -> None:

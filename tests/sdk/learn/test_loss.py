@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -66,13 +68,21 @@ def batch_of(logprobs: list[float], sampler: list[float], advantages: list[float
 
 
 def test_the_clipped_loss_is_what_a_hand_computes() -> None:
-    """Ratios 1, 2, 2, 0.5, 0.5 with advantages 1, 1, -1, 1, -1 and bounds 0.8, 1.28."""
+    """Ratios 1, 2, 2, 0.5, 0.5 with advantages 1, 3, -3, 3, -3 and bounds 0.8, 1.28."""
     log2 = math.log(2)
-    scored, batch = batch_of([0.0, log2, log2, -log2, -log2], [0.0] * 5, [1.0, 1.0, -1.0, 1.0, -1.0])
+    scored, batch = batch_of([-1.0 + x for x in (0, log2, log2, -log2, -log2)], [-1.0] * 5, [1.0, 3.0, -3.0, 3.0, -3.0])
     loss_N, seen = token_loss(scored, batch, LossSettings())
-    assert loss_N.tolist() == pytest.approx([-1.0, -1.28, 2.0, -0.5, 0.8])
+    assert loss_N.tolist() == pytest.approx([-1.0, -3.84, 6.0, -1.5, 2.4])
     assert seen["clip_share"].tolist() == [0, 1, 0, 0, 1]
-    assert seen["gap"].tolist() == pytest.approx([0, log2, log2, log2, log2])
+    assert seen["gap"].tolist() == pytest.approx([0, log2, log2, log2, log2], abs=1e-6)
+    assert seen["sampler_kl"].tolist() == pytest.approx([0, 1 - log2, 1 - log2, log2 - 0.5, log2 - 0.5], abs=1e-6)
+    assert seen["entropy"].tolist() == [2.0] * 5
+
+
+def test_a_ratio_that_would_overflow_is_bounded() -> None:
+    scored, batch = batch_of([0.0], [-100.0], [-1.0])
+    assert token_loss(scored, batch, LossSettings())[0].item() == pytest.approx(math.exp(20))
+    assert kl_estimate(torch.tensor([-100.0]), torch.zeros(1), "k3").item() == pytest.approx(math.exp(20) - 21)
 
 
 def test_kl_and_entropy_enter_with_their_coefficients() -> None:
@@ -155,6 +165,36 @@ def test_what_was_drawn_with_top_p_and_top_k_has_the_log_probability_that_the_sa
     assert all(torch.isfinite(p.grad).all() for p in model.parameters() if p.grad is not None)
 
 
+ways = st.builds(
+    Sampling, st.sampled_from([0.0, 0.5, 1.0]), st.sampled_from([0.3, 0.9, 1.0]), st.sampled_from([-1, 0, 1, 3])
+)
+
+
+@settings(max_examples=30)
+@given(st.lists(ways, min_size=2, max_size=2))
+def test_how_one_call_was_sampled_does_not_matter_to_another(how: list[Sampling]) -> None:
+    """Nor is `top_k` 0 another thing than -1."""
+    model, ids = tiny(), [1, 2, 3, 4, 5]
+    both = score(
+        model, collate([sample(ids, [0, 1, 0, 0, 1])], dict(zip(("c1", "c4"), how, strict=True))), entropy=True
+    )
+    assert both.entropy_N is not None
+    for i, (mask, way) in enumerate(zip(([0, 1], [0, 0, 0, 0, 1]), how, strict=True)):
+        way = replace(way, top_k=way.top_k or -1)
+        batch = collate([sample(ids[: len(mask)], mask)], way)
+        assert (batch.limits is None) == (way.temperature <= 0 or (way.top_k < 1 and way.top_p >= 1))
+        alone = score(model, batch, entropy=True)
+        assert alone.entropy_N is not None
+        assert both.logprobs_N[i].item() == pytest.approx(alone.logprobs_N.item(), abs=1e-9)
+        assert both.entropy_N[i].item() == pytest.approx(alone.entropy_N.item(), abs=1e-9)
+
+
+def test_a_token_without_context_is_not_trained_and_what_follows_the_last_one_is_not_computed() -> None:
+    batch = collate([sample([1, 2, 3], [1, 1, 0]), sample([4, 5, 6], [1, 0, 0])])
+    assert (batch.ids_BT.tolist(), batch.positions_N.tolist(), batch.targets_N.tolist()) == ([[1], [4]], [0], [2])
+    assert trained_length(sample([1, 2, 3], [0, 0, 0])) == 0
+
+
 def test_a_token_outside_of_what_the_weights_of_now_would_draw_has_a_gradient_all_the_same() -> None:
     model = tiny()
     ids = [1, 2, 3]
@@ -177,6 +217,9 @@ def test_micro_batches_hold_every_row_once_and_keep_the_budget(lengths: list[int
     assert sorted(i for g in groups for i in g) == list(range(len(lengths)))
     for group in groups:
         assert len(group) == 1 or len(group) * max(lengths[i] for i in group) <= budget
+    for group, after in itertools.pairwise(groups):  # of like length, and none had room for another
+        assert min(lengths[i] for i in group) >= max(lengths[i] for i in after)
+        assert (len(group) + 1) * max(lengths[i] for i in group) > budget
 
 
 def gradient(model: GPT2LMHeadModel, samples: list[Sample], budget: int) -> dict[str, torch.Tensor]:
