@@ -46,6 +46,7 @@ def test_grpo_is_the_distance_from_the_groups_mean_in_deviations() -> None:
     deviation = np.std([1, 0, 0, 1], ddof=1)
     assert advantages(batch)["0"] == pytest.approx(0.5 / deviation, rel=1e-4)
     assert advantages(batch)["1"] == pytest.approx(-0.5 / deviation, rel=1e-4)
+    assert advantages(build([episode("0", 3.0), episode("1", 0.0)]))["0"] == pytest.approx(0.5**0.5, rel=1e-4)
     plain = build([episode(str(i), v) for i, v in enumerate((1.0, 0.0, 0.0, 1.0))], normalize_std=False)
     assert advantages(plain)["0"] == pytest.approx(0.5)
 
@@ -158,6 +159,14 @@ def test_a_timeline_that_is_cut_is_as_old_as_the_oldest_call_that_is_left() -> N
     sample = build([episode("x", 1.0, turns), episode("y", 0.0)], max_tokens=6).samples[0]
     assert sample.timeline.call_ids == ("0", "1", "2") and sample.timeline.policy_version == 5
     assert sample.reward == 1.0
+
+
+def test_a_call_between_others_may_be_left_out_alone() -> None:
+    turns = [call(str(i), range(2 * i + 1), [2 * i + 1], policy_version=v) for i, v in enumerate((7, 5, 7))]
+    batch = build([episode("x", 1.0, turns), episode("y", 0.0)], policy_version=7, max_staleness=1)
+    line = batch.samples[0].timeline
+    assert np.flatnonzero(line.loss_mask).tolist() == np.flatnonzero(line.logprobs).tolist() == [1, 5]
+    assert [span.call_id for span in line.spans] == ["0", "2"] and line.policy_version == 7
 
 
 def test_a_failure_may_be_given_a_value_but_never_an_infrastructure_fault() -> None:

@@ -485,3 +485,57 @@ def test_a_request_that_ends_with_the_reply_goes_on_from_it(tokenizer_of: Callab
     output = [i for piece in (*"yes", END) for i in tok.encode(piece)]
     tokens.commit(first, output, YES)
     goes_on(tokens.prompt([user("hi"), YES]), first, output)
+
+
+def test_a_request_that_is_the_beginning_of_an_earlier_one_is_that_beginning(tokenizer_of: Callable[..., Any]) -> None:
+    tok = tokenizer_of()
+    tokens = EpisodeTokens(tok)
+    tokens.prompt([user("hi"), YES, user("so")])
+    for messages in ([user("hi"), YES], [user("hi")], []):
+        assert tokens.prompt(messages).ids == EpisodeTokens(tok).prompt(messages).ids
+
+
+def test_of_replies_that_are_the_same_to_the_letter_the_latest_is_gone_on_from(
+    tokenizer_of: Callable[..., Any],
+) -> None:
+    tok = tokenizer_of()
+    tokens = EpisodeTokens(tok)
+    outputs = [tok.encode("yes" + END), [i for piece in (*"yes", END) for i in tok.encode(piece)]]
+    for output in outputs:
+        tokens.commit(tokens.prompt([user("hi")]), output, YES)
+    goes_on(tokens.prompt([user("hi"), YES, user("so")]), tokens.prompt([user("hi")]), outputs[-1])
+
+
+def test_what_stands_before_the_reply_has_to_be_the_same_to_the_letter(tokenizer_of: Callable[..., Any]) -> None:
+    """Also where it is of one length, so that the reply stands at its old place."""
+    tok = tokenizer_of("byte_level", TEMPLATE_WITH_OPTION)
+    other = {"type": "function", "function": {**TOOL["function"], "name": "find"}}  # type: ignore[dict-item]
+    prompt = _split(tok, "yes" + END, YES, [SYSTEM, user("hi"), YES, user("so")], tools=[other])
+    assert (prompt.reused, prompt.cause) == (0, "tools_changed") and prompt.ids == tok.encode(prompt.text)
+
+
+def test_an_edit_is_compared_with_the_conversation_that_was_edited(tokenizer_of: Callable[..., Any]) -> None:
+    """Not with the last one, and of several choices not with another."""
+    tok = tokenizer_of("byte_level", "forgetful")
+    tokens = EpisodeTokens(tok)
+    for text in ("What is 3 + 4?", "hi"):
+        tokens.commit(tokens.prompt([user(text)]), tok.encode("yes" + END), YES)
+    assert tokens.prompt([user("What is 3 + 4?"), reply("no"), user("so")]).cause == "history_edited"
+    first = tokens.prompt([user("hello")])
+    for text in ("yes", "no"):
+        thought = f"<think>is that so?</think>{text}"
+        tokens.commit(first, tok.encode(thought + END), reply(thought))
+    then = [user("hello"), reply("<think>is that so?</think>yes"), user("so")]
+    assert tokens.prompt(then).cause == "think_stripped"
+
+
+def test_a_tool_call_that_the_client_wrote_itself_stands_behind_the_reply(tokenizer_of: Callable[..., Any]) -> None:
+    tok = tokenizer_of()
+    tokens = EpisodeTokens(tok)
+    first = tokens.prompt([user("hi")], [TOOL])
+    output = tok.encode("yes" + END)
+    tokens.commit(first, output, YES)
+    own = reply("", tool_calls=calls('{"a": 1}'))
+    prompt = tokens.prompt([user("hi"), YES, own, result("1")], [TOOL])
+    goes_on(prompt, first, output)
+    assert '"arguments": {"a": 1}' in prompt.text

@@ -175,15 +175,14 @@ ways = st.builds(
 def test_how_one_call_was_sampled_does_not_matter_to_another(how: list[Sampling]) -> None:
     """Nor is `top_k` 0 another thing than -1."""
     model, ids = tiny(), [1, 2, 3, 4, 5]
-    both = score(
-        model, collate([sample(ids, [0, 1, 0, 0, 1])], dict(zip(("c1", "c4"), how, strict=True))), entropy=True
-    )
+    batch = collate([sample(ids, [0, 1, 0, 0, 1])], dict(zip(("c1", "c4"), how, strict=True)))
+    limited = [i for i, way in enumerate(how) if way.temperature > 0 and (way.top_k > 0 or way.top_p < 1)]
+    assert ([] if batch.limits is None else batch.limits.rows_M.tolist()) == limited
+    both = score(model, batch, entropy=True)
     assert both.entropy_N is not None
     for i, (mask, way) in enumerate(zip(([0, 1], [0, 0, 0, 0, 1]), how, strict=True)):
-        way = replace(way, top_k=way.top_k or -1)
-        batch = collate([sample(ids[: len(mask)], mask)], way)
-        assert (batch.limits is None) == (way.temperature <= 0 or (way.top_k < 1 and way.top_p >= 1))
-        alone = score(model, batch, entropy=True)
+        one = collate([sample(ids[: len(mask)], mask)], replace(way, top_k=way.top_k or -1))
+        alone = score(model, one, entropy=True)
         assert alone.entropy_N is not None
         assert both.logprobs_N[i].item() == pytest.approx(alone.logprobs_N.item(), abs=1e-9)
         assert both.entropy_N[i].item() == pytest.approx(alone.entropy_N.item(), abs=1e-9)
