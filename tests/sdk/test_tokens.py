@@ -10,13 +10,16 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
+import tokenizers
 from hypothesis import given
 from hypothesis import strategies as st
+from tokenizers import decoders, models
 
 from ajet_sdk.errors import ConfigError, RequestRefused
 from ajet_sdk.pieces import Cuts, PieceEncoder
 from ajet_sdk.splits import HINTS, align
 from ajet_sdk.tokens import EpisodeTokens, Prompt
+from tests.sdk.conftest import Tok
 
 FAMILIES = ["byte_level", "metaspace_always", "metaspace_first", "llama2"]
 TOOL = {"type": "function", "function": {"name": "calc", "parameters": {"type": "object", "properties": {}}}}
@@ -523,10 +526,19 @@ def test_an_edit_is_compared_with_the_conversation_that_was_edited(tokenizer_of:
     assert tokens.prompt([user("What is 3 + 4?"), reply("no"), user("so")]).cause == "history_edited"
     first = tokens.prompt([user("hello")])
     for text in ("yes", "no"):
-        thought = f"<think>is that so?</think>{text}"
-        tokens.commit(first, tok.encode(thought + END), reply(thought))
-    then = [user("hello"), reply("<think>is that so?</think>yes"), user("so")]
-    assert tokens.prompt(then).cause == "think_stripped"
+        tokens.commit(first, tok.encode(text + "<|endoftext|>"), reply(text))
+    assert tokens.prompt([user("hello"), YES, user("so")]).cause == "end_token"
+
+
+def test_text_that_would_be_one_token_with_the_reply_is_encoded_apart() -> None:
+    """Also by a tokenizer without special tokens, of which none could stand before it."""
+    inner = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1, "ab": 2}, [("a", "b")]))
+    inner.decoder = decoders.Fuse()  # type: ignore[assignment]
+    tok = Tok(inner, "{% for m in messages %}{{ m.content }}{{ 'b' if m.role == 'assistant' }}{% endfor %}")
+    tokens = EpisodeTokens(tok)
+    first = tokens.prompt([user("b")])
+    tokens.commit(first, [0], reply("a"))
+    assert tokens.prompt([user("b"), reply("a")]).ids == [1, 0, 1]
 
 
 def test_a_tool_call_that_the_client_wrote_itself_stands_behind_the_reply(tokenizer_of: Callable[..., Any]) -> None:
