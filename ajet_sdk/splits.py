@@ -179,7 +179,8 @@ def _told(*causes: str) -> tuple[str, str]:
 
 
 def _json(value: Any) -> str:
-    return json.dumps(value or None, sort_keys=True, default=str)
+    """As a template may show it, which minds the order of keys."""
+    return json.dumps(value or None, default=str)
 
 
 def _systems(messages: Sequence[Message]) -> int:
@@ -197,7 +198,7 @@ def _changes(old: Side, new: Side) -> list[str] | None:
     Empty where only a turn was added, None where the requests are not at hand.
     """
     changed = ["tools_changed"] if _json(old.tools) != _json(new.tools) else []
-    changed += ["options_changed"] if _json(old.options) != _json(new.options) else []
+    changed += ["options_changed"] if _json(sorted(old.options.items())) != _json(sorted(new.options.items())) else []
     if old.messages is None or new.messages is None:
         return changed or None
     asked, now = _systems(old.messages), _systems(new.messages)
