@@ -10,7 +10,7 @@ import duckdb
 
 from ajet_sdk.errors import TraceError, TraceVersionError
 from ajet_sdk.trace.database import explain, unborn
-from ajet_sdk.trace.gathered import attach
+from ajet_sdk.trace.gathered import AT_ONCE, attach
 from ajet_sdk.trace.live import Owner
 
 __all__ = ["in_and_below", "readable"]
@@ -61,8 +61,10 @@ def readable(
     order = sorted(beside, key=lambda d: (d in first, max(map(_changed, beside[d]))), reverse=True)
     with duckdb.connect() as connection:
         for directory in order:
-            runs: dict[Path, list[str]] = {}
+            runs = _runs_together(connection, [file for file in beside[directory] if file not in owned])
             for file in beside[directory]:
+                if file in runs:
+                    continue
                 try:
                     runs[file] = _runs(connection, file, owned.get(file), deep=file not in near)
                 except TraceError as error:
@@ -80,6 +82,25 @@ def readable(
     if failure and not found:
         raise failure
     return sorted(found), skipped
+
+
+def _runs_together(connection: duckdb.DuckDBPyConnection, files: Sequence[Path]) -> dict[Path, list[str]]:
+    """The runs of files at rest, many at a time; without those of which one cannot be read."""
+    runs: dict[Path, list[str]] = {}
+    for start in range(0, len(files), AT_ONCE):
+        part = dict(enumerate(files[start : start + AT_ONCE]))
+        try:
+            versions = attach(connection, part)
+            sources = [f"SELECT {i}, run_id FROM t{i}.runs" for i, file in part.items() if versions[file]]
+            runs |= {file: [] for file in part.values()}
+            for i, run in connection.execute(" UNION ALL ".join(sources)).fetchall() if sources else []:
+                runs[part[i]].append(run)
+        except (duckdb.Error, TraceError):  # then each by itself tells which it was
+            runs = {file: ids for file, ids in runs.items() if file not in part.values()}
+        finally:
+            for i in part:
+                connection.execute(f"DETACH DATABASE IF EXISTS t{i}")
+    return runs
 
 
 def _runs(connection: duckdb.DuckDBPyConnection, file: Path, owner: Owner | None, *, deep: bool) -> list[str]:

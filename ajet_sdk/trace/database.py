@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import re
-import struct
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -60,7 +59,8 @@ def open_to_write(path: Path, *, again: bool = False, brief: bool = False) -> du
         connection = _connect(path)
         if made:
             path.chmod(0o600)
-        check_whole(connection, path)
+        [(name,)] = connection.execute("SELECT current_database()").fetchall()
+        check_whole(connection, {name: path})
         _prepare(connection, path)
         keep_private(path)
         if not again and not brief:
@@ -120,31 +120,30 @@ def unborn(path: Path) -> bool:
     return not start.strip(b"\0") or start[8:] == b"DUCK"
 
 
-def check_whole(connection: duckdb.DuckDBPyConnection, path: Path, database: str | None = None) -> None:
+def check_whole(connection: duckdb.DuckDBPyConnection, files: Mapping[str, Path]) -> None:
     """Raises TraceError where the end of an open file is missing: the rows that are left would read as if all.
 
-    A DuckDB file is three headers of 4 KiB and its blocks; the later of the two database headers says how many. A
-    checkpoint cuts off free blocks at the end without counting anew: then the last block in use is looked for.
+    `files` are the connection's by the names of their databases. A DuckDB file is three headers of 4 KiB and its
+    blocks, which a header counts. A checkpoint cuts off free blocks at the end without counting anew: then the last
+    block in use is looked for. Nothing here opens a file: to close it again would give up DuckDB's lock on it.
     """
-    with path.open("rb") as file:
-        start, size = file.read(_HEADERS), os.fstat(file.fileno()).st_size
-    _, blocks, block = max(_database_header(start[at : at + 4096]) for at in (4096, 8192))
-    block = block or 256 << 10
-    if size >= _HEADERS + blocks * block:
-        return
-    try:
-        last = _last_block(connection, database)
-    except duckdb.Error:
-        last = blocks - 1
-    if size < (whole := _HEADERS + (last + 1) * block):
-        raise TraceError(
-            f"{path} is cut off: it has {size:,} of {whole:,} bytes. What is left of it is not read, for it would look "
-            "like all; copy it again, whole"
-        )
+    sql = "SELECT database_name, total_blocks, block_size FROM pragma_database_size()"
+    for name, blocks, block in connection.execute(sql).fetchall():
+        path = files.get(name)
+        if path is None or (size := path.stat().st_size) >= _HEADERS + blocks * block:
+            continue
+        try:
+            last = _last_block(connection, name)
+        except duckdb.Error:
+            last = blocks - 1
+        if size < (whole := _HEADERS + (last + 1) * block):
+            raise TraceError(
+                f"{path} is cut off: it has {size:,} of {whole:,} bytes. What is left of it is not read, for it would "
+                "look like all; copy it again, whole"
+            )
 
 
-def _last_block(connection: duckdb.DuckDBPyConnection, database: str | None) -> int:
-    [name] = connection.execute("SELECT coalesce($1, current_database())", [database]).fetchall()[0]
+def _last_block(connection: duckdb.DuckDBPyConnection, name: str) -> int:
     used = [f"SELECT max(block_id) AS last FROM pragma_metadata_info('{name}')"]
     sql = "SELECT table_name FROM duckdb_tables() WHERE database_name = $1"
     for (table,) in connection.execute(sql, [name]).fetchall():
@@ -152,12 +151,6 @@ def _last_block(connection: duckdb.DuckDBPyConnection, database: str | None) -> 
         used += [f"SELECT max(block_id) {of}", f"SELECT max(list_max(additional_block_ids)) {of}"]
     [row] = connection.execute(f"SELECT max(last) FROM ({' UNION ALL '.join(used)})").fetchall()
     return int(row[0] or 0)
-
-
-def _database_header(header: bytes) -> tuple[int, int, int]:
-    """Its iteration, the number of blocks and their size; behind a checksum, 8 bytes each."""
-    iteration, _, _, blocks, size = struct.unpack_from("<5Q", header, 8)
-    return iteration, blocks, size
 
 
 def _all(connection: duckdb.DuckDBPyConnection, statements: Sequence[str]) -> None:

@@ -15,11 +15,11 @@ from ajet_sdk.trace.database import check_version, check_whole, explain, has_tab
 from ajet_sdk.trace.scans import Scan
 from ajet_sdk.trace.schema import COLUMNS, SCHEMA_VERSION, at_rest
 
-__all__ = ["FEW", "Gathered", "Stamp", "attach", "stamp_of"]
+__all__ = ["AT_ONCE", "FEW", "Gathered", "Stamp", "attach", "stamp_of"]
 
 FEW = 16
 """So many files are read where they lie."""
-_AT_ONCE = 32
+AT_ONCE = 32
 """Files attached at a time: with each the statements of all take longer, and there is a limit to open files."""
 _ROWS = 20_000
 """A table of more rows is read where it lies."""
@@ -59,8 +59,8 @@ class Gathered:
             self._large[table] = set()
         files, session = list(self._stamps), connection.cursor()
         session.execute("PRAGMA disable_optimizer")  # a fifth of the time, and nothing in a plain copy to find
-        for start in range(0, len(files), _AT_ONCE):
-            part = dict(enumerate(files[start : start + _AT_ONCE], start))
+        for start in range(0, len(files), AT_ONCE):
+            part = dict(enumerate(files[start : start + AT_ONCE], start))
             self._copy(session, part, attach(session, part), sorted(wanted))
             for i in part:
                 session.execute(f"DETACH t{i}")
@@ -122,11 +122,11 @@ def attach(connection: duckdb.DuckDBPyConnection, files: Mapping[int, Path]) -> 
     for i, file in files.items():
         try:
             connection.execute(f"ATTACH '{str(file).replace(chr(39), chr(39) * 2)}' AS t{i} (READ_ONLY)")
-            check_whole(connection, file, f"t{i}")
         except (duckdb.Error, OSError) as error:
             raise explain(file, error) from error
     if not files:
         return {}
+    check_whole(connection, {f"t{i}": file for i, file in files.items()})
     try:
         together = " UNION ALL ".join(f"SELECT {i}, schema_version FROM t{i}.main.meta" for i in files)
         found = connection.execute(together).fetchall()

@@ -206,7 +206,8 @@ def _with_run(found: Iterator[Parsed], format: SourceFormat, name: str, start: b
     for parsed in found:
         if parsed.run is not None:
             known.add(parsed.run.run_id)
-            if parsed.run.status == "finished" and parsed.run.ended_at is None:  # that it ended is all that is known
+            ended = parsed.run.status == "finished" and format != "native"  # which comes back as it was
+            if ended and parsed.run.ended_at is None:  # that it ended is all that is known
                 parsed = replace(parsed, run=parsed.run.model_copy(update={"ended_at": parsed.run.started_at}))
         episode = parsed.episode
         if episode is not None and parsed.ended:
