@@ -11,9 +11,13 @@ check:
     mypy
     lint-imports
 
-# the whole test suite, in parallel
+# the main test suite, in parallel, with two workers more than processors: tests wait much
 test *ARGS:
-    pytest -n auto --dist worksteal {{ARGS}}
+    pytest -n $(({{num_cpus()}} + 2)) --dist worksteal -m "not slow" {{ARGS}}
+
+# what trains a model or starts many processes
+test-slow *ARGS:
+    pytest -n $(({{num_cpus()}} + 2)) --dist worksteal -m slow {{ARGS}} tests/gpu tests/sdk tests/tools tests/test_tutorials.py
 
 # install Ray, Trinity-RFT, and on GPUs vLLM and verl, in versions that agree: `just install-trinity --cpu`, `--cuda`
 install-trinity *ARGS:

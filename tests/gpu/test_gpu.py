@@ -17,6 +17,8 @@ from tests.gpu import __main__ as program
 from tests.gpu.machine import peak_rate
 from tests.gpu.wheels import HEAVY, collected, download
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 
 

@@ -33,6 +33,8 @@ from ajet_sdk.gateway import Gateway
 from ajet_sdk.protocols import Sampling
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 TEMPERATURE = 0.8
 LENGTH = 128
 STAND_IN = Path(ajet_sdk.__file__).parent / "backbones" / "trinity" / "stand_in"

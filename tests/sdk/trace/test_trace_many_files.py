@@ -19,6 +19,8 @@ from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Metric, Reward, Run, Task
 from ajet_tools.trace.merge_files import merge_files
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[3]
 BEGAN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 NODES = FEW + 9

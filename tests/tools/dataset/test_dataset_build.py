@@ -25,6 +25,8 @@ from ajet_tools.dataset.build import Build, Built, StepFailed
 from ajet_tools.dataset.steps import BuildRecipe, read_recipe
 from tests.tools.dataset.terminal import at_a_terminal
 
+pytestmark = pytest.mark.slow
+
 ROWS = [{"question": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in range(1, 9)]
 EXPAND = {
     "seeds": "seeds.jsonl",

@@ -14,6 +14,8 @@ from ajet_tools.dataset.build import Build, Built
 from ajet_tools.dataset.steps import read_recipe
 from tests.tools.dataset.written import teach
 
+pytestmark = pytest.mark.slow
+
 AGENT = """
 from pathlib import Path
 

@@ -20,6 +20,8 @@ from ajet_tools.cli.app import app
 from ajet_tools.dataset.calibrate import Band
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 AGENT = """
 from openai import AsyncOpenAI
 import ajet

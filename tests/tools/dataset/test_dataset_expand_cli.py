@@ -18,6 +18,8 @@ import pytest
 from tests.tools.dataset.terminal import at_a_terminal
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 ROWS = [
     {"main_query": f"What is {i} times {i + 3}?", "metadata": {"answer": str(i * (i + 3)), "unit": "none"}}
     for i in range(1, 9)

@@ -16,6 +16,8 @@ from starlette.responses import Response
 
 from tests.waiting import until
 
+pytestmark = pytest.mark.slow
+
 BEASTS = ("otter", "heron", "badger", "lynx", "stoat", "viper", "moose", "raven", "shrew", "trout", "beetle", "walrus")
 PLACES = ("Norway", "Peru", "Kenya", "Japan", "Chile", "Nepal", "Ghana", "Malta", "Cuba", "Laos", "Fiji", "Oman")
 SEEDED = "Which winter food has the {} of {}?"

@@ -14,6 +14,8 @@ from ajet_sdk.config import load_config
 from ajet_sdk.tasks import load_tasks
 from ajet_tools.cli.app import app
 
+pytestmark = pytest.mark.slow
+
 TUTORIAL = Path(__file__).parents[3] / "tutorial"
 HERE, MATH = TUTORIAL / "example_dataset_expansion", TUTORIAL / "example_math_agent"
 

@@ -16,6 +16,8 @@ from ajet_tools.cli.app import app
 from ajet_tools.dataset.fence import NoFence, fence, fenced
 from ajet_tools.dataset.readers import read_generated
 
+pytestmark = pytest.mark.slow
+
 REPLIES = """
 import json, random, re
 

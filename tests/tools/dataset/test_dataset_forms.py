@@ -13,6 +13,8 @@ from typer.testing import CliRunner
 from ajet_tools.cli.app import app
 from ajet_tools.dataset.forms import form_of, given_away
 
+pytestmark = pytest.mark.slow
+
 TEMPLATES = r"""
 import json, random, re
 

@@ -19,6 +19,8 @@ from ajet_tools.cli.app import app
 from ajet_tools.dataset.documents import read_document
 from tests.tools.dataset.written import lock, teach, write_docx, write_pdf
 
+pytestmark = pytest.mark.slow
+
 THINGS = ["pump", "lamp", "gate", "crane", "valve", "mixer", "drill", "press"]
 
 

@@ -26,6 +26,8 @@ from ajet_tools.tui.app import TraceApp
 from ajet_tools.tui.screens.episodes import EpisodesScreen
 from tests.waiting import until_shown
 
+pytestmark = pytest.mark.slow
+
 Start = Callable[[str], Any]
 
 

@@ -24,6 +24,8 @@ from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Metric, Run
 from ajet_tools.trace.sql_process import MEMORY, SqlProcess
 
+pytestmark = pytest.mark.slow
+
 HUGE = [
     "select list_sum(range(2000000000))",
     "select len(repeat('x',3000000000))",

@@ -21,7 +21,7 @@ import pytest
 
 from tests.waiting import until_async
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 ARGUMENTS = [sys.executable, "-m", "ajet", "trace", "view"]
 
 
