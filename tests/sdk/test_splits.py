@@ -102,6 +102,9 @@ BOTH = reply("yes", tool_calls=[*named("calc"), *named("find")])
             "hi;", "<think>yes</think>yes<find/>", "/>", "hi;<think>yes</think>no[calc];so;", CALLED, [],
             "tool_call_reserialised",
         ),
+        ("hi;", "<think>yes</think>yes<find/>", "/>", "hi;<think>yes, but</think>yes[calc];", CALLED, [], "several"),
+        ("hi;", "<think>a</think><think>yes</think>yes<find/>", "/>",
+         "hi;<think>a</think><think>yes, but</think>yes[calc]", CALLED, [], "several"),
         # reasoning
         ("hi;", "<think>hm</think>yes<calc/>", "/>", "hi;yes<calc/>;so;", CALLED, [], "think_stripped"),
         ("hi;", "<think>hm</think>yes<end>", "<end>", "hi;yes;so;", YES, [], "several"),
@@ -166,3 +169,31 @@ def _rendered(
 def test_a_backslash_that_escapes_nothing_is_itself() -> None:
     assert align("C:\\x", "C: \\x;") == 5
     assert align("\\u00e9", "é") == 1 and align("\\u00", "é") is None
+
+
+FOX = "the quick brown fox jumps over the lazy dog"
+
+
+@pytest.mark.parametrize(
+    ("said", "now", "cause"),
+    [
+        ("(hm, is that so) it is the sea", f"hi; {FOX};so; it is the sea;", "think_stripped"),
+        ("(hm, is that so) no", f"hi; {FOX};so; no;", "think_stripped"),
+        ("(hm, is that so)no", f"hi; {FOX};so;no;", "template_rewrites"),  # too little to be found again
+        ("(hm, is that so) it is the sea", f"hi; {FOX};so; no;", "template_rewrites"),
+        ("(hm, who knows) it is the sea", f"hi; {FOX};so; it is the sea;", "template_rewrites"),
+    ],
+)
+def test_reasoning_without_marks_is_gone_where_nothing_else_is(said: str, now: str, cause: str) -> None:
+    messages = [HI, reply(FOX, reasoning_content="I wonder"), SO]
+    replied = reply("it is the sea", reasoning_content="is that so")
+    prompt = f"hi;(well, I wonder) {FOX};so;"
+    old, new = Side(messages, reply=replied), Side([*messages, replied, SO])
+    assert explain(old, new, Texts(prompt + said, now, len(prompt)))[0] == cause
+
+
+def test_a_template_that_does_not_mark_where_reasoning_begins_has_no_blocks() -> None:
+    template = ChatTemplate.of("{% for m in messages %}{{ m.reasoning_content }}///{{ m.content }};{% endfor %}", {})
+    assert template.reasoning == ("", "///")
+    texts = Texts("///hi;///yes", "///hi;///no;", 6)
+    assert explain(Side([HI], reply=YES), Side([HI, YES, SO]), texts, template)[0] != "think_stripped"
