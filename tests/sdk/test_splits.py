@@ -179,6 +179,7 @@ FOX = "the quick brown fox jumps over the lazy dog"
     [
         ("(hm, is that so) it is the sea", f"hi; {FOX};so; it is the sea;", "think_stripped"),
         ("(hm, is that so) no", f"hi; {FOX};so; no;", "think_stripped"),
+        ("(so it is, is that so) it is the sea", f"hi; {FOX};so; it is the sea;", "think_stripped"),  # begins alike
         ("(hm, is that so)no", f"hi; {FOX};so;no;", "template_rewrites"),  # too little to be found again
         ("(hm, is that so) it is the sea", f"hi; {FOX};so; no;", "template_rewrites"),
         ("(hm, who knows) it is the sea", f"hi; {FOX};so; it is the sea;", "template_rewrites"),
