@@ -91,6 +91,7 @@ def test_kl_and_entropy_enter_with_their_coefficients() -> None:
     loss_N, seen = token_loss(scored, batch, settings_, torch.tensor([-3.0]))
     assert loss_N.item() == pytest.approx(-0.5 + 0.1 * 2.0 - 0.01 * 2.0)
     assert seen["kl"].item() == pytest.approx(2.0)
+    assert token_loss(scored, batch, LossSettings(), torch.tensor([-3.0]))[0].item() == pytest.approx(-0.5)
 
 
 @pytest.mark.parametrize(
@@ -263,6 +264,8 @@ def test_a_merged_timeline_has_the_gradient_of_its_calls() -> None:
 def test_entropy_is_computed_where_it_is_asked_for_and_moves_the_weights_where_it_is_a_term() -> None:
     model, batch = tiny(), collate([sample([1, 2, 3, 4], [0, 0, 1, 1])])
     assert score(model, batch, entropy=False).entropy_N is None
+    by_default = score(model, batch, entropy=True).entropy_N
+    assert by_default is not None and not by_default.requires_grad
     for grad in (False, True):
         entropy_N = score(model, batch, entropy=True, entropy_grad=grad).entropy_N
         assert entropy_N is not None and entropy_N.requires_grad is grad
