@@ -11,13 +11,9 @@ check:
     mypy
     lint-imports
 
-# the main test suite, in parallel, with two workers more than processors: tests wait much
+# the main test suite, in parallel (tests wait much, so more workers than processors); `-m slow` for the rest
 test *ARGS:
     pytest -n $(({{num_cpus()}} + 2)) --dist worksteal -m "not slow" {{ARGS}}
-
-# what trains a model or starts many processes
-test-slow *ARGS:
-    pytest -n $(({{num_cpus()}} + 2)) --dist worksteal -m slow {{ARGS}} tests/gpu tests/sdk tests/tools tests/test_tutorials.py
 
 # install Ray, Trinity-RFT, and on GPUs vLLM and verl, in versions that agree: `just install-trinity --cpu`, `--cuda`
 install-trinity *ARGS:
