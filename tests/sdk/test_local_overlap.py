@@ -30,6 +30,8 @@ from ajet_tools.trace.check import check
 from tests.tiny_models import save_tiny
 from tests.waiting import until_async
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
