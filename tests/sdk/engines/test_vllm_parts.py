@@ -215,6 +215,7 @@ def pids_in(file: Path) -> list[int]:
     return [int(pid) for pid in file.read_text().split()]
 
 
+@pytest.mark.slow
 def test_a_killed_run_leaves_no_process_and_no_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     weights = tmp_path / "weights"
     weights.mkdir()

@@ -226,6 +226,7 @@ def test_lower_precision_weights_have_masters() -> None:
         assert torch.equal(master.to(torch.bfloat16), parameter.detach())
 
 
+@pytest.mark.slow
 def test_gradients_of_many_passes_add_up_in_bfloat16() -> None:
     """The mean over a thousand copies of a sample, one a pass, has the gradient of the sample."""
     model = tiny(dtype=torch.bfloat16)

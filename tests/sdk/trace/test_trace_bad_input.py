@@ -58,6 +58,7 @@ def test_a_file_cut_off_anywhere_is_one_error(whole: Path, tmp_path: Path) -> No
         assert "is cut off" in str(error)
 
 
+@pytest.mark.slow
 def test_a_damaged_file_is_read_or_an_error_and_never_a_crash(whole: Path, tmp_path: Path) -> None:
     path = tmp_path / "trace.duckdb"
     content = whole.read_bytes()
@@ -91,6 +92,7 @@ os.kill(os.getpid(), 9)
 """
 
 
+@pytest.mark.slow
 def test_a_log_cut_off_anywhere_loses_its_end_only(tmp_path: Path) -> None:
     home = tmp_path / "killed"
     home.mkdir()

@@ -148,6 +148,7 @@ def test_bad_input_is_one_message_and_nothing_is_written(tmp_path: Path, text: s
     assert not out.exists()
 
 
+@pytest.mark.slow
 def test_a_row_of_five_megabytes_and_one_that_is_no_unicode(tmp_path: Path) -> None:
     long = "word " * 1_000_000
     source = write(tmp_path / "a.jsonl", long, long + "more", "\ud800 lone", "\ud800 lone")

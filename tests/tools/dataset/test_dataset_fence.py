@@ -17,7 +17,10 @@ import ajet_tools.dataset.sandbox as sandbox
 from ajet_tools.dataset.fence import FOLDERS, Fence
 from ajet_tools.dataset.sandbox import Limits, Ran, run_code
 
-pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="bubblewrap is of Linux")
+pytestmark = [
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="bubblewrap is of Linux"),
+    pytest.mark.slow,
+]
 
 SHORT = Limits(seconds=5.0, memory=256 << 20, file=1 << 20, disk=4 << 20, processes=8)
 

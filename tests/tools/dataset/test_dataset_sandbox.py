@@ -16,6 +16,8 @@ import pytest
 
 from ajet_tools.dataset.sandbox import Limits, Ran, run_code
 
+pytestmark = pytest.mark.slow
+
 SHORT = Limits(seconds=5.0, memory=256 << 20, file=1 << 20, disk=4 << 20, processes=8, kept=1000, output=1 << 20)
 WAYS = ["fenced", "unfenced"]
 

@@ -160,6 +160,7 @@ def test_the_order_of_the_texts_does_not_change_the_clusters(seed: int, shuffle:
     assert clusters_of(texts) == clusters_of(other)
 
 
+@pytest.mark.slow
 def test_every_pair_is_verified_and_planted_ones_are_found_though_all_share_a_preamble() -> None:
     draw = random.Random(5)
     preamble = sentence(draw, 250)

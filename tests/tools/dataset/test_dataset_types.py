@@ -231,6 +231,7 @@ def test_text_that_cannot_hold_a_type_says_so(source: Path) -> None:
     assert "small" not in told and "write .parquet" in told
 
 
+@pytest.mark.slow
 def test_steps_of_a_build_hand_tables_on_as_tables(source: Path) -> None:
     recipe = {"out": "built", "steps": [
         {"filter": {"where": "chars>5"}, "from": "typed.parquet"}, "dedup", {"decontaminate": {"eval": "eval.jsonl"}},
