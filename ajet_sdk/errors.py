@@ -111,6 +111,9 @@ class TraceVersionError(TraceError):
 class QueryError(TraceError):
     """A query is not exactly one SELECT or EXPLAIN, took too long, or failed."""
 
+    TOO_MUCH: ClassVar[str] = "the query needs more memory than a query may have"
+    """How the message begins where that is so."""
+
 
 class EngineError(AjetError, RuntimeError):
     """A model could not answer."""

@@ -131,7 +131,7 @@ def _too_slow(timeout: float) -> QueryError:
 
 def _too_large(what: str) -> QueryError:
     return QueryError(
-        "the query needs more memory than a query may have; narrow it (by run_id or episode_id), select fewer columns "
+        f"{QueryError.TOO_MUCH}; narrow it (by run_id or episode_id), select fewer columns "
         f"or add a LIMIT ({what or 'out of memory'})"
     )
 

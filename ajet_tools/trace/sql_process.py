@@ -27,6 +27,7 @@ __all__ = ["MEMORY", "SqlProcess"]
 
 MEMORY = 1536 << 20
 """Bytes of address space that a question may take, beside the libraries."""
+_NO_MEMORY = ("bad_alloc", "MemoryError", "can't start new thread")
 _SECONDS = 120.0
 """By the clock, copying of live files included; DuckDB itself is stopped after 30 s."""
 _ROOT = str(Path(__file__).resolve().parents[2])
@@ -107,6 +108,11 @@ class SqlProcess:
             if head is None:
                 raise self._end()
             if "error" in head:
+                if head["message"].startswith(
+                    QueryError.TOO_MUCH
+                ):  # what it took may not be free again for the next question
+                    self._process.kill()
+                    self._process.wait()
                 kind = getattr(errors, head["error"], QueryError)
                 raise (kind if issubclass(kind, AjetError) else QueryError)(head["message"])
             return pa.ipc.open_stream(answer).read_all()
@@ -118,10 +124,10 @@ class SqlProcess:
         code = self._process.wait()
         self._errors.seek(0)
         lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
-        if code < 0 or (lines and ("bad_alloc" in lines[-1] or "MemoryError" in lines[-1])):
+        if code < 0 or (lines and any(sign in lines[-1] for sign in _NO_MEMORY)):
             return _Ended(
-                f"the query needed more memory than the {self._memory >> 20} MiB that it may have, and was ended; "
-                "narrow it (by run_id or episode_id), select fewer columns or add a LIMIT"
+                f"{QueryError.TOO_MUCH} ({self._memory >> 20} MiB), and was ended; narrow it (by run_id or episode_id), "
+                "select fewer columns or add a LIMIT"
             )
         return _Ended(f"the query was ended (exit code {code}): {lines[-1] if lines else 'no message'}")
 

@@ -22,6 +22,8 @@ from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.gateway import EpisodeSpec, Gateway, OpenEpisode
 from ajet_sdk.model import current_episode
 
+pytestmark = pytest.mark.slow
+
 NOWHERE = "http://model.invalid/v1"
 
 

@@ -312,6 +312,7 @@ def test_compatible_flags_are_accepted_with_a_word(starter: Path) -> None:
     assert "give one of them" in both.stderr
 
 
+@pytest.mark.slow
 def test_debug_names_breakpoints(starter: Path) -> None:
     """A tag that is named stops in the debugger, which ends at once without a terminal; another does not."""
     text = (starter / "agent.py").read_text().replace("    reply = await", '    ajet.bp("LOOK")\n    reply = await')
@@ -542,6 +543,7 @@ def test_a_full_disk_is_a_few_lines(starter: Path) -> None:
     assert len(done.stderr.splitlines()) <= 4, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("daemon", [False, True])
 @pytest.mark.parametrize("fails", [False, True])
 def test_a_thread_that_an_agent_leaves_running_does_not_hold_up_the_end(

@@ -225,6 +225,7 @@ writer.close()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["raise", "warn"])
 def test_a_full_disk_is_an_error_for_a_run_and_one_warning_for_an_agent(tmp_path: Path, mode: str) -> None:
     path = tmp_path / "trace.duckdb"

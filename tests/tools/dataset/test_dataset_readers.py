@@ -18,6 +18,8 @@ from ajet_sdk.tasks import TaskSets, load_tasks
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Run, Task
 
+pytestmark = pytest.mark.slow
+
 SEEDS = [{"question": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in range(1, 9)]
 HELD_OUT = [{"question": f"What is {n} plus {n}?", "answer": str(2 * n)} for n in (1000, 1037, 5000)]
 

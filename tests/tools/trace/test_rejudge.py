@@ -145,6 +145,7 @@ def test_a_judge_that_asks_for_what_is_not_here(stored: Path) -> None:
     assert cause == "SignatureError" and len(group) == 8 and "nothing fills parameter `model`" in (group[0].error or "")
 
 
+@pytest.mark.slow
 def test_a_judge_that_hangs(stored: Path) -> None:
     @ajet.judge
     async def slow(output: str) -> float:
