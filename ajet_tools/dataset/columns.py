@@ -99,7 +99,7 @@ class Shape:
             self.kinds.add("str" if _sound(value) else "odd")
         elif kind is int:
             self.kinds.add("int")
-            self.largest = max(self.largest, abs(value))
+            self.largest = max(self.largest, _LARGEST - 1 if value == -_LARGEST else abs(value))  # int64 holds both
         elif kind is dict:
             self.kinds.add("dict")
             self.dicts += 1

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -332,6 +332,9 @@ def _printed(column: Any) -> str:
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@example(
+    table=pa.table({"a": [None, [-(2**63)]], "b": [2**63 - 1, -(2**63)]}, metadata={"mine": "kept"}), keep={1}, add=True
+)
 @given(table=_tables(), keep=st.sets(st.integers(0, 5)), add=st.booleans())
 def test_whatever_the_schema_the_rows_that_stay_are_the_same(
     tmp_path: Path, table: pa.Table, keep: set[int], add: bool
