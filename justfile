@@ -41,19 +41,19 @@ test-frameworks *ARGS:
 # what only a GPU shows: types, adapters, attentions, speed, memory, learning; `just test-gpu --json FILE`, `--dry` on a CPU
 test-gpu *ARGS:
     python -m tests.gpu {{ARGS}}
-
 # this repository and its light dependencies as wheels, for a GPU machine without a network: `just wheels FOLDER --python 3.12`
 wheels *ARGS:
     python -m tests.gpu.wheels {{ARGS}}
-
 # the figures of the README; needs `pip install -e ".[bench]"` for the comparison with TRL
 bench *ARGS:
     python -m tests.bench {{ARGS}}
 
-# regenerate the command and config reference
+# regenerate the reference, then build the site into build/site; needs `pip install -e ".[docs]"`
 docs:
     python -m ajet_tools.cli.reference docs/reference
-
+    rm -rf build/pages build/site && mkdir -p build/pages
+    git ls-files -co --exclude-standard ':(glob)*.md' docs tutorial | tar cf - -T - | tar xf - -C build/pages
+    zensical build --strict --clean
 # format in place
 format:
     ruff check --fix .

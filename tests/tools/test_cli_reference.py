@@ -16,7 +16,7 @@ from ajet_tools.cli.reference import main, pages
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
 
-@pytest.mark.parametrize("name", ["commands.md", "config.md"])
+@pytest.mark.parametrize("name", ["commands.md", "config.md", "python.md", "requests.md"])
 def test_the_pages_are_current(name: str) -> None:
     assert (REFERENCE / name).read_text(encoding="utf-8") == pages()[name], "run `just docs`"
 
@@ -48,7 +48,7 @@ def test_every_config_key_is_in_the_reference() -> None:
 
 def test_the_pages_are_written_and_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(tmp_path), "--check"]) == 1
-    assert "not current: commands.md, config.md, requests.md; run `just docs`" in capsys.readouterr().err
+    assert "out of date: commands.md, config.md, requests.md, python.md; run `just docs`" in capsys.readouterr().err
     assert main([str(tmp_path)]) == 0
     assert main([str(tmp_path), "--check"]) == 0
     (tmp_path / "config.md").write_text("old")
