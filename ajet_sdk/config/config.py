@@ -31,13 +31,13 @@ from ajet_sdk.config.schema import (
     ModelSource,
     Rollout,
     Section,
-    TrainerCommon,
     key,
     section,
     wrong,
 )
 from ajet_sdk.config.source import Roots, Source, read_document, read_override
 from ajet_sdk.config.task_schema import TaskJudge, TaskReader
+from ajet_sdk.config.trainer_schema import TrainerCommon
 from ajet_sdk.errors import ConfigError
 
 __all__ = ["Config", "Roots", "is_idle", "keys", "load_config", "load_object", "plain_yaml"]

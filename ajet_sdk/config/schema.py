@@ -18,14 +18,12 @@ from pydantic_core import PydanticCustomError
 __all__ = [
     "CLUSTERS",
     "IDLE",
-    "Algorithm",
     "ContextTracker",
     "Data",
     "Debug",
     "ModelSource",
     "Rollout",
     "Section",
-    "TrainerCommon",
     "key",
     "section",
     "wrong",
@@ -316,83 +314,3 @@ class Debug(Section):
     debug_tensor_parallel_size: int = key(
         4, "GPUs that the vLLM server spreads the model over, where one is started; at most those there are.", ge=1
     )
-
-
-class Algorithm(Section):
-    adv_estimator: Literal["grpo", "rloo", "reinforce_plus_plus"] = key(
-        "grpo",
-        "How advantages are made of rewards; grpo: arXiv:2402.03300, rloo: arXiv:2402.14740, reinforce_plus_plus: "
-        "arXiv:2501.03262.",
-    )
-    normalize_std: bool = key(True, "grpo: divide by the group's standard deviation.")
-    use_kl_in_reward: bool = key(False, "Take the KL penalty from the reward instead of adding it to the loss.")
-
-
-class FsdpConfig(Section):
-    param_offload: bool = key(False, "Keep parameters in CPU memory (clusters).")
-    optimizer_offload: bool = key(False, "Keep optimiser states in CPU memory (clusters).")
-
-
-class Optim(Section):
-    lr: float | None = key(None, "Learning rate; null: chosen by model size and printed.", gt=0)
-    weight_decay: float = key(0.0, "Weight decay of AdamW.", ge=0)
-    betas: tuple[float, float] = key((0.9, 0.95), "Momenta of AdamW.")
-    warmup_steps: int = key(5, "Steps over which the learning rate rises to its value.", ge=0)
-    lr_scheduler_type: Literal["constant", "linear", "cosine"] = key(
-        "constant", "After the warm-up: stay, or fall to 0 over the run's steps."
-    )
-    grad_clip: float = key(1.0, "Largest norm of the gradient.", gt=0)
-
-    @model_validator(mode="after")
-    def _betas(self) -> Optim:
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise wrong("betas", "must both be at least 0 and less than 1 {got}")
-        return self
-
-
-class TrainerCommon(Section):
-    seed: int = key(0, "Every other seed is derived from it.", ge=0)
-    total_epochs: int = key(50, "Passes over the training tasks.", ge=1)
-    total_steps: int | None = key(None, "Training steps; null: the epochs decide.", ge=1)
-    total_training_steps: int | None = key(
-        None, "Most training steps: ends training before `total_epochs` or `total_steps` do.", ge=1
-    )
-    val_before_train: bool = key(False, "Validate before the first step.")
-    val_pass_n: int = key(4, "Sampled attempts per validation task, for pass@k.", ge=1)
-    val_tasks: int | None = key(None, "Validate on so many of the tasks; null: all.", ge=1)
-    save_freq: int = key(20, "Steps between checkpoints; 0 or less: only at the end.")
-    test_freq: int = key(20, "Steps between validations; 0 or less: only at the end.")
-    keep_checkpoints: int = key(2, "Checkpoints kept beside the final model.", ge=1)
-    nnodes: int = key(1, "Machines (clusters).", ge=1)
-    n_gpus_per_node: int = key(8, "GPUs per machine (clusters).", ge=0)
-    logger: list[Literal["console", "tensorboard", "wandb", "swanlab"]] = key(
-        ["console", "tensorboard"], "Where metrics go beside the trace, one or a list of them."
-    )
-    algorithm: Algorithm = section(Algorithm, "Advantages.")
-    mini_batch_num: int = key(1, "Optimiser steps per batch.", ge=1)
-    ppo_epochs: int = key(1, "Passes over each batch.", ge=1)
-    micro_batch_tokens: int = key(8192, "Tokens per forward pass; gradients of several are summed.", ge=1)
-    clip_ratio_low: float = key(0.2, "The policy ratio is clipped at 1 - this.", ge=0, le=1)
-    clip_ratio_high: float = key(0.28, "The policy ratio is clipped at 1 + this.", ge=0)
-    entropy_coef: float = key(0.0, "Weight of the entropy bonus.", ge=0)
-    fsdp_config: FsdpConfig = section(FsdpConfig, "Sharded training (clusters).")
-    optim: Optim = section(Optim, "The optimiser.")
-    use_kl_loss: bool = key(True, "Add the KL divergence from the first model to the loss.")
-    kl_loss_coef: float = key(0.002, "Weight of that term.", ge=0)
-    kl_loss_type: Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"] = key(
-        "low_var_kl", "Estimator of the divergence (joschu.net/blog/kl-approx.html)."
-    )
-    ulysses_sequence_parallel_size: int = key(1, "GPUs that share one sequence (clusters).", ge=1)
-    checkpoint_base_dir: str | None = key(
-        None, "Where checkpoints go; null: `checkpoint/` in the experiment's directory."
-    )
-    save_trajectory_as_json_file: bool = key(
-        False, "Also write each episode as JSON, into trajectory/ beside the trace."
-    )
-
-    @model_validator(mode="before")
-    @classmethod
-    def _one_logger(cls, data: Any) -> Any:
-        if isinstance(data, Mapping) and isinstance(data.get("logger"), str):
-            return {**data, "logger": [data["logger"]]}
-        return data

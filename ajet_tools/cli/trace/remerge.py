@@ -27,7 +27,7 @@ from ajet_tools.trace.rerun.preflight import Preflight
 from ajet_tools.trace.rerun.preflight import preflight as run_preflight
 from ajet_tools.trace.rerun.remerge import Remerge, Totals, changed, policy_of, steps_of
 from ajet_tools.trace.rerun.remerge import remerge as run_remerge
-from ajet_tools.trace.rerun.retokenize import load_tokenizer
+from ajet_tools.trace.rerun.tokenizers import load_tokenizer
 
 __all__ = ["app"]
 

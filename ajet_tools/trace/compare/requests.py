@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 from typing import Any, Literal
 
+from ajet_sdk.engines.retokenize import by_request
 from ajet_sdk.samples.prefixes import common_text
 from ajet_sdk.types import Call
 from ajet_tools.text.clean import message_text
@@ -62,14 +63,7 @@ class Difference:
 
 def requests_of(calls: Iterable[Call]) -> list[Asked]:
     """The requests that a workflow made, in the order in which they began; a judge's are left out."""
-    grouped: dict[str, list[Call]] = {}
-    for call in sorted(calls, key=lambda c: (c.started_at, c.index)):
-        if call.phase == "rollout":
-            grouped.setdefault(call.request_id or call.call_id, []).append(call)
-    return [
-        Asked(choices[0].agent, choices[0].request, tuple(sorted(choices, key=lambda c: c.index)))
-        for choices in grouped.values()
-    ]
+    return [Asked(choices[0].agent, choices[0].request, choices) for choices in by_request(calls)]
 
 
 def compare(recorded: Sequence[Asked], asked: Sequence[Asked]) -> list[Difference]:

@@ -10,12 +10,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from ajet_sdk.engines.retokenize import Refusal, retokenise
 from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.reporting.output import visible
 from ajet_sdk.samples.timelines import Merged, merge
 from ajet_sdk.tokens.template import ChatTemplate
 from ajet_sdk.types import Call, Episode, Split
-from ajet_tools.trace.rerun.retokenize import LoadedTokenizer, Refusal, retokenise
+from ajet_tools.trace.rerun.tokenizers import LoadedTokenizer
 
 __all__ = ["Example", "Merging", "Preflight", "SplitKind", "preflight"]
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ajet_sdk.config.config import Config
+from ajet_sdk.engines.retokenize import retokenise
 from ajet_sdk.protocols import Tokenizer, TraceReader
 from ajet_sdk.samples.build import Batch, Estimator, build
 from ajet_sdk.samples.timelines import Decode
@@ -17,7 +18,6 @@ from ajet_sdk.trace.reader import episodes
 from ajet_sdk.types import Call, Episode
 from ajet_tools.trace.queries.base import rows
 from ajet_tools.trace.queries.runs import ledger_totals
-from ajet_tools.trace.rerun.retokenize import retokenise
 
 __all__ = ["Policy", "Remerge", "Totals", "changed", "policy_of", "remerge", "steps_of"]
 

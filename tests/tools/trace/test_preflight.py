@@ -13,6 +13,7 @@ import pytest
 
 import ajet
 from ajet_sdk.config.config import Config, load_config
+from ajet_sdk.engines.retokenize import retokenise
 from ajet_sdk.engines.scripted import TEMPLATE, ByteTokenizer, ScriptedEngine
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.gateway.gateway import Gateway
@@ -24,7 +25,7 @@ from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, LedgerEntry, Run, Task
 from ajet_tools.trace.rerun.preflight import Preflight, preflight
 from ajet_tools.trace.rerun.remerge import Policy, changed, policy_of, remerge
-from ajet_tools.trace.rerun.retokenize import LoadedTokenizer, load_tokenizer, retokenise
+from ajet_tools.trace.rerun.tokenizers import LoadedTokenizer, load_tokenizer
 
 SETTINGS: Config = load_config(values={"ajet": {"backbone": "debug"}})
 TOOL = {"type": "function", "function": {"name": "calc", "parameters": {"type": "object", "properties": {}}}}

@@ -6,38 +6,21 @@ where the tokenizer is the one that made them, else encoded from the text that t
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ajet_sdk.engines.prompts import Prompt, PromptBuilder
-from ajet_sdk.engines.scripted import ByteTokenizer
-from ajet_sdk.errors import ConfigError, MissingExtra, RequestRefused
+from ajet_sdk.errors import RequestRefused
 from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.samples.prefixes import place_all
-from ajet_sdk.tokens.huggingface import HFTokenizer
 from ajet_sdk.tokens.template import ChatTemplate, clean
 from ajet_sdk.types import Call
-from ajet_tools.text.clean import reply_of
-from ajet_tools.trace.compare.requests import Asked, requests_of
 
-__all__ = ["LoadedTokenizer", "Refusal", "Retokenised", "load_tokenizer", "retokenise"]
-
-_LARGEST_LIMIT = 1 << 30
-"""A longer `model_max_length` says that none is known."""
-
-
-@dataclass(frozen=True)
-class LoadedTokenizer:
-    """A tokenizer, and the longest sequence its model takes (None: not said)."""
-
-    tokenizer: Tokenizer
-    limit: int | None
+__all__ = ["Refusal", "Retokenised", "by_request", "retokenise"]
 
 
 @dataclass(frozen=True)
@@ -62,50 +45,13 @@ class Retokenised:
     """Calls whose recorded output ids were used."""
 
 
-def load_tokenizer(model: str) -> LoadedTokenizer:
-    """The tokenizer of a directory, or of a hub name that is in the cache; nothing is downloaded.
-
-    `scripted` is the tokenizer of scripted engines. Raises ConfigError where none can be loaded, MissingExtra.
-    """
-    if model == "scripted":
-        return LoadedTokenizer(ByteTokenizer(), None)
-    folder = Path(model).expanduser()
-    if not folder.is_dir():
-        folder = _cached(model)
-    try:
-        tokenizer = HFTokenizer(folder)
-    except ConfigError:
-        raise
-    except ImportError as error:
-        raise MissingExtra(error.name or "transformers", "local") from error
-    except Exception as error:  # the boundary: transformers raises what its file formats raise
-        raise ConfigError(f"no tokenizer can be loaded from {model}: {type(error).__name__}: {error}") from error
-    return LoadedTokenizer(tokenizer, _limit(folder, tokenizer))
-
-
-def _cached(name: str) -> Path:
-    try:
-        from huggingface_hub import snapshot_download
-        from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
-    except ImportError as error:
-        raise MissingExtra("huggingface_hub", "local") from error
-    try:
-        return Path(snapshot_download(name, local_files_only=True))
-    except (LocalEntryNotFoundError, HFValidationError, FileNotFoundError, OSError) as error:
-        raise ConfigError(
-            f"{name} is neither a directory here nor a model in the Hugging Face cache, and nothing is downloaded: "
-            "name a directory with tokenizer.json, or fetch the model first (hf download NAME)"
-        ) from error
-
-
-def _limit(folder: Path, tokenizer: Any) -> int | None:
-    try:
-        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        config = {}
-    section = config.get("text_config") if isinstance(config.get("text_config"), dict) else config
-    found = section.get("max_position_embeddings") or getattr(tokenizer.hf, "model_max_length", None)
-    return int(found) if isinstance(found, int | float) and 0 < found < _LARGEST_LIMIT else None
+def by_request(calls: Iterable[Call]) -> list[tuple[Call, ...]]:
+    """The choices of each request that a workflow made, in the order in which they began; a judge's are left out."""
+    grouped: dict[str, list[Call]] = {}
+    for call in sorted(calls, key=lambda c: (c.started_at, c.index)):
+        if call.phase == "rollout":
+            grouped.setdefault(call.request_id or call.call_id, []).append(call)
+    return [tuple(sorted(choices, key=lambda c: c.index)) for choices in grouped.values()]
 
 
 def retokenise(calls: Sequence[Call], tokenizer: Tokenizer) -> Retokenised:
@@ -114,8 +60,8 @@ def retokenise(calls: Sequence[Call], tokenizer: Tokenizer) -> Retokenised:
     Raises ConfigError where the tokenizer has no chat template, or one that does not parse.
     """
     work = _Work(tokenizer)
-    for request in requests_of(calls):
-        work.take(request)
+    for choices in by_request(calls):
+        work.take(choices)
     work.result.calls = place_all(sorted(work.result.calls, key=lambda call: (call.started_at, call.index)))
     return work.result
 
@@ -129,20 +75,20 @@ class _Work:
         self._waiting: list[tuple[PromptBuilder, Prompt, Call, list[int], Mapping[str, Any]]] = []
         self._same: bool | None = None
 
-    def take(self, request: Asked) -> None:
+    def take(self, choices: Sequence[Call]) -> None:
         """Make one request and its replies tokens; replies that had come when it began are gone on from."""
-        answered = [call for call in request.calls if _reply(call) is not None]
-        body = request.body
+        answered = [call for call in choices if _reply(call) is not None]
+        body = choices[0].request
         chat, plain = isinstance(body.get("messages"), list), isinstance(body.get("prompt"), str)
         if not answered or not (chat or plain) or "system" in body:
-            self.result.foreign += [call.call_id for call in request.calls]
+            self.result.foreign += [call.call_id for call in choices]
             return
-        began = request.calls[0].started_at
+        began = choices[0].started_at
         for ready in [one for one in self._waiting if one[2].ended_at <= began]:
             ready[0].commit(ready[1], ready[3], ready[4])
             self._waiting.remove(ready)
         try:
-            self._chat(request.agent, body, answered) if chat else self._plain(body, answered)
+            self._chat(choices[0].agent, body, answered) if chat else self._plain(body, answered)
         except RequestRefused as error:
             first = answered[0]
             self.result.refused += [Refusal(first.episode_id, call.call_id, str(error)) for call in answered]
@@ -221,9 +167,12 @@ def _reply(call: Call) -> Mapping[str, Any] | None:
     """The message that a call was answered with; None where there is none of these dialects."""
     choices = call.response.get("choices")
     first = choices[0] if isinstance(choices, list) and choices else None
-    if not isinstance(first, Mapping) or not ("message" in first or "text" in first):
+    if not isinstance(first, Mapping):
         return None
-    return reply_of(call.response)
+    if isinstance(first.get("message"), Mapping):
+        message: Mapping[str, Any] = first["message"]
+        return message
+    return {"role": "assistant", "content": first["text"]} if isinstance(first.get("text"), str) else None
 
 
 def _options(body: Mapping[str, Any]) -> dict[str, Any]:

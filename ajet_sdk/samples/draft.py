@@ -1,0 +1,193 @@
+"""One episode on its way to training samples: what of it is trained, and what became of everything else."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from ajet_sdk import errors
+from ajet_sdk.samples.ledger import sampled_tokens
+from ajet_sdk.samples.timelines import Merged, is_trained
+from ajet_sdk.types import Call, Episode, LedgerEntry, Outcome, Sample, Span, Timeline
+
+__all__ = ["Draft", "Lengths"]
+
+Lengths = tuple[int | None, int | None]
+
+_NOT_THE_AGENTS = set(errors.__all__) - {"ContextOverflow", "RequestRefused"}
+
+
+def _has_ids(call: Call) -> bool:
+    """Whether the engine told all that training needs: ids, and the probability of each."""
+    if call.prompt_ids is None or call.output_ids is None or call.logprobs is None:
+        return False
+    return bool(np.isfinite(call.logprobs).all())
+
+
+def _may_have_failure_reward(episode: Episode) -> bool:
+    """Whether the agent itself failed: its own exception, or a conversation that outgrew the model."""
+    return episode.status == "failed" and not episode.infrastructure and episode.cause not in _NOT_THE_AGENTS
+
+
+@dataclass(eq=False)
+class Draft:
+    """One episode on its way to samples."""
+
+    episode: Episode
+    merged: Merged
+    failure_reward: float | None
+    gamma: float
+    outcomes: dict[str, Outcome] = field(default_factory=dict)
+    """Why a call is left out, by call id; no entry: it is trained, as far as it fits."""
+    advantages: dict[str, float] = field(default_factory=dict)
+    kept: dict[str, int] = field(default_factory=dict)
+    """How many of a call's tokens are trained."""
+
+    @property
+    def failed(self) -> bool:
+        """Whether there is no value to train on."""
+        if self.episode.status == "succeeded":
+            return not self.episode.rewards
+        return self.failure_reward is None or not _may_have_failure_reward(self.episode)
+
+    @property
+    def counts(self) -> bool:
+        """Whether the episode counts in its group's baseline."""
+        return self.episode.split == "train" and not self.failed
+
+    def value(self, agent: str | None, call_id: str | None = None) -> float | None:
+        succeeded = self.episode.status == "succeeded"
+        value = self.episode.value(agent, call_id) if succeeded else self.failure_reward
+        if value is None or call_id is None or self.gamma == 1:
+            return value
+        mine = [r for r in self.episode.rewards if succeeded and r.call_id == call_id and r.agent in (None, agent)]
+        own = sum(r.value * r.weight for r in mine)
+        return own + (value - own) * self.gamma ** self.later_turns.get(call_id, 0)
+
+    @cached_property
+    def later_turns(self) -> dict[str, int]:
+        """How many turns its agent takes after each call; the choices of one request are one turn."""
+        turns: dict[str, dict[str, int]] = defaultdict(dict)
+        calls = [call for call in self.episode.calls if is_trained(call) and call.error is None]
+        for call in calls:
+            turns[call.agent].setdefault(call.request_id or call.call_id, len(turns[call.agent]))
+        return {c.call_id: len(turns[c.agent]) - 1 - turns[c.agent][c.request_id or c.call_id] for c in calls}
+
+    def rule_out(self, newest: int | None, maskable: Callable[[Call], bool] | None) -> None:
+        """Note each call that is left out for a reason of its own or of its episode; the first that holds."""
+        for call in self.episode.calls:
+            outcome: Outcome | None = None
+            if self.episode.split == "val":
+                outcome = "evaluation"
+            elif not is_trained(call):
+                outcome = "untrainable"
+            elif call.error is not None:
+                outcome = "undelivered"
+            elif not _has_ids(call):
+                outcome = "untrainable"
+            elif self.failed:
+                outcome = "failed"
+            elif newest is not None and call.policy_version is not None and call.policy_version < newest:
+                outcome = "stale"
+            elif maskable is not None and call.sampling.get("grammar") and not maskable(call):
+                outcome = "unmaskable"
+            if outcome is not None:
+                self.outcomes[call.call_id] = outcome
+
+    @cached_property
+    def candidates(self) -> dict[str, list[Call]]:
+        """The calls that are not ruled out, or only for their age, by agent; fixed before advantages rule out more."""
+        by_agent: dict[str, list[Call]] = defaultdict(list)
+        for call in self.episode.calls:
+            if call.call_id not in self.outcomes or self.outcomes[call.call_id] == "stale":
+                by_agent[call.agent].append(call)
+        return by_agent
+
+    def samples(self, max_tokens: int | None, max_lengths: Lengths, max_samples: int | None) -> list[Sample]:
+        """A sample for each timeline in which something is trained, or for as many as are drawn, the same each time."""
+        timelines = [t for t in self.merged.timelines if any(s.call_id not in self.outcomes for s in t.spans)]
+        if max_samples is not None and len(timelines) > max_samples:
+            at = self.episode
+            draw = random.Random(f"{at.task.task_id}/{at.step}/{at.attempt}")
+            timelines = [timelines[i] for i in sorted(draw.sample(range(len(timelines)), max_samples))]
+        found = []
+        for timeline in timelines:
+            limit = len(timeline.token_ids) if max_tokens is None else max_tokens
+            if max_lengths[1] is not None:
+                first = timeline.spans[0].start
+                limit = min(limit, min(first, max_lengths[0] or first) + max_lengths[1])
+            found.append(self._sample(timeline, limit))
+        return [sample for sample in found if sample is not None]
+
+    def _sample(self, timeline: Timeline, limit: int) -> Sample | None:
+        spans: list[Span] = []
+        for span in timeline.spans:
+            if span.call_id not in self.outcomes:
+                end = min(span.end, limit)
+                self.kept[span.call_id] = max(0, end - span.start)
+                if end > span.start:
+                    spans.append(span if end == span.end else Span(call_id=span.call_id, start=span.start, end=end))
+        if not spans:
+            return None
+        size = spans[-1].end
+        mask, advantages = np.zeros(size, np.bool_), np.zeros(size, np.float32)
+        for span in spans:
+            mask[span.start : span.end] = True
+            advantages[span.start : span.end] = self.advantages[span.call_id]
+        values = [self.value(timeline.agent, span.call_id) or 0.0 for span in spans]
+        return Sample(
+            timeline=self._shorten(timeline, tuple(spans), mask),
+            episode_id=self.episode.episode_id,
+            group_id=self.episode.group_id,
+            reward=sum(values) / len(values),
+            advantages=advantages,
+        )
+
+    def _shorten(self, timeline: Timeline, spans: tuple[Span, ...], mask: npt.NDArray[np.bool_]) -> Timeline:
+        """The timeline up to its last trained token, with nothing else masked in."""
+        size = len(mask)
+        if spans == timeline.spans and size == len(timeline.token_ids):
+            return timeline
+        calls = {call.call_id: call for call in self.episode.calls}
+        prompts = {call_id: calls[call_id].prompt_ids for call_id in timeline.call_ids}
+        versions = (calls[span.call_id].policy_version for span in spans)
+        return Timeline(
+            agent=timeline.agent,
+            token_ids=timeline.token_ids[:size],
+            loss_mask=mask,
+            logprobs=np.where(mask, timeline.logprobs[:size], np.float32(0)),
+            call_ids=tuple(c for c in timeline.call_ids if (ids := prompts[c]) is not None and len(ids) < size),
+            policy_version=min((v for v in versions if v is not None), default=None),
+            spans=spans,
+        )
+
+    def ledger(self) -> Iterable[LedgerEntry]:
+        """The rows of each call: one, or two where its tail was cut."""
+        for call in self.episode.calls:
+            sampled = sampled_tokens(call)
+            outcome = self.outcomes.get(call.call_id)
+            if outcome is not None:
+                yield self._row(call, outcome, sampled)
+                continue
+            kept = self.kept.get(call.call_id, 0)
+            if kept or not sampled:
+                yield self._row(call, "trained", kept)
+            if sampled > kept:
+                yield self._row(call, "truncated", sampled - kept)
+
+    def _row(self, call: Call, outcome: Outcome, tokens: int) -> LedgerEntry:
+        at = self.episode
+        return LedgerEntry(
+            run_id=at.run_id,
+            step=at.step,
+            episode_id=at.episode_id,
+            call_id=call.call_id,
+            outcome=outcome,
+            tokens=tokens,
+        )
