@@ -4,7 +4,8 @@ https://opentelemetry.io/docs/specs/semconv/gen-ai/ : messages are JSON texts in
 `gen_ai.output.messages`, each with a role and parts. What a part cannot say (a client's own keys, pictures) goes into
 a part of type `ajet.message` that has the message as it was, so that nothing is lost on the way back.
 
-OTLP JSON lines, one trace a line: a span for the episode and one for each call below it (OTLP file format 1.x).
+OTLP JSON lines, one trace per line: a span for the episode, below it one for each call and each tool that was called
+over MCP (OTLP file format 1.x).
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from datetime import datetime, timedelta, timezone
 from typing import Any, BinaryIO
 
 from ajet_sdk.samples.prefixes import PLACE
-from ajet_sdk.types import Call, Episode
+from ajet_sdk.types import Call, Episode, Event
 from ajet_tools.text.clean import reply_of
 from ajet_tools.trace.export.job import Job
 from ajet_tools.trace.export.target import json_line
@@ -189,18 +190,19 @@ _INTERNAL, _CLIENT = 1, 3
 
 _OK, _ERROR = 1, 2
 
-_HEX_32 = re.compile(r"[0-9a-f]{32}")
+_HEX_32, _HEX_16 = re.compile(r"[0-9a-f]{32}"), re.compile(r"[0-9a-f]{16}")
 
 
 def write(job: Job, file: BinaryIO) -> None:
     """A line for each episode: an ExportTraceServiceRequest. Token ids are not among the attributes."""
     for record in job.records():
         file.write(json_line(_request(record.episode)))
-        job.wrote(record, 1 + len(record.episode.calls))
+        job.wrote(record, 1 + len(record.episode.calls) + len(record.episode.events))
 
 
 def _request(episode: Episode) -> dict[str, Any]:
-    spans = [_root(episode), *(_span(call, episode) for call in episode.calls)]
+    tools = (_tool_span(event, n, episode) for n, event in enumerate(episode.events))
+    spans = [_root(episode), *(_span(call, episode) for call in episode.calls), *tools]
     resource = {"service.name": "ajet", "ajet.run_id": episode.run_id}
     scope = {"name": "ajet", "version": "1"}
     schema = f"https://opentelemetry.io/schemas/{SEMCONV}"
@@ -217,6 +219,7 @@ def _request(episode: Episode) -> dict[str, Any]:
 def _root(episode: Episode) -> dict[str, Any]:
     plain = {name: getattr(episode, name) for name in Episode.model_fields if name not in ("calls", "task", "rewards")}
     plain |= {"task": episode.task.model_dump(), "rewards": [reward.model_dump() for reward in episode.rewards]}
+    plain["events"] = [event.model_dump() for event in episode.events]
     attributes = {
         "gen_ai.operation.name": "invoke_workflow",
         "gen_ai.workflow.name": "ajet",
@@ -275,6 +278,30 @@ def _span(call: Call, episode: Episode) -> dict[str, Any]:
         "endTimeUnixNano": nanos(call.ended_at),
         "attributes": _attributes(attributes),
         "status": {"code": _ERROR, "message": call.error} if call.error else {"code": _OK},
+    }
+
+
+def _tool_span(event: Event, place: int, episode: Episode) -> dict[str, Any]:
+    """The episode itself holds the event whole; this is for who reads the trace elsewhere."""
+    attributes = {
+        "gen_ai.operation.name": "execute_tool",
+        "gen_ai.tool.name": event.name,
+        "gen_ai.tool.call.arguments": _json(event.arguments),
+        "gen_ai.tool.call.result": _json(event.result),
+        "ajet.event": event.kind,
+    }
+    linked = _HEX_32.fullmatch(event.trace_id or "") and _HEX_16.fullmatch(event.span_id or "")
+    return {
+        "traceId": _trace_id(episode),
+        "spanId": _span_id(f"{episode.episode_id}/event/{place}"),
+        "parentSpanId": _span_id(episode.episode_id),
+        "name": f"execute_tool {event.name}",
+        "kind": _INTERNAL,
+        "startTimeUnixNano": nanos(event.started_at),
+        "endTimeUnixNano": nanos(event.ended_at),
+        "attributes": _attributes(attributes),
+        "links": [{"traceId": event.trace_id, "spanId": event.span_id}] if linked else [],
+        "status": {"code": _ERROR, "message": event.error} if event.error else {"code": _OK},
     }
 
 

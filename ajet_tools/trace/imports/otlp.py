@@ -234,7 +234,7 @@ def parse_traces(traces: Iterable[tuple[str, list[Span]]], bad: BadRows, left_ou
         if made is None or made.episode is None:
             left_out["traces without a model call"] += 1
         else:
-            told = {"ajet.episode", "ajet.call"}
+            told = {"ajet.episode", "ajet.call", "ajet.event"}
             others = sum(not told & span.attributes.keys() for span in spans)
             others -= 0 if any("ajet.call" in span.attributes for span in spans) else len(made.episode.calls)
             if others:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -11,7 +12,7 @@ from rich.padding import Padding
 from rich.text import Text
 
 from ajet_sdk.reporting.output import visible
-from ajet_sdk.types import Call
+from ajet_sdk.types import Call, Event
 from ajet_tools.text.clean import one_line, short_ids
 from ajet_tools.text.tables import counted, number
 from ajet_tools.trace.episode.messages import Message, cut, pretty
@@ -258,6 +259,16 @@ def overview_blocks(overview: EpisodeOverview) -> Iterator[Block]:
     if output not in (None, "null"):
         text = output[1:-1] if output.startswith('"') and "\\" not in output else output
         yield Block("output", "output", "", "", (Part("text", text),))
+    events = json.loads(row["events"] or "[]")
+    if events:
+        title = f"{counted(len(events), 'tool call')} over MCP"
+        yield Block("events", title, "magenta", "", tuple(_event(Event(**event)) for event in events))
+
+
+def _event(event: Event) -> Part:
+    seconds = (event.ended_at - event.started_at).total_seconds()
+    ended = event.error or pretty(event.result)
+    return Part("tool", f"{pretty(event.arguments)}\n{ended}", f"→ {event.name}  {seconds:.2f} s")
 
 
 _STATUS = {"succeeded": "green", "failed": "red", "timeout": "yellow", "aborted": "yellow"}

@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel
 from pydantic_ai import Agent
 from pydantic_ai.models.google import GoogleModel
+from pydantic_ai.models.openai import OpenAIChatModel
 
 import ajet
 
@@ -26,7 +27,7 @@ def agent(model: Any, **more: Any) -> Agent[Any, Any]:
 
 
 CHAT, RESPONSES, MESSAGES, GEMINI = (
-    "openai-chat:gpt-4o",
+    OpenAIChatModel("gpt-4o"),
     "openai-responses:gpt-4o",
     "anthropic:claude-sonnet-4-0",
     GoogleModel("gemini-2.5-flash"),

@@ -23,7 +23,7 @@ from ajet_sdk.samples.prefixes import place_all
 from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.trace.reader import episodes, open_trace
 from ajet_sdk.trace.writer import TraceWriter
-from ajet_sdk.types import Call, Episode, Feedback, Reward, Run, Task, Trained
+from ajet_sdk.types import Call, Episode, Event, Feedback, Reward, Run, Task, Trained
 from ajet_tools.trace.export import FORMATS, Exported, export
 from ajet_tools.trace.export.conversations import conversations
 from ajet_tools.trace.export.job import Cancelled
@@ -78,6 +78,12 @@ class _Conversation:
         return call
 
 
+EVENT = Event(
+    name="calc", arguments={"expression": "2+2"}, result={"content": [{"type": "text", "text": "4"}]},
+    started_at=START, ended_at=START + timedelta(seconds=1), trace_id="a" * 32, span_id="b" * 16,
+)  # fmt: skip
+
+
 def _attempt(number: int, answer: str, reward: float, **changes: Any) -> Episode:
     """A solver with a tool, a critic, and a second sample from the solver's first prompt."""
     name = f"ep{number}"
@@ -98,6 +104,7 @@ def _attempt(number: int, answer: str, reward: float, **changes: Any) -> Episode
     fields: dict[str, Any] = {
         "episode_id": name, "run_id": "run", "group_id": "g", "attempt": number, "step": 4, "task": task,
         "output": answer, "calls": (*solver.calls, *critic.calls, *fork.calls), "metrics": {"x": 0.5},
+        "events": (EVENT,),
         "rewards": (Reward(name="right", value=reward, reason=EVIL), Reward(name="clear", value=0.25, agent="critic")),
         "started_at": START + timedelta(minutes=number), "ended_at": START + timedelta(minutes=number, seconds=9),
     }  # fmt: skip
@@ -380,14 +387,14 @@ def test_otlp_is_what_its_schema_says(reader: TraceReader, tmp_path: Path) -> No
     ids: set[str] = set()
     for row in rows:
         spans = row["resourceSpans"][0]["scopeSpans"][0]["spans"]
-        root, *calls = spans
+        root, *below = spans
         assert len({span["traceId"] for span in spans}) == 1 and "parentSpanId" not in root
         for span in spans:
             assert re.fullmatch("[0-9a-f]{32}", span["traceId"]) and re.fullmatch("[0-9a-f]{16}", span["spanId"])
             assert span["spanId"] not in ids
             ids.add(span["spanId"])
             assert int(span["startTimeUnixNano"]) <= int(span["endTimeUnixNano"])
-        assert all(span["parentSpanId"] == root["spanId"] for span in calls)
+        assert all(span["parentSpanId"] == root["spanId"] for span in below)
     attributes = {a["key"]: a["value"] for a in rows[0]["resourceSpans"][0]["scopeSpans"][0]["spans"][1]["attributes"]}
     asked = json.loads(attributes["gen_ai.input.messages"]["stringValue"])
     assert asked[0] == {"role": "system", "parts": [{"type": "text", "content": "Calculate."}]}
@@ -397,6 +404,11 @@ def test_otlp_is_what_its_schema_says(reader: TraceReader, tmp_path: Path) -> No
     assert attributes["gen_ai.operation.name"] == {"stringValue": "chat"}
     assert attributes["gen_ai.usage.input_tokens"]["intValue"].isdigit()
     assert attributes["gen_ai.request.seed"] == {"intValue": "7"}
+    tool = rows[0]["resourceSpans"][0]["scopeSpans"][0]["spans"][-1]
+    of = {a["key"]: a["value"].get("stringValue") for a in tool["attributes"]}
+    assert tool["name"] == "execute_tool calc" and of["gen_ai.operation.name"] == "execute_tool"
+    assert json.loads(of["gen_ai.tool.call.arguments"]) == EVENT.arguments
+    assert tool["links"] == [{"traceId": EVENT.trace_id, "spanId": EVENT.span_id}]
     protobuf = pytest.importorskip("google.protobuf.json_format")
     service = pytest.importorskip("opentelemetry.proto.collector.trace.v1.trace_service_pb2")
     for row in rows:

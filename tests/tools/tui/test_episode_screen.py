@@ -18,7 +18,7 @@ from textual.widgets import Input, Static
 from ajet_sdk.engines.scripted import ByteTokenizer
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
-from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Reward, Run, Task
+from ajet_sdk.types import Call, Episode, Event, Feedback, LedgerEntry, Reward, Run, Task
 from ajet_tools.tui.trace.app import TraceApp
 from ajet_tools.tui.trace.episode import EpisodeScreen
 from ajet_tools.tui.trace.episode_tree import CallTree
@@ -260,6 +260,20 @@ async def test_it_opens_at_the_beginning_and_says_what_the_episode_was(traced: P
         assert [line.strip() for line in tree(screen)][:3] == [
             "▌episode  succeeded  reward 0.875", "default timeline 0  241 tok", "0 55 → 3     trained → calc",
         ]  # fmt: skip
+
+
+@pytest.mark.asyncio
+async def test_tools_that_were_called_over_mcp_are_shown(tmp_path: Path) -> None:
+    ended = NOON + timedelta(seconds=0.25)
+    added = Event(name="add", arguments={"a": 1}, result={"isError": False}, started_at=NOON, ended_at=ended)
+    lost = Event(name="look_up", error="ConnectionError: [gone]", started_at=NOON, ended_at=ended)
+    one = call("mcp0001", 0, ASK, said("391"))
+    with TraceWriter(tmp_path / "trace.duckdb") as writer:
+        writer.put(RUN, one, episode("mcp0001", events=(added, lost)), RUN.model_copy(update={"status": "finished"}))
+    async with opened(tmp_path / "trace.duckdb", "mcp0001") as (_, screen):
+        text = " ".join(shown(screen).split())
+        assert '2 tool calls over MCP → add 0.25 s {"a": 1} {"isError": false} → look_up 0.25 s' in text
+        assert "ConnectionError: [gone]" in text
 
 
 @pytest.mark.asyncio
