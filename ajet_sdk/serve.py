@@ -15,14 +15,23 @@ from ajet_sdk.agent.context import AgentIdentity
 from ajet_sdk.config.config import load_config
 from ajet_sdk.engines.open import open_engine, ready
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.gateway.access import Place, key_of, locate
+from ajet_sdk.gateway.access import (
+    ClientGone,
+    HTTPError,
+    Place,
+    Request,
+    count,
+    is_of_models,
+    key_of,
+    locate,
+    models,
+    unknown_route,
+)
 from ajet_sdk.gateway.answer import answer
+from ajet_sdk.gateway.episode import EpisodeSpec
 from ajet_sdk.gateway.gateway import Gateway, listening_socket
 from ajet_sdk.gateway.http_door import CONNECTION, Receive, Scope, Send, read_json, respond, send_reply
 from ajet_sdk.gateway.http_server import is_loopback, server_config
-from ajet_sdk.gateway.lookups import count, is_of_models, models
-from ajet_sdk.gateway.request import ClientGone, HTTPError, Request, unknown_route
-from ajet_sdk.gateway.spec import EpisodeSpec
 from ajet_sdk.protocols import Engine
 from ajet_sdk.reporting import output
 from ajet_sdk.rollout.threads import run_to_end

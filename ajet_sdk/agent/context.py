@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
@@ -11,13 +12,13 @@ from functools import lru_cache
 from typing import Any, Literal, Protocol
 from urllib.parse import parse_qsl, quote, unquote
 
-from ajet_sdk.agent.llm_hosts import HostGuard
-from ajet_sdk.errors import AjetError
+from ajet_sdk.errors import AjetError, UncapturedTraffic
 from ajet_sdk.types import Event, Phase
 
 __all__ = [
     "ActiveEpisode",
     "AgentIdentity",
+    "HostGuard",
     "Observed",
     "ObservedExchange",
     "Observer",
@@ -27,6 +28,8 @@ __all__ = [
 ]
 
 Verdict = Literal["policy", "other"]
+
+log = logging.getLogger("ajet")
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +69,15 @@ class Recorder(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class HostGuard:
+    """What an episode does about LLM traffic that no hook sees. It can be pickled."""
+
+    action: Literal["error", "warn"] = "error"
+    hosts: tuple[str, ...] = ()
+    """Hosts to watch besides those known."""
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class ActiveEpisode:
     """The episode that a request of this context belongs to."""
@@ -99,10 +111,20 @@ class ActiveEpisode:
 
     def refuse(self, what: str) -> None:
         """What the guard watches for happened. Raises UncapturedTraffic, the episode's fault, unless it only warns."""
-        error = self.guard.fault(what) if self.guard is not None else None
-        if error is not None:
-            self.recorder.fail(error)
-            raise error
+        if self.guard is None:
+            return
+        message = (
+            f"the agent {what}: the policy would not have answered, the call would not be in the trace, and its "
+            "provider would have charged for it. Let the agent use a client that ajet captures, or take a parameter "
+            "`model` and give `model.base_url` and `model.api_key` to its client. Where this traffic is meant: "
+            "rollout.on_uncaptured: warn"
+        )
+        if self.guard.action == "warn":
+            log.warning("%s", message)
+            return
+        error = UncapturedTraffic(message)
+        self.recorder.fail(error)
+        raise error
 
 
 class Observed(Protocol):

@@ -18,8 +18,8 @@ from ajet_sdk.agent.context import ActiveEpisode, ObservedExchange, Verdict, cur
 from ajet_sdk.capture.hooks import HOOKS, installed
 from ajet_sdk.capture.routing import never_raise
 from ajet_sdk.errors import AjetError
+from ajet_sdk.gateway.episode import observed_call
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.gateway.observed import observed_call
 from ajet_sdk.samples.prefixes import PrefixIndex
 from ajet_sdk.trace.encoding import REMOVED, scrub
 from ajet_sdk.trace.writer import TraceWriter

@@ -1,4 +1,4 @@
-"""Who asks: the episode, the agent and the route of a request, by its path and its key.
+"""What a door reads of a request: who asks, by path and key, for what, with which body; and the errors it answers with.
 
 Who asks is in the path (`/episodes/{episode_id}/{agent}/…`), else in the key (`/v1/…` with an episode's key), else in
 the header `x-ajet-episode` beside the gateway's own token; there the header `x-ajet-agent` names the agent. What is
@@ -15,16 +15,74 @@ from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from ajet_sdk.agent.context import AgentIdentity
-from ajet_sdk.dialects.table import Dialect, Endpoint, endpoint, vendor
+from ajet_sdk.dialects.json import json_value
+from ajet_sdk.dialects.table import CHAT, DIALECTS, Counter, Dialect, Endpoint, Vendor, endpoint, vendor
+from ajet_sdk.errors import AjetError, RequestRefused
 from ajet_sdk.gateway.episode import OpenEpisode
-from ajet_sdk.gateway.request import HTTPError, Request
 from ajet_sdk.protocols import Client
 from ajet_sdk.types import Phase
 
-__all__ = ["Access", "KeyGrant", "Place", "key_of", "locate"]
+__all__ = [
+    "Access",
+    "ClientGone",
+    "HTTPError",
+    "KeyGrant",
+    "Place",
+    "Request",
+    "check_size",
+    "count",
+    "headers_of",
+    "is_of_models",
+    "key_of",
+    "locate",
+    "models",
+    "parse_body",
+    "unknown_route",
+]
 
 REMEMBERED_KEYS = 200_000
 """Keys of finished episodes that are still told apart from foreign ones."""
+LARGEST_BODY = 16 * 2**20
+"""Bytes of a request: four million tokens of text. To read one takes some twenty times as much memory for a moment."""
+
+
+class HTTPError(Exception):
+    """A response other than 200."""
+
+    def __init__(self, status: int, message: str, code: str | None = None, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.param = param
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """In OpenAI's shape."""
+        return self.body_in(CHAT)
+
+    def body_in(self, dialect: Dialect) -> dict[str, Any]:
+        """As the clients of a dialect read it."""
+        return dialect.error(self.status, str(self), self.code, self.param)
+
+
+class ClientGone(Exception):
+    """The client went away before the last byte, or the episode ended before it had read all."""
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What a door has read of a request."""
+
+    route: str
+    dialect: Dialect | None
+    """Of the route; None: it is not answered."""
+    body: dict[str, Any]
+    """The JSON as the client sent it: this is what is recorded."""
+    identity: AgentIdentity
+    phase: Phase
+    client: Client
+    captured: bool = False
+    """It was meant for another endpoint, so its model may not be the policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,3 +175,70 @@ class Access:
         if ended is not None and named in (None, ended):
             raise HTTPError(410, f"episode {ended} is over; its key answers nothing any more", "episode_finished")
         raise HTTPError(401, "the API key is not this episode's" if named else "unknown API key", "invalid_api_key")
+
+
+# What both doors read and write
+
+
+def unknown_route(route: str) -> HTTPError:
+    """404, naming the route."""
+    known = ", ".join((*DIALECTS, "models/NAME:generateContent"))
+    return HTTPError(404, f"the policy does not answer the route {route}; it answers {known}", "unknown_route")
+
+
+def check_size(size: int) -> None:
+    """Raises HTTPError 413 where a request has more bytes than are read."""
+    if size > LARGEST_BODY:
+        said = f"the request has {size:,} bytes or more, and at most {LARGEST_BODY:,} are read"
+        raise HTTPError(413, f"{said}; shorten the conversation", "request_too_large")
+
+
+def parse_body(data: bytes) -> dict[str, Any]:
+    """The request's JSON object. Raises HTTPError 400."""
+    try:
+        body = json_value(data)
+    except (ValueError, RecursionError) as error:
+        raise HTTPError(400, f"the request is not JSON: {error}", "invalid_json") from error
+    if not isinstance(body, dict):
+        raise HTTPError(400, f"the request is JSON but no object: {str(body)[:100]}", "invalid_json")
+    return body
+
+
+def headers_of(status: int, length: int | None, media_type: str = "") -> list[tuple[bytes, bytes]]:
+    """The headers of JSON with so many bytes, or of a stream of `media_type` where it is None."""
+    if length is None:
+        return [(b"content-type", media_type.encode()), (b"cache-control", b"no-store")]
+    retry = [(b"x-should-retry", b"false")] if status >= 400 else []
+    return [(b"content-type", b"application/json"), (b"content-length", b"%d" % length), *retry]
+
+
+# What is answered without a call
+
+
+def is_of_models(route: str) -> bool:
+    """Whether a GET asks for the models, or for one of them."""
+    return route == "models" or route.startswith("models/")
+
+
+def models(route: str, names: list[str], speaks: Dialect) -> dict[str, Any]:
+    """The list of models, or the one that the route names. Raises HTTPError 404 where it is unknown."""
+    speaker: Vendor = speaks  # type: ignore[assignment]  # a route of models has no dialect but a vendor's
+    wanted = unquote(route.removeprefix("models").strip("/"))
+    if not wanted:
+        return speaker.models(names)
+    if wanted not in names:
+        raise HTTPError(404, f"there is no model {wanted!r}; there is {', '.join(names)}", "model_not_found", "model")
+    return speaker.model(wanted)
+
+
+async def count(episode: OpenEpisode, request: Request, counter: Counter) -> dict[str, Any]:
+    """How many tokens the engine makes of a request; nothing is recorded. Raises HTTPError."""
+    try:
+        asked = counter.neutral(request.body, episode.stored)
+        form = counter.form
+        ask = form.ask(asked, form.sampling(asked), episode.episode_id, request.identity.agent)
+        return counter.count(await episode.spec.engine.count(ask))
+    except RequestRefused as error:
+        raise HTTPError(400, str(error), "unsupported_parameter", error.parameter) from error
+    except AjetError as error:
+        raise HTTPError(503 if error.infrastructure else 400, str(error), "engine_failed") from error

@@ -9,11 +9,15 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncGenerator, Iterable, Iterator
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ajet_sdk.dialects.json import json_bytes
+from ajet_sdk.dialects.openai_chat import remove_secrets
+from ajet_sdk.dialects.table import CHAT
 from ajet_sdk.engines.reply_schema import checked_answer
+from ajet_sdk.engines.sampling import mix_seed, override
 from ajet_sdk.errors import (
     AjetError,
     ConfigError,
@@ -21,13 +25,15 @@ from ajet_sdk.errors import (
     EngineUnavailable,
     ModelAmbiguous,
     RequestRefused,
+    TraceError,
     place_of,
 )
-from ajet_sdk.gateway.episode import CallInFlight, OpenEpisode
-from ajet_sdk.gateway.request import ClientGone, HTTPError, Request, headers_of, unknown_route
-from ajet_sdk.protocols import Ask
+from ajet_sdk.gateway.access import ClientGone, HTTPError, Request, headers_of, unknown_route
+from ajet_sdk.gateway.episode import OpenEpisode
+from ajet_sdk.protocols import Answer, Ask, Engine, Sampling
+from ajet_sdk.types import Call, new_id, now
 
-__all__ = ["Reply", "answer", "refuse_unread"]
+__all__ = ["CallInFlight", "Reply", "answer", "refuse_unread"]
 
 HEARTBEAT = 10.0
 """Seconds of waiting between two comments on a stream."""
@@ -37,7 +43,153 @@ LARGE = 32 * 2**10
 Chunks = AsyncGenerator[tuple[bytes, bool], None]
 """Parts of a response's body, each with whether it is the last."""
 
+UNDELIVERED = "undelivered"
+
 log = logging.getLogger("ajet")
+
+
+class CallInFlight:
+    """One request on its way: becomes one `Call` per choice, exactly once, however it ends."""
+
+    def __init__(self, episode: OpenEpisode, request: Request) -> None:
+        self.episode = episode
+        self.identity = request.identity
+        self.phase = request.phase
+        self.body = self.neutral = request.body
+        """The JSON as it was sent, and as completions have it: the latter is recorded."""
+        self.client = request.client
+        self.dialect = request.dialect or CHAT
+        self.request_id = new_id()
+        self.started_at = now()
+        self.engine: Engine = episode.spec.engine
+        self.trainable = request.phase == "rollout" and request.identity.trainable
+        self.sampling = Sampling()
+        self.asked: Ask
+        self.work: asyncio.Future[Answer] | None = None
+        self.response: dict[str, Any] = {}
+        """What the client reads."""
+        self._completion: dict[str, Any] = {}
+        self.size = self.sent = 0
+        """Bytes of the response, and of them sent."""
+        self._loop = asyncio.get_running_loop()
+        self._until = self._loop.time() + episode.spec.call_timeout
+        self.over: asyncio.Future[None] = self._loop.create_future()
+        """Done when the episode is."""
+        self._recorded = False
+        self._answer: Answer | None = None
+        episode.in_flight.add(self)
+
+    @property
+    def seconds_left(self) -> float:
+        """Of the engine's time."""
+        return self._until - self._loop.time()
+
+    def choose_engine(self, sampling: Sampling) -> Sampling:
+        """Choose the engine, and what to sample by in place of what was asked for. Raises ConfigError."""
+        spec, name = self.episode.spec, self.identity.target_tag or self.identity.agent
+        outside = spec.trainable_targets is not None and name not in spec.trainable_targets
+        if not self.identity.trainable:  # the policy may answer, untrained, unless another model is named for it
+            outside = self.identity.debug_model is not None
+        if outside and (self.phase == "rollout" or self.identity.debug_model is not None):
+            self.trainable = False
+            self.engine = self._debug_engine(name)
+        ordinal = self.episode.next_ordinal(self.identity.agent)
+        own_seed = sampling.seed is not None and (spec.sampling is None or not self.trainable)
+        seed = sampling.seed if own_seed else mix_seed(sampling.seed, spec.seed, self.identity.agent, ordinal)
+        if self.trainable:
+            sampling = override(sampling, spec.sampling, max_tokens=spec.max_tokens)
+        self.sampling = sampling if seed == sampling.seed else replace(sampling, seed=seed)
+        return self.sampling
+
+    def _debug_engine(self, name: str) -> Engine:
+        debug, spec = self.identity.debug_model, self.episode.spec
+        for key in (debug, self.identity.target_tag, self.identity.agent):
+            if key is not None and key in spec.debug_models:
+                return spec.debug_models[key]
+        if debug is not None and spec.open_debug_model is not None:
+            return spec.open_debug_model(debug)
+        targets = ", ".join(spec.trainable_targets or ())
+        wanted = f"its debug model {debug!r} is not configured" if debug else "it names no debug model"
+        raise ConfigError(
+            f"{name!r} is not among the trainable targets ({targets}) and {wanted}; "
+            "add it to trainable_targets or give it a debug model"
+        )
+
+    def ask(self, ask: Ask) -> None:
+        """Set the engine to work."""
+        self.asked = ask
+        self.work = asyncio.ensure_future(self.engine.answer(ask))
+
+    def keep_answer(self) -> dict[str, Any]:
+        """Keep the engine's answer; returns the response to send. Raises what the engine raised."""
+        assert self.work is not None
+        answer = checked_answer(self.work.result(), self.asked, repr(self.engine.model))
+        asked, completion = self.neutral, self.dialect.form.completion(answer, self.neutral, self.request_id)
+        self.response = self.dialect.response(completion, asked, self.body, self.episode.stored)
+        self._answer, self._completion = answer, {**completion, "id": self.response.get("id", completion["id"])}
+        return self.response
+
+    def record(self, error: str | None = None) -> None:
+        """Make the calls. Whoever comes first decides; later ones change nothing."""
+        if self._recorded:
+            return
+        self._recorded = True
+        common: dict[str, Any] = {
+            "episode_id": self.episode.episode_id,
+            "agent": self.identity.agent,
+            "target_tag": self.identity.target_tag,
+            "trainable": self.trainable,
+            "request": remove_secrets(self.neutral),
+            "started_at": self.started_at,
+            "ended_at": now(),
+            "error": error,
+            "request_id": self.request_id,
+            "phase": self.phase,
+        }
+        answer = self._answer
+        grammar = "" if answer is None else answer.grammar
+        common["sampling"] = (replace(self.sampling, grammar=grammar) if grammar else self.sampling).as_dict()
+        if answer is None:
+            index = self.episode.next_index()
+            self.episode.add(Call(**common, index=index, model=self.engine.model, response=self._completion))
+            return
+        for index, choice in enumerate(answer.choices):
+            known: dict[str, Any] = {
+                "index": self.episode.next_index(),
+                "model": answer.model,
+                "policy_version": answer.policy_version,
+                "response": self.dialect.form.one_choice(self._completion, index),
+                "prompt_ids": answer.prompt_ids,
+                "output_ids": choice.output_ids,
+                "logprobs": choice.logprobs if choice.of_policy and choice.output_ids is not None else None,
+                "finish_reason": choice.finish_reason,
+            }
+            self.episode.add(Call(**common, **known), answer.new_ids)
+
+    def end(self, error: str | None = None) -> None:
+        """It goes no further: record it, as undelivered where no error is given, and cancel the engine's work."""
+        if not self._recorded:
+            with suppress(TraceError):  # the writer raises it again to the run, at its next record
+                self.record(error or self._undelivered())
+        self.episode.in_flight.discard(self)
+        if self.work is not None and not self.work.done():
+            self.work.cancel()
+
+    def cancel(self) -> None:
+        """The episode is over."""
+        self.end()
+        if not self.over.done():
+            self.over.set_result(None)
+
+    def take_back(self) -> None:
+        """It was recorded as delivered, and then the client left with bytes of it unread."""
+        self.episode.undelivered(self.request_id, f"{UNDELIVERED}: the client left before it had read all")
+
+    def _undelivered(self) -> str:
+        if not self.size:
+            return UNDELIVERED
+        read = max(self.sent - self.client.unread(), 0)
+        return f"{UNDELIVERED}: the client read at most {read} of {self.size} bytes"
 
 
 @dataclass(slots=True)
@@ -75,11 +227,11 @@ async def answer(episode: OpenEpisode, request: Request) -> Reply:
         call.ask(_read(call, request))
         if call.dialect.streams(request.body):
             if await _finished(call, HEARTBEAT):
-                _keep_answer(call)
+                call.keep_answer()
             return Reply(_events(call), call, None)
         while not await _finished(call):
             continue
-        body = json_bytes(_keep_answer(call))
+        body = json_bytes(call.keep_answer())
         return Reply(_whole(call, body), call, len(body))
     except (ClientGone, asyncio.CancelledError):
         call.end()
@@ -127,11 +279,6 @@ async def _finished(call: CallInFlight, most: float = math.inf) -> bool:
     return work.done()
 
 
-def _keep_answer(call: CallInFlight) -> dict[str, Any]:
-    assert call.work is not None
-    return call.keep_answer(checked_answer(call.work.result(), call.asked, repr(call.engine.model)))
-
-
 def _http_error(call: CallInFlight, error: Exception) -> HTTPError:
     """What the client is told of it. A fault that is not the request's becomes the episode's too."""
     if isinstance(error, HTTPError):
@@ -171,7 +318,7 @@ async def _events(call: CallInFlight) -> Chunks:
             yield waiting, False
             call.sent += len(waiting)
             if await _finished(call, HEARTBEAT):
-                _keep_answer(call)
+                call.keep_answer()
     except ClientGone:
         raise
     except Exception as error:  # noqa: BLE001  # `_http_error` sorts them, and the client is told

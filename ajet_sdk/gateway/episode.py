@@ -1,4 +1,4 @@
-"""An open episode: which calls are the policy's, and what has been recorded of them so far."""
+"""An open episode: what answers it, which calls are the policy's, and what has been recorded of them so far."""
 
 from __future__ import annotations
 
@@ -7,174 +7,70 @@ import itertools
 import secrets
 from array import array
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import Future
-from contextlib import suppress
 from contextvars import Token
-from dataclasses import replace
-from types import TracebackType
-from typing import Any
+from dataclasses import dataclass, field
+from datetime import datetime, timezone
+from typing import Any, Protocol
 
-from ajet_sdk.agent.context import ActiveEpisode, AgentIdentity, ObservedExchange, Verdict, current_episode
+from ajet_sdk.agent.context import ActiveEpisode, AgentIdentity, HostGuard, ObservedExchange, Verdict, current_episode
 from ajet_sdk.agent.model import Model
-from ajet_sdk.dialects.openai_chat import remove_secrets
-from ajet_sdk.dialects.table import CHAT
-from ajet_sdk.engines.sampling import mix_seed, override
-from ajet_sdk.errors import AjetError, ConfigError, ContextOverflow, EngineUnavailable, ModelAmbiguous, TraceError
-from ajet_sdk.gateway.observed import observed_call
+from ajet_sdk.engines.reply_schema import read_reply
+from ajet_sdk.engines.sampling import SamplingOverride
+from ajet_sdk.errors import AjetError, ContextOverflow, EngineUnavailable, ModelAmbiguous
 from ajet_sdk.gateway.open_calls import OpenCalls
-from ajet_sdk.gateway.request import Request
-from ajet_sdk.gateway.spec import EpisodeSpec
-from ajet_sdk.protocols import Answer, Ask, Engine, Sampling
-from ajet_sdk.types import Call, Event, new_id, now
+from ajet_sdk.protocols import Answer, Engine
+from ajet_sdk.types import Call, Event, Phase, new_id
 
-__all__ = ["CallInFlight", "OpenEpisode"]
+__all__ = ["EpisodeSpec", "InFlight", "OpenEpisode", "observed_call"]
 
-UNDELIVERED = "undelivered"
 CANCELLING = 2.0
 """Seconds that engines get to let go of cancelled calls."""
 
 
-class CallInFlight:
-    """One request on its way: becomes one `Call` per choice, exactly once, however it ends."""
+@dataclass(frozen=True)
+class EpisodeSpec:
+    """What an episode's calls are answered by, and how."""
 
-    def __init__(self, episode: OpenEpisode, request: Request) -> None:
-        self.episode = episode
-        self.identity = request.identity
-        self.phase = request.phase
-        self.body = self.neutral = request.body
-        """The JSON as it was sent, and as completions have it: the latter is recorded."""
-        self.client = request.client
-        self.dialect = request.dialect or CHAT
-        self.request_id = new_id()
-        self.started_at = now()
-        self.engine: Engine = episode.spec.engine
-        self.trainable = request.phase == "rollout" and request.identity.trainable
-        self.sampling = Sampling()
-        self.asked: Ask
-        self.work: asyncio.Future[Answer] | None = None
-        self.response: dict[str, Any] = {}
-        """What the client reads."""
-        self._completion: dict[str, Any] = {}
-        self.size = self.sent = 0
-        """Bytes of the response, and of them sent."""
-        self._loop = asyncio.get_running_loop()
-        self._until = self._loop.time() + episode.spec.call_timeout
-        self.over: asyncio.Future[None] = self._loop.create_future()
-        """Done when the episode is."""
-        self._recorded = False
-        self._answer: Answer | None = None
-        episode.in_flight.add(self)
+    episode_id: str
+    engine: Engine
+    sampling: SamplingOverride | None = None
+    """For trainable calls, in place of what the agent asks for; None leaves the agent's own."""
+    policy_models: frozenset[str] = frozenset()
+    """Captured requests that name one of these are the policy's; empty: the one model that the episode names."""
+    uses_handle: bool = False
+    """The function takes a `Model`: only what goes through it is the policy's."""
+    trainable_targets: tuple[str, ...] | None = None
+    """Target tags (or, without a tag, agents) to train; None: all."""
+    seed: int | None = None
+    """The attempt's, mixed into every call's."""
+    max_tokens: int | None = None
+    """Of one reply."""
+    debug_models: Mapping[str, Engine] = field(default_factory=dict)
+    """By name of a debug model, or by target tag: what answers calls outside of the targets."""
+    open_debug_model: Callable[[str], Engine] | None = None
+    """Opens a debug model that is given by name and is not among `debug_models`. It may raise ConfigError."""
+    call_timeout: float = 600.0
+    """Seconds for one reply; past it the call fails with 504."""
+    stop_after: Callable[[Call], str | None] | None = None
+    """Why no call of the workflow is answered after this one; None: the episode goes on."""
+    guard: HostGuard | None = None
+    """What to do about LLM traffic that no hook sees; None: nothing."""
+    keep_calls: bool = True
+    """Keep finished calls in memory; False where an episode has no end and the trace has them."""
 
-    @property
-    def seconds_left(self) -> float:
-        """Of the engine's time."""
-        return self._until - self._loop.time()
 
-    def choose_engine(self, sampling: Sampling) -> Sampling:
-        """Choose the engine, and what to sample by in place of what was asked for. Raises ConfigError."""
-        spec, name = self.episode.spec, self.identity.target_tag or self.identity.agent
-        outside = spec.trainable_targets is not None and name not in spec.trainable_targets
-        if not self.identity.trainable:  # the policy may answer, untrained, unless another model is named for it
-            outside = self.identity.debug_model is not None
-        if outside and (self.phase == "rollout" or self.identity.debug_model is not None):
-            self.trainable = False
-            self.engine = self._debug_engine(name)
-        ordinal = self.episode.next_ordinal(self.identity.agent)
-        own_seed = sampling.seed is not None and (spec.sampling is None or not self.trainable)
-        seed = sampling.seed if own_seed else mix_seed(sampling.seed, spec.seed, self.identity.agent, ordinal)
-        if self.trainable:
-            sampling = override(sampling, spec.sampling, max_tokens=spec.max_tokens)
-        self.sampling = sampling if seed == sampling.seed else replace(sampling, seed=seed)
-        return self.sampling
+class InFlight(Protocol):
+    """A call that is not over (`ajet_sdk/gateway/answer.py`)."""
 
-    def _debug_engine(self, name: str) -> Engine:
-        debug, spec = self.identity.debug_model, self.episode.spec
-        for key in (debug, self.identity.target_tag, self.identity.agent):
-            if key is not None and key in spec.debug_models:
-                return spec.debug_models[key]
-        if debug is not None and spec.open_debug_model is not None:
-            return spec.open_debug_model(debug)
-        targets = ", ".join(spec.trainable_targets or ())
-        wanted = f"its debug model {debug!r} is not configured" if debug else "it names no debug model"
-        raise ConfigError(
-            f"{name!r} is not among the trainable targets ({targets}) and {wanted}; "
-            "add it to trainable_targets or give it a debug model"
-        )
-
-    def ask(self, ask: Ask) -> None:
-        """Set the engine to work."""
-        self.asked = ask
-        self.work = asyncio.ensure_future(self.engine.answer(ask))
-
-    def keep_answer(self, answer: Answer) -> dict[str, Any]:
-        """Keep the engine's answer; returns the response to send."""
-        asked, completion = self.neutral, self.dialect.form.completion(answer, self.neutral, self.request_id)
-        self.response = self.dialect.response(completion, asked, self.body, self.episode.stored)
-        self._answer, self._completion = answer, {**completion, "id": self.response.get("id", completion["id"])}
-        return self.response
-
-    def record(self, error: str | None = None) -> None:
-        """Make the calls. Whoever comes first decides; later ones change nothing."""
-        if self._recorded:
-            return
-        self._recorded = True
-        common: dict[str, Any] = {
-            "episode_id": self.episode.episode_id,
-            "agent": self.identity.agent,
-            "target_tag": self.identity.target_tag,
-            "trainable": self.trainable,
-            "request": remove_secrets(self.neutral),
-            "started_at": self.started_at,
-            "ended_at": now(),
-            "error": error,
-            "request_id": self.request_id,
-            "phase": self.phase,
-        }
-        answer = self._answer
-        grammar = "" if answer is None else answer.grammar
-        common["sampling"] = (replace(self.sampling, grammar=grammar) if grammar else self.sampling).as_dict()
-        if answer is None:
-            index = self.episode.next_index()
-            self.episode.add(Call(**common, index=index, model=self.engine.model, response=self._completion))
-            return
-        for index, choice in enumerate(answer.choices):
-            known: dict[str, Any] = {
-                "index": self.episode.next_index(),
-                "model": answer.model,
-                "policy_version": answer.policy_version,
-                "response": self.dialect.form.one_choice(self._completion, index),
-                "prompt_ids": answer.prompt_ids,
-                "output_ids": choice.output_ids,
-                "logprobs": choice.logprobs if choice.of_policy and choice.output_ids is not None else None,
-                "finish_reason": choice.finish_reason,
-            }
-            self.episode.add(Call(**common, **known), answer.new_ids)
-
-    def end(self, error: str | None = None) -> None:
-        """It goes no further: record it, as undelivered where no error is given, and cancel the engine's work."""
-        if not self._recorded:
-            with suppress(TraceError):  # the writer raises it again to the run, at its next record
-                self.record(error or self._undelivered())
-        self.episode.in_flight.discard(self)
-        if self.work is not None and not self.work.done():
-            self.work.cancel()
+    phase: Phase
+    work: asyncio.Future[Answer] | None
+    """The engine's."""
 
     def cancel(self) -> None:
         """The episode is over."""
-        self.end()
-        if not self.over.done():
-            self.over.set_result(None)
-
-    def take_back(self) -> None:
-        """It was recorded as delivered, and then the client left with bytes of it unread."""
-        self.episode.undelivered(self.request_id, f"{UNDELIVERED}: the client left before it had read all")
-
-    def _undelivered(self) -> str:
-        if not self.size:
-            return UNDELIVERED
-        read = max(self.sent - self.client.unread(), 0)
-        return f"{UNDELIVERED}: the client read at most {read} of {self.size} bytes"
+        ...
 
 
 class OpenEpisode:
@@ -200,7 +96,7 @@ class OpenEpisode:
         self.events: list[Event] = []
         self.context_overflow = False
         self.stopped: str | None = None
-        self.in_flight: set[CallInFlight] = set()
+        self.in_flight: set[InFlight] = set()
         self._put = put
         self._amend = amend
         self._run = run
@@ -369,11 +265,42 @@ class Judging:
         await asyncio.wrap_future(self._episode.close_rollout())
         return self._enter()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._token is not None:
             current_episode.reset(self._token)
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
-    ) -> None:
-        self.__exit__(kind, error, at)
+    async def __aexit__(self, *_: object) -> None:
+        self.__exit__()
+
+
+def observed_call(episode_id: str, index: int, exchange: ObservedExchange) -> Call:
+    """The call of a request that passed through: no ids, not trained. A reply that is none is its error."""
+    choices = exchange.response.get("choices")
+    first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    finish = first.get("finish_reason") or exchange.response.get("stop_reason") or exchange.response.get("status")
+    return Call(
+        episode_id=episode_id,
+        index=index,
+        agent=exchange.agent,
+        target_tag=exchange.target_tag,
+        trainable=False,
+        model=exchange.model,
+        request=exchange.request,
+        response=exchange.response,
+        finish_reason=finish if isinstance(finish, str) else None,
+        started_at=datetime.fromtimestamp(exchange.started_at, timezone.utc),
+        ended_at=datetime.fromtimestamp(max(exchange.ended_at, exchange.started_at), timezone.utc),
+        error=exchange.error or _misfit(exchange),
+        request_id=new_id(),
+        phase=exchange.phase,
+    )
+
+
+def _misfit(exchange: ObservedExchange) -> str | None:
+    """What is wrong with a reply in OpenAI's dialect. Other servers' own routes may end in `completions` too."""
+    if exchange.route == "chat/completions" or (exchange.route == "completions" and "choices" in exchange.response):
+        try:
+            read_reply(exchange.response, exchange.route, repr(exchange.model))
+        except EngineUnavailable as error:
+            return str(error)
+    return None

@@ -18,11 +18,10 @@ from starlette.applications import Starlette
 from ajet_sdk.engines.sampling import SamplingOverride
 from ajet_sdk.errors import ConfigError, EngineUnavailable
 from ajet_sdk.gateway.access import Access
-from ajet_sdk.gateway.episode import OpenEpisode
+from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.http_door import HttpDoor
 from ajet_sdk.gateway.http_server import server_config
 from ajet_sdk.gateway.process_door import ProcessDoor
-from ajet_sdk.gateway.spec import EpisodeSpec
 from ajet_sdk.trace.live import live_routes
 from ajet_sdk.trace.owner import announce, retract
 

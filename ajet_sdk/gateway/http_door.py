@@ -10,10 +10,22 @@ from ajet_sdk.agent.context import ObservedExchange
 from ajet_sdk.dialects.json import json_bytes
 from ajet_sdk.dialects.openai_responses import RESPONSES
 from ajet_sdk.errors import TraceError
-from ajet_sdk.gateway.access import Access, KeyGrant, Place, locate
+from ajet_sdk.gateway.access import (
+    Access,
+    ClientGone,
+    HTTPError,
+    KeyGrant,
+    Place,
+    check_size,
+    count,
+    headers_of,
+    is_of_models,
+    locate,
+    models,
+    parse_body,
+    unknown_route,
+)
 from ajet_sdk.gateway.answer import Reply, answer, refuse_unread
-from ajet_sdk.gateway.lookups import count, is_of_models, models
-from ajet_sdk.gateway.request import ClientGone, HTTPError, check_size, headers_of, parse_body, unknown_route
 from ajet_sdk.types import Event
 
 if TYPE_CHECKING:

@@ -17,10 +17,19 @@ from urllib.parse import urlsplit
 from ajet_sdk.dialects.json import json_bytes
 from ajet_sdk.engines.loop_calls import LoopCalls
 from ajet_sdk.errors import TraceError
-from ajet_sdk.gateway.access import Access, KeyGrant, Place, locate
+from ajet_sdk.gateway.access import (
+    Access,
+    ClientGone,
+    HTTPError,
+    KeyGrant,
+    Place,
+    check_size,
+    count,
+    headers_of,
+    locate,
+    parse_body,
+)
 from ajet_sdk.gateway.answer import answer, refuse_unread
-from ajet_sdk.gateway.lookups import count
-from ajet_sdk.gateway.request import ClientGone, HTTPError, check_size, headers_of, parse_body
 
 __all__ = ["Part", "ProcessClient", "ProcessDoor"]
 

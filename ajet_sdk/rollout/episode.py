@@ -18,18 +18,16 @@ from pydantic import BaseModel
 
 from ajet_sdk.agent.agentscope import arguments as tuner_arguments
 from ajet_sdk.agent.agentscope import is_output, plain
-from ajet_sdk.agent.context import current_episode
+from ajet_sdk.agent.context import HostGuard, current_episode
 from ajet_sdk.agent.decorators import Spec, bind, spec_of
 from ajet_sdk.agent.environment import GymEnv
-from ajet_sdk.agent.llm_hosts import HostGuard
 from ajet_sdk.agent.workflow import AjetTuner, WorkflowOutput, WorkflowTask, is_workflow_class, make_workflow
 from ajet_sdk.capture.hooks import installed
 from ajet_sdk.engines.open import open_engine
 from ajet_sdk.engines.sampling import SamplingOverride
 from ajet_sdk.errors import ConfigError, EpisodeTimeout, NoReward, TrainingError
-from ajet_sdk.gateway.episode import OpenEpisode
+from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.gateway.spec import EpisodeSpec
 from ajet_sdk.judges.rewards import Verdict, judged, numbers, returned
 from ajet_sdk.protocols import Engine
 from ajet_sdk.rollout.outcomes import EpisodeFault, fault_of_calls, untrained_entries, write_trajectory

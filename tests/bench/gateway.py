@@ -24,10 +24,9 @@ import uvicorn
 from ajet_sdk.agent.context import current_episode
 from ajet_sdk.capture.hooks import installed
 from ajet_sdk.engines.scripted import ScriptedEngine
-from ajet_sdk.gateway.episode import OpenEpisode
+from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway, listening_socket
 from ajet_sdk.gateway.http_door import respond
-from ajet_sdk.gateway.spec import EpisodeSpec
 from tests.bench import Figure
 
 ROUNDS = 400

@@ -13,9 +13,8 @@ import tracemalloc
 import httpx
 
 from ajet_sdk.engines.scripted import ScriptedEngine
-from ajet_sdk.gateway.episode import OpenEpisode
+from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.gateway.spec import EpisodeSpec
 from tests.bench import Figure
 
 EPISODES = 64

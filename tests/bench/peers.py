@@ -28,8 +28,8 @@ import aiohttp
 from rich.console import Console
 
 from ajet_sdk.engines.remote import RemoteEngine
+from ajet_sdk.gateway.episode import EpisodeSpec
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.gateway.spec import EpisodeSpec
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from tests.bench import Figure

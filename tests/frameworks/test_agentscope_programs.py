@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +17,11 @@ import pytest
 import ajet
 from ajet_sdk.config.config import load_config
 from ajet_sdk.engines.scripted import ScriptedEngine
-from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.judges.load import load_judge
 from ajet_sdk.protocols import Ask
 from ajet_sdk.rollout.episode import Attempt, run_batch
 from ajet_sdk.types import Episode, Task
+from tests.gateways import shared_gateway
 from tests.serving import answering, serving
 
 agentscope = pytest.importorskip("agentscope")
@@ -31,22 +30,13 @@ first, later = pytest.mark.skipif(not FIRST, reason="AgentScope 1.x"), pytest.ma
 
 HERE = Path(__file__).parents[1] / "sdk" / "agentjet"
 QUESTION = Task(main_query="6 x 7", metadata={"answer": "42"})
-shared: list[Gateway] = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def gateway() -> Iterator[None]:
-    with Gateway() as opened:
-        shared.append(opened)
-        yield
-    shared.clear()
 
 
 def run(workflow: Any, reply: Any, task: Task, config: Any, judge: Any = None) -> Episode:
     async def main() -> list[Episode]:
         attempts = [Attempt(task, "run")]
         engine = ScriptedEngine(reply)
-        return await run_batch(workflow, judge, attempts, engine=engine, gateway=shared[0], config=config)
+        return await run_batch(workflow, judge, attempts, engine=engine, gateway=shared_gateway(), config=config)
 
     [episode] = asyncio.run(main())
     return episode

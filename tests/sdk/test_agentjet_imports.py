@@ -7,7 +7,6 @@ import importlib
 import json
 import multiprocessing
 import threading
-from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -20,27 +19,18 @@ from ajet_sdk.config.config import load_config
 from ajet_sdk.config.objects import load_object
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import ConfigError, EngineUnavailable, MissingExtra
-from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.rollout.episode import Attempt, run_batch
 from ajet_sdk.types import Episode, Task
+from tests.gateways import shared_gateway
 
 CONFIG = load_config(values={"ajet": {"rollout": {"timeout": 30}}, "lake": {"size": 4}})
-shared: list[Gateway] = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def gateway() -> Iterator[None]:
-    with Gateway() as opened:
-        shared.append(opened)
-        yield
-    shared.clear()
 
 
 def run(workflow: Any, judge: Any = None) -> Episode:
     async def main() -> list[Episode]:
         attempts = [Attempt(Task(main_query="6 x 7", metadata={"answer": "42"}), "run")]
         engine = ScriptedEngine(lambda ask: "42")
-        return await run_batch(workflow, judge, attempts, engine=engine, gateway=shared[0], config=CONFIG)
+        return await run_batch(workflow, judge, attempts, engine=engine, gateway=shared_gateway(), config=CONFIG)
 
     return asyncio.run(main())[0]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,26 +18,17 @@ from ajet_sdk.backbones.shared.steps import samples_of, total_steps
 from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.engines.scripted import ByteTokenizer, ScriptedEngine
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.rollout.episode import Attempt, run_batch
 from ajet_sdk.rollout.replies import repeats
 from ajet_sdk.samples.build import Batch
 from ajet_sdk.samples.ledger import balance
 from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.types import Episode, Task
+from tests.gateways import shared_gateway
 from tests.serving import answering, serving
 
 LOOP = "the lake " * 40
 TOOLS = [{"type": "function", "function": {"name": "move", "parameters": {"type": "object", "properties": {}}}}]
-shared: list[Gateway] = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def gateway() -> Iterator[None]:
-    with Gateway() as opened:
-        shared.append(opened)
-        yield
-    shared.clear()
 
 
 def config(**sections: Any) -> Config:
@@ -48,7 +39,7 @@ def run(workflow: Any, replies: Sequence[str], settings: Config, judge: Any = No
     async def main() -> list[Episode]:
         attempts = [Attempt(Task(main_query="q"), "run", "group", attempt=i) for i in range(n)]
         engine = ScriptedEngine(replies)
-        return await run_batch(workflow, judge, attempts, engine=engine, gateway=shared[0], config=settings)
+        return await run_batch(workflow, judge, attempts, engine=engine, gateway=shared_gateway(), config=settings)
 
     return asyncio.run(main())
 

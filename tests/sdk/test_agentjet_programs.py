@@ -17,25 +17,16 @@ import yaml
 from ajet_sdk.config.agentjet import IGNORED_ROOTS, RENAMED, WITHOUT_EFFECT
 from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.engines.scripted import ScriptedEngine
-from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.judges.load import load_judge
 from ajet_sdk.protocols import Ask
 from ajet_sdk.rollout.episode import Attempt, run_batch
 from ajet_sdk.types import Episode, Task
+from tests.gateways import shared_gateway
 from tests.sdk.test_environment import Service, serve
 from tests.serving import answering, serving
 
 HERE = Path(__file__).parent / "agentjet"
 FILES = sorted(HERE.glob("*.yaml"))
-shared: list[Gateway] = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def gateway() -> Iterator[None]:
-    with Gateway() as opened:
-        shared.append(opened)
-        yield
-    shared.clear()
 
 
 def keys_of(values: Any, prefix: str = "") -> Iterator[str]:
@@ -79,7 +70,9 @@ def run(name: str, reply: Any, task: Task, *overrides: str) -> tuple[Config, Epi
 
     async def main() -> list[Episode]:
         engine = ScriptedEngine(reply)
-        return await run_batch(workflow, judge, [Attempt(task, "run")], engine=engine, gateway=shared[0], config=config)
+        return await run_batch(
+            workflow, judge, [Attempt(task, "run")], engine=engine, gateway=shared_gateway(), config=config
+        )
 
     return config, asyncio.run(main())[0]
 

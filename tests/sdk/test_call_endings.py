@@ -18,11 +18,10 @@ from ajet_sdk.capture.hooks import installed
 from ajet_sdk.dialects.table import CHAT
 from ajet_sdk.errors import EngineUnavailable
 from ajet_sdk.gateway import answer as answer_module
+from ajet_sdk.gateway.access import ClientGone, HTTPError, Request
 from ajet_sdk.gateway.answer import answer
-from ajet_sdk.gateway.episode import OpenEpisode
+from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.gateway.request import ClientGone, HTTPError, Request
-from ajet_sdk.gateway.spec import EpisodeSpec
 from ajet_sdk.protocols import Answer, Ask, Choice
 from tests.waiting import until_async
 

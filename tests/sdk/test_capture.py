@@ -33,9 +33,8 @@ from ajet_sdk.capture import hooks as capture
 from ajet_sdk.capture.hooks import installed
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import EngineUnavailable
-from ajet_sdk.gateway.episode import OpenEpisode
+from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.gateway.spec import EpisodeSpec
 from tests.serving import serving
 
 NOWHERE = "http://model.invalid/v1"

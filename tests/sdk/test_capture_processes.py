@@ -20,9 +20,8 @@ import pytest
 from ajet_sdk.agent.context import current_episode
 from ajet_sdk.capture.hooks import installed
 from ajet_sdk.engines.scripted import ScriptedEngine
-from ajet_sdk.gateway.episode import OpenEpisode
+from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.gateway.spec import EpisodeSpec
 
 pytestmark = pytest.mark.slow
 

@@ -20,9 +20,8 @@ from ajet_sdk.agent.context import current_episode, observer
 from ajet_sdk.agent.decorators import workflow
 from ajet_sdk.capture.observe import trace
 from ajet_sdk.engines.scripted import ScriptedEngine
-from ajet_sdk.gateway.episode import OpenEpisode
+from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.gateway.spec import EpisodeSpec
 from ajet_sdk.trace.reader import open_trace
 
 

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,28 +24,16 @@ from ajet_sdk.engines.remote import RemoteEngine
 from ajet_sdk.engines.sampling import SamplingOverride
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import AjetError, ContextOverflow, EngineUnavailable, TrainingError
-from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.rollout.episode import Attempt, run_batch
 from ajet_sdk.rollout.outcomes import check_sound, failure_messages, failures_by_cause
 from ajet_sdk.rollout.threads import Workers
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Reward, Task
+from tests.gateways import shared_gateway
 from tests.serving import answering, serving
 from tests.waiting import FOREVER, until, until_async
 
 client = openai.AsyncOpenAI(api_key="own", base_url="http://127.0.0.1:9/v1")
-
-
-shared: list[Gateway] = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def gateway() -> Iterator[None]:
-    """One gateway for every test here: starting one takes longer than most tests."""
-    with Gateway() as opened:
-        shared.append(opened)
-        yield
-    shared.clear()
 
 
 def config(**rollout: Any) -> Config:
@@ -73,7 +61,7 @@ def episodes(
             judge,
             [Attempt(task, run_id="run", seed=i) for i, task in enumerate(found)],
             engine=engine or ScriptedEngine(replies),
-            gateway=shared[0],
+            gateway=shared_gateway(),
             config=settings or config(),
             **more,
         )
@@ -302,7 +290,7 @@ def test_a_hanging_sync_workflow_is_abandoned_with_its_place_and_its_key_revoked
 
         async def main() -> list[Episode]:
             return await run_batch(hang, exact, [Attempt(Task(main_query="q"))], engine=ScriptedEngine(lambda ask: "x"),
-                                   gateway=shared[0], config=config())  # fmt: skip
+                                   gateway=shared_gateway(), config=config())  # fmt: skip
 
         [episode] = asyncio.run(main())
         assert workers.abandoned == 1
@@ -600,7 +588,7 @@ def test_a_cancelled_batch_leaves_aborted_episodes() -> None:
     async def main() -> None:
         batch = asyncio.create_task(
             run_batch(hang, exact, [Attempt(Task(main_query="q"))], engine=ScriptedEngine(lambda ask: ""),
-                      gateway=shared[0], config=config(), writer=Sink())  # type: ignore[arg-type]
+                      gateway=shared_gateway(), config=config(), writer=Sink())  # type: ignore[arg-type]
         )  # fmt: skip
         await until_async(began.is_set)
         batch.cancel()

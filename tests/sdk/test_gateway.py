@@ -18,11 +18,10 @@ import pytest
 from ajet_sdk.agent.context import current_episode
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import ConfigError, ContextOverflow, EngineUnavailable, ModelAmbiguous, RequestRefused
+from ajet_sdk.gateway import access
 from ajet_sdk.gateway import answer as answer_module
-from ajet_sdk.gateway import request as request_module
-from ajet_sdk.gateway.episode import OpenEpisode
+from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.gateway.spec import EpisodeSpec
 from ajet_sdk.protocols import Answer, Ask, Choice
 from tests.waiting import FOREVER, until_async
 
@@ -242,7 +241,7 @@ def test_malformed_requests_are_400_and_do_not_harm(open_episode: Opener, monkey
     ):
         refused = post(episode, body)
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), body
-    monkeypatch.setattr(request_module, "LARGEST_BODY", 100)
+    monkeypatch.setattr(access, "LARGEST_BODY", 100)
     assert post(episode, {"messages": USER, "user": "x" * 200}).status_code == 413
     assert all(call.error for call in episode.calls) and len(episode.calls) == 14
     assert episode.error is None

@@ -12,9 +12,8 @@ import pytest
 import ajet_sdk
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.gateway import http_server
-from ajet_sdk.gateway.episode import OpenEpisode
+from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.gateway.spec import EpisodeSpec
 from tests.waiting import FOREVER
 
 BODY = json.dumps({"messages": [{"role": "user", "content": "hi"}]}).encode()

@@ -18,9 +18,8 @@ from ajet_sdk.engines.http import is_loopback
 from ajet_sdk.engines.sampling import SamplingOverride, mix_seed, override
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import ContextOverflow, EngineError, EngineUnavailable, RequestRefused
-from ajet_sdk.gateway.episode import OpenEpisode
+from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.gateway.spec import EpisodeSpec
 from ajet_sdk.protocols import Sampling
 
 USER = [{"role": "user", "content": "hello"}]

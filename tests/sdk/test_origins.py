@@ -11,9 +11,9 @@ import pytest
 
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.gateway.episode import EpisodeSpec
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.gateway.http_server import foreign, is_loopback
-from ajet_sdk.gateway.spec import EpisodeSpec
 from ajet_sdk.serve import serve_engine
 from ajet_sdk.trace.owner import ROWS_PATH
 from ajet_sdk.trace.writer import TraceWriter

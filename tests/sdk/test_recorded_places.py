@@ -11,9 +11,8 @@ import httpx
 import ajet_sdk
 from ajet_sdk.agent.context import ObservedExchange
 from ajet_sdk.engines.scripted import ScriptedEngine
-from ajet_sdk.gateway.episode import OpenEpisode
+from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.gateway.spec import EpisodeSpec
 from ajet_sdk.samples.prefixes import place_all
 from ajet_sdk.trace.reader import calls_of, open_trace
 from ajet_sdk.trace.writer import TraceWriter

@@ -16,8 +16,9 @@ import pytest
 import requests
 
 import ajet
-from ajet_sdk.agent.llm_hosts import LLM_HOSTS, HostGuard
+from ajet_sdk.agent.context import HostGuard
 from ajet_sdk.capture.hooks import installed
+from ajet_sdk.capture.uncaptured import LLM_HOSTS, watches
 from ajet_sdk.config.config import Config
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import UncapturedTraffic
@@ -140,8 +141,8 @@ def test_hosts() -> None:
         *LLM_HOSTS, "mine.openai.azure.com", "us-central1-aiplatform.googleapis.com", "API.OpenAI.com.",
         "bedrock-runtime.us-east-1.amazonaws.com", "models.example.com",
     ):  # fmt: skip
-        assert guard.watches(host), host
+        assert watches(guard, host), host
     for host in ("openai.com", "myapi.openai.com.example.org", "127.0.0.1", "s3.amazonaws.com", "example.com", ""):
-        assert not guard.watches(host), host
+        assert not watches(guard, host), host
     assert pickle.loads(pickle.dumps(guard)) == guard
-    assert isinstance(pickle.loads(pickle.dumps(guard.fault("asked"))), UncapturedTraffic)
+    assert isinstance(pickle.loads(pickle.dumps(UncapturedTraffic("asked"))), UncapturedTraffic)

@@ -18,17 +18,9 @@ from ajet_sdk.errors import ContextOverflow, SignatureError
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.rollout.episode import Attempt, run_batch
 from ajet_sdk.types import Episode, Reward, Task
+from tests.gateways import shared_gateway
 
 CONFIG = load_config(values={"ajet": {"rollout": {"timeout": 20, "judge_timeout": 20}}, "lake": {"size": 4}})
-shared: list[Gateway] = []
-
-
-@pytest.fixture(scope="module", autouse=True)
-def gateway() -> Iterator[None]:
-    with Gateway() as opened:
-        shared.append(opened)
-        yield
-    shared.clear()
 
 
 def episodes(
@@ -39,7 +31,7 @@ def episodes(
     async def main() -> list[Episode]:
         attempts = [Attempt(task, "run", attempt=3, step=5) for task in tasks]
         engine_ = engine or ScriptedEngine(lambda ask: "42")
-        return await run_batch(workflow, judge, attempts, engine=engine_, gateway=shared[0], config=CONFIG)
+        return await run_batch(workflow, judge, attempts, engine=engine_, gateway=shared_gateway(), config=CONFIG)
 
     return asyncio.run(main())
 
@@ -219,7 +211,7 @@ def test_a_debug_model_by_name_needs_an_endpoint(monkeypatch: pytest.MonkeyPatch
 
 def test_a_debug_model_by_name_answers_and_is_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:
     """The endpoint of the debug model is another gateway's policy: a real server."""
-    from ajet_sdk.gateway.spec import EpisodeSpec
+    from ajet_sdk.gateway.episode import EpisodeSpec
 
     with Gateway() as other:
         opened = other.open(EpisodeSpec("other", ScriptedEngine(lambda ask: "from the debug model")))
@@ -257,7 +249,7 @@ def test_targets_may_change_while_the_workflow_runs() -> None:
 @pytest.fixture
 def debug_endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Another gateway's policy: a real server for debug models that are given by name."""
-    from ajet_sdk.gateway.spec import EpisodeSpec
+    from ajet_sdk.gateway.episode import EpisodeSpec
 
     with Gateway() as other:
         opened = other.open(EpisodeSpec("other", ScriptedEngine(lambda ask: "from the debug model")))

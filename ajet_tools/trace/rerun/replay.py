@@ -16,9 +16,8 @@ from typing import Any
 from ajet_sdk.backbones.debug import stop_at_tags
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import ContextOverflow, EngineError, QueryError
-from ajet_sdk.gateway.episode import OpenEpisode
+from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.gateway.spec import EpisodeSpec
 from ajet_sdk.protocols import Answer, Ask, Choice, TraceReader
 from ajet_sdk.rollout.episode import Attempt, run_episode
 from ajet_sdk.trace.reader import calls_of, episodes

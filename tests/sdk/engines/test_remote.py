@@ -21,9 +21,9 @@ from ajet_sdk.engines import http as endpoint
 from ajet_sdk.engines.remote import RemoteEngine
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import ContextOverflow, EngineError, EngineUnavailable, RequestRefused
+from ajet_sdk.gateway.episode import EpisodeSpec
 from ajet_sdk.gateway.gateway import Gateway, listening_socket
 from ajet_sdk.gateway.http_door import read_json
-from ajet_sdk.gateway.spec import EpisodeSpec
 from ajet_sdk.protocols import Answer, Sampling
 
 USER = [{"role": "user", "content": "hi"}]

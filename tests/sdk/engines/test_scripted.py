@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from ajet_sdk.dialects.table import CHAT
 from ajet_sdk.engines.scripted import SPECIALS, ByteTokenizer, ScriptedEngine
 from ajet_sdk.errors import EngineError
+from ajet_sdk.gateway.episode import EpisodeSpec
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.gateway.spec import EpisodeSpec
 from ajet_sdk.protocols import Answer, Ask, Sampling
 from ajet_sdk.types import Call
 
