@@ -7,6 +7,7 @@ A run fills the function's parameters by name:
     env       the environment of the task
     episode   the Episode: its ids before, its output and calls for a judge
     output    what the workflow returned (judges only)
+    episodes  those of one group, in the order of their attempts (judges with `group=True` only)
 
 Any other name is a key of the task's metadata, else a field of the Task, else the parameter's own default. A workflow's
 single string parameter that is left gets `main_query`. What nothing fills is a SignatureError before the first episode.
@@ -26,13 +27,14 @@ from ajet_sdk.agent.context import current_episode, observer
 from ajet_sdk.errors import SignatureError
 from ajet_sdk.types import Task
 
-__all__ = ["JUDGE_NAMES", "WORKFLOW_NAMES", "Spec", "bind", "judge", "spec_of", "workflow"]
+__all__ = ["GROUP_NAMES", "JUDGE_NAMES", "WORKFLOW_NAMES", "Spec", "bind", "judge", "spec_of", "workflow"]
 
 Kind = Literal["workflow", "judge"]
 F = TypeVar("F", bound=Callable[..., Any])
 
 WORKFLOW_NAMES = frozenset({"task", "model", "env", "episode"})
 JUDGE_NAMES = WORKFLOW_NAMES | {"output"}
+GROUP_NAMES = frozenset({"task", "model", "episodes"})
 TUNER_NAMES = frozenset({"task", "model", "auxiliary_models", "logger", "response"})
 _TASK_FIELDS = ("main_query", "task_id", "init_messages", "env_type", "metadata")
 _MAY_BE_EMPTY = ("init_messages", "metadata")
@@ -51,6 +53,8 @@ class Spec:
     timeout: float | None = None
     """Seconds; None: the run's own limit."""
     trainable_targets: tuple[str, ...] | None = None
+    group: bool = False
+    """A judge of the whole group at once."""
 
     @property
     def uses_handle(self) -> bool:
@@ -72,6 +76,7 @@ class _Tag:
     name: str | None
     timeout: float | None
     trainable_targets: tuple[str, ...] | None
+    group: bool = False
 
 
 @overload
@@ -103,18 +108,22 @@ def workflow(
 @overload
 def judge(function: F, /) -> F: ...
 @overload
-def judge(*, name: str | None = None, timeout: float | None = None) -> Callable[[F], F]: ...
+def judge(*, name: str | None = None, timeout: float | None = None, group: bool = False) -> Callable[[F], F]: ...
 def judge(
-    function: F | None = None, /, *, name: str | None = None, timeout: float | None = None
+    function: F | None = None, /, *, name: str | None = None, timeout: float | None = None, group: bool = False
 ) -> F | Callable[[F], F]:
     """Mark a function, sync or async, as the judge of an output.
 
     It returns a number, a bool, a `Reward`, a list of `Reward`s, or `(reward, is_success)`. Anything else, NaN and None
     included, fails the episode: it is never taken for 0.
 
+    With `group` it is asked once for all attempts at a task, after the last of them: it gets `episodes`, those that
+    came to an output, and returns a list with one of the above for each, in their order.
+
     Raises SignatureError for a parameter that cannot be given by name.
     """
-    decorated: F | Callable[[F], F] = _decorate(function, _Tag("judge", name, _check_timeout(timeout), None))
+    tag = _Tag("judge", name, _check_timeout(timeout), None, group)
+    decorated: F | Callable[[F], F] = _decorate(function, tag)
     return decorated
 
 
@@ -236,7 +245,8 @@ def _spec_of(function: Any, kind: Kind) -> Spec:
     if tag is None:
         tag = _tag(function, _Tag(kind, None, None, None)).__ajet__
     name = tag.name or _name_of(function)
-    return Spec(kind, name, function, _parameters(function, kind, name), tag.timeout, tag.trainable_targets)
+    parameters = _parameters(function, kind, name)
+    return Spec(kind, name, function, parameters, tag.timeout, tag.trainable_targets, tag.group)
 
 
 def _wants_text(parameter: inspect.Parameter) -> bool:

@@ -94,14 +94,21 @@ class Model:
 
         Raises RequestRefused (400), ContextOverflow, EngineUnavailable (429 and 5xx after every retry), EngineError.
         """
+        reply = await self.complete(messages, tools, **params)
+        return Message(reply["choices"][0]["message"])
+
+    async def complete(
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None, **params: Any
+    ) -> dict[str, Any]:
+        """The whole reply of `chat/completions` as JSON, with its `usage`. Raises as `chat` does."""
         if params.get("stream"):
-            raise RequestRefused("chat() returns the whole message; stream with openai() or async_openai()", "stream")
+            raise RequestRefused("a whole reply is returned; stream with openai() or async_openai()", "stream")
         body: dict[str, Any] = {"model": self.name, "messages": [dict(m) for m in messages], **params}
         if tools:
             body["tools"] = list(tools)
         reply = await self._endpoint().post("chat/completions", body)
         read_reply(reply, "chat/completions", self.base_url)
-        return Message(reply["choices"][0]["message"])
+        return reply
 
     def _endpoint(self) -> Endpoint:
         loop = asyncio.get_running_loop()

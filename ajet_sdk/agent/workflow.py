@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from ajet_sdk.agent.agentscope import chat_model
-from ajet_sdk.agent.decorators import JUDGE_NAMES, WORKFLOW_NAMES, bind, spec_of
+from ajet_sdk.agent.decorators import GROUP_NAMES, JUDGE_NAMES, WORKFLOW_NAMES, bind, spec_of
 from ajet_sdk.agent.model import Model
 from ajet_sdk.errors import ConfigError, SignatureError
 from ajet_sdk.types import Reward, Task
@@ -256,6 +256,7 @@ def check_signature(workflow: Any, judge: Any, task: Task, *, env: bool = True) 
     else:
         spec = spec_of(workflow, "workflow")
         bind(spec, task, dict.fromkeys((WORKFLOW_NAMES | spec.tuner_names) - absent, placeholder))
-    if judge is not None and not hasattr(judge, "compute_reward"):
+    if judge is not None and not hasattr(judge, "compute_reward") and getattr(judge, "group", None) is not True:
         spec = spec_of(judge, "judge")
-        bind(spec, task, dict.fromkeys((JUDGE_NAMES | spec.tuner_names) - absent, placeholder))
+        names = GROUP_NAMES if spec.group else JUDGE_NAMES | spec.tuner_names
+        bind(spec, task, dict.fromkeys(names - absent, placeholder))

@@ -15,7 +15,7 @@ from ajet_sdk.agent.workflow import WorkflowOutput
 from ajet_sdk.errors import NoReward
 from ajet_sdk.types import Reward
 
-__all__ = ["Verdict", "judged", "numbers", "returned"]
+__all__ = ["Verdict", "judged", "judged_group", "numbers", "returned"]
 
 
 @dataclass(frozen=True)
@@ -45,12 +45,14 @@ def returned(output: Any, name: str) -> Verdict | None:
 
 
 def judged(value: Any, name: str) -> Verdict:
-    """The rewards that a judge gave: a number, a bool, a `Reward`, a list of `Reward`s, `(reward, is_success)`, or
-    AgentScope Tuner's `JudgeOutput`.
+    """The rewards that a judge gave: a number, a bool, a `Reward`, a list of `Reward`s, `(reward, is_success)`, a
+    `Verdict`, or AgentScope Tuner's `JudgeOutput`.
 
     Raises NoReward for anything else, None, NaN and an empty list included.
     """
     source = f"judge {name}"
+    if isinstance(value, Verdict):
+        return value
     success: bool | None = None
     if isinstance(value, tuple):
         if len(value) != 2 or not (value[1] is None or isinstance(value[1], (bool, np.bool_))):
@@ -66,6 +68,16 @@ def judged(value: Any, name: str) -> Verdict:
     if _rewards(value):
         return Verdict(tuple(value), success)
     return Verdict((Reward(name=name, value=_number(value, source)),), success)
+
+
+def judged_group(values: Any, name: str, count: int) -> list[Verdict]:
+    """What a group judge gave each of `count` episodes, in their order. Raises NoReward as `judged` does."""
+    if not isinstance(values, (list, tuple)) or len(values) != count:
+        given = f"{len(values)}" if isinstance(values, (list, tuple)) else _short(values)
+        raise NoReward(
+            f"judge {name} returned {given} for {count} episodes; a group judge returns a list, one for each"
+        )
+    return [judged(value, name) for value in values]
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -12,24 +12,26 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel
 
 from ajet_sdk.agent.agentscope import arguments as tuner_arguments
 from ajet_sdk.agent.agentscope import is_output, plain
 from ajet_sdk.agent.context import HostGuard, current_episode
-from ajet_sdk.agent.decorators import Spec, bind, spec_of
+from ajet_sdk.agent.decorators import bind, spec_of
 from ajet_sdk.agent.environment import GymEnv
 from ajet_sdk.agent.workflow import AjetTuner, WorkflowOutput, WorkflowTask, is_workflow_class, make_workflow
 from ajet_sdk.capture.hooks import installed
 from ajet_sdk.engines.open import open_engine
 from ajet_sdk.engines.sampling import SamplingOverride
-from ajet_sdk.errors import ConfigError, EpisodeTimeout, NoReward, TrainingError
+from ajet_sdk.errors import ConfigError, EpisodeTimeout, TrainingError
 from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.judges.rewards import Verdict, judged, numbers, returned
+from ajet_sdk.judges.call import workflow_task
+from ajet_sdk.judges.rewards import numbers, returned
 from ajet_sdk.protocols import Engine
+from ajet_sdk.rollout.judging import Member, groups_of, judge_episode
 from ajet_sdk.rollout.outcomes import EpisodeFault, fault_of_calls, untrained_entries, write_trajectory
 from ajet_sdk.rollout.replies import check_of, log_replies, metrics_of, verdict_on_stopped, with_rewards_of_replies
 from ajet_sdk.rollout.threads import Workers, current_workers
@@ -40,6 +42,8 @@ if TYPE_CHECKING:
     from ajet_sdk.trace.writer import TraceWriter
 
 __all__ = ["Attempt", "all_of", "run_batch", "run_episode"]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -66,17 +70,19 @@ async def run_episode(
     config: Config,
     writer: TraceWriter | None = None,
     sampling: SamplingOverride | None = None,
+    member: Member | None = None,
 ) -> Episode:
     """Run a workflow once, judge it, and return the finished episode, which is put to `writer` too.
 
     `workflow` is a decorated function or a `Workflow` class, `judge` a decorated function or a `BaseJudge`. `sampling`
-    stands in for the agent's own parameters in trainable calls. Never raises for a fault of the agent, the judge, the
+    stands in for the agent's own parameters in trainable calls. `member` is its part in a group that is judged as one.
+    Never raises for a fault of the agent, the judge, the
     environment or the engine: see `Episode.status`, `cause` and `infrastructure`.
 
     Raises TrainingError where more calls were abandoned than `rollout.max_env_worker`.
     """
     with _workers(config) as workers:
-        running = EpisodeRunner(workflow, judge, attempt, engine, gateway, config, sampling, workers)
+        running = EpisodeRunner(workflow, judge, attempt, engine, gateway, config, sampling, workers, member)
         try:
             await running.run()
         finally:
@@ -114,6 +120,7 @@ class EpisodeRunner:
     config: Config
     sampling: SamplingOverride | None
     workers: Workers
+    member: Member | None = None
     env: GymEnv | None = None
     debug_models: dict[str, Engine] = field(default_factory=dict)
     opened: OpenEpisode | None = None
@@ -144,20 +151,20 @@ class EpisodeRunner:
             assert self.opened is not None
             verdict = verdict_on_stopped(self.opened.stopped, self.config) or returned(output, name)
             if verdict is None:
-                verdict = await self._judge(output)
-            self._settle(status="succeeded", error=None, cause=None, rewards=verdict.rewards)
-            self._settle(metrics={**self.episode.metrics, **verdict.metrics})
-            self._settle(rewards=with_rewards_of_replies(self.episode, self.opened.calls, self.config, self.engine))
+                verdict = await judge_episode(self, output)
+            self.settle(status="succeeded", error=None, cause=None, rewards=verdict.rewards)
+            self.settle(metrics={**self.episode.metrics, **verdict.metrics})
+            self.settle(rewards=with_rewards_of_replies(self.episode, self.opened.calls, self.config, self.engine))
             if verdict.is_success is not None:
-                self._settle(is_success=verdict.is_success)
+                self.settle(is_success=verdict.is_success)
         except TrainingError:
             raise
         except EpisodeFault as fault:
-            self._settle(**fault.fields)
+            self.settle(**fault.fields)
         except Exception as error:  # noqa: BLE001  the one boundary: an episode's fault is data
-            self._settle(**EpisodeFault(error).fields)
+            self.settle(**EpisodeFault(error).fields)
 
-    def _settle(self, **fields: Any) -> None:
+    def settle(self, **fields: Any) -> None:
         self.episode = self.episode.model_copy(update=fields)
 
     async def close(self) -> None:
@@ -165,14 +172,14 @@ class EpisodeRunner:
         calls: tuple[Call, ...] = ()
         if self.opened is not None:
             calls = await self.opened.finish()
-            self._settle(events=tuple(self.opened.events))
+            self.settle(events=tuple(self.opened.events))
             log_replies(self.episode.episode_id, calls, self.config, self.engine)
         if self.env is not None:
             await self.workers.call(self.env.release, {}, timeout=self.config.rollout.judge_timeout, what="env.release")
         for engine in self.debug_models.values():
             await engine.aclose()
         metrics = {**self.episode.metrics, **metrics_of(calls)}
-        self._settle(calls=calls, metrics=metrics, ended_at=now())
+        self.settle(calls=calls, metrics=metrics, ended_at=now())
 
     # Before
 
@@ -186,12 +193,12 @@ class EpisodeRunner:
             self.opened = self._open(None, uses_handle=True)  # the tuner knows the targets, which may change on the way
             await self._enter_environment()
             tuner = self._tuner(lambda: instance.trainable_targets)
-            return instance.name, None, functools.partial(instance.execute, self._workflow_task(), tuner)
+            return instance.name, None, functools.partial(instance.execute, self.attempt_task(), tuner)
         spec = spec_of(self.workflow, "workflow")
         self.opened = self._open(targets or spec.trainable_targets, spec.uses_handle)
         if "env" in spec.parameters:
             await self._enter_environment()
-        arguments = bind(spec, self.task, self._given(self.opened, spec))
+        arguments = bind(spec, self.task, self.given(self.opened, self.workflow))
         return spec.name, spec.timeout, functools.partial(spec.function, **arguments)
 
     def _open(self, targets: Sequence[str] | None, uses_handle: bool) -> OpenEpisode:
@@ -228,29 +235,20 @@ class EpisodeRunner:
         if outcome.value and not self.task.init_messages:
             self.task = self.task.model_copy(update={"init_messages": outcome.value})
 
-    def _given(self, opened: OpenEpisode, spec: Spec, output: Any = None) -> dict[str, Any]:
+    def given(self, opened: OpenEpisode, function: Any, output: Any = None) -> dict[str, Any]:
+        """What a workflow or a judge that is a function is given; None for an object."""
         given: dict[str, Any] = {"task": self.task, "model": opened.model(), "episode": self.episode}
-        if spec.tuner_names:
+        spec = None if function is None else spec_of(function, "judge" if opened.judged else "workflow")
+        if spec is not None and spec.tuner_names:
             given |= tuner_arguments(spec.parameters, self.task, opened.model, self.config, output)
         if self.env is not None:
             given["env"] = self.env
         return given
 
-    def _workflow_task(self) -> WorkflowTask:
-        messages = self.task.init_messages
-        if not messages and self.task.main_query:
-            messages = [{"role": "user", "content": self.task.main_query}]
-        return WorkflowTask(
-            task=self.task.model_copy(update={"init_messages": messages}),
-            env_type=self.task.env_type,
-            task_id=self.task.task_id,
-            task_thread_index=self.attempt.attempt,
-            task_batch_index=self.attempt.step,
-            task_tag=self.attempt.split,
-            episode_uuid=self.episode.episode_id,
-            tokenizer=getattr(self.engine, "tokenizer", None),
-            gym_env=self.env,
-        )
+    def attempt_task(self) -> WorkflowTask:
+        """The task as `execute` and `compute_reward` get it."""
+        tokenizer = getattr(self.engine, "tokenizer", None)
+        return workflow_task(self.task, self.episode, tokenizer=tokenizer, gym_env=self.env)
 
     def _tuner(self, targets: Callable[[], list[str] | None]) -> AjetTuner:
         opened = self.opened
@@ -275,53 +273,16 @@ class EpisodeRunner:
             )
         finally:
             current_episode.reset(token)
-        self._settle(output=_plain(outcome.value))
+        self.settle(output=_plain(outcome.value))
         late = isinstance(outcome.error, EpisodeTimeout)
         fault = fault_of_calls(opened, outcome.error) if opened.stopped is None or late else None
         if fault is not None:
             raise fault
         if isinstance(outcome.value, WorkflowOutput):
-            self._settle(metrics=numbers(outcome.value.log_metrics), is_success=outcome.value.is_success)
+            self.settle(metrics=numbers(outcome.value.log_metrics), is_success=outcome.value.is_success)
         elif is_output(outcome.value):
-            self._settle(metrics=numbers(outcome.value.metrics or {}))
+            self.settle(metrics=numbers(outcome.value.metrics or {}))
         return outcome.value
-
-    # After
-
-    async def _judge(self, output: Any) -> Verdict:
-        opened, judge = self.opened, self.judge
-        assert opened is not None
-        if judge is None:
-            raise NoReward(
-                "the workflow returned no reward and there is no judge; return an ajet.Reward, or name a judge "
-                "(task_judge.judge_protocol, --judge)"
-            )
-        async with opened.judging():
-            before = len(opened.errors)
-            self._settle(calls=opened.calls, events=tuple(opened.events))
-            name, timeout, function = self._judge_call(judge, output)
-            outcome = await self.workers.call(
-                function, {}, timeout=timeout or self.config.rollout.judge_timeout, what=f"judge {name}"
-            )
-        if outcome.error is not None:
-            fault = EpisodeFault(outcome.error, f"judge {name}: ")
-            # A judge's client raises an exception of its own where the judge's model could not answer.
-            fault.fields["infrastructure"] |= any(error.infrastructure for error in opened.errors[before:])
-            raise fault
-        return judged(outcome.value, name)
-
-    def _judge_call(self, judge: Any, output: Any) -> tuple[str, float | None, Callable[..., Any]]:
-        if hasattr(judge, "compute_reward"):
-            instance = judge(self.config) if isinstance(judge, type) else judge
-            if not isinstance(output, WorkflowOutput):
-                output = WorkflowOutput(metadata={"final_answer": output})
-            task = self._workflow_task()
-            return type(instance).__name__, None, functools.partial(instance.compute_reward, task, output)
-        spec = spec_of(judge, "judge")
-        assert self.opened is not None
-        before_judging = self.episode.model_copy(update={"status": "succeeded", "error": None, "cause": None})
-        given = {**self._given(self.opened, spec, output), "episode": before_judging, "output": output}
-        return spec.name, spec.timeout, functools.partial(spec.function, **bind(spec, self.task, given))
 
 
 def _debug_engine(config: Config, name: str) -> Engine:
@@ -365,18 +326,24 @@ async def run_batch(
     `on_episode` is called as each returned episode finishes. Raises TrainingError as `run_episode` does.
     """
     room = asyncio.Semaphore(config.rollout.max_env_worker)
+    groups = groups_of((attempt.group_id for attempt in attempts), judge)
 
     async def one(attempt: Attempt) -> Episode:
-        async with room:
+        async with _Place(room) as place:
+            group = groups.get(attempt.group_id)
+            member = None if group is None else Member(group, place.leave)
             for left in reversed(range(config.rollout.max_retries + 1)):
                 episode = await run_episode(
                     workflow, judge, attempt, engine=engine, gateway=gateway, config=config, writer=writer,
-                    sampling=sampling,
+                    sampling=sampling, member=member,
                 )  # fmt: skip
-                if not (episode.infrastructure and left):
+                # What was judged together is not made again one by one.
+                if not (episode.infrastructure and left) or (group is not None and group.judged):
                     break
                 if writer is not None:
                     writer.put(*untrained_entries(episode, "evaluation" if episode.split == "val" else "failed"))
+            if member is not None:
+                member.leave_unjudged()
             if on_episode is not None:
                 on_episode(episode)
             return episode
@@ -385,7 +352,27 @@ async def run_batch(
         return await all_of([asyncio.create_task(one(attempt)) for attempt in attempts])
 
 
-async def all_of(tasks: list[asyncio.Task[Episode]]) -> list[Episode]:
+class _Place:
+    """One of the places of a semaphore, which may be left before the block ends."""
+
+    def __init__(self, room: asyncio.Semaphore) -> None:
+        self._room, self._held = room, False
+
+    async def __aenter__(self) -> _Place:
+        self._held = await self._room.acquire()
+        return self
+
+    def leave(self) -> None:
+        """Let another in."""
+        if self._held:
+            self._held = False
+            self._room.release()
+
+    async def __aexit__(self, *_: object) -> None:
+        self.leave()
+
+
+async def all_of(tasks: list[asyncio.Task[T]]) -> list[T]:
     """Every task's result; the first error cancels the rest, waits for them, and is raised."""
     try:
         return await asyncio.gather(*tasks)

@@ -18,6 +18,7 @@ from rich.console import RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
+from ajet_sdk.engines.reply_cache import Price
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting import output
 from ajet_sdk.reporting.output import echo
@@ -28,7 +29,7 @@ from ajet_tools.dataset.generate.examples import read_seeds
 from ajet_tools.dataset.generate.loop import Generation
 from ajet_tools.dataset.generate.output import Directory, Estimate
 from ajet_tools.dataset.generate.records import Attempt, GenerationResult, Interrupted
-from ajet_tools.dataset.model.budget import Budget, Price
+from ajet_tools.dataset.model.budget import Budget
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.model.open import open_endpoint
 from ajet_tools.dataset.prompts import Prompt

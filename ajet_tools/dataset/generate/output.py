@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from ajet_sdk.engines.reply_cache import Price, tokens_of
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.whole_file import write_whole
 from ajet_tools.dataset.card.card import Facts, write_card
@@ -25,7 +26,6 @@ from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.generate.examples import Example, alike
 from ajet_tools.dataset.generate.expand import Expansion
 from ajet_tools.dataset.generate.records import GenerationResult
-from ajet_tools.dataset.model.budget import Price, tokens_of
 
 if TYPE_CHECKING:
     from ajet_tools.dataset.similarity.meaning import MeaningIndex

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet_sdk.engines.reply_cache import Price, tokens_of
 from ajet_sdk.errors import AjetError, TaskError
 from ajet_sdk.rollout.threads import run_to_end
 from ajet_tools.dataset.card.card import Facts, write_card
@@ -42,7 +43,6 @@ from ajet_tools.dataset.generate.output import (
     write,
 )
 from ajet_tools.dataset.generate.records import DocsConfig, GenerationConfig, GenerationResult
-from ajet_tools.dataset.model.budget import Price, tokens_of
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.similarity.decontaminate import leaks_of
 from ajet_tools.dataset.verify import open_verifier

@@ -1,66 +1,18 @@
-"""What may be spent on an endpoint, in calls, tokens or money, and what has been.
-
-Replies that were paid for, kept in a file, so that no request is paid for twice.
-"""
+"""What may be spent on an endpoint, in calls, tokens or money, and what has been."""
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
-import json
-import math
-import sqlite3
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any
 
+from ajet_sdk.engines.reply_cache import Price, Usage
 from ajet_sdk.errors import AjetError, ConfigError
 
-__all__ = ["Budget", "BudgetSpent", "CacheError", "Price", "ReplyCache", "Usage", "tokens_of"]
+__all__ = ["Budget", "BudgetSpent"]
 
 
 class BudgetSpent(AjetError, RuntimeError):
     """The next call would go past a limit of the budget; nothing was sent."""
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """Money for a million tokens, in the currency that the limit is in."""
-
-    input: float
-    output: float
-
-    @classmethod
-    def parse(cls, text: str) -> Price:
-        """`0.15,0.60`: a million tokens of input and of output. Raises ConfigError."""
-        parts = text.replace("/", ",").split(",")
-        try:
-            numbers = [float(part) for part in parts]
-        except ValueError:
-            numbers = []
-        if len(numbers) != 2 or not all(math.isfinite(one) and one >= 0 for one in numbers):
-            raise ConfigError(
-                f"--price reads INPUT,OUTPUT, the price of a million tokens of each, such as 0.15,0.60 (got {text!r})"
-            )
-        return cls(*numbers)
-
-    def of(self, input_tokens: float, output_tokens: float) -> float:
-        return (self.input * input_tokens + self.output * output_tokens) / 1e6
-
-
-@dataclass(slots=True)
-class Usage:
-    """What was really asked and answered; replies from the cache cost nothing and are only counted."""
-
-    calls: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cached: int = 0
-
-    @property
-    def tokens(self) -> int:
-        return self.input_tokens + self.output_tokens
 
 
 @dataclass
@@ -147,67 +99,3 @@ class Budget:
         if self.money is not None and self.price is not None and self.price.of(read, written) > self.money:
             return f"{self.money:g} in money"
         return None
-
-
-def tokens_of(content: Any) -> int:
-    """About how many tokens a text or a list of messages is: four characters of Latin script each, or one of others."""
-    if isinstance(content, str):
-        wide = 0 if content.isascii() else sum(1 for character in content if ord(character) > 0x2E7F)
-        return wide + math.ceil((len(content) - wide) / 4)
-    if isinstance(content, dict):
-        return 4 + sum(tokens_of(value) for value in content.values())
-    if isinstance(content, list | tuple):
-        return sum(tokens_of(one) for one in content)
-    return 1
-
-
-class CacheError(AjetError, RuntimeError):
-    """The file of replies cannot be read or written."""
-
-
-class ReplyCache:
-    """Texts by the content of the request: endpoint, model, messages and parameters.
-
-    Each reply is on disk before it is used: a process that is killed has lost none. Several processes may share a file.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
-            self._file.execute("PRAGMA journal_mode=WAL")
-            self._file.execute("PRAGMA synchronous=NORMAL")
-            self._file.execute("CREATE TABLE IF NOT EXISTS replies(key TEXT PRIMARY KEY, texts TEXT NOT NULL)")
-        except (sqlite3.Error, OSError) as error:
-            raise self._explain(error) from error
-
-    @staticmethod
-    def key(request: Mapping[str, Any]) -> str:
-        text = json.dumps(request, sort_keys=True, ensure_ascii=True)
-        return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
-
-    def get(self, key: str) -> list[str] | str | None:
-        """The texts; a string is why the request failed, where that was kept; None where nothing is."""
-        try:
-            found = self._file.execute("SELECT texts FROM replies WHERE key = ?", (key,)).fetchone()
-        except sqlite3.Error as error:
-            raise self._explain(error) from error
-        kept = None if found is None else json.loads(found[0])
-        return kept if isinstance(kept, list | str) else None
-
-    def put(self, key: str, texts: list[str] | str) -> None:
-        try:
-            self._file.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, json.dumps(texts)))
-        except sqlite3.Error as error:
-            raise self._explain(error) from error
-
-    def close(self) -> None:
-        self._file.close()
-
-    def _explain(self, error: Exception) -> CacheError:
-        why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
-        return CacheError(
-            f"cannot keep replies in {self.path}: {why}. What was kept before is whole: "
-            "make room there and go on with --resume"
-        )

@@ -14,8 +14,9 @@ from typing import Any, Protocol
 
 from ajet_sdk.engines.http import Endpoint as Wire
 from ajet_sdk.engines.http import Refusals, is_loopback, pause
+from ajet_sdk.engines.reply_cache import CacheError, ReplyCache, Shared, tokens_of
 from ajet_sdk.errors import AjetError, EngineError, EngineUnavailable, RequestRefused
-from ajet_tools.dataset.model.budget import Budget, CacheError, ReplyCache, tokens_of
+from ajet_tools.dataset.model.budget import Budget
 from ajet_tools.dataset.model.transports import LoopbackTransport
 
 __all__ = ["Endpoint", "EndpointError", "Halted", "local_url"]
@@ -35,10 +36,6 @@ class EndpointError(EngineError):
 
 class Halted(EngineError):
     """The request was not sent: the run is ending."""
-
-
-class _Abandoned(Exception):
-    """Whoever made the request was cancelled; another who waits for it makes it again."""
 
 
 class _Wire(Protocol):
@@ -90,7 +87,7 @@ class Endpoint:
         self._refusals = Refusals(self.base_url, "A lower --concurrency, or --rpm, asks for less")
         self._answered = False
         self._halted: AjetError | None = None
-        self._under_way: dict[str, asyncio.Future[list[str]]] = {}
+        self._shared = Shared[list[str]]()
         self._unknown: set[str] = set()
         """Parameters that the server refused by name."""
 
@@ -125,31 +122,22 @@ class Endpoint:
     ) -> list[str]:
         """What was kept of a request, what an equal one under way comes to, or what is asked now, and kept."""
         key = ReplyCache.key({"base_url": self.base_url, "model": self.model, **request})
-        while (other := self._under_way.get(key)) is not None:
+
+        async def ask() -> list[str]:
+            if self._cache is not None and (kept := self._cache.get(key)) is not None:
+                self.budget.spent.cached += 1
+                if isinstance(kept, str):
+                    raise EndpointError(kept)
+                return kept
             try:
-                return list(await asyncio.shield(other))
-            except _Abandoned:
-                continue
-        if self._cache is not None and (kept := self._cache.get(key)) is not None:
-            self.budget.spent.cached += 1
-            if isinstance(kept, str):
-                raise EndpointError(kept)
-            return kept
-        future: asyncio.Future[list[str]] = asyncio.get_running_loop().create_future()
-        self._under_way[key] = future
-        try:
-            texts = await asked(request)
-            self._keep(key, texts)
-            future.set_result(texts)
-            return list(texts)
-        except BaseException as error:
-            if isinstance(error, EndpointError):
+                texts = await asked(request)
+                self._keep(key, texts)
+                return texts
+            except EndpointError as error:
                 error.request = key
-            future.set_exception(_Abandoned() if isinstance(error, asyncio.CancelledError) else error)
-            future.exception()  # seen, also where nobody else waits for it
-            raise
-        finally:
-            del self._under_way[key]
+                raise
+
+        return list((await self._shared.get(key, ask))[0])
 
     def halt(self, why: AjetError | None = None) -> None:
         """Send nothing more: requests that wait for their turn raise `why`, or Halted; those under way come back."""

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 from collections.abc import Mapping
 from fractions import Fraction
 from typing import Any
 
-from ajet_sdk.agent.decorators import bind, spec_of
-from ajet_sdk.agent.workflow import WorkflowOutput, WorkflowTask
-from ajet_sdk.errors import AjetError, NoReward, TrainingError
+from ajet_sdk.errors import AjetError, ConfigError, NoReward, TrainingError
+from ajet_sdk.judges.call import call_judge, is_group_judge, workflow_task
 from ajet_sdk.judges.math import number
 from ajet_sdk.judges.rewards import judged
 from ajet_sdk.rollout.outcomes import solved
@@ -40,7 +38,8 @@ class Judged:
     def __init__(self, judge: Any, spec: str, *, k: int = 0, seed: int = 0, timeout: float = 60.0) -> None:
         self.name, self.calls = spec, k
         self._judge, self._seed, self._timeout = judge, seed, timeout
-        self._spec = None if hasattr(judge, "compute_reward") else spec_of(judge, "judge")
+        if is_group_judge(judge):  # also raises SignatureError for a workflow
+            raise ConfigError(f"--verify {spec}: a judge of a group compares answers; a row has one")
         self._workers = Workers(_HANGING)
         self._probed = k > 0
 
@@ -96,11 +95,13 @@ class Judged:
     async def _reward(self, task: Task, output: Any) -> tuple[float, bool] | Verdict:
         """The reward and whether it is full marks; a Verdict where the judge failed."""
         try:
-            name, limit, function = self._call(task, output)
-            outcome = await self._workers.call(function, {}, timeout=limit or self._timeout, what=f"judge {name}")
+            episode = Episode(task=task, output=output)
+            call = call_judge(self._judge, task, output, episode, given={}, attempt=workflow_task(task, episode))
+            limit = call.timeout or self._timeout
+            outcome = await self._workers.call(call.function, {}, timeout=limit, what=f"judge {call.name}")
             if outcome.error is not None:
                 return _failure(outcome.error)
-            said = judged(outcome.value, name)
+            said = judged(outcome.value, call.name)
         except TrainingError:
             raise NoReward(
                 f"--verify {self.name}: {_HANGING} calls of the judge hang; give its calls a time limit"
@@ -109,16 +110,6 @@ class Judged:
             return _failure(error)
         episode = Episode(task=task, rewards=said.rewards, is_success=said.is_success)
         return episode.reward or 0.0, solved(episode)
-
-    def _call(self, task: Task, output: Any) -> tuple[str, float | None, Any]:
-        if self._spec is None:
-            judge: Any = self._judge
-            given = WorkflowTask(task=task, env_type=task.env_type, task_id=task.task_id)
-            finished = WorkflowOutput(metadata={"final_answer": output})
-            return type(judge).__name__, None, functools.partial(judge.compute_reward, given, finished)
-        spec = self._spec
-        arguments = bind(spec, task, {"task": task, "episode": Episode(task=task, output=output), "output": output})
-        return spec.name, spec.timeout, functools.partial(spec.function, **arguments)
 
 
 def _failure(error: BaseException) -> Verdict:

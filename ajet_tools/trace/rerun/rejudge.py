@@ -6,19 +6,17 @@ Nothing is written. An episode whose judging fails has no new reward; it is neve
 from __future__ import annotations
 
 import asyncio
-import functools
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
-from ajet_sdk.agent.decorators import bind, spec_of
-from ajet_sdk.agent.workflow import WorkflowOutput, WorkflowTask
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import AjetError, TraceError, TrainingError
-from ajet_sdk.judges.rewards import judged
+from ajet_sdk.judges.call import call_group_judge, call_judge, is_group_judge, output_of, workflow_task
+from ajet_sdk.judges.rewards import judged_group
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.rollout.episode import all_of
 from ajet_sdk.rollout.threads import Workers
@@ -194,10 +192,12 @@ async def rejudge(
     changes = Changes()
     room = asyncio.Semaphore(parallel)
 
-    async def one(episode: Episode) -> Episode:
+    together = is_group_judge(judge)
+
+    async def some(few: Sequence[Episode]) -> list[Episode]:
         async with room:
-            after = await _judged(workers, episode, judge, config, timeout or config.rollout.judge_timeout)
-            progress(1)
+            after = await _judged(workers, few, judge, timeout or config.rollout.judge_timeout)
+            progress(len(few))
             return after
 
     with Workers(max(parallel, 8)) as workers:
@@ -209,68 +209,52 @@ async def rejudge(
                 cause = episode.cause or episode.status
                 changes.skipped[cause] = changes.skipped.get(cause, 0) + 1
             try:
-                after = await all_of([asyncio.create_task(one(episode)) for episode in whole])
+                apart = _by_group(whole) if together else [[episode] for episode in whole]
+                judged_ones = await all_of([asyncio.create_task(some(few)) for few in apart])
             except TrainingError as error:
                 raise TraceError(
                     f"{workers.abandoned} calls of the judge did not end in time and were abandoned, so it was "
                     "stopped: give its blocking calls a time limit, or raise --timeout"
                 ) from error
-            changes.verdicts += _verdicts(whole, after, crashed, config)
+            after = {episode.episode_id: episode for few in judged_ones for episode in few}
+            changes.verdicts += _verdicts(whole, [after[e.episode_id] for e in whole], crashed, config)
     return changes
 
 
-async def _judged(workers: Workers, episode: Episode, judge: Any, config: Config, timeout: float) -> Episode:
-    """The episode with the rewards of this judge, or failed."""
-    before = episode.model_copy(update={"status": "succeeded", "error": None, "cause": None, "infrastructure": False})
+def _by_group(episodes: Sequence[Episode]) -> list[list[Episode]]:
+    groups: dict[str, list[Episode]] = defaultdict(list)
+    for episode in episodes:
+        groups[episode.group_id or episode.episode_id].append(episode)
+    return [sorted(group, key=lambda episode: episode.attempt) for group in groups.values()]
+
+
+async def _judged(workers: Workers, some: Sequence[Episode], judge: Any, timeout: float) -> list[Episode]:
+    """The episodes, one or a group, with the rewards of this judge, or failed."""
+    fresh: dict[str, Any] = {"status": "succeeded", "error": None, "cause": None, "infrastructure": False}
+    before = [episode.model_copy(update=fresh) for episode in some]
     try:
-        name, limit, function = _call(judge, before, config)
-        outcome = await workers.call(function, {}, timeout=limit or timeout, what=f"judge {name}")
+        if is_group_judge(judge):
+            bare = [e.model_copy(update={"output": output_of(e), "rewards": tuple[Reward, ...]()}) for e in before]
+            call = call_group_judge(judge, bare, given={})
+        else:
+            [episode] = before
+            attempt = workflow_task(episode.task, episode)
+            call = call_judge(judge, episode.task, output_of(episode), episode, given={}, attempt=attempt)
+        outcome = await workers.call(call.function, {}, timeout=call.timeout or timeout, what=f"judge {call.name}")
         if outcome.error is not None:
-            return _failed(episode, outcome.error)
-        return before.model_copy(update={"rewards": judged(outcome.value, name).rewards})
+            return [_failed(episode, outcome.error) for episode in some]
+        found = judged_group(outcome.value if is_group_judge(judge) else [outcome.value], call.name, len(some))
+        return [e.model_copy(update={"rewards": one.rewards}) for e, one in zip(before, found, strict=True)]
     except TrainingError:
         raise
     except AjetError as error:  # a parameter that nothing fills, or no reward
-        return _failed(episode, error)
+        return [_failed(episode, error) for episode in some]
 
 
 def _failed(episode: Episode, error: BaseException) -> Episode:
     text = f"{type(error).__name__}: {error}"[:_LONGEST_ERROR]
     return episode.model_copy(
         update={"status": "failed", "cause": type(error).__name__, "error": text, "rewards": tuple[Reward, ...]()}
-    )
-
-
-def _call(judge: Any, episode: Episode, config: Config) -> tuple[str, float | None, Callable[..., Any]]:
-    output = _output(episode.output)
-    if hasattr(judge, "compute_reward"):
-        if not isinstance(output, WorkflowOutput):
-            output = WorkflowOutput(metadata={"final_answer": output})
-        return type(judge).__name__, None, functools.partial(judge.compute_reward, _workflow_task(episode), output)
-    spec = spec_of(judge, "judge")
-    given = {"task": episode.task, "episode": episode, "output": output}
-    return spec.name, spec.timeout, functools.partial(spec.function, **bind(spec, episode.task, given))
-
-
-def _output(value: Any) -> Any:
-    """The output as the judge of a run gets it: a trace keeps a WorkflowOutput as its fields."""
-    if isinstance(value, Mapping) and set(WorkflowOutput.model_fields) <= set(value):
-        return WorkflowOutput(**{str(name): one for name, one in value.items()})
-    return value
-
-
-def _workflow_task(episode: Episode) -> WorkflowTask:
-    messages = episode.task.init_messages
-    if not messages and episode.task.main_query:
-        messages = [{"role": "user", "content": episode.task.main_query}]
-    return WorkflowTask(
-        task=episode.task.model_copy(update={"init_messages": messages}),
-        env_type=episode.task.env_type,
-        task_id=episode.task.task_id,
-        task_thread_index=episode.attempt,
-        task_batch_index=episode.step,
-        task_tag=episode.split,
-        episode_uuid=episode.episode_id,
     )
 
 

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from starlette.responses import JSONResponse
 
+from ajet_sdk.engines.reply_cache import CacheError, Price, tokens_of
 from ajet_sdk.errors import ConfigError
-from ajet_tools.dataset.model.budget import Budget, BudgetSpent, CacheError, Price, tokens_of
+from ajet_tools.dataset.model.budget import Budget, BudgetSpent
 from ajet_tools.dataset.model.endpoint import Endpoint, EndpointError
 from ajet_tools.dataset.model.open import open_endpoint
 

@@ -256,3 +256,17 @@ def test_chunks_hold_whole_steps_where_a_step_is_compared(stored: Path, monkeypa
     reader = open_trace(stored)
     assert [len(chunk) for chunk in groups_of(reader, "r")] == [3, 3, 3]
     assert [len(chunk) for chunk in groups_of(reader, "r", whole="step")] == [9]
+
+
+def test_a_judge_of_the_group_sees_each_group_whole(stored: Path) -> None:
+    seen: list[tuple[str, list[int]]] = []
+
+    @ajet.judge(group=True)
+    def ranks(episodes: list[Episode], task: Task) -> list[float]:
+        seen.append((task.task_id, [episode.attempt for episode in episodes]))
+        return [episode.attempt / 10 for episode in episodes]
+
+    changes = judge_again(stored, ranks)
+    assert sorted(task_id for task_id, _ in seen) == ["t0", "t1", "t2"]
+    assert all(attempts == sorted(attempts) for _, attempts in seen)
+    assert all(verdict.after == verdict.attempt / 10 for verdict in changes.verdicts)

@@ -1,0 +1,156 @@
+"""What asking a model costs, and replies that were paid for, kept so that no request is paid for twice.
+
+Equal requests under way at the same time are one request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import math
+import sqlite3
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from ajet_sdk.errors import AjetError, ConfigError
+
+__all__ = ["CacheError", "Price", "ReplyCache", "Shared", "Usage", "tokens_of"]
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """Money for a million tokens, in the currency that the limit is in."""
+
+    input: float
+    output: float
+
+    @classmethod
+    def parse(cls, text: str) -> Price:
+        """`0.15,0.60`: a million tokens of input and of output. Raises ConfigError."""
+        parts = text.replace("/", ",").split(",")
+        try:
+            numbers = [float(part) for part in parts]
+        except ValueError:
+            numbers = []
+        if len(numbers) != 2 or not all(math.isfinite(one) and one >= 0 for one in numbers):
+            raise ConfigError(
+                f"--price reads INPUT,OUTPUT, the price of a million tokens of each, such as 0.15,0.60 (got {text!r})"
+            )
+        return cls(*numbers)
+
+    def of(self, input_tokens: float, output_tokens: float) -> float:
+        return (self.input * input_tokens + self.output * output_tokens) / 1e6
+
+
+@dataclass(slots=True)
+class Usage:
+    """What was really asked and answered; replies from the cache cost nothing and are only counted."""
+
+    calls: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached: int = 0
+
+    @property
+    def tokens(self) -> int:
+        return self.input_tokens + self.output_tokens
+
+
+def tokens_of(content: Any) -> int:
+    """About how many tokens a text or a list of messages is: four characters of Latin script each, or one of others."""
+    if isinstance(content, str):
+        wide = 0 if content.isascii() else sum(1 for character in content if ord(character) > 0x2E7F)
+        return wide + math.ceil((len(content) - wide) / 4)
+    if isinstance(content, dict):
+        return 4 + sum(tokens_of(value) for value in content.values())
+    if isinstance(content, list | tuple):
+        return sum(tokens_of(one) for one in content)
+    return 1
+
+
+class CacheError(AjetError, RuntimeError):
+    """The file of replies cannot be read or written."""
+
+
+class ReplyCache:
+    """Texts by the content of the request: endpoint, model, messages and parameters.
+
+    Each reply is on disk before it is used: a process that is killed has lost none. Several processes may share a file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = sqlite3.connect(path, timeout=30, isolation_level=None, check_same_thread=False)
+            self._file.execute("PRAGMA journal_mode=WAL")
+            self._file.execute("PRAGMA synchronous=NORMAL")
+            self._file.execute("CREATE TABLE IF NOT EXISTS replies(key TEXT PRIMARY KEY, texts TEXT NOT NULL)")
+        except (sqlite3.Error, OSError) as error:
+            raise self._explain(error) from error
+
+    @staticmethod
+    def key(request: Mapping[str, Any]) -> str:
+        text = json.dumps(request, sort_keys=True, ensure_ascii=True)
+        return hashlib.blake2b(text.encode(), digest_size=20).hexdigest()
+
+    def get(self, key: str) -> list[str] | str | None:
+        """The texts; a string is why the request failed, where that was kept; None where nothing is."""
+        try:
+            found = self._file.execute("SELECT texts FROM replies WHERE key = ?", (key,)).fetchone()
+        except sqlite3.Error as error:
+            raise self._explain(error) from error
+        kept = None if found is None else json.loads(found[0])
+        return kept if isinstance(kept, list | str) else None
+
+    def put(self, key: str, texts: list[str] | str) -> None:
+        try:
+            self._file.execute("INSERT OR REPLACE INTO replies VALUES (?, ?)", (key, json.dumps(texts)))
+        except sqlite3.Error as error:
+            raise self._explain(error) from error
+
+    def close(self) -> None:
+        self._file.close()
+
+    def _explain(self, error: Exception) -> CacheError:
+        why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
+        return CacheError(
+            f"cannot keep replies in {self.path}: {why}. What was kept before is whole: "
+            "make room there and go on with --resume"
+        )
+
+
+class _Abandoned(Exception):
+    """Whoever made the request was cancelled; another who waits for it makes it again."""
+
+
+class Shared(Generic[T]):
+    """Requests under way, by key. It may be used in several event loops; what is shared, is so within one."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[tuple[int, str], asyncio.Future[T]] = {}
+
+    async def get(self, key: str, ask: Callable[[], Awaitable[T]]) -> tuple[T, bool]:
+        """What `ask` comes to, and whether another had asked already. Raises what `ask` raises."""
+        loop = asyncio.get_running_loop()
+        mine = (id(loop), key)
+        while (other := self._under_way.get(mine)) is not None:
+            try:
+                return await asyncio.shield(other), True
+            except _Abandoned:
+                continue
+        future = self._under_way[mine] = loop.create_future()
+        try:
+            future.set_result(await ask())
+            return future.result(), False
+        except BaseException as error:
+            future.set_exception(_Abandoned() if isinstance(error, asyncio.CancelledError) else error)
+            future.exception()  # seen, also where nobody else waits for it
+            raise
+        finally:
+            del self._under_way[mine]

@@ -1,0 +1,92 @@
+"""How any judge is called: a function whose parameters are filled by name, or an object with `compute_reward`.
+
+A judge of a group is a function with `@ajet.judge(group=True)`, or an object with `compute_rewards(episodes)` whose
+`group` is true.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ajet_sdk.agent.decorators import bind, spec_of
+from ajet_sdk.agent.workflow import WorkflowOutput, WorkflowTask
+from ajet_sdk.types import Episode, Task
+
+__all__ = ["JudgeCall", "call_group_judge", "call_judge", "is_group_judge", "output_of", "workflow_task"]
+
+
+@dataclass(frozen=True)
+class JudgeCall:
+    """A judge with its arguments."""
+
+    name: str
+    timeout: float | None
+    """Seconds; None: the run's own limit."""
+    function: Callable[[], Any]
+
+
+def is_group_judge(judge: Any) -> bool:
+    """Whether it judges all attempts at a task at once."""
+    if judge is None or isinstance(judge, type):
+        return False
+    if hasattr(judge, "compute_reward") or hasattr(judge, "compute_rewards"):
+        return bool(getattr(judge, "group", False))
+    return spec_of(judge, "judge").group
+
+
+def call_judge(
+    judge: Any, task: Task, output: Any, episode: Episode, *, given: Mapping[str, Any], attempt: WorkflowTask
+) -> JudgeCall:
+    """The call that judges one output.
+
+    Args:
+        episode: as the judge sees it: with its output and its calls, and without rewards.
+        given: what a function may take beside these: `model`, `env`.
+        attempt: the task as an object with `compute_reward` gets it.
+    """
+    if hasattr(judge, "compute_reward"):
+        if not isinstance(output, WorkflowOutput):
+            output = WorkflowOutput(metadata={"final_answer": output})
+        timeout = getattr(judge, "timeout", None)
+        return JudgeCall(type(judge).__name__, timeout, functools.partial(judge.compute_reward, attempt, output))
+    spec = spec_of(judge, "judge")
+    whole = {"task": task, **given, "episode": episode, "output": output}
+    return JudgeCall(spec.name, spec.timeout, functools.partial(spec.function, **bind(spec, task, whole)))
+
+
+def call_group_judge(judge: Any, episodes: Sequence[Episode], *, given: Mapping[str, Any]) -> JudgeCall:
+    """The call that judges a group; it returns a list, one for each episode."""
+    if hasattr(judge, "compute_rewards"):
+        timeout = getattr(judge, "timeout", None)
+        return JudgeCall(type(judge).__name__, timeout, functools.partial(judge.compute_rewards, list(episodes)))
+    spec, task = spec_of(judge, "judge"), episodes[0].task
+    whole = {"task": task, **given, "episodes": list(episodes)}
+    return JudgeCall(spec.name, spec.timeout, functools.partial(spec.function, **bind(spec, task, whole)))
+
+
+def output_of(episode: Episode) -> Any:
+    """The output of a stored episode as its judge got it: a trace keeps a WorkflowOutput as its fields."""
+    value = episode.output
+    if isinstance(value, Mapping) and set(WorkflowOutput.model_fields) <= set(value):
+        return WorkflowOutput(**{str(name): one for name, one in value.items()})
+    return value
+
+
+def workflow_task(task: Task, episode: Episode, **more: Any) -> WorkflowTask:
+    """The attempt as `execute` and `compute_reward` get it; `more` are further fields of it."""
+    messages = task.init_messages
+    if not messages and task.main_query:
+        messages = [{"role": "user", "content": task.main_query}]
+    return WorkflowTask(
+        task=task.model_copy(update={"init_messages": messages}),
+        env_type=task.env_type,
+        task_id=task.task_id,
+        task_thread_index=episode.attempt,
+        task_batch_index=episode.step,
+        task_tag=episode.split,
+        episode_uuid=episode.episode_id,
+        **more,
+    )

@@ -1,0 +1,265 @@
+"""The model behind a judge: asked for one JSON object by a schema, again where the reply is none, and never twice.
+
+A verdict that cannot be read raises NoReward; nothing is ever made of it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from ajet_sdk.agent.agentscope import dashscope_keys
+from ajet_sdk.agent.model import Model
+from ajet_sdk.engines.reply_cache import Price, ReplyCache, Shared, tokens_of
+from ajet_sdk.errors import ConfigError, ContextOverflow, NoReward, RequestRefused
+
+__all__ = ["Asked", "JudgeModel", "Spent", "number_in", "object_in", "open_model"]
+
+T = TypeVar("T")
+
+DASHSCOPE = "https://dashscope.aliyuncs.com/compatible-mode/v1"
+_OPTIONAL = ("response_format", "temperature", "max_tokens")
+"""Parameters that a server may not know: they are said otherwise, or left out."""
+_SHOWN = 160
+"""Characters of a reply that an error quotes."""
+
+
+@dataclass(frozen=True)
+class Spent:
+    """What verdicts took. A reply from the cache costs nothing and is only counted."""
+
+    calls: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    cached: int = 0
+    cost: float | None = None
+    """Money, where a price is known."""
+
+    def __add__(self, other: Spent) -> Spent:
+        costs = [cost for cost in (self.cost, other.cost) if cost is not None]
+        return Spent(
+            self.calls + other.calls,
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.cached + other.cached,
+            sum(costs) if costs else None,
+        )
+
+    def metrics(self) -> dict[str, float]:
+        """As an episode's metrics have it; they are logged as means over the episodes of a step."""
+        found = {
+            "judge_calls": float(self.calls),
+            "judge_tokens": float(self.input_tokens + self.output_tokens),
+            "judge_cached": float(self.cached),
+        }
+        return found if self.cost is None else {**found, "judge_cost": self.cost}
+
+
+@dataclass(frozen=True)
+class Asked(Generic[T]):
+    """What was read of a reply, and what it took."""
+
+    value: T
+    spent: Spent
+
+
+class JudgeModel:
+    """Asks a model for JSON objects.
+
+    The schema goes along as `response_format`, as far as the server knows it. A reply that `read` makes nothing of is
+    answered with what is wrong with it, `retries` times. An equal request, in this process or with `cache` in any, is
+    not made again. Calls within an episode are recorded in its trace as its judge's.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        temperature: float = 0.0,
+        max_tokens: int = 1024,
+        retries: int = 2,
+        cache: str | Path | None = None,
+        price: Price | None = None,
+    ) -> None:
+        self.model = model
+        self.temperature, self.max_tokens, self.retries = temperature, max_tokens, retries
+        self.cache = None if cache is None else Path(cache)
+        self.price = price
+        self._start()
+
+    def _start(self) -> None:
+        self._kept: dict[str, str] = {}
+        self._shared = Shared[tuple[str, Spent]]()
+        self._file: ReplyCache | None = None
+        self._unknown: set[str] = set()
+        """Of `_OPTIONAL`, those that the server refused."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What was asked here is not known in another process, unless there is a file."""
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state)
+        self._start()
+
+    def __repr__(self) -> str:
+        return f"JudgeModel({self.model.name!r} at {self.model.base_url})"
+
+    async def ask(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        schema: Mapping[str, Any],
+        read: Callable[[Mapping[str, Any]], T],
+        *,
+        repeat: int = 0,
+    ) -> Asked[T]:
+        """What `read` makes of the JSON object in the reply; it raises ValueError with what is wrong with one.
+
+        Another `repeat` asks anew. Raises NoReward where no reply could be read or the model refuses the request,
+        EngineUnavailable where it does not answer, CacheError.
+        """
+        key = ReplyCache.key(
+            {
+                "base_url": self.model.base_url, "model": self.model.name, "messages": list(messages), "schema": schema,
+                "temperature": self.temperature, "max_tokens": self.max_tokens, "repeat": repeat,
+            }
+        )  # fmt: skip
+        text = self._kept.get(key) or self._from_file(key)
+        if text is None:
+
+            async def answer() -> tuple[str, Spent]:
+                found, spent = await self._answer(messages, schema, read)
+                self._keep(key, found)
+                return found, spent
+
+            (text, spent), shared = await self._shared.get(key, answer)
+            if not shared:
+                return Asked(read(_object(text)), spent)
+        return Asked(read(_object(text)), Spent(cached=1, cost=0.0 if self.price else None))
+
+    def _from_file(self, key: str) -> str | None:
+        if self.cache is None:
+            return None
+        if self._file is None:
+            self._file = ReplyCache(self.cache)
+        kept = self._file.get(key)
+        return kept[0] if isinstance(kept, list) else None
+
+    def _keep(self, key: str, text: str) -> None:
+        self._kept[key] = text
+        if self._file is not None:
+            self._file.put(key, [text])
+
+    async def _answer(
+        self, messages: Sequence[Mapping[str, Any]], schema: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T]
+    ) -> tuple[str, Spent]:
+        """A reply that can be read, and what all of them took."""
+        spent, said, wrong = Spent(), [dict(message) for message in messages], ""
+        for _ in range(self.retries + 1):
+            try:
+                reply = await self._post(said, schema)
+            except (ContextOverflow, RequestRefused) as refused:  # the judge's fault, and not the agent's
+                raise NoReward(f"the judge's model {self.model.name} refuses the request: {refused}") from refused
+            text = str(reply["choices"][0]["message"].get("content") or "")
+            spent += self._spent(reply.get("usage") or {}, said, text)
+            try:
+                read(_object(text))
+            except ValueError as error:
+                wrong = f"{error} (it said {' '.join(text.split())[:_SHOWN]!r})"
+                asked = {"role": "user", "content": f"That is no verdict: {error}. Reply with the JSON object alone."}
+                said = [*map(dict, messages), {"role": "assistant", "content": text or "(nothing)"}, asked]
+                continue
+            return text, spent
+        raise NoReward(f"no verdict of the judge's model {self.model.name} in {self.retries + 1} replies: {wrong}")
+
+    def _spent(self, usage: Mapping[str, Any], asked: Sequence[Any], text: str) -> Spent:
+        """Of one reply, as the server counts, else about."""
+        read = int(usage.get("prompt_tokens") or tokens_of(asked))
+        written = int(usage.get("completion_tokens") or tokens_of(text))
+        return Spent(1, read, written, 0, self.price.of(read, written) if self.price else None)
+
+    async def _post(self, messages: Sequence[Mapping[str, Any]], schema: Mapping[str, Any]) -> dict[str, Any]:
+        """One reply; a parameter that the server refuses is left out from then on."""
+        while True:
+            try:
+                return await self.model.complete(messages, **self._parameters(schema))
+            except RequestRefused as refused:
+                said = f"{refused.parameter} {refused}"
+                known = [name for name in _OPTIONAL if name not in self._unknown]
+                named = next((name for name in known if name in said), None)
+                # Servers of many makes say of a schema only that it is unexpected.
+                refused_one = named or ("response_format" if "response_format" in known else None)
+                if refused_one is None:
+                    raise
+                self._unknown.add(refused_one)
+
+    def _parameters(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        given: dict[str, Any] = {
+            "temperature": self.temperature,
+            "max_tokens": self.max_tokens,
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "verdict", "strict": True, "schema": dict(schema)},
+            },
+        }
+        parameters = {name: value for name, value in given.items() if name not in self._unknown}
+        if "max_tokens" in self._unknown:
+            parameters["max_completion_tokens"] = self.max_tokens
+        return parameters
+
+
+def open_model(
+    name: str | None, base_url: str | None = None, api_key: str | None = None, api_key_env: str = "OPENAI_API_KEY"
+) -> Model:
+    """The model that a judge asks, at `base_url`, OPENAI_BASE_URL, or DashScope where only its key is there.
+
+    Raises ConfigError where no name or no endpoint is given.
+    """
+    name = name or os.environ.get("OPENAI_MODEL")
+    if not name:
+        raise ConfigError("the judge asks a model: say which (task_judge.llm.model, or OPENAI_MODEL)")
+    keys = dashscope_keys()
+    url = base_url or os.environ.get("OPENAI_BASE_URL")
+    if url is None and not keys:
+        raise ConfigError(
+            f"say where the judge's model {name} answers: task_judge.llm.base_url, or OPENAI_BASE_URL "
+            "(https://api.openai.com/v1), with its key in OPENAI_API_KEY; or DASHSCOPE_API_KEY for DashScope"
+        )
+    key = api_key or os.environ.get(api_key_env) or (keys[0] if keys else "none")
+    if url is None or (url == DASHSCOPE and keys):
+        url, key = url or DASHSCOPE, api_key or keys[0]
+    return Model(url, key, name)
+
+
+def _object(text: str) -> dict[str, Any]:
+    found = object_in(text)
+    if found is None:
+        raise ValueError("there is no JSON object in it")
+    return found
+
+
+def object_in(reply: str) -> dict[str, Any] | None:
+    """The last JSON object in a reply that stands by itself, whatever prose or fence is around it."""
+    decoder, found, position = json.JSONDecoder(strict=False), None, 0
+    while (start := reply.find("{", position)) >= 0:
+        try:
+            value, position = decoder.raw_decode(reply, start)
+        except (ValueError, RecursionError):
+            position = start + 1
+            continue
+        found = value if isinstance(value, dict) else found
+    return found
+
+
+def number_in(value: Any) -> float | None:
+    """A finite number, also where it is written as text."""
+    try:
+        number = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError):
+        return None
+    return number if math.isfinite(number) else None

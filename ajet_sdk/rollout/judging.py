@@ -1,0 +1,173 @@
+"""The judge's part of an episode; and of a group, whose judge waits for the last of its attempts."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ajet_sdk.errors import AjetError, NoReward
+from ajet_sdk.gateway.episode import OpenEpisode
+from ajet_sdk.judges.call import JudgeCall, call_group_judge, call_judge, is_group_judge
+from ajet_sdk.judges.rewards import Verdict, judged, judged_group
+from ajet_sdk.rollout.outcomes import EpisodeFault
+from ajet_sdk.rollout.threads import Workers
+from ajet_sdk.types import Episode, Task
+
+if TYPE_CHECKING:
+    from ajet_sdk.agent.workflow import WorkflowTask
+    from ajet_sdk.config.config import Config
+
+__all__ = ["Group", "Member", "groups_of", "judge_episode"]
+
+
+class Runner(Protocol):
+    """What judging needs of an episode under way."""
+
+    judge: Any | None
+    config: Config
+    workers: Workers
+    member: Member | None
+    opened: OpenEpisode | None
+    task: Task
+    episode: Episode
+
+    def settle(self, **fields: Any) -> None:
+        """Put fields of the episode."""
+        ...
+
+    def attempt_task(self) -> WorkflowTask:
+        """The task as an object with `compute_reward` gets it."""
+        ...
+
+    def given(self, opened: OpenEpisode, function: Any, output: Any = None) -> dict[str, Any]:
+        """What a judge that is a function is given; `function` is None for an object."""
+        ...
+
+
+async def judge_episode(runner: Runner, output: Any) -> Verdict:
+    """What the run's judge makes of an output. Raises EpisodeFault, or NoReward where there is no judge."""
+    opened, judge = runner.opened, runner.judge
+    assert opened is not None
+    if judge is None:
+        raise NoReward(
+            "the workflow returned no reward and there is no judge; return an ajet.Reward, or name a judge "
+            "(task_judge.judge_protocol, --judge)"
+        )
+    if is_group_judge(judge):
+        return await (runner.member or Member(Group(judge, 1))).verdict(runner)
+    async with opened.judging():
+        episode = _to_be_judged(runner)
+        instance = judge(runner.config) if isinstance(judge, type) else judge
+        given = runner.given(opened, None if hasattr(instance, "compute_reward") else judge, output)
+        call = call_judge(instance, runner.task, output, episode, given=given, attempt=runner.attempt_task())
+        return judged(await _called(runner, opened, call), call.name)
+
+
+def _to_be_judged(runner: Runner) -> Episode:
+    """The episode with all that the judge may see of it."""
+    assert runner.opened is not None
+    runner.settle(calls=runner.opened.calls, events=tuple(runner.opened.events))
+    return runner.episode.model_copy(update={"status": "succeeded", "error": None, "cause": None})
+
+
+async def _called(runner: Runner, opened: OpenEpisode, call: JudgeCall) -> Any:
+    """What the judge returned. Raises EpisodeFault."""
+    before = len(opened.errors)
+    timeout = call.timeout or runner.config.rollout.judge_timeout
+    outcome = await runner.workers.call(call.function, {}, timeout=timeout, what=f"judge {call.name}")
+    if outcome.error is not None:
+        fault = EpisodeFault(outcome.error, f"judge {call.name}: ")
+        # A judge's client raises an exception of its own where the judge's model could not answer.
+        fault.fields["infrastructure"] |= any(error.infrastructure for error in opened.errors[before:])
+        raise fault
+    return outcome.value
+
+
+class Group:
+    """The attempts at one task whose judge sees them together, once none of them is still under way.
+
+    The judge's own calls are recorded in the first of its episodes.
+    """
+
+    def __init__(self, judge: Any, size: int) -> None:
+        self.judged = False
+        self._judge = judge
+        self._expected = size
+        self._waiting: list[tuple[Runner, Episode, asyncio.Future[Verdict]]] = []
+        self._work: asyncio.Task[None] | None = None
+
+    async def verdict(self, runner: Runner) -> Verdict:
+        """Wait for the other attempts, and for the judge."""
+        assert runner.opened is not None
+        async with runner.opened.judging():  # its workflow is over
+            episode = _to_be_judged(runner)
+        future: asyncio.Future[Verdict] = asyncio.get_running_loop().create_future()
+        self._waiting.append((runner, episode, future))
+        self._begin_if_complete()
+        try:
+            return await future
+        except asyncio.CancelledError:
+            if self._work is not None:
+                self._work.cancel()
+            raise
+
+    def leave(self) -> None:
+        """One attempt has ended without an output to judge."""
+        self._expected -= 1
+        self._begin_if_complete()
+
+    def _begin_if_complete(self) -> None:
+        if self._waiting and len(self._waiting) >= self._expected and not self.judged:
+            self.judged = True
+            self._work = asyncio.create_task(self._run())
+
+    async def _run(self) -> None:
+        members = sorted(self._waiting, key=lambda member: member[1].attempt)
+        futures = [future for _, _, future in members]
+        try:
+            verdicts = await self._ask([runner for runner, _, _ in members], [episode for _, episode, _ in members])
+        except Exception as error:  # noqa: BLE001  whatever it is, each of the episodes says it
+            prefix = "" if isinstance(error, AjetError) else "judge: "
+            fields = error.fields if isinstance(error, EpisodeFault) else EpisodeFault(error, prefix).fields
+            for future in futures:
+                if not future.done():
+                    fault = EpisodeFault(error)  # one exception in several tasks would gather their tracebacks
+                    fault.fields = dict(fields)
+                    future.set_exception(fault)
+        else:
+            for future, verdict in zip(futures, verdicts, strict=True):
+                if not future.done():
+                    future.set_result(verdict)
+
+    async def _ask(self, runners: Sequence[Runner], episodes: Sequence[Episode]) -> list[Verdict]:
+        first = runners[0]
+        assert first.opened is not None
+        async with first.opened.judging():
+            call = call_group_judge(self._judge, episodes, given={"model": first.opened.model()})
+            return judged_group(await _called(first, first.opened, call), call.name, len(episodes))
+
+
+@dataclass
+class Member:
+    """One attempt's part in its group; `make_room` lets another attempt run while this one waits."""
+
+    group: Group
+    make_room: Callable[[], None] = lambda: None
+
+    async def verdict(self, runner: Runner) -> Verdict:
+        self.make_room()
+        return await self.group.verdict(runner)
+
+    def leave_unjudged(self) -> None:
+        """The attempt has ended; where its group was not judged, no longer wait for it."""
+        if not self.group.judged:
+            self.group.leave()
+
+
+def groups_of(group_ids: Iterable[str], judge: Any) -> dict[str, Group]:
+    """A group for each id among those of a batch's attempts; none where the judge sees one episode at a time."""
+    sizes = Counter(group_ids) if is_group_judge(judge) else {}
+    return {group_id: Group(judge, size) for group_id, size in sizes.items() if group_id}
