@@ -2,7 +2,8 @@
 
     python docs/screenshots.py TRACE OUT [ROWS]
 
-TRACE is a trace file or an experiment's directory; OUT a directory, made where it is not there; ROWS a dataset.
+TRACE is an experiment's directory below the directory in which its run was started, for the tokenizer is looked for
+from there; OUT is a directory, made if it does not exist; ROWS is a dataset.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ async def picture(reader: TraceReader, where: Path, out: Path, name: str, prepar
         await quiet(pilot)
         await prepare(pilot)
         await quiet(pilot)
-        (out / f"{name}.svg").write_text(app.export_screenshot(title="ajet trace view"), encoding="utf-8")
+        svg = app.export_screenshot(title="ajet trace view")
+        assert "ids,&#160;not&#160;text" not in svg, "the run's tokenizer was not found: give launcher_record/NAME"
+        (out / f"{name}.svg").write_text(svg, encoding="utf-8")
     print(out / f"{name}.svg")
 
 
@@ -72,7 +75,8 @@ def screens(run: str, episode: str, group: list[str]) -> dict[str, Prepare]:
         "run-ledger": opened(lambda app: app.open_run(run), "l"),
         "episodes": opened(lambda app: app.open_episodes(run)),
         "episode": opened(lambda app: app.open_episode(episode)),
-        "tokens": opened(lambda app: app.open_tokens(episode)),
+        "tokens": opened(lambda app: app.open_tokens(episode), "m", *["right"] * 4),
+        "tokens-logprob": opened(lambda app: app.open_tokens(episode), "2", "l"),
         "compare": opened(lambda app: app.open_compare(group)),
         "feedback": opened(lambda app: app.open_feedback(episode)),
         "sql": opened(lambda app: app.open_sql(sql + "GROUP BY ALL ORDER BY ALL")),
@@ -81,12 +85,13 @@ def screens(run: str, episode: str, group: list[str]) -> dict[str, Prepare]:
 
 
 def chosen(reader: TraceReader) -> tuple[str, str, list[str]]:
-    """The newest run, the episode of it with the most calls, and some attempts at one task that went differently."""
+    """The newest run, a long trained episode with a reward, and two attempts at one task that went differently."""
     (run,) = reader.query("SELECT run_id FROM runs ORDER BY started_at DESC LIMIT 1")["run_id"].to_pylist()
     (episode,) = reader.query(
         """
-        SELECT episode_id FROM calls JOIN episodes USING (episode_id) WHERE run_id = $1
-        GROUP BY episode_id ORDER BY count(*) DESC, episode_id LIMIT 1""",
+        SELECT episode_id FROM calls JOIN episodes USING (episode_id) JOIN trained USING (episode_id, call_id)
+        WHERE episodes.run_id = $1 AND advantages[1] > 0
+        GROUP BY ALL ORDER BY count(DISTINCT call_id) DESC, max(episodes.step), episode_id LIMIT 1""",
         [run],
     )["episode_id"].to_pylist()
     group = reader.query(
@@ -101,11 +106,13 @@ def chosen(reader: TraceReader) -> tuple[str, str, list[str]]:
 
 
 async def main(trace: Path, out: Path) -> None:
-    reader, where = open_located(trace)
-    shown = Path(where.stem if where.suffix else where.name)  # no path of this machine in a picture
-    for name, prepare in screens(*chosen(reader)).items():
-        await picture(reader, shown, out, name, prepare)
-    await picture(reader, shown, out, "run-light", screens(*chosen(reader))["run"], LIGHT)
+    above = next((parent.parent for parent in trace.parents if parent.name == "launcher_record"), trace.parent)
+    os.chdir(above)  # no path of this machine in a picture
+    reader, _ = open_located(trace)
+    where, found = trace.relative_to(above), chosen(reader)
+    for name, prepare in screens(*found).items():
+        await picture(reader, where, out, name, prepare)
+    await picture(reader, where, out, "run-light", screens(*found)["run"], LIGHT)
     reader.close()
 
 
@@ -129,6 +136,7 @@ if __name__ == "__main__":
     if len(sys.argv) not in (3, 4):
         sys.exit(__doc__)
     Path(sys.argv[2]).mkdir(parents=True, exist_ok=True)
-    asyncio.run(main(Path(sys.argv[1]), Path(sys.argv[2])))
-    if len(sys.argv) == 4:
-        asyncio.run(dataset(Path(sys.argv[3]).absolute(), Path(sys.argv[2]).absolute()))
+    given = [Path(argument).absolute() for argument in sys.argv[1:]]
+    asyncio.run(main(given[0], given[1]))
+    if len(given) == 3:
+        asyncio.run(dataset(given[2], given[1]))
