@@ -34,10 +34,14 @@ if TYPE_CHECKING:
     from ajet_sdk.capture.programs import child_env as child_env
     from ajet_sdk.capture.programs import run_program as run_program
     from ajet_sdk.config.config import Config as Config
+    from ajet_sdk.config.config import load_config as load_config
     from ajet_sdk.errors import AjetError as AjetError
     from ajet_sdk.job import AgentJetJob as AgentJetJob
     from ajet_sdk.job import AjetJob as AjetJob
     from ajet_sdk.job import AstunerJob as AstunerJob
+    from ajet_sdk.reporting.results import Report as Report
+    from ajet_sdk.reporting.results import TaskScore as TaskScore
+    from ajet_sdk.reporting.results import TunedModel as TunedModel
     from ajet_sdk.run import run as run
     from ajet_sdk.run import train as train
     from ajet_sdk.samples.build import build as build
@@ -53,7 +57,6 @@ if TYPE_CHECKING:
     from ajet_sdk.types import Split as Split
     from ajet_sdk.types import Task as Task
     from ajet_sdk.types import Timeline as Timeline
-    from ajet_sdk.types import TunedModel as TunedModel
 
 _HOMES = {
     "agent.decorators": ("judge", "workflow"),
@@ -63,15 +66,16 @@ _HOMES = {
     "backbones.debug": ("bp",),
     "capture.observe": ("trace",),
     "capture.programs": ("child_env", "run_program"),
-    "config": ("Config",),
+    "config": ("Config", "load_config"),
     "errors": ("AjetError",),
     "job": ("AgentJetJob", "AjetJob", "AstunerJob"),
+    "reporting.results": ("Report", "TaskScore", "TunedModel"),
     "run": ("run", "train"),
     "samples.build": ("build",),
     "samples.timelines": ("Merged", "merge"),
     "serve": ("serve",),
     "types": (
-        "Call", "Episode", "LedgerEntry", "Reward", "Run", "Sample", "Split", "Task", "Timeline", "TunedModel",
+        "Call", "Episode", "LedgerEntry", "Reward", "Run", "Sample", "Split", "Task", "Timeline",
     ),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

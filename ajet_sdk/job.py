@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.config.config import default_name, load_config
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.run import train
-from ajet_sdk.types import TunedModel
 
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config

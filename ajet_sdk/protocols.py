@@ -2,7 +2,7 @@
 
 An `Engine` answers requests; a `Sampler` continues token ids and is made an engine by `engines.chat.TokenEngine`;
 a `Tokenizer` is what exact ids need of one; a `Client` waits for a reply; a `TraceReader` queries a trace, live or at
-rest; a `Judge` scores an output; a `Backbone` runs a `Job`.
+rest; a `Judge` scores an output. A backbone runs a `Job`.
 
 Calling off a question to a trace, from another thread than the one that asks it.
 """
@@ -16,9 +16,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from ajet_sdk.types import Task, TunedModel
+from ajet_sdk.types import Task
 
 if TYPE_CHECKING:
     import asyncio
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 __all__ = [
     "Answer",
     "Ask",
-    "Backbone",
     "Choice",
     "Client",
     "Engine",
@@ -310,13 +309,6 @@ class Job:
     debug_tags: frozenset[str] = frozenset()
     ray: str | None = None
     """The Ray cluster to use: an address, `local` for one that is started here and ended with the run, or None."""
-
-
-@runtime_checkable
-class Backbone(Protocol):
-    """Runs a job to its end over an open gateway and trace writer."""
-
-    async def __call__(self, job: Job, gateway: Any, writer: Any) -> TunedModel: ...
 
 
 class Stop:

@@ -13,7 +13,7 @@ import hashlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
 from pathlib import Path
@@ -33,19 +33,19 @@ from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.judges.load import load_judge
 from ajet_sdk.learn.recipe import with_model
 from ajet_sdk.protocols import Job
-from ajet_sdk.reporting.metrics import Report, TaskScore
+from ajet_sdk.reporting.results import Report, TaskScore, TunedModel
 from ajet_sdk.rollout.episode import Attempt, run_batch
 from ajet_sdk.rollout.outcomes import untrained_entries
 from ajet_sdk.rollout.threads import Workers, run_to_end
 from ajet_sdk.tasks.load import load_tasks
-from ajet_sdk.tasks.rows import Row, to_task
 from ajet_sdk.trace.reader import ledger_balance, open_trace
 from ajet_sdk.trace.secret_keys import masked
 from ajet_sdk.trace.writer import TraceWriter
-from ajet_sdk.types import Episode, Run, Task, TunedModel, new_id, now
+from ajet_sdk.types import Episode, Run, Task, new_id, now
 
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
+    from ajet_sdk.tasks.given import GivenTasks
 
 __all__ = ["make_workers", "open_cluster", "run", "train"]
 
@@ -99,15 +99,18 @@ def train(
     *,
     workflow: Any = None,
     judge: Any = None,
+    tasks: GivenTasks | None = None,
+    val_tasks: GivenTasks | None = None,
     resume: bool = False,
     debug_tags: Sequence[str] = (),
     ray: str | None = None,
 ) -> TunedModel:
     """Train the model behind a workflow with the backbone that the config names, and return the result.
 
-    `workflow` and `judge` stand in for those that the config names by class path. `resume` goes on with the newest run
-    of the experiment's directory. `ray` is the Ray cluster to use: its address, `local` for one that is started here
-    and ended with the run, None where the backbone needs none.
+    `workflow` and `judge` stand in for those that the config names by class path, `tasks` (to train on) and `val_tasks`
+    for those of its `task_reader`: dicts or Tasks, a DataFrame, a `datasets.Dataset`, or a path. `resume` goes on with
+    the newest run of the experiment's directory. `ray` is the Ray cluster to use: its address, `local` for one that is
+    started here and ended with the run, None where the backbone needs none.
 
     Raises ConfigError, SignatureError and TaskError before the first episode, TraceLocked where another run owns the
     directory, TrainingError where the run stops or its ledger does not balance.
@@ -115,8 +118,8 @@ def train(
     backbone = _backbone(config.backbone)
     ensure_api_key()
     workflow, judge = _find_workflow(config, workflow), _find_judge(config, judge)
-    tasks = load_tasks(config)
-    _check_signatures(workflow, judge, [*tasks.train, *tasks.val], config)
+    sets = load_tasks(config, tasks, val_tasks)
+    _check_signatures(workflow, judge, [*sets.train, *sets.val], config)
     if debug_tags and config.rollout.runner == "ray":
         log.warning("With breakpoints the agent runs in this process, whatever rollout.runner says")
         config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"runner": "thread"})})
@@ -125,28 +128,27 @@ def train(
             config=config,
             workflow=workflow,
             judge=judge,
-            train=tasks.train,
-            val=tasks.val,
+            train=sets.train,
+            val=sets.val,
             run_id=session.run.run_id,
             directory=config.directory,
             resume=resume,
             debug_tags=frozenset(debug_tags),
             ray=ray,
         )
-        tuned: TunedModel = run_to_end(backbone(job, session.gateway, session.writer))
+        tuned = run_to_end(backbone(job, session.gateway, session.writer))
         session.check_ledger()
     return tuned
 
 
-def _backbone(name: str) -> Callable[..., Any]:
+def _backbone(name: str) -> Callable[[Job, Gateway, TraceWriter], Coroutine[Any, Any, TunedModel]]:
     module, _, function = _BACKBONES[name].rpartition(".")
     try:
-        backbone: Callable[..., Any] = getattr(import_module(module), function)
+        return getattr(import_module(module), function)  # type: ignore[no-any-return]
     except ModuleNotFoundError as error:
         if error.name and error.name.partition(".")[0] in ("ajet_sdk", "ajet"):
             raise
         raise MissingExtra(str(error.name), "trinity" if name in ("trinity", "verl") else "local") from error
-    return backbone
 
 
 def _find_workflow(config: Config, given: Any) -> Any:
@@ -301,16 +303,16 @@ def run(
     *,
     workflow: Any = None,
     judge: Any = None,
-    tasks: Sequence[Task | Mapping[str, Any]] | None = None,
+    tasks: GivenTasks | None = None,
     k: int = 1,
     on_episode: Callable[[Episode], None] | None = None,
     ray: str | None = None,
 ) -> Report:
     """Run a workflow k times on every task and score it; nothing is trained, the traces are kept.
 
-    `tasks` are Tasks, or rows as a file of tasks has them (`{"question": …, "answer": …}`); without them the config's
-    validation tasks are taken, or else its training tasks. The agent's own sampling holds where
-    the config gives none. `ray` is as in `train`.
+    `tasks` are rows as a file of tasks has them (`{"question": …, "answer": …}`) or Tasks, a DataFrame, a
+    `datasets.Dataset`, or a path; without them the config's validation tasks are taken, or else its training tasks. The
+    agent's own sampling holds where the config gives none. `ray` is as in `train`.
 
     Raises ConfigError where k > 1 is asked of greedy sampling, and as `train` does.
     """
@@ -320,7 +322,8 @@ def run(
         raise ConfigError(f"pass@{k} of greedy sampling says no more than pass@1: set rollout.temperature above 0")
     ensure_api_key()
     workflow, judge = _find_workflow(config, workflow), _find_judge(config, judge)
-    chosen = _tasks(config, tasks)
+    sets = load_tasks(config, tasks)
+    chosen = sets.val or sets.train
     _check_signatures(workflow, judge, chosen, config)
     with _Session(config, backbone="run", ray=ray, code=(workflow, judge)) as session:
         episodes = run_to_end(
@@ -329,14 +332,6 @@ def run(
         session.check_ledger()
     by_task = tuple(TaskScore(task, tuple(episodes[i * k : i * k + k])) for i, task in enumerate(chosen))
     return Report(session.run.run_id, config.directory, by_task, k)
-
-
-def _tasks(config: Config, given: Sequence[Task | Mapping[str, Any]] | None) -> Sequence[Task]:
-    if given is None:
-        sets = load_tasks(config)
-        return sets.val or sets.train
-    mapping = config.task_reader.field_mapping
-    return [t if isinstance(t, Task) else to_task(Row(f"tasks[{i}]", t), mapping) for i, t in enumerate(given)]
 
 
 def _attempts(config: Config, tasks: Sequence[Task], run_id: str, k: int) -> list[Attempt]:

@@ -10,9 +10,8 @@ import hashlib
 import json
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -40,7 +39,6 @@ __all__ = [
     "Task",
     "Timeline",
     "Trained",
-    "TunedModel",
     "new_id",
     "now",
 ]
@@ -371,13 +369,3 @@ class Run(_Frozen):
     started_at: datetime = Field(default_factory=now)
     ended_at: datetime | None = None
     error: str | None = None
-
-
-class TunedModel(_Frozen):
-    """The result of training: a Hugging Face checkpoint (`path`) and the last value of each metric."""
-
-    path: Path | None
-    metrics: dict[str, float] = Field(default_factory=dict)
-    run_id: str = ""
-    episodes: Sequence[Episode] = ()
-    """The episodes of a run that trains nothing (`debug`); empty otherwise."""

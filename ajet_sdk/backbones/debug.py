@@ -14,11 +14,12 @@ from ajet_sdk.engines.sampling import SamplingOverride
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.learn.recipe import with_model
 from ajet_sdk.reporting import output
+from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.rollout.episode import Attempt, run_batch
 from ajet_sdk.rollout.outcomes import check_sound, failure_messages, failures_by_cause, untrained_entries
 from ajet_sdk.samples.timelines import merge
 from ajet_sdk.tokens.template import ChatTemplate
-from ajet_sdk.types import Episode, TunedModel, new_id
+from ajet_sdk.types import Episode, new_id
 
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
@@ -87,7 +88,7 @@ async def debug(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
     check_sound(episodes, config.rollout.min_sound_share)
     rewards = [e.reward for e in episodes if e.reward is not None]
     metrics = {"debug/reward": sum(rewards) / len(rewards)} if rewards else {}
-    return TunedModel(path=None, metrics=metrics, run_id=job.run_id, episodes=episodes)
+    return TunedModel(None, metrics, job.run_id, episodes, directory=job.directory)
 
 
 def _debug_config(job: Job) -> Config:

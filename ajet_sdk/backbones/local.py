@@ -31,10 +31,11 @@ from ajet_sdk.learn.scores import TokenScores, trained_calls
 from ajet_sdk.protocols import Sampling
 from ajet_sdk.reporting.loggers import Loggers
 from ajet_sdk.reporting.metrics import add_prefix, episode_metrics, reason_for_no_samples, staleness
+from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.rollout.outcomes import check_sound, failure_messages
 from ajet_sdk.samples.build import Batch
 from ajet_sdk.samples.ledger import balance
-from ajet_sdk.types import Episode, LedgerEntry, Sample, TunedModel
+from ajet_sdk.types import Episode, LedgerEntry, Sample
 
 if TYPE_CHECKING:
     from ajet_sdk.protocols import Job
@@ -130,7 +131,7 @@ class _LocalRun:
             )
         await _run_in_thread(check_export, path)
         self.loggers.say(f"the trained model is in {path}")
-        return TunedModel(path=path, metrics=dict(self.loggers.last), run_id=self.job.run_id)
+        return self.loggers.tuned(path, self.job.directory)
 
     async def _resume(self) -> None:
         newest = checkpoint.latest(self.checkpoints)

@@ -14,7 +14,7 @@ import logging
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
@@ -49,7 +49,12 @@ BackboneName = Literal["debug", "local", "trinity", "verl"]
 
 
 class Config(Section):
-    """Everything under `ajet:`, checked and frozen; `roots` holds the file's other roots."""
+    """Everything under `ajet:`, checked and frozen; `roots` holds the file's other roots.
+
+        ajet.Config(model={"path": "Qwen/Qwen2.5-0.5B-Instruct"}, rollout={"num_repeat": 8})
+
+    Raises ConfigError that lists every unknown key, with the nearest known one, and every wrong value.
+    """
 
     project_name: str = key("ajet", "Groups experiments in wandb and swanlab.")
     experiment_name: str = key("", "Names the run and its directory; empty: the file's name and the time.")
@@ -71,6 +76,29 @@ class Config(Section):
     _source: Path | None = PrivateAttr(default=None)
     _origins: dict[str, str] = PrivateAttr(default_factory=dict)
     _translated: Translation = PrivateAttr(default_factory=Translation)
+
+    def __init__(self, **values: Any) -> None:
+        source = Source({}, {})
+        source.merge({"ajet": {name: _plain(value) for name, value in values.items()}}, "argument")
+        self._read(source, translate(source))
+
+    def _read(self, source: Source, translated: Translation, path: Path | None = None) -> None:
+        """Take every value from a document, and note where each came from. Raises ConfigError."""
+        values = source.document.get("ajet") or {}
+        if isinstance(values, Mapping) and values.get("experiment_name", "") == "":
+            values = {**values, "experiment_name": default_name(path)}
+        try:
+            self.__pydantic_validator__.validate_python(values, self_instance=self)
+        except ValidationError as error:
+            raise ConfigError("\n".join(_explain(error, source))) from None
+        self._roots = Roots({name: value for name, value in source.document.items() if name != "ajet"})
+        self._translated = translated
+        self._source = path.resolve() if path is not None else None
+        self._origins = {
+            place.removeprefix("ajet."): origin for place, origin in source.origins.items() if place.startswith("ajet.")
+        }
+        for notice in self.notices():
+            log.warning("%s", notice)
 
     @property
     def ajet(self) -> Config:
@@ -240,22 +268,20 @@ def load_config(
     for text in overrides:
         source.set(*read_override(text, known=(*Config.model_fields,), roots=tuple(source.document)))
         translated += translate(source)
-    ours = source.document.get("ajet") or {}
-    try:
-        config = Config.model_validate(ours)
-    except ValidationError as error:
-        raise ConfigError("\n".join(_explain(error, source))) from None
-    if not config.experiment_name:
-        config = config.model_copy(update={"experiment_name": default_name(path)})
-    config._roots = Roots({name: value for name, value in source.document.items() if name != "ajet"})
-    config._translated = translated
-    config._source = path.resolve() if isinstance(path, Path) else beside
-    config._origins = {
-        place.removeprefix("ajet."): origin for place, origin in source.origins.items() if place.startswith("ajet.")
-    }
-    for notice in config.notices():
-        log.warning("%s", notice)
+    config = Config.__new__(Config)
+    config._read(source, translated, Path(path) if path is not None else None)
+    if path is None:
+        config._source = beside
     return config
+
+
+def _plain(value: Any) -> Any:
+    """A value as YAML would hold it: a section as what was set in it, a path as text."""
+    if isinstance(value, Section):
+        return value.model_dump(exclude_unset=True)
+    if isinstance(value, Mapping):
+        return {name: _plain(inner) for name, inner in value.items()}
+    return str(value) if isinstance(value, PurePath) else value
 
 
 def plain_yaml(document: Mapping[str, Any]) -> str:

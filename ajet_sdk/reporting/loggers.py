@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.errors import ConfigError, MissingExtra
 from ajet_sdk.reporting import output
+from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.reporting.trackers import TRACKERS, TrackedRun, Tracker
 from ajet_sdk.types import Metric
 
@@ -99,6 +100,11 @@ class Loggers:
         """A plain word to whoever watches."""
         if self.display is not None:
             self.display.say(text)
+
+    def tuned(self, path: Path | None, directory: Path) -> TunedModel:
+        """The model at `path` with what was logged on the way to it; `directory` is the experiment's."""
+        history = {name: dict(values) for name, values in self.history.items()}
+        return TunedModel(path, dict(self.last), self._run_id, history=history, directory=directory)
 
     def close(self, error: BaseException | None = None) -> None:
         """Flush everything and draw the learning curve; `error` is what ended the run before its time."""

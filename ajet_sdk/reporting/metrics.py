@@ -1,19 +1,15 @@
-"""Numbers of a step or a validation, and what `ajet.run` returns."""
+"""Numbers of a step or a validation."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
-from ajet_sdk.rollout.outcomes import failure_messages, failures_by_cause, pass_at_k, solved
+from ajet_sdk.rollout.outcomes import pass_at_k, solved
 from ajet_sdk.samples.build import Batch
 from ajet_sdk.samples.timelines import is_trained
-from ajet_sdk.types import Episode, Task
+from ajet_sdk.types import Episode
 
 __all__ = [
-    "Report",
-    "TaskScore",
     "add_prefix",
     "episode_metrics",
     "group_metrics",
@@ -94,77 +90,3 @@ def _mean(values: Sequence[float]) -> float:
 
 
 # Scoring
-
-
-@dataclass(frozen=True)
-class TaskScore:
-    """The attempts at one task."""
-
-    task: Task
-    episodes: tuple[Episode, ...]
-
-    @property
-    def reward(self) -> float | None:
-        """Mean over the attempts that have one; None where none has."""
-        rewards = [e.reward for e in self.episodes if e.reward is not None]
-        return sum(rewards) / len(rewards) if rewards else None
-
-    @property
-    def solved(self) -> int:
-        """Attempts that solved the task."""
-        return sum(map(solved, self.episodes))
-
-    @property
-    def failed(self) -> int:
-        """Attempts without a reward."""
-        return sum(e.status != "succeeded" for e in self.episodes)
-
-    def pass_at(self, k: int) -> float | None:
-        """pass@k. The agent's own failures count as attempts; None where infrastructure left fewer than k."""
-        counted = [e for e in self.episodes if not e.infrastructure]
-        return pass_at_k(len(counted), sum(map(solved, counted)), k) if len(counted) >= k else None
-
-
-@dataclass(frozen=True)
-class Report:
-    """The score of an agent: by task and in all. The traces are in `directory`."""
-
-    run_id: str
-    directory: Path
-    tasks: tuple[TaskScore, ...]
-    k: int = 1
-
-    @property
-    def episodes(self) -> tuple[Episode, ...]:
-        """Every attempt, task by task."""
-        return tuple(episode for score in self.tasks for episode in score.episodes)
-
-    @property
-    def reward(self) -> float | None:
-        """Mean over tasks of their mean reward; None where no episode has one."""
-        rewards = [score.reward for score in self.tasks if score.reward is not None]
-        return sum(rewards) / len(rewards) if rewards else None
-
-    @property
-    def pass_at(self) -> dict[int, float]:
-        """pass@1 to pass@k, each a mean over the tasks that have it."""
-        found = {}
-        for k in range(1, self.k + 1):
-            values = [value for score in self.tasks if (value := score.pass_at(k)) is not None]
-            if values:
-                found[k] = sum(values) / len(values)
-        return found
-
-    @property
-    def failures(self) -> list[str]:
-        """A line for each cause of failure."""
-        return failures_by_cause(self.episodes)
-
-    @property
-    def notices(self) -> list[str]:
-        """What else should be known before the numbers are believed."""
-        messages = failure_messages(self.episodes, cause=False)
-        used = [call.sampling.get("temperature") for e in self.episodes for call in e.calls if call.phase == "rollout"]
-        if self.k > 1 and used and all(temperature == 0 for temperature in used):
-            messages.append(f"every call was sampled at temperature 0, so pass@{self.k} says no more than pass@1")
-        return messages

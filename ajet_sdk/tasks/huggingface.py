@@ -13,7 +13,7 @@ from ajet_sdk.errors import ConfigError, MissingExtra, TaskError
 from ajet_sdk.tasks.jsonl import json_rows
 from ajet_sdk.tasks.rows import Row, decoder
 
-__all__ = ["read_huggingface"]
+__all__ = ["path_rows", "read_huggingface"]
 
 log = logging.getLogger("ajet.tasks")
 
@@ -51,6 +51,15 @@ def read_huggingface(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
             raise
         log.warning("%s; there are no validation tasks. Name a split by %s.validation_split", error, SECTION)
         return training, iter(())
+
+
+def path_rows(path: Path, name: str) -> Iterator[Row]:
+    """The rows of a file, of a directory's split `train`, or of the hub's dataset of that name. Raises TaskError."""
+    if path.exists():
+        return _local_rows(path, "train")
+    if path.suffix in SUFFIXES or name.count("/") != 1 or name.startswith((".", "/", "~")):
+        raise TaskError(f"there is no file {name}; the hub's datasets are named owner/name")
+    return _hub_rows(name, None, "train")
 
 
 def _local_rows(path: Path, split: str) -> Iterator[Row]:

@@ -11,13 +11,18 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
 
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import ConfigError, TaskError
+from ajet_sdk.tasks.given import given_rows
 from ajet_sdk.tasks.huggingface import read_huggingface
 from ajet_sdk.tasks.jsonl import read_jsonl
 from ajet_sdk.tasks.rows import Row, to_task
 from ajet_sdk.types import Task
+
+if TYPE_CHECKING:
+    from ajet_sdk.tasks.given import GivenTasks
 
 __all__ = ["TaskSets", "load_tasks", "read_random"]
 
@@ -33,17 +38,22 @@ class TaskSets:
     skipped: Mapping[str, int] = field(default_factory=dict)
 
 
-def load_tasks(config: Config) -> TaskSets:
-    """The training and validation tasks that `task_reader` names.
+def load_tasks(config: Config, tasks: GivenTasks | None = None, val_tasks: GivenTasks | None = None) -> TaskSets:
+    """The training and validation tasks that `task_reader` names; `tasks`, which are given, replace both.
+
+    `val_tasks` are validated on in place of those of `task_reader`.
 
     Raises TaskError for a row that is no task (with file and line; `task_reader.skip_bad_rows` skips it), for an id
     that stands for two contents, and for a task that stands in both splits; ConfigError where the source is not given.
     """
-    train_rows, val_rows = _reader(config)(config)
+    train_rows, val_rows = (given_rows(tasks), iter(())) if tasks is not None else _reader(config)(config)
+    if val_tasks is not None:
+        val_rows = given_rows(val_tasks, "val_tasks")
     train, train_skipped = _collect(train_rows, config, "training")
     val, val_skipped = _collect(val_rows, config, "validation")
     if not train:
-        raise TaskError("there is no training task; the source of task_reader is empty")
+        source = "the source of task_reader" if tasks is None else "what was given as tasks"
+        raise TaskError(f"there is no training task; {source} is empty")
     _check_apart(train, val)
     return TaskSets(
         train=[task for task, _ in train],

@@ -44,6 +44,8 @@ def to_task(row: Row, mapping: Mapping[str, str]) -> Task:
     """
     if row.error is not None:
         raise TaskError(f"{row.where}: {row.error}")
+    if isinstance(row.values, Task):
+        return row.values
     if not isinstance(row.values, Mapping):
         raise TaskError(f"{row.where}: a task is an object with keys (got {type(row.values).__name__})")
     values = {str(name): _plain(value) for name, value in row.values.items()}

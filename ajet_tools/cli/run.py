@@ -5,15 +5,12 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import typer
-from rich.markup import escape
-from rich.table import Table
 
 from ajet_sdk import run as sdk
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.reporting import output
-from ajet_sdk.reporting.metrics import Report, TaskScore
-from ajet_sdk.reporting.output import echo, json_line, visible
+from ajet_sdk.reporting.output import echo, json_line
+from ajet_sdk.reporting.results import Report
 from ajet_sdk.tasks.load import load_tasks
 from ajet_tools.cli.arguments import AgentOptions, split_arguments
 from ajet_tools.cli.options import expand_options, pick
@@ -23,9 +20,6 @@ from ajet_tools.cli.viewer import logview
 __all__ = ["app"]
 
 app = typer.Typer(add_completion=False)
-
-SHOWN = 40
-"""Rows of the table; JSON has all."""
 
 
 @app.command()
@@ -70,7 +64,7 @@ def run(
     if as_json:
         echo(json_line(_as_json(report)))
     else:
-        _print(report)
+        echo(str(report))
     raise typer.Exit(0 if report.reward is not None else 1)
 
 
@@ -80,39 +74,6 @@ def _score(config: Config, k: int, limit: int | None, *, named: bool, quiet: boo
     tasks = tasks[:limit]
     with ProgressBar("Episodes", len(tasks) * k, quiet=quiet) as bar:
         return sdk.run(config, tasks=tasks, k=k, on_episode=lambda episode: bar.advance())
-
-
-def _print(report: Report) -> None:
-    console = output.console()
-    table = Table("task", "question", "rewards", "mean", "solved", box=None, header_style="bold")
-    for score in report.tasks[:SHOWN]:
-        question = " ".join(_question(score).split())
-        table.add_row(
-            score.task.task_id[:12],
-            escape(visible(question) if len(question) <= 40 else visible(question[:39]) + "…"),
-            _rewards(score),
-            "-" if score.reward is None else f"{score.reward:.3g}",
-            f"{score.solved}/{len(score.episodes)}",
-        )
-    console.print(table)
-    if len(report.tasks) > SHOWN:
-        console.print(f"… and {len(report.tasks) - SHOWN} more tasks (--json has all)")
-    reward = "none" if report.reward is None else f"{report.reward:.4g}"
-    passed = "".join(f", pass@{k} {value:.4g}" for k, value in report.pass_at.items())
-    console.print(f"\nMean reward {reward} over {len(report.tasks)} tasks, {len(report.episodes)} episodes{passed}")
-    for line in (*report.failures, *report.notices):
-        console.print(f"[yellow]{escape(line)}[/yellow]")
-    console.print(f"The traces are in {report.directory}; look with: ajet trace ls {report.directory}", soft_wrap=True)
-
-
-def _question(score: TaskScore) -> str:
-    messages = score.task.init_messages
-    return score.task.main_query or (str(messages[-1].get("content", "")) if messages else "")
-
-
-def _rewards(score: TaskScore) -> str:
-    values = ["failed" if e.reward is None else f"{e.reward:.3g}" for e in score.episodes]
-    return " ".join(values[:8]) + (" …" if len(values) > 8 else "")
 
 
 def _as_json(report: Report) -> dict[str, Any]:

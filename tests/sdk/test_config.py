@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 import ajet
 from ajet_sdk.config.config import Config, is_idle, keys, load_config
-from ajet_sdk.config.schema import IDLE
+from ajet_sdk.config.schema import IDLE, TrainerCommon
 from ajet_sdk.errors import AjetError, ConfigError
 
 ROOT = Path(__file__).parents[2]
@@ -393,3 +393,16 @@ def test_what_is_accepted_as_a_name_stays_below_the_directory_of_experiments(nam
         config.directory.parent == Path("launcher_record")
         and Path(os.path.normpath(config.directory)) == config.directory
     )
+
+
+def test_a_config_made_in_python_says_what_a_file_would(tmp_path: Path) -> None:
+    made = Config(model={"path": tmp_path}, rollout={"num_repeat": 3}, trainer_common=TrainerCommon(seed=7))
+    assert made.model.path == str(tmp_path) and made.rollout.num_repeat == 3 and made.trainer_common.seed == 7
+    assert made.is_set("rollout.num_repeat") and not made.is_set("rollout.temperature")
+    assert made.experiment_name.startswith("ajet-") and made.origin("trainer_common.seed") == "argument"
+    with pytest.raises(ConfigError, match=r"rollout\.num_repeets is not a key.*did you mean rollout\.num_repeat\?"):
+        Config(rollout={"num_repeets": 3})
+    with pytest.raises(ConfigError, match=r"rollout\.num_repeat must be at least 2"):
+        Config(rollout={"num_repeat": 1})
+    with pytest.raises(ConfigError, match=r"rolout is not a key.*did you mean rollout\?"):
+        Config(rolout={})

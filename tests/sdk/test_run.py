@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
@@ -115,6 +116,65 @@ def test_failures_are_counted_and_never_a_reward(tmp_path: Path) -> None:
 def test_tasks_may_be_given(tmp_path: Path) -> None:
     report = run(config(tmp_path), workflow=solve, judge=exact, tasks=[Task(main_query="x", metadata={"answer": "1"})])
     assert [s.reward for s in report.tasks] == [0.0]
+
+
+ROWS = [{"question": "q", "answer": "42"}, {"question": "r", "answer": "42"}]
+
+
+def table_of(library: str) -> Any:
+    module = pytest.importorskip(library)
+    if library == "datasets":
+        return module.Dataset.from_list(ROWS)
+    return module.Table.from_pylist(ROWS) if library == "pyarrow" else module.DataFrame(ROWS)
+
+
+@pytest.mark.parametrize("kind", ["rows", "tasks", "generator", "file", "pyarrow", "pandas", "polars", "datasets"])
+def test_tasks_may_be_given_in_every_form(tmp_path: Path, kind: str) -> None:
+    if kind == "file":
+        given: Any = tmp_path / "given.jsonl"
+        given.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    elif kind in ("pyarrow", "pandas", "polars", "datasets"):
+        given = table_of(kind)
+    else:
+        tasks = [Task(main_query=row["question"], metadata=row) for row in ROWS]
+        given = {"rows": ROWS, "tasks": tasks, "generator": (row for row in ROWS)}[kind]
+    scripted = {"backbone": "debug", "model": {"scripted": f"{__file__}->reply"}}
+    settings = Config(**scripted, experiment_dir=tmp_path / "experiment")  # no task_reader: what is given is enough
+    report = run(settings, workflow=solve, judge=exact, tasks=given)
+    assert [score.task.main_query for score in report.tasks] == ["q", "r"]
+    if kind == "rows":
+        tuned = train(settings, workflow=solve, judge=exact, tasks=given)
+        assert {e.task.task_id for e in tuned.episodes} == {score.task.task_id for score in report.tasks}
+
+
+def test_what_holds_no_tasks_is_refused(tmp_path: Path) -> None:
+    for given, message in (
+        ({"train": ROWS}, r"tasks is one mapping \(of train\).*tasks=data\['train'\]"),
+        ([], "there is no task; what was given as tasks is empty"),
+        (3, r"tasks must be a list of dicts.*\(got int\)"),
+        (tmp_path / "none.jsonl", "there is no file .*none.jsonl"),
+    ):
+        with pytest.raises(TaskError, match=message):
+            run(config(tmp_path), workflow=solve, judge=exact, tasks=given)
+    with pytest.raises(TaskError, match="training and validation share 2 tasks"):
+        train(config(tmp_path), workflow=solve, judge=exact, tasks=ROWS, val_tasks=ROWS)
+
+
+def test_a_report_and_a_tuned_model_print_as_a_person_reads_them(tmp_path: Path) -> None:
+    report = run(config(tmp_path), workflow=solve, judge=exact, tasks=ROWS, k=2)
+    assert f"Mean reward {report.reward:.4g} over 2 tasks, 4 episodes, pass@1" in repr(report) and "  q " in repr(
+        report
+    )
+    table = report.to_arrow()
+    assert table.num_rows == 4 and table.column("question").to_pylist() == ["q", "q", "r", "r"]
+    assert table.column("reward").to_pylist() == [e.reward for e in report.episodes]
+    assert "<table>" in report._repr_html_() and f"Mean reward {report.reward:.4g}" in report._repr_html_()
+    history = {"val/reward": {0: 0.25, 10: 0.75}, "train/loss": {1: 0.5}}
+    tuned = ajet.TunedModel(Path("model"), {"val/reward": 0.75}, history=history, directory=Path("<there>"))
+    assert "val/reward 0.250 → 0.750 (step 0 → 10)" in repr(tuned) and "ajet serve model" in repr(tuned)
+    curve = tuned.to_arrow().to_pydict()
+    assert curve == {"step": [0, 1, 10], "train/loss": [None, 0.5, None], "val/reward": [0.25, None, 0.75]}
+    assert "<polyline" in tuned._repr_html_() and "<there>" not in tuned._repr_html_()
 
 
 def test_rows_may_be_given_as_tasks(tmp_path: Path) -> None:

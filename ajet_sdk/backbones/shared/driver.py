@@ -34,9 +34,10 @@ from ajet_sdk.learn.recipe import build_recipe, wants_recipe
 from ajet_sdk.learn.reload import check_export
 from ajet_sdk.learn.trainer import default_lr
 from ajet_sdk.reporting.loggers import Loggers
+from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.trace.reader import episodes, ledger_balance, open_trace, trace_files
 from ajet_sdk.trace.writer import TraceWriter
-from ajet_sdk.types import Call, LedgerEntry, TunedModel
+from ajet_sdk.types import Call, LedgerEntry
 
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
@@ -93,7 +94,7 @@ class ClusterRun:
 
     def result(self, path: Path | None) -> TunedModel:
         """What the backbone returns: the exported model, or none, and the newest metrics."""
-        return TunedModel(path=path, metrics=dict(self.loggers.last), run_id=self.job.run_id)
+        return self.loggers.tuned(path, self.job.directory)
 
     def cluster(self, beside: Sequence[Path] = ()) -> AbstractContextManager[RayCluster]:
         """The Ray cluster of the job, or one that is started here. `beside` are folders that nodes need, too."""

@@ -41,7 +41,8 @@ from ajet_sdk.errors import TrainingError
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.learn.trainer import TrainerSettings
 from ajet_sdk.reporting.loggers import Loggers
-from ajet_sdk.types import LedgerEntry, Task, TunedModel
+from ajet_sdk.reporting.results import TunedModel
+from ajet_sdk.types import LedgerEntry, Task
 
 if TYPE_CHECKING:
     from ajet_sdk.protocols import Job

@@ -30,7 +30,8 @@ from ajet_sdk.backbones.verl.runner import write_job
 from ajet_sdk.cluster.mailbox import open_mailbox
 from ajet_sdk.errors import ConfigError, TrainingError
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.types import LedgerEntry, Task, TunedModel
+from ajet_sdk.reporting.results import TunedModel
+from ajet_sdk.types import LedgerEntry, Task
 
 if TYPE_CHECKING:
     from ajet_sdk.protocols import Job

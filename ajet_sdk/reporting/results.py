@@ -1,0 +1,237 @@
+"""What `ajet.run` and `ajet.train` return: a score, a trained model. Both print as a person reads them.
+
+`to_arrow()` gives either as a table, which pandas, polars and DuckDB read.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet_sdk.reporting import html, output
+from ajet_sdk.rollout.outcomes import failure_messages, failures_by_cause, pass_at_k, solved
+from ajet_sdk.types import Episode, Task
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = ["Report", "TaskScore", "TunedModel"]
+
+SHOWN = 40
+"""Rows of a printed table; `to_arrow` has all."""
+
+
+@dataclass(frozen=True)
+class TaskScore:
+    """The attempts at one task."""
+
+    task: Task
+    episodes: tuple[Episode, ...]
+
+    @property
+    def reward(self) -> float | None:
+        """Mean over the attempts that have one; None where none has."""
+        rewards = [e.reward for e in self.episodes if e.reward is not None]
+        return sum(rewards) / len(rewards) if rewards else None
+
+    @property
+    def solved(self) -> int:
+        """Attempts that solved the task."""
+        return sum(map(solved, self.episodes))
+
+    @property
+    def failed(self) -> int:
+        """Attempts without a reward."""
+        return sum(e.status != "succeeded" for e in self.episodes)
+
+    def pass_at(self, k: int) -> float | None:
+        """pass@k. The agent's own failures count as attempts; None where infrastructure left fewer than k."""
+        counted = [e for e in self.episodes if not e.infrastructure]
+        return pass_at_k(len(counted), sum(map(solved, counted)), k) if len(counted) >= k else None
+
+
+@dataclass(frozen=True, repr=False)
+class Report:
+    """The score of an agent: by task and in all. The traces are in `directory`."""
+
+    run_id: str
+    directory: Path
+    tasks: tuple[TaskScore, ...]
+    k: int = 1
+
+    @property
+    def episodes(self) -> tuple[Episode, ...]:
+        """Every attempt, task by task."""
+        return tuple(episode for score in self.tasks for episode in score.episodes)
+
+    @property
+    def reward(self) -> float | None:
+        """Mean over tasks of their mean reward; None where no episode has one."""
+        rewards = [score.reward for score in self.tasks if score.reward is not None]
+        return sum(rewards) / len(rewards) if rewards else None
+
+    @property
+    def pass_at(self) -> dict[int, float]:
+        """pass@1 to pass@k, each a mean over the tasks that have it."""
+        found = {}
+        for k in range(1, self.k + 1):
+            values = [value for score in self.tasks if (value := score.pass_at(k)) is not None]
+            if values:
+                found[k] = sum(values) / len(values)
+        return found
+
+    @property
+    def failures(self) -> list[str]:
+        """A line for each cause of failure."""
+        return failures_by_cause(self.episodes)
+
+    @property
+    def notices(self) -> list[str]:
+        """What else should be known before the numbers are believed."""
+        messages = failure_messages(self.episodes, cause=False)
+        used = [call.sampling.get("temperature") for e in self.episodes for call in e.calls if call.phase == "rollout"]
+        if self.k > 1 and used and all(temperature == 0 for temperature in used):
+            messages.append(f"every call was sampled at temperature 0, so pass@{self.k} says no more than pass@1")
+        return messages
+
+    def to_arrow(self) -> pa.Table:
+        """A row for each episode: task_id, question, attempt, reward, status, is_success, output, error, tokens, …"""
+        import pyarrow as pa
+
+        return pa.Table.from_pylist(list(self._rows()), schema=pa.schema(_COLUMNS))
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        for score in self.tasks:
+            for episode in score.episodes:
+                text = episode.output
+                yield {
+                    "task_id": score.task.task_id,
+                    "question": _question(score.task),
+                    "attempt": episode.attempt,
+                    "reward": episode.reward,
+                    "status": episode.status,
+                    "is_success": episode.is_success,
+                    "output": text if text is None or isinstance(text, str) else json.dumps(text, default=str),
+                    "error": episode.error,
+                    "calls": len(episode.calls),
+                    "tokens": sum(len(c.output_ids) for c in episode.calls if c.output_ids is not None),
+                    "seconds": (episode.ended_at - episode.started_at).total_seconds(),
+                    "episode_id": episode.episode_id,
+                    "run_id": self.run_id,
+                }
+
+    def table(self) -> tuple[list[str], list[list[str]]]:
+        """Header and rows of the table that is printed: one for each of the first tasks."""
+        rows = []
+        for score in self.tasks[:SHOWN]:
+            question = " ".join(_question(score.task).split())
+            values = ["failed" if e.reward is None else f"{e.reward:.3g}" for e in score.episodes]
+            rows.append(
+                [
+                    score.task.task_id[:12],
+                    question if len(question) <= 40 else question[:39] + "…",
+                    " ".join(values[:8]) + (" …" if len(values) > 8 else ""),
+                    "-" if score.reward is None else f"{score.reward:.3g}",
+                    f"{score.solved}/{len(score.episodes)}",
+                ]
+            )
+        return ["task", "question", "rewards", "mean", "solved"], rows
+
+    def summary(self) -> str:
+        """The score in one line."""
+        reward = "none" if self.reward is None else f"{self.reward:.4g}"
+        passed = "".join(f", pass@{k} {value:.4g}" for k, value in self.pass_at.items())
+        return f"Mean reward {reward} over {len(self.tasks)} tasks, {len(self.episodes)} episodes{passed}"
+
+    def __repr__(self) -> str:
+        more = len(self.tasks) - SHOWN
+        lines = [_text_table(*self.table()), *([f"… and {more} more tasks (to_arrow() has all)"] if more > 0 else [])]
+        lines += ["", self.summary(), *self.failures, *self.notices]
+        lines.append(f"The traces are in {self.directory}; look with: ajet trace ls {self.directory}")
+        return output.visible("\n".join(lines))
+
+    def _repr_html_(self) -> str:
+        more = len(self.tasks) - SHOWN
+        notes = [*([f"… and {more} more tasks (to_arrow() has all)"] if more > 0 else []), *self.failures]
+        notes += [*self.notices, f"The traces are in {self.directory}; look with: ajet trace view {self.directory}"]
+        return html.paragraph(self.summary(), bold=True) + html.table(*self.table()) + html.paragraph("\n".join(notes))
+
+
+_COLUMNS = {
+    "task_id": "string", "question": "string", "attempt": "int64", "reward": "float64", "status": "string",
+    "is_success": "bool", "output": "string", "error": "string", "calls": "int64", "tokens": "int64",
+    "seconds": "float64", "episode_id": "string", "run_id": "string",
+}  # fmt: skip
+
+
+def _question(task: Task) -> str:
+    messages = task.init_messages
+    return task.main_query or (str(messages[-1].get("content", "")) if messages else "")
+
+
+def _text_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(*header, box=None, header_style="bold")
+    for row in rows:
+        table.add_row(*map(Text, row))
+    file = io.StringIO()
+    output.console(file=file, width=140).print(table)
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+_CURVES = ("val/reward", "val/greedy_reward", "train/reward")
+"""The metrics that say what was learnt, the first that is there first."""
+
+
+@dataclass(frozen=True, repr=False)
+class TunedModel:
+    """A trained model: a Hugging Face checkpoint (`path`), and what was measured on the way to it."""
+
+    path: Path | None
+    """None where nothing was trained (`debug`)."""
+    metrics: dict[str, float] = field(default_factory=dict)
+    """The last value of each metric."""
+    run_id: str = ""
+    episodes: Sequence[Episode] = ()
+    """The episodes of a run that trains nothing (`debug`); empty otherwise: they are in the trace."""
+    history: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
+    """Each metric's value at each step that has one."""
+    directory: Path | None = None
+    """The experiment's directory, with the trace, the logs and the checkpoints."""
+
+    def to_arrow(self) -> pa.Table:
+        """The learning curve: a row for each step, a column for each metric, null where a step has no value."""
+        import pyarrow as pa
+
+        steps = sorted({step for values in self.history.values() for step in values})
+        columns = {name: [values.get(step) for step in steps] for name, values in sorted(self.history.items())}
+        return pa.table(
+            {"step": pa.array(steps, pa.int64()), **{n: pa.array(v, pa.float64()) for n, v in columns.items()}}
+        )
+
+    def __repr__(self) -> str:
+        lines = [f"Trained model: {self.path}" if self.path is not None else "No model: this backbone trains nothing"]
+        for name in _CURVES:
+            points = sorted(self.history.get(name, {}).items())
+            if points:
+                (first, before), (last, after) = points[0], points[-1]
+                lines.append(f"  {name} {before:.3f} → {after:.3f} (step {first} → {last})")
+        if self.episodes:
+            rewards = [e.reward for e in self.episodes if e.reward is not None]
+            mean = f"mean reward {sum(rewards) / len(rewards):.3g}" if rewards else "no reward"
+            lines.append(f"  {len(self.episodes)} episodes, {mean}")
+        if self.directory is not None:
+            lines.append(f"Look with:  ajet trace view {self.directory}")
+        if self.path is not None:
+            lines.append(f"Serve with: ajet serve {self.path}")
+        return output.visible("\n".join(lines))
+
+    def _repr_html_(self) -> str:
+        curves = {name: self.history[name] for name in _CURVES if self.history.get(name)}
+        return html.curves(curves) + html.paragraph(repr(self))
