@@ -15,6 +15,7 @@ from ajet_sdk.run import train
 
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
+    from ajet_sdk.tasks.given import GivenTasks
 
 __all__ = ["AgentJetJob", "AjetJob", "AstunerJob"]
 
@@ -163,10 +164,25 @@ class AjetJob:
             self._judge = None
         return self
 
-    def tune(self, *, resume: bool = False, debug_tags: tuple[str, ...] = (), ray: str | None = None) -> TunedModel:
-        """Train, and return the model's path and metrics. `ray` and what is raised are as in `ajet.train`."""
+    def tune(
+        self,
+        tasks: GivenTasks | None = None,
+        val_tasks: GivenTasks | None = None,
+        *,
+        resume: bool = False,
+        debug_tags: tuple[str, ...] = (),
+        ray: str | None = None,
+    ) -> TunedModel:
+        """Train, and return the model's path and metrics. The arguments and what is raised are as in `ajet.train`."""
         return train(
-            self.config, workflow=self._workflow, judge=self._judge, resume=resume, debug_tags=debug_tags, ray=ray
+            self.config,
+            workflow=self._workflow,
+            judge=self._judge,
+            tasks=tasks,
+            val_tasks=val_tasks,
+            resume=resume,
+            debug_tags=debug_tags,
+            ray=ray,
         )
 
 

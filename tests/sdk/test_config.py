@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 
 import ajet
 from ajet_sdk.config.config import Config, is_idle, keys, load_config
-from ajet_sdk.config.schema import IDLE, TrainerCommon
+from ajet_sdk.config.schema import IDLE
+from ajet_sdk.config.trainer_schema import TrainerCommon
 from ajet_sdk.errors import AjetError, ConfigError
 
 ROOT = Path(__file__).parents[2]

@@ -150,7 +150,7 @@ def test_tasks_may_be_given_in_every_form(tmp_path: Path, kind: str) -> None:
 def test_what_holds_no_tasks_is_refused(tmp_path: Path) -> None:
     for given, message in (
         ({"train": ROWS}, r"tasks is one mapping \(of train\).*tasks=data\['train'\]"),
-        ([], "there is no task; what was given as tasks is empty"),
+        ([], "there is no training task; what was given as tasks is empty"),
         (3, r"tasks must be a list of dicts.*\(got int\)"),
         (tmp_path / "none.jsonl", "there is no file .*none.jsonl"),
     ):
@@ -162,13 +162,12 @@ def test_what_holds_no_tasks_is_refused(tmp_path: Path) -> None:
 
 def test_a_report_and_a_tuned_model_print_as_a_person_reads_them(tmp_path: Path) -> None:
     report = run(config(tmp_path), workflow=solve, judge=exact, tasks=ROWS, k=2)
-    assert f"Mean reward {report.reward:.4g} over 2 tasks, 4 episodes, pass@1" in repr(report) and "  q " in repr(
-        report
-    )
+    summary = f"Mean reward {report.reward:.4g} over 2 tasks, 4 episodes, pass@1"
+    assert summary in repr(report) and "  q " in repr(report)
     table = report.to_arrow()
     assert table.num_rows == 4 and table.column("question").to_pylist() == ["q", "q", "r", "r"]
     assert table.column("reward").to_pylist() == [e.reward for e in report.episodes]
-    assert "<table>" in report._repr_html_() and f"Mean reward {report.reward:.4g}" in report._repr_html_()
+    assert "<table>" in report._repr_html_() and summary in report._repr_html_()
     history = {"val/reward": {0: 0.25, 10: 0.75}, "train/loss": {1: 0.5}}
     tuned = ajet.TunedModel(Path("model"), {"val/reward": 0.75}, history=history, directory=Path("<there>"))
     assert "val/reward 0.250 → 0.750 (step 0 → 10)" in repr(tuned) and "ajet serve model" in repr(tuned)
