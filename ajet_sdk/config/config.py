@@ -21,6 +21,7 @@ import yaml
 from pydantic import BaseModel, PrivateAttr, ValidationError, model_validator
 
 from ajet_sdk.config.agentjet import Translation, translate
+from ajet_sdk.config.mistakes import explain
 from ajet_sdk.config.objects import load_object
 from ajet_sdk.config.schema import (
     CLUSTERS,
@@ -90,7 +91,7 @@ class Config(Section):
         try:
             self.__pydantic_validator__.validate_python(values, self_instance=self)
         except ValidationError as error:
-            raise ConfigError("\n".join(_explain(error, source))) from None
+            raise ConfigError("\n".join(explain(error, source, list(keys()), _default))) from None
         self._roots = Roots({name: value for name, value in source.document.items() if name != "ajet"})
         self._translated = translated
         self._source = path.resolve() if path is not None else None
@@ -301,38 +302,6 @@ def _nearest(name: str, known: Sequence[str]) -> str:
     return f"; did you mean {found[0]}?" if found else ""
 
 
-def _explain(error: ValidationError, source: Source) -> list[str]:
-    """A line for each thing that is wrong: the key, what it must be, what it is and where."""
-    lines: dict[str, str] = {}
-    for item in error.errors(include_url=False):
-        steps = [step for step in item["loc"] if isinstance(step, str) and step not in _BRANCHES and "[" not in step]
-        if item["type"] == "extra_forbidden":
-            path = ".".join(steps)
-            lines.setdefault(path, _unknown_key(steps, source))
-            continue
-        context = item.get("ctx", {})
-        ours = item["type"] == "ajet"
-        path = ".".join([*steps, context["key"]] if ours else steps)
-        demand = context["message"] if ours else f"{_demand(item['type'], item['msg'], context, item['input'])} {{got}}"
-        lines.setdefault(path, f"{path or 'ajet'} {demand.replace('{got}', _got(path, source))}")
-    return list(lines.values())
-
-
-_BRANCHES = ("str", "int", "float", "bool")  # what pydantic adds to the place of a union's error
-
-
-def _got(path: str, source: Source) -> str:
-    value: Any = source.document.get("ajet")
-    for step in path.split("."):
-        if isinstance(value, Mapping) and step in value:
-            value = value[step]
-        else:
-            section = source.origin(f"ajet.{path}")
-            return f"(by default {_default(path)!r}" + (f"; its section stands {section})" if section else ")")
-    where = source.origin(f"ajet.{path}")
-    return f"(got {value!r:.200}, {where})" if where else f"(got {value!r:.200})"
-
-
 def _default(path: str) -> Any:
     return _at(Config.model_construct(), path)
 
@@ -348,67 +317,6 @@ def _is_file_name(name: str) -> bool:
     """Whether a name stays what it is as a part of a path; an empty one is replaced."""
     odd = name.startswith(".") or any(c in "/\\" or unicodedata.category(c) in ("Cc", "Cs") for c in name)
     return not odd and name == name.strip() and len(name.encode(errors="replace")) <= 200
-
-
-_LIMITS = {
-    "greater_than_equal": ("ge", "at least"),
-    "greater_than": ("gt", "more than"),
-    "less_than_equal": ("le", "at most"),
-    "less_than": ("lt", "less than"),
-}
-
-
-def _demand(kind: str, message: str, context: Mapping[str, Any], value: Any) -> str:
-    """What a value must be, from pydantic's kind of error."""
-    if kind in _LIMITS:
-        name, words = _LIMITS[kind]
-        return f"must be {words} {context[name]:g}"
-    if kind == "literal_error":
-        expected = str(context["expected"]).replace("'", "").replace(" or ", ", ")
-        near = difflib.get_close_matches(str(value), expected.split(", "), n=1, cutoff=0.6)
-        return f"must be one of {expected}" + (f"; did you mean {near[0]}?" if near else "")
-    for start, words in _KINDS.items():
-        if kind.startswith(start):
-            return f"must be {words}"
-    return f"is wrong: {message[0].lower()}{message[1:]}"
-
-
-_KINDS = {
-    "finite": "a finite number",
-    "int": "a whole number",
-    "float": "a number",
-    "bool": "true or false",
-    "string": "text",
-    "list": "a list",
-    "tuple": "a list",
-    "dict": "a mapping",
-    "model": "a section with keys of its own",
-    "too_short": "longer",
-    "too_long": "shorter",
-    "missing": "a list of two",
-}
-
-
-def _unknown_key(steps: list[str], source: Source) -> str:
-    """That a key is unknown, where it stands, and the nearest one: of its section, else of its name elsewhere."""
-    path, last, parent = ".".join(steps), steps[-1], ".".join(steps[:-1])
-    known = list(keys())
-    siblings = [p for p in known if p.rpartition(".")[0] == parent]
-    near = _closest(last, siblings, 0.7) or [p for p in known if p.rpartition(".")[2] == last]
-    near = near or _closest(last, siblings, 0.5) or _closest(last, known, 0.6)
-    hint = (
-        f"; did you mean {near[0]}?"
-        if near
-        else f"; {parent or 'ajet'} has {', '.join(p.rpartition('.')[2] for p in siblings)}"
-    )
-    where = source.origin(f"ajet.{path}")
-    return f"{path} is not a key" + (f" ({where})" if where else "") + hint
-
-
-def _closest(last: str, paths: Sequence[str], cutoff: float) -> list[str]:
-    """The paths whose last step is most like `last`."""
-    names = difflib.get_close_matches(last, [p.rpartition(".")[2] for p in paths], n=1, cutoff=cutoff)
-    return [p for p in paths if names and p.rpartition(".")[2] == names[0]]
 
 
 def is_idle(path: str) -> bool:

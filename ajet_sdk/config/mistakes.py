@@ -1,0 +1,108 @@
+"""What is wrong with a config, said in its own terms: key, value, file and line, and the nearest key that there is."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from pydantic import ValidationError
+
+from ajet_sdk.config.source import Source
+
+__all__ = ["explain"]
+
+
+def explain(error: ValidationError, source: Source, known: Sequence[str], default: Callable[[str], Any]) -> list[str]:
+    """A line for each thing that is wrong: the key, what it must be, what it is and where.
+
+    `known` are all keys, and `default` gives that of one.
+    """
+    lines: dict[str, str] = {}
+    for item in error.errors(include_url=False):
+        steps = [step for step in item["loc"] if isinstance(step, str) and step not in _BRANCHES and "[" not in step]
+        if item["type"] == "extra_forbidden":
+            path = ".".join(steps)
+            lines.setdefault(path, _unknown_key(steps, source, known))
+            continue
+        context = item.get("ctx", {})
+        ours = item["type"] == "ajet"
+        path = ".".join([*steps, context["key"]] if ours else steps)
+        demand = context["message"] if ours else f"{_demand(item['type'], item['msg'], context, item['input'])} {{got}}"
+        lines.setdefault(path, f"{path or 'ajet'} {demand.replace('{got}', _got(path, source, default))}")
+    return list(lines.values())
+
+
+_BRANCHES = ("str", "int", "float", "bool")  # what pydantic adds to the place of a union's error
+
+
+def _got(path: str, source: Source, default: Callable[[str], Any]) -> str:
+    value: Any = source.document.get("ajet")
+    for step in path.split("."):
+        if isinstance(value, Mapping) and step in value:
+            value = value[step]
+        else:
+            section = source.origin(f"ajet.{path}")
+            return f"(by default {default(path)!r}" + (f"; its section stands {section})" if section else ")")
+    where = source.origin(f"ajet.{path}")
+    return f"(got {value!r:.200}, {where})" if where else f"(got {value!r:.200})"
+
+
+_LIMITS = {
+    "greater_than_equal": ("ge", "at least"),
+    "greater_than": ("gt", "more than"),
+    "less_than_equal": ("le", "at most"),
+    "less_than": ("lt", "less than"),
+}
+
+
+def _demand(kind: str, message: str, context: Mapping[str, Any], value: Any) -> str:
+    """What a value must be, from pydantic's kind of error."""
+    if kind in _LIMITS:
+        name, words = _LIMITS[kind]
+        return f"must be {words} {context[name]:g}"
+    if kind == "literal_error":
+        expected = str(context["expected"]).replace("'", "").replace(" or ", ", ")
+        near = difflib.get_close_matches(str(value), expected.split(", "), n=1, cutoff=0.6)
+        return f"must be one of {expected}" + (f"; did you mean {near[0]}?" if near else "")
+    for start, words in _KINDS.items():
+        if kind.startswith(start):
+            return f"must be {words}"
+    return f"is wrong: {message[0].lower()}{message[1:]}"
+
+
+_KINDS = {
+    "finite": "a finite number",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "string": "text",
+    "list": "a list",
+    "tuple": "a list",
+    "dict": "a mapping",
+    "model": "a section with keys of its own",
+    "too_short": "longer",
+    "too_long": "shorter",
+    "missing": "a list of two",
+}
+
+
+def _unknown_key(steps: list[str], source: Source, known: Sequence[str]) -> str:
+    """That a key is unknown, where it stands, and the nearest one: of its section, else of its name elsewhere."""
+    path, last, parent = ".".join(steps), steps[-1], ".".join(steps[:-1])
+    siblings = [p for p in known if p.rpartition(".")[0] == parent]
+    near = _closest(last, siblings, 0.7) or [p for p in known if p.rpartition(".")[2] == last]
+    near = near or _closest(last, siblings, 0.5) or _closest(last, known, 0.6)
+    hint = (
+        f"; did you mean {near[0]}?"
+        if near
+        else f"; {parent or 'ajet'} has {', '.join(p.rpartition('.')[2] for p in siblings)}"
+    )
+    where = source.origin(f"ajet.{path}")
+    return f"{path} is not a key" + (f" ({where})" if where else "") + hint
+
+
+def _closest(last: str, paths: Sequence[str], cutoff: float) -> list[str]:
+    """The paths whose last step is most like `last`."""
+    names = difflib.get_close_matches(last, [p.rpartition(".")[2] for p in paths], n=1, cutoff=cutoff)
+    return [p for p in paths if names and p.rpartition(".")[2] == names[0]]
