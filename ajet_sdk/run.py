@@ -34,7 +34,8 @@ from ajet_sdk.judges.load import load_judge
 from ajet_sdk.learn.recipe import with_model
 from ajet_sdk.protocols import Job
 from ajet_sdk.reporting.results import Report, TaskScore, TunedModel
-from ajet_sdk.rollout.episode import Attempt, run_batch
+from ajet_sdk.rollout.attempts import Attempt, check_models, seed_of
+from ajet_sdk.rollout.episode import run_batch
 from ajet_sdk.rollout.outcomes import untrained_entries
 from ajet_sdk.rollout.threads import Workers, run_to_end
 from ajet_sdk.tasks.load import load_tasks
@@ -120,6 +121,7 @@ def train(
     workflow, judge = _find_workflow(config, workflow), _find_judge(config, judge)
     sets = load_tasks(config, tasks, val_tasks)
     _check_signatures(workflow, judge, [*sets.train, *sets.val], config)
+    check_models(config, workflow)
     if debug_tags and config.rollout.runner == "ray":
         log.warning("With breakpoints the agent runs in this process, whatever rollout.runner says")
         config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"runner": "thread"})})
@@ -325,6 +327,7 @@ def run(
     sets = load_tasks(config, tasks)
     chosen = sets.val or sets.train
     _check_signatures(workflow, judge, chosen, config)
+    check_models(config, workflow)
     with _Session(config, backbone="run", ray=ray, code=(workflow, judge)) as session:
         episodes = run_to_end(
             _score(session, workflow, judge, _attempts(config, chosen, session.run.run_id, k), on_episode)
@@ -338,11 +341,11 @@ def _attempts(config: Config, tasks: Sequence[Task], run_id: str, k: int) -> lis
     seeded = not config.model.base_url or config.is_set("trainer_common.seed")
     made = []
     for position, task in enumerate(tasks):
-        group_id = new_id()
+        group_id, group_seed = new_id(), seed_of(config.trainer_common.seed, position)
         for attempt in range(k):
             text = f"{config.trainer_common.seed}/{position}/{attempt}"
             seed = int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big") if seeded else None
-            made.append(Attempt(task, run_id, group_id, attempt, 0, "val", seed))
+            made.append(Attempt(task, run_id, group_id, attempt, 0, "val", seed, group_seed))
     return made
 
 

@@ -19,6 +19,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
 
 __all__ = [
+    "UNTAGGED",
     "Bools",
     "Call",
     "Episode",
@@ -131,6 +132,10 @@ class Task(_Frozen):
             text = json.dumps(content, sort_keys=True, ensure_ascii=False, default=str)
             return {**data, "task_id": hashlib.blake2b(text.encode(), digest_size=12).hexdigest()}
         return data
+
+
+UNTAGGED = "default_target_tag"
+"""The target tag of an agent for which a program of the class API names none."""
 
 
 class Call(_Frozen):

@@ -22,7 +22,7 @@ from ajet_sdk.agent.agentscope import chat_model
 from ajet_sdk.agent.decorators import GROUP_NAMES, JUDGE_NAMES, WORKFLOW_NAMES, bind, spec_of
 from ajet_sdk.agent.model import Model
 from ajet_sdk.errors import ConfigError, SignatureError
-from ajet_sdk.types import Reward, Task
+from ajet_sdk.types import UNTAGGED, Reward, Task
 
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
@@ -153,7 +153,7 @@ class AjetTuner:
     def as_agentscope_model(
         self,
         agent_name: str = "default_agent_name",
-        target_tag: str = "default_target_tag",
+        target_tag: str = UNTAGGED,
         debug_model: Any = None,
     ) -> Any:
         """An AgentScope `OpenAIChatModel` for one agent, of the major version that is installed (1.x, 2.x).
@@ -161,7 +161,7 @@ class AjetTuner:
         Outside of the trainable targets it is `debug_model` instead: an AgentScope model as it is, or the name of a
         model. Raises ConfigError where there is none, MissingExtra without AgentScope.
         """
-        if self._is_outside(target_tag, debug_model) and not isinstance(debug_model, str):
+        if self._is_outside(agent_name, target_tag, debug_model) and not isinstance(debug_model, str):
             return debug_model
         model = self._agent(agent_name, target_tag, debug_model)
         return chat_model(model, context_size=self.config.rollout.max_model_len)
@@ -169,11 +169,11 @@ class AjetTuner:
     def as_raw_openai_sdk_client(
         self,
         agent_name: str = "default_agent_name",
-        target_tag: str = "default_target_tag",
+        target_tag: str = UNTAGGED,
         debug_model: Any = "gpt-4o",
     ) -> Any:
         """An `openai.AsyncOpenAI` whose `chat.completions.create` takes messages by position and needs no model."""
-        if self._is_outside(target_tag, debug_model) and not isinstance(debug_model, str):
+        if self._is_outside(agent_name, target_tag, debug_model) and not isinstance(debug_model, str):
             return debug_model
         model = self._agent(agent_name, target_tag, debug_model)
         client = model.async_openai()
@@ -190,32 +190,45 @@ class AjetTuner:
     def as_oai_baseurl_apikey(
         self,
         agent_name: str = "default_agent_name",
-        target_tag: str = "default_target_tag",
+        target_tag: str = UNTAGGED,
         debug_model: str | None = None,
     ) -> BaseUrlAndKey:
         """Base URL, key and model name for one agent, for any OpenAI-compatible client."""
-        self._is_outside(target_tag, debug_model)
+        self._is_outside(agent_name, target_tag, debug_model)
         model = self._agent(agent_name, target_tag, debug_model)
         return BaseUrlAndKey(model.base_url, model.api_key, model.name)
 
-    def _is_outside(self, target_tag: str, debug_model: Any) -> bool:
-        """Whether the agent is outside of the targets. Raises ConfigError without a debug model to answer it."""
+    def _is_outside(self, agent_name: str, target_tag: str, debug_model: Any) -> bool:
+        """Whether the agent is outside of the targets, and the config names no model for it.
+
+        Raises ConfigError where nothing answers it.
+        """
         targets = self._targets()
         if targets is not None and not targets:
             raise ConfigError("trainable_targets=[] would train no agent at all; name target tags, or set it to None")
-        if targets is None or target_tag in targets:
+        if targets is None or target_tag in targets or self._configured(agent_name, target_tag, debug_model):
             return False
         if debug_model is None:
             raise ConfigError(
                 f"target_tag {target_tag!r} is not among the trainable targets ({', '.join(targets)}) and no "
-                "debug_model is given to answer in its place; pass debug_model=, or add the tag to trainable_targets"
+                "debug_model is given to answer in its place; pass debug_model=, set rollout.opponent, or add the tag "
+                "to trainable_targets"
             )
         return True
+
+    def _configured(self, agent_name: str, target_tag: str, debug_model: Any) -> bool:
+        """Whether the config names a model for an agent outside of the targets, before what the code names."""
+        rollout = self.config.rollout
+        names = (agent_name, target_tag, debug_model if isinstance(debug_model, str) else None)
+        return bool(rollout.opponent) or any(name in rollout.debug_models for name in names)
 
     def _agent(self, agent_name: str, target_tag: str, debug_model: Any) -> Model:
         targets = self._targets()
         if targets is None or target_tag in targets:
             return self._model.agent(agent_name, target_tag)
+        if self._configured(agent_name, target_tag, debug_model):
+            named = debug_model if isinstance(debug_model, str) else None
+            return self._model.agent(agent_name, target_tag, trainable=False, debug_model=named)
         self._open_debug_model(debug_model)  # where it has no endpoint, say so now
         return self._model.agent(agent_name, target_tag, trainable=False, debug_model=debug_model)
 

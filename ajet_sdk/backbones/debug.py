@@ -15,7 +15,8 @@ from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.learn.recipe import with_model
 from ajet_sdk.reporting import output
 from ajet_sdk.reporting.results import TunedModel
-from ajet_sdk.rollout.episode import Attempt, run_batch
+from ajet_sdk.rollout.attempts import Attempt
+from ajet_sdk.rollout.episode import run_batch
 from ajet_sdk.rollout.outcomes import check_sound, failure_messages, failures_by_cause, untrained_entries
 from ajet_sdk.samples.timelines import merge
 from ajet_sdk.tokens.template import ChatTemplate
@@ -103,7 +104,7 @@ def _attempts(job: Job) -> list[Attempt]:
     tasks = list(job.train[: job.config.debug.debug_first_n_tasks])
     seeds = (f"{job.config.debug.debug_vllm_seed}/{position}" for position in range(len(tasks)))
     return [
-        Attempt(task=task, run_id=job.run_id, group_id=new_id(), seed=_seed(text))
+        Attempt(task=task, run_id=job.run_id, group_id=new_id(), seed=_seed(text), group_seed=_seed(text))
         for task, text in zip(tasks, seeds, strict=True)
     ]
 

@@ -15,11 +15,11 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet_sdk.backbones.shared.steps import Rollout, Rollouts, samples_of, total_steps
 from ajet_sdk.backbones.shared.validation import Validation, due, validations_left
+from ajet_sdk.config.model_source import checkpoint_base
 from ajet_sdk.errors import ConfigError, TrainingError
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.learn import checkpoint
@@ -95,8 +95,7 @@ class _LocalRun:
         self.sampler, self.trainer, self.tokenizer = learner.sampler, learner.trainer, learner.tokenizer
         self.rollouts = Rollouts(job, gateway, writer, learner.engine)
         self.validation = Validation(self.rollouts, loggers, total)
-        base = self.common.checkpoint_base_dir
-        self.checkpoints = (Path(base) if base else job.directory / "checkpoint") / job.run_id
+        self.checkpoints = checkpoint_base(job.config) / job.run_id
         self.done = 0
         """Whole steps behind us."""
         self.saved = -1

@@ -23,6 +23,7 @@ from pydantic import BaseModel, PrivateAttr, ValidationError, model_validator
 from ajet_sdk.config.agentjet import Translation, translate
 from ajet_sdk.config.mistakes import explain
 from ajet_sdk.config.objects import load_object
+from ajet_sdk.config.rollout_schema import Rollout
 from ajet_sdk.config.schema import (
     CLUSTERS,
     IDLE,
@@ -30,7 +31,6 @@ from ajet_sdk.config.schema import (
     Data,
     Debug,
     ModelSource,
-    Rollout,
     Section,
     key,
     section,

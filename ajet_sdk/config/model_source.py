@@ -1,13 +1,20 @@
-"""Whether a model's path is a checkpoint here or a name that the Hugging Face hub knows."""
+"""Where models are: the one that training begins with, the checkpoints of a run, names of the Hugging Face hub."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ajet_sdk.errors import ConfigError, MissingExtra
 
-__all__ = ["check_source"]
+if TYPE_CHECKING:
+    from ajet_sdk.config.config import Config
+
+__all__ = [
+    "STATE", "check_source", "checkpoint_base", "first_model", "made_for_seed", "saved_steps", "step_directory",
+    "steps_of_experiment",
+]  # fmt: skip
 
 _HUB_SECONDS = 10.0
 
@@ -41,3 +48,49 @@ def check_source(path: str | Path) -> None:
     except Exception as error:  # which ones depends on the HTTP client that the hub's library has
         cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(f"{what}, and the Hugging Face hub does not give it: {cause}; {hint}") from error
+
+
+def made_for_seed(place: Path, seed: int) -> Path:
+    """The directory of the model that a recipe made for a seed, where `model.path` is `place`."""
+    return place.with_name(f".{place.name}.seed-{seed}")
+
+
+def first_model(config: Config) -> str:
+    """The model that training begins with: the directory of `model.path`, or its name. Raises ConfigError for none."""
+    if not config.model.path:
+        raise ConfigError("model.path is not set: an endpoint has no first model to play against")
+    place = config.resolve(config.model.path)
+    made = made_for_seed(place, config.trainer_common.seed)
+    if config.model.recipe and made.is_dir():
+        return str(made)
+    return str(place) if place.exists() else config.model.path
+
+
+STATE, _STEP = "state.json", "step_"
+"""The file that a checkpoint is whole with, and what its directory is named with before the step."""
+
+
+def step_directory(run: Path, step: int) -> Path:
+    """Where a run's checkpoint of a step belongs."""
+    return run / f"{_STEP}{step:06d}"
+
+
+def saved_steps(run: Path) -> dict[int, Path]:
+    """A run's whole checkpoints by step, oldest first."""
+    found = {int(p.name[len(_STEP) :]): p for p in run.glob(f"{_STEP}[0-9]*") if (p / STATE).is_file()}
+    return dict(sorted(found.items()))
+
+
+def checkpoint_base(config: Config) -> Path:
+    """Where the runs of an experiment keep their checkpoints, each in a directory of its run id."""
+    base = config.trainer_common.checkpoint_base_dir
+    return Path(base) if base else config.directory / "checkpoint"
+
+
+def steps_of_experiment(base: Path, *, but: str = "") -> dict[int, Path]:
+    """The checkpoints below a directory by step, of each the newest; `but` is a run id to leave out."""
+    runs = sorted((p for p in base.glob("*") if p.is_dir() and p.name != but), key=lambda p: p.stat().st_mtime)
+    found: dict[int, Path] = {}
+    for run in runs:
+        found |= saved_steps(run)
+    return dict(sorted(found.items()))

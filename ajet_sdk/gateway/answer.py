@@ -89,10 +89,11 @@ class CallInFlight:
         spec, name = self.episode.spec, self.identity.target_tag or self.identity.agent
         outside = spec.trainable_targets is not None and name not in spec.trainable_targets
         if not self.identity.trainable:  # the policy may answer, untrained, unless another model is named for it
-            outside = self.identity.debug_model is not None
+            outside = self.identity.debug_model is not None or spec.frozen(self.identity) is not None
         if outside and (self.phase == "rollout" or self.identity.debug_model is not None):
             self.trainable = False
-            self.engine = self._debug_engine(name)
+            self.engine = spec.frozen(self.identity) or self._debug_engine(name)
+        self.episode.asked[id(self.engine)] = self.engine
         ordinal = self.episode.next_ordinal(self.identity.agent)
         own_seed = sampling.seed is not None and (spec.sampling is None or not self.trainable)
         seed = sampling.seed if own_seed else mix_seed(sampling.seed, spec.seed, self.identity.agent, ordinal)
@@ -103,16 +104,13 @@ class CallInFlight:
 
     def _debug_engine(self, name: str) -> Engine:
         debug, spec = self.identity.debug_model, self.episode.spec
-        for key in (debug, self.identity.target_tag, self.identity.agent):
-            if key is not None and key in spec.debug_models:
-                return spec.debug_models[key]
         if debug is not None and spec.open_debug_model is not None:
             return spec.open_debug_model(debug)
         targets = ", ".join(spec.trainable_targets or ())
         wanted = f"its debug model {debug!r} is not configured" if debug else "it names no debug model"
         raise ConfigError(
             f"{name!r} is not among the trainable targets ({targets}) and {wanted}; "
-            "add it to trainable_targets or give it a debug model"
+            "add it to trainable_targets, give it a debug model, or set rollout.opponent"
         )
 
     def ask(self, ask: Ask) -> None:

@@ -48,9 +48,11 @@ class EpisodeSpec:
     max_tokens: int | None = None
     """Of one reply."""
     debug_models: Mapping[str, Engine] = field(default_factory=dict)
-    """By name of a debug model, or by target tag: what answers calls outside of the targets."""
+    """By agent, target tag or name of a debug model: what answers in its place."""
+    opponent: Engine | None = None
+    """What answers every other call outside of the targets."""
     open_debug_model: Callable[[str], Engine] | None = None
-    """Opens a debug model that is given by name and is not among `debug_models`. It may raise ConfigError."""
+    """Opens a debug model that the agent's code names, where the two above say nothing. It may raise ConfigError."""
     call_timeout: float = 600.0
     """Seconds for one reply; past it the call fails with 504."""
     stop_after: Callable[[Call], str | None] | None = None
@@ -59,6 +61,11 @@ class EpisodeSpec:
     """What to do about LLM traffic that no hook sees; None: nothing."""
     keep_calls: bool = True
     """Keep finished calls in memory; False where an episode has no end and the trace has them."""
+
+    def frozen(self, who: AgentIdentity) -> Engine | None:
+        """The model that the run names for an agent outside of the targets."""
+        names = [name for name in (who.agent, who.target_tag, who.debug_model) if name is not None]
+        return next((self.debug_models[name] for name in names if name in self.debug_models), self.opponent)
 
 
 class InFlight(Protocol):
@@ -107,6 +114,8 @@ class OpenEpisode:
         self._indices = itertools.count()
         self._ordinals: Counter[str] = Counter()
         self._model: dict[str, str] = {}
+        self.asked: dict[int, Engine] = {id(spec.engine): spec.engine}
+        """What answered."""
         self._judging = self._finished = False
         self.active = ActiveEpisode(spec.episode_id, self, url, key, "rollout", spec.uses_handle, spec.guard)
 
@@ -241,7 +250,8 @@ class OpenEpisode:
         if working:
             await asyncio.wait(working, timeout=CANCELLING)
         if final:
-            self.spec.engine.forget(self.episode_id)
+            for engine in self.asked.values():
+                engine.forget(self.episode_id)
 
 
 class Judging:

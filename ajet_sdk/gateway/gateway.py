@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import uvicorn
 from starlette.applications import Starlette
 
+from ajet_sdk.engines.frozen import FrozenModels
 from ajet_sdk.engines.sampling import SamplingOverride
 from ajet_sdk.errors import ConfigError, EngineUnavailable
 from ajet_sdk.gateway.access import Access
@@ -40,6 +41,8 @@ class Gateway:
 
     def __init__(self, writer: TraceWriter | None = None, *, host: str = "127.0.0.1", port: int = 0) -> None:
         self.writer = writer
+        self.frozen = FrozenModels()
+        """What agents ask beside the policy; closed with the gateway."""
         self._access = Access()
         self.host = host
         self.port = port
@@ -112,6 +115,7 @@ class Gateway:
                 last.callback(retract, self.writer.path)
             for episode in list(self._access.episodes.values()):
                 self._run(episode._close(True)).result(timeout=10)
+            self._run(self.frozen.aclose()).result(timeout=10)
 
     def _stop(self, thread: threading.Thread) -> None:
         self._server.should_exit = True

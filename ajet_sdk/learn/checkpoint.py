@@ -18,12 +18,13 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 
+from ajet_sdk.config.model_source import STATE, saved_steps, step_directory
 from ajet_sdk.errors import CheckpointError
 from ajet_sdk.learn.trainer import Trainer
 
 __all__ = ["Progress", "export", "latest", "read_weights", "replace", "restore", "save", "save_model"]
 
-_STATE, _TRAINER, _PREFIX = "state.json", "trainer.pt", "step_"
+_TRAINER = "trainer.pt"
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,30 +42,29 @@ class Progress:
 def save(directory: Path, trainer: Trainer, tokenizer: Any, progress: Progress, keep: int) -> Path:
     """Write a checkpoint of this step and remove all but the newest `keep`. Returns its path."""
     directory.mkdir(parents=True, exist_ok=True)
-    place = directory / f"{_PREFIX}{progress.step:06d}"
+    place = step_directory(directory, progress.step)
     fresh = directory / f".{place.name}.{os.getpid()}"
     if fresh.exists():
         shutil.rmtree(fresh)
     fresh.mkdir()
     _write_model(fresh, trainer.model, tokenizer)
     torch.save(trainer.state(), fresh / _TRAINER)
-    (fresh / _STATE).write_text(json.dumps(asdict(progress), indent=1))
+    (fresh / STATE).write_text(json.dumps(asdict(progress), indent=1))
     replace(fresh, place)
-    for old in _steps(directory)[: -max(1, keep)]:
+    for old in [*saved_steps(directory).values()][: -max(1, keep)]:
         shutil.rmtree(old)
     return place
 
 
 def latest(directory: Path) -> Path | None:
     """The newest whole checkpoint of a run, or None."""
-    steps = _steps(directory)
-    return steps[-1] if steps else None
+    return max(saved_steps(directory).items(), default=(0, None))[1]
 
 
 def read(path: Path) -> Progress:
     """How far the run of a checkpoint had come. Raises CheckpointError where it cannot be read."""
     try:
-        return Progress(**json.loads((path / _STATE).read_text()))
+        return Progress(**json.loads((path / STATE).read_text()))
     except (OSError, ValueError, TypeError) as error:
         raise CheckpointError(f"{path} is not a whole checkpoint: {error}") from error
 
@@ -166,8 +166,3 @@ def replace(fresh: Path, place: Path) -> None:
         shutil.rmtree(aside)
     else:
         fresh.rename(place)
-
-
-def _steps(directory: Path) -> list[Path]:
-    """Whole checkpoints, oldest first."""
-    return sorted(p for p in directory.glob(f"{_PREFIX}*") if (p / _STATE).is_file())

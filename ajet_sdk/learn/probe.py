@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.capture.hooks import installed
 from ajet_sdk.engines.chat import TokenEngine
+from ajet_sdk.engines.frozen import before_training
 from ajet_sdk.engines.local.sampler import LocalSampler
 from ajet_sdk.engines.sampling import SamplingOverride
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.judges.load import load_judge
-from ajet_sdk.rollout.episode import Attempt, run_batch
+from ajet_sdk.rollout.attempts import Attempt
+from ajet_sdk.rollout.episode import run_batch
 from ajet_sdk.rollout.outcomes import check_sound
 from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.tokens.huggingface import HFTokenizer
@@ -30,7 +32,7 @@ class Probe:
     """Runs a workflow on some training tasks against a model in memory. Nothing of it enters the trace."""
 
     def __init__(self, config: Config, workflow: Any, judge: Any, tasks: Sequence[Task]) -> None:
-        self.config, self.workflow, self.judge = config, workflow, judge
+        self.config, self.workflow, self.judge = before_training(config), workflow, judge
         self.tasks = list(tasks)
         random.Random(config.trainer_common.seed).shuffle(self.tasks)
 
@@ -55,7 +57,9 @@ class Probe:
         engine = TokenEngine(sampler, exact)
         seed = self.config.trainer_common.seed
         attempts = [
-            Attempt(task=self.tasks[i % len(self.tasks)], group_id=f"probe-{i}", seed=seed * 1_000_003 + i)
+            Attempt(
+                task=self.tasks[i % len(self.tasks)], group_id=f"probe-{i}", seed=seed * 1_000_003 + i, group_seed=i
+            )
             for i in range(count)
         ]
         try:

@@ -24,6 +24,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ajet_sdk.config.model_source import made_for_seed
 from ajet_sdk.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -212,10 +213,10 @@ def find_model(place: Path, seed: int, key: str) -> Path | None:
     A directory at `place`, of an earlier version of ajet, first goes where its seed's model belongs.
     """
     if not place.is_symlink() and (made := recipe_of(place)):
-        own = _seed_directory(place, made["seed"])
+        own = made_for_seed(place, made["seed"])
         _discard(own)
         place.rename(own)
-    own = _seed_directory(place, seed)
+    own = made_for_seed(place, seed)
     if recipe_of(own).get("recipe") != key:
         return None
     _link(place, own)
@@ -228,7 +229,7 @@ def store_model(place: Path, write: Callable[[Path], None], record: dict[str, An
     Returns the directory, which `place` links to from now on.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
-    own = _seed_directory(place, record["seed"])
+    own = made_for_seed(place, record["seed"])
     fresh = _unused_path(own)
     write(fresh)
     (fresh / MARK).write_text(json.dumps(record, indent=1))
@@ -239,10 +240,6 @@ def store_model(place: Path, write: Callable[[Path], None], record: dict[str, An
         fresh.rename(own)
     _link(place, own)
     return own
-
-
-def _seed_directory(place: Path, seed: int) -> Path:
-    return place.with_name(f".{place.name}.seed-{seed}")
 
 
 def _unused_path(own: Path) -> Path:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel
@@ -23,19 +22,19 @@ from ajet_sdk.agent.decorators import bind, spec_of
 from ajet_sdk.agent.environment import GymEnv
 from ajet_sdk.agent.workflow import AjetTuner, WorkflowOutput, WorkflowTask, is_workflow_class, make_workflow
 from ajet_sdk.capture.hooks import installed
-from ajet_sdk.engines.open import open_engine
 from ajet_sdk.engines.sampling import SamplingOverride
-from ajet_sdk.errors import ConfigError, EpisodeTimeout, TrainingError
+from ajet_sdk.errors import EpisodeTimeout, TrainingError
 from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.judges.call import workflow_task
 from ajet_sdk.judges.rewards import numbers, returned
 from ajet_sdk.protocols import Engine
+from ajet_sdk.rollout.attempts import Attempt, draw_models, draw_seats, frozen_model
 from ajet_sdk.rollout.judging import Member, groups_of, judge_episode
 from ajet_sdk.rollout.outcomes import EpisodeFault, fault_of_calls, untrained_entries, write_trajectory
 from ajet_sdk.rollout.replies import check_of, log_replies, metrics_of, verdict_on_stopped, with_rewards_of_replies
 from ajet_sdk.rollout.threads import Workers, current_workers
-from ajet_sdk.types import Call, Episode, Task, new_id, now
+from ajet_sdk.types import Call, Episode, new_id, now
 
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
@@ -44,20 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["Attempt", "all_of", "run_batch", "run_episode"]
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One try at a task, before it is made. The attempts of one position of a batch share `group_id`."""
-
-    task: Task
-    run_id: str = ""
-    group_id: str = ""
-    attempt: int = 0
-    step: int = 0
-    split: Literal["train", "val"] = "train"
-    seed: int | None = None
-    """Mixed into the seed of every call; None leaves calls without a seed of their own unseeded."""
 
 
 async def run_episode(
@@ -122,7 +107,6 @@ class EpisodeRunner:
     workers: Workers
     member: Member | None = None
     env: GymEnv | None = None
-    debug_models: dict[str, Engine] = field(default_factory=dict)
     opened: OpenEpisode | None = None
 
     def __post_init__(self) -> None:
@@ -168,7 +152,7 @@ class EpisodeRunner:
         self.episode = self.episode.model_copy(update=fields)
 
     async def close(self) -> None:
-        """End the episode's keys, environment and debug models, and complete the record."""
+        """End the episode's keys and environment, and complete the record."""
         calls: tuple[Call, ...] = ()
         if self.opened is not None:
             calls = await self.opened.finish()
@@ -176,8 +160,6 @@ class EpisodeRunner:
             log_replies(self.episode.episode_id, calls, self.config, self.engine)
         if self.env is not None:
             await self.workers.call(self.env.release, {}, timeout=self.config.rollout.judge_timeout, what="env.release")
-        for engine in self.debug_models.values():
-            await engine.aclose()
         metrics = {**self.episode.metrics, **metrics_of(calls)}
         self.settle(calls=calls, metrics=metrics, ended_at=now())
 
@@ -185,24 +167,27 @@ class EpisodeRunner:
 
     async def _prepare(self) -> tuple[str, float | None, Callable[..., Any]]:
         """The workflow's name, its own time limit, and the call to make; opens the episode and its environment."""
-        targets = self.config.rollout.trainable_targets
         if is_workflow_class(self.workflow):
             instance = make_workflow(self.workflow)
-            if targets is not None:
-                instance.trainable_targets = list(targets)
+            instance.trainable_targets = self._targets(instance.trainable_targets)
             self.opened = self._open(None, uses_handle=True)  # the tuner knows the targets, which may change on the way
             await self._enter_environment()
             tuner = self._tuner(lambda: instance.trainable_targets)
             return instance.name, None, functools.partial(instance.execute, self.attempt_task(), tuner)
         spec = spec_of(self.workflow, "workflow")
-        self.opened = self._open(targets or spec.trainable_targets, spec.uses_handle)
+        self.opened = self._open(self._targets(spec.trainable_targets), spec.uses_handle)
         if "env" in spec.parameters:
             await self._enter_environment()
         arguments = bind(spec, self.task, self.given(self.opened, self.workflow))
         return spec.name, spec.timeout, functools.partial(spec.function, **arguments)
 
+    def _targets(self, own: Sequence[str] | None) -> list[str] | None:
+        """The targets that the policy plays in this episode, of those that the config names or else the workflow."""
+        return draw_seats(self.config.rollout, own, self.attempt.group_seed)
+
     def _open(self, targets: Sequence[str] | None, uses_handle: bool) -> OpenEpisode:
         rollout = self.config.rollout
+        others = draw_models(self.config, self.attempt, self.engine, self.gateway.frozen)
         return self.gateway.open(
             EpisodeSpec(
                 episode_id=self.episode.episode_id,
@@ -213,7 +198,8 @@ class EpisodeRunner:
                 trainable_targets=None if targets is None else tuple(targets),
                 seed=self.attempt.seed,
                 max_tokens=rollout.max_response_length_in_one_turn,
-                debug_models=self.debug_models,
+                debug_models=others.by_name,
+                opponent=others.opponent,
                 open_debug_model=self._debug_model,
                 call_timeout=rollout.timeout,
                 stop_after=check_of(self.config, self.engine),
@@ -256,9 +242,7 @@ class EpisodeRunner:
         return AjetTuner(self.config, opened.model(), targets, lambda: opened.context_overflow, self._debug_model)
 
     def _debug_model(self, name: str) -> Engine:
-        if name not in self.debug_models:
-            self.debug_models[name] = _debug_engine(self.config, name)
-        return self.debug_models[name]
+        return frozen_model(name, self.config, self.attempt, self.engine, self.gateway.frozen)
 
     # During
 
@@ -283,18 +267,6 @@ class EpisodeRunner:
         elif is_output(outcome.value):
             self.settle(metrics=numbers(outcome.value.metrics or {}))
         return outcome.value
-
-
-def _debug_engine(config: Config, name: str) -> Engine:
-    """The engine of a debug model that is given by name. Raises ConfigError where there is no endpoint for it."""
-    base_url = config.model.base_url or os.environ.get("OPENAI_BASE_URL")
-    if not base_url:
-        raise ConfigError(
-            f"debug_model={name!r} needs an endpoint that answers it: "
-            "set OPENAI_BASE_URL and OPENAI_API_KEY, or model.base_url in the config"
-        )
-    model = config.model.model_copy(update={"base_url": base_url, "name": name, "scripted": None})
-    return open_engine(config.model_copy(update={"model": model}))
 
 
 def _plain(value: Any) -> Any:

@@ -3,13 +3,16 @@
 `grpo` and `rloo` compare the attempts at one task. `grpo` subtracts the group's mean and, if asked, divides by its
 standard deviation (Shao et al. 2024, DeepSeekMath, section 4.1.2). `rloo` subtracts the mean of the other attempts
 (Ahmadian et al. 2024, Back to Basics, section 3.3). Each episode counts once in its baseline, however many calls or
-timelines it has: its share is divided equally among its agent's calls, which matters where rewards name single calls.
+timelines it has: its share is divided equally among its role's calls, which matters where rewards name single calls.
 
 `reinforce_plus_plus` compares every sampled token with all others of the batch: the token's return less the mean over
 the batch's tokens, divided by their standard deviation, so that one attempt a task is enough (Hu et al. 2025,
 arXiv:2501.03262, global advantage normalisation; the variant without a baseline: no group's mean is subtracted first).
 The return is undiscounted and without the paper's KL penalty, which stands in the loss here (`use_kl_loss`). Tokens of
-several agents are batches apart, for the agents' rewards need not be alike.
+several roles are batches apart.
+
+A role is a target tag, or without one an agent. Only calls of one role are compared, whatever the estimator: rewards of
+several roles need not be alike, and who plays a role may differ between the attempts.
 """
 
 from __future__ import annotations
@@ -98,7 +101,7 @@ def build(
 
 
 _Values = list[tuple[Draft, list[tuple[Call, float]]]]
-"""The calls of one agent in each episode of a group, with their values."""
+"""The calls of one role in each episode of a group, with their values."""
 
 
 def _advantages(drafts: Sequence[Draft], estimator: Estimator, normalize_std: bool) -> tuple[int, int]:
@@ -108,8 +111,8 @@ def _advantages(drafts: Sequence[Draft], estimator: Estimator, normalize_std: bo
         groups[draft.episode.group_id or draft.episode.episode_id].append(draft)
     compared = [drafts] if estimator == "reinforce_plus_plus" else groups.values()
     for together in compared:
-        for agent in dict.fromkeys(agent for draft in together for agent in draft.candidates):
-            episodes, callless = _values(together, agent)
+        for role in dict.fromkeys(role for draft in together for role in draft.candidates):
+            episodes, callless = _values(together, role)
             if estimator == "reinforce_plus_plus":
                 _batch(episodes)
             else:
@@ -117,18 +120,18 @@ def _advantages(drafts: Sequence[Draft], estimator: Estimator, normalize_std: bo
     return len(groups), sum(not any(draft.advantages for draft in group) for group in groups.values())
 
 
-def _values(drafts: Sequence[Draft], agent: str) -> tuple[_Values, list[float]]:
-    """What each call of one agent is worth, and the value of each episode that made no call at all."""
+def _values(drafts: Sequence[Draft], role: str) -> tuple[_Values, list[float]]:
+    """What each call of one role is worth, and the value of each episode that made no call at all."""
     values: _Values = []
     callless: list[float] = []
     for draft in drafts:
         if not draft.candidates:
-            value = draft.value(agent)
+            value = draft.value(role)
             callless += [] if value is None else [value]
             continue
         valued: list[tuple[Call, float]] = []
-        for call in draft.candidates.get(agent, ()):
-            value = draft.value(agent, call.call_id)
+        for call in draft.candidates.get(role, ()):
+            value = draft.value(call.agent, call.call_id)
             if value is None:  # no reward names it
                 draft.outcomes.setdefault(call.call_id, "zero_advantage")
             else:
@@ -139,7 +142,7 @@ def _values(drafts: Sequence[Draft], agent: str) -> tuple[_Values, list[float]]:
 
 
 def _group(episodes: _Values, callless: Sequence[float], estimator: Estimator, normalize_std: bool) -> None:
-    """Set the advantages of one agent's calls in one group, or rule them out where all are worth the same, or one has
+    """Set the advantages of one role's calls in one group, or rule them out where all are worth the same, or one has
     none to be compared with."""
     means = [float(np.mean([value for _, value in valued])) for _, valued in episodes] + [*callless]
     everything = [value for _, valued in episodes for _, value in valued] + [*callless]
@@ -160,7 +163,7 @@ def _group(episodes: _Values, callless: Sequence[float], estimator: Estimator, n
 
 
 def _batch(episodes: _Values) -> None:
-    """Set the advantages of one agent's calls in the whole batch, by the mean and deviation over their tokens, or rule
+    """Set the advantages of one role's calls in the whole batch, by the mean and deviation over their tokens, or rule
     them out where all tokens are worth the same."""
     values = np.array([value for _, valued in episodes for _, value in valued])
     tokens = np.array([sampled_tokens(call) for _, valued in episodes for call, _ in valued])

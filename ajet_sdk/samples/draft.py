@@ -14,7 +14,7 @@ import numpy.typing as npt
 from ajet_sdk import errors
 from ajet_sdk.samples.ledger import sampled_tokens
 from ajet_sdk.samples.timelines import Merged, is_trained
-from ajet_sdk.types import Call, Episode, LedgerEntry, Outcome, Sample, Span, Timeline
+from ajet_sdk.types import UNTAGGED, Call, Episode, LedgerEntry, Outcome, Sample, Span, Timeline
 
 __all__ = ["Draft", "Lengths"]
 
@@ -102,12 +102,12 @@ class Draft:
 
     @cached_property
     def candidates(self) -> dict[str, list[Call]]:
-        """The calls that are not ruled out, or only for their age, by agent; fixed before advantages rule out more."""
-        by_agent: dict[str, list[Call]] = defaultdict(list)
+        """The calls that are not ruled out, or only for their age, by role; fixed before advantages rule out more."""
+        by_role: dict[str, list[Call]] = defaultdict(list)
         for call in self.episode.calls:
             if call.call_id not in self.outcomes or self.outcomes[call.call_id] == "stale":
-                by_agent[call.agent].append(call)
-        return by_agent
+                by_role[call.agent if call.target_tag in (None, UNTAGGED) else call.target_tag].append(call)
+        return by_role
 
     def samples(self, max_tokens: int | None, max_lengths: Lengths, max_samples: int | None) -> list[Sample]:
         """A sample for each timeline in which something is trained, or for as many as are drawn, the same each time."""

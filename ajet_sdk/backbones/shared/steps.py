@@ -1,26 +1,24 @@
 """The work of a training step or of a validation: tasks, attempts at them, how they sample, what is learnt from.
 
 Batches of episodes under way: the attempts of a step or of a validation, run beside whatever else goes on.
-
-Seeds made of a run's seed and a place in it, the same on every machine.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import random
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ajet_sdk.engines.sampling import SamplingOverride
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.protocols import Engine, Tokenizer
 from ajet_sdk.reporting.loggers import Display
-from ajet_sdk.rollout.episode import Attempt, run_batch
+from ajet_sdk.rollout.attempts import Attempt, seed_of
+from ajet_sdk.rollout.episode import run_batch
 from ajet_sdk.samples.build import Batch, build
 from ajet_sdk.tokens.matching import admits
 from ajet_sdk.tokens.template import ChatTemplate
@@ -39,7 +37,6 @@ __all__ = [
     "order_of_tasks",
     "samples_of",
     "saved_step",
-    "seed_of",
     "tasks_of_step",
     "total_steps",
     "training_sampling",
@@ -84,6 +81,7 @@ def attempts_at(
     `what` is "train", or what is validated: its seeds differ from those of others, and a step's from other steps'.
     """
     group, part = new_id(), step if what == "train" else what
+    shared = seed_of(seed, part if what == "train" else "val", position)  # sampled and greedy: the same opponents
     return [
         Attempt(
             task=task,
@@ -93,6 +91,7 @@ def attempts_at(
             step=step,
             split="train" if what == "train" else "val",
             seed=seed_of(seed, part, position, attempt),
+            group_seed=shared,
         )
         for attempt in attempts
     ]
@@ -234,8 +233,3 @@ class Rollout:
     def overlap(self, begin: float, end: float) -> float:
         """Seconds between two times (of `time.perf_counter`) in which it ran."""
         return max(0.0, min(end, self.ended or end) - max(begin, self.started))
-
-
-def seed_of(*parts: Any) -> int:
-    """48 bits of the parts' text."""
-    return int.from_bytes(hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=6).digest(), "big")

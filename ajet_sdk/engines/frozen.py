@@ -1,0 +1,215 @@
+"""The models that agents ask beside the policy, opponents and debug models: opened once in a run, never trained.
+
+`opponent` and `debug_models` name them; `source_of` says which model a name means. Weights are sampled by transformers
+in this process; a model that is too large for that is served elsewhere and named by its endpoint.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ajet_sdk.config.model_source import checkpoint_base, first_model, saved_steps, steps_of_experiment
+from ajet_sdk.config.schema import ModelSource
+from ajet_sdk.engines.open import open_engine, ready
+from ajet_sdk.errors import ConfigError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ajet_sdk.config.config import Config
+    from ajet_sdk.protocols import Answer, Ask, Engine
+
+__all__ = ["POLICY", "FrozenModel", "FrozenModels", "before_training", "check_frozen", "source_of"]
+
+POLICY = "policy"
+"""The name of the policy itself, as it is now, which answers without being trained."""
+
+_OWN = "checkpoint"
+_MOVING = ("latest", "any")
+_OPEN = 6
+"""Models that stay open at once, as far as no call waits for them; the least recently asked is closed first."""
+
+
+def source_of(
+    named: str | ModelSource, config: Config, *, run_id: str = "", step: int = 0, draw: random.Random | None = None
+) -> ModelSource | None:
+    """The model that an entry of `opponent` or `debug_models` means; None: the policy.
+
+    `run_id` and `step` are those of the episode, for `checkpoint@latest` and `checkpoint@any`; `draw` chooses among
+    the latter. Raises ConfigError where there is no such checkpoint, directory or endpoint.
+    """
+    if isinstance(named, ModelSource):
+        path = named.path and str(config.resolve(named.path) if config.resolve(named.path).exists() else named.path)
+        return named.model_copy(update={"path": path})
+    if named == POLICY:
+        return None
+    experiment, at, which = named.rpartition("@")
+    if at and experiment == _OWN:
+        return _weights(config, *_own_checkpoint(named, which, config, run_id, step, draw))
+    if at and (which.isdigit() or which == "latest"):
+        place = config.resolve(experiment)
+        place = place if place.is_dir() else config.directory.parent / experiment
+        return _weights(config, named, _pick(named, which, steps_of_experiment(place / "checkpoint"), place))
+    place = config.resolve(named)
+    if any((place / name).is_file() for name in ("config.json", "adapter_config.json")):
+        return _weights(config, place.name, str(place))
+    base_url = config.model.base_url or os.environ.get("OPENAI_BASE_URL")
+    if not base_url:
+        raise ConfigError(
+            f"the model {named!r} needs an endpoint that answers it: set OPENAI_BASE_URL and OPENAI_API_KEY, or "
+            "model.base_url in the config. Else name checkpoint@STEP, EXPERIMENT@STEP or a directory with a model"
+        )
+    return ModelSource(name=named, base_url=base_url, api_key_env=config.model.api_key_env)
+
+
+def _own_checkpoint(
+    named: str, which: str, config: Config, run_id: str, step: int, draw: random.Random | None
+) -> tuple[str, str]:
+    """The name and the place of a checkpoint of the config's own experiment; step 0 is what training began with."""
+    if which == "0":
+        return named, first_model(config)
+    base = checkpoint_base(config)
+    if which not in _MOVING or not step:  # a number is of an earlier run: what this one will save is not there yet
+        found = _pick(named, "latest" if which in _MOVING else which, steps_of_experiment(base, but=run_id), base)
+        return named, found
+    saved = {0: None, **{s: p for s, p in saved_steps(base / run_id).items() if s < step}}
+    chosen = (draw or random.Random(step)).choice([*saved]) if which == "any" else max(saved)
+    return f"{_OWN}@{chosen}", str(saved[chosen] or first_model(config))
+
+
+def _pick(named: str, which: str, steps: dict[int, Path], place: Path) -> str:
+    if steps and which == "latest":
+        return str(steps[max(steps)])
+    if which.isdigit() and int(which) in steps:
+        return str(steps[int(which)])
+    there = f"has the steps {', '.join(map(str, steps))}" if steps else "has no checkpoint"
+    kept = "; trainer_common.keep_checkpoints and save_freq say which a training keeps" if steps else ""
+    raise ConfigError(f"there is no checkpoint {named}: {place} {there}{kept}")
+
+
+def _weights(config: Config, name: str, path: str) -> ModelSource:
+    given = {"path": path, "name": name, "recipe": None, "base_url": None, "scripted": None}
+    return config.model.model_copy(update=given)
+
+
+def check_frozen(config: Config) -> None:
+    """Raise ConfigError where the config names a model for other agents that is not there."""
+    rollout = config.rollout
+    for named in _named(config):
+        moving = isinstance(named, str) and named.startswith(f"{_OWN}@") and named.rpartition("@")[2] in _MOVING
+        if moving and config.backbone in ("trinity", "verl"):
+            raise ConfigError(
+                f"rollout.opponent: {named} is for backbone local: {config.backbone} keeps its checkpoints in another "
+                "form. Name checkpoint@0, policy, a directory, or a model that an endpoint serves"
+            )
+        if not moving and named != f"{_OWN}@0":  # those are of the run that is about to begin
+            source_of(named, config)
+    for key in rollout.debug_models:
+        if not key:
+            raise ConfigError("rollout.debug_models: a key is a target tag, an agent or a model's name (got '')")
+
+
+def _named(config: Config) -> Iterator[str | ModelSource]:
+    rollout = config.rollout
+    yield from (*(rollout.opponent or ()), *(rollout.val_kwargs.opponent or ()), *rollout.debug_models.values())
+
+
+def before_training(config: Config) -> Config:
+    """The config for episodes of a model that is still being made: where it would meet its first self, it meets itself.
+
+    A recipe measures its model so.
+    """
+
+    def now(named: str | ModelSource) -> str | ModelSource:
+        own = isinstance(named, str) and named in (f"{_OWN}@0", *(f"{_OWN}@{word}" for word in _MOVING))
+        return POLICY if own else named
+
+    rollout = config.rollout
+    opponent = None if rollout.opponent is None else [now(one) for one in rollout.opponent]
+    models = {key: now(one) for key, one in rollout.debug_models.items()}
+    return config.model_copy(
+        update={"rollout": rollout.model_copy(update={"opponent": opponent, "debug_models": models})}
+    )
+
+
+class FrozenModel:
+    """An engine that is opened when it is first asked; it may be closed in between."""
+
+    def __init__(self, of: FrozenModels, config: Config) -> None:
+        self.model = config.model_name
+        self.asked = self.waiting = 0
+        """When it was last asked, as a count; how many calls wait for it."""
+        self._of, self._config = of, config
+        self._engine: Engine | None = None
+        self._opening = asyncio.Lock()
+
+    async def open(self) -> Engine:
+        """The engine itself, loaded where it is not. Raises ConfigError, EngineError."""
+        async with self._opening:
+            if self._engine is None:
+                await self._of.make_room(self)
+                engine = await asyncio.to_thread(open_engine, self._config)
+                await ready(engine)
+                self._engine = engine
+            return self._engine
+
+    async def answer(self, ask: Ask) -> Answer:
+        """As `Engine.answer`."""
+        self._of.count += 1
+        self.asked, self.waiting = self._of.count, self.waiting + 1
+        try:
+            return await (self._engine or await self.open()).answer(ask)
+        finally:
+            self.waiting -= 1
+
+    async def count(self, ask: Ask) -> int:
+        """As `Engine.count`."""
+        return await (await self.open()).count(ask)
+
+    def forget(self, episode_id: str) -> None:
+        """As `Engine.forget`."""
+        if self._engine is not None:
+            self._engine.forget(episode_id)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its weights are loaded."""
+        return self._engine is not None
+
+    async def aclose(self) -> None:
+        """Free what it holds; the next call opens it again."""
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            await engine.aclose()
+
+
+class FrozenModels:
+    """The frozen models of a run, one for each that is named; used in one event loop."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        """Calls so far."""
+        self._models: dict[str, FrozenModel] = {}
+
+    def get(self, source: ModelSource, config: Config) -> FrozenModel:
+        """The model of a source, not opened yet where nobody has asked it."""
+        key = source.model_dump_json()
+        if key not in self._models:
+            rollout = config.rollout.model_copy(update={"name": "transformers"})
+            self._models[key] = FrozenModel(self, config.model_copy(update={"model": source, "rollout": rollout}))
+        return self._models[key]
+
+    async def make_room(self, wanted: FrozenModel) -> None:
+        """Close what was asked least recently, where as many are open as may be."""
+        idle = [one for one in self._models.values() if one.is_open and one is not wanted and not one.waiting]
+        for one in sorted(idle, key=lambda one: one.asked)[: max(0, len(idle) - _OPEN + 1)]:
+            await one.aclose()
+
+    async def aclose(self) -> None:
+        """Close all of them."""
+        for one in self._models.values():
+            await one.aclose()

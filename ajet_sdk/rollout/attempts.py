@@ -1,0 +1,105 @@
+"""One try at a task before it is made, and what is drawn for it: the seats that the policy plays, and the other models.
+
+The attempts of a group share the draw: their advantages compare them with each other.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from ajet_sdk.agent.decorators import spec_of
+from ajet_sdk.agent.workflow import is_workflow_class, make_workflow
+from ajet_sdk.engines.frozen import FrozenModels, check_frozen, source_of
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.protocols import Engine
+from ajet_sdk.types import Task
+
+if TYPE_CHECKING:
+    from ajet_sdk.config.config import Config
+    from ajet_sdk.config.rollout_schema import Rollout
+    from ajet_sdk.config.schema import ModelSource
+
+__all__ = ["Attempt", "OtherModels", "check_models", "draw_models", "draw_seats", "frozen_model", "seed_of"]
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One try at a task, before it is made. The attempts of one position of a batch share `group_id`."""
+
+    task: Task
+    run_id: str = ""
+    group_id: str = ""
+    attempt: int = 0
+    step: int = 0
+    split: Literal["train", "val"] = "train"
+    seed: int | None = None
+    """Mixed into the seed of every call; None leaves calls without a seed of their own unseeded."""
+    group_seed: int = 0
+    """Draws what the attempts of a group share: opponent and seats."""
+
+
+@dataclass(frozen=True)
+class OtherModels:
+    """What answers an episode's agents beside the policy."""
+
+    by_name: Mapping[str, Engine]
+    """By agent, target tag or name of a debug model."""
+    opponent: Engine | None
+
+
+def draw_seats(rollout: Rollout, own: Sequence[str] | None, group_seed: int) -> list[str] | None:
+    """The targets that the policy plays: those of the config or else the workflow's `own`, or `trained_seats` of them.
+
+    None: every agent. Raises ConfigError where there are fewer to draw from.
+    """
+    targets = rollout.trainable_targets or own
+    if rollout.trained_seats is None:
+        return None if targets is None else list(targets)
+    if targets is None or len(targets) < rollout.trained_seats:
+        raise ConfigError(
+            f"rollout.trained_seats: {rollout.trained_seats} are drawn from trainable_targets, which "
+            + ("names none: list the target tags that the policy may play" if not targets else f"has {len(targets)}")
+        )
+    drawn = random.Random(f"{group_seed}/seats").sample(list(targets), rollout.trained_seats)
+    return [target for target in targets if target in drawn]
+
+
+def draw_models(config: Config, attempt: Attempt, policy: Engine, frozen: FrozenModels) -> OtherModels:
+    """The other models of an episode, one opponent drawn from the population. Raises as `source_of`."""
+    rollout = config.rollout
+    population = (rollout.val_kwargs.opponent if attempt.split == "val" else None) or rollout.opponent
+    draw = random.Random(f"{attempt.group_seed}/opponent")
+    opponent = frozen_model(draw.choice(population), config, attempt, policy, frozen, draw) if population else None
+    models = {
+        name: frozen_model(one, config, attempt, policy, frozen, draw) for name, one in rollout.debug_models.items()
+    }
+    return OtherModels(models, opponent)
+
+
+def frozen_model(
+    named: str | ModelSource,
+    config: Config,
+    attempt: Attempt,
+    policy: Engine,
+    frozen: FrozenModels,
+    draw: random.Random | None = None,
+) -> Engine:
+    """What answers for a model that config or code names, in an attempt. Raises ConfigError where there is none."""
+    source = source_of(named, config, run_id=attempt.run_id, step=attempt.step, draw=draw)
+    return policy if source is None else frozen.get(source, config)
+
+
+def check_models(config: Config, workflow: Any) -> None:
+    """Raise ConfigError, before the first episode, for a model that is not there or seats that cannot be drawn."""
+    check_frozen(config)
+    own = make_workflow(workflow) if is_workflow_class(workflow) else spec_of(workflow, "workflow")
+    draw_seats(config.rollout, own.trainable_targets, 0)
+
+
+def seed_of(*parts: Any) -> int:
+    """48 bits of the parts' text: a seed made of a run's and a place in it, the same on every machine."""
+    return int.from_bytes(hashlib.blake2b("/".join(map(str, parts)).encode(), digest_size=6).digest(), "big")
