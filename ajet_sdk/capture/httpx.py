@@ -268,9 +268,11 @@ class _Httpx:
         for pid, client in self._sync.items():
             if pid == os.getpid():
                 client.close()
+        self._sync.clear()
         for loop, client in list(self._async.items()):
             if loop.is_running():
                 asyncio.run_coroutine_threadsafe(client.aclose(), loop)
+        self._async.clear()
 
 
 def _streams(module: Any) -> tuple[Any, Any]:

@@ -81,7 +81,7 @@ def patch_lm15(module: Any, patches: Patches, fallback: Fallback) -> None:
 
     def close() -> None:
         if os.getpid() in own:
-            own[os.getpid()].close()
+            own.pop(os.getpid()).close()
 
     patches.at_end(close)
 

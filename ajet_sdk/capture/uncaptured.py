@@ -47,8 +47,7 @@ def patch_sockets(patches: Patches) -> None:
             _check(address[0])
         connect(self, address)
 
-    socket.socket.connect = checked  # type: ignore[method-assign, assignment]  # inherited: deleted to undo
-    patches.at_end(lambda: delattr(socket.socket, "connect"))
+    patches.replace(socket.socket, "connect", checked)
 
 
 def _lookup(original: Callable[..., Any]) -> Callable[..., Any]:

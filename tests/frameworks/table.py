@@ -78,8 +78,8 @@ FRAMEWORKS = {
     "agentscope1": Framework(
         "AgentScope 1.x",
         ("agentscope==1.0.21", "openai<3", "mcp<2", "greenlet", "tqdm"),
-        ("agentscope==1.0.1", "tqdm"),
-        "2025-10-01",
+        ("agentscope==1.0.9", "tqdm", "packaging"),
+        "2026-01-15",
     ),
-    "agentscope2": Framework("AgentScope 2.x", ("agentscope==2.0.10",), ("agentscope==2.0.0",), "2026-11-22"),
+    "agentscope2": Framework("AgentScope 2.x", ("agentscope==2.0.10",), ("agentscope==2.0.5",), "2026-11-22"),
 }

@@ -520,6 +520,60 @@ def test_everything_is_restored_at_the_end() -> None:
     assert wrapped() == before
 
 
+def test_what_an_agent_instruments_stays_so_and_each_call_is_recorded_once() -> None:
+    """As OpenTelemetry's instrumentations do it, which an agent may switch on within its first episode."""
+    start, run, send = threading.Thread.start, threading.Thread.run, httpx.Client.send
+    seen: list[str] = []
+
+    def instrument() -> Callable[[], None]:
+        ours, theirs = threading.Thread.start, httpx.Client.send
+
+        def started(self: Any) -> None:
+            self.context = "set by start"
+            ours(self)
+
+        def ran(self: Any) -> None:
+            seen.append(self.context)
+            run(self)
+
+        def sent(self: Any, request: Any, **kwargs: Any) -> Any:
+            seen.append("sent")
+            return theirs(self, request, **kwargs)
+
+        threading.Thread.start, threading.Thread.run = started, ran  # type: ignore[method-assign]
+        httpx.Client.send = sent  # type: ignore[method-assign, assignment]
+
+        def undone() -> None:
+            threading.Thread.start, threading.Thread.run = ours, run  # type: ignore[method-assign]
+            httpx.Client.send = theirs  # type: ignore[method-assign]
+
+        return undone
+
+    def agent() -> str:
+        said: list[str] = []
+        thread = threading.Thread(target=lambda: said.append(with_httpx(NOWHERE, "k", "x", False)))
+        thread.start()
+        thread.join()
+        return said[0]
+
+    uninstrument = None
+    for _ in range(3):
+        with installed(), Gateway() as gateway:
+            uninstrument = uninstrument or instrument()
+            episode = gateway.open(EpisodeSpec("one", echo("policy")))
+            assert run_in(episode, agent) == "policy x"
+            assert len(episode.calls) == 1
+            assert seen.count("sent") == 1 and seen[0] == "set by start"
+        seen.clear()
+        world = threading.Thread(target=seen.clear)  # outside of a run, too
+        world.start()
+        world.join()
+    uninstrument()
+    with installed():
+        pass
+    assert (threading.Thread.start, threading.Thread.run, httpx.Client.send) == (start, run, send)
+
+
 def test_a_library_that_is_imported_during_the_run_is_captured() -> None:
     program = """
         import asyncio, sys

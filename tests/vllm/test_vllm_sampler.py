@@ -90,6 +90,39 @@ def test_a_typed_output_is_of_the_grammar_and_its_mask_is_the_trainers(trained: 
             assert value["a"] <= 99 and value["b"] in ("x", "yy")
 
 
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"frequency_penalty": 1.5},
+        {"presence_penalty": -1.0},
+        {"repetition_penalty": 1.7},
+        {"frequency_penalty": 0.5, "presence_penalty": 0.5, "repetition_penalty": 0.8},
+        {"logit_bias": ((7, 4.0), (8, -100.0))},
+        {"min_tokens": 30, "logit_bias": ((2, 5.0),)},
+        {"min_tokens": 20, "ignore_eos": True, "stop_token_ids": (9, 11)},
+        {"logit_bias": ((7, 3.0),), "frequency_penalty": 1.0, "min_tokens": 5},
+    ],
+    ids=lambda asked: "+".join(asked),
+)
+def test_what_changes_the_logits_does_so_as_in_the_trainer(trained: Any, asked: dict[str, Any]) -> None:
+    how = Sampling(temperature=0.8, max_tokens=40, n=4, **asked)
+    for one in sample(trained, **{"temperature": 0.8, "max_tokens": 40, "n": 4, **asked}):
+        ids = one.output_ids
+        changed = process(
+            trained.logits(PROMPT, ids), processors(how, PROMPT, trained.tokenizer), ids, range(len(ids))
+        )
+        assert torch.allclose(torch.tensor(one.logprobs), trained.picked(changed / 0.8, ids), atol=1e-4)
+        assert not torch.allclose(torch.tensor(one.logprobs), trained.logprobs(PROMPT, ids, 0.8), atol=1e-4)
+
+
+def test_min_p_is_in_them(trained: Any) -> None:
+    for one in sample(trained, temperature=1.0, min_p=0.6, max_tokens=30, n=2):
+        logits = trained.logits(PROMPT, one.output_ids)
+        p = logits.softmax(-1)
+        kept = logits.masked_fill(p < 0.6 * p.max(-1, keepdim=True).values, -torch.inf)
+        assert torch.allclose(torch.tensor(one.logprobs), trained.picked(kept, one.output_ids), atol=1e-4)
+
+
 def test_greedy_and_random_calls_at_once_keep_their_own(trained: Any) -> None:
     """In one batch of the server, as when a validation and a training step meet."""
 

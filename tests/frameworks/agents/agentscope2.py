@@ -27,13 +27,17 @@ def get_weather(city: str) -> str:
     return f"sunny in {city}"
 
 
+class Allowed(FunctionTool):
+    async def check_permissions(self, *_: Any, **__: Any) -> PermissionDecision:
+        return PermissionDecision(behavior=PermissionBehavior.ALLOW, message="harmless")
+
+
 def agent(stream: bool = True) -> Agent:
-    allowed = PermissionDecision(behavior=PermissionBehavior.ALLOW, message="harmless")
     return Agent(
         name="Friday",
         system_prompt="You're a helpful assistant.",
         model=OpenAIChatModel(credential=OpenAICredential(api_key="key"), model="gpt-4o", stream=stream),
-        toolkit=Toolkit(tools=[FunctionTool(get_weather, permission=allowed)]),
+        toolkit=Toolkit(tools=[Allowed(get_weather)]),
     )
 
 
