@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from ajet_sdk.job import AgentJetJob as AgentJetJob
     from ajet_sdk.job import AjetJob as AjetJob
     from ajet_sdk.job import AstunerJob as AstunerJob
+    from ajet_sdk.judges.llm import LlmJudge as LlmJudge
     from ajet_sdk.reporting.results import Report as Report
     from ajet_sdk.reporting.results import TaskScore as TaskScore
     from ajet_sdk.reporting.results import TunedModel as TunedModel
@@ -69,6 +70,7 @@ _HOMES = {
     "config": ("Config", "load_config"),
     "errors": ("AjetError",),
     "job": ("AgentJetJob", "AjetJob", "AstunerJob"),
+    "judges.llm": ("LlmJudge",),
     "reporting.results": ("Report", "TaskScore", "TunedModel"),
     "run": ("run", "train"),
     "samples.build": ("build",),

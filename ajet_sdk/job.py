@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.config.config import default_name, load_config
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.judges.load import judge_section
 from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.run import train
 
@@ -80,15 +81,17 @@ class AjetJob:
         return self._set_object("rollout.user_workflow", "_workflow", workflow)
 
     def set_judge(self, judge: Any, *, pattern: str | None = None) -> AjetJob:
-        """The judge: a decorated function, a `BaseJudge` class, a class path, or `exact`, `math`, `regex`.
+        """The judge: a decorated function, a `BaseJudge` class, a class path, or `exact`, `math`, `regex`, `llm:FILE`.
 
         `pattern` is what `regex` looks for in the output; see `task_judge.pattern`.
         """
-        if judge in ("exact", "math", "regex"):
+        named = f"regex:{pattern}" if judge == "regex" and pattern is not None else judge
+        section = judge_section(named) if isinstance(named, str) and named != "regex" else {"judge_type": named}
+        if isinstance(judge, str) and section["judge_type"] != "customized_protocol":
             self._judge = None
-            if pattern is not None:
-                self.set("task_judge.pattern", pattern)
-            return self.set("task_judge.judge_type", judge)
+            for key, value in section.items():
+                self.set(f"task_judge.{key}", value)
+            return self
         self.set("task_judge.judge_type", "customized_protocol")
         return self._set_object("task_judge.judge_protocol", "_judge", judge)
 

@@ -30,7 +30,7 @@ from ajet_sdk.engines.open import open_engine, ready
 from ajet_sdk.engines.sampling import SamplingOverride
 from ajet_sdk.errors import AjetError, ConfigError, MissingExtra, TrainingError
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.judges.load import load_judge
+from ajet_sdk.judges.load import load_judge, named_judge
 from ajet_sdk.learn.recipe import with_model
 from ajet_sdk.protocols import Job
 from ajet_sdk.reporting.results import Report, TaskScore, TunedModel
@@ -108,10 +108,11 @@ def train(
 ) -> TunedModel:
     """Train the model behind a workflow with the backbone that the config names, and return the result.
 
-    `workflow` and `judge` stand in for those that the config names by class path, `tasks` (to train on) and `val_tasks`
-    for those of its `task_reader`: dicts or Tasks, a DataFrame, a `datasets.Dataset`, or a path. `resume` goes on with
-    the newest run of the experiment's directory. `ray` is the Ray cluster to use: its address, `local` for one that is
-    started here and ended with the run, None where the backbone needs none.
+    `workflow` and `judge` stand in for those that the config names by class path (a judge may be a name such as
+    `llm:FILE`), `tasks` (to train on) and `val_tasks` for those of its `task_reader`: dicts or Tasks, a DataFrame, a
+    `datasets.Dataset`, or a path. `resume` goes on with the newest run of the experiment's directory. `ray` is the Ray
+    cluster to use: its address, `local` for one that is started here and ended with the run, None where the backbone
+    needs none.
 
     Raises ConfigError, SignatureError and TaskError before the first episode, TraceLocked where another run owns the
     directory, TrainingError where the run stops or its ledger does not balance.
@@ -162,6 +163,8 @@ def _find_workflow(config: Config, given: Any) -> Any:
 
 
 def _find_judge(config: Config, given: Any) -> Any:
+    if isinstance(given, str):
+        return named_judge(given, config)
     if given is not None:
         return given(config) if isinstance(given, type) else given
     return load_judge(config)

@@ -124,6 +124,38 @@ class RandomDummy(Section):
     validation: int = key(16, "Tasks to validate on.", ge=0)
 
 
+class Llm(Section):
+    rubric: str = key("", "What makes an output good, in words, or a .md or .txt file that says it.")
+    mode: Literal["pointwise", "listwise", "pairwise"] = key(
+        "pointwise", "Grade each output by itself, the list of a group's outputs, or each two of them."
+    )
+    model: str | None = key(None, "The model that judges; null: task_judge.alien_llm_model, else OPENAI_MODEL.")
+    base_url: str | None = key(
+        None, "Its OpenAI-compatible endpoint; null: OPENAI_BASE_URL, else DashScope where its key is there."
+    )
+    api_key_env: str = key("OPENAI_API_KEY", "The variable that holds its key.")
+    examples: str | list[dict[str, Any]] = key(
+        [], "Graded outputs to show it: rows with query, answer, score and reason, or a JSON-lines file of them."
+    )
+    min_score: float = key(0.0, "The least score.")
+    max_score: float = key(1.0, "The highest score.")
+    success_threshold: float | None = key(None, "A score from here on is a success; null: a reward of 1 is.")
+    reference_key: str = key("answer", "Where a task's metadata has a right answer, to be shown where there is one.")
+    show: Literal["output", "transcript"] = key("output", "What is judged: the output, or all messages too.")
+    prompt: str | None = key(
+        None,
+        "Another question than ours, with {query}, {answer} (a group's: {answers}), {reference}, {rubric}, {examples}, "
+        "{min_score} and {max_score}; the form of the reply is added.",
+    )
+    temperature: float = key(0.0, "Its sampling temperature.", ge=0)
+    max_tokens: int | None = key(
+        None, "Its longest reply, in tokens; null: alien_llm_response_length where that is given, else 1024.", ge=1
+    )
+    max_retries: int = key(2, "How often a reply that is no verdict is asked for again.", ge=0)
+    cache: str | None = key(None, "A file that keeps replies by content for other processes; null: in memory.")
+    price: str | None = key(None, "INPUT,OUTPUT: money for a million tokens of each, for the metric judge_cost.")
+
+
 class RubricsAutoGrader(Section):
     model_name: str | None = key(None, "The model that grades.")
     grader_mode: Literal["pointwise", "listwise"] = key("pointwise", "Grade each output, or rank those of a group.")
@@ -168,7 +200,7 @@ class TaskReader(Section):
 
 
 class TaskJudge(Section):
-    judge_type: Literal["customized_protocol", "exact", "regex", "math", "rubrics_auto_grader"] = key(
+    judge_type: Literal["customized_protocol", "exact", "regex", "math", "llm", "rubrics_auto_grader"] = key(
         "customized_protocol", "Who gives the reward when the workflow does not."
     )
     judge_protocol: str | None = key(
@@ -185,6 +217,7 @@ class TaskJudge(Section):
         None, "The model of an LLM judge, for judges that read it (`config.ajet.task_judge.alien_llm_model`)."
     )
     alien_llm_response_length: int = key(512, "Its longest reply, in tokens, for judges that read it.", ge=1)
+    llm: Llm = section(Llm, "For `llm`: a model that grades by a rubric.")
     rubrics_auto_grader: RubricsAutoGrader = section(RubricsAutoGrader, "The rubric grader.")
 
     @model_validator(mode="after")

@@ -161,14 +161,14 @@ class _Loop:
                 task.cancel()
             if left:  # to unwind may take them several turns of the loop
                 await asyncio.wait(left, timeout=_GRACE / 2)
+            await self.loop.shutdown_asyncgens()  # connections that live as long as the loop
             self.loop.stop()
 
         self._call(lambda: self.loop.create_task(end()))
-        if self.blocker() is not None:
-            return
-        self.thread.join(_GRACE)
-        if not self.thread.is_alive():
-            self.loop.close()
+        if self.blocker() is None:
+            self.thread.join(_GRACE)
+            if not self.thread.is_alive():
+                self.loop.close()
 
 
 def _current_place(thread: threading.Thread) -> str:

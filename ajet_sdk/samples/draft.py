@@ -32,7 +32,8 @@ def _has_ids(call: Call) -> bool:
 
 def _may_have_failure_reward(episode: Episode) -> bool:
     """Whether the agent itself failed: its own exception, or a conversation that outgrew the model."""
-    return episode.status == "failed" and not episode.infrastructure and episode.cause not in _NOT_THE_AGENTS
+    judges = (episode.error or "").startswith("judge ")
+    return episode.status == "failed" and not (episode.infrastructure or judges or episode.cause in _NOT_THE_AGENTS)
 
 
 @dataclass(eq=False)

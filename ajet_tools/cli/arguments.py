@@ -16,10 +16,11 @@ import typer
 from ajet_sdk.capture.hooks import ensure_api_key
 from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.judges.load import judge_section
 
-__all__ = ["AgentOptions", "Arguments", "split_arguments"]
+__all__ = ["JUDGE_HELP", "AgentOptions", "Arguments", "split_arguments"]
 
-BUILT_IN_JUDGES = ("exact", "math")
+JUDGE_HELP = "file.py:function, module->Name, exact, math, regex:PATTERN or llm:FILE."
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
@@ -62,7 +63,7 @@ class Arguments:
             "model.path": _absolute(self.model) if self.model and Path(self.model).exists() else self.model,
             "model.scripted": _from_here(self.scripted) if self.scripted else None,
             "task_reader.skip_bad_rows": self.skip_bad_rows or None,
-            **self._judge(),
+            "task_judge": None if self.judge is None else judge_section(self.judge),
             **self._tasks(),
             **self.more,
         }
@@ -76,23 +77,6 @@ class Arguments:
         if self.exp_dir is not None:
             config = config.model_copy(update={"experiment_dir": str(self.exp_dir / config.experiment_name)})
         return config
-
-    def _judge(self) -> dict[str, Any]:
-        if self.judge is None:
-            return {}
-        if self.judge in BUILT_IN_JUDGES:
-            return {"task_judge.judge_type": self.judge}
-        if self.judge.startswith("regex:"):
-            return {"task_judge.judge_type": "regex", "task_judge.pattern": self.judge.removeprefix("regex:")}
-        if ":" not in self.judge and "->" not in self.judge:
-            raise ConfigError(
-                "--judge reads file.py:function, package.module->Name, exact, math or regex:PATTERN "
-                f"(got {self.judge!r})"
-            )
-        return {
-            "task_judge.judge_type": "customized_protocol",
-            "task_judge.judge_protocol": _from_here(self.judge),
-        }
 
     def _tasks(self) -> dict[str, Any]:
         if self.tasks is None:
@@ -152,9 +136,7 @@ class AgentOptions:
         Path | None,
         typer.Option("--conf", "-c", help="A config file with the root `ajet:`; it may name agent, judge and model."),
     ] = None
-    judge: Annotated[str | None, typer.Option(help="file.py:function, module->Name, exact, math or regex:PATTERN.")] = (
-        None
-    )
+    judge: Annotated[str | None, typer.Option(help=JUDGE_HELP)] = None
     base_url: Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint that answers.")] = None
     model: Annotated[
         str | None, typer.Option(help="The model's name there; without --base-url a directory or a hub name.")

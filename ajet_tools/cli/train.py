@@ -27,7 +27,7 @@ from ajet_sdk.capture.hooks import ensure_api_key
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import ConfigError, MissingExtra, TrainingError
 from ajet_sdk.reporting.output import echo
-from ajet_tools.cli.arguments import Arguments, split_arguments
+from ajet_tools.cli.arguments import JUDGE_HELP, Arguments, split_arguments
 from ajet_tools.cli.viewer import logview
 
 __all__ = ["app", "newest_experiment"]
@@ -150,9 +150,7 @@ def train(
     ] = None,
     conf: Annotated[Path | None, typer.Option("--conf", "-c", help="A config file with the root `ajet:`.")] = None,
     backbone: Annotated[str | None, typer.Option(help="debug, local, trinity or verl.")] = None,
-    judge: Annotated[
-        str | None, typer.Option(help="file.py:function, module->Name, exact, math or regex:PATTERN.")
-    ] = None,
+    judge: Annotated[str | None, typer.Option(help=JUDGE_HELP)] = None,
     tasks: Annotated[
         str | None, typer.Option(help="Training tasks: a .jsonl file, a directory of Parquet, or a hub name.")
     ] = None,

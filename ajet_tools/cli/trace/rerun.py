@@ -12,10 +12,10 @@ from ajet_sdk.capture.hooks import ensure_api_key
 from ajet_sdk.config.config import Config
 from ajet_sdk.config.objects import load_object
 from ajet_sdk.errors import ConfigError, QueryError
-from ajet_sdk.judges.load import load_judge
+from ajet_sdk.judges.load import named_judge
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import visible
-from ajet_tools.cli.arguments import Arguments
+from ajet_tools.cli.arguments import JUDGE_HELP
 from ajet_tools.cli.options import AsJson, pick, print_json
 from ajet_tools.cli.output import ProgressBar
 from ajet_tools.cli.trace.options import OfRun, Where
@@ -140,9 +140,7 @@ def _difference_title(difference: Difference) -> str:
 
 @app.command()
 def rejudge(
-    judge: Annotated[
-        str, typer.Option("--judge", metavar="JUDGE", help="file.py:function, exact, math or regex:PATTERN.")
-    ],
+    judge: Annotated[str, typer.Option("--judge", metavar="JUDGE", help=JUDGE_HELP)],
     path: Where = None,
     run: OfRun = None,
     filter: Annotated[
@@ -170,7 +168,7 @@ def rejudge(
     with closing(reader):
         run_id = queries.find_run(reader, run)
         config = run_config(reader, run_id)
-        other = _judge(judge, config)
+        other = named_judge(judge, config)
         ids = _chosen(reader, run_id, filter, split)
         with ProgressBar("Judging", len(ids)) as bar:
             groups = groups_of(reader, run_id, ids, whole=compared_over(config))
@@ -182,12 +180,6 @@ def rejudge(
         _print_changes(changes, run_id, judge)
     if changes.verdicts and all(verdict.cause for verdict in changes.verdicts):
         raise typer.Exit(1)
-
-
-def _judge(name: str, config: Config) -> Any:
-    section = Arguments(judge=name).config().task_judge
-    same_key = section.model_copy(update={"answer_key": config.task_judge.answer_key})
-    return load_judge(config.model_copy(update={"task_judge": same_key}))
 
 
 def _chosen(reader: TraceReader, run_id: str, filter: str | None, split: str | None) -> list[str]:

@@ -1,0 +1,250 @@
+"""`LlmJudge`: a model grades outputs by a rubric, one at a time, as a list, or two at a time.
+
+As a list, a group's outputs stand in one prompt and get scores beside each other, as RULER does (OpenPipe, 2025): which
+of several answers is better is easier to say than how good one is, and a group's advantages need no more. Two at a
+time, each pair is compared in both orders, for models favour the place (Zheng et al. 2023, arXiv:2306.05685, section
+3.3), and a score is the share of comparisons won.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from ajet_sdk.agent.model import Model
+from ajet_sdk.engines.reply_cache import Price
+from ajet_sdk.errors import ConfigError, NoReward
+from ajet_sdk.judges import llm_prompts as prompts
+from ajet_sdk.judges.call import output_of
+from ajet_sdk.judges.llm_prompts import Example, Material
+from ajet_sdk.judges.model import Asked, JudgeModel, Spent, number_in, open_model
+from ajet_sdk.judges.rewards import Verdict
+from ajet_sdk.judges.text import text_of
+from ajet_sdk.types import Episode, Reward, Task
+
+__all__ = ["Grade", "LlmJudge", "Mode", "material_of"]
+
+Mode = Literal["pointwise", "listwise", "pairwise"]
+Shown = Literal["output", "transcript"]
+
+
+@dataclass(frozen=True)
+class Grade:
+    """A score in the judge's range, and why."""
+
+    score: float
+    reason: str
+
+
+class LlmJudge:
+    """Grades what a workflow returned, by a rubric in words.
+
+        judge = ajet.LlmJudge("Names the dose and the interval.", model="gpt-4o-mini")
+        ajet.run(config, workflow=advise, judge=judge)
+
+    `pointwise` it grades each output by itself. `listwise` and `pairwise` it is a group's judge: all attempts at a task
+    are compared. Equal outputs are graded once. A verdict that cannot be had raises NoReward: the episode is `failed`.
+
+    Args:
+        rubric: what makes an output good.
+        model: a name, asked at `base_url` or OPENAI_BASE_URL with OPENAI_API_KEY; or a `Model`; or a `JudgeModel`.
+        examples: graded outputs that are shown to it, as rows with `query`, `answer`, `score` and `reason`.
+        success_threshold: the score from which the episode is a success; None: a reward of 1 is.
+        reference_key: where a task's metadata has the right answer, to be shown where it does.
+        show: the output alone, or every message of the agents too.
+        prompt: another question than ours, with `{query}`, `{answer}` (`{answers}` of a group), `{reference}`,
+            `{rubric}`, `{examples}`, `{min_score}`, `{max_score}`.
+        cache: a file in which replies are kept for other processes.
+        price: `INPUT,OUTPUT` of a million tokens, for `judge_cost`.
+    """
+
+    def __init__(
+        self,
+        rubric: str = "",
+        *,
+        model: str | Model | JudgeModel | None = None,
+        base_url: str | None = None,
+        api_key: str | None = None,
+        mode: Mode = "pointwise",
+        examples: Sequence[Mapping[str, Any] | Example] = (),
+        min_score: float = 0.0,
+        max_score: float = 1.0,
+        success_threshold: float | None = None,
+        reference_key: str = "answer",
+        show: Shown = "output",
+        prompt: str | None = None,
+        temperature: float = 0.0,
+        max_tokens: int = 1024,
+        retries: int = 2,
+        cache: str | Path | None = None,
+        price: str | None = None,
+        name: str = "llm",
+    ) -> None:
+        if mode not in get_args(Mode):
+            raise ConfigError(f"an LLM judge's mode is one of {', '.join(get_args(Mode))} (got {mode!r})")
+        if not min_score < max_score:
+            raise ConfigError(f"an LLM judge's scores go from min_score up to max_score (got {min_score}, {max_score})")
+        if not isinstance(model, JudgeModel):
+            asked = model if isinstance(model, Model) else open_model(model, base_url, api_key)
+            model = JudgeModel(
+                asked, temperature=temperature, max_tokens=max_tokens, retries=retries, cache=cache,
+                price=None if price is None else Price.parse(price),
+            )  # fmt: skip
+        self.model = model
+        self.rubric, self.mode, self.name = rubric, mode, name
+        self.examples = [example if isinstance(example, Example) else Example.of(example) for example in examples]
+        self.min_score, self.max_score, self.success_threshold = min_score, max_score, success_threshold
+        self.reference_key, self.show, self.prompt = reference_key, show, prompt
+
+    @property
+    def group(self) -> bool:
+        """Whether it judges all attempts at a task at once."""
+        return self.mode != "pointwise"
+
+    async def __call__(self, output: Any, task: Task, episode: Episode) -> Verdict:
+        """The verdict on one output. Raises NoReward, EngineUnavailable."""
+        asked = await self.grade(material_of(output, task, episode, self.reference_key, self.show))
+        return self._verdict(asked.value, asked.spent)
+
+    async def compute_rewards(self, episodes: Sequence[Episode]) -> list[Verdict]:
+        """The verdicts on a group, in its order; what they took is counted with the first, whose trace has the calls.
+
+        Raises NoReward, EngineUnavailable.
+        """
+        key, show = self.reference_key, self.show
+        asked = await self.rank([material_of(output_of(e), e.task, e, key, show) for e in episodes])
+        spent = [asked.spent] + [Spent()] * (len(episodes) - 1)
+        return [self._verdict(grade, own) for grade, own in zip(asked.value, spent, strict=True)]
+
+    def _verdict(self, grade: Grade, spent: Spent) -> Verdict:
+        success = None if self.success_threshold is None else grade.score >= self.success_threshold
+        reward = Reward(name=self.name, value=grade.score, reason=grade.reason)
+        return Verdict((reward,), success, spent.metrics())
+
+    async def grade(self, material: Material, *, repeat: int = 0) -> Asked[Grade]:
+        """The grade of one output; another `repeat` asks anew."""
+        text = prompts.pointwise(self.prompt, material, self.rubric, self.examples, self._range)
+        return await self.model.ask(prompts.messages(text), prompts.GRADE_SCHEMA, self._read_grade, repeat=repeat)
+
+    async def rank(
+        self, group: Sequence[Material], *, repeat: int = 0, order: Sequence[int] | None = None
+    ) -> Asked[list[Grade]]:
+        """The grades of a group, in its order, by the judge's mode.
+
+        `order` is that in which the list's prompt shows them; None: shuffled, by what they are.
+        """
+        different = list(dict.fromkeys(group))
+        if self.mode == "pointwise":
+            each = await asyncio.gather(*(self.grade(one, repeat=repeat) for one in different))
+            asked = Asked([one.value for one in each], _sum([one.spent for one in each]))
+        elif self.mode == "pairwise":
+            asked = await self._compare(different, repeat)
+        else:
+            if order is None or len(different) < len(group):
+                order = list(range(len(different)))
+                random.Random(f"{repeat}/{different}").shuffle(order)
+            asked = await self._list(different, order, repeat)
+        grades = dict(zip(different, asked.value, strict=True))
+        return Asked([grades[one] for one in group], asked.spent)
+
+    async def _list(self, group: Sequence[Material], order: Sequence[int], repeat: int) -> Asked[list[Grade]]:
+        shown = [group[place] for place in order]
+        text = prompts.listwise(self.prompt, shown, self.rubric, self.examples, self._range)
+
+        def read(found: Mapping[str, Any]) -> list[Grade]:
+            rows = [row for row in found.get("verdicts") or () if isinstance(row, Mapping)]
+            by_number = {number_in(row.get("answer")): self._read_grade(row) for row in rows}
+            if len(rows) != len(shown) or set(by_number) != set(range(1, len(shown) + 1)):
+                raise ValueError(f'"verdicts" needs each of the answers 1 to {len(shown)} once')
+            return [by_number[number] for number in range(1, len(shown) + 1)]
+
+        asked = await self.model.ask(prompts.messages(text), prompts.GRADES_SCHEMA, read, repeat=repeat)
+        places = dict(zip(order, asked.value, strict=True))
+        return Asked([places[place] for place in range(len(group))], asked.spent)
+
+    async def _compare(self, group: Sequence[Material], repeat: int) -> Asked[list[Grade]]:
+        """Each against each other, in both orders; a tie is half a win."""
+        pairs = list(itertools.permutations(range(len(group)), 2))
+        asked = await asyncio.gather(*(self.prefer(group[one], group[other], repeat=repeat) for one, other in pairs))
+        shares: list[list[float]] = [[] for _ in group]
+        for (one, other), found in zip(pairs, asked, strict=True):
+            shares[one].append(found.value.score)
+            shares[other].append(1 - found.value.score)
+        grades = []
+        for own in shares:
+            won = sum(own) / len(own) if own else 0.5
+            reason = f"won {sum(own):g} of {len(own)} comparisons" if own else "there is nothing to compare it with"
+            grades.append(Grade(self.min_score + won * (self.max_score - self.min_score), reason))
+        return Asked(grades, _sum([one.spent for one in asked]))
+
+    async def prefer(self, first: Material, second: Material, *, repeat: int = 0) -> Asked[Grade]:
+        """How much the first is better than the second: 1, 0, or 0.5 for a tie."""
+        text = prompts.pairwise(self.prompt, [first, second], self.rubric, self.examples, self._range)
+
+        def read(found: Mapping[str, Any]) -> Grade:
+            if found.get("better") not in prompts.PREFERENCES:
+                raise ValueError('"better" must be "first", "second" or "tie"')
+            return Grade(prompts.PREFERENCES[found["better"]], _reason(found))
+
+        return await self.model.ask(prompts.messages(text), prompts.PREFERENCE_SCHEMA, read, repeat=repeat)
+
+    @property
+    def _range(self) -> tuple[float, float]:
+        return self.min_score, self.max_score
+
+    def _read_grade(self, found: Mapping[str, Any]) -> Grade:
+        score = number_in(found.get("score"))
+        if score is None or not self.min_score <= score <= self.max_score:
+            raise ValueError(f'"score" must be a number from {self.min_score:g} to {self.max_score:g}')
+        return Grade(score, _reason(found))
+
+
+def _reason(found: Mapping[str, Any]) -> str:
+    return " ".join(str(found.get("reason") or "no reason given").split())
+
+
+def _sum(spent: Sequence[Spent]) -> Spent:
+    return sum(spent, Spent())
+
+
+def material_of(
+    output: Any, task: Task, episode: Episode | None, reference_key: str = "answer", show: Shown = "output"
+) -> Material:
+    """What a judge is shown of an episode. Raises NoReward where there is no output."""
+    if output is None:
+        raise NoReward("the workflow returned nothing to judge")
+    try:
+        answer = text_of(output)
+    except NoReward:
+        answer = json.dumps(output, ensure_ascii=False, default=str)
+    if show == "transcript" and episode is not None:
+        answer = "\n\n".join(part for part in (transcript(episode), f"[output] {answer}") if part)
+    reference = task.metadata.get(reference_key)
+    asked = [message for message in task.init_messages if message.get("content")]
+    query = task.main_query or "\n\n".join(f"[{m.get('role', 'user')}] {m['content']}" for m in asked)
+    return Material(query, answer, "" if reference is None else str(reference))
+
+
+def transcript(episode: Episode) -> str:
+    """What was said in an episode: of each agent the last conversation, with its reply."""
+    last = {call.agent: call for call in episode.calls if call.phase == "rollout" and not call.error}
+    parts = []
+    for agent, call in last.items():
+        reply = (call.response.get("choices") or [{}])[0].get("message") or {}
+        said = [*(call.request.get("messages") or ()), *([{"role": "assistant", **reply}] if reply else [])]
+        lines = [f"[{message.get('role', '?')}] {_said(message)}" for message in said if isinstance(message, Mapping)]
+        parts.append("\n".join([f"--- {agent} ---", *lines] if len(last) > 1 else lines))
+    return "\n\n".join(parts)
+
+
+def _said(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    text = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False) if content else ""
+    calls = [call.get("function") or {} for call in message.get("tool_calls") or () if isinstance(call, Mapping)]
+    return "\n".join([text, *(f"{call.get('name')}({call.get('arguments')})" for call in calls)]).strip()
