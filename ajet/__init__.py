@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from ajet_sdk.agent.decorators import judge as judge
     from ajet_sdk.agent.decorators import workflow as workflow
-    from ajet_sdk.agent.environment import GymEnv as GymEnv
     from ajet_sdk.agent.model import Model as Model
     from ajet_sdk.agent.workflow import AjetTuner as AjetTuner
     from ajet_sdk.agent.workflow import BaseJudge as BaseJudge
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from ajet_sdk.capture.programs import run_program as run_program
     from ajet_sdk.config.config import Config as Config
     from ajet_sdk.config.config import load_config as load_config
+    from ajet_sdk.environments.client import GymEnv as GymEnv
     from ajet_sdk.errors import AjetError as AjetError
     from ajet_sdk.job import AgentJetJob as AgentJetJob
     from ajet_sdk.job import AjetJob as AjetJob
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "agent.decorators": ("judge", "workflow"),
-    "agent.environment": ("GymEnv",),
+    "environments.client": ("GymEnv",),
     "agent.model": ("Model",),
     "agent.workflow": ("AjetTuner", "BaseJudge", "Workflow", "WorkflowOutput", "WorkflowTask"),
     "backbones.debug": ("bp",),

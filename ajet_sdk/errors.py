@@ -151,9 +151,13 @@ class EngineUnavailable(EngineError):
 
 
 class EnvironmentUnavailable(AjetError, RuntimeError):
-    """An environment service did not answer, or not with what it should."""
+    """An environment service did not answer, or not with what it should; `status` is its HTTP status or None."""
 
     infrastructure: ClassVar[bool] = True
+
+    def __init__(self, message: str, *, status: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
 
 
 class EpisodeError(AjetError, RuntimeError):

@@ -172,10 +172,9 @@ def _find_judge(config: Config, given: Any) -> Any:
 
 def _check_signatures(workflow: Any, judge: Any, tasks: Sequence[Task], config: Config) -> None:
     """Check against one task of each shape, so that a row without a key is found before the first episode."""
-    env = config.task_reader.type == "env_service"
-    shapes = {(frozenset(task.metadata), bool(task.main_query)): task for task in reversed(tasks)}
+    shapes = {(frozenset(task.metadata), bool(task.main_query), task.env_type): task for task in reversed(tasks)}
     for task in shapes.values():
-        check_signature(workflow, judge, task, env=env)
+        check_signature(workflow, judge, task, config)
 
 
 class _Session:

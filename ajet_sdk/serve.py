@@ -6,6 +6,7 @@ import asyncio
 import hmac
 import signal
 import socket
+import sys
 import threading
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
@@ -14,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 from ajet_sdk.agent.context import AgentIdentity
 from ajet_sdk.config.config import load_config
 from ajet_sdk.engines.open import open_engine, ready
+from ajet_sdk.environments.hosted import Spec
+from ajet_sdk.environments.instances import Instances, Limits
+from ajet_sdk.environments.server import service_app
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.gateway.access import (
     ClientGone,
@@ -41,7 +45,7 @@ from ajet_sdk.types import Episode, Run, Task, new_id, now
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
-__all__ = ["serve", "serve_engine"]
+__all__ = ["serve", "serve_engine", "serve_environment"]
 
 
 def serve(
@@ -83,13 +87,46 @@ def serve_engine(
     run_to_end(_serve(engine, host, port, trace, api_key))
 
 
-def _listener(host: str, port: int, api_key: str | None) -> socket.socket:
+def serve_environment(
+    spec: Spec,
+    host: str = "127.0.0.1",
+    port: int = 8080,
+    *,
+    name: str,
+    limits: Limits,
+    python: str = sys.executable,
+    api_key: str | None = None,
+) -> None:
+    """Host an environment at `http://HOST:PORT` until Ctrl-C; jobs ask for it by `name`.
+
+    Its instances are processes of the interpreter `python`. With `api_key` only who sends it is answered, as
+    `ajet_sdk.environments.client` does where AJET_ENV_KEY is set; where other machines can connect, it must be given.
+
+    Raises ConfigError where the environment cannot be loaded or a key is missing, OSError where the port is taken.
+    """
+    run_to_end(_serve_environment(Instances(spec, limits, python), name, host, port, api_key))
+
+
+async def _serve_environment(instances: Instances, name: str, host: str, port: int, api_key: str | None) -> None:
+    import uvicorn
+
+    with _listener(host, port, api_key, "AJET_ENV_KEY") as listener:
+        await instances.start()
+        app = service_app(instances, name, api_key)
+        settings = server_config(
+            app, own_name=host, keyed=bool(api_key), lifespan="on", timeout_graceful_shutdown=5, timeout_keep_alive=300
+        )
+        output.echo(f"Serving {name} at http://{host}:{listener.getsockname()[1]} (Ctrl-C stops)")
+        await uvicorn.Server(settings).serve(sockets=[listener])
+
+
+def _listener(host: str, port: int, api_key: str | None, variable: str = "AJET_SERVE_KEY") -> socket.socket:
     listener = listening_socket(host, port)
     if not api_key and not is_loopback(listener):
         listener.close()
         raise ConfigError(
             f"other machines can connect to {host or 'an empty host'}, and whoever does would be answered: give a key "
-            "(export AJET_SERVE_KEY=…, or name another variable by --api-key-env), or listen on 127.0.0.1"
+            f"(export {variable}=…, or name another variable by --api-key-env), or listen on 127.0.0.1"
         )
     return listener
 

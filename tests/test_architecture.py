@@ -233,6 +233,7 @@ def imports_in_functions(tree: ast.AST, inside: bool = False) -> Iterator[str]:
 
 IN_FUNCTIONS = {
     *("agentscope", "bs4", "datasets", "docx", "huggingface_hub", "hydra", "math_verify", "matplotlib", "omegaconf"),
+    *("gymnasium", "mcp", "openenv", "verifiers"),  # in the processes of an environment
     *("llguidance", "peft", "pypdf", "ray", "safetensors", "swanlab", "tensorboard", "tokenizers", "torch"),
     *("transformers", "trinity", "verl", "wandb"),  # not everybody has them
     *("aiohttp", "anyio", "httpx", "openai", "pyarrow", "rich", "starlette", "uvicorn"),  # slow, and not always needed

@@ -257,13 +257,10 @@ def make_workflow(workflow: Any) -> Workflow:
     return instance
 
 
-def check_signature(workflow: Any, judge: Any, task: Task, *, env: bool = True) -> None:
-    """Raise SignatureError where a run could not call the workflow or the judge for this task.
-
-    `env` says whether an environment service is configured.
-    """
+def check_signature(workflow: Any, judge: Any, task: Task, config: Config) -> None:
+    """Raise SignatureError where a run could not call the workflow or the judge for this task."""
     placeholder = Model("", "", "policy")
-    absent = frozenset() if env else frozenset({"env"})
+    absent = frozenset() if config.task_reader.has_environment(task.env_type) else frozenset({"env"})
     if is_workflow_class(workflow):
         make_workflow(workflow)
     else:

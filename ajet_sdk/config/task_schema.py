@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import model_validator
+from pydantic import field_validator, model_validator
+from pydantic_core import PydanticCustomError
 
 from ajet_sdk.config.schema import Section, key, section, wrong
 
@@ -31,10 +32,12 @@ class HuggingfaceDatRepo(Section):
 
 class EnvService(Section):
     env_type: str = key("", "The kind of environment that the service is asked for.")
-    env_url: str = key("http://127.0.0.1:8080", "Where the service listens.")
+    env_url: str | list[str] = key(
+        "http://127.0.0.1:8080", "Where the service listens; of several, each episode takes one that has room."
+    )
     env_action_preference: Literal["code", "text", "box"] = key("code", "The form of an action.")
     training_split: str = key("train", "The service's split to train on.")
-    validation_split: str = key("dev", "The service's split to validate on.")
+    validation_split: str | None = key("dev", "The service's split to validate on; null: none.")
 
 
 class DocumentReader(Section):
@@ -181,10 +184,17 @@ class RubricsAutoGrader(Section):
     jsonl_dataset_file: JsonlDatasetFile = section(JsonlDatasetFile, "The scored examples' file.")
 
 
+READERS = (
+    "huggingface_dat_repo", "jsonl_dataset_file", "env_service", "data_generation", "tracing", "random_dummy"
+)  # fmt: skip
+
+
 class TaskReader(Section):
-    type: Literal[
-        "huggingface_dat_repo", "jsonl_dataset_file", "env_service", "data_generation", "tracing", "random_dummy"
-    ] = key("huggingface_dat_repo", "Where tasks come from.")
+    type: str = key(
+        "huggingface_dat_repo",
+        f"Where tasks come from: {', '.join(READERS)}, or the class path of a reader of your own, "
+        "`my_reader.py->MyReader`.",
+    )
     field_mapping: dict[str, str] = key(
         {},
         "Column to task field, e.g. `{problem: main_query, solution: metadata.answer}`. Without it the main query is "
@@ -197,6 +207,18 @@ class TaskReader(Section):
     data_generation: DataGeneration = section(DataGeneration, "For `type: data_generation`.")
     feedback_tracing: FeedbackTracing = section(FeedbackTracing, "For `type: tracing`.")
     random_dummy: RandomDummy = section(RandomDummy, "For `type: random_dummy`: how many sums to make up.")
+
+    @field_validator("type")
+    @classmethod
+    def _known(cls, value: str) -> str:
+        if value in READERS or "->" in value:
+            return value
+        expected = f"{', '.join(READERS)} or a class path with ->"
+        raise PydanticCustomError("literal_error", "{expected}", {"expected": expected})
+
+    def has_environment(self, env_type: str) -> bool:
+        """Whether a task has an environment: each of a service's tasks, and another that names one by `env_type`."""
+        return self.type == "env_service" or (bool(env_type) and "env_url" in self.env_service.model_fields_set)
 
 
 class TaskJudge(Section):

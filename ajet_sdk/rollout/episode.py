@@ -19,10 +19,10 @@ from ajet_sdk.agent.agentscope import arguments as tuner_arguments
 from ajet_sdk.agent.agentscope import is_output, plain
 from ajet_sdk.agent.context import HostGuard, current_episode
 from ajet_sdk.agent.decorators import bind, spec_of
-from ajet_sdk.agent.environment import GymEnv
 from ajet_sdk.agent.workflow import AjetTuner, WorkflowOutput, WorkflowTask, is_workflow_class, make_workflow
 from ajet_sdk.capture.hooks import installed
 from ajet_sdk.engines.sampling import SamplingOverride
+from ajet_sdk.environments.client import GymEnv
 from ajet_sdk.errors import EpisodeTimeout, TrainingError
 from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway
@@ -209,8 +209,7 @@ class EpisodeRunner:
 
     async def _enter_environment(self) -> None:
         service = self.config.task_reader.env_service
-        named = self.task.env_type and self.config.is_set("task_reader.env_service.env_url")
-        if self.config.task_reader.type != "env_service" and not named:
+        if not self.config.task_reader.has_environment(self.task.env_type):
             return
         self.env = GymEnv(service.env_url, self.task.env_type or service.env_type, self.task.task_id)
         outcome = await self.workers.call(

@@ -18,7 +18,7 @@ from typing import Any
 
 from pydantic_core import to_jsonable_python
 
-from ajet_sdk.agent.environment import GymEnv
+from ajet_sdk.environments.client import GymEnv
 from ajet_sdk.errors import AjetError, EpisodeTimeout, TrainingError
 from ajet_sdk.gateway.episode import OpenEpisode
 from ajet_sdk.rollout.threads import describe_error

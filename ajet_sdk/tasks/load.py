@@ -11,9 +11,10 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.config.config import Config
+from ajet_sdk.environments.client import task_ids
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.tasks.given import given_rows
 from ajet_sdk.tasks.huggingface import read_huggingface
@@ -83,10 +84,42 @@ def _reader(config: Config) -> _Reader:
         return read_random
     if kind in _MADE:
         return _plugged_in(kind, config)
-    raise ConfigError(
-        f"task_reader.type: {kind} ({config.origin('task_reader.type')}) is not in this version: tasks from an "
-        "environment service come later. Use another type, such as jsonl_dataset_file or huggingface_dat_repo"
-    )
+    if kind == "env_service":
+        return read_environment
+    return _custom
+
+
+def read_environment(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
+    """The tasks of `task_reader.env_service`: an id each, of what the service has in the two splits."""
+    service = config.task_reader.env_service
+
+    def rows(split: str | None) -> Iterator[Row]:
+        ids = task_ids(service.env_url, service.env_type, split) if split else []
+        for number, one in enumerate(ids, 1):
+            yield Row(f"{split} task {number} of {service.env_type}", {"task_id": one, "env_type": service.env_type})
+
+    return rows(service.training_split), rows(service.validation_split)
+
+
+def _custom(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
+    """The tasks of a reader of a user's own, whose class path is `task_reader.type`."""
+    path = config.task_reader.type
+    found: Any = config.load(path)
+    methods = ("get_training_tasks", "get_validation_tasks")
+    if not isinstance(found, type) or not all(hasattr(found, name) for name in methods):
+        raise ConfigError(
+            f"task_reader.type: {path} ({config.origin('task_reader.type')}) is no task reader; it is a class that "
+            f"takes the section task_reader and has {' and '.join(methods)}, such as one derived from BaseTaskReader"
+        )
+    build: Any = found
+    reader = build(config.task_reader)
+
+    def rows(name: str) -> Iterator[Row]:
+        for number, task in enumerate(getattr(reader, name)(), 1):
+            values = task.model_dump() if isinstance(task, Task) else task
+            yield Row(f"{path}.{name} task {number}", values)
+
+    return rows(methods[0]), rows(methods[1])
 
 
 def _plugged_in(kind: str, config: Config) -> _Reader:

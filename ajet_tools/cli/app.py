@@ -55,6 +55,7 @@ class _Root(LazyGroup):
         "dataset": ("dataset", "Build a dataset, and work on one."),
         "config": ("config", "Show, check and explain the configuration."),
         "install": ("setup", "Install Trinity or vLLM, which pip can't resolve, in versions that work together."),
+        "env": ("env", "Host environments that agents act in, as a service."),
         "doctor": (
             "doctor",
             "Say what is installed here, what is missing, what could run, and whether a run could write and listen.",

@@ -22,7 +22,7 @@ from ajet_sdk.protocols import Ask
 from ajet_sdk.rollout.episode import Attempt, run_batch
 from ajet_sdk.types import Episode, Task
 from tests.gateways import shared_gateway
-from tests.sdk.test_environment import Service, serve
+from tests.sdk.environments.test_client import Service, serve
 from tests.serving import answering, serving
 
 HERE = Path(__file__).parent / "agentjet"

@@ -296,10 +296,10 @@ def test_empty_targets_and_a_missing_execute_fail_before_the_first_episode() -> 
     class Nothing(Workflow): ...
 
     with pytest.raises(SignatureError, match=r"trainable_targets=\[\]"):
-        check_signature(Empty, None, Task(main_query="q"))
+        check_signature(Empty, None, Task(main_query="q"), CONFIG)
     with pytest.raises(SignatureError, match="no `execute"):
-        check_signature(Nothing, None, Task(main_query="q"))
-    check_signature(Raw, Exact, Task(main_query="q"))
+        check_signature(Nothing, None, Task(main_query="q"), CONFIG)
+    check_signature(Raw, Exact, Task(main_query="q"), CONFIG)
 
 
 def test_functions_are_checked_before_the_first_episode() -> None:
@@ -307,9 +307,12 @@ def test_functions_are_checked_before_the_first_episode() -> None:
     def solve(question: str, env: Any) -> str:
         return question
 
-    check_signature(solve, None, Task(main_query="q"))
+    service = load_config(values={"task_reader": {"env_service": {"env_url": "http://127.0.0.1:8080"}}})
+    check_signature(solve, None, Task(main_query="q", env_type="lake"), service)
     with pytest.raises(SignatureError, match="`env`"):
-        check_signature(solve, None, Task(main_query="q", metadata={"question": "q"}), env=False)
+        check_signature(solve, None, Task(main_query="q"), service)  # a task without an environment among others
+    with pytest.raises(SignatureError, match="`env`"):
+        check_signature(solve, None, Task(main_query="q", metadata={"question": "q"}), CONFIG)
 
 
 def test_decorated_targets_hold_for_handles() -> None:

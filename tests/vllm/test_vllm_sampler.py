@@ -108,9 +108,7 @@ def test_what_changes_the_logits_does_so_as_in_the_trainer(trained: Any, asked: 
     how = Sampling(temperature=0.8, max_tokens=40, n=4, **asked)
     for one in sample(trained, **{"temperature": 0.8, "max_tokens": 40, "n": 4, **asked}):
         ids = one.output_ids
-        changed = process(
-            trained.logits(PROMPT, ids), processors(how, PROMPT, trained.tokenizer), ids, range(len(ids))
-        )
+        changed = process(trained.logits(PROMPT, ids), processors(how, PROMPT, trained.tokenizer), ids, range(len(ids)))
         assert torch.allclose(torch.tensor(one.logprobs), trained.picked(changed / 0.8, ids), atol=1e-4)
         assert not torch.allclose(torch.tensor(one.logprobs), trained.logprobs(PROMPT, ids, 0.8), atol=1e-4)
 

@@ -101,7 +101,7 @@ def _check_references(config: Any, problems: list[str]) -> dict[str, Any]:
         sets = load_tasks(config)
         found["tasks"] = {"train": len(sets.train), "val": len(sets.val), "skipped": dict(sets.skipped)}
         if workflow is not None:
-            check_signature(workflow, judge, sets.train[0], env=config.task_reader.type == "env_service")
+            check_signature(workflow, judge, sets.train[0], config)
     except AjetError as error:
         problems.append(str(error))
     return found

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_sdk.config.config import Config, load_config
-from ajet_sdk.errors import ConfigError, TaskError
+from ajet_sdk.errors import ConfigError, EnvironmentUnavailable, TaskError
 from ajet_sdk.tasks.load import TaskSets, load_tasks
 from ajet_sdk.tasks.rows import Row, to_task
 
@@ -153,7 +153,41 @@ def test_what_is_not_given_or_not_there_is_said(tmp_path: Path) -> None:
     assert "dataset_path must be given" in refused(load_config(), ConfigError)
     assert "there is no /no/such" in refused(repo("/no/such"), ConfigError)
     assert "there is no training task" in refused(jsonl(lines(tmp_path / "t.jsonl", [])))
-    assert "come later" in refused(reader(type="env_service"), ConfigError)
+
+
+READER = """
+from ajet.schema.task import Task
+from ajet.task_reader.task_reader_base import BaseTaskReader
+
+class Squares(BaseTaskReader):
+    def get_training_tasks(self):
+        size = self.reader_config.random_dummy.training
+        return [Task(main_query=f"{n} squared?", metadata={"answer": str(n * n)}) for n in range(size)]
+
+    def get_validation_tasks(self):
+        return [{"question": "7 squared?", "answer": "49"}, {"main_query": 3}]
+
+class Half:
+    def get_training_tasks(self): ...
+"""
+
+
+def test_a_reader_of_ones_own_is_named_by_its_class_path(tmp_path: Path) -> None:
+    path = tmp_path / "squares.py"
+    path.write_text(READER)
+    squares = {"type": f"{path}->Squares", "random_dummy": {"training": 3}}
+    sets = load_tasks(reader(**squares, skip_bad_rows=True))
+    assert [task.metadata["answer"] for task in sets.train] == ["0", "1", "4"]
+    assert [task.main_query for task in sets.val] == ["7 squared?"] and sets.skipped["val"] == 1
+    assert "Squares.get_validation_tasks task 2: main_query" in refused(reader(**squares))
+    assert "get_validation_tasks" in refused(reader(type=f"{path}->Half"), ConfigError)
+    with pytest.raises(ConfigError, match="did you mean env_service"):
+        reader(type="env_servise")
+
+
+def test_a_service_that_is_not_there_is_said() -> None:
+    with pytest.raises(EnvironmentUnavailable, match=r"get_env_profile at http://127.0.0.1:9"):
+        load_tasks(reader(type="env_service", env_service={"env_url": "http://127.0.0.1:9"}))
 
 
 def layout(folder: Path, name: str) -> None:

@@ -14,10 +14,10 @@ import anyio
 import pytest
 
 import ajet
-from ajet_sdk.agent.environment import GymEnv, task_ids
 from ajet_sdk.agent.workflow import AjetTuner, Workflow, WorkflowOutput, WorkflowTask
 from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.engines.scripted import ScriptedEngine
+from ajet_sdk.environments.client import GymEnv, task_ids
 from ajet_sdk.errors import EnvironmentUnavailable
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.rollout.episode import Attempt, run_batch

@@ -1,0 +1,239 @@
+"""A client of the environment service: one environment instance per episode, over HTTP.
+
+Every endpoint is a POST of `{env_type, task_id, instance_id, messages, params}` and answers `{"data": ...}`:
+`create`, `step`, `evaluate`, `get_info`, `release`, `get_env_profile` (the task ids of a split).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ajet_sdk.errors import EnvironmentUnavailable, SignatureError
+from ajet_sdk.types import new_id
+
+if TYPE_CHECKING:
+    import httpx
+
+__all__ = ["GymEnv", "service_health", "task_ids"]
+
+_TRIES = 3
+_TIMEOUT = 60.0
+_FULL = 503
+_NO_FEEDBACK = "The environment gave no feedback; give valid input and try again."
+
+
+class GymEnv:
+    """One environment of one episode. Its calls are blocking; a run makes and releases it.
+
+    With several services an instance begins at the one that its id falls to, and goes on to the next where that one
+    does not answer or is full. What is raised in its methods, or in those of a subclass, is an infrastructure fault of
+    the episode.
+    """
+
+    def __init__(
+        self,
+        service_url: str | Sequence[str],
+        env_type: str,
+        task_id: str,
+        *,
+        instance_id: str | None = None,
+        timeout: float = _TIMEOUT,
+    ) -> None:
+        self.env_type = env_type
+        self.task_id = task_id
+        self.instance_id = instance_id or new_id()
+        self.timeout = timeout
+        urls = _urls(service_url)
+        first = zlib.crc32(self.instance_id.encode()) % len(urls)
+        self._urls = urls[first:] + urls[:first]
+        self.service_url = self._urls[0]
+        self._http: httpx.Client | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """In another process it has a connection of its own."""
+        return {**self.__dict__, "_http": None}
+
+    def create(self, params: Mapping[str, Any] | None = None) -> list[dict[str, Any]]:
+        """Start the environment; its first state as messages.
+
+        Where every service is full it waits for a place, `timeout` seconds at most. Raises EnvironmentUnavailable.
+        """
+        data = self._created(params or {})
+        state = data.get("state") if isinstance(data, Mapping) else None
+        messages = [state] if isinstance(state, dict) else state or []
+        if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
+            raise EnvironmentUnavailable(f"{self.service_url}/create answered a state that is no messages: {state!r}")
+        return messages
+
+    def _created(self, params: Mapping[str, Any]) -> Any:
+        until = time.monotonic() + self.timeout
+        tries = 0
+        while True:
+            errors = []
+            for url in self._urls:
+                self.service_url = url
+                try:
+                    return self._ask("create", params=params)
+                except EnvironmentUnavailable as error:
+                    if error.status is not None and error.status < 500:
+                        raise
+                    errors.append(error)
+            tries += 1
+            full = any(error.status == _FULL for error in errors)
+            if time.monotonic() > until if full else tries == _TRIES:
+                raise errors[-1]
+            time.sleep(0.5 * min(tries, 4))
+
+    def step(self, action: Mapping[str, Any]) -> tuple[str, float, bool, dict[str, Any]]:
+        """Act: `{"role": "assistant", "content": "..."}` to observation, reward, terminate, info.
+
+        A message may have `tool_calls`; then `info["messages"]` has the answer to each. A step changes the environment,
+        so it is asked once. Raises EnvironmentUnavailable, and SignatureError where the action is no message, which is
+        the agent's own fault.
+        """
+        if not isinstance(action, Mapping):
+            raise SignatureError(f"env.step takes a message, {{'role': …, 'content': …}} (got {action!r:.100})")
+        answer = self._ask("step", messages={**action, "content": _text_of(action.get("content"))})
+        data = answer if isinstance(answer, Mapping) else {}
+        state = data.get("state")
+        messages: list[Any] = state if isinstance(state, list) else [state]
+        if not messages or not all(isinstance(message, Mapping) for message in messages):
+            raise EnvironmentUnavailable(f"{self.service_url}/step answered a state that is no message: {state!r}")
+        reward, info = data.get("reward") or 0.0, data.get("info") or {}
+        if not isinstance(reward, (int, float)) or not math.isfinite(reward) or not isinstance(info, Mapping):
+            raise EnvironmentUnavailable(
+                f"{self.service_url}/step answered a reward or info of another kind: {reward!r}, {info!r:.100}"
+            )
+        parts = [str(message.get("content") or message.get("error") or "") for message in messages]
+        observation = "\n".join(filter(None, parts)) or _NO_FEEDBACK
+        if len(messages) > 1 or messages[0].get("role") == "tool":
+            info = {**info, "messages": messages}
+        return observation, float(reward), bool(data.get("is_terminated")), dict(info)
+
+    def evaluate(self, uuid: str | None = None, params: Mapping[str, Any] | None = None) -> float:
+        """The environment's own score, whatever `uuid` says. Raises EnvironmentUnavailable."""
+        value = self._ask("evaluate", params=params, tries=_TRIES)
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+            raise EnvironmentUnavailable(f"{self.service_url}/evaluate answered no number: {value!r}")
+        return float(value)
+
+    def info(self, params: Mapping[str, Any] | None = None) -> Any:
+        """What the environment says of itself, e.g. its tools. Raises EnvironmentUnavailable."""
+        return self._ask("get_info", params=params, tries=_TRIES)
+
+    def release(self) -> None:
+        """Give the environment back. Raises EnvironmentUnavailable."""
+        try:
+            self._ask("release", tries=_TRIES)
+        finally:
+            http, self._http = self._http, None
+            if http is not None:
+                http.close()
+
+    def _ask(
+        self,
+        endpoint: str,
+        *,
+        messages: Mapping[str, Any] | None = None,
+        params: Mapping[str, Any] | None = None,
+        tries: int = 1,
+    ) -> Any:
+        body = {
+            "env_type": self.env_type,
+            "task_id": self.task_id,
+            "instance_id": self.instance_id,
+            "messages": dict(messages or {}),
+            "params": dict(params or {}),
+        }
+        if self._http is None:
+            self._http = _client(self._urls)
+        return _post(self._http, self.service_url, endpoint, body, self.timeout, tries)
+
+
+def task_ids(service_url: str | Sequence[str], env_type: str, split: str, *, timeout: float = _TIMEOUT) -> list[str]:
+    """The ids of the tasks that a service has in a split; of several, the first that answers.
+
+    Raises EnvironmentUnavailable.
+    """
+    body = {"env_type": env_type, "task_id": None, "instance_id": None, "messages": {}, "params": {"split": split}}
+    urls = _urls(service_url)
+    with _client(urls) as http:
+        for left, url in reversed([*enumerate(reversed(urls))]):
+            try:
+                found = _post(http, url, "get_env_profile", body, timeout, _TRIES)
+                break
+            except EnvironmentUnavailable as error:
+                if not left or (error.status is not None and error.status < 500):
+                    raise
+    if not isinstance(found, list):
+        raise EnvironmentUnavailable(f"{url}/get_env_profile answered no list of task ids: {found!r}")
+    return [str(one) for one in found]
+
+
+def service_health(url: str, *, timeout: float = 5.0) -> dict[str, Any]:
+    """What a service says of its health; of another's than ours only that it answers. Raises EnvironmentUnavailable."""
+    with _client([url]) as http:
+        found = _asked(http, "GET", url.rstrip("/"), "healthz", None, timeout, 1)
+    return found if isinstance(found, dict) else {"status": "ok"}
+
+
+def _urls(given: str | Sequence[str]) -> list[str]:
+    urls = [given] if isinstance(given, str) else list(given)
+    return [url.rstrip("/") for url in urls]
+
+
+def _client(urls: Sequence[str]) -> httpx.Client:
+    import httpx
+
+    # Without TLS there are no certificates to load, which would cost more than the request.
+    secure = any(url.startswith("https:") for url in urls)
+    key = os.environ.get("AJET_ENV_KEY")
+    return httpx.Client(trust_env=secure, verify=secure, headers={"authorization": f"Bearer {key}"} if key else None)
+
+
+def _post(http: httpx.Client, url: str, endpoint: str, body: dict[str, Any], timeout: float, tries: int) -> Any:
+    answer = _asked(http, "POST", url, endpoint, body, timeout, tries)
+    if not isinstance(answer, dict):
+        raise EnvironmentUnavailable(f"{url}/{endpoint} answered no object: {answer!r:.100}")
+    return answer.get("data")
+
+
+def _asked(
+    http: httpx.Client, method: str, url: str, endpoint: str, body: dict[str, Any] | None, timeout: float, tries: int
+) -> Any:
+    """The answer, of JSON or else of text. Raises EnvironmentUnavailable."""
+    import httpx
+
+    for left in reversed(range(tries)):
+        try:
+            response = http.request(method, f"{url}/{endpoint}", json=body, timeout=timeout)
+            response.raise_for_status()
+            return response.json() if body is not None or "json" in response.headers.get("content-type", "") else None
+        except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
+            status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
+            if (status is not None and status < 500) or not left:
+                detail = f": {error.response.text[:500]}" if isinstance(error, httpx.HTTPStatusError) else ""
+                raise EnvironmentUnavailable(
+                    f"the environment service did not answer {endpoint} at {url} ({_first_line(error)}){detail}; "
+                    "check task_reader.env_service.env_url",
+                    status=status,
+                ) from error
+            time.sleep(0.5 * (tries - left))
+    raise AssertionError("unreachable")
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+def _text_of(content: Any) -> str:
+    if isinstance(content, str):
+        return content
+    if isinstance(content, list):
+        return "".join(str(part.get("text", "")) if isinstance(part, Mapping) else str(part) for part in content)
+    return "" if content is None else str(content)

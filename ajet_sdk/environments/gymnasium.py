@@ -1,0 +1,126 @@
+"""Gymnasium's environments: `gymnasium:FrozenLake-v1`, or what a function of a user's makes. A task id is a seed.
+
+The agent acts and sees in text. An action is its number, its name where names are given, or JSON; an observation is
+what the environment renders as text (`render_mode: ansi`), else its value as JSON.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ajet_sdk.environments.hosted import Spec, UnknownTask, answer, messages_of, split_of
+
+__all__ = ["Played", "load"]
+
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def load(name: str, spec: Spec) -> _Registered:
+    """The environment that gymnasium has registered under a name. Raises ImportError without gymnasium."""
+    import gymnasium
+
+    gymnasium.spec(name)  # an unknown name is an error now, with the names that are alike
+    return _Registered(name, spec)
+
+
+class _Registered:
+    def __init__(self, name: str, spec: Spec) -> None:
+        self._name = name
+        self._spec = spec
+
+    def tasks(self, split: str) -> list[str]:
+        return split_of(self._spec, split)
+
+    def create(self, task_id: str, params: Mapping[str, Any]) -> Played:
+        import gymnasium
+
+        try:
+            seed = int(task_id)
+        except ValueError:
+            raise UnknownTask(f"a task of gymnasium:{self._name} is a seed, a number (got {task_id!r})") from None
+        return Played(gymnasium.make(self._name, **self._spec.arguments), seed, self._spec.actions)
+
+
+class Played:
+    """A gymnasium environment under way."""
+
+    def __init__(self, env: Any, seed: int | None, actions: Sequence[str]) -> None:
+        self._env = env
+        self._seed = seed
+        self._actions = [name.lower() for name in actions]
+        self._total = 0.0
+
+    def reset(self) -> list[dict[str, Any]]:
+        observation, _ = self._env.reset(seed=self._seed)
+        return messages_of(self._shown(observation))
+
+    def step(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            action = self._read(str(message.get("content") or "").strip())
+        except (ValueError, TypeError, KeyError, IndexError):
+            # The agent's mistake, from which it may learn: the environment stays as it is.
+            return answer(f"Not an action. {self._expected()}", 0.0, False, {"invalid": True})
+        observation, reward, terminated, truncated, info = self._env.step(action)
+        self._total += float(reward)
+        info = {**info, "truncated": bool(truncated)}
+        return answer(self._shown(observation), float(reward), bool(terminated or truncated), info)
+
+    def evaluate(self, params: Mapping[str, Any]) -> float:
+        """The sum of the rewards."""
+        return self._total
+
+    def info(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "actions": self._actions or str(self._env.action_space),
+            "observations": str(self._env.observation_space),
+            "expected": self._expected(),
+        }
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _shown(self, observation: Any) -> str:
+        if self._env.render_mode == "ansi":
+            return _COLOURS.sub("", str(self._env.render()))
+        value = _jsonable(observation)
+        return value if isinstance(value, str) else json.dumps(value)
+
+    def _read(self, text: str) -> Any:
+        """Raises ValueError, TypeError, KeyError or IndexError where the text is no action."""
+        space = self._env.action_space
+        if self._actions:
+            return space.start + self._actions.index(text.lower())
+        action = _element(space, text if type(space).__name__ == "Text" else json.loads(text))
+        if not space.contains(action):
+            raise ValueError(text)
+        return action
+
+    def _expected(self) -> str:
+        if self._actions:
+            return f"Say one of: {', '.join(self._actions)}."
+        return f"Say an element of {self._env.action_space}" + (
+            "." if type(self._env.action_space).__name__ in ("Text", "Discrete") else ", as JSON."
+        )
+
+
+def _jsonable(value: Any) -> Any:
+    """An element of a space as JSON can hold it."""
+    if isinstance(value, Mapping):
+        return {name: _jsonable(one) for name, one in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_jsonable(one) for one in value]
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _element(space: Any, value: Any) -> Any:
+    """JSON as an element of a space. Raises ValueError, TypeError, KeyError or IndexError where it is none."""
+    if hasattr(space, "spaces"):
+        if isinstance(space.spaces, Mapping):
+            return {name: _element(inner, value[name]) for name, inner in space.spaces.items()}
+        return tuple(_element(inner, value[place]) for place, inner in enumerate(space.spaces))
+    if type(space).__name__ == "Discrete" and not isinstance(value, int):
+        raise TypeError(value)
+    return space.from_jsonable([value])[0]

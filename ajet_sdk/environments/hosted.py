@@ -1,0 +1,228 @@
+"""What a service hosts: an environment of any kind as tasks and instances.
+
+This module and its neighbours `process`, `gymnasium`, `mcp`, `openenv` and `verifiers` run in the processes of the
+environment, whose interpreter may have neither ajet nor what ajet needs: they import the standard library and, inside
+functions, the package that they adapt.
+
+A class of a user's own:
+
+    class Counter:
+        @staticmethod
+        def tasks(split): ...              # the task ids of a split
+        def __init__(self, task_id): ...
+        def reset(self): ...               # the first observation: text, a message, or a list of messages
+        def step(self, action): ...        # observation, reward, terminated, info; or as gymnasium's, with truncated
+        def evaluate(self): ...            # optional: the score; without it the sum of the rewards
+        def info(self): ...                # optional: anything that JSON can hold, e.g. {"tools": [...]}
+        def close(self): ...               # optional
+
+`step` gets the text of the agent's message, or the whole message where its parameter is called `message`. `evaluate`
+and `info` may take `params`. Each may be async.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+__all__ = [
+    "Hosted",
+    "Instance",
+    "Spec",
+    "UnknownTask",
+    "WrongTarget",
+    "answer",
+    "load",
+    "messages_of",
+    "resolved",
+    "split_of",
+]
+
+KINDS = ("gymnasium", "mcp", "openenv", "verifiers")
+"""Prefixes of a target, each the name of a module beside this one."""
+
+
+class WrongTarget(ValueError):
+    """The target cannot be hosted as it is named; the message says what to do."""
+
+
+class UnknownTask(ValueError):
+    """There is no task of this id."""
+
+
+@dataclass(frozen=True)
+class Spec:
+    """What to host: `FILE.py:NAME`, `package.module:NAME`, `gymnasium:ID`, `mcp:COMMAND`, `openenv:NAME`,
+    `verifiers:NAME`."""
+
+    target: str
+    arguments: dict[str, Any] = field(default_factory=dict)
+    """Keyword arguments of the environment."""
+    splits: dict[str, list[str]] = field(default_factory=dict)
+    """Task ids by split, where the environment itself has none."""
+    actions: list[str] = field(default_factory=list)
+    """Names of a gymnasium environment's actions, from 0 on."""
+
+
+class Instance(Protocol):
+    """One environment of one task. Each method may be async."""
+
+    def reset(self) -> Any:
+        """The first state, as messages."""
+
+    def step(self, message: Mapping[str, Any]) -> Any:
+        """`{state, reward, is_terminated, info}`; `state` is a list of messages."""
+
+    def evaluate(self, params: Mapping[str, Any]) -> Any:
+        """The score."""
+
+    def info(self, params: Mapping[str, Any]) -> Any:
+        """What there is to know, e.g. tools."""
+
+    def close(self) -> Any:
+        """Give back what it holds."""
+
+
+class Hosted(Protocol):
+    """An environment with its tasks."""
+
+    def tasks(self, split: str) -> Any:
+        """The task ids of a split. Raises UnknownTask where there is no such split."""
+
+    def create(self, task_id: str, params: Mapping[str, Any]) -> Any:
+        """An instance. Raises UnknownTask."""
+
+
+def load(spec: Spec) -> Hosted:
+    """What a target names. Raises WrongTarget, ImportError, and what the target's own module raises."""
+    kind, colon, name = spec.target.partition(":")
+    if colon and kind in KINDS:
+        adapter: Any = importlib.import_module(f"ajet_sdk.environments.{kind}")
+        hosted: Hosted = adapter.load(name, spec)
+        return hosted
+    path, arrow, name = spec.target.replace("->", ":").rpartition(":")
+    if not arrow:
+        raise WrongTarget(
+            f"{spec.target} names no environment: write FILE.py:NAME, package.module:NAME, or "
+            + ", ".join(f"{kind}:NAME" for kind in KINDS)
+        )
+    return _OfFactory(_attribute(_module(path), name, spec.target), spec)
+
+
+def _module(path: str) -> Any:
+    if not path.endswith(".py"):
+        sys.path.insert(0, str(Path.cwd()))
+        return importlib.import_module(path)
+    file = Path(path).resolve()
+    if not file.is_file():
+        raise WrongTarget(f"there is no file {path}")
+    sys.path.insert(0, str(file.parent))
+    found = importlib.util.spec_from_file_location(file.stem, file)
+    assert found is not None and found.loader is not None
+    module = sys.modules[file.stem] = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def _attribute(module: Any, name: str, target: str) -> Any:
+    found = getattr(module, name, None)
+    if not callable(found):
+        raise WrongTarget(f"{target}: {module.__name__} has no class or function {name}")
+    return found
+
+
+async def resolved(value: Any) -> Any:
+    """The value, awaited where it is awaitable."""
+    return await value if inspect.isawaitable(value) else value
+
+
+def _message_of(content: Any) -> dict[str, Any]:
+    """An observation as a message of the user's."""
+    if isinstance(content, Mapping) and "role" in content:
+        return dict(content)
+    return {"role": "user", "content": "" if content is None else str(content)}
+
+
+def messages_of(state: Any) -> list[dict[str, Any]]:
+    """An observation as messages: text, one message, or a list of messages."""
+    return [_message_of(one) for one in state] if isinstance(state, list) else [_message_of(state)]
+
+
+def answer(observation: Any, reward: float, terminated: bool, info: Mapping[str, Any] | None) -> dict[str, Any]:
+    """What a step comes to, as the service answers it."""
+    state = messages_of(observation)
+    return {"state": state, "reward": float(reward), "is_terminated": terminated, "info": dict(info or {})}
+
+
+class _OfFactory:
+    """Environments of a class, or of a function from a task id to an environment of our form or gymnasium's."""
+
+    def __init__(self, factory: Any, spec: Spec) -> None:
+        self._factory = factory
+        self._spec = spec
+
+    def tasks(self, split: str) -> Any:
+        own = getattr(self._factory, "tasks", None)
+        return own(split) if own is not None else split_of(self._spec, split)
+
+    def create(self, task_id: str, params: Mapping[str, Any]) -> Any:
+        made = self._factory(task_id, **self._spec.arguments)
+        if hasattr(made, "action_space"):
+            adapter: Any = importlib.import_module("ajet_sdk.environments.gymnasium")
+            return adapter.Played(made, None, self._spec.actions)
+        return _Own(made)
+
+
+def split_of(spec: Spec, split: str) -> list[str]:
+    """The task ids that were given for a split. Raises UnknownTask."""
+    if split not in spec.splits:
+        known = ", ".join(spec.splits) or "none"
+        raise UnknownTask(f"{spec.target} has no split {split!r} (known: {known}); give it with --split {split}=…")
+    return spec.splits[split]
+
+
+class _Own:
+    """An instance of a user's own class."""
+
+    def __init__(self, env: Any) -> None:
+        self._env = env
+        self._whole = "message" in inspect.signature(env.step).parameters
+        self._total = 0.0
+
+    async def reset(self) -> list[dict[str, Any]]:
+        return messages_of(await resolved(self._env.reset()))
+
+    async def step(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        given = dict(message) if self._whole else message.get("content") or ""
+        given_back = await resolved(self._env.step(given))
+        if not isinstance(given_back, tuple) or len(given_back) not in (4, 5):
+            raise TypeError(
+                f"{type(self._env).__name__}.step must return observation, reward, terminated, info "
+                f"(got {given_back!r:.100})"
+            )
+        observation, reward, terminated, *truncated, info = given_back
+        self._total += float(reward)
+        return answer(observation, reward, bool(terminated) or any(truncated), info)
+
+    async def evaluate(self, params: Mapping[str, Any]) -> Any:
+        own = getattr(self._env, "evaluate", None)
+        return self._total if own is None else await resolved(_with_params(own, params))
+
+    async def info(self, params: Mapping[str, Any]) -> Any:
+        own = getattr(self._env, "info", None)
+        return {} if own is None else await resolved(_with_params(own, params))
+
+    async def close(self) -> None:
+        own = getattr(self._env, "close", None)
+        if own is not None:
+            await resolved(own())
+
+
+def _with_params(function: Any, params: Mapping[str, Any]) -> Any:
+    return function(params) if inspect.signature(function).parameters else function()

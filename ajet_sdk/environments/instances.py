@@ -1,0 +1,312 @@
+"""The instances that a service runs: each a process, with limits, ended when nobody asks it any more."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import ajet_sdk
+from ajet_sdk.environments.hosted import Spec
+from ajet_sdk.environments.process import START
+from ajet_sdk.errors import ConfigError
+
+__all__ = ["Instances", "Limits", "Refused"]
+
+_LONGEST_LINE = 2**28
+"""Bytes of one answer of an instance."""
+
+_CLOSING = 5.0
+"""Seconds that an instance has to close what it holds."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one service grants its instances."""
+
+    instances: int = 256
+    """At once; a request for another is refused with 503."""
+    timeout: float = 60.0
+    """Seconds for one request of an instance; one that takes longer is ended."""
+    idle: float = 1800.0
+    """Seconds without a request after which an instance is ended: its rollout died without releasing it."""
+    start: float = 300.0
+    """Seconds that loading the environment may take."""
+    memory: int | None = None
+    """Bytes of data that an instance's process may have; None: no limit. Linux counts them, macOS does not."""
+
+
+class Refused(Exception):
+    """A request that is answered with an HTTP status and a message."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+@dataclass(eq=False)
+class _Instance:
+    task_id: str
+    process: _Process
+    asked: float
+    """When it was last asked, on the monotonic clock."""
+    started: float
+    steps: int = 0
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+    ended: str | None = None
+    """Why it is no longer there."""
+
+
+class Instances:
+    """Instances of one environment, by id. All methods are called on one event loop."""
+
+    def __init__(self, spec: Spec, limits: Limits, python: str = sys.executable) -> None:
+        self.limits = limits
+        self.created = 0
+        self.lost: dict[str, str] = {}
+        """Ids of instances that ended before they were released, and why."""
+        self._template = _Template(spec, limits, python)
+        self._instances: dict[str, _Instance] = {}
+
+    async def start(self) -> None:
+        """Load the environment. Raises ConfigError with its own message where it cannot be loaded."""
+        await self._template.start()
+
+    async def close(self) -> None:
+        """End every instance and the template."""
+        for instance in self._instances.values():
+            instance.process.kill()
+        self._instances.clear()
+        self._template.kill()
+
+    def listed(self) -> list[dict[str, Any]]:
+        """What runs: id, task, process id, steps, seconds since its creation and since its last request."""
+        now = time.monotonic()
+        return [
+            {
+                "instance_id": name, "task_id": one.task_id, "pid": one.process.pid, "steps": one.steps,
+                "age": round(now - one.started, 1), "idle": round(now - one.asked, 1),
+            }
+            for name, one in self._instances.items()
+        ]  # fmt: skip
+
+    async def tasks(self, split: str) -> Any:
+        """The task ids of a split, asked in a process of its own. Raises Refused."""
+        process = await self._template.fork()
+        try:
+            return await self._ask(process, {"what": "tasks", "split": split}, f"the tasks of split {split!r}")
+        finally:
+            process.kill()
+
+    async def create(self, name: str, task_id: str, params: Mapping[str, Any]) -> Any:
+        """Start an instance; its first state. An instance of the same id is ended before. Raises Refused."""
+        await self.release(name)
+        if len(self._instances) >= self.limits.instances:
+            raise Refused(503, f"all {self.limits.instances} instances are in use")
+        now = time.monotonic()
+        process = await self._template.fork()
+        instance = self._instances[name] = _Instance(task_id, process, now, now)
+        self.created += 1
+        try:
+            request = {"what": "create", "task_id": task_id, "params": dict(params)}
+            return await self._ask(process, request, f"the creation of task {task_id!r}")
+        except BaseException:
+            self._end(name, instance)
+            raise
+
+    async def ask(self, name: str, request: dict[str, Any]) -> Any:
+        """What an instance answers; its requests are answered one after the other. Raises Refused."""
+        instance = self._instances.get(name)
+        if instance is None:
+            raise Refused(410 if name in self.lost else 404, self.lost.get(name) or f"there is no instance {name}")
+        async with instance.lock:
+            if name in self.lost:
+                raise Refused(410, self.lost[name])
+            instance.asked = time.monotonic()
+            instance.steps += request["what"] == "step"
+            try:
+                return await self._ask(instance.process, request, f"{request['what']} of task {instance.task_id!r}")
+            except Refused as refused:
+                if not instance.process.alive:
+                    self._lose(name, instance, str(refused))
+                raise
+            finally:
+                instance.asked = time.monotonic()
+
+    async def release(self, name: str) -> bool:
+        """End an instance, which may close what it holds first; whether it was there."""
+        instance = self._instances.get(name)
+        if instance is None:
+            return False
+        async with instance.lock:
+            with suppress(Refused):  # what it says on its way out changes nothing for the rollout
+                await self._ask(instance.process, {"what": "close"}, "close", timeout=_CLOSING)
+            self._end(name, instance)
+        return True
+
+    def end_idle(self) -> list[str]:
+        """End the instances that nobody has asked for `Limits.idle` seconds; their ids."""
+        now = time.monotonic()
+        idle = [
+            name
+            for name, one in self._instances.items()
+            if now - one.asked > self.limits.idle and not one.lock.locked()
+        ]
+        for name in idle:
+            self._lose(name, self._instances[name], f"nobody asked it for {self.limits.idle:g} s")
+        return idle
+
+    def _lose(self, name: str, instance: _Instance, why: str) -> None:
+        self.lost[name] = f"instance {name} of task {instance.task_id!r} was ended: {why}"
+        self._end(name, instance)
+
+    def _end(self, name: str, instance: _Instance) -> None:
+        instance.process.kill()
+        if self._instances.get(name) is instance:
+            del self._instances[name]
+
+    async def _ask(self, process: _Process, request: dict[str, Any], what: str, *, timeout: float | None = None) -> Any:
+        seconds = timeout or self.limits.timeout
+        try:
+            answer = await asyncio.wait_for(process.ask(request), seconds)
+        except asyncio.TimeoutError:
+            process.kill()
+            raise Refused(410, f"{what} took longer than {seconds:g} s; its process was ended") from None
+        except asyncio.CancelledError:
+            process.kill()  # its answer would be taken for the next request's
+            raise
+        except (OSError, EOFError, ValueError) as error:
+            process.kill()
+            raise Refused(410, f"{what}: its process died ({_first_line(error)})") from None
+        if "error" in answer:
+            raise Refused(404 if answer.get("unknown") else 500, f"{what}: {answer['error']}")
+        return answer["ok"]
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]
+
+
+class _Process:
+    """The process of one instance, at the other end of a socket."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._reader = reader
+        self._writer = writer
+        self.pid = 0
+        self.alive = True
+
+    async def ask(self, request: dict[str, Any] | None) -> dict[str, Any]:
+        """Raises EOFError where the process has died."""
+        if request is not None:
+            self._writer.write(json.dumps(request).encode() + b"\n")
+            await self._writer.drain()
+        line = await self._reader.readline()
+        if not line.endswith(b"\n"):
+            raise EOFError("it closed its connection; it was killed, crashed, or ran out of memory")
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+    def kill(self) -> None:
+        """End the process and what it started; where it cannot be reached it sees the socket close."""
+        if not self.alive:
+            return
+        self.alive = False
+        self._writer.close()
+        if self.pid:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(self.pid, signal.SIGKILL)
+
+
+class _Template:
+    """The process that has loaded the environment and forks one for each instance."""
+
+    def __init__(self, spec: Spec, limits: Limits, python: str) -> None:
+        self._spec = spec
+        self._limits = limits
+        self._python = python
+        self._process: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._lock = asyncio.Lock()
+
+    async def start(self) -> None:
+        """Raises ConfigError where the environment cannot be loaded."""
+        self.kill()
+        self._process, self._control = self._spawned()
+        try:
+            line = await asyncio.wait_for(asyncio.to_thread(_first_of, self._control), self._limits.start)
+        except asyncio.TimeoutError:
+            self.kill()
+            raise ConfigError(f"loading {self._spec.target} took longer than {self._limits.start:g} s") from None
+        if not line:
+            raise ConfigError(f"{self._spec.target} ended {self._python} while it was loaded; see its messages above")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise ConfigError(f"{self._spec.target} cannot be loaded by {self._python}: {answer['error']}")
+
+    def _spawned(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
+        ours, theirs = socket.socketpair()
+        package = str(Path(ajet_sdk.__file__).parent)
+        given = json.dumps({"spec": asdict(self._spec), "memory": self._limits.memory}).encode() + b"\n"
+        with theirs:
+            command = [self._python, "-c", START, package, str(theirs.fileno())]
+            try:
+                process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[theirs.fileno()])
+            except OSError as error:
+                raise ConfigError(f"cannot start {self._python}: {error.strerror or error}") from error
+        assert process.stdin is not None
+        with suppress(BrokenPipeError), process.stdin as stdin:
+            stdin.write(given)
+        return process, ours
+
+    async def fork(self) -> _Process:
+        """A process for an instance. The template is started anew where it died. Raises Refused."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            async with self._lock:
+                if self._process is None or self._process.poll() is not None:
+                    try:
+                        await self.start()
+                    except ConfigError as error:
+                        raise Refused(500, str(error)) from error
+                assert self._control is not None
+                socket.send_fds(self._control, [b"x"], [theirs.fileno()])
+        ours.setblocking(False)
+        process = _Process(*await asyncio.open_connection(sock=ours, limit=_LONGEST_LINE))
+        try:
+            hello = await asyncio.wait_for(process.ask(None), self._limits.timeout)
+        except (OSError, EOFError, asyncio.TimeoutError) as error:
+            process.kill()
+            raise Refused(500, f"no process could be started for an instance: {_first_line(error)}") from error
+        process.pid = hello["ok"]
+        return process
+
+    def kill(self) -> None:
+        if self._control is not None:
+            self._control.close()
+            self._control = None
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+
+def _first_of(connection: socket.socket) -> bytes:
+    """The first line that arrives; empty where the other end closes before."""
+    found = b""
+    while not found.endswith(b"\n"):
+        part = connection.recv(65536)
+        if not part:
+            return b""
+        found += part
+    return found

@@ -1,0 +1,142 @@
+"""The processes that environments run in.
+
+A template process loads the environment once and forks a process for each instance, which costs milliseconds where
+loading costs seconds. An instance answers requests, one JSON object a line, on a socket of its own. Where the other end
+of that socket closes, because the instance is released or the service died, it ends with every process that it started.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import signal
+import socket
+import sys
+import threading
+import traceback
+from typing import Any
+
+from ajet_sdk.environments.hosted import Hosted, Spec, UnknownTask, load, resolved
+
+__all__ = ["START", "main"]
+
+START = (
+    "import sys, types; package = sys.modules['ajet_sdk'] = types.ModuleType('ajet_sdk'); "
+    "package.__path__ = [sys.argv[1]]; from ajet_sdk.environments.process import main; main(int(sys.argv[2]))"
+)
+"""The program of `python -c`: it makes `ajet_sdk` importable and nothing else of ajet's environment."""
+
+
+def main(control: int) -> None:
+    """The template process; `control` is a Unix socket. The spec comes on stdin.
+
+    It writes one line, `{"ok": null}` or `{"error": ...}`, then takes one instance's socket after the other.
+    """
+    given = json.loads(sys.stdin.readline())
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)  # what an environment prints goes to the service's stderr
+    server = socket.socket(fileno=control)
+    try:
+        hosted = load(Spec(**given["spec"]))
+    except BaseException as error:  # noqa: BLE001  handed to the service, which says it
+        server.sendall(_line({"error": _described(error, whole=True)}))
+        return
+    server.sendall(_line({"ok": None}))
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the system
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the service's
+    while True:
+        data, sockets, _, _ = socket.recv_fds(server, 1, 1)
+        if not data:
+            os._exit(0)
+        if os.fork() == 0:
+            server.close()
+            _run(socket.socket(fileno=sockets[0]), hosted, given["memory"])
+        os.close(sockets[0])
+
+
+def _run(connection: socket.socket, hosted: Hosted, memory: int | None) -> None:
+    """An instance's process, from its fork to its end."""
+    try:
+        os.setsid()
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        if memory is not None:
+            resource.setrlimit(resource.RLIMIT_DATA, (memory, memory))
+        asyncio.run(_Answers(connection, hosted).run())
+    except BaseException:  # noqa: BLE001  a forked process must not go on in the template's code
+        traceback.print_exc()
+    _end()
+
+
+def _end() -> None:
+    """End this process and all that it started."""
+    os.killpg(0, signal.SIGKILL)
+
+
+class _Answers:
+    """The requests of one instance, in their order."""
+
+    def __init__(self, connection: socket.socket, hosted: Hosted) -> None:
+        self._connection = connection
+        self._hosted = hosted
+        self._instance: Any = None
+        self._requests: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+
+    async def run(self) -> None:
+        loop = asyncio.get_running_loop()
+        threading.Thread(target=self._read, args=[loop], daemon=True).start()
+        self._send({"ok": os.getpid()})
+        while True:
+            request = await self._requests.get()
+            try:
+                answer = {"ok": await self._answer(request)}
+            except UnknownTask as error:
+                answer = {"error": str(error), "unknown": True}
+            except Exception as error:  # noqa: BLE001  handed to the service
+                answer = {"error": _described(error)}
+            self._send(answer)
+
+    def _read(self, loop: asyncio.AbstractEventLoop) -> None:
+        """In a thread of its own, so that a request that hangs does not outlive the service."""
+        with self._connection.makefile("rb") as lines:
+            for line in lines:
+                loop.call_soon_threadsafe(self._requests.put_nowait, json.loads(line))
+        _end()
+
+    def _send(self, answer: dict[str, Any]) -> None:
+        self._connection.sendall(_line(answer))
+
+    async def _answer(self, request: dict[str, Any]) -> Any:
+        what = request["what"]
+        if what == "tasks":
+            return [str(one) for one in await resolved(self._hosted.tasks(request["split"]))]
+        if what == "create":
+            self._instance = await resolved(self._hosted.create(request["task_id"], request["params"]))
+            return {"state": await resolved(self._instance.reset())}
+        if what == "step":
+            return await resolved(self._instance.step(request["messages"]))
+        if what == "close":
+            return await resolved(self._instance.close())
+        return await resolved(getattr(self._instance, what)(request["params"]))
+
+
+def _line(value: Any) -> bytes:
+    return json.dumps(value, default=_plain).encode() + b"\n"
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and scalars of numpy as numbers; what JSON does not know otherwise as text."""
+    for method in ("tolist", "model_dump"):
+        if hasattr(value, method):
+            return getattr(value, method)()
+    return str(value)
+
+
+def _described(error: BaseException, *, whole: bool = False) -> str:
+    said = f"{type(error).__name__}: {error}"
+    frames = traceback.extract_tb(error.__traceback__)
+    with contextlib.suppress(IndexError):
+        said += f" ({os.path.basename(frames[-1].filename)} line {frames[-1].lineno})"  # noqa: PTH119
+    return said + ("\n" + "".join(traceback.format_exception(error)) if whole else "")

@@ -1,0 +1,137 @@
+"""The environment service: a web application over the instances of one environment.
+
+Every endpoint is a POST of `{env_type, task_id, instance_id, messages, params}` and answers `{"success": true, "data":
+...}`, or an HTTP status with `{"detail": ...}`: 404 for what there is not, 410 for an instance that was ended, 503
+where all are in use, 500 for an error in the environment.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from typing import Any
+
+from pydantic import BaseModel, Field, ValidationError
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from ajet_sdk.environments.instances import Instances, Refused
+from ajet_sdk.types import new_id
+
+__all__ = ["service_app"]
+
+log = logging.getLogger("ajet.environments")
+
+_LOOKS = 30
+"""Looks for idle instances within the time that one may be idle."""
+
+
+class _Asked(BaseModel):
+    env_type: str | None = None
+    task_id: str | None = None
+    instance_id: str | None = None
+    messages: dict[str, Any] = Field(default_factory=dict)
+    params: dict[str, Any] = Field(default_factory=dict)
+
+
+def service_app(instances: Instances, env_type: str, api_key: str | None = None) -> Starlette:
+    """The application; started instances are ended when it shuts down.
+
+    `env_type` is the name that requests give; a request for another environment is refused, one without a name is not.
+    With `api_key` only who sends it (`Authorization: Bearer KEY`) is answered.
+    """
+
+    async def tasks(asked: _Asked) -> Any:
+        return await instances.tasks(str(asked.params.get("split", "train")))
+
+    async def create(asked: _Asked) -> Any:
+        if not asked.task_id:
+            raise Refused(400, "task_id is missing")
+        return await instances.create(asked.instance_id or new_id(), asked.task_id, asked.params)
+
+    async def step(asked: _Asked) -> Any:
+        return await instances.ask(_id_of(asked), {"what": "step", "messages": asked.messages})
+
+    async def evaluate(asked: _Asked) -> Any:
+        return await instances.ask(_id_of(asked), {"what": "evaluate", "params": asked.params})
+
+    async def info(asked: _Asked) -> Any:
+        return await instances.ask(_id_of(asked), {"what": "info", "params": asked.params})
+
+    async def release(asked: _Asked) -> Any:
+        return await instances.release(_id_of(asked))
+
+    def keyed(request: Request) -> bool:
+        sent = request.headers.get("authorization", "").removeprefix("Bearer ")
+        return api_key is None or hmac.compare_digest(sent.encode(), api_key.encode())
+
+    def endpoint(answer: Callable[[_Asked], Awaitable[Any]]) -> Callable[[Request], Awaitable[JSONResponse]]:
+        async def handle(request: Request) -> JSONResponse:
+            if not keyed(request):
+                return _refusal(401, "the key is missing or wrong; set AJET_ENV_KEY where the job runs")
+            try:
+                asked = _Asked.model_validate_json(await request.body())
+                if asked.env_type and asked.env_type != env_type:
+                    raise Refused(404, f"this service hosts {env_type!r}, not {asked.env_type!r}")
+                return JSONResponse({"success": True, "data": await answer(asked)})
+            except ValidationError as error:
+                first = error.errors(include_url=False)[0]
+                return _refusal(400, f"{'.'.join(map(str, first['loc']))}: {first['msg']}")
+            except Refused as refused:
+                return _refusal(refused.status, str(refused))
+
+        return handle
+
+    async def health(request: Request) -> JSONResponse:
+        return JSONResponse(
+            {
+                "status": "ok", "env_type": env_type, "running": len(instances.listed()),
+                "limit": instances.limits.instances, "created": instances.created, "lost": len(instances.lost),
+            }
+        )  # fmt: skip
+
+    async def listed(request: Request) -> JSONResponse:
+        return JSONResponse(instances.listed()) if keyed(request) else _refusal(401, "the key is missing or wrong")
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        watch = asyncio.create_task(_end_idle(instances))
+        try:
+            yield
+        finally:
+            watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await watch
+            await instances.close()
+
+    answers = {
+        "get_env_profile": tasks, "create": create, "step": step, "evaluate": evaluate, "get_info": info,
+        "release": release,
+    }  # fmt: skip
+    routes = [Route(f"/{name}", endpoint(answer), methods=["POST"]) for name, answer in answers.items()]
+    routes += [Route("/healthz", health), Route("/instances", listed)]
+    return Starlette(routes=routes, lifespan=lifespan)
+
+
+def _id_of(asked: _Asked) -> str:
+    if not asked.instance_id:
+        raise Refused(400, "instance_id is missing")
+    return asked.instance_id
+
+
+def _refusal(status: int, message: str) -> JSONResponse:
+    if status >= 500 or status == 410:
+        log.warning("%d: %s", status, message)
+    return JSONResponse({"detail": message}, status)
+
+
+async def _end_idle(instances: Instances) -> None:
+    while True:
+        await asyncio.sleep(instances.limits.idle / _LOOKS)
+        for name in instances.end_idle():
+            log.warning("%s", instances.lost[name])

@@ -1,0 +1,136 @@
+"""`ajet env`: environments that agents act in, as a service."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ajet_sdk import serve as sdk
+from ajet_sdk.environments.hosted import KINDS, Spec
+from ajet_sdk.environments.instances import Limits
+from ajet_sdk.errors import ConfigError
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
+
+
+@app.callback()
+def env() -> None:
+    """Host environments that agents act in, as a service."""
+
+
+@app.command()
+def serve(
+    target: Annotated[
+        str,
+        typer.Argument(
+            help="What to host: FILE.py:NAME, package.module:NAME (a class, or a function from a task id to an "
+            "environment), gymnasium:ID, mcp:COMMAND, openenv:NAME, verifiers:NAME."
+        ),
+    ],
+    name: Annotated[
+        str | None, typer.Option(help="Its name, task_reader.env_service.env_type; without it the target's.")
+    ] = None,
+    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0: a free one, which is printed.")] = 8080,
+    arg: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="A keyword argument of the environment; JSON, else text. Repeatable."),
+    ] = None,
+    split: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=IDS",
+            help="The task ids of a split, where the environment has none of its own: 0:1000 for numbers, or a file "
+            "with an id a line. Repeatable.",
+        ),
+    ] = None,
+    actions: Annotated[
+        str, typer.Option(help="Names of a gymnasium environment's actions, from 0 on, with commas between.")
+    ] = "",
+    python: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PATH", help="The interpreter of its processes, where its packages are; it needs no ajet."
+        ),
+    ] = None,
+    instances: Annotated[int, typer.Option(min=1, help="Instances at once.")] = Limits.instances,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one request of an instance.")] = Limits.timeout,
+    idle: Annotated[
+        float, typer.Option(min=1, help="Seconds without a request after which an instance is ended.")
+    ] = Limits.idle,
+    memory: Annotated[
+        str | None, typer.Option(metavar="SIZE", help="Memory of one instance's process, such as 2G. Linux only.")
+    ] = None,
+    api_key_env: Annotated[
+        str, typer.Option(help="The variable with the key that jobs must send; needed where others can connect.")
+    ] = "AJET_ENV_KEY",
+) -> None:
+    """Host an environment, each instance in a process of its own, until Ctrl-C.
+
+    \b
+    ajet env serve lake_env.py:Lake
+    ajet env serve gymnasium:FrozenLake-v1 --split train=0:1000 --split dev=1000:1100 \\
+      --arg render_mode=ansi --actions left,down,right,up
+    ajet env serve "mcp:python server.py"
+    """
+    spec = Spec(
+        target,
+        arguments=dict(_argument(one) for one in arg or ()),
+        splits=dict(_split(one) for one in split or ()),
+        actions=[one.strip() for one in actions.split(",") if one.strip()],
+    )
+    limits = Limits(instances=instances, timeout=timeout, idle=idle, memory=_bytes(memory))
+    key = os.environ.get(api_key_env)
+    try:
+        sdk.serve_environment(
+            spec, host, port, name=name or _name_of(target), limits=limits, python=python or sys.executable, api_key=key
+        )
+    except OSError as error:
+        raise ConfigError(f"cannot listen on {host}:{port}: {error.strerror or error}; use another --port") from error
+
+
+def _name_of(target: str) -> str:
+    """`lake_env.py:Lake` is Lake, `gymnasium:FrozenLake-v1` FrozenLake-v1, `mcp:python server.py` mcp."""
+    kind, _, rest = target.partition(":")
+    if kind == "mcp":
+        return kind
+    return rest if kind in KINDS else re.split("->|:", target)[-1]
+
+
+def _argument(text: str) -> tuple[str, Any]:
+    name, equals, value = text.partition("=")
+    if not equals:
+        raise ConfigError(f"--arg {text}: write KEY=VALUE")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _split(text: str) -> tuple[str, list[str]]:
+    name, equals, value = text.partition("=")
+    numbers = re.fullmatch(r"(\d+):(\d+)", value)
+    if numbers:
+        return name, [str(one) for one in range(int(numbers[1]), int(numbers[2]))]
+    if not equals or not Path(value).is_file():
+        raise ConfigError(f"--split {text}: write NAME=FIRST:END, or NAME=FILE with an id a line")
+    return name, [line.strip() for line in Path(value).read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def _bytes(text: str | None) -> int | None:
+    if text is None:
+        return None
+    size = re.fullmatch(r"(\d+(?:\.\d+)?)([KMG]?)(i?B)?", text, re.IGNORECASE)
+    if size is None:
+        raise ConfigError(f"--memory {text}: write a size such as 512M or 2G")
+    return int(float(size[1]) * _UNITS[size[2].upper()])
