@@ -26,7 +26,7 @@ from ajet_sdk.capture.hooks import ensure_api_key, installed
 from ajet_sdk.cluster.code import package_code
 from ajet_sdk.cluster.ray import LOCAL, RayCluster, cluster
 from ajet_sdk.config.config import plain_yaml
-from ajet_sdk.engines.open import open_engine, ready
+from ajet_sdk.engines.open import at_endpoint, open_engine, ready
 from ajet_sdk.engines.sampling import SamplingOverride
 from ajet_sdk.errors import AjetError, ConfigError, MissingExtra, TrainingError
 from ajet_sdk.gateway.gateway import Gateway
@@ -325,6 +325,7 @@ def run(
     if k > 1 and config.is_set("rollout.temperature") and config.rollout.temperature == 0:
         raise ConfigError(f"pass@{k} of greedy sampling says no more than pass@1: set rollout.temperature above 0")
     ensure_api_key()
+    config = at_endpoint(config)
     workflow, judge = _find_workflow(config, workflow), _find_judge(config, judge)
     sets = load_tasks(config, tasks)
     chosen = sets.val or sets.train

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from ajet_sdk.engines.open import open_engine, ready
+from ajet_sdk.engines.open import at_endpoint, open_engine, ready
 from ajet_sdk.engines.sampling import SamplingOverride
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.learn.recipe import with_model
@@ -65,7 +65,7 @@ async def debug(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
 
     Raises TrainingError where a smaller share of the episodes than `rollout.min_sound_share` is sound.
     """
-    config = await with_model(_debug_config(job))
+    config = await with_model(at_endpoint(_debug_config(job)))
     engine = open_engine(config)
     try:
         await ready(engine)

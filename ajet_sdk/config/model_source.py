@@ -12,11 +12,20 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
 __all__ = [
-    "STATE", "check_source", "checkpoint_base", "first_model", "made_for_seed", "saved_steps", "step_directory",
-    "steps_of_experiment",
+    "STATE", "check_source", "checkpoint_base", "first_model", "is_cached", "made_for_seed", "saved_steps",
+    "step_directory", "steps_of_experiment",
 ]  # fmt: skip
 
 _HUB_SECONDS = 10.0
+
+
+def is_cached(name: str) -> bool:
+    """Whether the hub's model of that name was downloaded before. False where there is no hub library."""
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ModuleNotFoundError:
+        return False
+    return isinstance(try_to_load_from_cache(name, "config.json"), str)
 
 
 def check_source(path: str | Path) -> None:
@@ -30,19 +39,22 @@ def check_source(path: str | Path) -> None:
     if Path(path).exists():
         raise ConfigError(f"model.path: {name} is a file; give the directory of a checkpoint")
     try:
-        from huggingface_hub import HfApi, try_to_load_from_cache
+        from huggingface_hub import HfApi
         from huggingface_hub.errors import HFValidationError
     except ModuleNotFoundError as error:
         raise MissingExtra("transformers", "local") from error
     what = f"model.path: there is no directory {name} here"
-    hint = "a model behind an endpoint is named with its address (model.base_url, --base-url)"
+    hint = (
+        "for a model behind an endpoint, name its address too (--base-url URL, model.base_url, or OPENAI_BASE_URL); "
+        "for weights, give their directory or a name of the hub (owner/name)"
+    )
     try:
-        if isinstance(try_to_load_from_cache(name, "config.json"), str):
+        if is_cached(name):
             return
     except HFValidationError:
         raise ConfigError(f"{what}; {hint}") from None
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
-        raise ConfigError(f"{what}, and a model of the Hugging Face hub is named owner/name; {hint}")
+        raise ConfigError(f"{what}; {hint}")
     try:
         HfApi().model_info(name, timeout=_HUB_SECONDS)
     except Exception as error:  # which ones depends on the HTTP client that the hub's library has

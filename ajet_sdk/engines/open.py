@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import importlib
+import logging
 import os
 from typing import TYPE_CHECKING
 
-from ajet_sdk.config.model_source import check_source
+from ajet_sdk.config.model_source import check_source, is_cached
 from ajet_sdk.config.objects import load_object
 from ajet_sdk.engines.remote import RemoteEngine
 from ajet_sdk.engines.scripted import ScriptedEngine
@@ -17,10 +18,31 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
     from ajet_sdk.protocols import Engine
 
-__all__ = ["open_engine", "ready"]
+__all__ = ["at_endpoint", "open_engine", "ready"]
+
+log = logging.getLogger("ajet")
 
 LOCAL = "ajet_sdk.engines.local.loading"
 """By name, for it loads torch."""
+
+
+def at_endpoint(config: Config) -> Config:
+    """The config with OPENAI_BASE_URL as the model's address, where `model.path` is no path and the variable is set.
+
+    A name without a directory here and without weights in the hub's cache is then one that the endpoint knows.
+    """
+    model, url = config.model, os.environ.get("OPENAI_BASE_URL")
+    if not url or not model.path or model.base_url or model.scripted or model.recipe:
+        return config
+    if config.resolve(model.path).exists() or model.path.startswith((".", "/", "~")) or _has_weights(model.path):
+        return config
+    name = model.name or model.path
+    log.info("%s is no directory here: asking for it at %s (OPENAI_BASE_URL)", model.path, url)
+    return config.model_copy(update={"model": model.model_copy(update={"base_url": url, "name": name, "path": None})})
+
+
+def _has_weights(name: str) -> bool:
+    return name.count("/") == 1 and is_cached(name)
 
 
 def open_engine(config: Config) -> Engine:

@@ -40,10 +40,11 @@ class _Root(LazyGroup):
 
     package = "ajet_tools.cli"
     table = {
-        "init": (
-            "setup",
-            "Write a starter project that runs at once: an agent, a judge, tasks, a config and scripted replies.",
+        "demo": (
+            "start",
+            "Train a small model to use a calculator, on this machine's CPU, in about a minute and without a network.",
         ),
+        "init": ("start", "Write a starter project that runs at once, or one of the tutorials."),
         "run": ("run", "Run an agent over tasks and score it; nothing is trained."),
         "train": ("train", "Train the model behind an agent. `ajet --conf FILE` is the same."),
         "rehearse": (
@@ -201,6 +202,7 @@ def root(
     """Train the model behind your agent: decorate, run, look, train.
 
     \b
+    ajet demo
     ajet init demo
     ajet run agent.py:solve --judge agent.py:exact --tasks tasks.jsonl \\
       --base-url http://127.0.0.1:8000/v1 --model NAME

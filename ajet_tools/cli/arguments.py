@@ -139,7 +139,8 @@ class AgentOptions:
     judge: Annotated[str | None, typer.Option(help=JUDGE_HELP)] = None
     base_url: Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint that answers.")] = None
     model: Annotated[
-        str | None, typer.Option(help="The model's name there; without --base-url a directory or a hub name.")
+        str | None,
+        typer.Option(help="Its name there or at OPENAI_BASE_URL, else a directory or a hub name."),
     ] = None
     api_key_env: Annotated[str | None, typer.Option(help="The variable that holds the endpoint's key.")] = None
     scripted: Annotated[str | None, typer.Option(help="replies.py:function that answers in place of a model.")] = None

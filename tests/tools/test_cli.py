@@ -478,7 +478,7 @@ def test_a_model_that_is_not_here_is_one_message_and_the_hub_is_asked_once_at_mo
             "    except ValueError as error: print(error)\n"
         )
         models = {
-            "gpt-4o-mini": "named owner/name",
+            "gpt-4o-mini": "--base-url URL",
             "a/b/c": "no directory a/b/c",
             "./owner/there": "no directory ./owner/there",
             "tasks.jsonl": "is a file",

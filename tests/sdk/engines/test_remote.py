@@ -11,16 +11,20 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import openai
 import pytest
 import uvicorn
 
+import ajet
 from ajet_sdk.dialects.table import CHAT
 from ajet_sdk.engines import http as endpoint
+from ajet_sdk.engines.open import at_endpoint
 from ajet_sdk.engines.remote import RemoteEngine
 from ajet_sdk.engines.scripted import ScriptedEngine
-from ajet_sdk.errors import ContextOverflow, EngineError, EngineUnavailable, RequestRefused
+from ajet_sdk.errors import ConfigError, ContextOverflow, EngineError, EngineUnavailable, RequestRefused
 from ajet_sdk.gateway.episode import EpisodeSpec
 from ajet_sdk.gateway.gateway import Gateway, listening_socket
 from ajet_sdk.gateway.http_door import read_json
@@ -350,3 +354,33 @@ def test_httpx_is_whole_before_an_agent_runs() -> None:
     code += "print('httpx' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "True"
+
+
+@ajet.workflow
+async def say(question: str) -> str:
+    reply = await openai.AsyncOpenAI().chat.completions.create(
+        model="gpt-4o-mini", messages=[{"role": "user", "content": question}]
+    )
+    return reply.choices[0].message.content or ""
+
+
+@ajet.judge
+def right(output: str, answer: str) -> float:
+    return float(output == answer)
+
+
+def test_a_name_that_is_no_path_is_asked_at_the_endpoint_of_the_environment(
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OPENAI_BASE_URL", server.url)
+    tasks = [{"question": "What?", "answer": "hello"}]
+    config = ajet.Config(model={"path": "gpt-4o-mini"}, experiment_dir=tmp_path / "out")
+    report = ajet.run(config, workflow=say, judge=right, tasks=tasks)
+    assert report.reward == 1.0 and [body["model"] for body in server.bodies] == ["gpt-4o-mini"]
+    (tmp_path / "here").mkdir()
+    for path in (tmp_path / "here", "./none"):  # a path is no name, whatever the environment says
+        assert at_endpoint(ajet.Config(model={"path": path})).model.base_url is None
+    monkeypatch.delenv("OPENAI_BASE_URL")
+    with pytest.raises(ConfigError, match=r"there is no directory gpt-4o-mini here; .*OPENAI_BASE_URL.*owner/name"):
+        ajet.run(config, workflow=say, judge=right, tasks=tasks)

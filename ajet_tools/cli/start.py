@@ -1,0 +1,201 @@
+"""`ajet demo`: a small model learns to use a calculator, here and now.
+
+`ajet init`: a starter project that runs at once, or one of the tutorials.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from importlib import resources
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+import ajet_tools
+from ajet_sdk import run
+from ajet_sdk.capture.hooks import ensure_api_key
+from ajet_sdk.config.config import load_config
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.reporting.output import echo
+from ajet_tools.cli.trace.view import view as open_viewer
+from ajet_tools.cli.viewer import check_terminal, load_viewer
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+DEMO = "math_agent"
+_SHORTER = (
+    "ajet.experiment_name=demo",
+    "ajet.data.train_batch_size=8",
+    "ajet.trainer_common.total_steps=18",
+    "ajet.trainer_common.test_freq=18",
+    "ajet.trainer_common.save_freq=18",
+    "ajet.trainer_common.val_tasks=64",
+)
+"""What makes the tutorial's run one of a minute."""
+
+
+def _examples() -> dict[str, Path]:
+    """The tutorials by name: in the installed package, or beside it in a checkout."""
+    package = Path(ajet_tools.__file__).parent
+    folder = next(place for place in (package / "tutorial", package.parent / "tutorial") if place.is_dir())
+    return {p.name.removeprefix("example_"): p for p in sorted(folder.glob("example_*")) if p.is_dir()}
+
+
+def _example_names(incomplete: str) -> list[str]:
+    return [name for name in _examples() if name.startswith(incomplete)]
+
+
+@app.command()
+def init(
+    name: Annotated[
+        Path | None, typer.Argument(help="The directory to make; `.` for the present one.", show_default=False)
+    ] = None,
+    example: Annotated[
+        str | None,
+        typer.Option(
+            help="Write this tutorial instead, such as math_agent; `list` prints their names.",
+            autocompletion=_example_names,
+        ),
+    ] = None,
+) -> None:
+    """Write a starter project that runs at once, or one of the tutorials.
+
+    \b
+    ajet init demo
+    cd demo
+    ajet run agent.py:solve --judge agent.py:exact --tasks tasks.jsonl \\
+      --scripted replies.py:reply
+    ajet init --example frozenlake
+    """
+    if example is not None:
+        _init_example(example, name)
+        return
+    if name is None:
+        raise ConfigError("say which directory to make: `ajet init NAME`, or `ajet init --example math_agent`")
+    title = name.resolve().name
+    if not re.fullmatch(r"[\w.-]+", title):
+        raise ConfigError(f"a project's name has letters, digits, dots, dashes and underscores (got {title!r})")
+    source = resources.files("ajet_tools.cli") / "starter"
+    files = {item.name: item.read_text(encoding="utf-8") for item in source.iterdir() if item.is_file()}
+    files["README.md"] = re.sub(r"\bNAME\b(?!-)", title, files["README.md"])
+    _write(name, files)
+    for file in sorted(files):
+        echo(f"  {name / file}")
+    echo(
+        f"Now run it, without a model:\n{_enter(name)}"
+        "  ajet run agent.py:solve --judge agent.py:exact --tasks tasks.jsonl --scripted replies.py:reply"
+    )
+
+
+def _init_example(example: str, name: Path | None) -> None:
+    known = _examples()
+    if example == "list":
+        for one, folder in known.items():
+            echo(f"  {one:<20}{_title(folder)}")
+        return
+    if example not in known:
+        near = difflib.get_close_matches(example, known, n=1, cutoff=0.5)
+        hint = f"did you mean {near[0]}?" if near else f"there are {', '.join(known)}"
+        raise ConfigError(f"there is no example {example!r}; {hint}")
+    name = name or Path(f"example_{example}")
+    files = _files(known[example])
+    _write(name, files)
+    for file in sorted(files):
+        echo(f"  {name / file}")
+    code = [text for file, text in files.items() if not file.endswith(".md")]
+    for other in known:
+        beside = name.resolve().parent / f"example_{other}"  # where its files look for those of another
+        if other != example and any(beside.name in text for text in code) and not beside.exists():
+            echo(f"It uses files of another example. Write that too: ajet init --example {other} {beside}")
+    echo(f"{name / 'README.md'} says what to do. It begins with:\n{_enter(name)}{_first_command(files['README.md'])}")
+
+
+def _files(folder: Path) -> dict[str, str]:
+    """A tutorial's files as text, its paths as they are once its folder is the present one."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        place = path.relative_to(folder)
+        made = {"launcher_record", "__pycache__"} & {*place.parts} or path.suffix in (".duckdb", ".pyc", ".wal")
+        if path.is_file() and not made and not path.name.startswith("."):
+            text = path.read_text(encoding="utf-8").replace(f"tutorial/{folder.name}/", "")
+            found[str(place)] = text.replace("tutorial/example_", "../example_")
+    return found
+
+
+def _title(folder: Path) -> str:
+    return (folder / "README.md").read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+
+
+def _first_command(readme: str) -> str:
+    """The first block of a README that is to be typed, indented."""
+    block = re.search(r"^```(?:sh|bash|console)\n(.*?)^```", readme, re.M | re.S)
+    lines = [] if block is None else block[1].splitlines()
+    typed = [line.removeprefix("$ ") for line in lines if block and (line.startswith("$ ") or "$ " not in block[1])]
+    return "\n".join(f"  {line}" for line in typed)
+
+
+def _write(folder: Path, files: dict[str, str]) -> None:
+    """Write a project's files. Raises ConfigError where one is there already, or the folder can't be made."""
+    taken = [file for file in sorted(files) if (folder / file).exists()]
+    if taken:
+        raise ConfigError(f"{folder} has {', '.join(taken)} already; nothing was written. Choose another name")
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{folder} is a file; nothing was written")
+    try:
+        for file, text in sorted(files.items()):
+            (folder / file).parent.mkdir(parents=True, exist_ok=True)
+            (folder / file).write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"cannot write {folder}: {error.strerror or error}") from error
+
+
+def _enter(folder: Path) -> str:
+    return "" if folder.resolve() == Path.cwd() else f"  cd {folder}\n"
+
+
+@app.command()
+def demo(
+    directory: Annotated[Path, typer.Argument(help="The directory for its files and its run.")] = Path("ajet-demo"),
+    view: Annotated[bool, typer.Option("--view", help="Open the viewer on the run at the end.")] = False,
+) -> None:
+    """Train a small model to use a calculator, on this machine's CPU, in about a minute and without a network.
+
+    The agent, its judge and its tasks are written to the directory, to be read and changed.
+
+    \b
+    ajet demo
+    ajet demo --view
+    """
+    if view:
+        check_terminal("ajet demo --view", "leave --view out, and look later with `ajet trace view --web`")
+        load_viewer("trace.app")
+    files = _files(_examples()[DEMO])
+    if not (directory / f"{DEMO}.yaml").exists():
+        _write(directory, files)
+    record = directory / "launcher_record"
+    config = load_config(
+        directory / f"{DEMO}.yaml",
+        _SHORTER,
+        {"experiment_dir": str(record / "demo"), "model": {"path": str((record / "model").resolve())}},
+    )
+    ensure_api_key()
+    echo(f"The agent is {directory / 'agent.py'}: plain OpenAI SDK, and two decorators.")
+    echo("Its model is made from scratch, then trained on the rewards that the judge gives:")
+    tuned = run.train(config)
+    echo(f"\n{tuned}")
+    echo(
+        f"""
+What to look at:
+  ajet trace view {config.directory}    # every episode, call and token, and why each was trained
+  ajet trace ls {config.directory}      # the episodes in a table
+  ajet trace ledger {config.directory}  # what became of every sampled token
+Then change {directory / "agent.py"}, and run the whole job, which takes a few minutes:
+  cd {directory}
+  ajet --conf {DEMO}.yaml"""
+    )
+    if view:
+        open_viewer(str(config.directory))
