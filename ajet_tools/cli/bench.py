@@ -1,0 +1,182 @@
+"""`ajet bench`: train the examples of a library, and keep what they reached and what it cost."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+import ajet
+from ajet_sdk.config.config import load_config
+from ajet_sdk.errors import ConfigError, TrainingError
+from ajet_sdk.reporting.output import echo
+from ajet_sdk.trace.reader import open_trace
+from ajet_tools.cli.bench_report import Library, Point, Record, compared, write_report
+from ajet_tools.cli.options import AsJson, print_json
+from ajet_tools.text.tables import console, table
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def bench(
+    tasks: Annotated[
+        list[str] | None, typer.Argument(metavar="[TASK]... [KEY=VALUE]...", help="Which tasks (all), and overrides.")
+    ] = None,
+    library: Annotated[
+        Path, typer.Option(help="The directory of the examples; its bench.json names the tasks and keeps the results.")
+    ] = Path("tutorial"),
+    seed: Annotated[
+        list[int] | None, typer.Option(help="Random seed; repeat it for several. Default: 0, 1 and 2.")
+    ] = None,
+    backbone: Annotated[str, typer.Option(help="What trains: local, trinity or verl.")] = "local",
+    compare: Annotated[
+        str | None,
+        typer.Option(metavar="VERSION", help="Compare with the results of VERSION; `last`: the newest other version."),
+    ] = None,
+    report: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="Write DIR/bench.md and its pictures from the results.")
+    ] = None,
+    no_run: Annotated[bool, typer.Option("--no-run", help="Train nothing; use the results that are there.")] = False,
+    exp_dir: Annotated[
+        Path | None, typer.Option(help="Keep the runs' directories here; without it they are removed.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Train the example library as a benchmark: held-out reward at each validation, and what it cost.
+
+    Each run is a process of its own and makes its own model from its seed. Its result goes to LIBRARY/bench.json,
+    in place of an earlier one of the same task, backbone, version, seed and overrides. --compare exits with 1 where a
+    task's mean reward is lower than in the other version by more than twice its standard error and by more than 0.02.
+
+    \b
+    ajet bench
+    ajet bench calculator --seed 0 ajet.trainer_common.total_steps=10
+    ajet bench --no-run --compare last
+    ajet bench --no-run --report docs
+    """
+    shelf = Library.open(library)
+    named = [text for text in tasks or [] if "=" not in text]
+    overrides = [text for text in tasks or [] if "=" in text]
+    if unknown := set(named) - set(shelf.tasks):
+        raise ConfigError(f"{library} has no task {', '.join(sorted(unknown))}; there are: {', '.join(shelf.tasks)}")
+    failed = 0
+    for task in [] if no_run else named or shelf.tasks:
+        for number in seed or (0, 1, 2):
+            try:
+                record = _measure(shelf, task, number, backbone, overrides, exp_dir)
+            except TrainingError as error:  # the other runs still say something
+                echo(f"{task}, seed {number}: {error}", err=True)
+                failed += 1
+                continue
+            shelf.keep(record)
+            echo(f"{task}, seed {number}: {record.summary()}", err=True)
+    chosen = [record for record in shelf.records if not named or record.task in named]
+    worse = _show(chosen, shelf, compare, as_json)
+    if report is not None:
+        for path in write_report(shelf, report):
+            echo(f"  {path}", err=True)
+    if failed or worse:
+        raise typer.Exit(1)
+
+
+def _show(records: list[Record], library: Library, version: str | None, as_json: bool) -> bool:
+    """Print the results, or how they compare; True where one is worse."""
+    if version is None:
+        if as_json:
+            print_json([record.as_dict() for record in records])
+            return False
+        out = console()
+        out.print(table([record.row() for record in records], out.width, right=("reward",)))
+        return False
+    found = compared(records, library.version(version))
+    if as_json:
+        print_json([one.as_dict() for one in found])
+    for one in [] if as_json else found:
+        echo(str(one))
+    return any(one.worse for one in found)
+
+
+def _measure(library: Library, task: str, seed: int, backbone: str, overrides: list[str], keep: Path | None) -> Record:
+    """Train one task from one seed in a process of its own. Raises TrainingError where it fails."""
+    config = (library.directory / library.tasks[task]).absolute()
+    values = [f"ajet.backbone={backbone}", f"ajet.trainer_common.seed={seed}", *overrides]
+    load_config(config, values)  # a wrong override is an error before anything runs
+    with _directory(keep, f"{task}-seed-{seed}") as folder:
+        log = folder / "bench.log"
+        echo(f"{task}, seed {seed}: training; its output is in {log}", err=True)
+        started = time.perf_counter()
+        with log.open("w") as output:
+            command = [sys.executable, "-m", "ajet", "train", "--conf", str(config), *values]
+            process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=subprocess.STDOUT)
+            try:
+                _, status, usage = os.wait4(process.pid, 0)
+            except BaseException:
+                process.terminate()
+                process.wait()
+                raise
+            process.returncode = os.waitstatus_to_exitcode(status)
+        if process.returncode:
+            tail = "\n".join(log.read_text(errors="replace").splitlines()[-8:])
+            raise TrainingError(f"{task} with seed {seed} ended with exit code {process.returncode}:\n{tail}")
+        unit = 2**30 if sys.platform == "darwin" else 2**20  # ru_maxrss is in bytes on macOS, else in KiB
+        return Record(
+            task=task, backbone=backbone, version=ajet.__version__, seed=seed, overrides=tuple(overrides),
+            machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
+            python=platform.python_version(), date=f"{datetime.now(timezone.utc):%Y-%m-%d}",
+            seconds=round(time.perf_counter() - started, 1), cpu_seconds=round(usage.ru_utime + usage.ru_stime, 1),
+            memory_gib=round(usage.ru_maxrss / unit, 2), curve=tuple(_curve(folder)),
+        )  # fmt: skip
+
+
+@contextmanager
+def _directory(keep: Path | None, name: str) -> Iterator[Path]:
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="ajet-bench-") as made:
+            yield Path(made)
+        return
+    folder = keep.absolute() / name
+    if (folder / "launcher_record").exists():
+        raise ConfigError(f"{folder} has a run already; remove it, or give another --exp-dir")
+    folder.mkdir(parents=True, exist_ok=True)
+    yield folder
+
+
+COSTS = {"time/step": "seconds", "train/tokens_sampled": "tokens", "train/episodes": "episodes"}
+
+
+def _curve(folder: Path) -> Iterator[Point]:
+    """The validations of the run below a directory, each with what the steps before it cost."""
+    reader = open_trace(next((folder / "launcher_record").glob("*/trace*.duckdb")).parent)
+    try:
+        rows = reader.query("SELECT step, name, value FROM metrics ORDER BY step").to_pylist()
+    finally:
+        reader.close()
+    by_step: dict[int, dict[str, float]] = {}
+    for row in rows:
+        by_step.setdefault(row["step"], {})[row["name"]] = row["value"]
+    spent: dict[str, Any] = dict.fromkeys(COSTS.values(), 0.0)
+    for step, values in sorted(by_step.items()):
+        for name, cost in COSTS.items():
+            spent[cost] += values.get(name, 0.0)
+        if "val/reward" in values:
+            greedy = values.get("val/greedy_reward")
+            rounded = {cost: round(value, 1) if cost == "seconds" else int(value) for cost, value in spent.items()}
+            yield Point(
+                step=step,
+                reward=round(values["val/reward"], 4),
+                greedy=None if greedy is None else round(greedy, 4),
+                **rounded,
+            )
