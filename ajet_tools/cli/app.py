@@ -54,7 +54,7 @@ class _Root(LazyGroup):
         "serve": ("train", "Serve a checkpoint as an OpenAI-compatible endpoint, until Ctrl-C."),
         "trace": ("trace", "Look into a trace: episodes, calls, rewards, the ledger."),
         "dataset": ("dataset", "Build a dataset, and work on one."),
-        "bench": ("bench", "Train the example library as a benchmark, and compare versions."),
+        "bench": ("bench", "Train the example library as a benchmark: reward and cost, compared between versions."),
         "config": ("config", "Show, check and explain the configuration."),
         "install": ("setup", "Install Trinity or vLLM, which pip can't resolve, in versions that work together."),
         "env": ("env", "Host environments that agents act in, as a service."),

@@ -55,7 +55,7 @@ def bench(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train the example library as a benchmark: held-out reward at each validation, and what it cost.
+    """Train the example library as a benchmark: reward and cost, compared between versions.
 
     Each run is a process of its own and makes its own model from its seed. Its result goes to LIBRARY/bench.json,
     in place of an earlier one of the same task, backbone, version, seed and overrides. --compare exits with 1 where a
