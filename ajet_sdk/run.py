@@ -119,10 +119,12 @@ def train(
     """
     backbone = _backbone(config.backbone)
     ensure_api_key()
-    workflow, judge = _find_workflow(config, workflow), _find_judge(config, judge)
     sets = load_tasks(config, tasks, val_tasks)
+    if workflow is not None or config.rollout.user_workflow or sets.val or not config.trainer_common.algorithm.stored:
+        workflow = _find_workflow(config, workflow)
+        check_models(config, workflow)
+    judge = _find_judge(config, judge)
     _check_signatures(workflow, judge, [*sets.train, *sets.val], config)
-    check_models(config, workflow)
     if debug_tags and config.rollout.runner == "ray":
         log.warning("With breakpoints the agent runs in this process, whatever rollout.runner says")
         config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"runner": "thread"})})
@@ -173,7 +175,7 @@ def _find_judge(config: Config, given: Any) -> Any:
 def _check_signatures(workflow: Any, judge: Any, tasks: Sequence[Task], config: Config) -> None:
     """Check against one task of each shape, so that a row without a key is found before the first episode."""
     shapes = {(frozenset(task.metadata), bool(task.main_query), task.env_type): task for task in reversed(tasks)}
-    for task in shapes.values():
+    for task in shapes.values() if workflow is not None else ():
         check_signature(workflow, judge, task, config)
 
 

@@ -18,6 +18,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet_sdk.backbones.shared.steps import Rollout, Rollouts, samples_of, total_steps
+from ajet_sdk.backbones.shared.stored import StoredBatch, StoredSteps, open_stored
 from ajet_sdk.backbones.shared.validation import Validation, due, validations_left
 from ajet_sdk.config.model_source import checkpoint_base
 from ajet_sdk.errors import ConfigError, TrainingError
@@ -34,7 +35,7 @@ from ajet_sdk.reporting.metrics import add_prefix, episode_metrics, reason_for_n
 from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.rollout.outcomes import check_sound, failure_messages
 from ajet_sdk.samples.build import Batch
-from ajet_sdk.samples.ledger import balance
+from ajet_sdk.samples.ledger import balance, sampled_tokens
 from ajet_sdk.types import Episode, LedgerEntry, Sample
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ _UNBOOKED = """
 
 
 async def local(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
-    """Train by GRPO, RLOO or REINFORCE++: sample a batch, make samples of it, update, and validate now and then.
+    """Train: sample a batch (or take what was said before), make samples of it, update, and validate now and then.
 
     With `rollout.max_staleness` above 0 the episodes of the next batch run while the present one trains.
 
@@ -72,13 +73,14 @@ async def local(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
     config = job.config
     if not job.train:
         raise ConfigError("there is no training task; see task_reader")
-    total = total_steps(config, len(job.train))
+    stored = open_stored(job)
+    total = total_steps(config, len(job.train if stored is None else stored))
     with Loggers.of(job, writer, total) as loggers:
         probe = Probe(config, job.workflow, job.judge, job.train)
         learner = await open_learner(config, probe, total, loggers.say)
         try:
             with freeze_gc():
-                return await _LocalRun(job, gateway, writer, learner, loggers, total).run()
+                return await _LocalRun(job, gateway, writer, learner, loggers, total, stored).run()
         finally:
             await learner.engine.aclose()
 
@@ -87,9 +89,17 @@ class _LocalRun:
     """One run of the loop. What changes is the step, the weights (in the trainer) and what the loggers hold."""
 
     def __init__(
-        self, job: Job, gateway: Gateway, writer: TraceWriter, learner: Learner, loggers: Loggers, total: int
+        self,
+        job: Job,
+        gateway: Gateway,
+        writer: TraceWriter,
+        learner: Learner,
+        loggers: Loggers,
+        total: int,
+        stored: StoredSteps | None,
     ) -> None:
         self.job, self.writer, self.loggers, self.total = job, writer, loggers, total
+        self.stored = stored
         self.config = job.config
         self.common = job.config.trainer_common
         self.sampler, self.trainer, self.tokenizer = learner.sampler, learner.trainer, learner.tokenizer
@@ -99,7 +109,7 @@ class _LocalRun:
         self.done = 0
         """Whole steps behind us."""
         self.saved = -1
-        self.ahead: Rollout | None = None
+        self.ahead: Rollout | StoredBatch | None = None
         """The next batch, begun before its turn."""
 
     async def run(self) -> TunedModel:
@@ -150,6 +160,8 @@ class _LocalRun:
                 self.loggers.history[row["name"]][row["step"]] = row["value"]
 
     def _announce(self) -> None:
+        if self.stored is not None:
+            self.loggers.say(f"{self.common.algorithm.adv_estimator}: {self.stored.origin}")
         steps = self.total - self.done
         validations = validations_left(self.config, self.done, self.total) * self.validation.episodes
         guess = estimate(self.config, self.trainer, steps=steps, val_episodes=validations)
@@ -171,12 +183,17 @@ class _LocalRun:
 
     async def _train_step(self, step: int) -> None:
         started = time.perf_counter()
-        rollout, self.ahead = self.ahead or self.rollouts.begin_step(step), None
+        rollout, self.ahead = self.ahead or self._begin_step(step), None
         episodes = await rollout.episodes(self.loggers.display, f"step {step}/{self.total} train")
         for line in failure_messages(episodes):
             self.loggers.say(f"step {step}: {line}")
         check_sound(episodes, self.config.rollout.min_sound_share)
         await _complete(self._learn(step, episodes, started, rollout.seconds))
+
+    def _begin_step(self, step: int) -> Rollout | StoredBatch:
+        if self.stored is not None:
+            return self.stored.begin_step(step, self.tokenizer, self.writer)
+        return self.rollouts.begin_step(step)
 
     async def _learn(self, step: int, episodes: Sequence[Episode], started: float, rollout_seconds: float) -> None:
         """Update the weights, and book the step as done: whoever stops the run stops it before or after all of this."""
@@ -195,9 +212,9 @@ class _LocalRun:
         else:
             self._begin_next_batch(step + 1, 0)
             self.loggers.say(f"step {step}: {reason_for_no_samples(batch, self.common.algorithm.adv_estimator)}")
-        calls = [c for e in episodes for c in e.calls if c.output_ids is not None]
-        sampled = sum(len(c.output_ids) for c in calls if c.output_ids is not None)
-        metrics["train/sampled_tokens_per_second"] = sampled / rollout_seconds
+        if self.stored is None:
+            sampled = sum(sampled_tokens(call) for episode in episodes for call in episode.calls)
+            metrics["train/sampled_tokens_per_second"] = sampled / rollout_seconds
         metrics["train/policy_version"] = self.trainer.updates
         metrics |= {"time/rollout": rollout_seconds, "time/step": time.perf_counter() - started}
         self.loggers.log(step, metrics)
@@ -216,7 +233,7 @@ class _LocalRun:
                 learnt = await asyncio.to_thread(self.trainer.step, samples, sampling, scores)
                 self.sampler.policy_version = self.trainer.updates
             return learnt
-        loop, left = asyncio.get_running_loop(), self.trainer.updates_of(len(samples))
+        loop, left = asyncio.get_running_loop(), self.trainer.updates_of(samples)
         self._begin_next_batch(step + 1, left)
 
         async def publish() -> None:
@@ -235,7 +252,7 @@ class _LocalRun:
         """Begin the next batch as soon as the updates still to come leave its tokens young enough to be trained."""
         bound = self.config.rollout.max_staleness
         if bound and updates_left <= bound and self.ahead is None and step <= self.total:
-            self.ahead = self.rollouts.begin_step(step)
+            self.ahead = self._begin_step(step)
 
     def _record_scores(
         self, step: int, samples: Sequence[Sample], episodes: Sequence[Episode], scores: TokenScores
@@ -263,7 +280,9 @@ class _LocalRun:
         return batch
 
     def _sampling(self, episodes: Sequence[Episode]) -> Mapping[str, Sampling]:
-        """How each call was drawn, which is how it is scored."""
+        """How each call was drawn, which is how it is scored; what is imitated or preferred, as the model says it."""
+        if self.common.algorithm.adv_estimator in ("sft", "dpo"):
+            return {}
         return {c.call_id: Sampling.of(c.sampling) for e in episodes for c in e.calls}
 
     def _warn_of_gap(self, step: int, learnt: Mapping[str, float]) -> None:

@@ -29,6 +29,9 @@ _VALUES = {
 }
 """A value by its name there: what it is here; None: it says what holds without the key."""
 
+_SHORT = {"trainer_common.algorithm": "adv_estimator"}
+"""A section that may be written as one text, and the key that the text is of."""
+
 WITHOUT_EFFECT = {
     "rollout.mode": "every engine here answers calls concurrently",
     "rollout.enable_oversample": "no attempt is sampled beyond the group's size",
@@ -101,6 +104,11 @@ def translate(source: Source) -> Translation:
             source.remove(f"ajet.{path}")
             if here is not None:
                 source.merge(_nested(f"ajet.{path}", here), origin)
+    for path, name in _SHORT.items():
+        if _holds(source.document, f"ajet.{path}") and isinstance(text := _at(source.document, path), str):
+            origin = source.origin(f"ajet.{path}") or ""
+            source.remove(f"ajet.{path}")
+            source.merge(_nested(f"ajet.{path}.{name}", text), origin)
     for path in WITHOUT_EFFECT:
         if _holds(source.document, f"ajet.{path}"):
             dropped.append((path, source.origin(f"ajet.{path}") or ""))

@@ -200,8 +200,8 @@ class Config(Section):
                 "names a directory: at most 200 bytes, no / or \\, no control character, and no . at its start {got}; "
                 "experiment_dir takes a path",
             )
-        estimator = self.trainer_common.algorithm.adv_estimator
-        if self.backbone != "debug" and self.rollout.num_repeat < 2 and estimator != "reinforce_plus_plus":
+        estimator, grouped = self.trainer_common.algorithm.adv_estimator, self.trainer_common.algorithm.grouped
+        if self.backbone != "debug" and self.rollout.num_repeat < 2 and grouped:
             raise wrong(
                 "rollout.num_repeat", f"must be at least 2 for {estimator} {{got}}; a group of one has no advantage"
             )

@@ -9,17 +9,61 @@ from pydantic import model_validator
 
 from ajet_sdk.config.schema import Section, key, section, wrong
 
-__all__ = ["Algorithm", "TrainerCommon"]
+__all__ = ["Algorithm", "Estimator", "TrainerCommon"]
+
+
+Estimator = Literal["grpo", "rloo", "reinforce_plus_plus", "sft", "dpo", "opd"]
 
 
 class Algorithm(Section):
-    adv_estimator: Literal["grpo", "rloo", "reinforce_plus_plus"] = key(
+    adv_estimator: Estimator = key(
         "grpo",
-        "How advantages are made of rewards; grpo: arXiv:2402.03300, rloo: arXiv:2402.14740, reinforce_plus_plus: "
-        "arXiv:2501.03262.",
+        "What is learnt from. Rewards: grpo (arXiv:2402.03300), rloo (arXiv:2402.14740), reinforce_plus_plus "
+        "(arXiv:2501.03262). Others, with backbone local: sft (replies as they stand), dpo (pairs of a better and a "
+        "worse attempt, arXiv:2305.18290), opd (a teacher's log-probabilities of the model's own replies, "
+        "arXiv:2306.13649). `algorithm: sft` is short for `algorithm: {adv_estimator: sft}`.",
     )
     normalize_std: bool = key(True, "grpo: divide by the group's standard deviation.")
     use_kl_in_reward: bool = key(False, "Take the KL penalty from the reward instead of adding it to the loss.")
+    data: str | None = key(
+        None,
+        "sft, dpo: what is learnt from. A trace (a file or an experiment's directory): the best episodes of each task, "
+        "or its best with its worst. Or a JSON-lines file: rows of `messages` (sft), or of `prompt`, `chosen` and "
+        "`rejected` (dpo). null: sft takes the training tasks' own `messages`; dpo pairs the attempts of each step.",
+    )
+    per_task: int = key(1, "Of a trace: the most episodes (sft) or pairs (dpo) of one task, the best first.", ge=1)
+    min_reward: float | None = key(
+        None, "Of a trace, sft: the least reward of an episode; null: more than the trace's lowest, where they differ."
+    )
+    beta: float = key(0.1, "dpo: how strongly the policy is held near the first model.", gt=0)
+    teacher: str | None = key(
+        None,
+        "opd: the model whose log-probabilities are learnt from, of the same tokenizer. A directory or a hub name, or "
+        "the URL of an endpoint that returns `prompt_logprobs`, as vLLM's does (`http://HOST:PORT/v1`).",
+    )
+    teacher_model: str | None = key(None, "opd: the teacher's name at its endpoint; null: the one that it lists first.")
+    teacher_key_env: str = key("OPENAI_API_KEY", "opd: the environment variable that holds the endpoint's key.")
+
+    @property
+    def stored(self) -> bool:
+        """Whether a step learns from what was said before, instead of from attempts of its own."""
+        return self.adv_estimator == "sft" or (self.adv_estimator == "dpo" and self.data is not None)
+
+    @property
+    def grouped(self) -> bool:
+        """Whether attempts at one task are compared."""
+        return self.adv_estimator in ("grpo", "rloo") or (self.adv_estimator == "dpo" and not self.stored)
+
+    @property
+    def by_reward(self) -> bool:
+        """Whether rewards are what is learnt from."""
+        return self.adv_estimator in ("grpo", "rloo", "reinforce_plus_plus")
+
+    @model_validator(mode="after")
+    def _needs(self) -> Algorithm:
+        if self.adv_estimator == "opd" and not self.teacher:
+            raise wrong("teacher", "must be given for opd {got}: a directory, a hub name, or an endpoint's URL")
+        return self
 
 
 class FsdpConfig(Section):
@@ -62,7 +106,7 @@ class TrainerCommon(Section):
     logger: list[Literal["console", "tensorboard", "wandb", "swanlab"]] = key(
         ["console", "tensorboard"], "Where metrics go beside the trace, one or a list of them."
     )
-    algorithm: Algorithm = section(Algorithm, "Advantages.")
+    algorithm: Algorithm = section(Algorithm, "What is learnt from.")
     mini_batch_num: int = key(1, "Optimiser steps per batch.", ge=1)
     ppo_epochs: int = key(1, "Passes over each batch.", ge=1)
     micro_batch_tokens: int = key(8192, "Tokens per forward pass; gradients of several are summed.", ge=1)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -18,9 +19,9 @@ from ajet_sdk.errors import RequestRefused
 from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.samples.prefixes import place_all
 from ajet_sdk.tokens.template import ChatTemplate, clean
-from ajet_sdk.types import Call
+from ajet_sdk.types import Call, now
 
-__all__ = ["Refusal", "Retokenised", "by_request", "retokenise"]
+__all__ = ["Refusal", "Retokenised", "by_request", "calls_of", "retokenise"]
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,31 @@ class Retokenised:
     """Calls that were not asked by messages or a prompt (another dialect), or had no reply."""
     own_ids: int = 0
     """Calls whose recorded output ids were used."""
+
+
+def calls_of(
+    messages: Sequence[Mapping[str, Any]],
+    tools: Sequence[Mapping[str, Any]] | None,
+    episode_id: str,
+    *,
+    begin: int = 0,
+) -> list[Call]:
+    """Each assistant message from place `begin` on as the call that was answered with it, still without token ids."""
+    at = now()
+    offered = {"tools": list(tools)} if tools else {}
+    spoken = [i for i, message in enumerate(messages) if i >= begin and message["role"] == "assistant"]
+    return [
+        Call(
+            call_id=f"{episode_id}.{place}",
+            episode_id=episode_id,
+            index=index,
+            request={"messages": [dict(message) for message in messages[:place]], **offered},
+            response={"choices": [{"message": dict(messages[place])}]},
+            started_at=at + timedelta(microseconds=index),
+            ended_at=at + timedelta(microseconds=index),
+        )
+        for index, place in enumerate(spoken)
+    ]
 
 
 def by_request(calls: Iterable[Call]) -> list[tuple[Call, ...]]:

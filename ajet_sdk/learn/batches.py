@@ -56,21 +56,26 @@ class MicroBatch:
     limits: Limits | None = None
     """None where every token was drawn from the whole vocabulary."""
     processing: tuple[Processing, ...] = ()
+    pairs_N: torch.Tensor | None = None
+    """Which of the batch's P pairs a token belongs to (`Sample.pair`)."""
 
 
-def micro_batches(lengths: Sequence[int], budget: int) -> list[list[int]]:
+def micro_batches(
+    lengths: Sequence[int], budget: int, together: Sequence[Sequence[int]] | None = None
+) -> list[list[int]]:
     """Indices grouped so that rows × longest row stays within `budget` tokens and rows of one group are of like length.
 
-    A row longer than the budget stands alone.
+    A row longer than the budget stands alone. Indices of one list of `together` stay in one group, however large.
     """
+    units = [(max(lengths[i] for i in unit), unit) for unit in together or [[i] for i in range(len(lengths))]]
     groups: list[list[int]] = []
     longest = 0
-    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if groups and (len(groups[-1]) + 1) * longest <= budget:
-            groups[-1].append(index)
+    for length, unit in sorted(units, key=lambda pair: (-pair[0], pair[1][0])):
+        if groups and (len(groups[-1]) + len(unit)) * longest <= budget:
+            groups[-1] += unit
         else:
-            groups.append([index])
-            longest = lengths[index]
+            groups.append([*unit])
+            longest = length
     return groups
 
 
@@ -102,6 +107,8 @@ def collate(
     ids_BT = np.zeros((len(samples), width), dtype=np.int64)
     positions, targets, sampler, advantages, drawn = [], [], [], [], []
     processing: list[Processing] = []
+    pairs: dict[tuple[str, str], int] = {}
+    paired: list[npt.NDArray[np.int64]] = []
     trained = 0
     for row, sample in enumerate(samples):
         line = sample.timeline
@@ -112,6 +119,7 @@ def collate(
         targets.append(line.token_ids[at])
         sampler.append(line.logprobs[at])
         advantages.append(sample.advantages[at])
+        paired.append(np.full(len(at), pairs.setdefault(sample.pair, len(pairs)), np.int64))
         drawn.append(_sampling_rows(sample, sampling)[:, at])
         processing += _processing(sample, sampling, at, trained, tokenizer)
         trained += len(at)
@@ -129,6 +137,7 @@ def collate(
             *(torch.from_numpy(array).to(device) for array in (limited, *(a[limited] for a in (top_k, top_p, min_p))))
         ) if len(limited) else None,
         processing=tuple(processing),
+        pairs_N=torch.from_numpy(np.concatenate(paired)).to(device),
     )  # fmt: skip
 
 

@@ -37,7 +37,7 @@ def memory_bytes(trainer: Trainer, tokens: int, *, checkpointing: bool, trained:
     moved = sum(m.numel() for m in trainer.masters)
     copied = sum(m.numel() for m, p in zip(trainer.masters, trainer.parameters, strict=True) if m is not p)
     adapter = hasattr(model, "disable_adapter")
-    reference = weights if trainer.settings.loss.kl_coef and not adapter else 0
+    reference = weights if trainer.settings.loss.has_reference and not adapter else 0
     shape, size = model.config.get_text_config(), model.dtype.itemsize
     hidden, layers = shape.hidden_size, shape.num_hidden_layers
     inner = getattr(shape, "intermediate_size", None) or 4 * hidden
@@ -53,9 +53,10 @@ def memory_bytes(trainer: Trainer, tokens: int, *, checkpointing: bool, trained:
 def estimate(config: Config, trainer: Trainer, *, steps: int, val_episodes: int) -> Estimate:
     """What can be known before the first step: how many episodes there will be, and the memory of the largest step."""
     rollout = config.rollout
-    per_step = config.data.train_batch_size * rollout.num_repeat
+    stored = config.trainer_common.algorithm.stored
+    per_step = config.data.train_batch_size * (1 if stored else rollout.num_repeat)
     tokens = min(config.trainer_common.micro_batch_tokens, per_step * rollout.max_model_len)
     memory = memory_bytes(trainer, tokens, checkpointing=config.model.gradient_checkpointing)
     if rollout.max_staleness:  # the sampler has trained weights of its own
         memory += sum(p.numel() * p.element_size() for p in trainer.parameters)
-    return Estimate(memory, steps * per_step + val_episodes)
+    return Estimate(memory, steps * per_step * (not stored) + val_episodes)

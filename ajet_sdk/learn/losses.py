@@ -1,17 +1,19 @@
-"""The loss: clipped policy gradient over the tokens that were sampled, with optional KL and entropy terms.
+"""The losses: of tokens that were sampled with advantages, of replies to imitate, of pairs to prefer one of.
 
-Letters of shapes: B rows of a micro-batch, T its padded length, N trained tokens in it, V the vocabulary.
+Letters of shapes: B rows of a micro-batch, T its padded length, N trained tokens in it, P pairs, V the vocabulary.
 
 Sources: the clipped surrogate is PPO's (Schulman et al. 2017, arXiv:1707.06347, eq. 7) with the two bounds apart as in
 DAPO (Yu et al. 2025, arXiv:2503.14476, eq. 10) and a mean over tokens (ibid., eq. 8); group-relative advantages are
 GRPO's (Shao et al. 2024, arXiv:2402.03300). The denominator of the ratio is the sampler's own log-probability. The
-estimators k1, k2, k3 of the KL divergence are Schulman's (2020, "Approximating KL divergence").
+estimators k1, k2, k3 of the KL divergence are Schulman's (2020, "Approximating KL divergence"). Preferences: Direct
+Preference Optimization (Rafailov et al. 2023, arXiv:2305.18290, eq. 7).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -19,8 +21,9 @@ from ajet_sdk.engines.local.logits import process
 from ajet_sdk.engines.local.requests import limit
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.learn.batches import MicroBatch
+from ajet_sdk.types import Sample
 
-__all__ = ["LossSettings", "Scored", "kl_estimate", "score", "token_loss"]
+__all__ = ["LossSettings", "Scored", "kl_estimate", "loss_of", "score", "token_loss", "units"]
 
 _MAX_LOG_RATIO = 20.0
 
@@ -34,6 +37,14 @@ class LossSettings:
     kl_coef: float = 0.0
     kl_type: str = "low_var_kl"
     entropy_coef: float = 0.0
+    objective: Literal["policy", "imitation", "preference"] = "policy"
+    beta: float = 0.1
+    """Of a preference: how strongly the policy is held to the reference."""
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the model as it was first is scored too."""
+        return bool(self.kl_coef) or self.objective == "preference"
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +149,34 @@ def kl_estimate(logprobs_N: torch.Tensor, reference_N: torch.Tensor, kind: str) 
     )
 
 
+Seen = dict[str, torch.Tensor]
+
+
+def units(samples: Sequence[Sample], settings: LossSettings) -> list[list[int]]:
+    """Positions of samples that a loss takes together: those of a pair, else each its own."""
+    if settings.objective != "preference":
+        return [[i] for i in range(len(samples))]
+    pairs: dict[tuple[str, str], list[int]] = {}
+    for i, sample in enumerate(samples):
+        pairs.setdefault(sample.pair, []).append(i)
+    return list(pairs.values())
+
+
+def loss_of(
+    scored: Scored, batch: MicroBatch, settings: LossSettings, reference_N: torch.Tensor | None = None
+) -> tuple[torch.Tensor, Seen]:
+    """The loss of each trained token (N), or of each pair (P), and, detached, what is worth logging of it.
+
+    Its sum over an optimiser step divided by the step's number of trained tokens, or of pairs, is the step's loss.
+    """
+    loss, seen = _LOSSES[settings.objective](scored, batch, settings, reference_N)
+    return loss, {name: value.detach() for name, value in seen.items()}
+
+
 def token_loss(
     scored: Scored, batch: MicroBatch, settings: LossSettings, reference_N: torch.Tensor | None = None
-) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-    """The loss of each trained token (N) and, detached, what is worth logging of it (each N).
-
-    The sum over an optimiser step divided by its number of trained tokens is the step's loss.
-    """
+) -> tuple[torch.Tensor, Seen]:
+    """The clipped policy gradient of each trained token."""
     log_ratio_N = (scored.logprobs_N - batch.sampler_N).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
     ratio_N = log_ratio_N.exp()
     bounded_N = ratio_N.clamp(1.0 - settings.clip_ratio_low, 1.0 + settings.clip_ratio_high)
@@ -163,4 +195,34 @@ def token_loss(
         seen["entropy"] = scored.entropy_N
         if settings.entropy_coef:
             loss_N = loss_N - settings.entropy_coef * scored.entropy_N
-    return loss_N, {name: value.detach() for name, value in seen.items()}
+    return loss_N, seen
+
+
+def _imitation(
+    scored: Scored, _batch: MicroBatch, _settings: LossSettings, _: torch.Tensor | None
+) -> tuple[torch.Tensor, Seen]:
+    """The negative log-likelihood of each trained token."""
+    return -scored.logprobs_N, {} if scored.entropy_N is None else {"entropy": scored.entropy_N}
+
+
+def _preference(
+    scored: Scored, batch: MicroBatch, settings: LossSettings, reference_N: torch.Tensor | None
+) -> tuple[torch.Tensor, Seen]:
+    """-log sigmoid of beta times how much more the policy has come to prefer the better side than the reference does.
+
+    A side is all tokens that one attempt sampled, in whatever many timelines: what both sides were given cancels out.
+    """
+    assert reference_N is not None and batch.pairs_N is not None
+    gain_N = (scored.logprobs_N - reference_N) * batch.advantages_N.sign()
+    zeros_P = gain_N.new_zeros(int(batch.pairs_N.max()) + 1)
+    margin_P = settings.beta * zeros_P.index_add(0, batch.pairs_N, gain_N)
+    seen = {"dpo_margin": margin_P, "dpo_accuracy": (margin_P > 0).to(margin_P.dtype)}
+    seen |= {} if scored.entropy_N is None else {"entropy": scored.entropy_N}
+    return -torch.nn.functional.logsigmoid(margin_P), seen
+
+
+_LOSSES: dict[str, Callable[[Scored, MicroBatch, LossSettings, torch.Tensor | None], tuple[torch.Tensor, Seen]]] = {
+    "policy": token_loss,
+    "imitation": _imitation,
+    "preference": _preference,
+}

@@ -15,7 +15,7 @@ import torch
 
 from ajet_sdk.errors import ConfigError, TrainingError
 from ajet_sdk.learn.batches import MicroBatch, collate, micro_batches, trained_length
-from ajet_sdk.learn.losses import LossSettings, Scored, score, token_loss
+from ajet_sdk.learn.losses import LossSettings, Scored, loss_of, score, units
 from ajet_sdk.learn.scores import TokenScores
 from ajet_sdk.protocols import Sampling, Tokenizer
 from ajet_sdk.types import Sample
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
 __all__ = ["Trainer", "TrainerSettings", "default_lr", "policy_pass", "trainable_parameters"]
+
+
+_OBJECTIVES: dict[str, Literal["imitation", "preference"]] = {"sft": "imitation", "dpo": "preference"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,14 +58,17 @@ class TrainerSettings:
                 "trainer_common.algorithm.use_kl_in_reward: the local backbone takes the KL term in the loss; "
                 "set it to false and use trainer_common.use_kl_loss with kl_loss_coef"
             )
+        by_reward = common.algorithm.by_reward
         return cls(
             lr=lr,
             loss=LossSettings(
                 clip_ratio_low=common.clip_ratio_low,
                 clip_ratio_high=common.clip_ratio_high,
-                kl_coef=common.kl_loss_coef if common.use_kl_loss else 0.0,
+                kl_coef=common.kl_loss_coef if common.use_kl_loss and by_reward else 0.0,
                 kl_type=common.kl_loss_type,
-                entropy_coef=common.entropy_coef,
+                entropy_coef=common.entropy_coef if by_reward else 0.0,
+                objective=_OBJECTIVES.get(common.algorithm.adv_estimator, "policy"),
+                beta=common.algorithm.beta,
             ),
             weight_decay=optim.weight_decay,
             betas=(optim.betas[0], optim.betas[1]),
@@ -125,10 +131,11 @@ def default_lr(parameters: int, *, lora: bool) -> float:
 
 
 class Trainer:
-    """Applies the policy-gradient loss to a model, in place.
+    """Applies a loss to a model, in place.
 
-    Weights below fp32 get fp32 master copies, for which AdamW's small steps are not lost to rounding. With a KL term a
-    full model is copied once, as it is now, to be the frozen reference; a LoRA model is its own with the adapter off.
+    Weights below fp32 get fp32 master copies, for which AdamW's small steps are not lost to rounding. For a KL term
+    and for preferences a full model is copied once, as it is now, to be the frozen reference; a LoRA model is its own
+    with the adapter off.
     """
 
     def __init__(self, model: Any, settings: TrainerSettings, tokenizer: Tokenizer | None = None) -> None:
@@ -147,7 +154,7 @@ class Trainer:
             self.masters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
         )
         self._adapter = hasattr(model, "disable_adapter")
-        self._reference = self._freeze() if settings.loss.kl_coef and not self._adapter else None
+        self._reference = self._freeze() if settings.loss.has_reference and not self._adapter else None
 
     @property
     def device(self) -> torch.device:
@@ -174,7 +181,7 @@ class Trainer:
         try:
             with policy_pass(self.model):
                 for epoch in range(self.settings.ppo_epochs):
-                    for number, share in enumerate(self._shares(len(samples))):
+                    for number, share in enumerate(self._shares(samples)):
                         first = epoch == 0 and number == 0
                         seen = self._update([samples[i] for i in share], sampling, tally, first=first)
                         if scores is not None and first:
@@ -198,25 +205,27 @@ class Trainer:
             "tokens_per_second": tokens / seconds,
         }
 
-    def updates_of(self, samples: int) -> int:
-        """How many updates a step on so many samples makes."""
-        return self.settings.ppo_epochs * min(self.settings.mini_batch_num, samples)
+    def updates_of(self, samples: Sequence[Sample]) -> int:
+        """How many updates a step on the samples makes."""
+        return self.settings.ppo_epochs * min(self.settings.mini_batch_num, len(units(samples, self.settings.loss)))
 
-    def _shares(self, count: int) -> list[list[int]]:
+    def _shares(self, samples: Sequence[Sample]) -> list[list[int]]:
         """Positions of the samples of each mini-batch, drawn anew from the seed for every epoch."""
-        order = list(range(count))
-        number = min(self.settings.mini_batch_num, count)
+        order = units(samples, self.settings.loss)
+        number = min(self.settings.mini_batch_num, len(order))
         if number > 1:
             random.Random(f"{self.settings.seed}/{self.updates}").shuffle(order)
-        return [order[i::number] for i in range(number)]
+        return [[place for unit in order[i::number] for place in unit] for i in range(number)]
 
     def _update(
         self, samples: Sequence[Sample], sampling: Sampling | Mapping[str, Sampling], tally: Tally, *, first: bool
     ) -> list[tuple[list[int], Scored]]:
         """One optimiser update. Returns the samples' positions in each micro-batch and their scores, detached."""
         seen: list[tuple[list[int], Scored]] = []
-        groups = micro_batches([trained_length(s) for s in samples], self.settings.micro_batch_tokens)
-        total = sum(int(s.timeline.loss_mask.sum()) for s in samples)
+        together = units(samples, self.settings.loss)
+        groups = micro_batches([trained_length(s) for s in samples], self.settings.micro_batch_tokens, together)
+        paired = self.settings.loss.objective == "preference"
+        total = len(together) if paired else sum(int(s.timeline.loss_mask.sum()) for s in samples)
         for group in groups:
             batch = collate([samples[i] for i in group], sampling, self.device, self.tokenizer)
             seen.append((group, self._backward(batch, total, tally, first=first)))
@@ -227,17 +236,17 @@ class Trainer:
     def _backward(self, batch: MicroBatch, total: int, tally: Tally, *, first: bool) -> Scored:
         settings = self.settings.loss
         reference_N = None
-        if settings.kl_coef and batch.limits is None:  # first, while no activations are held
+        if settings.has_reference and batch.limits is None:  # first, while no activations are held
             reference_N = self._reference_logprobs(batch)
         scored = score(self.model, batch, entropy=True, entropy_grad=bool(settings.entropy_coef))
-        if settings.kl_coef and batch.limits is not None:
+        if settings.has_reference and batch.limits is not None:
             reference_N = self._reference_logprobs(batch, scored.support_MV)
-        loss_N, seen = token_loss(scored, batch, settings, reference_N)
-        (loss_N.sum() / total).backward()
+        loss, seen = loss_of(scored, batch, settings, reference_N)
+        (loss.sum() / total).backward()
         self._gather()
-        tally.add("loss", loss_N.detach())
-        gap_N = seen.pop("gap")
-        if first:  # later updates compare two different policies
+        tally.add("loss", loss.detach())
+        gap_N = seen.pop("gap", None)
+        if first and gap_N is not None:  # later updates compare two different policies
             tally.add("logprob_gap_mean", gap_N)
             tally.maximum("logprob_gap_max", gap_N)
         for name, value_N in seen.items():

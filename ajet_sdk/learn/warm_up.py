@@ -13,12 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from ajet_sdk.engines.prompts import PromptBuilder
+from ajet_sdk.engines.retokenize import calls_of, retokenise
 from ajet_sdk.errors import TrainingError
 from ajet_sdk.learn.batches import collate
 from ajet_sdk.learn.checkpoint import save_model
@@ -26,7 +25,7 @@ from ajet_sdk.learn.losses import score
 from ajet_sdk.learn.recipe import Demonstration, Recipe, Say, store_model
 from ajet_sdk.samples.timelines import merge
 from ajet_sdk.tokens.huggingface import HFTokenizer
-from ajet_sdk.types import Call, Sample, Timeline
+from ajet_sdk.types import Sample, Timeline
 
 __all__ = ["make_model", "new_model", "tokenize_demonstrations", "train_tokenizer"]
 
@@ -110,34 +109,9 @@ def tokenize_demonstrations(tokenizer: Any, demonstrations: Sequence[Demonstrati
     exact = HFTokenizer(tokenizer)
     samples = []
     for number, one in enumerate(demonstrations):
-        calls = _calls(PromptBuilder(exact), exact, tokenizer, one, f"demonstration {number}")
+        calls = retokenise(calls_of(one.messages, one.tools, f"demonstration {number}"), exact).calls
         samples += [_sample(line) for line in merge(calls).timelines]
     return samples
-
-
-def _calls(tokens: PromptBuilder, exact: Any, tokenizer: Any, one: Demonstration, name: str) -> list[Call]:
-    """Each assistant message as the call that would have sampled it, end of turn included."""
-    calls: list[Call] = []
-    for at, message in enumerate(one.messages):
-        if message["role"] != "assistant":
-            continue
-        prompt = tokens.prompt(one.messages[:at], one.tools)
-        whole = tokenizer.apply_chat_template(one.messages[: at + 1], tools=one.tools, tokenize=False)
-        ids = exact.encode(whole[len(prompt.text) :])
-        end = next((i for i, token in enumerate(ids) if token in exact.eos_ids), len(ids) - 1)
-        output = ids[: end + 1]
-        tokens.commit(prompt, output, message)
-        calls.append(
-            Call(
-                call_id=f"{name}.{at}",
-                episode_id=name,
-                index=len(calls),
-                prompt_ids=np.asarray(prompt.ids, dtype=np.int32),
-                output_ids=np.asarray(output, dtype=np.int32),
-                logprobs=np.zeros(len(output), dtype=np.float32),
-            )
-        )
-    return calls
 
 
 def _sample(line: Timeline) -> Sample:

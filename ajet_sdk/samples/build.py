@@ -13,6 +13,9 @@ several roles are batches apart.
 
 A role is a target tag, or without one an agent. Only calls of one role are compared, whatever the estimator: rewards of
 several roles need not be alike, and who plays a role may differ between the attempts.
+
+`sft` and `opd` learn from every token alike: its advantage is 1 (for `opd` until the teacher's word takes its place).
+`dpo` takes of each group the best attempt (1) and the worst (-1), role by role.
 """
 
 from __future__ import annotations
@@ -20,10 +23,11 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import get_args
 
 import numpy as np
 
+from ajet_sdk.config.trainer_schema import Estimator
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.samples.draft import Draft, Lengths
 from ajet_sdk.samples.ledger import sampled_tokens
@@ -33,9 +37,11 @@ from ajet_sdk.types import Call, Episode, LedgerEntry, Sample, Split
 
 __all__ = ["Batch", "Estimator", "build"]
 
-Estimator = Literal["grpo", "rloo", "reinforce_plus_plus"]
-
 _EPSILON = 1e-6
+_UNREWARDED = ("sft", "opd")
+"""Estimators that learn from episodes without a reward too."""
+_UNSCORED = ("sft", "dpo")
+"""Estimators that do not ask how likely a reply was when it was sampled."""
 
 
 @dataclass(frozen=True)
@@ -88,13 +94,19 @@ def build(
     if estimator not in get_args(Estimator):
         known = ", ".join(get_args(Estimator))
         raise ConfigError(f"trainer_common.algorithm.adv_estimator must be one of {known} (got {estimator!r})")
-    drafts = [Draft(episode, merge(episode.calls, decode, template), failure_reward, gamma) for episode in episodes]
+    rewarded, scored = estimator not in _UNREWARDED, estimator not in _UNSCORED
+    drafts = [
+        Draft(episode, merge(episode.calls, decode, template), failure_reward, gamma, rewarded, scored)
+        for episode in episodes
+    ]
     newest = None if policy_version is None or max_staleness is None else policy_version - max_staleness
     for draft in drafts:
         draft.rule_out(newest, maskable)
     zero = _advantages([draft for draft in drafts if draft.counts], estimator, normalize_std)
     limits = (max_tokens, max_lengths, max_samples)
     samples = [sample for draft in drafts for sample in draft.samples(*limits)]
+    if estimator == "dpo":
+        samples = _whole_pairs(samples, drafts)
     ledger = tuple(row for draft in drafts for row in draft.ledger())
     splits = tuple(split for draft in drafts for split in draft.merged.splits)
     return Batch(tuple(samples), ledger, splits, _metrics(drafts, samples, ledger, zero))
@@ -112,9 +124,15 @@ def _advantages(drafts: Sequence[Draft], estimator: Estimator, normalize_std: bo
     compared = [drafts] if estimator == "reinforce_plus_plus" else groups.values()
     for together in compared:
         for role in dict.fromkeys(role for draft in together for role in draft.candidates):
+            if estimator in _UNREWARDED:
+                for draft in together:
+                    draft.advantages |= {call.call_id: 1.0 for call in draft.candidates.get(role, ())}
+                continue
             episodes, callless = _values(together, role)
             if estimator == "reinforce_plus_plus":
                 _batch(episodes)
+            elif estimator == "dpo":
+                _pair(episodes)
             else:
                 _group(episodes, callless, estimator, normalize_std)
     return len(groups), sum(not any(draft.advantages for draft in group) for group in groups.values())
@@ -176,6 +194,33 @@ def _batch(episodes: _Values) -> None:
                 draft.advantages[call.call_id] = (value - mean) / (deviation + _EPSILON)
             else:
                 draft.outcomes.setdefault(call.call_id, "zero_advantage")
+
+
+def _pair(episodes: _Values) -> None:
+    """The best and the worst attempt of a group; of equal ones the first. The others, and ties, are ruled out."""
+    means = [float(np.mean([value for _, value in valued])) for _, valued in episodes]
+    sides = {means.index(max(means)): 1.0, means.index(min(means)): -1.0} if _varied(means) else {}
+    for place, (draft, valued) in enumerate(episodes):
+        for call, _ in valued:
+            if place in sides:
+                draft.advantages[call.call_id] = sides[place]
+            else:
+                draft.outcomes.setdefault(call.call_id, "zero_advantage")
+
+
+def _whole_pairs(samples: Sequence[Sample], drafts: Sequence[Draft]) -> list[Sample]:
+    """The samples with the role in their `group_id`, so that it names the pair; a pair whose other side did not fit is
+    left out, and its calls are ruled out."""
+    roles = {call.call_id: role for draft in drafts for role, calls in draft.candidates.items() for call in calls}
+    pairs: dict[str, list[Sample]] = defaultdict(list)
+    for sample in samples:
+        pair = f"{sample.group_id}/{roles[sample.timeline.spans[0].call_id]}"
+        pairs[pair].append(sample.model_copy(update={"group_id": pair}))
+    lone = [own for own in pairs.values() if len({bool((sample.advantages > 0).any()) for sample in own}) < 2]
+    out = {span.call_id for own in lone for sample in own for span in sample.timeline.spans}
+    for draft in drafts:
+        draft.outcomes |= {call_id: "zero_advantage" for call_id in out & draft.advantages.keys()}
+    return [sample for own in pairs.values() if own not in lone for sample in own]
 
 
 def _varied(values: Sequence[float]) -> bool:

@@ -23,11 +23,11 @@ Lengths = tuple[int | None, int | None]
 _NOT_THE_AGENTS = set(errors.__all__) - {"ContextOverflow", "RequestRefused"}
 
 
-def _has_ids(call: Call) -> bool:
-    """Whether the engine told all that training needs: ids, and the probability of each."""
-    if call.prompt_ids is None or call.output_ids is None or call.logprobs is None:
+def _has_ids(call: Call, scored: bool) -> bool:
+    """Whether the engine told all that training needs: ids, and where it takes them the probability of each."""
+    if call.prompt_ids is None or call.output_ids is None:
         return False
-    return bool(np.isfinite(call.logprobs).all())
+    return not scored or (call.logprobs is not None and bool(np.isfinite(call.logprobs).all()))
 
 
 def _may_have_failure_reward(episode: Episode) -> bool:
@@ -44,6 +44,10 @@ class Draft:
     merged: Merged
     failure_reward: float | None
     gamma: float
+    rewarded: bool = True
+    """Whether it takes a reward to learn from it."""
+    scored: bool = True
+    """Whether it takes the sampler's log-probabilities."""
     outcomes: dict[str, Outcome] = field(default_factory=dict)
     """Why a call is left out, by call id; no entry: it is trained, as far as it fits."""
     advantages: dict[str, float] = field(default_factory=dict)
@@ -54,7 +58,7 @@ class Draft:
     def failed(self) -> bool:
         """Whether there is no value to train on."""
         if self.episode.status == "succeeded":
-            return not self.episode.rewards
+            return self.rewarded and not self.episode.rewards
         return self.failure_reward is None or not _may_have_failure_reward(self.episode)
 
     @property
@@ -90,7 +94,7 @@ class Draft:
                 outcome = "untrainable"
             elif call.error is not None:
                 outcome = "undelivered"
-            elif not _has_ids(call):
+            elif not _has_ids(call, self.scored):
                 outcome = "untrainable"
             elif self.failed:
                 outcome = "failed"

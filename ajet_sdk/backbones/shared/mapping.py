@@ -85,6 +85,12 @@ def unsupported_keys(config: Config, trainer: str) -> list[str]:
     model, wrong = config.model, []
     if config.trainer_common.algorithm.use_kl_in_reward:
         wrong.append("trainer_common.algorithm.use_kl_in_reward: use trainer_common.use_kl_loss with kl_loss_coef")
+    if not config.trainer_common.algorithm.by_reward:
+        name = config.trainer_common.algorithm.adv_estimator
+        wrong.append(
+            f"trainer_common.algorithm: {name}; {trainer} gets samples with advantages here, and no demonstrations, "
+            "pairs or teachers: use backbone local"
+        )
     if config.rollout.sampling == "request":
         wrong.append(
             f"rollout.sampling: request; {trainer} trains at one temperature for all calls: set rollout.sampling: run"

@@ -201,7 +201,7 @@ def test_mini_batches_and_epochs_are_updates_and_count_as_versions() -> None:
     trainer = Trainer(model, TrainerSettings(lr=1e-3, mini_batch_num=2, ppo_epochs=3))
     trainer.step(batch(model, 3))
     assert trainer.updates == 6
-    assert sorted(i for share in trainer._shares(7) for i in share) == list(range(7))
+    assert sorted(i for share in trainer._shares(batch(model, 3, rows=7)) for i in share) == list(range(7))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,253 @@
+"""Steps that learn from what was said before: conversations of a file, of the tasks themselves, or of a trace.
+
+A step's conversations become episodes of the run, under ids of their own and as token ids of its own tokenizer, so that
+they are merged, booked in the ledger, shown and counted as what was sampled is. The validation tasks are left out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet_sdk.backbones.shared.steps import order_of_tasks
+from ajet_sdk.engines.retokenize import calls_of, retokenise
+from ajet_sdk.errors import ConfigError, TaskError, TrainingError
+from ajet_sdk.protocols import Tokenizer
+from ajet_sdk.reporting.loggers import Display
+from ajet_sdk.tasks.jsonl import json_rows
+from ajet_sdk.trace.reader import Trace, episodes, open_trace
+from ajet_sdk.types import Call, Episode, Reward, Task, new_id, now
+
+if TYPE_CHECKING:
+    from ajet_sdk.protocols import Job
+    from ajet_sdk.trace.writer import TraceWriter
+
+__all__ = ["StoredBatch", "StoredSteps", "open_stored"]
+
+Load = Callable[[], Sequence[Episode]]
+"""The episodes of one thing to learn: a conversation to imitate, or the better and the worse attempt of a pair."""
+
+_SCORED = """
+    SELECT e.episode_id, e.task_id, sum(r.value * r.weight) AS reward FROM episodes e JOIN rewards r USING (episode_id)
+    WHERE e.status = 'succeeded' AND NOT e.superseded GROUP BY ALL ORDER BY e.episode_id"""
+
+
+def open_stored(job: Job) -> StoredSteps | None:
+    """What the run learns from without an attempt of its own; None where it learns from its attempts.
+
+    Raises ConfigError where there is nothing of the kind, TaskError for a row that is no conversation (with its place),
+    TraceError as `open_trace` does.
+    """
+    algorithm = job.config.trainer_common.algorithm
+    if not algorithm.stored:
+        return None
+    pairs, held_out = algorithm.adv_estimator == "dpo", {task.task_id for task in job.val}
+    if algorithm.data is None:
+        found = [_of_row(f"task {task.task_id}", _row_of(task), pairs, task) for task in job.train]
+        return StoredSteps(job, found, f"{len(found):,} training tasks' own messages")
+    path = job.config.resolve(algorithm.data)
+    if path.suffix in (".jsonl", ".json"):
+        if not path.is_file():
+            raise ConfigError(f"trainer_common.algorithm.data: there is no file {algorithm.data}")
+        found = list(_of_file(path, pairs, held_out))
+        said = f"{len(found):,} {'pairs' if pairs else 'conversations'} of {path}"
+    else:
+        found, said = _of_trace(job, path, pairs, held_out)
+    if not found:
+        raise ConfigError(f"trainer_common.algorithm.data: {said}: there is nothing to learn from")
+    return StoredSteps(job, found, said)
+
+
+# Files
+
+
+def _of_file(path: Path, pairs: bool, held_out: set[str]) -> Iterator[Load]:
+    for row in json_rows(path):
+        if row.error is not None or not isinstance(row.values, Mapping):
+            raise TaskError(f"{row.where}: {row.error or 'a conversation is an object with keys'}")
+        if row.values.get("task_id") not in held_out:
+            yield _of_row(row.where, row.values, pairs)
+
+
+def _row_of(task: Task) -> Mapping[str, Any]:
+    if not {"messages", "completion"} & task.metadata.keys():
+        raise ConfigError(
+            f"trainer_common.algorithm: sft learns from messages, and task {task.task_id} has none; name a trace or a "
+            "file of conversations with trainer_common.algorithm.data, or give each row its `messages`"
+        )
+    return task.metadata
+
+
+def _of_row(where: str, row: Mapping[str, Any], pairs: bool, task: Task | None = None) -> Load:
+    """A row of `messages`, of `prompt` and `completion`, or of `prompt`, `chosen` and `rejected`; checked now."""
+    names = ("chosen", "rejected") if pairs else ("messages",) if "messages" in row else ("completion",)
+    before = [] if names == ("messages",) else _messages(row.get("prompt") or [], f"{where}: prompt")
+    sides = [_messages(row.get(name), f"{where}: {name}") for name in names]
+    for name, side in zip(names, sides, strict=True):
+        if not any(message["role"] == "assistant" for message in side):
+            raise TaskError(f"{where}: {name} holds no message of the assistant: there is nothing to learn")
+    tools = row.get("tools") or None
+    tools = json.loads(tools) if isinstance(tools, str) else tools
+    if task is None:
+        asked = before or sides[0][: next(i for i, m in enumerate(sides[0]) if m["role"] == "assistant")]
+        query = next((m["content"] for m in reversed(asked) if isinstance(m.get("content"), str)), "")
+        task = Task(main_query=query, init_messages=asked, task_id=str(row.get("task_id") or ""))
+    worth = [(1.0, "chosen"), (0.0, "rejected")] if pairs else [(row.get("reward"), None)]
+    return lambda: [_spoken(task, before, side, tools, *of) for side, of in zip(sides, worth, strict=True)]
+
+
+def _messages(value: Any, where: str) -> list[dict[str, Any]]:
+    value = json.loads(value) if isinstance(value, str) and value.startswith("[") else value
+    if not isinstance(value, list) or not all(isinstance(m, Mapping) and "role" in m for m in value):
+        raise TaskError(f"{where} must be a list of messages with role and content (got {value!r:.80})")
+    return [dict(message) for message in value]
+
+
+def _spoken(
+    task: Task,
+    before: Sequence[Mapping[str, Any]],
+    side: Sequence[Mapping[str, Any]],
+    tools: Any,
+    value: float | None,
+    reason: str | None,
+) -> Episode:
+    episode_id = new_id()
+    calls = calls_of([*before, *side], tools, episode_id, begin=len(before))
+    named = "reward" if reason is None else "preference"
+    rewards = () if value is None else (Reward(name=named, value=float(value), reason=reason),)
+    return Episode(episode_id=episode_id, task=task, calls=tuple(calls), rewards=rewards)
+
+
+# Traces
+
+
+def _of_trace(job: Job, path: Path, pairs: bool, held_out: set[str]) -> tuple[list[Load], str]:
+    """The best episodes of each task, or its best with its worst; ties are broken by the run's seed."""
+    algorithm, draw = job.config.trainer_common.algorithm, random.Random(job.config.trainer_common.seed)
+    reader = open_trace(path)
+    rows = [row for row in reader.query(_SCORED).to_pylist() if row["task_id"] not in held_out]
+    draw.shuffle(rows)
+    by_task: dict[str, list[tuple[float, str]]] = defaultdict(list)
+    for row in sorted(rows, key=lambda row: -row["reward"]):
+        by_task[row["task_id"]].append((row["reward"], row["episode_id"]))
+    if pairs:
+        chosen = [pair for scored in by_task.values() for pair in _pairs(scored)[: algorithm.per_task]]
+        said = f"{len(chosen):,} pairs of {len(rows):,} scored episodes of {path}"
+        return [partial(_load, reader, [better[1], worse[1]]) for better, worse in chosen], said
+    values = sorted({row["reward"] for row in rows})[:2]
+    least = algorithm.min_reward if algorithm.min_reward is not None else values[-1] if values else 0.0
+    best = [one for scored in by_task.values() for one in scored[: algorithm.per_task] if one[0] >= least]
+    tasks = len({task for task, scored in by_task.items() if set(scored) & set(best)})
+    said = f"{len(best):,} of {len(rows):,} scored episodes of {path}, the best of {tasks:,} of {len(by_task):,} tasks"
+    said += f", rewards {min(best)[0]:g} to {max(best)[0]:g}" if best else ""
+    return [partial(_load, reader, [episode_id]) for _, episode_id in best], said
+
+
+def _pairs(scored: Sequence[tuple[float, str]]) -> list[tuple[tuple[float, str], tuple[float, str]]]:
+    """The best with the worst, the second best with the second worst, as long as they differ."""
+    both = zip(scored, reversed(scored), strict=True)
+    return [(better, worse) for better, worse in list(both)[: len(scored) // 2] if better[0] > worse[0]]
+
+
+def _load(reader: Trace, episode_ids: Sequence[str]) -> list[Episode]:
+    found = {episode.episode_id: episode for episode in episodes(reader, episode_ids=episode_ids)}
+    return [found[one] for one in episode_ids]
+
+
+# Steps
+
+
+@dataclass(frozen=True)
+class StoredSteps:
+    """What a run learns from, and in which order: each epoch shuffled anew from the seed, as tasks are."""
+
+    job: Job
+    found: Sequence[Load]
+    origin: str
+    """What it is and where it comes from, for people."""
+
+    def __len__(self) -> int:
+        return len(self.found)
+
+    def begin_step(self, step: int, tokenizer: Tokenizer, writer: TraceWriter) -> StoredBatch:
+        """The conversations of a step (from 1)."""
+        size = self.job.config.data.train_batch_size
+        places = order_of_tasks(len(self), range((step - 1) * size, step * size), self.job.config.trainer_common.seed)
+        return StoredBatch([self.found[at] for at in places], self.job.run_id, step, tokenizer, writer)
+
+
+class StoredBatch:
+    """The episodes of one step, as `steps.Rollout` gives those that are sampled."""
+
+    def __init__(
+        self, found: Iterable[Load], run_id: str, step: int, tokenizer: Tokenizer, writer: TraceWriter
+    ) -> None:
+        self.seconds = 0.0
+        self._found, self._run_id, self._step = list(found), run_id, step
+        self._tokenizer, self._writer = tokenizer, writer
+
+    async def episodes(self, display: Display | None, what: str) -> list[Episode]:
+        """Those of one conversation or pair behind one another, in the trace too. Raises TrainingError."""
+        if display is not None:
+            display.begin(what, len(self._found))
+        began = time.perf_counter()
+        made = await asyncio.to_thread(self._make, display)
+        for episode in made:
+            self._writer.put(*episode.calls, episode)
+        self.seconds = time.perf_counter() - began
+        return made
+
+    def _make(self, display: Display | None) -> list[Episode]:
+        made = []
+        for load in self._found:
+            group = new_id()
+            made += [self._own(episode, group, number) for number, episode in enumerate(load())]
+            if display is not None:
+                display.advance()
+        return made
+
+    def _own(self, episode: Episode, group: str, attempt: int) -> Episode:
+        """An episode as one of this run, its calls as the run's tokenizer spells them."""
+        episode_id, ids = new_id(), {call.call_id: new_id() for call in episode.calls}
+        fresh: dict[str, Any] = {
+            "episode_id": episode_id, "policy_version": None, "sampling": {},
+            "extends_call_id": None, "parent_call_id": None, "prefix_len": 0, "prefix_messages": 0,
+        }  # fmt: skip
+        calls = [call.model_copy(update={**fresh, "call_id": ids[call.call_id]}) for call in episode.calls]
+        anew = retokenise(calls, self._tokenizer)
+        if anew.refused or not anew.calls:
+            why = anew.refused[0].why if anew.refused else "it holds no chat reply"
+            raise TrainingError(f"nothing can be learnt from the episode of task {episode.task.task_id}: {why}")
+        began, ordered = now(), sorted(anew.calls, key=lambda call: (call.started_at, call.index))
+        made = {
+            "episode_id": episode_id, "run_id": self._run_id, "group_id": group, "attempt": attempt,
+            "step": self._step, "split": "train", "decoding": None, "events": (), "started_at": began,
+            "calls": tuple(_dated(call, began + timedelta(microseconds=i)) for i, call in enumerate(ordered)),
+            "rewards": tuple(_renamed(reward, ids) for reward in episode.rewards),
+        }  # fmt: skip
+        return episode.model_copy(update={**made, "ended_at": now()})
+
+    def overlap(self, begin: float, end: float) -> float:
+        """Seconds between two times in which it ran beside the training: none."""
+        return 0.0
+
+    async def stop(self) -> None:
+        """There is nothing under way."""
+
+
+def _dated(call: Call, at: datetime) -> Call:
+    """The call at a time of this run, without log-probabilities: this policy did not sample it."""
+    return call.model_copy(update={"logprobs": None, "started_at": at, "ended_at": at})
+
+
+def _renamed(reward: Reward, ids: Mapping[str, str]) -> Reward:
+    return reward.model_copy(update={"call_id": ids.get(reward.call_id or "")})
