@@ -303,11 +303,6 @@ class Sample(_Frozen):
     reward: float
     advantages: Floats
 
-    @property
-    def pair(self) -> tuple[str, str]:
-        """What a preference compares: the samples of one agent in one group, those above 0 with those below."""
-        return self.group_id, self.timeline.agent
-
 
 class LedgerEntry(_Frozen):
     """What became of `tokens` sampled tokens of a trainable call."""

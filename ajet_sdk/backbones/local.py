@@ -29,6 +29,7 @@ from ajet_sdk.learn.learner import Learner, open_learner
 from ajet_sdk.learn.probe import Probe
 from ajet_sdk.learn.reload import check_export
 from ajet_sdk.learn.scores import TokenScores, trained_calls
+from ajet_sdk.learn.teacher import Teacher, distill, open_teacher
 from ajet_sdk.protocols import Sampling
 from ajet_sdk.reporting.loggers import Loggers
 from ajet_sdk.reporting.metrics import add_prefix, episode_metrics, reason_for_no_samples, staleness
@@ -78,11 +79,15 @@ async def local(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
     with Loggers.of(job, writer, total) as loggers:
         probe = Probe(config, job.workflow, job.judge, job.train)
         learner = await open_learner(config, probe, total, loggers.say)
+        teacher = None
         try:
+            teacher = await open_teacher(config, learner.tokenizer)
             with freeze_gc():
-                return await _LocalRun(job, gateway, writer, learner, loggers, total, stored).run()
+                return await _LocalRun(job, gateway, writer, learner, loggers, total, stored, teacher).run()
         finally:
             await learner.engine.aclose()
+            if teacher is not None:
+                await teacher.aclose()
 
 
 class _LocalRun:
@@ -97,9 +102,10 @@ class _LocalRun:
         loggers: Loggers,
         total: int,
         stored: StoredSteps | None,
+        teacher: Teacher | None,
     ) -> None:
         self.job, self.writer, self.loggers, self.total = job, writer, loggers, total
-        self.stored = stored
+        self.stored, self.teacher = stored, teacher
         self.config = job.config
         self.common = job.config.trainer_common
         self.sampler, self.trainer, self.tokenizer = learner.sampler, learner.trainer, learner.tokenizer
@@ -200,11 +206,15 @@ class _LocalRun:
         batch = self._samples(episodes)
         metrics = episode_metrics("train", episodes) | add_prefix("train", batch.metrics)
         metrics |= staleness(episodes, self.trainer.updates)
-        if batch.samples:
+        samples: Sequence[Sample] = batch.samples
+        if samples:
             scores, begun = TokenScores(), time.perf_counter()
-            learnt = await self._update(step, batch.samples, self._sampling(episodes), scores)
+            if self.teacher is not None:
+                samples, said = await distill(samples, self.teacher)
+                metrics |= add_prefix("train", said) | {"time/teacher": time.perf_counter() - begun}
+            learnt = await self._update(step, samples, self._sampling(episodes), scores)
             ended = time.perf_counter()
-            await asyncio.to_thread(self._record_scores, step, batch.samples, episodes, scores)
+            await asyncio.to_thread(self._record_scores, step, samples, episodes, scores)
             metrics |= add_prefix("train", learnt) | {"time/train": ended - begun}
             if self.ahead is not None:
                 metrics["time/overlap"] = self.ahead.overlap(begun, ended) / (ended - started)

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from pydantic import model_validator
 
 from ajet_sdk.config.schema import Section, key, section, wrong
 
-__all__ = ["Algorithm", "Estimator", "TrainerCommon"]
+__all__ = ["Algorithm", "Estimator", "RewardEstimator", "TrainerCommon"]
 
 
-Estimator = Literal["grpo", "rloo", "reinforce_plus_plus", "sft", "dpo", "opd"]
+RewardEstimator = Literal["grpo", "rloo", "reinforce_plus_plus"]
+Estimator = Literal[RewardEstimator, "sft", "dpo", "opd"]
 
 
 class Algorithm(Section):
@@ -57,7 +58,12 @@ class Algorithm(Section):
     @property
     def by_reward(self) -> bool:
         """Whether rewards are what is learnt from."""
-        return self.adv_estimator in ("grpo", "rloo", "reinforce_plus_plus")
+        return self.adv_estimator in get_args(RewardEstimator)
+
+    @property
+    def needs_reward(self) -> bool:
+        """Whether an attempt without a reward is worth nothing."""
+        return self.by_reward or self.adv_estimator == "dpo"
 
     @model_validator(mode="after")
     def _needs(self) -> Algorithm:
@@ -115,7 +121,9 @@ class TrainerCommon(Section):
     entropy_coef: float = key(0.0, "Weight of the entropy bonus.", ge=0)
     fsdp_config: FsdpConfig = section(FsdpConfig, "Sharded training (clusters).")
     optim: Optim = section(Optim, "The optimiser.")
-    use_kl_loss: bool = key(True, "Add the KL divergence from the first model to the loss.")
+    use_kl_loss: bool = key(
+        True, "Add the KL divergence from the first model to the loss, where rewards are learnt from."
+    )
     kl_loss_coef: float = key(0.002, "Weight of that term.", ge=0)
     kl_loss_type: Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"] = key(
         "low_var_kl", "Estimator of the divergence (joschu.net/blog/kl-approx.html)."

@@ -57,7 +57,7 @@ class MicroBatch:
     """None where every token was drawn from the whole vocabulary."""
     processing: tuple[Processing, ...] = ()
     pairs_N: torch.Tensor | None = None
-    """Which of the batch's P pairs a token belongs to (`Sample.pair`)."""
+    """Which of the batch's P pairs a token belongs to (`Sample.group_id`)."""
 
 
 def micro_batches(
@@ -107,7 +107,7 @@ def collate(
     ids_BT = np.zeros((len(samples), width), dtype=np.int64)
     positions, targets, sampler, advantages, drawn = [], [], [], [], []
     processing: list[Processing] = []
-    pairs: dict[tuple[str, str], int] = {}
+    pairs: dict[str, int] = {}
     paired: list[npt.NDArray[np.int64]] = []
     trained = 0
     for row, sample in enumerate(samples):
@@ -119,7 +119,7 @@ def collate(
         targets.append(line.token_ids[at])
         sampler.append(line.logprobs[at])
         advantages.append(sample.advantages[at])
-        paired.append(np.full(len(at), pairs.setdefault(sample.pair, len(pairs)), np.int64))
+        paired.append(np.full(len(at), pairs.setdefault(sample.group_id, len(pairs)), np.int64))
         drawn.append(_sampling_rows(sample, sampling)[:, at])
         processing += _processing(sample, sampling, at, trained, tokenizer)
         trained += len(at)

@@ -156,9 +156,9 @@ def units(samples: Sequence[Sample], settings: LossSettings) -> list[list[int]]:
     """Positions of samples that a loss takes together: those of a pair, else each its own."""
     if settings.objective != "preference":
         return [[i] for i in range(len(samples))]
-    pairs: dict[tuple[str, str], list[int]] = {}
+    pairs: dict[str, list[int]] = {}
     for i, sample in enumerate(samples):
-        pairs.setdefault(sample.pair, []).append(i)
+        pairs.setdefault(sample.group_id, []).append(i)
     return list(pairs.values())
 
 

@@ -51,6 +51,8 @@ async def judge_episode(runner: Runner, output: Any) -> Verdict:
     """What the run's judge makes of an output. Raises EpisodeFault, or NoReward where there is no judge."""
     opened, judge = runner.opened, runner.judge
     assert opened is not None
+    if judge is None and not runner.config.trainer_common.algorithm.needs_reward:
+        return Verdict(())
     if judge is None:
         raise NoReward(
             "the workflow returned no reward and there is no judge; return an ajet.Reward, or name a judge "

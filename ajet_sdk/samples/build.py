@@ -219,7 +219,7 @@ def _whole_pairs(samples: Sequence[Sample], drafts: Sequence[Draft]) -> list[Sam
     lone = [own for own in pairs.values() if len({bool((sample.advantages > 0).any()) for sample in own}) < 2]
     out = {span.call_id for own in lone for sample in own for span in sample.timeline.spans}
     for draft in drafts:
-        draft.outcomes |= {call_id: "zero_advantage" for call_id in out & draft.advantages.keys()}
+        draft.outcomes |= dict.fromkeys(out & draft.advantages.keys(), "zero_advantage")
     return [sample for own in pairs.values() if own not in lone for sample in own]
 
 

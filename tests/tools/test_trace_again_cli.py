@@ -13,7 +13,7 @@ from typing import Any, get_args
 import pytest
 from typer.testing import CliRunner
 
-from ajet_sdk.samples.build import Estimator
+from ajet_sdk.config.trainer_schema import RewardEstimator
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Reward, Run, Task
 from ajet_tools.cli.app import app
@@ -132,7 +132,7 @@ def test_rejudge(demo: Path) -> None:
 
 
 def test_remerge(demo: Path) -> None:
-    for estimator in get_args(Estimator):
+    for estimator in get_args(RewardEstimator):
         said = ajet("trace", "remerge", WHERE, "--estimator", estimator)
         assert "It trained nothing" in said and "tokens zero_advantage" in said
     found = json.loads(ajet("trace", "remerge", WHERE, "--max-tokens", "10", "--no-normalize-std", "--json"))

@@ -123,9 +123,13 @@ def refuse(backbone: str, wrong: list[str]) -> None:
         raise ConfigError(f"backbone {backbone} can't honour:\n  " + "\n  ".join(wrong))
 
 
+_OF_OTHERS = ("data", "per_task", "min_reward", "beta", "teacher", "teacher_model", "teacher_key_env")
+
+
 def warn(config: Config, backbone: str, without_effect: Mapping[str, str]) -> None:
     """Warn of keys that are set and have no effect; `without_effect` says why, by path."""
-    for path, why in {"rollout.name": "clusters sample with vllm", **without_effect}.items():
+    others = dict.fromkeys((f"trainer_common.algorithm.{name}" for name in _OF_OTHERS), "sft, dpo and opd read it")
+    for path, why in {"rollout.name": "clusters sample with vllm", **others, **without_effect}.items():
         if config.is_set(path):
             log.warning("%s has no effect under backbone %s: %s", path, backbone, why)
     if config.rollout.top_p < 1 or config.rollout.top_k > 0:

@@ -6,10 +6,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 
+from ajet_sdk.config.trainer_schema import RewardEstimator
 from ajet_sdk.errors import ConfigError, QueryError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import echo
@@ -41,7 +42,7 @@ def remerge(
     path: Where = None,
     run: OfRun = None,
     estimator: Annotated[
-        Literal["grpo", "rloo", "reinforce_plus_plus"] | None,
+        RewardEstimator | None,
         typer.Option("--estimator", help="How a reward becomes an advantage."),
     ] = None,
     normalize_std: Annotated[

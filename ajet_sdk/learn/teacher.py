@@ -1,0 +1,172 @@
+"""On-policy distillation: what a teacher thinks of the tokens that the student sampled, as their advantages.
+
+The objective is the reverse KL divergence from student to teacher over the student's own replies (Agarwal et al. 2024,
+"On-Policy Distillation of Language Models", arXiv:2306.13649, section 3; Gu et al. 2024, MiniLLM, arXiv:2306.08543,
+eq. 1). Of a sampled token x it has the estimate log student(x) - log teacher(x), whose negative is the token's reward,
+undiscounted, as in Lu et al. (2025, "On-Policy Distillation", Thinking Machines Lab): the gradient is the policy
+gradient with that advantage.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ajet_sdk.engines.http import Endpoint
+from ajet_sdk.engines.local.loading import load_model
+from ajet_sdk.errors import ConfigError, EngineError
+from ajet_sdk.learn.batches import collate, micro_batches, trained_length, trained_positions
+from ajet_sdk.learn.losses import score
+from ajet_sdk.tokens.huggingface import HFTokenizer
+from ajet_sdk.types import Floats, Sample
+
+if TYPE_CHECKING:
+    from ajet_sdk.config.config import Config
+
+__all__ = ["LocalTeacher", "RemoteTeacher", "Teacher", "distill", "open_teacher"]
+
+_AT_ONCE = 16
+"""Requests to an endpoint."""
+_SECONDS = 600.0
+_ALIKE = 0.9
+"""Share of an endpoint's tokens that must read as ours do; how bytes and blanks are written differs."""
+
+
+class Teacher(Protocol):
+    """Whose log-probabilities are learnt from."""
+
+    async def logprobs(self, samples: Sequence[Sample]) -> list[Floats]:
+        """Of each sample's learnt tokens, in order, at temperature 1."""
+        ...
+
+    async def aclose(self) -> None:
+        """Let go of connections."""
+        ...
+
+
+async def open_teacher(config: Config, tokenizer: HFTokenizer) -> Teacher | None:
+    """The teacher that the config names; None where none is. Raises ConfigError where its tokenizer is another one."""
+    algorithm = config.trainer_common.algorithm
+    if algorithm.adv_estimator != "opd" or algorithm.teacher is None:
+        return None
+    if algorithm.teacher.startswith(("http://", "https://")):
+        key = os.environ.get(algorithm.teacher_key_env) or "none"
+        return RemoteTeacher(Endpoint(algorithm.teacher, key, timeout=_SECONDS), tokenizer, algorithm.teacher_model)
+    place = config.resolve(algorithm.teacher)
+    path = place if place.exists() else Path(algorithm.teacher)
+    return await asyncio.to_thread(_load, config, str(path), tokenizer)
+
+
+def _load(config: Config, path: str, tokenizer: HFTokenizer) -> LocalTeacher:
+    if HFTokenizer(path).hf.get_vocab() != tokenizer.hf.get_vocab():
+        raise ConfigError(
+            f"trainer_common.algorithm.teacher: {path} has another tokenizer than the model that is trained, so its "
+            "log-probabilities are of other tokens; take a teacher of the same family"
+        )
+    model = load_model(path, dtype=config.model.dtype, device=config.model.device)
+    return LocalTeacher(model.requires_grad_(False), config.trainer_common.micro_batch_tokens)
+
+
+async def distill(samples: Sequence[Sample], teacher: Teacher) -> tuple[list[Sample], dict[str, float]]:
+    """The samples with the teacher's advantages, and the mean estimate of the divergence, in nats a token."""
+    told, differences = [], []
+    for sample, theirs in zip(samples, await teacher.logprobs(samples), strict=True):
+        at = trained_positions(sample)
+        advantages = np.zeros(len(sample.advantages), np.float32)
+        advantages[at] = theirs - sample.timeline.logprobs[at]
+        differences.append(advantages[at])
+        told.append(sample.model_copy(update={"advantages": advantages}))
+    every = np.concatenate(differences)
+    if not np.isfinite(every).all():
+        raise EngineError("the teacher gave a token no finite log-probability; its divergence is not defined there")
+    return told, {"teacher_kl": float(-every.mean())}
+
+
+class LocalTeacher:
+    """A model in this process."""
+
+    def __init__(self, model: Any, micro_batch_tokens: int) -> None:
+        self.model, self._tokens = model, micro_batch_tokens
+
+    async def logprobs(self, samples: Sequence[Sample]) -> list[Floats]:
+        return await asyncio.to_thread(self._logprobs, samples)
+
+    def _logprobs(self, samples: Sequence[Sample]) -> list[Floats]:
+        found: list[Floats] = [np.zeros(0, np.float32)] * len(samples)
+        device = next(self.model.parameters()).device
+        for group in micro_batches([trained_length(sample) for sample in samples], self._tokens):
+            batch = collate([samples[i] for i in group], device=device)
+            with torch.no_grad():
+                scored_N = score(self.model, batch, entropy=False).logprobs_N.float().cpu().numpy()
+            begin = 0
+            for i in group:
+                end = begin + len(trained_positions(samples[i]))
+                found[i], begin = scored_N[begin:end], end
+        return found
+
+    async def aclose(self) -> None:
+        """There is nothing to let go of."""
+
+
+class RemoteTeacher:
+    """An endpoint that takes token ids and returns `prompt_logprobs`, as vLLM's completions route does."""
+
+    def __init__(self, endpoint: Endpoint, tokenizer: HFTokenizer, model: str | None) -> None:
+        self._endpoint, self._tokenizer, self._model = endpoint, tokenizer, model
+        self._at = endpoint.base_url
+        self._room = asyncio.Semaphore(_AT_ONCE)
+
+    async def logprobs(self, samples: Sequence[Sample]) -> list[Floats]:
+        if self._model is None:
+            served = (await self._endpoint.get("models")).get("data")
+            if not isinstance(served, list) or not served:
+                raise ConfigError(
+                    f"{self._endpoint.base_url} lists no model: set trainer_common.algorithm.teacher_model"
+                )
+            self._model = str(served[0]["id"])
+        return list(await asyncio.gather(*(self._of(sample) for sample in samples)))
+
+    async def _of(self, sample: Sample) -> Floats:
+        at = trained_positions(sample)
+        ids = sample.timeline.token_ids[: int(at[-1]) + 1].tolist()
+        body = {"model": self._model, "prompt": ids, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
+        async with self._room:
+            answer = await self._endpoint.post("completions", body)
+        return self._read(answer, ids, at)
+
+    def _read(self, answer: dict[str, Any], ids: Sequence[int], at: npt.NDArray[np.intp]) -> Floats:
+        """The log-probabilities at some places. Raises ConfigError where the endpoint's tokens are not ours."""
+        choices = answer.get("choices")
+        entries = choices[0].get("prompt_logprobs") if isinstance(choices, list) and choices else None
+        if not isinstance(entries, list) or len(entries) != len(ids):
+            raise ConfigError(
+                f"trainer_common.algorithm.teacher: {self._at} returns no prompt_logprobs for token ids; "
+                "vLLM's server does"
+            )
+        own = [entries[place].get(str(ids[place]), {}) if entries[place] else {} for place in at]
+        ours_of = [self._tokenizer.decode([ids[place]]) for place in at]
+        read = [(entry.get("decoded_token"), ours) for entry, ours in zip(own, ours_of, strict=True)]
+        known = [(theirs, ours) for theirs, ours in read if isinstance(theirs, str)]
+        alike = sum(_plain(theirs) == _plain(ours) or "\ufffd" in theirs + ours for theirs, ours in known)
+        if alike < _ALIKE * len(known):
+            theirs, ours = next((a, b) for a, b in known if _plain(a) != _plain(b))
+            raise ConfigError(
+                f"trainer_common.algorithm.teacher: {self._at} has another tokenizer than the model that is "
+                f"trained: a token that reads {ours!r} here reads {theirs!r} there"
+            )
+        return np.array([entry.get("logprob", np.nan) for entry in own], np.float32)
+
+    async def aclose(self) -> None:
+        await self._endpoint.aclose()
+
+
+def _plain(token: str) -> str:
+    """A token's text without the marks that stand for blanks."""
+    return token.replace("\u0120", "").replace("\u2581", "").replace("\u010a", "").strip()
