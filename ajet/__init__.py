@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from ajet_sdk.job import AjetJob as AjetJob
     from ajet_sdk.job import AstunerJob as AstunerJob
     from ajet_sdk.judges.llm import LlmJudge as LlmJudge
+    from ajet_sdk.league import play_league as play_league
     from ajet_sdk.reporting.results import Report as Report
     from ajet_sdk.reporting.results import TaskScore as TaskScore
     from ajet_sdk.reporting.results import TunedModel as TunedModel
@@ -71,6 +72,7 @@ _HOMES = {
     "errors": ("AjetError",),
     "job": ("AgentJetJob", "AjetJob", "AstunerJob"),
     "judges.llm": ("LlmJudge",),
+    "league": ("play_league",),
     "reporting.results": ("Report", "TaskScore", "TunedModel"),
     "run": ("run", "train"),
     "samples.build": ("build",),

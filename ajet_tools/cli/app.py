@@ -51,6 +51,7 @@ class _Root(LazyGroup):
             "train",
             "Run a cluster job in small on this machine's CPU: the real Trinity and Ray, a tiny model, two steps.",
         ),
+        "league": ("league", "Play checkpoints against each other, and print who wins how often."),
         "serve": ("train", "Serve a checkpoint as an OpenAI-compatible endpoint, until Ctrl-C."),
         "trace": ("trace", "Look into a trace: episodes, calls, rewards, the ledger."),
         "dataset": ("dataset", "Build a dataset, and work on one."),

@@ -1,0 +1,188 @@
+"""A league: each player as the policy against each as the opponent, over the same tasks with the same seeds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ajet_sdk.config.model_source import checkpoint_base, steps_of_experiment
+from ajet_sdk.engines.frozen import source_of
+from ajet_sdk.errors import ConfigError, MissingExtra
+from ajet_sdk.rollout.outcomes import solved
+from ajet_sdk.run import run
+from ajet_sdk.types import Episode, Task
+
+if TYPE_CHECKING:
+    from ajet_sdk.config.config import Config
+
+__all__ = ["League", "Score", "draw_league", "play_league", "saved_players"]
+
+_NORMAL = 1.959964
+"""Standard deviations of a normal distribution that hold 95 % of it."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """How often a player won: `wins` of `games`, those that failed not counted."""
+
+    games: int
+    wins: int
+    failed: int = 0
+
+    def __add__(self, other: Score) -> Score:
+        return Score(self.games + other.games, self.wins + other.wins, self.failed + other.failed)
+
+    @property
+    def rate(self) -> float | None:
+        """Wins over games; None without a game."""
+        return self.wins / self.games if self.games else None
+
+    @property
+    def interval(self) -> tuple[float, float]:
+        """95 % confidence interval of the rate (Wilson 1927); 0 and 1 without a game."""
+        if not self.games:
+            return 0.0, 1.0
+        n, z, p = self.games, _NORMAL, self.wins / self.games
+        middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+        return max(0.0, (middle - half) / (1 + z * z / n)), min(1.0, (middle + half) / (1 + z * z / n))
+
+
+@dataclass(frozen=True)
+class League:
+    """Every score by player and opponent."""
+
+    scores: Mapping[tuple[str, str], Score]
+    directory: Path
+    """Where the traces are."""
+
+    @property
+    def players(self) -> tuple[str, ...]:
+        """Who played as the policy, in order."""
+        return tuple(dict.fromkeys(player for player, _ in self.scores))
+
+    @property
+    def opponents(self) -> tuple[str, ...]:
+        """Whom they played against, in order."""
+        return tuple(dict.fromkeys(opponent for _, opponent in self.scores))
+
+    def score(self, player: str, opponent: str | None = None) -> Score:
+        """A player's score against an opponent, or against all others: itself is left out."""
+        if opponent is not None:
+            return self.scores[player, opponent]
+        mine = [score for (one, other), score in self.scores.items() if one == player and other != player]
+        return sum(mine, Score(0, 0))
+
+    def as_json(self) -> dict[str, Any]:
+        """The league as JSON has it."""
+
+        def row(player: str, opponent: str | None) -> dict[str, Any]:
+            score = self.score(player, opponent)
+            return {
+                "player": player, "opponent": opponent, **asdict(score), "rate": score.rate,
+                "interval": list(score.interval),
+            }  # fmt: skip
+
+        return {
+            "directory": str(self.directory),
+            "players": [row(player, None) for player in self.players],
+            "matches": [row(*pair) for pair in self.scores],
+        }
+
+
+def saved_players(config: Config) -> list[str]:
+    """The model that the config's experiment began with, and each checkpoint that it has kept."""
+    steps = steps_of_experiment(checkpoint_base(config))
+    return [f"checkpoint@{step}" for step in (0, *steps)]
+
+
+def play_league(
+    config: Config,
+    players: Sequence[str],
+    opponents: Sequence[str] | None = None,
+    *,
+    workflow: Any = None,
+    judge: Any = None,
+    tasks: Sequence[Task | Mapping[str, Any]] | None = None,
+    k: int = 1,
+    on_episode: Callable[[Episode], None] | None = None,
+) -> League:
+    """Play each player as the policy against each opponent (the players, where none are named), k times on every task.
+
+    Players are named as in `rollout.opponent`. Who is trained and what is drawn is as in a training; a game is won
+    where the policy's episode is solved. Each match is a run of its own in the experiment's directory, under `league`.
+
+    Raises ConfigError where a player is not there, or is no model that can be asked, and as `run` does.
+    """
+    opponents = opponents or players
+    if len({*players}) < len(players) or len({*opponents}) < len(opponents):
+        raise ConfigError(f"a player stands twice in the league: {', '.join(players)}")
+    sources = {name: source_of(name, config) or config.model for name in dict.fromkeys([*players, *opponents])}
+    directory = config.directory / "league"
+    scores = {}
+    for player, opponent in _matches(players, opponents):
+        val = config.rollout.val_kwargs.model_copy(update={"opponent": None})
+        rollout = config.rollout.model_copy(update={"opponent": [sources[opponent]], "val_kwargs": val})
+        match = config.model_copy(
+            update={
+                "model": sources[player],
+                "rollout": rollout,
+                "experiment_dir": str(directory),
+                "experiment_name": f"{player} against {opponent}".replace("/", "-").lstrip("."),
+            }
+        )
+        report = run(match, workflow=workflow, judge=judge, tasks=tasks, k=k, on_episode=on_episode)
+        sound = [episode for episode in report.episodes if episode.status == "succeeded"]
+        scores[player, opponent] = Score(len(sound), sum(map(solved, sound)), len(report.episodes) - len(sound))
+    return League(scores, directory)
+
+
+def _matches(players: Iterable[str], opponents: Sequence[str]) -> Iterator[tuple[str, str]]:
+    return ((player, opponent) for player in players for opponent in opponents)
+
+
+def draw_league(league: League, place: Path) -> None:
+    """Draw the win rates: each match, and each player's against all others with its interval.
+
+    `place` ends in .svg, .png or .pdf. Raises ConfigError for another end, MissingExtra without matplotlib.
+    """
+    if place.suffix not in (".svg", ".png", ".pdf"):
+        raise ConfigError(f"a picture ends in .svg, .png or .pdf (got {place.name})")
+    try:
+        import matplotlib
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise MissingExtra("matplotlib", "local") from None
+    players, opponents = league.players, league.opponents
+    with matplotlib.rc_context({"svg.hashsalt": "ajet", "svg.fonttype": "none", "font.size": 9}):
+        figure = Figure(figsize=(4 + 0.8 * len(opponents), 1.6 + 0.5 * len(players)), layout="constrained")
+        FigureCanvasAgg(figure)
+        matches, overall = figure.subplots(1, 2, width_ratios=(len(opponents), 3))
+        rates = [[league.score(one, other).rate for other in opponents] for one in players]
+        matches.imshow(
+            [[math.nan if rate is None else rate for rate in row] for row in rates],
+            vmin=0, vmax=1, cmap="RdYlGn", aspect="auto",
+        )  # fmt: skip
+        for y, row in enumerate(rates):
+            for x, rate in enumerate(row):
+                matches.text(x, y, "-" if rate is None else f"{rate:.2f}", ha="center", va="center")
+        matches.set_xticks(range(len(opponents)), opponents, rotation=30, ha="right")
+        matches.set_yticks(range(len(players)), players)
+        matches.set_xlabel("opponent")
+        matches.set_title("win rate of a match", fontsize=9)
+        for y, player in enumerate(players):
+            score = league.score(player)
+            low, high = score.interval
+            overall.plot([low, high], [y, y], color="tab:blue")
+            if score.rate is not None:
+                overall.plot([score.rate], [y], "o", color="tab:blue")
+        overall.set_ylim(len(players) - 0.5, -0.5)
+        overall.set_xlim(0, 1)
+        overall.set_yticks([])
+        overall.grid(alpha=0.3, axis="x")
+        overall.set_title("against all others, 95 %", fontsize=9)
+        place.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(place, dpi=120, metadata={"Date": None} if place.suffix == ".svg" else None)

@@ -1,0 +1,106 @@
+"""`ajet league`: checkpoints against each other."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from ajet_sdk.capture.hooks import ensure_api_key
+from ajet_sdk.config.config import Config
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.league import League, Score, draw_league, play_league, saved_players
+from ajet_sdk.reporting import output
+from ajet_sdk.reporting.output import echo
+from ajet_sdk.tasks.load import load_tasks
+from ajet_tools.cli.arguments import Arguments, split_arguments
+from ajet_tools.cli.options import AsJson, print_json
+from ajet_tools.cli.output import ProgressBar
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def league(
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides of the config, as for `ajet train`.")
+    ] = None,
+    *,
+    conf: Annotated[Path, typer.Option("--conf", "-c", help="The config of the training.")],
+    players: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="Who plays, separated by commas and named as in rollout.opponent; without it checkpoint@0 and every "
+            "checkpoint that the experiment has kept.",
+        ),
+    ] = None,
+    opponents: Annotated[
+        str | None, typer.Option(metavar="NAMES", help="Against whom; without it against each other.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Only the first tasks.")] = None,
+    k: Annotated[int, typer.Option("-k", min=1, help="Games on each task.")] = 1,
+    exp_dir: Annotated[Path | None, typer.Option(help="Where the experiment's directory is.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Draw the win rates into this .svg, .png or .pdf.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Play checkpoints against each other on the validation tasks, and print who wins how often.
+
+    \b
+    ajet league --conf werewolves.yaml
+    ajet league --conf werewolves.yaml --players checkpoint@0,checkpoint@30 \\
+      --limit 64 --picture league.svg
+    """
+    agent, overrides = split_arguments(arguments or [])
+    if agent is not None:
+        raise ConfigError(f"the config names the agent (rollout.user_workflow); {agent} is one too many")
+    config = Arguments(conf=conf, overrides=overrides, exp_dir=exp_dir).config()
+    ensure_api_key()
+    named = _names(players) or saved_players(config)
+    if len(named) < 2 and not opponents:
+        raise ConfigError(
+            f"a league takes two players: {config.directory} has no checkpoint yet (trainer_common.save_freq and "
+            "keep_checkpoints); name others with --players"
+        )
+    found = _play(config, named, _names(opponents) or named, limit, k, quiet=as_json)
+    if picture is not None:
+        draw_league(found, picture)
+    if as_json:
+        print_json(found.as_json())
+    else:
+        _print(found)
+
+
+def _names(text: str | None) -> list[str]:
+    return [name.strip() for name in (text or "").split(",") if name.strip()]
+
+
+def _play(
+    config: Config, players: list[str], opponents: list[str], limit: int | None, k: int, *, quiet: bool
+) -> League:
+    sets = load_tasks(config)
+    tasks = (sets.val or sets.train)[:limit]
+    with ProgressBar("Games", len(players) * len(opponents) * len(tasks) * k, quiet=quiet) as bar:
+        return play_league(config, players, opponents, tasks=tasks, k=k, on_episode=lambda episode: bar.advance())
+
+
+def _print(league: League) -> None:
+    table = Table("player", *league.opponents, "all others", "95 %", "games", box=None, header_style="bold")
+    for player in league.players:
+        total = league.score(player)
+        low, high = total.interval
+        cells = [_rate(league.score(player, opponent)) for opponent in league.opponents]
+        table.add_row(player, *cells, _rate(total), f"{low:.2f} - {high:.2f}", str(total.games))
+    output.console().print(table)
+    failed = sum(score.failed for score in league.scores.values())
+    if failed:
+        echo(f"{failed} games failed and are not counted")
+    echo(f"The traces are in {league.directory}; look with: ajet trace ls {league.directory}")
+
+
+def _rate(score: Score) -> str:
+    return "-" if score.rate is None else f"{score.rate:.2f}"
