@@ -32,7 +32,7 @@ _PATIENCE = 5.0
 """Seconds that threads are given to end after a command has."""
 READER_LEFT = 141
 """The exit code where whoever read stdout left before the end, as of programs that SIGPIPE ends."""
-ROOT_OPTIONS = ("--help", "-h", "--version")
+ROOT_OPTIONS = ("--help", "-h", "--version", "--install-completion", "--show-completion")
 
 
 class _Root(LazyGroup):
@@ -63,6 +63,12 @@ class _Root(LazyGroup):
             "doctor",
             "Say what is installed here, what is missing, what could run, and whether a run could write and listen.",
         ),
+    }
+
+    panels = {
+        "Start": ("init", "run", "train", "serve"),
+        "Look": ("trace", "dataset"),
+        "Set up": ("config", "rehearse", "install", "doctor"),
     }
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -180,7 +186,6 @@ app = typer.Typer(
     name="ajet",
     cls=_Root,
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

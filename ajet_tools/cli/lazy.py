@@ -1,16 +1,33 @@
-"""Commands whose modules are imported when they run, so that help and other commands don't wait for them."""
+"""Commands whose modules are imported when they run, so that help and other commands don't wait for them.
+
+A command's help gets its layout here: paragraphs are filled, and examples have a heading. Earlier spellings of options
+are translated here, so that no help shows them.
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib
-from collections.abc import Iterator, Mapping
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["LazyGroup"]
+__all__ = ["EARLIER_OPTIONS", "LazyGroup", "current_options"]
+
+EARLIER_OPTIONS = {
+    "--workers": ("--concurrency",),
+    "--output": ("--out",),
+    "--threshold": ("--similarity",),
+    "--near": ("--similarity",),
+    "--keep": ("--band", "--keep-files"),
+    "--max-tokens": ("--max-length",),
+    "-n": ("--count",),
+    "-f": ("--format",),
+}
+"""Spellings that are still understood by commands without an option of that name, each with those that replaced it."""
 
 
 class LazyGroup(TyperGroup):
@@ -19,22 +36,29 @@ class LazyGroup(TyperGroup):
     package: ClassVar[str] = ""
     table: ClassVar[Mapping[str, tuple[str, str]]] = {}
     """The module of each command in the package, which has it in its `app`, and its short help."""
+    panels: ClassVar[Mapping[str, Sequence[str]]] = {}
+    """The commands of each panel of the group's help, in order; commands in no panel come last."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**settings)
+        super().__init__(**{**settings, "help": _laid_out(settings.get("help"))})
         self.commands: Any = _Commands(self.package, self.table)
+        self._panel_of = {name: panel for panel, names in self.panels.items() for name in names}
 
     def list_commands(self, ctx: Any) -> list[str]:
-        return list(self.table)
+        return sorted(self.table, key=lambda name: [*self._panel_of, name].index(name))
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """A command that has only its short help, for lists; `resolve_command` imports the real one."""
-        return TyperCommand(cmd_name, help=self.table[cmd_name][1]) if cmd_name in self.table else None
+        if cmd_name not in self.table:
+            return None
+        panel = self._panel_of.get(cmd_name)
+        return TyperCommand(cmd_name, help=self.table[cmd_name][1], rich_help_panel=panel)
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, *rest = args
         if name in self.table:
-            return name, self.commands[name], rest
+            command = self.commands[name]
+            return name, command, current_options(command, rest)
         if ctx.resilient_parsing:  # shell completion
             return None, None, rest
         near = difflib.get_close_matches(name, self.table, n=1)
@@ -52,6 +76,8 @@ class _Commands(Mapping[str, Any]):
         command: Any = typer.main.get_command(importlib.import_module(f"{self._package}.{self._table[name][0]}").app)
         command = getattr(command, "commands", {}).get(name, command)
         command.name = name
+        if not isinstance(command, LazyGroup):
+            command.help = _laid_out(command.help)
         return command
 
     def __iter__(self) -> Iterator[str]:
@@ -59,3 +85,32 @@ class _Commands(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._table)
+
+
+def _laid_out(text: str | None) -> str:
+    """A docstring's paragraphs, each one line; those that keep their lines (`\\b`) are examples, under a heading."""
+    parts = list[str]()
+    for paragraph in inspect.cleandoc(text or "").split("\n\n"):
+        if "\b" not in paragraph:
+            parts.append(" ".join(paragraph.split()))
+            continue
+        if not parts or not parts[-1].endswith(":"):
+            parts.append("Examples:")
+        parts.append(inspect.cleandoc(paragraph.replace("\b", "")))
+    return "\n\n".join(parts)
+
+
+def current_options(command: Any, arguments: Sequence[str]) -> list[str]:
+    """The arguments of a command with earlier spellings of its options as they are spelt now."""
+    own = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    current = list(arguments)
+    for place, argument in enumerate(arguments):
+        if argument == "--":
+            break
+        long = argument.startswith("--")
+        name, rest = argument.split("=", 1)[0] if long else argument[:2], ""
+        rest = argument[len(name) :]
+        new = next((one for one in EARLIER_OPTIONS.get(name, ()) if one in own), None)
+        if name not in own and new is not None:
+            current[place] = f"{new}{rest if long or not rest else '=' + rest}"
+    return current

@@ -32,8 +32,8 @@ def run(
     *,
     tasks: Annotated[str | None, typer.Option(help="A .jsonl file, a directory of Parquet, or a hub name.")] = None,
     answering: AgentOptions,
-    k: Annotated[int, typer.Option("-k", min=1, help="Attempts at each task, for pass@k.")] = 1,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first tasks.")] = None,
+    k: Annotated[int, typer.Option("--attempts", "-k", min=1, help="Attempts at each task, for pass@k.")] = 1,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Only so many tasks, the first.")] = None,
     skip_bad_rows: Annotated[
         bool, typer.Option("--skip-bad-rows", help="Skip and count rows that are no task.")
     ] = False,

@@ -68,7 +68,9 @@ def rehearse(
         typer.Argument(metavar="AGENT KEY=VALUE", help="The agent, where no file names it, and overrides."),
     ] = None,
     conf: Annotated[Path | None, typer.Option("--conf", "-c", help="A config file with the root `ajet:`.")] = None,
-    keep: Annotated[bool, typer.Option("--keep", help="Keep the rehearsal's directory when all is well.")] = False,
+    keep_files: Annotated[
+        bool, typer.Option("--keep-files", help="Keep the rehearsal's directory when it succeeds.")
+    ] = False,
 ) -> None:
     """Run a cluster job in small on this machine's CPU: the real Trinity and Ray, a tiny model, two steps.
 
@@ -87,7 +89,7 @@ def rehearse(
     directory = config.directory.parent / f"rehearsal-{config.experiment_name}"
     shutil.rmtree(directory, ignore_errors=True)
     _rehearse(config, directory)
-    if keep:
+    if keep_files:
         echo(f"Its traces: ajet trace view {directory}")
     else:
         shutil.rmtree(directory)
@@ -167,14 +169,12 @@ def train(
         str | None,
         typer.Option(metavar="ADDRESS", help="Use this Ray cluster: HOST:PORT, or auto for the one of this machine."),
     ] = None,
-    with_appworld: Annotated[bool, typer.Option("--with-appworld", help="Not in this version: an error.")] = False,
+    with_appworld: Annotated[bool, typer.Option("--with-appworld", hidden=True)] = False,
     with_logview: Annotated[
         bool, typer.Option("--with-logview", help="Serve the trace to a browser meanwhile; prints the URL.")
     ] = False,
-    skip_check_avail_gpu: Annotated[
-        bool, typer.Option("--skip-check-avail-gpu", help="Accepted; nothing checks for idle GPUs.")
-    ] = False,
-    prefix: Annotated[str, typer.Option(help="Accepted; named the services of AgentJet.")] = "",
+    skip_check_avail_gpu: Annotated[bool, typer.Option("--skip-check-avail-gpu", hidden=True)] = False,
+    prefix: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:
     """Train the model behind an agent. `ajet --conf FILE` is the same.
 

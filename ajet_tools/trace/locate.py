@@ -62,8 +62,11 @@ def open_located(path: Path | None = None) -> tuple[Trace, Path]:
 def open_named(name: str | None = None, path: Path | None = None) -> Named:
     """Open what a person names: a path, or, in the traces at `path`, a run, an episode or a call by its id or name.
 
-    Raises TraceError where there is nothing to read, or where a path is named that is not there.
+    What is given as `path` alone may be the name. Raises TraceError where there is nothing to read, or where a path is
+    named that is not there.
     """
+    if name is None and path is not None and not path.exists():
+        name, path = str(path), None
     if name is None:
         return Named(*open_located(path), None)
     place = Path(name)

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 
 from ajet_sdk.config.config import keys
-from ajet_tools.cli.app import app
 from ajet_tools.cli.config.schema import describe_keys
-from ajet_tools.cli.reference import main, pages
+from ajet_tools.cli.reference import commands, main, options, pages
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -23,17 +20,12 @@ def test_the_pages_are_current(name: str) -> None:
 
 def test_every_command_and_option_is_in_the_reference() -> None:
     text = (REFERENCE / "commands.md").read_text(encoding="utf-8")
-    root: Any = typer.main.get_command(app)
-    for name, command in root.commands.items():
-        commands = {f"ajet {name}": command}
-        commands |= {f"ajet {name} {inner}": sub for inner, sub in getattr(command, "commands", {}).items()}
-        for title, one in commands.items():
-            _, _, rest = text.partition(f"\n## {title}\n")
-            part = rest.partition("\n## ")[0]
-            assert part, title
-            for parameter in one.params:
-                if parameter.param_type_name == "option" and not parameter.hidden:
-                    assert all(f"`{flag}`" in part for flag in parameter.opts), (title, parameter.opts)
+    for title, command in commands().items():
+        _, _, rest = text.partition(f"\n## {title}\n")
+        part = rest.partition("\n## ")[0]
+        assert part, title
+        for option in options(command):
+            assert all(f"`{flag}`" in part for flag in option.opts), (title, option.opts)
 
 
 def test_every_config_key_is_in_the_reference() -> None:

@@ -89,6 +89,7 @@ def test_ls_of_a_directory_a_file_and_all_below(experiment: Path, monkeypatch: p
     found = json.loads(ajet("ls", "--json", "--status", "failed"))
     assert [e["episode_id"] for e in found["episodes"]] == ["abff02"]
     assert found["runs"][0]["episodes"] == 2 and found["runs"][0]["unsound"] == 1
+    assert ajet("ledger", "run-1") == ajet("ledger", "--run", "math") != ""  # a run stands for a path too
     monkeypatch.chdir(older)
     assert "old" in ajet("ls") and "No episode yet" in ajet("ls")
 
@@ -208,7 +209,7 @@ def test_splits_reads_the_text_with_the_tokenizer_of_a_directory(tmp_path: Path)
 def test_no_trace_is_an_error_that_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert "ajet run" in ajet("ls", code=1)
-    assert "no trace at" in ajet("ls", "absent.duckdb", code=1)
+    assert "there is no file or directory absent.duckdb" in ajet("ls", "absent.duckdb", code=1)
 
 
 def test_text_and_short_ids() -> None:

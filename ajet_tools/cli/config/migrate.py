@@ -27,7 +27,7 @@ _CHECKLIST = "rollout.compute_madness_checklist"
 def migrate(
     file: Annotated[Path, typer.Argument(help="A config file written for AgentJet.")],
     output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="Write it to this file, which must not be there yet.")
+        Path | None, typer.Option("--out", "-o", help="Write it to this file, which must not be there yet.")
     ] = None,
 ) -> None:
     """Print a config that was written for AgentJet by ajet's own names, with what each key does and what was left out.
@@ -41,7 +41,7 @@ def migrate(
         echo(text.rstrip("\n"))
         return
     if output.exists():
-        raise ConfigError(f"there is a file {output} already; choose another --output")
+        raise ConfigError(f"there is a file {output} already; choose another --out")
     try:
         write_whole(output, text)
     except OSError as error:

@@ -54,6 +54,12 @@ class DatasetCommands(LazyGroup):
             "Say what changed between two datasets: rows added, removed, changed, and in which fields.",
         ),
     }
+    panels = {
+        "Look": ("view", "stats", "validate", "diff"),
+        "Make": ("expand", "from-docs", "from-traces"),
+        "Change": ("filter", "calibrate", "dedup", "decontaminate", "split", "mix"),
+        "Exchange": ("export",),
+    }
 
 
 app = typer.Typer(cls=DatasetCommands, no_args_is_help=True, add_completion=False)
@@ -64,7 +70,7 @@ def dataset() -> None:
     """Build a dataset, and work on one.
 
     \b
-    ajet dataset expand seeds.jsonl -n 500 --out data/
+    ajet dataset expand seeds.jsonl --count 500 --out data/
     ajet dataset from-docs handbook.pdf --out data/
     ajet dataset from-traces launcher_record/prod --feedback down --out tasks.jsonl
     ajet dataset dedup tasks.jsonl --out clean.jsonl

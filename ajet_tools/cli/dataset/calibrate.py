@@ -36,8 +36,8 @@ def calibrate(
     workflow: Annotated[
         str | None, typer.Option("--workflow", "-w", metavar="AGENT", help="agent.py:solve or package.module->Name.")
     ] = None,
-    k: Annotated[int, typer.Option("-k", min=1, max=1000, help="Attempts at each task.")] = 8,
-    keep: Annotated[
+    k: Annotated[int, typer.Option("--attempts", "-k", min=1, max=1000, help="Attempts at each task.")] = 8,
+    band: Annotated[
         str | None, typer.Option(metavar="LOW:HIGH", help="Keep rows whose pass rate is within; 0.1:0.9, 0.1:, :0.9.")
     ] = None,
     answering: AgentOptions,
@@ -62,13 +62,13 @@ def calibrate(
     \b
     ajet dataset calibrate tasks.jsonl --workflow agent.py:solve \\
       --judge agent.py:exact -k 8 --base-url http://127.0.0.1:8000/v1 \\
-      --model NAME --keep 0.1:0.9 --out fit.jsonl
+      --model NAME --band 0.1:0.9 --out fit.jsonl
     ajet dataset calibrate tasks.jsonl -w agent.py:solve --judge math \\
       --model launcher_record/math/checkpoint/RUN/step_40 --out measured.jsonl
     ajet dataset calibrate tasks.jsonl -w agent.py:solve --judge exact \\
       --scripted replies.py:reply -k 4 --out - | jq .metadata.pass_rate
     """
-    band = Band.parse(keep) if keep else None
+    kept = Band.parse(band) if band else None
     if answering.conf is None and workflow is None:
         raise ConfigError("say which agent: --workflow agent.py:solve, or --conf FILE that names one")
     config = answering.config(workflow, more={"rollout.max_env_worker": concurrency})
@@ -81,7 +81,7 @@ def calibrate(
         with ProgressBar("Episodes") as bar:
             done = measure(
                 rows, config, out,
-                k=k, keep=band, rejected=rejected, measurements=measurements,
+                k=k, keep=kept, rejected=rejected, measurements=measurements,
                 on_start=lambda total: bar.update(0, total), on_episode=lambda episode: bar.advance(),
             )  # fmt: skip
     except KeyboardInterrupt:
@@ -89,7 +89,7 @@ def calibrate(
             echo(f"What was measured is in {measurements}; the same command goes on from there", err=True)
         raise
     summary = {**_as_json(done), "out": out, "rejected_to": str(rejected) if rejected else None, "bad_rows": bad.count}
-    lines = [*_lines(done, band, out, rejected, measurements), *bad_row_lines(bad)]
+    lines = [*_lines(done, kept, out, rejected, measurements), *bad_row_lines(bad)]
     print_summary(summary, lines, as_json=as_json, out=out)
     if done.unmeasured:
         raise typer.Exit(1)

@@ -43,7 +43,7 @@ _FORMAT_HELP = "tasks (as they are), messages, sharegpt, trl-prompt or trl-prefe
 def export(
     sources: Sources,
     out: Out = "-",
-    format: Annotated[str, typer.Option("--format", "-f", help=_FORMAT_HELP)] = "tasks",
+    format: Annotated[str, typer.Option("--format", help=_FORMAT_HELP)] = "tasks",
     split: Annotated[
         str | None, typer.Option(help="With a directory: the split's name, by default the source's, else train.")
     ] = None,

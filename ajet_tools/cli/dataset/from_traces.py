@@ -122,7 +122,7 @@ def from_traces(
 
     \b
     ajet dataset from-traces traces/ --from-failures --out seeds.jsonl
-    ajet dataset expand seeds.jsonl -n 500 --out data/
+    ajet dataset expand seeds.jsonl --count 500 --out data/
     """
     if source != "auto" and source not in SOURCES:
         raise ConfigError(f"there is no import format {source!r}; there are auto, {', '.join(SOURCES)}")
@@ -211,7 +211,7 @@ def _lines(
         yield f"  the rejected ones are in {apart}"
     yield f"  {_redaction(made, redact)}"
     if failures and out != "-":
-        yield f"More tasks of their kind: ajet dataset expand {out} -n 500 --out data/"
+        yield f"More tasks of their kind: ajet dataset expand {out} --count 500 --out data/"
 
 
 _ANSWERS = {

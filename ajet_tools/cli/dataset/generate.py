@@ -46,7 +46,7 @@ app = typer.Typer(add_completion=False)
 def expand(
     seeds: Source,
     *,
-    count: Annotated[int, typer.Option("-n", "--count", min=1, help="How many rows to make.")] = 100,
+    count: Annotated[int, typer.Option("--count", min=1, help="How many rows to make.")] = 100,
     writing: OutputOptions,
     strategy: Annotated[
         list[str] | None,
@@ -70,12 +70,12 @@ def expand(
     ended before there were as many rows as asked for; what there is, is written.
 
     \b
-    ajet dataset expand seeds.jsonl -n 500 --out data/ \\
+    ajet dataset expand seeds.jsonl --count 500 --out data/ \\
       --base-url http://127.0.0.1:8000/v1 --model NAME
-    ajet dataset expand seeds.jsonl -n 500 --out data/ --verify judge:agent.py:exact \\
+    ajet dataset expand seeds.jsonl --count 500 --out data/ --verify judge:agent.py:exact \\
       --strategy harder=2,persona --language German --eval test.jsonl
-    ajet dataset expand seeds.jsonl -n 500 --out data/ --max-cost 5 --price 0.15,0.60
-    ajet dataset expand seeds.jsonl -n 500 --out data/ --resume
+    ajet dataset expand seeds.jsonl --count 500 --out data/ --max-cost 5 --price 0.15,0.60
+    ajet dataset expand seeds.jsonl --count 500 --out data/ --resume
     ajet dataset expand seeds.jsonl --show-prompt --strategy harder
     """
     config = GenerationConfig(
@@ -130,7 +130,7 @@ def from_docs(
     *,
     count: Annotated[
         int | None,
-        typer.Option("-n", "--count", min=1, help="How many rows to make; without it each part is asked once."),
+        typer.Option("--count", min=1, help="How many rows to make; without it each part is asked once."),
     ] = None,
     seeds: Annotated[
         str | None, typer.Option("--seeds", metavar="FILE", help="Example tasks: make few-shot tasks in their style.")
@@ -144,7 +144,7 @@ def from_docs(
     encoding: Annotated[
         str | None, typer.Option(metavar="NAME", help="Of text, Markdown and HTML that is not UTF-8, such as latin-1.")
     ] = None,
-    passes: Annotated[int, typer.Option(min=1, help="How often a part is asked at most, to reach -n.")] = 3,
+    passes: Annotated[int, typer.Option(min=1, help="How often a part is asked at most, to reach --count.")] = 3,
     verify: Verify = "llm",
     unfenced: Unfenced = False,
     temperature: Temperature = 0.7,
@@ -160,7 +160,7 @@ def from_docs(
     \b
     ajet dataset from-docs handbook.pdf --out data/ \\
       --base-url http://127.0.0.1:8000/v1 --model NAME
-    ajet dataset from-docs docs/ -n 60 --out data/ --scripted replies.py:reply
+    ajet dataset from-docs docs/ --count 60 --out data/ --scripted replies.py:reply
     """
     config = DocsConfig(
         count,

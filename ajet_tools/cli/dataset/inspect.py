@@ -188,7 +188,7 @@ def _field_rows(found: Stats) -> list[dict[str, Any]]:
 @app.command()
 def validate(
     sources: Sources,
-    near: Annotated[
+    similarity: Annotated[
         float | None,
         typer.Option(min=0.5, max=1, help="Also find questions of two files this much alike, such as 0.8."),
     ] = None,
@@ -204,10 +204,10 @@ def validate(
 
     \b
     ajet dataset validate tasks.jsonl
-    ajet dataset validate train.jsonl val.jsonl --near 0.8
+    ajet dataset validate train.jsonl val.jsonl --similarity 0.8
     ajet dataset validate data/ --strict --json
     """
-    report = run_validate(_name_sources(sources), mapping=mapping_of(mapping), near=near)
+    report = run_validate(_name_sources(sources), mapping=mapping_of(mapping), near=similarity)
     if as_json:
         problems = [pick(problem, "kind", "level", "where", "message") for problem in report.problems]
         counts = dict(report.counts)

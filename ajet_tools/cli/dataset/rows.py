@@ -129,7 +129,7 @@ def mix(
     ],
     out: Out = "-",
     count: Annotated[
-        int | None, typer.Option("--count", "-n", min=1, help="Rows in all; by default as many as the weights allow.")
+        int | None, typer.Option("--count", min=1, help="Rows in all; by default as many as the weights allow.")
     ] = None,
     repeat: Annotated[bool, typer.Option("--repeat", help="Rows of a source that is too small come again.")] = False,
     seed: Annotated[int, typer.Option(help="Of the draw and the order; the same seed gives the same file.")] = 0,
@@ -145,7 +145,7 @@ def mix(
 
     \b
     ajet dataset mix math.jsonl=0.7 code.parquet=0.3 -o mixed.jsonl
-    ajet dataset mix new.jsonl=2 old.jsonl=1 -n 3000 --repeat --seed 7 -o mixed.parquet
+    ajet dataset mix new.jsonl=2 old.jsonl=1 --count 3000 --repeat --seed 7 -o mixed.parquet
     """
     shares, columns = plan([parse_part(source) for source in sources], count, repeat=repeat), mapping_of(mapping)
     mixed = rows(shares, seed=seed, mapping=columns)

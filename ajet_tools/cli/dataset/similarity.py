@@ -54,7 +54,7 @@ app = typer.Typer(add_completion=False)
 
 _SHOWN = 3
 
-Threshold = Annotated[
+Similarity = Annotated[
     float, typer.Option(min=0.5, max=1.0, help="Share of the characters that two texts have in common, to be alike.")
 ]
 Seed = Annotated[int, typer.Option(help="Of the hashes; the same seed gives the same file.")]
@@ -71,7 +71,7 @@ Report = Annotated[
 def dedup(
     source: Source,
     out: Out = "-",
-    threshold: Threshold = 0.8,
+    similarity: Similarity = 0.8,
     exact: Annotated[
         bool, typer.Option("--exact", help="Exact copies alone: but for case, blanks and quotes.")
     ] = False,
@@ -92,14 +92,14 @@ def dedup(
 ) -> None:
     """Keep one row of those that ask the same, or nearly the same.
 
-    Rows are compared by what they ask. Alike are texts of which at least --threshold of the characters are the same, by
-    edit distance; texts under 100 characters must be closer, and other numbers make another task. Candidates are found
-    by MinHash of 8-grams: with a tenth of the characters edited over 99 % are found, with 15 % 96 %, with 20 % 66 %.
-    Rows that are alike by way of a third are one cluster. The report names for each row the one that stays.
+    Rows are compared by what they ask. Alike are texts of which at least --similarity of the characters are the same,
+    by edit distance; texts under 100 characters must be closer, and other numbers make another task. Candidates are
+    found by MinHash of 8-grams: with a tenth of the characters edited over 99 % are found, with 15 % 96 %, with 20 %
+    66 %. Rows that are alike by way of a third are one cluster. The report names for each row the one that stays.
 
     \b
     ajet dataset dedup tasks.jsonl --out clean.jsonl --report repeats.jsonl
-    ajet dataset dedup tasks.parquet --threshold 0.9 --keep answered -o clean.parquet
+    ajet dataset dedup tasks.parquet --similarity 0.9 --keep answered -o clean.parquet
     ajet dataset dedup tasks.jsonl --keep max:metadata.votes -o - | wc -l
     ajet dataset dedup tasks.jsonl --embeddings http://127.0.0.1:8000/v1 bge-small -o clean.jsonl
     """
@@ -114,7 +114,7 @@ def dedup(
             vectors = asyncio.run(_embedded([row.text for row in rows], embeddings, bar.show))
         found = find_duplicates(
             rows,
-            threshold=threshold,
+            threshold=similarity,
             seed=seed,
             numbers=not ignore_numbers,
             near=not exact,
@@ -192,7 +192,7 @@ def decontaminate(
         list[str], typer.Option("--eval", metavar="FILE", help="Rows to keep out; may be given several times.")
     ],
     out: Out = "-",
-    threshold: Threshold = 0.8,
+    similarity: Similarity = 0.8,
     ngram: Annotated[int, typer.Option(min=6, help="Words in a row in common that give a question away.")] = 13,
     share: Annotated[
         float, typer.Option(min=0.0, max=1.0, help="And at least this share of the evaluation row's words in common.")
@@ -227,7 +227,7 @@ def decontaminate(
             [text for _, text in texts],
             (quotable(row.values) for row in again()),
             kept_out,
-            threshold=threshold,
+            threshold=similarity,
             share=share,
             seed=seed,
             numbers=not ignore_numbers,
@@ -300,9 +300,9 @@ def split(
     near: Annotated[
         bool, typer.Option("--near", help="Rows that are alike stay on one side, as `dedup` sees it.")
     ] = False,
-    threshold: Threshold = 0.8,
+    similarity: Similarity = 0.8,
     ignore_numbers: IgnoreNumbers = False,
-    format: Annotated[str, typer.Option("--format", "-f", help="jsonl, parquet, csv or directory.")] = "jsonl",
+    format: Annotated[str, typer.Option("--format", help="jsonl, parquet, csv or directory.")] = "jsonl",
     seed: Seed = 0,
     mapping: Map = None,
     skip_bad_rows: SkipBad = False,
@@ -334,7 +334,7 @@ def split(
             for row in read_some(again(), source, bar):
                 keys.append(key_of(row.values, by, row.where))
                 texts.append(text_of(row.values))
-            keys = together(keys, texts, threshold, seed=seed, numbers=not ignore_numbers, on_progress=bar.show)
+            keys = together(keys, texts, similarity, seed=seed, numbers=not ignore_numbers, on_progress=bar.show)
         shape = Shape()
         writers = {
             name: stack.enter_context(

@@ -64,6 +64,12 @@ class TraceCommands(LazyGroup):
         ),
         "import": ("exchange", "Read other tools' traces, or what `ajet trace export` wrote, into a trace file."),
     }
+    panels = {
+        "Look": ("ls", "show", "view", "splits", "ledger"),
+        "Ask": ("sql", "diff", "preflight", "remerge", "rejudge", "replay"),
+        "Change": ("check", "pack", "merge-files", "prune"),
+        "Exchange": ("export", "import"),
+    }
 
 
 app = typer.Typer(cls=TraceCommands, no_args_is_help=True, add_completion=False)

@@ -16,7 +16,7 @@ from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import echo, visible
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.cli.output import ProgressBar
-from ajet_tools.cli.trace.options import OfRun, Where
+from ajet_tools.cli.trace.options import OfRun, WhereOrRun
 from ajet_tools.text.tables import counted
 from ajet_tools.trace import queries
 from ajet_tools.trace.export import FORMATS, Exported
@@ -37,8 +37,8 @@ _FROM_HELP = "auto, native, openai, otlp, openinference, studio, agent-lightning
 
 @app.command()
 def export(
-    path: Where = None,
-    format: Annotated[str, typer.Option("--format", "-f", help=_FORMAT_HELP)] = "messages",
+    path: WhereOrRun = None,
+    format: Annotated[str, typer.Option("--format", help=_FORMAT_HELP)] = "messages",
     out: Annotated[str, typer.Option("--out", "-o", metavar="FILE|-", help="Where to; - is stdout.")] = "-",
     filter: Annotated[
         str | None, typer.Option("--filter", metavar="EXPR", help="Only episodes that fit, as in `ajet trace ls`.")

@@ -41,7 +41,7 @@ app = typer.Typer(add_completion=False)
 def pack(
     path: Where = None,
     out: Annotated[
-        Path | None, typer.Option("--out", metavar="FILE", help="Write the packed copy there and leave the file.")
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the packed copy there and leave the file.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -76,7 +76,7 @@ def pack(
 @app.command("merge-files")
 def merge_files(
     files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="Trace files, or directories of them.")],
-    out: Annotated[Path, typer.Option("--out", metavar="FILE", help="The new file.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The new file.")],
     as_json: AsJson = False,
 ) -> None:
     """Write several trace files (of several nodes, or processes) as one; the files stay.
@@ -107,7 +107,8 @@ def prune(
         str | None, typer.Option("--older-than", metavar="AGE", help="Runs that ended longer ago: 30d, 12h, 2w.")
     ] = None,
     run: Annotated[
-        list[str] | None, typer.Option("--run", metavar="ID", help="This run, by a unique prefix; may be repeated.")
+        list[str] | None,
+        typer.Option("--run", metavar="RUN", help="This run, by its id or name; repeatable."),
     ] = None,
     keep_size: Annotated[
         str | None, typer.Option("--keep-size", metavar="SIZE", help="The oldest runs beyond that size: 500MB, 2GB.")

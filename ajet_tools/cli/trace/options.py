@@ -9,12 +9,22 @@ import typer
 
 from ajet_tools.cli.options import AsJson, print_json
 
-__all__ = ["AsJson", "Fitting", "Newest", "NoPager", "OfRun", "Where", "print_json"]
+__all__ = ["RUN_HELP", "AsJson", "Fitting", "Newest", "NoPager", "OfRun", "Where", "WhereOrRun", "print_json"]
 
 _PATH_HELP = "A trace file or a directory: all traces in and below it are read as one; by default all below here."
 Where = Annotated[Path | None, typer.Argument(metavar="PATH", help=_PATH_HELP, show_default=False)]
+RUN_HELP = (
+    "A trace file, a directory (all traces in and below it are read as one), or a run by its id or name; by default "
+    "all below here."
+)
+WhereOrRun = Annotated[Path | None, typer.Argument(metavar="PATH", help=RUN_HELP, show_default=False)]
 OfRun = Annotated[
-    str | None, typer.Option("--run", metavar="RUN", help="A run, by its id, name or path; by default the newest.")
+    str | None,
+    typer.Option(
+        "--run",
+        metavar="RUN",
+        help="A run, by its id, name or path; by default the newest.",
+    ),
 ]
 Fitting = Annotated[
     str | None,

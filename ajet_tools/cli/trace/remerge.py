@@ -18,7 +18,7 @@ from ajet_sdk.trace.reader import episodes
 from ajet_sdk.types import Episode
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.cli.output import ProgressBar
-from ajet_tools.cli.trace.options import Newest, OfRun, Where
+from ajet_tools.cli.trace.options import Newest, OfRun, WhereOrRun
 from ajet_tools.text import tables as render
 from ajet_tools.text.clean import one_line
 from ajet_tools.trace import queries
@@ -39,7 +39,7 @@ _CHUNK = 50
 
 @app.command()
 def remerge(
-    path: Where = None,
+    path: WhereOrRun = None,
     run: OfRun = None,
     estimator: Annotated[
         RewardEstimator | None,
@@ -49,8 +49,8 @@ def remerge(
         bool | None,
         typer.Option("--normalize-std/--no-normalize-std", help="grpo: divide by the group's standard deviation."),
     ] = None,
-    max_tokens: Annotated[
-        int | None, typer.Option("--max-tokens", min=1, metavar="N", help="What a training sequence may hold.")
+    max_length: Annotated[
+        int | None, typer.Option("--max-length", min=1, metavar="N", help="Tokens that a training sequence may hold.")
     ] = None,
     tokenizer: Annotated[
         str | None,
@@ -68,7 +68,7 @@ def remerge(
 
     \b
     ajet trace remerge --estimator rloo
-    ajet trace remerge launcher_record/math --no-normalize-std --max-tokens 512
+    ajet trace remerge launcher_record/math --no-normalize-std --max-length 512
     ajet trace remerge --tokenizer models/other --json
     """
     loaded = load_tokenizer(tokenizer) if tokenizer else None
@@ -80,7 +80,7 @@ def remerge(
             own,
             estimator=estimator,
             normalize_std=normalize_std,
-            max_tokens=max_tokens,
+            max_tokens=max_length,
             failure_reward=failure_reward,
         )
         steps = steps_of(reader, run_id)
@@ -182,7 +182,7 @@ def preflight(
         str,
         typer.Argument(metavar="MODEL", help="A directory, or a hub name that is in the cache.", show_default=False),
     ],
-    path: Where = None,
+    path: WhereOrRun = None,
     run: OfRun = None,
     limit: Newest = None,
     max_model_len: Annotated[

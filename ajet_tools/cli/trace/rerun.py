@@ -18,7 +18,7 @@ from ajet_sdk.reporting.output import visible
 from ajet_tools.cli.arguments import JUDGE_HELP
 from ajet_tools.cli.options import AsJson, pick, print_json
 from ajet_tools.cli.output import ProgressBar
-from ajet_tools.cli.trace.options import OfRun, Where
+from ajet_tools.cli.trace.options import Fitting, OfRun, Where, WhereOrRun
 from ajet_tools.text import tables as render
 from ajet_tools.text.clean import one_line
 from ajet_tools.text.tables import diff_text
@@ -46,7 +46,7 @@ def replay(
     path: Where = None,
     workflow: Annotated[
         str | None,
-        typer.Option("--workflow", metavar="AGENT", help="file.py:function; by default the one that the run recorded."),
+        typer.Option("--workflow", "-w", metavar="AGENT", help="file.py:function; by default the run's."),
     ] = None,
     timeout: Annotated[
         float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="How long the workflow may take.")
@@ -141,13 +141,11 @@ def _difference_title(difference: Difference) -> str:
 @app.command()
 def rejudge(
     judge: Annotated[str, typer.Option("--judge", metavar="JUDGE", help=JUDGE_HELP)],
-    path: Where = None,
+    path: WhereOrRun = None,
     run: OfRun = None,
-    filter: Annotated[
-        str | None, typer.Option("--filter", metavar="EXPRESSION", help="Only these episodes, as in `ls --filter`.")
-    ] = None,
+    filter: Fitting = None,
     split: Annotated[Literal["train", "val"] | None, typer.Option("--split", help="Only these episodes.")] = None,
-    workers: Annotated[int, typer.Option("--workers", min=1, help="How many are judged at once.")] = 8,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Episodes judged at once.")] = 8,
     timeout: Annotated[
         float | None,
         typer.Option("--timeout", min=0.1, metavar="SECONDS", help="For one judgement; by default the run's."),
@@ -172,7 +170,7 @@ def rejudge(
         ids = _chosen(reader, run_id, filter, split)
         with ProgressBar("Judging", len(ids)) as bar:
             groups = groups_of(reader, run_id, ids, whole=compared_over(config))
-            work = run_rejudge(groups, other, config, parallel=workers, timeout=timeout, progress=bar.advance)
+            work = run_rejudge(groups, other, config, parallel=concurrency, timeout=timeout, progress=bar.advance)
             changes = asyncio.run(work)
     if as_json:
         print_json({"run_id": run_id, **_changes_json(changes)})

@@ -17,7 +17,7 @@ from ajet_sdk.trace.reader import calls_of, episodes, ledger_balance
 from ajet_sdk.types import Episode
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.cli.output import ProgressBar, paged
-from ajet_tools.cli.trace.options import Fitting, NoPager, OfRun, Where
+from ajet_tools.cli.trace.options import Fitting, NoPager, OfRun, Where, WhereOrRun
 from ajet_tools.text import tables as render
 from ajet_tools.text.clean import one_line, short_ids
 from ajet_tools.text.tables import counted
@@ -38,7 +38,7 @@ _UNBOOKED = 20
 
 @app.command()
 def ls(
-    path: Where = None,
+    path: WhereOrRun = None,
     run: OfRun = None,
     filter: Fitting = None,
     sort: Annotated[
@@ -230,7 +230,7 @@ def _show_call(reader: TraceReader, call_id: str, out: Console, full: bool) -> N
 
 @app.command()
 def ledger(
-    path: Where = None,
+    path: WhereOrRun = None,
     run: OfRun = None,
     filter: Fitting = None,
     by_step: Annotated[bool, typer.Option("--by-step", help="One line for each step and outcome.")] = False,

@@ -18,7 +18,7 @@ from ajet_sdk.trace.reader import calls_of, episodes
 from ajet_sdk.types import Episode
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.cli.output import ProgressBar, paged
-from ajet_tools.cli.trace.options import Fitting, Newest, NoPager, OfRun, Where
+from ajet_tools.cli.trace.options import Fitting, Newest, NoPager, OfRun, WhereOrRun
 from ajet_tools.text import tables as render
 from ajet_tools.trace import queries
 from ajet_tools.trace.decoding import Vocabulary, vocabulary
@@ -35,7 +35,7 @@ _WORST = 20
 
 @app.command()
 def splits(
-    path: Where = None,
+    path: WhereOrRun = None,
     run: OfRun = None,
     episode: Annotated[str | None, typer.Option("--episode", metavar="ID", help="Only this one, by a prefix.")] = None,
     filter: Fitting = None,

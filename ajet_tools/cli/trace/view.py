@@ -11,6 +11,7 @@ import typer
 
 from ajet_sdk.errors import TraceError, TraceVersionError
 from ajet_sdk.reporting.output import echo
+from ajet_tools.cli.trace.options import RUN_HELP
 from ajet_tools.cli.viewer import check_terminal, load_viewer
 from ajet_tools.trace import queries
 from ajet_tools.trace.locate import Named, open_named
@@ -27,13 +28,12 @@ def view(
         str | None,
         typer.Argument(
             metavar="PATH",
-            help="A trace file, a directory (all runs in and below it), or a run by its id or name; by default all "
-            "runs below here.",
+            help=RUN_HELP,
             show_default=False,
         ),
     ] = None,
     run: Annotated[
-        str | None, typer.Option("--run", metavar="ID", help="Begin at this run, by the beginning of its id.")
+        str | None, typer.Option("--run", metavar="RUN", help="Begin at this run, by its id or name.")
     ] = None,
     tokenizer: Annotated[
         Path | None,

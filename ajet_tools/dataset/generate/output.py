@@ -132,8 +132,8 @@ class Directory:
             return [] if wanted is None else [wanted]
         if wanted < before[-1]:
             raise ConfigError(
-                f"--resume goes on with a run of {before[-1]:,} rows in {self.path}, and -n {wanted:,} is fewer: ask "
-                "for more, or name another directory with --out"
+                f"--resume goes on with a run of {before[-1]:,} rows in {self.path}, and --count {wanted:,} is fewer: "
+                "ask for more, or name another directory with --out"
             )
         return before if wanted == before[-1] else [*before, wanted]
 

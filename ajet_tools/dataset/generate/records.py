@@ -82,7 +82,7 @@ class GenerationConfig:
 
     def __post_init__(self) -> None:
         if self.count < 1:
-            raise ConfigError(f"-n is how many rows to make, at least 1 (got {self.count})")
+            raise ConfigError(f"--count is how many rows to make, at least 1 (got {self.count})")
         if self.validation is not None and not 0 <= self.validation < 1:
             raise ConfigError(f"--validation is a share of the rows, from 0 to below 1 (got {self.validation:g})")
         for name, least in (("per_call", 1), ("shots", 1), ("window", 1), ("max_tokens", 1)):
@@ -167,7 +167,7 @@ class DocsConfig:
 
     def __post_init__(self) -> None:
         if self.count is not None and self.count < 1:
-            raise ConfigError(f"-n is how many rows to make, at least 1 (got {self.count})")
+            raise ConfigError(f"--count is how many rows to make, at least 1 (got {self.count})")
         if self.validation is not None and not 0 <= self.validation < 1:
             raise ConfigError(f"--validation is a share of the rows, from 0 to below 1 (got {self.validation:g})")
         least = {"chunk_size": 200, "per_call": 1, "shots": 1, "window": 1, "max_tokens": 1, "passes": 1}

@@ -275,7 +275,7 @@ def test_failures_are_seeds_for_expand_the_most_often_failed_first(tmp_path: Pat
     assert len(read_seeds("seeds.jsonl")) == 2
     assert always["provenance"]["failures"] == {"failed: ValueError": 1, "a person corrected the answer": 1}
     assert (sometimes["provenance"]["attempts"], sometimes["provenance"]["failed"]) == (2, 1)
-    assert "ajet dataset expand seeds.jsonl -n 500 --out data/" in result.stderr
+    assert "ajet dataset expand seeds.jsonl --count 500 --out data/" in result.stderr
     made(file, "--from-failures", "--below", "0.1", "-o", "seeds.jsonl")
     assert [row["main_query"] for row in rows(Path("seeds.jsonl"))] == ["Always?"]
 

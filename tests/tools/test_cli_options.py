@@ -1,0 +1,98 @@
+"""Option names: each means one thing in every command; earlier spellings work and are shown nowhere."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import defaultdict
+
+import pytest
+
+from ajet_tools.cli.lazy import EARLIER_OPTIONS, current_options
+from ajet_tools.cli.reference import commands, options
+
+COMMANDS = commands()
+SHOWN = [(name, option) for name, command in COMMANDS.items() for option in options(command)]
+
+WITHOUT_JSON = {
+    *("ajet", "ajet trace", "ajet dataset", "ajet config"),  # groups
+    *("ajet init", "ajet install", "ajet rehearse", "ajet serve", "ajet train"),  # they act, and list nothing
+    *("ajet trace view", "ajet dataset view"),  # screens
+    "ajet config migrate",  # prints YAML
+}
+OWN_MEANING = {("ajet dataset split", "--near")}
+"""An option that is spelt as another command's option was, and means something else."""
+
+
+def test_a_letter_stands_for_one_option() -> None:
+    meant = defaultdict(set)
+    for _, option in SHOWN:
+        for letter in (name for name in option.opts if not name.startswith("--")):
+            meant[letter].add(max(option.opts, key=len))
+    assert meant["-n"] == {"--limit"} and meant["-f"] == {"--filter"}
+    assert {letter: names for letter, names in meant.items() if len(names) > 1} == {}
+
+
+def test_an_option_is_a_flag_everywhere_or_nowhere() -> None:
+    kinds = defaultdict(set)
+    for _, option in SHOWN:
+        kinds[max(option.opts, key=len)].add((option.is_flag, option.nargs))
+    assert {name: kind for name, kind in kinds.items() if len(kind) > 1} == {}
+
+
+def test_what_lists_has_json() -> None:
+    without = {name for name, command in COMMANDS.items() if not any("--json" in o.opts for o in options(command))}
+    assert without <= WITHOUT_JSON
+
+
+@pytest.mark.parametrize(
+    ("command", "given", "now"),
+    [
+        ("trace rejudge", ["--workers", "4", "--judge", "math"], ["--concurrency", "4", "--judge", "math"]),
+        ("trace rejudge", ["--workers=4"], ["--concurrency=4"]),
+        ("trace remerge", ["--max-tokens", "512"], ["--max-length", "512"]),
+        ("trace export", ["-f", "tasks"], ["--format", "tasks"]),
+        ("trace ls", ["-f", "reward>0", "-n", "3"], ["-f", "reward>0", "-n", "3"]),
+        ("dataset expand", ["seeds.jsonl", "-n500"], ["seeds.jsonl", "--count=500"]),
+        ("dataset expand", ["--max-tokens", "9"], ["--max-tokens", "9"]),
+        ("dataset dedup", ["--threshold", "0.9", "--keep", "first"], ["--similarity", "0.9", "--keep", "first"]),
+        ("dataset validate", ["--near", "0.8"], ["--similarity", "0.8"]),
+        ("dataset split", ["--near", "--", "--threshold"], ["--near", "--", "--threshold"]),
+        ("dataset calibrate", ["--keep", "0.1:0.9"], ["--band", "0.1:0.9"]),
+        ("rehearse", ["--keep"], ["--keep-files"]),
+        ("config migrate", ["--output", "new.yaml"], ["--out", "new.yaml"]),
+    ],
+)
+def test_earlier_spellings_are_understood(command: str, given: list[str], now: list[str]) -> None:
+    assert current_options(COMMANDS[f"ajet {command}"], given) == now
+
+
+def test_no_help_shows_an_earlier_spelling_beside_what_replaced_it() -> None:
+    for name, command in COMMANDS.items():
+        shown = {flag for option in options(command) for flag in option.opts}
+        for old, replaced in EARLIER_OPTIONS.items():
+            assert not (old in shown and shown.intersection(replaced)) or (name, old) == (
+                "ajet dataset split",
+                "--near",
+            )
+
+
+def test_examples_have_a_heading_and_paragraphs_are_filled() -> None:
+    for name, command in COMMANDS.items():
+        before, *after = command.help.split("\n\n")
+        for paragraph in after:
+            assert before.endswith(":") or "\n" not in paragraph, (name, paragraph)
+            before = paragraph
+        assert "\b" not in command.help
+
+
+@pytest.mark.parametrize(
+    ("typed", "expected"),
+    [("trace l", {"ls", "ledger"}), ("trace ls --ru", {"--run"}), ("da", {"dataset"}), ("dataset dedup --thr", set())],
+)
+def test_a_shell_completes_commands_and_options(typed: str, expected: set[str]) -> None:
+    words = f"ajet {typed}"
+    asked = {"_AJET_COMPLETE": "complete_bash", "COMP_WORDS": words, "COMP_CWORD": str(words.count(" "))}
+    done = subprocess.run([sys.executable, "-m", "ajet"], env={**os.environ, **asked}, capture_output=True, text=True)
+    assert set(done.stdout.split()) == expected, done.stderr
