@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 import math
 import re
+import traceback
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from traceback import walk_tb
 from typing import Any
 
 from pydantic_core import to_jsonable_python
@@ -21,12 +21,14 @@ from pydantic_core import to_jsonable_python
 from ajet_sdk.environments.client import GymEnv
 from ajet_sdk.errors import AjetError, EpisodeTimeout, TrainingError
 from ajet_sdk.gateway.episode import OpenEpisode
-from ajet_sdk.rollout.threads import describe_error
+from ajet_sdk.rollout.threads import is_library_code
 from ajet_sdk.types import Episode, LedgerEntry, Outcome, Status
 
 __all__ = [
     "EpisodeFault",
+    "UserError",
     "check_sound",
+    "describe_error",
     "failure_messages",
     "failures_by_cause",
     "fault_of_calls",
@@ -41,6 +43,9 @@ log = logging.getLogger("ajet")
 
 _WARN_SHARE = 0.1
 """A larger share of failed episodes is worth a word."""
+
+_LONGEST = 8000
+"""Characters of a message, and of a traceback, that are kept."""
 
 
 def solved(episode: Episode) -> bool:
@@ -156,7 +161,34 @@ def _origins(error: BaseException, seen: set[int]) -> Iterator[BaseException]:
 
 
 def _is_from_environment(error: BaseException) -> bool:
-    return any(isinstance(frame.f_locals.get("self"), GymEnv) for frame, _ in walk_tb(error.__traceback__))
+    return any(isinstance(frame.f_locals.get("self"), GymEnv) for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+class UserError(Exception):
+    """An exception of another process, as what is known of it here. Its class bears that one's name."""
+
+    def __init__(self, message: str, description: str, infrastructure: bool) -> None:
+        super().__init__(message)
+        self.description = description
+        """What `describe_error` said of it where it was raised."""
+        self.infrastructure = infrastructure
+
+
+def describe_error(error: BaseException) -> str:
+    """One line that says what, then where in the user's code, then the causes: no frames of libraries or of ours.
+
+    What UTF-8 cannot hold (half of a pair that a model sampled, say) becomes `?`: episodes travel as JSON.
+    """
+    if isinstance(error, UserError):
+        return error.description
+    first = "".join(traceback.format_exception_only(type(error), error)).strip()[:_LONGEST]
+    if isinstance(error, AjetError):
+        return first
+    frames = [f for f in traceback.extract_tb(error.__traceback__) if not is_library_code(f.filename)]
+    where = "".join(traceback.format_list(frames)).rstrip()[-_LONGEST:]
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    parts = [first, where, f"caused by {describe_error(cause)}" if cause is not None else ""]
+    return "\n".join(part for part in parts if part).encode("utf-8", "replace").decode()
 
 
 class EpisodeFault(Exception):

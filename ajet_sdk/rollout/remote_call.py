@@ -24,8 +24,8 @@ from ajet_sdk.agent.context import ActiveEpisode
 from ajet_sdk.cluster.code import installed_code, is_library_file
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import AjetError, ConfigError
-from ajet_sdk.rollout.outcomes import is_infrastructure_error
-from ajet_sdk.rollout.threads import Outcome, UserError, describe_error
+from ajet_sdk.rollout.outcomes import UserError, describe_error, is_infrastructure_error
+from ajet_sdk.rollout.threads import Outcome
 
 __all__ = ["ObjectStore", "RemoteCall", "Reply", "dump_object", "dump_outcome", "dumps", "loads"]
 

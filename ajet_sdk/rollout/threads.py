@@ -1,5 +1,4 @@
-"""Running a coroutine to its end from code that is not async, in a program and in a notebook alike.
-The threads that run users' code, apart from the loop that trains.
+"""The threads that run users' code, apart from the loop that trains.
 
 Async functions of one run share one event loop in a thread of its own, so that clients made at module level stay on the
 loop that they first met, from the first step to the last. A blocking call inside async code holds up the other episodes
@@ -17,43 +16,35 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import Context, ContextVar, Token, copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from threading import Thread
 from typing import Any, TypeVar
 
 from ajet_sdk.capture.programs import end_programs
-from ajet_sdk.errors import AjetError, EpisodeTimeout, TrainingError
+from ajet_sdk.errors import EpisodeTimeout, TrainingError
 
 __all__ = [
     "Outcome",
-    "UserError",
     "WorkerBlocked",
     "Workers",
     "current_workers",
-    "describe_error",
     "is_library_code",
     "run_to_end",
 ]
 
 log = logging.getLogger("ajet")
-
 T = TypeVar("T")
-
 _BEAT = 0.1
-
 _OURS, _STANDARD_LIBRARY = Path(__file__).parents[1], Path(traceback.__file__).parent
-
 _GRACE = 2.0
 """Seconds that cancelled code has to clean up."""
-
-_LONGEST = 8000
-"""Characters of a message, and of a traceback, that are kept."""
+_START_SECONDS = 10.0
+"""Seconds within which a thread that was started begins its work."""
 
 
 @dataclass(frozen=True)
@@ -156,12 +147,7 @@ class _Loop:
         """Cancel what is left and end the loop, if it still turns."""
 
         async def end() -> None:
-            left = asyncio.all_tasks(self.loop) - {asyncio.current_task()}
-            for task in left:
-                task.cancel()
-            if left:  # to unwind may take them several turns of the loop
-                await asyncio.wait(left, timeout=_GRACE / 2)
-            await self.loop.shutdown_asyncgens()  # connections that live as long as the loop
+            await _unwind()
             self.loop.stop()
 
         self._call(lambda: self.loop.create_task(end()))
@@ -169,6 +155,16 @@ class _Loop:
             self.thread.join(_GRACE)
             if not self.thread.is_alive():
                 self.loop.close()
+
+
+async def _unwind() -> None:
+    """Cancel the other tasks of this loop, wait a while until they have ended, and close what async generators hold."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    if left:  # to unwind may take them several turns of the loop
+        await asyncio.wait(left, timeout=_GRACE / 2)
+    await asyncio.get_running_loop().shutdown_asyncgens()  # connections that live as long as the loop
 
 
 def _current_place(thread: threading.Thread) -> str:
@@ -186,31 +182,37 @@ def is_library_code(filename: str) -> bool:
     return "site-packages" in path.parts or bool({_STANDARD_LIBRARY, _OURS} & {*path.parents}) or filename[:1] == "<"
 
 
-class UserError(Exception):
-    """An exception of another process, as what is known of it here. Its class bears that one's name."""
+class _ThreadLoop(asyncio.SelectorEventLoop):
+    """An event loop that opens its selector and sockets when it is first used: most sync code never does."""
 
-    def __init__(self, message: str, description: str, infrastructure: bool) -> None:
-        super().__init__(message)
-        self.description = description
-        """What `describe_error` said of it where it was raised."""
-        self.infrastructure = infrastructure
+    def __init__(self) -> None:
+        self.used = False
+
+    def __getattr__(self, name: str) -> Any:
+        if self.used:
+            raise AttributeError(name)
+        self.used = True
+        super().__init__()
+        return getattr(self, name)
+
+    def __del__(self) -> None:
+        if self.used:
+            super().__del__()
 
 
-def describe_error(error: BaseException) -> str:
-    """One line that says what, then where in the user's code, then the causes: no frames of libraries or of ours.
+@contextmanager
+def _event_loop() -> Iterator[None]:
+    """What `asyncio.get_event_loop()` gives in this thread, as in a program's main thread; closed at the end."""
+    loop = _ThreadLoop()
+    asyncio.set_event_loop(loop)
 
-    What UTF-8 cannot hold (half of a pair that a model sampled, say) becomes `?`: episodes travel as JSON.
-    """
-    if isinstance(error, UserError):
-        return error.description
-    first = "".join(traceback.format_exception_only(type(error), error)).strip()[:_LONGEST]
-    if isinstance(error, AjetError):
-        return first
-    frames = [f for f in traceback.extract_tb(error.__traceback__) if not is_library_code(f.filename)]
-    where = "".join(traceback.format_list(frames)).rstrip()[-_LONGEST:]
-    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    parts = [first, where, f"caused by {describe_error(cause)}" if cause is not None else ""]
-    return "\n".join(part for part in parts if part).encode("utf-8", "replace").decode()
+    try:
+        yield
+    finally:
+        if loop.used and not loop.is_closed():
+            loop.run_until_complete(_unwind())
+            loop.close()
+        asyncio.set_event_loop(None)
 
 
 def _start_thread(function: Callable[[], Any], context: Context) -> _Work:
@@ -219,7 +221,9 @@ def _start_thread(function: Callable[[], Any], context: Context) -> _Work:
 
     def body() -> None:
         try:
-            future.set_result(Outcome(context.run(function)))
+            with _event_loop():
+                value = context.run(function)
+            future.set_result(Outcome(value))
         except BaseException as error:  # noqa: BLE001  the agent's own exception is data
             future.set_result(Outcome(error=error))
 
@@ -261,7 +265,6 @@ class Workers:
     def __exit__(self, *_: object) -> None:
         if self._token is not None:
             current_workers.reset(self._token)
-            self._token = None
         self.close()
 
     def close(self) -> None:
@@ -356,10 +359,6 @@ class Workers:
             )
 
 
-_START_SECONDS = 10.0
-"""Seconds within which a thread that was started begins its work."""
-
-
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
     """The result of a coroutine; as `asyncio.run`, but also where a loop is running already, as in a notebook.
 
@@ -385,7 +384,7 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
             outcome.set_exception(error)
 
     try:
-        Thread(target=thread, name="ajet-run", daemon=True).start()
+        threading.Thread(target=thread, name="ajet-run", daemon=True).start()
         wait([outcome])
     except KeyboardInterrupt:
         if not wait([begun], _START_SECONDS).done:  # the thread was not started

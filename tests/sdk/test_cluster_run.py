@@ -15,7 +15,7 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.protocols import Job
 from ajet_sdk.reporting.loggers import Loggers
-from ajet_sdk.rollout.threads import describe_error
+from ajet_sdk.rollout.outcomes import describe_error
 from ajet_sdk.trace.reader import ledger_balance, open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, LedgerEntry, Run, Task

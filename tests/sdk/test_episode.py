@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import threading
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -489,6 +491,37 @@ def test_a_sync_function_that_returns_a_coroutine() -> None:
 
     [episode] = episodes(ajet.workflow(make), exact)
     assert episode.reward == 1.0
+
+
+def test_a_sync_workflow_has_an_event_loop_which_is_closed_at_its_end(caplog: pytest.LogCaptureFixture) -> None:
+    """As the main thread of a program: some libraries run their async code on `asyncio.get_event_loop()`."""
+    loops: list[asyncio.AbstractEventLoop] = []
+    ended: list[str] = []
+
+    async def forever() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            ended.append("cancelled")
+
+    async def ask() -> str:
+        loops[0].create_task(forever())
+        client = openai.AsyncOpenAI(base_url="http://model.invalid/v1", api_key="x")
+        reply = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": "hello"}])
+        return str(reply.choices[0].message.content)
+
+    def agent() -> str:
+        loops.append(asyncio.get_event_loop())
+        return loops[0].run_until_complete(ask())
+
+    gc.collect()
+    with warnings.catch_warnings(record=True) as told, installed():
+        warnings.simplefilter("always")
+        [episode] = episodes(ajet.workflow(agent), lambda output: 1.0)
+        gc.collect()
+    assert not [one for one in told if "loop" in str(one.message) or "await" in str(one.message)]
+    assert episode.output == "42" and len(episode.calls) == 1
+    assert loops[0].is_closed() and ended == ["cancelled"] and not caplog.records
 
 
 def test_sync_functions_have_threads_of_their_own_and_the_bound_holds() -> None:

@@ -19,8 +19,9 @@ from ajet_sdk.engines.scripted import ByteTokenizer, ScriptedEngine
 from ajet_sdk.errors import ConfigError, ContextOverflow, EnvironmentUnavailable
 from ajet_sdk.gateway.episode import EpisodeSpec
 from ajet_sdk.gateway.gateway import Gateway
+from ajet_sdk.rollout.outcomes import describe_error
 from ajet_sdk.rollout.remote_call import ObjectStore, dump_object, dump_outcome, dumps, loads
-from ajet_sdk.rollout.threads import Outcome, describe_error
+from ajet_sdk.rollout.threads import Outcome
 
 AGENT = """
 import threading
