@@ -77,7 +77,8 @@ class _Commands(Mapping[str, Any]):
         command = getattr(command, "commands", {}).get(name, command)
         command.name = name
         if not isinstance(command, LazyGroup):
-            command.help = _laid_out(command.help)
+            for one in (command, *getattr(command, "commands", {}).values()):
+                one.help = _laid_out(one.help)
         return command
 
     def __iter__(self) -> Iterator[str]:
