@@ -6,13 +6,11 @@ export PYTHONDONTWRITEBYTECODE := ""
 default:
     @just --list
 
-# lint, types, layers
+# lint, types, layers; known holes in the installed packages, where pip-audit is installed
 check:
-    ruff check .
-    ruff format --check .
-    mypy
-    lint-imports
-
+    ruff check . && ruff format --check .
+    mypy && lint-imports
+    ! command -v pip-audit > /dev/null || pip-audit --skip-editable --progress-spinner off
 # the main test suite, in parallel (tests wait much, so more workers than processors); `-m slow` for the rest
 test *ARGS:
     pytest -n $(({{num_cpus()}} + 2)) --dist worksteal -m "not slow" {{ARGS}}
@@ -21,7 +19,6 @@ test *ARGS:
 install-trinity *ARGS:
     python -m pip install -e .
     python -m ajet install trinity {{ARGS}}
-
 # the real Trinity and Ray on a CPU; needs `just install-trinity --cpu`
 test-trinity *ARGS:
     pytest tests/trinity {{ARGS}}
@@ -44,10 +41,12 @@ test-gpu *ARGS:
 # this repository and its light dependencies as wheels, for a GPU machine without a network: `just wheels FOLDER --python 3.12`
 wheels *ARGS:
     python -m tests.gpu.wheels {{ARGS}}
+# Python 3.10 to 3.14, lowest and newest dependencies, a quick part of the suite; needs uv: `just matrix 3.10 3.13`
+matrix *ARGS:
+    python -m tests.matrix {{ARGS}}
 # the figures of the README; needs `pip install -e ".[bench]"` for the comparison with TRL
 bench *ARGS:
     python -m tests.bench {{ARGS}}
-
 # regenerate the reference, then build the site into build/site; needs `pip install -e ".[docs]"`
 docs:
     python -m ajet_tools.cli.reference docs/reference

@@ -12,7 +12,7 @@ import os
 import random
 from collections.abc import Mapping
 from datetime import datetime, timezone
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -95,7 +95,7 @@ Bools = Annotated[npt.NDArray[np.bool_], _read_only(np.bool_), _as_list]
 
 
 class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid", arbitrary_types_allowed=True)
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other):

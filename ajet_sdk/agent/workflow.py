@@ -14,7 +14,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -45,7 +45,7 @@ __all__ = [
 class WorkflowTask(BaseModel):
     """One attempt at a task, as `execute` gets it."""
 
-    model_config = ConfigDict(extra="allow", arbitrary_types_allowed=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", arbitrary_types_allowed=True)
 
     task: Task
     env_type: str = ""
@@ -69,7 +69,7 @@ class WorkflowTask(BaseModel):
 class WorkflowOutput(BaseModel):
     """What `execute` returns. With a `reward` the judge is skipped; a list of numbers is several rewards, summed."""
 
-    model_config = ConfigDict(extra="allow", arbitrary_types_allowed=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", arbitrary_types_allowed=True)
 
     reward: float | list[float] | list[Reward] | None = None
     is_success: bool | None = None
@@ -81,7 +81,7 @@ class WorkflowOutput(BaseModel):
 class Workflow(BaseModel):
     """An agent as a class: derive from it and write `async def execute`. Every episode gets an instance of its own."""
 
-    model_config = ConfigDict(extra="allow", arbitrary_types_allowed=True)
+    model_config: ClassVar[ConfigDict] = ConfigDict(extra="allow", arbitrary_types_allowed=True)
 
     name: str = "ajet-workflow"
     trainable_targets: list[str] | None = None

@@ -5,7 +5,7 @@ A SELECT may take any memory and time; these take what the rows take, and how ma
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -39,7 +39,7 @@ class RowsOf(BaseModel):
     Without columns the answer is one row: `n`, how many there are, and `mark`, which differs once rows have changed.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config: ClassVar[ConfigDict] = ConfigDict(frozen=True, extra="forbid")
 
     table: str
     columns: tuple[str, ...] = ()

@@ -1,0 +1,69 @@
+"""What is released: the wheel and the source archive, built and installed in environments of their own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import venv
+from importlib import import_module, metadata
+from pathlib import Path
+
+import pytest
+
+import ajet
+
+ROOT = Path(__file__).parents[1]
+
+
+def test_the_package_is_whole() -> None:
+    """Every public name is there, and the package says what it needs."""
+    assert all(getattr(ajet, name) is not None for name in ajet.__all__)
+    assert import_module("ajet_tools.cli.app").app
+    about = metadata.metadata("ajet")
+    assert about["Requires-Python"] == ">=3.10" and "local" in about.get_all("Provides-Extra", [])
+
+
+def call(*command: str | Path, cwd: Path) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"OPENAI_API_KEY": "none", "OMP_NUM_THREADS": "2"}
+    done = subprocess.run(
+        [str(one) for one in command], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_wheel_and_source_archive_are_built_and_work_where_nothing_else_is(tmp_path: Path) -> None:
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-q")
+    call(*pip, "install", "--target", tmp_path / "hatch", "hatchling>=1.26", cwd=tmp_path)
+    build = f"import sys; sys.path.insert(0, {str(tmp_path / 'hatch')!r}); from hatchling.build import"
+    call(sys.executable, "-c", f"{build} build_sdist; build_sdist({str(tmp_path)!r})", cwd=ROOT)
+    (archive,) = tmp_path.glob("ajet-*.tar.gz")
+    call("tar", "xzf", archive, cwd=tmp_path)
+    source = tmp_path / archive.name.removesuffix(".tar.gz")
+    call(sys.executable, "-c", f"{build} build_wheel; build_wheel({str(tmp_path)!r})", cwd=source)
+    (wheel,) = tmp_path.glob("ajet-*.whl")
+    venv.create(tmp_path / "fresh", with_pip=True)
+    python, command = tmp_path / "fresh/bin/python", tmp_path / "fresh/bin/ajet"
+    call(python, "-m", "pip", "--disable-pip-version-check", "-q", "install", wheel, cwd=tmp_path)
+
+    here = tmp_path / "here"
+    here.mkdir()
+    assert f"ajet {ajet.__version__}" in call(command, "--version", cwd=here)
+    call(command, "init", "demo", cwd=here)
+    run = ("run", "agent.py:solve", "--judge", "agent.py:exact", "--tasks", "tasks.jsonl")
+    assert "Mean reward 0.75" in call(command, *run, "--scripted", "replies.py:reply", cwd=here / "demo")
+    assert "succeeded" in call(command, "trace", "ls", cwd=here / "demo")
+    listed = call(command, "init", "--example", "list", cwd=here).split()
+    for example in (ROOT / "tutorial").glob("example_*"):
+        assert example.name.removeprefix("example_") in listed
+        call(command, "init", "--example", example.name.removeprefix("example_"), cwd=here)
+    for extra, lacking in (("local", ("demo",)), ("tools", ("trace", "view", "--web"))):
+        done = subprocess.run([command, *lacking], cwd=here / "demo", capture_output=True, text=True, check=False)
+        assert (
+            done.returncode == 2
+            and f'pip install "ajet[{extra}]"' in done.stderr
+            and "Trace" + "back" not in done.stderr
+        )
