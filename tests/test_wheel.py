@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 import os
 import subprocess
 import sys
@@ -22,6 +24,25 @@ def test_the_package_is_whole() -> None:
     assert import_module("ajet_tools.cli.app").app
     about = metadata.metadata("ajet")
     assert about["Requires-Python"] == ">=3.10" and "local" in about.get_all("Provides-Extra", [])
+
+
+def test_every_public_name_and_method_says_what_it_is() -> None:
+    undocumented = [name for name in ajet.__all__ if not getattr(ajet, name).__doc__]
+    for name in ajet.__all__:
+        members = vars(getattr(ajet, name)) if inspect.isclass(getattr(ajet, name)) else {}
+        for member, value in members.items():
+            code = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
+            if inspect.isfunction(code) and not member.startswith("_") and not code.__doc__:
+                undocumented.append(f"{name}.{member}")
+    assert undocumented == []
+
+
+@pytest.mark.slow
+def test_the_types_of_the_public_names_are_complete() -> None:
+    pytest.importorskip("pyright", reason="needs `pip install pyright`")
+    command = [sys.executable, "-m", "pyright", "--verifytypes", "ajet", "--ignoreexternal", "--outputjson"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert json.loads(done.stdout)["typeCompleteness"]["completenessScore"] >= 0.95
 
 
 def call(*command: str | Path, cwd: Path) -> str:

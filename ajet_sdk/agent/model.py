@@ -57,7 +57,7 @@ class Model:
     """
 
     def __init__(self, base_url: str, api_key: str, name: str, *, timeout: float = TIMEOUT) -> None:
-        self.base_url = base_url.rstrip("/")
+        self.base_url: str = base_url.rstrip("/")
         self.api_key = api_key
         self.name = name
         self.timeout = timeout

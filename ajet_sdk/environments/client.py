@@ -46,12 +46,12 @@ class GymEnv:
     ) -> None:
         self.env_type = env_type
         self.task_id = task_id
-        self.instance_id = instance_id or new_id()
+        self.instance_id: str = instance_id or new_id()
         self.timeout = timeout
         urls = _urls(service_url)
         first = zlib.crc32(self.instance_id.encode()) % len(urls)
         self._urls = urls[first:] + urls[:first]
-        self.service_url = self._urls[0]
+        self.service_url: str = self._urls[0]
         self._http: httpx.Client | None = None
 
     def __getstate__(self) -> dict[str, Any]:
