@@ -22,7 +22,7 @@ else:
     import tomli as tomllib
 
 ROOT = Path(__file__).parents[1]
-HEAVY = {"torch", "transformers", "ray", "vllm", "trinity", "textual", "duckdb", "openai", "pyarrow"}
+HEAVY = {"torch", "transformers", "ray", "vllm", "trinity", "textual", "duckdb", "openai", "polars", "pyarrow"}
 
 
 def python(code: str) -> str:
@@ -236,7 +236,17 @@ IN_FUNCTIONS = {
     *("gymnasium", "mcp", "openenv", "verifiers"),  # in the processes of an environment
     *("llguidance", "peft", "pypdf", "ray", "safetensors", "swanlab", "tensorboard", "tokenizers", "torch"),
     *("transformers", "trinity", "verl", "wandb"),  # not everybody has them
-    *("aiohttp", "anyio", "httpx", "openai", "pyarrow", "rich", "starlette", "uvicorn"),  # slow, and not always needed
+    *(
+        "aiohttp",
+        "anyio",
+        "httpx",
+        "openai",
+        "polars",
+        "pyarrow",
+        "rich",
+        "starlette",
+        "uvicorn",
+    ),  # slow, and not always needed
     "pdb",  # only for a breakpoint
 }
 """Packages that may be imported inside functions."""

@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 from ajet_sdk.errors import TaskError
 
-__all__ = ["BadRows", "Row", "json_rows", "scan"]
+__all__ = ["BadRows", "Row", "json_rows", "parse_line", "scan"]
 
 _WHOLE = 1 << 30
 """The largest file that is read as one piece, where it is not JSON lines."""
@@ -77,10 +77,19 @@ def scan(file: BinaryIO, name: str, *, strict: bool = False) -> Iterator[Row]:
         if row.problem is not None and first and line[:1] in (b"{", b"[") and not row.problem.endswith(_NO_VALUE):
             yield from _document(raw + file.read(_WHOLE), name, file, strict)
             return
-        if row.problem is not None and not raw.endswith(b"\n"):
-            row = replace(row, problem=f"{row.problem}; the file seems to be cut off there")
-        yield row
+        yield _cut_off(row, raw.endswith(b"\n"))
         first = False
+
+
+def parse_line(text: bytes, where: str, number: int, *, ended: bool) -> Row:
+    """A line of JSON lines, without blanks around it, strictly read; `ended`: a line feed stood behind it."""
+    return _cut_off(_parse(text, where, number, True), ended)
+
+
+def _cut_off(row: Row, ended: bool) -> Row:
+    if row.problem is None or ended:
+        return row
+    return replace(row, problem=f"{row.problem}; the file seems to be cut off there")
 
 
 def _document(content: bytes, name: str, file: BinaryIO, strict: bool) -> Iterator[Row]:

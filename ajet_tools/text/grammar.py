@@ -18,7 +18,7 @@ from typing import Literal, TypeVar
 
 from ajet_sdk.errors import QueryError
 
-__all__ = ["BareWord", "Comparison", "FilterError", "Token", "Tree", "fold", "tree"]
+__all__ = ["BareWord", "Comparison", "FilterError", "Node", "Token", "Tree", "fold", "tree"]
 
 T = TypeVar("T")
 

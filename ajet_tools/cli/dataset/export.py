@@ -27,6 +27,7 @@ from ajet_tools.cli.dataset.options import (
 )
 from ajet_tools.cli.options import AsJson
 from ajet_tools.dataset.card.card import Facts, write_card
+from ajet_tools.dataset.files.blocks import Block, read_blocks
 from ajet_tools.dataset.files.columns import Shape
 from ajet_tools.dataset.files.tables import Row, read, splits_of
 from ajet_tools.dataset.files.writer import Writer
@@ -72,7 +73,7 @@ def export(
     with ExitStack() as whole, counting("export") as passing:
         for name, paths in parts.items():
             writer = whole.enter_context(Writer(out, split=name, shape=shape))
-            for row in passing(_converted(paths, mapping_of(mapping), bad, format, left_out)):
+            for row in _converted(passing(_blocks(paths, mapping_of(mapping), bad)), format, left_out):
                 writer.write(row.values, row.stored)
             if not writer.rows:
                 raise TaskError(_nothing(paths, format, left_out))
@@ -108,12 +109,15 @@ def _parts(sources: list[str], split: str | None, *, to_directory: bool) -> dict
     return parts
 
 
-def _converted(
-    paths: list[str], mapping: Mapping[str, str], bad: BadRows, format: str, left_out: Counter[str]
-) -> Iterator[Row]:
-    convert = converter(format)
+def _blocks(paths: list[str], mapping: Mapping[str, str], bad: BadRows) -> Iterator[Block]:
     for path in paths:
-        for row in read(path, mapping=mapping, bad=bad):
+        yield from read_blocks(path, mapping=mapping, bad=bad)
+
+
+def _converted(blocks: Iterator[Block], format: str, left_out: Counter[str]) -> Iterator[Row]:
+    convert = converter(format)
+    for block in blocks:
+        for row in block.rows():
             stored = row.stored.opened() if row.stored is not None and format in OPENING else row.stored
             try:
                 yield Row(row.where, convert(row.values), stored)

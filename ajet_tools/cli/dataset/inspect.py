@@ -19,7 +19,8 @@ from ajet_tools.cli.dataset.options import Map, SkipBad, Source, Sources, bad_ro
 from ajet_tools.cli.options import AsJson, pick, print_json
 from ajet_tools.cli.viewer import check_terminal, load_viewer
 from ajet_tools.dataset.card.pictures import draw
-from ajet_tools.dataset.files.tables import files_of, read, splits_of, text_of
+from ajet_tools.dataset.files.blocks import read_blocks
+from ajet_tools.dataset.files.tables import files_of, splits_of, text_of
 from ajet_tools.dataset.review.review import Review
 from ajet_tools.dataset.rows.diff import Changed, Difference
 from ajet_tools.dataset.rows.diff import diff as compare
@@ -110,7 +111,7 @@ def stats(
     """
     bad = BadRows(skip=skip_bad_rows)
     with counting("stats") as passing:
-        found = gather(passing(read(source, mapping=mapping_of(mapping), bad=bad)), by=by)
+        found = gather(passing(read_blocks(source, mapping=mapping_of(mapping), bad=bad)), by=by)
     written = _write_stats(found, out) if out else []
     if as_json:
         print_json({**found.as_json(), "bad_rows": bad.count, "files": [str(path) for path in written]})

@@ -5,10 +5,11 @@ What commands share that read a file twice: once to decide which rows go, and on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from typing import Annotated, Any, TypeVar
 
+import numpy as np
 import typer
 
 from ajet_sdk.errors import ConfigError, TaskError
@@ -16,7 +17,8 @@ from ajet_sdk.reporting.output import echo, json_line
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.cli.output import ProgressBar
-from ajet_tools.dataset.files.tables import Row, read
+from ajet_tools.dataset.files.blocks import Block, Wanted, read_blocks, write_block
+from ajet_tools.dataset.files.stored import Table
 from ajet_tools.dataset.files.writer import Writer
 
 __all__ = [
@@ -80,7 +82,7 @@ Meaning = Annotated[float, typer.Option(min=0.0, max=1.0, help="With --embedding
 
 _FIELDS = ("main_query", "init_messages", "task_id", "env_type")
 
-Item = TypeVar("Item")
+SizedItem = TypeVar("SizedItem", bound=Sized)
 
 
 def mapping_of(pairs: Iterable[str] | None) -> dict[str, str]:
@@ -101,15 +103,14 @@ def _is_field(name: str) -> bool:
 
 
 @contextmanager
-def counting(verb: str) -> Iterator[Callable[[Iterable[Item]], Iterator[Item]]]:
-    """Passes rows through; on a terminal, a bar on stderr says how many there were so far."""
+def counting(verb: str) -> Iterator[Callable[[Iterable[SizedItem]], Iterator[SizedItem]]]:
+    """Passes blocks of rows through; on a terminal, a bar on stderr says how many rows there were so far."""
     with ProgressBar(f"{verb} rows") as bar:
 
-        def count(rows: Iterable[Item]) -> Iterator[Item]:
-            for number, row in enumerate(rows, 1):
-                yield row
-                if not number % 256:
-                    bar.advance(256)
+        def count(blocks: Iterable[SizedItem]) -> Iterator[SizedItem]:
+            for block in blocks:
+                yield block
+                bar.advance(len(block))
 
         yield count
 
@@ -145,35 +146,47 @@ def left_out_lines(reasons: Mapping[str, int]) -> list[str]:
 _WIDTH = 72
 
 
-def rereadable(source: str, mapping: Mapping[str, str], bad: BadRows) -> Callable[[], Iterator[Row]]:
+def rereadable(
+    source: str, mapping: Mapping[str, str], bad: BadRows, wanted: Wanted = ()
+) -> Callable[[], Iterator[Block]]:
     """Reads the rows, as often as asked; of stdin they are kept. Bad rows are counted the first time."""
-    if source == "-":
-        held = list(read(source, mapping=mapping, bad=bad))
-        return lambda: iter(held)
     first = [bad]
-    return lambda: read(source, mapping=mapping, bad=first.pop() if first else BadRows(skip=bad.skip))
+
+    def read() -> Iterator[Block]:
+        counted = first.pop() if first else BadRows(skip=bad.skip)
+        return read_blocks(source, wanted=wanted, mapping=mapping, bad=counted)
+
+    if source != "-":
+        return read
+    held, blocks = list[Block](), read()
+
+    def held_first() -> Iterator[Block]:
+        yield from held
+        for block in blocks:
+            held.append(block)
+            yield block
+
+    return held_first
 
 
-def read_some(rows: Iterator[Row], source: str, bar: ProgressBar) -> Iterator[Row]:
+def read_some(blocks: Iterator[Block], source: str, bar: ProgressBar) -> Iterator[Block]:
     """The rows, at least one. Raises TaskError."""
     number = 0
-    for number, row in enumerate(rows, 1):
-        yield row
-        if number % 1024 == 0:
-            bar.update(number, 0)
+    for block in blocks:
+        yield block
+        number += len(block)
+        bar.update(number, 0)
     if not number:
         raise TaskError(f"{source} has no rows")
 
 
-def write_kept(rows: Iterator[Row], gone: set[int], total: int, out: str) -> None:
+def write_kept(blocks: Iterator[Block], gone: set[int], total: int, out: str, tables: Iterable[Table]) -> None:
     """Write all but those that go, by their numbers from 0."""
-    with Writer(out) as writer:
-        number = 0
-        for number, row in enumerate(rows, 1):
-            if number - 1 not in gone:
-                writer.write(row.values, row.stored)
-            elif row.stored is not None:
-                writer.declare(row.stored)
+    number, left = 0, np.fromiter(gone, np.int64)
+    with Writer(out, tables=tables) as writer:
+        for block in blocks:
+            write_block(writer, block, np.setdiff1d(np.arange(number, number + len(block)), left) - number)
+            number += len(block)
         if number != total:
             raise TaskError(f"the file changed while it was read ({total:,} rows, then {number:,}); run it again")
 

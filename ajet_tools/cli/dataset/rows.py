@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -25,9 +26,11 @@ from ajet_tools.cli.dataset.options import (
     to_place,
 )
 from ajet_tools.cli.options import AsJson
-from ajet_tools.dataset.files.tables import read, tables_of
+from ajet_tools.cli.output import ProgressBar
+from ajet_tools.dataset.files.blocks import read_blocks, write_block
+from ajet_tools.dataset.files.tables import tables_of
 from ajet_tools.dataset.files.writer import Writer
-from ajet_tools.dataset.rows.combine import parse_part, plan, rows
+from ajet_tools.dataset.rows.combine import blocks, parse_part, plan
 from ajet_tools.dataset.rows.filter import parse
 from ajet_tools.dataset.rows.keep import Keep
 
@@ -87,13 +90,15 @@ def filter_rows(
         reward=min_reward,
     )
     bad, columns = BadRows(skip=skip_bad_rows), mapping_of(mapping)
-    rows, tables = read(source, mapping=columns, bad=bad), tables_of(source, columns)
+    read, tables = partial(read_blocks, source, wanted=keep.wanted, mapping=columns), tables_of(source, columns)
     others = Writer(rejected, tables=tables) if rejected else nullcontext()
     with Writer(out, tables=tables) as kept, others as aside, counting("filter") as passing:
         if aside is not None:
             keep.on_left_out = lambda row, reason: aside.write({**row.values, "left_out": reason}, row.stored)
-        for row in keep.of(passing(rows)):
-            kept.write(row.values, row.stored)
+        for block, indices in keep.of(
+            passing(read(bad=bad)), None if source == "-" else partial(read, bad=BadRows(True))
+        ):
+            write_block(kept, block, indices)
     _report_filter(keep, kept.rows, bad, out, as_json)
 
 
@@ -148,12 +153,16 @@ def mix(
     ajet dataset mix new.jsonl=2 old.jsonl=1 --count 3000 --repeat --seed 7 -o mixed.parquet
     """
     shares, columns = plan([parse_part(source) for source in sources], count, repeat=repeat), mapping_of(mapping)
-    mixed = rows(shares, seed=seed, mapping=columns)
+    mixed = blocks(shares, seed=seed, mapping=columns)
     tables = [table for share in shares for table in tables_of(share.path, columns)]
-    with Writer(out, tables=tables) as writer, counting("mix") as passing:
-        for source, row in passing(mixed):
-            values = {**row.values, source_column: source} if source_column else row.values
-            writer.write(values, row.stored)
+    with Writer(out, tables=tables) as writer, ProgressBar("mix rows") as bar:
+        for block, paths in mixed:
+            if source_column:
+                for row, path in zip(block.rows(), paths, strict=True):
+                    writer.write({**row.values, source_column: path}, row.stored)
+            else:
+                write_block(writer, block)
+            bar.advance(len(block))
     summary = {"rows": writer.rows, "sources": [vars(share) for share in shares], "path": out}
     lines = [f"{counted(writer.rows, 'row')}{to_place(out)}"]
     for share in shares:

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+import numpy as np
 import typer
 
 from ajet_sdk.errors import ConfigError
@@ -35,10 +36,11 @@ from ajet_tools.cli.dataset.options import (
 )
 from ajet_tools.cli.options import AsJson
 from ajet_tools.cli.output import ProgressBar
+from ajet_tools.dataset.files.blocks import write_block
 from ajet_tools.dataset.files.columns import Shape
-from ajet_tools.dataset.files.tables import read, text_of
+from ajet_tools.dataset.files.tables import read, tables_of, text_of
 from ajet_tools.dataset.files.writer import Writer
-from ajet_tools.dataset.rows.combine import Splitter, check_fractions, key_of, together
+from ajet_tools.dataset.rows.combine import Splitter, check_fractions, keys_of, together
 from ajet_tools.dataset.similarity.decontaminate import Evaluation, Leak, quotable
 from ajet_tools.dataset.similarity.decontaminate import find as find_leaks
 from ajet_tools.dataset.similarity.dedup import Facts, Found
@@ -108,7 +110,8 @@ def dedup(
     bad = BadRows(skip=skip_bad_rows)
     with ProgressBar("reading") as bar:
         again = rereadable(source, mapping_of(mapping), bad)
-        rows = [Facts.of(row.where, row.values, keep) for row in read_some(again(), source, bar)]
+        blocks = read_some(again(), source, bar)
+        rows = [Facts.of(row.where, row.values, keep) for block in blocks for row in block.rows()]
         vectors = None
         if embeddings:
             vectors = asyncio.run(_embedded([row.text for row in rows], embeddings, bar.show))
@@ -124,7 +127,7 @@ def dedup(
             on_progress=bar.show,
         )
     gone = {duplicate.index for duplicate in found.duplicates}
-    write_kept(again(), gone, len(rows), out)
+    write_kept(again(), gone, len(rows), out, tables_of(source, mapping_of(mapping)))
     if report:
         write_report(report, _duplicate_rows(rows, found))
     _report_dedup(rows, found, bad, out, report, as_json)
@@ -222,10 +225,14 @@ def decontaminate(
     kept_out = Evaluation((text for _, text in known), ngram)
     with ProgressBar("reading") as bar:
         again = rereadable(source, columns, bad)
-        texts = [(row.where, text_of(row.values)) for row in read_some(again(), source, bar)]
+        texts = [
+            (block.where(index), text)
+            for block in read_some(again(), source, bar)
+            for index, text in enumerate(block.texts)
+        ]
         leaks = find_leaks(
             [text for _, text in texts],
-            (quotable(row.values) for row in again()),
+            (quotable(row.values) for block in again() for row in block.rows()),
             kept_out,
             threshold=similarity,
             share=share,
@@ -233,7 +240,7 @@ def decontaminate(
             numbers=not ignore_numbers,
             on_progress=bar.show,
         )
-    write_kept(again(), {leak.index for leak in leaks}, len(texts), out)
+    write_kept(again(), {leak.index for leak in leaks}, len(texts), out, tables_of(source, columns))
     wheres = [where for where, _ in known]
     if report:
         write_report(report, (_leak_row(leak, texts, wheres, kept_out) for leak in leaks))
@@ -331,21 +338,26 @@ def split(
         keys: list[str] = []
         if near:
             texts: list[str] = []
-            for row in read_some(again(), source, bar):
-                keys.append(key_of(row.values, by, row.where))
-                texts.append(text_of(row.values))
+            for block in read_some(again(), source, bar):
+                keys += keys_of(block, by)
+                texts += block.texts.to_list()
             keys = together(keys, texts, similarity, seed=seed, numbers=not ignore_numbers, on_progress=bar.show)
-        shape = Shape()
+        shape, tables = Shape(), tables_of(source, mapping_of(mapping))
         writers = {
             name: stack.enter_context(
-                Writer(out, split=name, shape=shape)
+                Writer(out, split=name, shape=shape, tables=tables)
                 if format == "directory"
-                else Writer(out / f"{name}{suffixes[format]}", shape=shape)
+                else Writer(out / f"{name}{suffixes[format]}", shape=shape, tables=tables)
             )
             for name in shares
         }
-        for number, row in enumerate(read_some(again(), source, bar)):
-            writers[splitter.side(row, keys[number] if keys else None)].write(row.values, row.stored)
+        number = 0
+        for block in read_some(again(), source, bar):
+            own = keys[number : number + len(block)] if near else keys_of(block, by)
+            sides = np.array(splitter.sides(block, own))
+            for name, writer in writers.items():
+                write_block(writer, block, np.flatnonzero(sides == name))
+            number += len(block)
     counts = {name: writer.rows for name, writer in writers.items()}
     _report_split(counts, shares, out, suffixes[format], bad, as_json)
 

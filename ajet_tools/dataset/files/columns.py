@@ -16,7 +16,7 @@ An integer among floats becomes the float of the same value.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,12 +47,15 @@ class Declaration:
 class Shape:
     """Which kinds of value stand at a place, gathered over rows."""
 
-    __slots__ = ("_depth", "declared", "dicts", "fields", "item", "kinds", "largest", "seen", "tables", "wide")
+    __slots__ = ("_depth", "copies", "declared", "dicts", "fields", "item", "kinds", "largest", "seen", "tables",
+                 "wide")  # fmt: skip
 
     def __init__(self, depth: int = 0) -> None:
         self._depth = depth
         self.tables: list[Table] = []
         """Of the rows themselves: those that were declared."""
+        self.copies: list[Callable[[], None]] | None = []
+        """Ends the copying of each file that batches are copied to; None where none may be."""
         self.declared: list[Declaration] = []
         """What tables say of it, each type once."""
         self.kinds: set[str] = set()

@@ -44,6 +44,8 @@ class Table:
     """By column; empty where it is encoded as any tool would."""
     features: Mapping[str, Any] | None = None
     """What Hugging Face's `datasets` notes of the columns, where it does."""
+    is_arranged: bool = False
+    """Columns have other names or places than in the file, and the schema's metadata still is the file's."""
     arranged: dict[str, Table] = field(default_factory=dict)
     """The same with columns of other names and places, once made."""
 
@@ -137,7 +139,7 @@ class Batch:
             )
             known = {name: one.feature for name, one in made.items() if one.feature is not None}
             noted = {name: one.notes for name, one in made.items() if one.notes}
-            table = Table(self.table.name, schema, noted, None if self.table.features is None else known)
+            table = Table(self.table.name, schema, noted, None if self.table.features is None else known, True)
             self.table.arranged[key] = table
         arrays = [one.array for one in made.values()]
         batch = Batch(table, pa.RecordBatch.from_arrays(arrays, schema=table.schema))

@@ -6,16 +6,14 @@ JSON lines (also one JSON document, also `.gz`), Parquet, Arrow, CSV, a director
 
 from __future__ import annotations
 
-import csv
 import gzip
 import io
-import json
 import logging
 import re
 import sys
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,14 +21,28 @@ from typing import Any, BinaryIO
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.tasks.json_rows import BadRows, json_rows
 from ajet_sdk.tasks.rows import FIELDS, QUERY_COLUMNS, decoder
+from ajet_tools.dataset.files.delimited import csv_rows
 from ajet_tools.dataset.files.stored import Batch, Stored, Table, json_value, rows_of
 from ajet_tools.dataset.files.writer import Writer
 
-__all__ = ["BadRows", "Row", "Writer", "count", "files_of", "read", "splits_of", "tables_of", "text_of"]
+__all__ = ["BadRows", "Row", "Writer", "files_of", "read", "splits_of", "tables_of", "text_of"]
 
 log = logging.getLogger("ajet.dataset")
 
-SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz", ".parquet", ".arrow", ".csv", ".tsv")
+SUFFIXES = (
+    ".jsonl",
+    ".json",
+    ".jsonl.gz",
+    ".json.gz",
+    ".parquet",
+    ".arrow",
+    ".feather",
+    ".ipc",
+    ".csv",
+    ".csv.gz",
+    ".tsv",
+    ".tsv.gz",
+)
 _NOT_ROWS = ("dataset_info", "dataset_dict", "dataset_infos", "state")
 _SHARD = re.compile(r"-\d+(-of-\d+)?$")
 _TABLE_BATCH = 1024
@@ -66,18 +78,23 @@ def read(
     row and for a file that cannot be read; ConfigError where there is none.
     """
     bad = bad if bad is not None else BadRows(skip=skip_bad)
-    _check_mapping(mapping or {})
     for file in files_of(path):
-        for where, values, batch in _rows(file, bad):
-            if not isinstance(values, dict):
-                bad.add(where, f"is no object with keys but {_kind(values)}")
-                continue
-            problem = _missing(values, mapping) if mapping else None
-            if problem:
-                bad.add(where, problem)
-                continue
-            named = _rename(values, mapping) if mapping else values
-            yield Row(where, named, _stored(batch, named, mapping) if batch is not None else None)
+        yield from read_file(file, mapping=mapping, bad=bad)
+
+
+def read_file(file: Path | str, *, mapping: Mapping[str, str] | None, bad: BadRows) -> Iterator[Row]:
+    """The rows of one of `files_of`."""
+    _check_mapping(mapping or {})
+    for where, values, batch in _rows(file, bad):
+        if not isinstance(values, dict):
+            bad.add(where, f"is no object with keys but {kind_of(values)}")
+            continue
+        problem = _missing(values, mapping) if mapping else None
+        if problem:
+            bad.add(where, problem)
+            continue
+        named = _rename(values, mapping) if mapping else values
+        yield Row(where, named, _stored(batch, named, mapping) if batch is not None else None)
 
 
 def _stored(place: tuple[Batch, int], values: Mapping[str, Any], mapping: Mapping[str, str] | None) -> Stored:
@@ -92,29 +109,11 @@ def tables_of(path: str | Path, mapping: Mapping[str, str] | None = None) -> lis
     """
     found = []
     for file in files_of(path):
-        if isinstance(file, Path) and file.name.endswith((".parquet", ".arrow")):
-            with _explain_errors(file), _explain_table_errors(file.name):
+        if isinstance(file, Path) and is_table(file):
+            with explain_errors(file), _explain_table_errors(file.name):
                 batch = Batch.empty(Table.of(file.name, _schema(file)))
                 found.append((batch.mapped(mapping) if mapping else batch).table)
     return found
-
-
-def count(path: str | Path) -> int:
-    """How many rows there are. Raises TaskError at the first bad one. Parquet is not read through."""
-    total = 0
-    for file in files_of(path):
-        if isinstance(file, Path) and file.suffix == ".parquet":
-            total += _rows_of_parquet(file)
-        else:
-            total += sum(1 for _ in _rows(file, BadRows()))
-    return total
-
-
-def _rows_of_parquet(file: Path) -> int:
-    import pyarrow.parquet as pq
-
-    with _explain_errors(file), _explain_table_errors(file.name):
-        return int(pq.read_metadata(file).num_rows)
 
 
 def text_of(values: Mapping[str, Any]) -> str:
@@ -207,20 +206,32 @@ def _rows(file: Path | str, bad: BadRows) -> Iterator[_Read]:
     if isinstance(file, str):
         yield from _stdin_rows(bad)
         return
-    name = file.name
-    with _explain_errors(file):
-        if name.endswith((".parquet", ".arrow")):
-            yield from _table_rows(file, name)
-            return
-        with ExitStack() as stack:
-            stream: Any = stack.enter_context(file.open("rb"))
-            if name.endswith(".gz"):
-                stream = stack.enter_context(gzip.open(stream, "rb"))
-            yield from _text_rows(stream, name.removesuffix(".gz"), bad)
+    if is_table(file):
+        yield from _table_rows(file, file.name)
+        return
+    with explain_errors(file), open_text(file) as stream:
+        yield from _text_rows(stream, file.name.removesuffix(".gz"), bad)
+
+
+def is_table(file: Path) -> bool:
+    """It has types and columns of its own."""
+    return file.name.endswith((".parquet", ".arrow", ".feather", ".ipc"))
 
 
 @contextmanager
-def _explain_errors(file: Path) -> Iterator[None]:
+def open_text(file: Path) -> Iterator[Any]:
+    """The bytes of a file, unpacked where its name says that it is packed."""
+    with file.open("rb") as stream:
+        if file.name.endswith(".gz"):
+            with gzip.open(stream, "rb") as unpacked:
+                yield unpacked
+        else:
+            yield stream
+
+
+@contextmanager
+def explain_errors(file: Any) -> Iterator[None]:
+    """An error of the system as a TaskError that names the file."""
     try:
         yield
     except (OSError, EOFError, zlib.error) as error:
@@ -239,7 +250,8 @@ def _explain_table_errors(name: str) -> Iterator[None]:
 
 def _text_rows(stream: BinaryIO, name: str, bad: BadRows) -> Iterator[_Read]:
     if name.endswith((".csv", ".tsv")):
-        yield from _csv_rows(stream, name, bad, "\t" if name.endswith(".tsv") else ",")
+        for where, values in csv_rows(stream, name, bad):
+            yield where, values, None
     else:
         for row in json_rows(stream, name, bad, strict=True):
             yield row.where, row.value, None
@@ -259,16 +271,22 @@ def _stdin_rows(bad: BadRows) -> Iterator[_Read]:
 
 
 def _table_rows(source: Any, name: str) -> Iterator[_Read]:
-    number, table = 0, None
-    with _explain_table_errors(name):
-        for schema, data in _batches(source, name):
+    number = 0
+    for batch in table_batches(source, name):
+        decode = decoder(batch.table.schema)
+        for index, values in enumerate(rows_of(batch.data, name)):
+            number += 1
+            yield f"{name} row {number}", json_value(decode(values)), (batch, index)
+
+
+def table_batches(source: Any, name: str = "", most: int = _TABLE_BATCH) -> Iterator[Batch]:
+    """The rows of a table as they are stored, at most `most` of Parquet at a time."""
+    name, table = name or source.name, None
+    with explain_errors(source), _explain_table_errors(name):
+        for schema, data in _batches(source, name, most):
             if table is None or not table.schema.equals(schema, check_metadata=True):
                 table = Table.of(name, schema)
-                decode = decoder(schema)
-            batch = Batch(table, data)
-            for index, values in enumerate(rows_of(data, name)):
-                number += 1
-                yield f"{name} row {number}", json_value(decode(values)), (batch, index)
+            yield Batch(table, data)
 
 
 def _schema(file: Path) -> Any:
@@ -280,17 +298,17 @@ def _schema(file: Path) -> Any:
         return schema
 
 
-def _batches(source: Any, name: str) -> Iterator[tuple[Any, Any]]:
+def _batches(source: Any, name: str, most: int) -> Iterator[tuple[Any, Any]]:
     import pyarrow.parquet as pq
 
-    if name.endswith(".arrow"):
+    if isinstance(source, Path) and not name.endswith(".parquet"):
         with _arrow_batches(source) as (schema, batches):
             for batch in batches:
                 yield schema, batch
         return
     table = pq.ParquetFile(source, memory_map=False, buffer_size=_TABLE_BUFFER, pre_buffer=False)
     for group in range(table.num_row_groups):  # all at once, pyarrow reads ahead by more the larger the file is
-        for batch in table.iter_batches(_TABLE_BATCH, row_groups=[group]):
+        for batch in table.iter_batches(most, row_groups=[group]):
             yield table.schema_arrow, batch
 
 
@@ -308,53 +326,8 @@ def _arrow_batches(source: Path) -> Iterator[tuple[Any, Iterator[Any]]]:
         yield opened.schema, batches
 
 
-def _csv_rows(stream: BinaryIO, name: str, bad: BadRows, delimiter: str) -> Iterator[_Read]:
-    """Rows of text; a cell that holds a JSON object or list is that, except where a query may stand."""
-    csv.field_size_limit(1 << 30)  # of the whole process: the default refuses a cell of 131,072 characters
-    text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
-    table = csv.reader(text, delimiter=delimiter)
-    names: list[str] | None = None
-    line = 1
-    try:
-        for cells in table:
-            where, line = f"{name} line {line}", table.line_num + 1
-            if names is None:
-                names = _header(cells, where)
-            elif not cells:
-                continue
-            elif len(cells) != len(names):
-                bad.add(where, f"has {len(cells)} cells, and the header {len(names)}")
-            elif not all(map(_is_utf8, cells)):
-                bad.add(where, "is not UTF-8")
-            else:
-                yield where, {column: _cell(column, cell) for column, cell in zip(names, cells, strict=True)}, None
-    except csv.Error as error:
-        raise TaskError(f"{name} line {line} is not CSV: {error}") from error
-    text.detach()
-
-
-def _header(cells: list[str], where: str) -> list[str]:
-    if not all(map(_is_utf8, cells)):
-        raise TaskError(f"{where} is not UTF-8; convert the file first (`iconv -t UTF-8`)")
-    if len(set(cells)) < len(cells):
-        raise TaskError(f"{where}: two columns of the header have one name: {', '.join(cells)}")
-    return cells
-
-
-def _is_utf8(cell: str) -> bool:
-    return cell.isascii() or not any("\udc80" <= c <= "\udcff" for c in cell)
-
-
-def _cell(column: str, cell: str) -> Any:
-    if cell[:1] not in ("{", "[") or (column in QUERY_COLUMNS and column != "prompt"):
-        return cell
-    try:
-        return json.loads(cell)
-    except ValueError:  # text that begins with a bracket
-        return cell
-
-
-def _kind(value: Any) -> str:
+def kind_of(value: Any) -> str:
+    """What a value is, as an error says it."""
     names = {str: "text", list: "a list", bool: "true or false", int: "a number", float: "a number"}
     return "null" if value is None else names.get(type(value), type(value).__name__)
 

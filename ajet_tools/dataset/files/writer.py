@@ -9,7 +9,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from itertools import islice
 from pathlib import Path
@@ -17,10 +17,11 @@ from types import TracebackType
 from typing import Any, BinaryIO, Literal
 
 from ajet_sdk.errors import ConfigError, TaskError
+from ajet_sdk.tasks.rows import decoder
 from ajet_sdk.whole_file import remove_draft
 from ajet_tools.dataset.files.cells import Columns, Misfit
 from ajet_tools.dataset.files.columns import Shape
-from ajet_tools.dataset.files.stored import Stored, Table
+from ajet_tools.dataset.files.stored import Batch, Stored, Table, json_value, rows_of
 from ajet_tools.dataset.files.table_draft import TableDraft
 
 __all__ = ["Writer", "json_line"]
@@ -82,6 +83,11 @@ class Writer:
         self._file: BinaryIO | Any = None
         self._rows: TableDraft | None = None
         self._told: set[str] = set()
+        self._copy: Any = None
+        """Where batches are copied to, while all rows are of one table."""
+        self._copied: list[Path] = []
+        self._table: Any = None
+        self._size = 0
         for table in tables:
             self._shape.declare(table, firm=firm)
 
@@ -128,6 +134,7 @@ class Writer:
         except OSError as error:
             raise self._write_error(error) from error
         if self._rows is not None:
+            self._end_copies()
             if stored is not None:
                 self._shape.declare(stored.batch.table)
             self._shape.observe(dict(values))
@@ -136,6 +143,66 @@ class Writer:
         if self._format == "csv":
             self._columns.update(dict.fromkeys(values))
         self.rows += 1
+
+    @property
+    def takes_lines(self) -> bool:
+        return self._format in ("jsonl", "jsonl.gz")
+
+    def write_lines(self, lines: Sequence[str]) -> None:
+        """Write rows as the lines of JSON that they are, for a writer that `takes_lines`."""
+        if not lines:
+            return
+        try:
+            self._file.write(("\n".join(lines) + "\n").encode())
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            raise self._write_error(error) from error
+        self.rows += len(lines)
+
+    def write_batch(self, batch: Batch) -> bool:
+        """Write the rows of a batch as they are stored; False where they must be written one by one instead.
+
+        That is where this file is no table, or where rows are not all of one table.
+        """
+        if self._rows is None or self._shape.copies is None or batch.table.is_arranged:
+            return False
+        if any(not one.schema.equals(batch.table.schema, check_metadata=True) for one in self._shape.tables):
+            self._end_copies()
+            return False
+        if self._copy is None:
+            self._shape.copies.append(self._uncopy)
+            self._copied = []
+            self._copy = self._open.enter_context(ExitStack())
+        self._shape.declare(batch.table)
+        if self._table is None or (self._size >= self._shard_bytes > 0 and self._format == "directory"):
+            self._copy.close()
+            self._table, self._size = self._copy.enter_context(self._parquet(self._copied, batch.table.schema)), 0
+        self._table.write_batch(batch.data)
+        self._size += batch.data.nbytes
+        self.rows += batch.data.num_rows
+        return True
+
+    def _end_copies(self) -> None:
+        """From now on rows are written one by one, those that were copied too."""
+        copies, self._shape.copies = self._shape.copies, None
+        for end in copies or ():
+            end()
+
+    def _uncopy(self) -> None:
+        import pyarrow.parquet as pq
+
+        self._copy.close()
+        self._copy, self.rows = None, 0
+        for path in self._copied:
+            with pq.ParquetFile(path) as file:
+                table, decode = Table.of(path.name, file.schema_arrow), decoder(file.schema_arrow)
+                for data in file.iter_batches(_BATCH_ROWS):
+                    batch = Batch(table, data)
+                    for index, values in enumerate(rows_of(data, path.name)):
+                        plain = json_value(decode(values))
+                        self.write(plain, Stored(batch, index, plain))
+            path.unlink()
 
     def declare(self, stored: Stored) -> None:
         """A row that is not written says which columns there are, for the case that none is."""
@@ -184,10 +251,15 @@ class Writer:
             _move_into_place(self._draft_path("tables") / "csv", self.path)
         elif self._rows is not None:
             self._rows.end()
-            if self._format == "parquet":
-                _move_into_place(self._write_parquet(self._rows, None)[0], self.path)
+            if self._copy is not None:
+                self._copy.close()
+                made = self._copied
             else:
-                self._place_shards(self._write_parquet(self._rows, self._shard_bytes))
+                made = self._write_parquet(self._rows, self._shard_bytes if self._format == "directory" else None)
+            if self._format == "parquet":
+                _move_into_place(made[0], self.path)
+            else:
+                self._place_shards(made)
 
     def _place_shards(self, made: list[Path]) -> None:
         """Put the shards in their places, each whole; then take away those of an earlier, longer dataset."""
@@ -229,20 +301,20 @@ class Writer:
                 for chunk in rows.chunks():
                     if table is None or (shard_bytes is not None and written >= shard_bytes):
                         stack.close()
-                        table, written = stack.enter_context(self._parquet(made, columns)), 0
+                        table, written = stack.enter_context(self._parquet(made, columns.schema)), 0
                     table.write_table(columns.table(chunk))
                     written += chunk.size
                 if table is None:
-                    stack.enter_context(self._parquet(made, columns))
+                    stack.enter_context(self._parquet(made, columns.schema))
         except pa.ArrowNotImplementedError as error:
             raise TaskError(f"{self.path} cannot be written as Parquet: {error}") from error
         return made
 
-    def _parquet(self, made: list[Path], columns: Columns) -> Any:
+    def _parquet(self, made: list[Path], schema: Any) -> Any:
         import pyarrow.parquet as pq
 
         made.append(self._draft_path("tables") / f"{len(made)}.parquet")
-        return pq.ParquetWriter(made[-1], columns.schema, compression="zstd")
+        return pq.ParquetWriter(made[-1], schema, compression="zstd")
 
     def _batches(self) -> Iterator[list[dict[str, Any]]]:
         """The rows of the draft, some at a time."""

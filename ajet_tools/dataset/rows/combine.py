@@ -10,19 +10,33 @@ from __future__ import annotations
 
 import json
 import math
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
 
+import numpy as np
+
 from ajet_sdk.errors import ConfigError, TaskError
-from ajet_tools.dataset.files.tables import Row, count, read, text_of
+from ajet_tools.dataset.files.blocks import Block, count_rows, join, read_blocks
+from ajet_tools.dataset.files.tables import text_of
 from ajet_tools.dataset.similarity.dedup import value_at
 from ajet_tools.dataset.similarity.near import Clusters, OnProgress, near_pairs
-from ajet_tools.dataset.similarity.text import normal
+from ajet_tools.dataset.similarity.text import normal, normals
 
-__all__ = ["Part", "Share", "Splitter", "check_fractions", "key_of", "parse_part", "plan", "rows", "stable", "together"]
+__all__ = [
+    "Part",
+    "Share",
+    "Splitter",
+    "blocks",
+    "check_fractions",
+    "key_of",
+    "keys_of",
+    "parse_part",
+    "plan",
+    "stable",
+    "together",
+]
 
 
 @dataclass(frozen=True)
@@ -64,7 +78,7 @@ def plan(parts: Sequence[Part], total: int | None = None, *, repeat: bool = Fals
     """
     if any(part.path == "-" for part in parts):
         raise ConfigError("a mix reads its sources twice, which stdin cannot be; give files")
-    sizes = [count(part.path) for part in parts]
+    sizes = [count_rows(part.path) for part in parts]
     for part, size in zip(parts, sizes, strict=True):
         if not size:
             raise TaskError(f"{part.path} has no rows")
@@ -95,45 +109,67 @@ def _apportion(total: int, parts: Sequence[Part], whole: float) -> list[int]:
     return takes
 
 
-def rows(
+_WINDOW = 8192
+
+
+def blocks(
     shares: Sequence[Share], *, seed: int = 0, mapping: Mapping[str, str] | None = None
-) -> Iterator[tuple[str, Row]]:
-    """The rows of a mix, each with its source; the same for the same seed and files."""
-    order = random.Random(f"{seed} order")
-    sources = [_draw(share, random.Random(f"{seed} {i}"), mapping) for i, share in enumerate(shares)]
-    left = [share.take for share in shares]
-    while remaining := sum(left):
-        i = _where(order.randrange(remaining), left)
-        left[i] -= 1
-        yield shares[i].path, next(sources[i])
+) -> Iterator[tuple[Block, list[str]]]:
+    """The rows of a mix in blocks, with the source of each row; the same for the same seed and files."""
+    counts = [share.take for share in shares]
+    order = _chance(seed, 0).permutation(np.repeat(np.arange(len(shares), dtype=np.int16), counts))
+    sources = [_Drawn(share, _chance(seed, i + 1), mapping) for i, share in enumerate(shares)]
+    for start in range(0, len(order), _WINDOW):
+        window = order[start : start + _WINDOW]
+        drawn = [source.take(int((window == i).sum())) for i, source in enumerate(sources)]
+        yield from _interleave(window, drawn, [share.path for share in shares])
 
 
-def _where(place: int, sizes: Sequence[int]) -> int:
-    """Which of adjoining blocks a place is in."""
-    for i, size in enumerate(sizes):
-        if place < size:
-            return i
-        place -= size
-    raise IndexError(place)
-
-
-def _draw(share: Share, chance: random.Random, mapping: Mapping[str, str] | None) -> Iterator[Row]:
-    """`take` rows: all of them as often as they fit, then a random part of a last round."""
-    rounds, rest = divmod(share.take, share.rows)
-    for _ in range(rounds):
-        yield from read(share.path, mapping=mapping)
-    wanted, left = rest, share.rows
-    if not wanted:
+def _interleave(
+    window: Any, drawn: Sequence[Sequence[Block]], paths: Sequence[str]
+) -> Iterator[tuple[Block, list[str]]]:
+    places = np.empty(len(window), np.int64)
+    places[np.argsort(window, kind="stable")] = np.arange(len(window))
+    whole = join([block for some in drawn for block in some])
+    if whole is not None:
+        yield whole.take(places), [paths[i] for i in window]
         return
-    for row in read(
-        share.path, mapping=mapping
-    ):  # selection sampling (Knuth, The Art of Computer Programming 3.4.2, S)
-        if chance.randrange(left) < wanted:
-            wanted -= 1
-            yield row
-            if not wanted:
-                return
-        left -= 1
+    one_by_one = [((block, index) for block in some for index in range(len(block))) for some in drawn]
+    for i in window:
+        block, index = next(one_by_one[i])
+        yield block.take(np.array([index])), [paths[i]]
+
+
+def _chance(seed: int, number: int) -> np.random.Generator:
+    return np.random.default_rng([abs(seed), int(seed < 0), number])
+
+
+class _Drawn:
+    """The rows that a mix takes of a source, in their order: all as often as they fit, then a random part of them."""
+
+    def __init__(self, share: Share, chance: np.random.Generator, mapping: Mapping[str, str] | None) -> None:
+        self._blocks = self._rounds(share, chance, mapping)
+        self._left: Block | None = None
+
+    def _rounds(self, share: Share, chance: np.random.Generator, mapping: Mapping[str, str] | None) -> Iterator[Block]:
+        rounds, rest = divmod(share.take, share.rows)
+        for _ in range(rounds):
+            yield from read_blocks(share.path, mapping=mapping)
+        chosen, number = np.sort(chance.choice(share.rows, rest, replace=False)), 0
+        for block in read_blocks(share.path, mapping=mapping) if rest else ():
+            start, end = np.searchsorted(chosen, [number, number + len(block)])
+            yield block.take(chosen[start:end] - number)
+            number += len(block)
+
+    def take(self, count: int) -> list[Block]:
+        taken: list[Block] = []
+        while count:
+            block = self._left if self._left is not None else next(self._blocks)
+            some = min(count, len(block))
+            taken.append(block.take(np.arange(some)))
+            self._left = block.take(np.arange(some, len(block))) if some < len(block) else None
+            count -= some
+        return taken
 
 
 _GOLDEN = 0.6180339887498949
@@ -156,6 +192,17 @@ def key_of(values: Mapping[str, Any], by: str | None = None, where: str = "a row
             raise TaskError(f"{where} has no {by}, by which rows are to be grouped")
         return value if isinstance(value, str) else json.dumps(value, sort_keys=True, ensure_ascii=False)
     return normal(text_of(values)) or json.dumps(values, sort_keys=True, ensure_ascii=False, default=str)
+
+
+def keys_of(block: Block, by: str | None = None) -> list[str]:
+    """`key_of` of each row of a block."""
+    if by is not None:
+        return [key_of(row.values, by, row.where) for row in block.rows()]
+    keys: list[str] = normals(block.texts).to_list()
+    blank = [index for index, key in enumerate(keys) if not key]
+    for index, row in zip(blank, block.rows(blank), strict=True):
+        keys[index] = key_of(row.values)
+    return keys
 
 
 def stable(
@@ -212,20 +259,19 @@ class Splitter:
         self._sides: dict[str, str] = {}
         self._counts: dict[str, int] = {}
 
-    def side(self, row: Row, key: str | None = None) -> str:
-        """The side of the next row; `key` in place of its own, where it goes with another row. Raises TaskError."""
-        key = key if key is not None else key_of(row.values, self._by, row.where)
+    def sides(self, block: Block, keys: Sequence[str]) -> list[str]:
+        """The sides of the next rows, by their `keys_of`, or the keys of rows that they go with. Raises TaskError."""
         if self._stratify is None:
-            return _side(_uniform(self._seed, key), self.fractions)
-        if key not in self._sides:
-            value = value_at(row.values, self._stratify)
-            stratum = json.dumps(value, sort_keys=True, ensure_ascii=False)
-            number = self._counts.get(stratum, 0)
-            self._counts[stratum] = number + 1
-            # the golden ratio's multiples are spread evenly over any stretch of them, at every fraction
-            place = (_uniform(self._seed, f"stratum {stratum}") + number * _GOLDEN) % 1
-            self._sides[key] = _side(place, self.fractions)
-        return self._sides[key]
+            return [_side(_uniform(self._seed, key), self.fractions) for key in keys]
+        for key, row in zip(keys, block.rows(), strict=True):
+            if key not in self._sides:
+                stratum = json.dumps(value_at(row.values, self._stratify), sort_keys=True, ensure_ascii=False)
+                number = self._counts.get(stratum, 0)
+                self._counts[stratum] = number + 1
+                # the golden ratio's multiples are spread evenly over any stretch of them, at every fraction
+                place = (_uniform(self._seed, f"stratum {stratum}") + number * _GOLDEN) % 1
+                self._sides[key] = _side(place, self.fractions)
+        return [self._sides[key] for key in keys]
 
 
 def together(

@@ -9,6 +9,7 @@ or not there; `~ "regex:..."` is a regular expression. A list fits where one of 
 from __future__ import annotations
 
 import difflib
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,11 +19,12 @@ from typing import Any
 from ajet_sdk.errors import AjetError, ConfigError
 from ajet_sdk.tasks.rows import Row as TaskRow
 from ajet_sdk.tasks.rows import to_task
+from ajet_tools.dataset.files.blocks import Block
 from ajet_tools.dataset.files.tables import text_of
 from ajet_tools.dataset.rows.language import language_of
-from ajet_tools.text.grammar import BareWord, Comparison, FilterError, Token, fold, tree
+from ajet_tools.text.grammar import BareWord, Comparison, FilterError, Node, Token, fold, tree
 
-__all__ = ["DERIVED", "Filter", "parse", "value_at"]
+__all__ = ["DERIVED", "ORDER", "POSITION", "REGEX", "Filter", "is_none", "number_of", "parse", "task_id_of", "value_at"]
 
 DERIVED = {
     "text": "what the row asks: its query, else its last user message, else all its strings",
@@ -73,24 +75,36 @@ class Filter:
 
     text: str
     _test: _Test
-    _fields: dict[str, bool] = field(default_factory=dict)
+    fields: dict[str, bool] = field(default_factory=dict)
     """Fields that a row must have somewhere -> whether one had it."""
+    node: Node | None = None
     _known: dict[str, None] = field(default_factory=dict)
 
     def fits(self, values: Mapping[str, Any]) -> bool:
-        if not all(self._fields.values()):
+        if not all(self.fields.values()):
             self._note(values)
         return self._test(_View(values))
 
+    def note(self, block: Block) -> None:
+        """Look for the fields that no column has shown so far, to be called where `check` would fail."""
+        if not all(self.fields.values()):
+            for row in block.rows():
+                self._note(row.values)
+
+    @property
+    def is_unmet(self) -> bool:
+        """There is a field that no row was seen to have."""
+        return not all(self.fields.values())
+
     def _note(self, values: Mapping[str, Any]) -> None:
-        for name, met in self._fields.items():
-            self._fields[name] = met or _at(values, name.split(".")) is not _ABSENT
+        for name, met in self.fields.items():
+            self.fields[name] = met or _at(values, name.split(".")) is not _ABSENT
         if len(self._known) < 1000:
             self._known.update(dict.fromkeys(_names(values)))
 
     def check(self) -> None:
         """Call it when all rows are through. Raises ConfigError for a field that none of them had: a typing error."""
-        for name, met in self._fields.items():
+        for name, met in self.fields.items():
             if not met and self._known:
                 near = difflib.get_close_matches(name, [*self._known, *DERIVED], n=1)
                 hint = f"did you mean {near[0]}? There are" if near else "there are"
@@ -112,7 +126,7 @@ def value_at(values: Any, path: str) -> Any:
     return None if found is _ABSENT else found
 
 
-_POSITION = re.compile(r"-?[0-9]{1,9}")
+POSITION = re.compile(r"-?[0-9]{1,9}")
 
 
 def _at(values: Any, steps: Sequence[str]) -> Any:
@@ -125,7 +139,7 @@ def _at(values: Any, steps: Sequence[str]) -> Any:
         if steps[0] in values:
             return _at(values[steps[0]], steps[1:])
     if isinstance(values, list):
-        if _POSITION.fullmatch(steps[0]) and -len(values) <= int(steps[0]) < len(values):
+        if POSITION.fullmatch(steps[0]) and -len(values) <= int(steps[0]) < len(values):
             return _at(values[int(steps[0])], steps[1:])
         if steps == ["count"]:
             return len(values)
@@ -152,11 +166,11 @@ def parse(text: str) -> Filter:
         if isinstance(part, BareWord):
             needle = part.text.text.casefold()
             return lambda row: needle in row.folded
-        if part.field.text not in DERIVED and not any(_is_none(value) for value in part.values):
+        if part.field.text not in DERIVED and not any(is_none(value) for value in part.values):
             fields.setdefault(part.field.text, False)
         return _comparison(part)
 
-    return Filter(text, (lambda row: True) if found is None else fold(found, leaf, _join), fields)
+    return Filter(text, (lambda row: True) if found is None else fold(found, leaf, _join), fields, found)
 
 
 def _join(word: str, tests: Sequence[_Test]) -> _Test:
@@ -180,42 +194,42 @@ def _comparison(part: Comparison) -> _Test:
     return test
 
 
-_REGEX = "regex:"
+REGEX = "regex:"
 
 
-def _test_of(operator: str, value: Token) -> Callable[[Any], bool]:
+def _test_of(sign: str, value: Token) -> Callable[[Any], bool]:
     """A comparison with one value, of what stands at the field (None where nothing does)."""
-    if operator == "~":
+    if sign == "~":
         return _contains(value)
-    number = _number(value.text)
-    if operator == "=":
-        if _is_none(value):
+    number = number_of(value.text)
+    if sign == "=":
+        if is_none(value):
             return lambda found: found is None
         return lambda found: _equal(found, value.text, number)
-    compare = _ORDER[operator]
+    compare = ORDER[sign]
     if number is None:
         return lambda found: isinstance(found, str) and compare(found, value.text)
 
     def ordered(found: Any) -> bool:
-        known = _number(found) if isinstance(found, str) else found
+        known = number_of(found) if isinstance(found, str) else found
         return isinstance(known, int | float) and not isinstance(known, bool) and compare(known, number)
 
     return ordered
 
 
-_ORDER: dict[str, Callable[[Any, Any], bool]] = {
-    "<": lambda a, b: bool(a < b),
-    "<=": lambda a, b: bool(a <= b),
-    ">": lambda a, b: bool(a > b),
-    ">=": lambda a, b: bool(a >= b),
+ORDER: dict[str, Callable[[Any, Any], Any]] = {
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
 }
 
 
-def _is_none(value: Token) -> bool:
+def is_none(value: Token) -> bool:
     return value.kind == "word" and value.text.lower() == "none"
 
 
-def _number(text: str) -> float | int | None:
+def number_of(text: str) -> float | int | None:
     try:
         return int(text)
     except ValueError:
@@ -237,9 +251,9 @@ def _equal(found: Any, text: str, number: float | None) -> bool:
 
 
 def _contains(value: Token) -> Callable[[Any], bool]:
-    if value.text.startswith(_REGEX):
+    if value.text.startswith(REGEX):
         try:
-            pattern = re.compile(value.text.removeprefix(_REGEX))
+            pattern = re.compile(value.text.removeprefix(REGEX))
         except (re.error, OverflowError, RecursionError) as error:
             raise FilterError(f"not a regular expression: {error}", value.at) from None
         return lambda found: any(pattern.search(text) for text in _texts(found))

@@ -7,10 +7,14 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ajet_sdk.errors import ConfigError
-from ajet_tools.dataset.files.tables import Row, text_of
+from ajet_tools.dataset.files.blocks import QUERIES, Block, Wanted
+from ajet_tools.dataset.files.tables import Row
+from ajet_tools.dataset.rows.expressions import mask, wanted_by
 from ajet_tools.dataset.rows.filter import Filter
 from ajet_tools.dataset.rows.language import LANGUAGES, language_of
 
@@ -18,6 +22,8 @@ if TYPE_CHECKING:
     from ajet_tools.dataset.verify.verdict import Verdict, Verifier
 
 __all__ = ["Keep"]
+
+Kept = tuple[Block, Any]
 
 _AT_ONCE = 64
 """Rows given to a judge at the same time."""
@@ -50,55 +56,87 @@ class Keep:
         if self.least is not None and self.most is not None and self.least > self.most:
             raise ConfigError(f"--min-chars {self.least} is more than --max-chars {self.most}: no row can be kept")
 
-    def of(self, rows: Iterable[Row]) -> Iterator[Row]:
-        """The rows that are kept, in their order. Raises ConfigError at the end for a field that no row had."""
-        fitting = (row for row in rows if self._fits(row))
-        yield from self._verify(fitting) if self.judge else fitting
+    def of(self, blocks: Iterable[Block], reread: Callable[[], Iterable[Block]] | None = None) -> Iterator[Kept]:
+        """The rows that are kept, in their order: a block, and which of it as a numpy array.
+
+        Raises ConfigError at the end for a field that no row had; `reread` gives the blocks again, to look
+        for it in each.
+        """
+        for block in blocks:
+            yield block, self._kept(block)
+            if self.filter and reread is None:
+                self.filter.note(block)
+        if self.filter and self.filter.is_unmet:
+            for block in reread() if reread else ():
+                self.filter.note(block)
         if self.filter:
             self.filter.check()
 
-    def _fits(self, row: Row) -> bool:
-        if self.least is not None or self.most is not None or self.languages:
-            text = text_of(row.values)
-            if self.least is not None and len(text) < self.least:
-                return self._reject(row, f"shorter than {self.least} characters")
-            if self.most is not None and len(text) > self.most:
-                return self._reject(row, f"longer than {self.most} characters")
-            if self.languages and (language := language_of(text)) not in self.languages:
-                return self._reject(row, f"in another language ({language})")
-        if self.filter and not self.filter.fits(row.values):
-            return self._reject(row, "not what the expression says")
-        return True
+    @property
+    def wanted(self) -> Wanted:
+        """The fields that are looked at."""
+        own = list(wanted_by(self.filter) if self.filter else ())
+        asked = self.least is not None or self.most is not None or bool(self.languages)
+        return own + [path for path in QUERIES if path not in own] if asked else own
 
-    def _reject(self, row: Row, reason: str) -> bool:
+    def _kept(self, block: Block) -> Any:
+        left = np.ones(len(block), bool)
+        for fitting, reason in self._conditions(block):
+            out = left & ~fitting
+            left &= fitting
+            for index in np.flatnonzero(out) if callable(reason) or self.on_left_out else ():
+                self._reject(block, int(index), reason(int(index)) if callable(reason) else reason)
+            if out.any() and not (callable(reason) or self.on_left_out):
+                self.left_out[str(reason)] += int(out.sum())
+        kept = np.flatnonzero(left)
+        return self._verify(block, kept) if self.judge else kept
+
+    def _conditions(self, block: Block) -> Iterator[tuple[Any, str | Callable[[int], str]]]:
+        """Which rows meet each condition, and why the others are left out."""
+        if self.least is not None or self.most is not None:
+            chars = block.texts.str.len_chars()
+            if self.least is not None:
+                yield (chars >= self.least).to_numpy(), f"shorter than {self.least} characters"
+            if self.most is not None:
+                yield (chars <= self.most).to_numpy(), f"longer than {self.most} characters"
+        if self.languages:
+            found = [language_of(text) for text in block.texts]
+            yield np.isin(found, list(self.languages)), lambda index: f"in another language ({found[index]})"
+        if self.filter:
+            yield mask(self.filter, block).to_numpy(), "not what the expression says"
+
+    def _reject(self, block: Block, index: int, reason: str) -> bool:
         self.left_out[reason] += 1
         if self.on_left_out:
-            self.on_left_out(row, reason)
+            self.on_left_out(next(iter(block.rows([index]))), reason)
         return False
 
-    def _verify(self, rows: Iterator[Row]) -> Iterator[Row]:
+    def _verify(self, block: Block, indices: Any) -> Any:
         judge = self.judge
         assert judge is not None
-        loop = asyncio.new_event_loop()
+        loop, kept, left = asyncio.new_event_loop(), list[int](), iter(indices)
         try:
-            while batch := list(islice(rows, _AT_ONCE)):
-                verdicts = loop.run_until_complete(_verdicts(judge, batch))
-                for row, verdict in zip(batch, verdicts, strict=True):
-                    if self._accept(row, verdict):
-                        yield row
+            while some := [int(index) for index in islice(left, _AT_ONCE)]:
+                rows = list(block.rows(some))
+                for index, row, verdict in zip(
+                    some, rows, loop.run_until_complete(_verdicts(judge, rows)), strict=True
+                ):
+                    if self._accept(block, index, row, verdict):
+                        kept.append(index)
         finally:
             loop.run_until_complete(loop.shutdown_asyncgens())
             loop.close()
+        return np.array(kept, np.int64)
 
-    def _accept(self, row: Row, verdict: Verdict) -> bool:
+    def _accept(self, block: Block, index: int, row: Row, verdict: Verdict) -> bool:
         if verdict.failed:
             if len(self.failures) < 5:
                 self.failures.append(f"{row.where}: {verdict.details.get('error', verdict.reason)}")
-            return self._reject(row, verdict.reason)
+            return self._reject(block, index, verdict.reason)
         reward = verdict.details.get("reward")
         if self.reward is not None and isinstance(reward, int | float):
-            return reward >= self.reward or self._reject(row, f"rewarded less than {self.reward:g}")
-        return verdict.ok or self._reject(row, verdict.reason)
+            return reward >= self.reward or self._reject(block, index, f"rewarded less than {self.reward:g}")
+        return verdict.ok or self._reject(block, index, verdict.reason)
 
 
 async def _verdicts(judge: Verifier, rows: Sequence[Row]) -> list[Verdict]:

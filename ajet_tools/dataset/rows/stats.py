@@ -9,8 +9,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ajet_tools.dataset.files.blocks import Block
 from ajet_tools.dataset.files.hashes import DistinctCounter
-from ajet_tools.dataset.files.tables import Row, text_of
+from ajet_tools.dataset.files.tables import text_of
 from ajet_tools.dataset.rows.filter import value_at
 from ajet_tools.dataset.rows.forms import Diversity, Forms
 from ajet_tools.dataset.rows.language import language_of
@@ -176,13 +177,14 @@ class Stats:
         return sorted(self.groups.items(), key=lambda item: (-item[1].count, item[0]))[:most]
 
 
-def gather(rows: Iterable[Row], *, by: str | None = None) -> Stats:
+def gather(blocks: Iterable[Block], *, by: str | None = None) -> Stats:
     """The figures of rows, which are read once. `by` groups them by the values of a field."""
     stats = Stats(by=by)
     with DistinctCounter() as texts, Forms() as forms:
-        for row in rows:
-            _add(stats, row.values, texts)
-            forms.add(text_of(row.values))
+        for block in blocks:
+            for row in block.rows():
+                _add(stats, row.values, texts)
+                forms.add(text_of(row.values))
         stats.distinct = texts.count()
         stats.diversity = forms.diversity()
     return stats

@@ -15,6 +15,7 @@ from __future__ import annotations
 import re
 import unicodedata
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +24,19 @@ try:
 except ImportError:
     _rapidfuzz = None  # type: ignore[assignment]
 
-__all__ = ["LONG", "MARKED", "allowed", "count_edits", "edits", "likeness", "marks", "masked", "normal", "shortest"]
+__all__ = [
+    "LONG",
+    "MARKED",
+    "allowed",
+    "count_edits",
+    "edits",
+    "likeness",
+    "marks",
+    "masked",
+    "normal",
+    "normals",
+    "shortest",
+]
 
 FULL = 100
 """From this length on the threshold is meant as it stands; below it, it grows stricter."""
@@ -48,6 +61,15 @@ def normal(text: str) -> str:
     if not text.isascii():
         text = unicodedata.normalize("NFC", text.translate(_FORMS))
     return " ".join(text.casefold().split())
+
+
+def normals(texts: Any) -> Any:
+    """The normal forms of a polars series."""
+    import polars as pl
+
+    found = texts.str.to_lowercase().str.replace_all(r"[\s\x1c-\x1f]+", " ").str.strip_chars(" ")
+    other = texts.str.contains(r"[^\x00-\x7f]").arg_true()
+    return found.scatter(other, pl.Series([normal(text) for text in texts.gather(other)], dtype=pl.String))
 
 
 def marks(text: str) -> list[str]:

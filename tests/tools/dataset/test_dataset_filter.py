@@ -6,9 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from ajet_sdk.errors import ConfigError
+from ajet_tools.dataset.files.blocks import blocks_of
 from ajet_tools.dataset.files.tables import Row
+from ajet_tools.dataset.rows.expressions import mask
 from ajet_tools.dataset.rows.filter import parse
 from ajet_tools.dataset.rows.keep import Keep
 from ajet_tools.dataset.rows.language import language_of
@@ -85,7 +89,8 @@ def test_what_is_not_understood_is_told_by_its_place(expression: str, message: s
 
 
 def kept(keep: Keep, *rows: dict[str, Any]) -> list[dict[str, Any]]:
-    return [row.values for row in keep.of(Row(f"rows line {i}", row) for i, row in enumerate(rows, 1))]
+    blocks = blocks_of((Row(f"rows line {i}", row) for i, row in enumerate(rows, 1)), "rows")
+    return [row.values for block, indices in keep.of(blocks) for row in block.rows(indices)]
 
 
 def test_a_field_that_no_row_has_is_a_typing_error() -> None:
@@ -152,3 +157,26 @@ def test_a_judge_keeps_what_it_gives_full_marks_or_the_least_reward(tmp_path: Pa
     assert len(keep.failures) == 1 and keep.failures[0].startswith("rows line 3: ValueError: invalid literal")
     keep = Keep(judge=open_verifier("judge:judges.py:even", relative_to=tmp_path), reward=0.25)
     assert kept(keep, *rows) == [rows[0], rows[1], rows[3]]
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats(allow_nan=False, allow_infinity=False)
+    | st.sampled_from(["42", "3", "3.0", "true", "math", " 3", "[x]", "ß", "1e3", "", "nan", "Train 7"]),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2),
+    max_leaves=4,
+)  # fmt: skip
+FILTERS = [
+    "a=3", "a=42", "a=true", "a=True", "a=none", "a!=3", "a<3", "a>=42", "a>m", "a~math", "a~1", 'a~"regex:^[0-9]+$"',
+    "a.b=3", "a.b.b~3", "a.0=3", "a.count=2", "a.chars=4", "chars>3", "words=2", "text~train", "train", "b=3,42",
+    "a=3 or b=none", "not (a=3 b=3)", "a=1e3", "language=und", "task_id!=none", "a.b=none", "question=3",
+]  # fmt: skip
+
+
+@given(
+    rows=st.lists(st.dictionaries(st.sampled_from(["a", "b", "a.b", "question", "prompt"]), VALUES), max_size=6),
+    expression=st.sampled_from(FILTERS),
+)
+@settings(max_examples=60)
+def test_columns_say_of_each_row_what_the_row_itself_says(rows: list[dict[str, Any]], expression: str) -> None:
+    for block in blocks_of((Row(f"line {i}", row) for i, row in enumerate(rows, 1)), "rows"):
+        assert mask(parse(expression), block).to_list() == [parse(expression).fits(row) for row in rows]

@@ -14,8 +14,9 @@ from typer.testing import CliRunner, Result
 
 from ajet_sdk.errors import ConfigError
 from ajet_tools.cli.app import app
+from ajet_tools.dataset.files.blocks import blocks_of
 from ajet_tools.dataset.files.tables import Row
-from ajet_tools.dataset.rows.combine import Splitter, stable
+from ajet_tools.dataset.rows.combine import Splitter, keys_of, stable
 
 THREE = {"train": 0.7, "validation": 0.2, "test": 0.1}
 
@@ -99,7 +100,8 @@ def test_a_larger_share_keeps_what_a_side_had(text: str, seed: int, one: float, 
 def test_appended_rows_move_none(first: list[str], then: list[str], stratified: bool) -> None:
     def place(texts: list[str]) -> list[str]:
         splitter = Splitter(THREE, stratify="kind" if stratified else None)
-        return [splitter.side(Row("", {"main_query": text, "kind": len(text)})) for text in texts]
+        rows = blocks_of((Row("", {"main_query": text, "kind": len(text)}) for text in texts), "rows")
+        return [side for block in rows for side in splitter.sides(block, keys_of(block))]
 
     assert place([*first, *then])[: len(first)] == place(first)
     together: dict[str, str] = {}

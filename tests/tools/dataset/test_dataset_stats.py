@@ -11,12 +11,13 @@ import pytest
 
 from ajet_tools.dataset.card.pictures import draw
 from ajet_tools.dataset.files import hashes as distinct
+from ajet_tools.dataset.files.blocks import Block, blocks_of
 from ajet_tools.dataset.files.tables import Row
 from ajet_tools.dataset.rows.stats import Lengths, gather
 
 
-def rows(*values: dict[str, Any]) -> list[Row]:
-    return [Row(f"rows line {i}", row) for i, row in enumerate(values, 1)]
+def rows(*values: dict[str, Any]) -> list[Block]:
+    return list(blocks_of((Row(f"rows line {i}", row) for i, row in enumerate(values, 1)), "rows"))
 
 
 def test_lengths_are_exact_when_short_and_near_when_long() -> None:

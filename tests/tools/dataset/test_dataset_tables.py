@@ -21,7 +21,8 @@ from ajet_sdk.config.config import load_config
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_sdk.tasks.load import load_tasks
-from ajet_tools.dataset.files.tables import count, read, splits_of, text_of
+from ajet_tools.dataset.files.blocks import count_rows
+from ajet_tools.dataset.files.tables import read, splits_of, text_of
 from ajet_tools.dataset.files.writer import Writer
 
 MIXED: list[dict[str, Any]] = [
@@ -52,7 +53,7 @@ def values(path: str | Path, **options: Any) -> list[dict[str, Any]]:
 def test_rows_of_mixed_shapes_come_back_as_they_were(tmp_path: Path, name: str) -> None:
     path = write(tmp_path / name, MIXED)
     assert values(path) == MIXED
-    assert count(path) == len(MIXED)
+    assert count_rows(path) == len(MIXED)
     assert [p.name for p in tmp_path.iterdir()] == [name]
 
 

@@ -1,0 +1,90 @@
+"""Rows of CSV and TSV: delimiter and quotes are found, and what stands in a cell stays as it is."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from typing import Any, BinaryIO
+
+from ajet_sdk.errors import TaskError
+from ajet_sdk.tasks.json_rows import BadRows
+from ajet_sdk.tasks.rows import QUERY_COLUMNS
+
+__all__ = ["csv_rows"]
+
+_SNIFFED = 1 << 16
+"""Bytes that delimiter and quote are found from."""
+
+
+def csv_rows(stream: BinaryIO, name: str, bad: BadRows) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Rows of text; a cell that holds a JSON object or list is that, except where a query may stand."""
+    csv.field_size_limit(1 << 30)  # of the whole process: the default refuses a cell of 131,072 characters
+    stream = io.BufferedReader(stream, _SNIFFED)  # type: ignore[type-var]
+    delimiter, quote = _dialect(stream.peek(_SNIFFED)[:_SNIFFED], "\t" if name.endswith(".tsv") else ",")
+    text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
+    table = csv.reader(text, delimiter=delimiter, quotechar=quote)
+    names: list[str] | None = None
+    line = 1
+    try:
+        for cells in table:
+            where, line = f"{name} line {line}", table.line_num + 1
+            if names is None:
+                names = _header(cells, where)
+            elif not cells:
+                continue
+            elif len(cells) != len(names):
+                bad.add(where, f"has {len(cells)} cells, and the header {len(names)}")
+            elif not all(map(_is_utf8, cells)):
+                bad.add(where, "is not UTF-8")
+            else:
+                yield where, {column: _cell(column, cell) for column, cell in zip(names, cells, strict=True)}
+    except csv.Error as error:
+        raise TaskError(f"{name} line {line} is not CSV: {error}") from error
+    text.detach()
+
+
+def _dialect(start: bytes, usual: str = ",") -> tuple[str, str]:
+    """Delimiter and quote of CSV: those that divide its first lines into the same number of cells, two at least.
+
+    Of several the usual one, else the one that gives most cells.
+    """
+    text = start.decode("utf-8-sig", "replace")
+    whole, _, rest = text.rpartition("\n")
+    lines = (whole if whole else rest).splitlines(keepends=True)
+    best, cells = (usual, '"'), 1
+    for delimiter in (usual, *(one for one in ",;\t|" if one != usual)):
+        for quote in ('"', "'"):
+            try:
+                rows = [row for row in csv.reader(lines, delimiter=delimiter, quotechar=quote) if row]
+            except csv.Error:
+                continue
+            if rows[:-1]:  # the last may be cut off
+                rows = rows[:-1]
+            if rows and all(len(row) == len(rows[0]) for row in rows) and len(rows[0]) > cells:
+                best, cells = (delimiter, quote), len(rows[0])
+        if cells > 1 and best[0] == usual:
+            break
+    return best
+
+
+def _header(cells: list[str], where: str) -> list[str]:
+    if not all(map(_is_utf8, cells)):
+        raise TaskError(f"{where} is not UTF-8; convert the file first (`iconv -t UTF-8`)")
+    if len(set(cells)) < len(cells):
+        raise TaskError(f"{where}: two columns of the header have one name: {', '.join(cells)}")
+    return cells
+
+
+def _is_utf8(cell: str) -> bool:
+    return cell.isascii() or not any("\udc80" <= c <= "\udcff" for c in cell)
+
+
+def _cell(column: str, cell: str) -> Any:
+    if cell[:1] not in ("{", "[") or (column in QUERY_COLUMNS and column != "prompt"):
+        return cell
+    try:
+        return json.loads(cell)
+    except ValueError:  # text that begins with a bracket
+        return cell
