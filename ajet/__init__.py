@@ -39,7 +39,10 @@ if TYPE_CHECKING:
     from ajet_sdk.job import AgentJetJob as AgentJetJob
     from ajet_sdk.job import AjetJob as AjetJob
     from ajet_sdk.job import AstunerJob as AstunerJob
+    from ajet_sdk.judges.code import CodeJudge as CodeJudge
+    from ajet_sdk.judges.combined import CombinedJudge as CombinedJudge
     from ajet_sdk.judges.llm import LlmJudge as LlmJudge
+    from ajet_sdk.judges.rubric import RubricJudge as RubricJudge
     from ajet_sdk.league import play_league as play_league
     from ajet_sdk.reporting.results import Report as Report
     from ajet_sdk.reporting.results import TaskScore as TaskScore
@@ -71,7 +74,10 @@ _HOMES = {
     "config": ("Config", "load_config"),
     "errors": ("AjetError",),
     "job": ("AgentJetJob", "AjetJob", "AstunerJob"),
+    "judges.code": ("CodeJudge",),
+    "judges.combined": ("CombinedJudge",),
     "judges.llm": ("LlmJudge",),
+    "judges.rubric": ("RubricJudge",),
     "league": ("play_league",),
     "reporting.results": ("Report", "TaskScore", "TunedModel"),
     "run": ("run", "train"),
@@ -92,7 +98,7 @@ _PATHS = {
     "ajet.task_judge": "agent.agentjet",
     "ajet.task_judge.base_judge": "agent.workflow",
     "ajet.task_judge.env_service_as_judge": "agent.agentjet",
-    "ajet.task_judge.rm_auto_grader_judge": "agent.agentjet",
+    "ajet.task_judge.rm_auto_grader_judge": "judges.load",
     "ajet.task_reader": "agent.agentjet",
     "ajet.task_reader.task_reader_base": "agent.agentjet",
     "ajet.task_rollout": "agent.agentjet",

@@ -12,7 +12,7 @@ from ajet_sdk.config.objects import load_object
 from ajet_sdk.errors import ConfigError, EngineUnavailable
 from ajet_sdk.types import Task
 
-__all__ = ["AutoGraderJudge", "BaseTaskReader", "EnvServiceJudge", "create_external_llm_fn", "dynamic_import"]
+__all__ = ["BaseTaskReader", "EnvServiceJudge", "create_external_llm_fn", "dynamic_import"]
 
 _DASHSCOPE = "https://dashscope.aliyuncs.com/compatible-mode/v1"
 
@@ -30,16 +30,6 @@ class EnvServiceJudge(BaseJudge):
             )
         score = float(workflow_task.gym_env.evaluate(workflow_task.episode_uuid, params={"sparse": False}))
         return score, score >= 1
-
-
-class AutoGraderJudge(BaseJudge):
-    """The rubric grader that AgentJet configures in `task_judge.rubrics_auto_grader`. Not in this version."""
-
-    def __init__(self, config: Any = None) -> None:
-        raise ConfigError(
-            "AutoGraderJudge (task_judge.rubrics_auto_grader) is not in this version: rubrics made of scored examples "
-            "come later. Use a judge of your own that asks a model (task_judge.judge_protocol)"
-        )
 
 
 class BaseTaskReader:

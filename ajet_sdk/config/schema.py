@@ -77,7 +77,8 @@ IDLE = (
     "task_reader.data_generation.document_reader.cache_enabled",
     "task_reader.data_generation.deduplication_filter.params.db_path",
     "task_reader.data_generation.deduplication_filter.params.api_key",
-    "task_judge.rubrics_auto_grader",
+    "task_judge.rubrics_auto_grader.query_specific_generate_number",
+    "task_judge.rubrics_auto_grader.input_data_type",
     "context_tracker.timeline_merging_policy",
     "context_tracker.fix_retokenization_drift",
 )

@@ -159,6 +159,19 @@ class Llm(Section):
     price: str | None = key(None, "INPUT,OUTPUT: money for a million tokens of each, for the metric judge_cost.")
 
 
+class Code(Section):
+    seconds: float = key(10.0, "Time limit of a test.", gt=0)
+    memory_mib: int = key(512, "Memory limit, in MiB.", ge=16)
+    partial: bool = key(False, "The reward is the share of tests that pass; else 1 where all do.")
+    unfenced: bool = key(False, "Run programs with your own rights where nothing here fences them in.")
+
+
+class JudgePart(Section):
+    judge: str = key("", "A judge by name, as --judge takes it: exact, math, llm:FILE, file.py:function, …")
+    weight: float = key(1.0, "What its rewards count.")
+    name: str | None = key(None, "The name of its rewards; null: its own.")
+
+
 class RubricsAutoGrader(Section):
     model_name: str | None = key(None, "The model that grades.")
     grader_mode: Literal["pointwise", "listwise"] = key("pointwise", "Grade each output, or rank those of a group.")
@@ -222,9 +235,9 @@ class TaskReader(Section):
 
 
 class TaskJudge(Section):
-    judge_type: Literal["customized_protocol", "exact", "regex", "math", "llm", "rubrics_auto_grader"] = key(
-        "customized_protocol", "Who gives the reward when the workflow does not."
-    )
+    judge_type: Literal[
+        "customized_protocol", "exact", "regex", "math", "llm", "rubrics_auto_grader", "code", "combined"
+    ] = key("customized_protocol", "Who gives the reward when the workflow does not.")
     judge_protocol: str | None = key(
         None,
         "Class path of the judge for `customized_protocol`: a function or a BaseJudge; null: the workflow's reward.",
@@ -240,10 +253,17 @@ class TaskJudge(Section):
     )
     alien_llm_response_length: int = key(512, "Its longest reply, in tokens, for judges that read it.", ge=1)
     llm: Llm = section(Llm, "For `llm`: a model that grades by a rubric.")
-    rubrics_auto_grader: RubricsAutoGrader = section(RubricsAutoGrader, "The rubric grader.")
+    rubrics_auto_grader: RubricsAutoGrader = section(
+        RubricsAutoGrader,
+        "For `rubrics_auto_grader`: a model that grades by a rubric that it makes of scored examples.",
+    )
+    code: Code = section(Code, "For `code`: a task's tests, run on the program in an output.")
+    combined: list[JudgePart] = key([], "For `combined`: judges, each a mapping with judge, weight and name.")
 
     @model_validator(mode="after")
     def _needs(self) -> TaskJudge:
         if self.judge_type == "regex" and not self.pattern:
             raise wrong("pattern", "must be given for judge_type: regex {got}")
+        if self.judge_type == "combined" and not (self.combined and all(part.judge for part in self.combined)):
+            raise wrong("combined", "must name its judges for judge_type: combined {got}")
         return self

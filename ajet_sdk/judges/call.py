@@ -54,7 +54,8 @@ def call_judge(
         return JudgeCall(type(judge).__name__, timeout, functools.partial(judge.compute_reward, attempt, output))
     spec = spec_of(judge, "judge")
     whole = {"task": task, **given, "episode": episode, "output": output}
-    return JudgeCall(spec.name, spec.timeout, functools.partial(spec.function, **bind(spec, task, whole)))
+    timeout = spec.timeout or getattr(judge, "timeout", None)
+    return JudgeCall(spec.name, timeout, functools.partial(spec.function, **bind(spec, task, whole)))
 
 
 def call_group_judge(judge: Any, episodes: Sequence[Episode], *, given: Mapping[str, Any]) -> JudgeCall:

@@ -23,6 +23,8 @@ __all__ = [
     "messages",
     "pairwise",
     "pointwise",
+    "revision",
+    "rubric_question",
 ]
 
 Range = tuple[float, float]
@@ -205,3 +207,47 @@ GRADE_SCHEMA = _object(reason={"type": "string"}, score={"type": "number"})
 _ONE_OF_LIST = _object(answer={"type": "integer"}, reason={"type": "string"}, score={"type": "number"})
 GRADES_SCHEMA = _object(verdicts={"type": "array", "items": _ONE_OF_LIST})
 PREFERENCE_SCHEMA = _object(reason={"type": "string"}, better={"type": "string", "enum": list(PREFERENCES)})
+
+
+# Writing a rubric
+
+_RUBRIC_FORM = (
+    "Write it {language}for a judge who sees other answers to other tasks, and nothing of these: each point one "
+    "sentence on one thing that can be seen in an answer, with its weight where points differ in that; no point on "
+    "what made no difference.{headings} "
+    'Reply with one JSON object and no other text: {{"points": ["one sentence", ...]}}'
+)
+
+
+def rubric_question(examples: Sequence[Example], scores: Range, *, headings: int = 0, language: str = "en") -> str:
+    """The question for a rubric by which scored answers were scored."""
+    return (
+        f"People scored these answers from {scores[0]:g} to {scores[1]:g}. Find out what they scored them by: compare "
+        "those with a high score with those with a low one.\n"
+        + _examples(examples)
+        + "\nSay what makes an answer good as a rubric. "
+        + _form(headings, language)
+    )
+
+
+def revision(
+    points: Sequence[str], misjudged: Sequence[tuple[Example, float, str]], scores: Range, language: str = "en"
+) -> str:
+    """The question for a better rubric, after one by which a judge gave other scores than people did."""
+    shown = "\n".join(
+        f'<example score="{one.score:g}">\n{_of_example(one)}\n</example>\n'
+        f"By the rubric a judge gave it {score:g}: {reason}"
+        for one, score, reason in misjudged
+    )
+    rubric = "\n".join(f"{number}. {point}" for number, point in enumerate(points, 1))
+    return (
+        f"A rubric for scores from {scores[0]:g} to {scores[1]:g}:\n<rubric>\n{rubric}\n</rubric>\n\n"
+        f"People scored these answers otherwise than a judge did by it:\n{shown}\n\n"
+        "Mend the rubric, so that the scores come out as people gave them. " + _form(0, language)
+    )
+
+
+def _form(headings: int, language: str) -> str:
+    under = f" Begin each point with the heading that it belongs under, of at most {headings}." if headings else ""
+    written = "" if language == "en" else f"in the language {language!r}, "
+    return _RUBRIC_FORM.format(language=written, headings=under)

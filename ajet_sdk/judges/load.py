@@ -7,27 +7,32 @@ file.py:function, module->Name a judge of the user's
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from ajet_sdk.agent.workflow import BaseJudge, WorkflowOutput, WorkflowTask
 from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.config.task_schema import Llm
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.judges.code import CodeJudge
+from ajet_sdk.judges.combined import CombinedJudge, Part
 from ajet_sdk.judges.llm import LlmJudge
+from ajet_sdk.judges.llm_prompts import Example
 from ajet_sdk.judges.math import math, require_math
 from ajet_sdk.judges.model import open_model
+from ajet_sdk.judges.rewards import Verdict
+from ajet_sdk.judges.rubric import RubricJudge, read_examples
 from ajet_sdk.judges.text import answer_of, compile_pattern, exact, matches, text_of
-from ajet_sdk.types import Task
+from ajet_sdk.types import Episode, Task
 
-__all__ = ["exact", "judge_section", "load_judge", "math", "named_judge", "text_of"]
+__all__ = ["AutoGraderJudge", "exact", "judge_section", "load_judge", "math", "named_judge", "text_of"]
 
-_BARE = ("exact", "math")
-_OF_FILE = {"llm": "llm"}
-"""What stands before the colon, and the section of `task_judge` that the file fills."""
+_BARE = ("exact", "math", "code")
+_OF_FILE = {"llm": "llm", "rubric": "rubrics_auto_grader", "combined": "combined"}
+"""What stands before the colon; the type of judge and the section of `task_judge` that the file fills."""
 _RUBRIC_FILES = (".md", ".txt")
 LONGEST = 1024
 """Tokens of a verdict, where nothing is said."""
@@ -51,10 +56,21 @@ def load_judge(config: Config) -> Any | None:
         return _regex(section.pattern or "", section.answer_key)
     if section.judge_type == "llm":
         return _llm(config, section.llm)
-    raise ConfigError(
-        f"task_judge.judge_type: {section.judge_type} ({config.origin('task_judge.judge_type')}) is not in this "
-        "version; it comes later. Use exact, regex, math, llm, or customized_protocol with a judge of your own"
-    )
+    if section.judge_type == "rubrics_auto_grader":
+        return rubric_judge(config)
+    if section.judge_type == "code":
+        code = section.code
+        memory = code.memory_mib << 20
+        return CodeJudge(seconds=code.seconds, memory=memory, partial=code.partial, unfenced=code.unfenced)
+    return CombinedJudge([Part(_part(one.judge, config), one.weight, one.name) for one in section.combined])
+
+
+def _part(name: str, config: Config) -> Any:
+    """A judge by name, whose file is looked for beside the config's."""
+    kind, colon, rest = name.partition(":")
+    if kind in _OF_FILE and colon:
+        return named_judge(f"{kind}:{config.resolve(rest)}", config)
+    return named_judge(name, config)
 
 
 def judge_section(name: str) -> dict[str, Any]:
@@ -68,7 +84,8 @@ def judge_section(name: str) -> dict[str, Any]:
     if kind == "regex" and colon:
         return {"judge_type": "regex", "pattern": rest}
     if kind in _OF_FILE and colon and not rest.startswith("/dev/"):
-        return {"judge_type": kind, _OF_FILE[kind]: _read_section(Path(rest).expanduser(), name)}
+        section = _OF_FILE[kind]
+        return {"judge_type": section, section: _read_section(Path(rest).expanduser(), name)}
     if ":" not in name and "->" not in name:
         raise ConfigError(
             f"a judge is file.py:function, package.module->Name, exact, math, regex:PATTERN or llm:FILE (got {name!r})"
@@ -91,8 +108,11 @@ def named_judge(name: str, config: Config | None = None) -> Any:
     return load_judge(config.model_copy(update={"task_judge": own.task_judge}))
 
 
-def _read_section(path: Path, name: str) -> dict[str, Any]:
-    """The keys in a YAML file, with its paths made absolute; a text file is a rubric."""
+def _read_section(path: Path, name: str) -> Any:
+    """What a YAML file holds, with its paths made absolute; a text file is a rubric, one of JSON lines examples."""
+    path = path.resolve()
+    if path.suffix == ".jsonl":
+        return {"jsonl_dataset_file": {"training": {"file_path": str(path)}}}
     try:
         text = path.read_text(encoding="utf-8")
         found = {"rubric": text} if path.suffix in _RUBRIC_FILES else yaml.safe_load(text)
@@ -100,14 +120,27 @@ def _read_section(path: Path, name: str) -> dict[str, Any]:
         raise ConfigError(f"judge {name}: cannot read {path}: {error}") from None
     except yaml.YAMLError as error:
         raise ConfigError(f"judge {name}: {path} is not YAML: {error}") from None
-    if not isinstance(found, Mapping):
-        raise ConfigError(f"judge {name}: {path} must be a mapping with the keys of task_judge.llm, or a .md rubric")
-    return {
-        key: str((path.parent / value).resolve())
-        if key in ("rubric", "examples") and isinstance(value, str) and _is_file(path.parent / value)
-        else value
-        for key, value in found.items()
-    }
+    if not isinstance(found, Mapping | list):
+        raise ConfigError(f"judge {name}: {path} must hold the keys of the judge's section, or be a .md rubric")
+    return _absolute(found, path.parent)
+
+
+def _absolute(value: Any, folder: Path) -> Any:
+    """The values of a section, in which the name of a file beside it is its whole path."""
+    if isinstance(value, Mapping):
+        return {key: _absolute(one, folder) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_absolute(one, folder) for one in value]
+    if not isinstance(value, str) or "\n" in value or not value.strip():
+        return value
+    kind, colon, rest = value.partition(":")
+    if colon and kind in _OF_FILE and _is_file(folder / rest):
+        return f"{kind}:{folder / rest}"
+    for separator in ("->", ":"):
+        place, found, rest = value.rpartition(separator)
+        if found and _is_file(folder / place):
+            return f"{folder / place}{separator}{rest}"
+    return str(folder / value) if "." in value and _is_file(folder / value) else value
 
 
 def _is_file(path: Path) -> bool:
@@ -120,7 +153,6 @@ def _is_file(path: Path) -> bool:
 def _llm(config: Config, section: Llm) -> LlmJudge:
     judge = config.task_judge
     asked = section.model or judge.alien_llm_model
-    longest = judge.alien_llm_response_length if config.is_set("task_judge.alien_llm_response_length") else LONGEST
     options = section.model_dump(include={
         "mode", "min_score", "max_score", "success_threshold", "reference_key", "show", "prompt", "temperature",
         "price",
@@ -128,12 +160,17 @@ def _llm(config: Config, section: Llm) -> LlmJudge:
     return LlmJudge(
         read_rubric(config, section.rubric),
         model=open_model(asked, section.base_url, api_key_env=section.api_key_env),
-        examples=_examples(config, section.examples),
-        max_tokens=section.max_tokens or longest,
+        examples=read_examples(config.resolve(shown)) if isinstance(shown := section.examples, str) else shown,
+        max_tokens=section.max_tokens or _longest(config),
         retries=section.max_retries,
         cache=None if section.cache is None else config.resolve(section.cache),
         **options,
     )
+
+
+def _longest(config: Config) -> int:
+    given = config.is_set("task_judge.alien_llm_response_length")
+    return config.task_judge.alien_llm_response_length if given else LONGEST
 
 
 def read_rubric(config: Config, text: str) -> str:
@@ -146,14 +183,72 @@ def read_rubric(config: Config, text: str) -> str:
     return path.read_text(encoding="utf-8")
 
 
-def _examples(config: Config, given: str | list[dict[str, Any]]) -> list[dict[str, Any]]:
-    if not isinstance(given, str):
-        return given
-    path = config.resolve(given)
-    try:
-        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the judge's examples: cannot read {path} as JSON lines: {error}") from None
+def rubric_judge(config: Config) -> RubricJudge:
+    """The judge that `task_judge.rubrics_auto_grader` names. Raises ConfigError."""
+    judge, grader = config.task_judge, config.task_judge.rubrics_auto_grader
+    file = grader.jsonl_dataset_file.training.file_path
+    if file is None:
+        raise ConfigError(
+            "task_judge.rubrics_auto_grader.jsonl_dataset_file.training.file_path: name the scored examples (JSON "
+            "lines with a question, an answer and a score)"
+        )
+    rows = read_examples(config.resolve(file))
+    fields = {"query": grader.query_field, "answer": grader.answer_field, "reference": grader.reference_field}
+    named, prompt = grader.model_name or judge.alien_llm_model, grader.custom_evaluation_prompt
+    if isinstance(prompt, Mapping):
+        prompt = str(prompt.get(grader.language) or next(iter(prompt.values()), "")) or None
+    return RubricJudge(
+        [example for row in rows for example in _scored(row, fields, (grader.min_score, grader.max_score))],
+        model=open_model(named, judge.llm.base_url, api_key_env=judge.llm.api_key_env),
+        mode=grader.grader_mode, min_score=grader.min_score, max_score=grader.max_score,
+        success_threshold=grader.success_threshold, name=grader.grader_name, prompt=prompt,
+        retries=grader.max_retries, language=grader.language, rounds=grader.max_epochs,
+        candidates=grader.generate_number, merge=grader.aggregation_mode == "keep_all",
+        headings=grader.categories_number if grader.enable_categorization else 0,
+        most_examples=grader.num_reference_samples, reference_key=grader.reference_field,
+        cache=None if judge.llm.cache is None else config.resolve(judge.llm.cache), price=judge.llm.price,
+        max_tokens=_longest(config), file=config.directory / "rubric.md",
+    )  # fmt: skip
+
+
+def _scored(row: Mapping[str, Any], fields: Mapping[str, str], scores: tuple[float, float]) -> list[Example]:
+    """The examples in a row: one, or several answers with `scores` or with `label_rank` (1 is the best)."""
+    metadata = row.get("metadata")
+    whole = {**row, **(metadata if isinstance(metadata, Mapping) else {})}
+    answers = whole.get("answers")
+    named = {name: whole[field] for name, field in fields.items() if whole.get(field) is not None}
+    if not isinstance(answers, list):
+        if not {fields["answer"], "output", "response"}.isdisjoint(whole):  # else `answer` is the one that was scored
+            whole.pop(fields["reference"], None)
+        elif fields["reference"] == "answer":
+            named.pop("reference", None)
+        return [Example.of({**whole, **named})]
+    labels = whole.get("scores")
+    if not isinstance(labels, list):
+        ranks = whole.get("label_rank") or whole.get("ranks") or []
+        least, most = scores
+        labels = [most - (rank - 1) * (most - least) / max(len(answers) - 1, 1) for rank in ranks]
+    if len(labels) != len(answers):
+        raise ConfigError(f"a scored example has {len(answers)} answers and {len(labels)} scores")
+    rest = {name: value for name, value in named.items() if name != "answer"}
+    return [Example.of({**rest, "answer": one, "score": score}) for one, score in zip(answers, labels, strict=True)]
+
+
+class AutoGraderJudge(BaseJudge):
+    """The rubric grader as programs written for AgentJet name it; see `RubricJudge`."""
+
+    def __init__(self, config: Any = None) -> None:
+        super().__init__(config)
+        self.judge = rubric_judge(getattr(config, "ajet", config))
+        self.group, self.timeout = self.judge.group, self.judge.timeout
+
+    async def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> Any:
+        """The verdict on one output."""
+        return await self.judge(workflow_output, workflow_task.task, Episode(task=workflow_task.task))
+
+    async def compute_rewards(self, episodes: Sequence[Episode]) -> list[Verdict]:
+        """The verdicts on a group."""
+        return await self.judge.compute_rewards(episodes)
 
 
 def _on_answer(compare: Any, key: str) -> Any:

@@ -20,7 +20,7 @@ from ajet_sdk.judges.load import judge_section
 
 __all__ = ["JUDGE_HELP", "AgentOptions", "Arguments", "split_arguments"]
 
-JUDGE_HELP = "file.py:function, module->Name, exact, math, regex:PATTERN or llm:FILE."
+JUDGE_HELP = "file.py:function, module->Name, exact, math, regex:PATTERN, code, llm:FILE, rubric:FILE or combined:FILE."
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[str]]:

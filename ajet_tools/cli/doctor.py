@@ -18,9 +18,9 @@ import typer
 import ajet
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo, json_line, style
+from ajet_sdk.sandbox.fence import NoFence, fence
 from ajet_tools.cli.readiness import CORE, EXTRAS, TARGETS, Check, check_target, gpus, target_of, usable
 from ajet_tools.cli.stacks import installed_version
-from ajet_tools.dataset.verify.fence import NoFence, fence
 
 __all__ = ["app"]
 

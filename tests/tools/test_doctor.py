@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from ajet_sdk.sandbox.fence import NoFence, fence
 from ajet_tools.cli import readiness
 from ajet_tools.cli.app import app
 from ajet_tools.cli.readiness import TARGETS, check_target, target_of, usable
 from ajet_tools.cli.stacks import STACKS
-from ajet_tools.dataset.verify.fence import NoFence, fence
 
 
 def doctor(*args: str) -> Any:

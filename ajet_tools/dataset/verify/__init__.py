@@ -24,8 +24,8 @@ from typing import Any
 from ajet_sdk.capture.hooks import ensure_api_key
 from ajet_sdk.config.objects import load_object
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.sandbox.fence import fenced
 from ajet_tools.dataset.verify.agreement import Agreement
-from ajet_tools.dataset.verify.fence import fenced
 from ajet_tools.dataset.verify.judge import Judged
 from ajet_tools.dataset.verify.program import Programs
 from ajet_tools.dataset.verify.rubric import Grader

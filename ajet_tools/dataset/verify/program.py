@@ -4,23 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ajet_sdk.judges.code import TESTS, code_in, run_tests
 from ajet_sdk.judges.math import number
+from ajet_sdk.sandbox.run import Limits, Ran, run_code
 from ajet_tools.dataset.prompts import load
 from ajet_tools.dataset.verify.agreement import final_of, same
-from ajet_tools.dataset.verify.sandbox import Limits, Ran, run_code
 from ajet_tools.dataset.verify.verdict import Chat, Verdict, answer_of, independent, question_of
 
-__all__ = ["Programs", "code_in"]
+__all__ = ["Programs"]
 
-TESTS = ("tests", "test_list", "unit_tests", "test")
 SOLUTIONS = ("solution", "canonical_solution")
 PROGRAMS = ("program", "code")
-_BLOCK = re.compile(r"```[ \t]*(?P<language>\w*)[^\n]*\n(?P<code>.*?)(?:```|\Z)", re.DOTALL)
 _LONGEST = 500
 
 
@@ -67,21 +65,13 @@ class Programs:
             return await run_code(code, stdin=stdin, limits=self.limits, unfenced=self.unfenced)
 
     async def _run_tests(self, code: str, tests: Any, entry_point: Any) -> Verdict:
-        passed = 0
-        for test in _cases(tests):
-            if isinstance(test, str):
-                ran = await self._run(f"{code}\n\n{_with_call(test, entry_point)}\n")
-                right = ran.ok
-            else:
-                ran = await self._run(code, str(test.get("input", "")))
-                right = ran.ok and _lines(ran.stdout) == _lines(str(test["output"]))
-            if not right:
-                details = {"passed": passed, **_describe_run(ran)}
-                return Verdict(False, ran.failure if ran.stopped else "the tests fail", details)
-            passed += 1
-        if not passed:
+        tested = await run_tests(code, tests, entry_point, self._run)
+        if not tested.total:
             return Verdict(False, "its tests cannot be read", {"tests": str(tests)[:_LONGEST]}, failed=True)
-        return Verdict(True, "the tests pass", {"passed": passed})
+        if tested.failed is None:
+            return Verdict(True, "the tests pass", {"passed": tested.passed})
+        details = {"passed": tested.passed, **_describe_run(tested.failed)}
+        return Verdict(False, tested.failed.failure if tested.failed.stopped else "the tests fail", details)
 
     async def _write_program(self, row: Mapping[str, Any], answer: str, endpoint: Chat | None) -> Verdict:
         asked = load("verify/program")
@@ -119,42 +109,3 @@ def _describe_run(ran: Ran) -> dict[str, Any]:
 
 def _last(ran: Ran) -> str:
     return next((line for line in reversed(ran.stderr.splitlines()) if line.strip()), "")[:_LONGEST]
-
-
-def _cases(tests: Any) -> Iterator[str | Mapping[str, Any]]:
-    """Each test by itself where it has an input of its own; statements all together."""
-    if isinstance(tests, str):
-        yield tests
-    elif isinstance(tests, list | tuple):
-        statements = [test for test in tests if isinstance(test, str)]
-        if statements:
-            yield "\n".join(statements)
-        for test in tests:
-            if isinstance(test, Mapping) and "output" in test:
-                yield test
-
-
-def _with_call(test: str, entry_point: Any) -> str:
-    if isinstance(entry_point, str) and re.search(r"^def check\(", test, re.MULTILINE):
-        return f"{test}\n\ncheck({entry_point})"
-    return test
-
-
-def _lines(text: str) -> list[str]:
-    return [line.rstrip() for line in text.strip().splitlines()]
-
-
-def code_in(reply: str) -> str | None:
-    """The program in a reply: its longest fenced block, else the reply itself where it is Python."""
-    blocks = [
-        match["code"]
-        for match in _BLOCK.finditer(reply)
-        if match["language"].lower() in ("", "python", "py", "python3")
-    ]
-    if blocks:
-        return max(blocks, key=len)
-    try:
-        compile(reply, "reply", "exec", dont_inherit=True)
-    except (SyntaxError, ValueError):
-        return None
-    return reply if reply.strip() else None

@@ -184,6 +184,6 @@ def test_a_class_path_names_a_function_or_a_class(tmp_path: Path) -> None:
             judge(judge_protocol=f"{path}->{name}")
 
 
-def test_the_rubric_grader_comes_later() -> None:
-    with pytest.raises(ConfigError, match="it comes later"):
+def test_the_rubric_grader_needs_scored_examples() -> None:
+    with pytest.raises(ConfigError, match="name the scored examples"):
         judge(judge_type="rubrics_auto_grader")

@@ -18,7 +18,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ajet_sdk.gateway.gateway import listening_socket
-from ajet_tools.dataset.verify.fence import Fence, NoFence, fence
+from ajet_sdk.sandbox.fence import Fence, NoFence, fence
 
 Said = str | list[str] | Response | tuple[float, str]
 

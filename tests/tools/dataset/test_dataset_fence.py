@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-import ajet_tools.dataset.verify.sandbox as sandbox
-from ajet_tools.dataset.verify.fence import FOLDERS, Fence
-from ajet_tools.dataset.verify.sandbox import Limits, Ran, run_code
+import ajet_sdk.sandbox.run as sandbox
+from ajet_sdk.sandbox.fence import FOLDERS, Fence
+from ajet_sdk.sandbox.run import Limits, Ran, run_code
 
 pytestmark = [
     pytest.mark.skipif(not sys.platform.startswith("linux"), reason="bubblewrap is of Linux"),

@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from ajet_sdk.config.config import Config, load_config
+from ajet_sdk.sandbox.fence import NoFence, fence, fenced
 from ajet_tools.cli.app import app
 from ajet_tools.dataset.readers import read_generated
-from ajet_tools.dataset.verify.fence import NoFence, fence, fenced
 
 pytestmark = pytest.mark.slow
 

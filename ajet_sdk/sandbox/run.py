@@ -27,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet_sdk.errors import AjetError, ConfigError
-from ajet_tools.dataset.verify.fence import FOLDERS, SCRATCH, fence, system_calls
+from ajet_sdk.sandbox.fence import FOLDERS, SCRATCH, fence, system_calls
 
 __all__ = ["Limits", "Ran", "SandboxError", "run_code"]
 
@@ -241,7 +241,7 @@ def _limit(code: int, err: str) -> str:
 
 @functools.cache
 def _source() -> str:
-    return (files("ajet_tools.dataset.verify") / "sandbox_child.py").read_text(encoding="utf-8")
+    return (files("ajet_sdk.sandbox") / "child.py").read_text(encoding="utf-8")
 
 
 async def _read(

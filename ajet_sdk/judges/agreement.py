@@ -1,0 +1,78 @@
+"""How well scores agree with labels, and how sure that is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+__all__ = ["Interval", "bootstrap", "concordance", "kappa", "rank_correlation"]
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with its 95 % confidence interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def concordance(scores: Sequence[float], labels: Sequence[float], groups: Sequence[str] | None = None) -> float | None:
+    """The share of pairs with different labels whose scores are in the same order; an equal score is half right.
+
+    0.5 is chance. With two different labels it is the area under the ROC curve (Harrell's C otherwise). With `groups`
+    only pairs within a group count. None where no two labels differ.
+    """
+    right = pairs = 0.0
+    for i in range(len(labels)):
+        for j in range(i):
+            if labels[i] == labels[j] or (groups is not None and groups[i] != groups[j]):
+                continue
+            pairs += 1
+            ahead = (scores[i] - scores[j]) * (1 if labels[i] > labels[j] else -1)
+            right += 1.0 if ahead > 0 else 0.5 if ahead == 0 else 0.0
+    return right / pairs if pairs else None
+
+
+def kappa(first: Sequence[bool], second: Sequence[bool]) -> float | None:
+    """Cohen's kappa of two who said yes or no: agreement beyond chance. None where chance alone agrees always.
+
+    Cohen 1960, A Coefficient of Agreement for Nominal Scales.
+    """
+    n = len(first)
+    if not n:
+        return None
+    agreed = sum(a == b for a, b in zip(first, second, strict=True)) / n
+    yes, other = sum(first) / n, sum(second) / n
+    chance = yes * other + (1 - yes) * (1 - other)
+    return None if chance == 1 else (agreed - chance) / (1 - chance)
+
+
+def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float | None:
+    """Spearman's: the correlation of ranks, ties at their mean. None where either has one value only."""
+    if len(set(first)) < 2 or len(set(second)) < 2:
+        return None
+    return float(np.corrcoef(_ranks(first), _ranks(second))[0, 1])
+
+
+def _ranks(values: Sequence[float]) -> list[float]:
+    array = np.asarray(values, float)
+    return [float((array < value).sum() + ((array == value).sum() - 1) / 2) for value in array]
+
+
+def bootstrap(
+    statistic: Callable[[Sequence[int]], float | None], count: int, *, resamples: int = 1000, seed: int = 0
+) -> Interval | None:
+    """A statistic of rows, given by their places, over all of them, and where 95 % of its values lie when rows are
+    drawn again with replacement. None where it has no value."""
+    value = statistic(range(count))
+    if value is None:
+        return None
+    draw = random.Random(seed)
+    found = [statistic(draw.choices(range(count), k=count)) for _ in range(resamples)]
+    known = sorted(one for one in found if one is not None)
+    low, high = np.quantile(known, [0.025, 0.975]) if known else (value, value)
+    return Interval(value, float(low), float(high))

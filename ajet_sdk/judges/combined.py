@@ -1,0 +1,88 @@
+"""`CombinedJudge`: several judges of one output, their rewards side by side with weights."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.judges.call import JudgeCall, call_group_judge, call_judge, is_group_judge, output_of, workflow_task
+from ajet_sdk.judges.rewards import Verdict, judged, judged_group
+from ajet_sdk.types import Episode, Reward
+
+__all__ = ["CombinedJudge", "Part"]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of the judges, and what its rewards count."""
+
+    judge: Any
+    weight: float = 1.0
+    name: str | None = None
+    """In front of the names of its rewards; None: the judge's own."""
+
+
+class CombinedJudge:
+    """Every judge judges; the episode's reward is the weighted sum, and each part stays to be seen by its name.
+
+        judge = ajet.CombinedJudge([(math, 1.0), (ajet.LlmJudge("It is brief."), 0.2)])
+
+    Judges of a group and of one output mix: with one of the former all are asked once the group is complete. Where one
+    fails, all have failed: a sum without a part of it would be another reward. An episode is a success where each judge
+    that says so says yes.
+    """
+
+    def __init__(self, parts: Sequence[Part | tuple[Any, float]]) -> None:
+        self.parts = [part if isinstance(part, Part) else Part(*part) for part in parts]
+        if not self.parts:
+            raise ConfigError("a combined judge needs at least one judge")
+        self.group = any(is_group_judge(part.judge) for part in self.parts)
+        limits = [getattr(part.judge, "timeout", None) for part in self.parts]
+        self.timeout: float | None = max((one for one in limits if one), default=None)
+
+    async def __call__(self, output: Any, episode: Episode) -> Verdict:
+        """The verdict on one output. Raises what a judge raises."""
+        seen = episode.model_copy(update={"output": output})
+        return (await self.compute_rewards([seen]))[0]
+
+    async def compute_rewards(self, episodes: Sequence[Episode]) -> list[Verdict]:
+        """The verdicts on a group, in its order. Raises what a judge raises."""
+        each = await asyncio.gather(*(self._of(part, episodes) for part in self.parts))
+        return [self._sum([verdicts[place] for verdicts in each]) for place in range(len(episodes))]
+
+    async def _of(self, part: Part, episodes: Sequence[Episode]) -> list[Verdict]:
+        if is_group_judge(part.judge):
+            call = call_group_judge(part.judge, episodes, given={})
+            return judged_group(await _answer(call), call.name, len(episodes))
+        found = []
+        for episode in episodes:
+            output = output_of(episode)
+            attempt = workflow_task(episode.task, episode)
+            call = call_judge(part.judge, episode.task, output, episode, given={}, attempt=attempt)
+            found.append(judged(await _answer(call), call.name))
+        return found
+
+    def _sum(self, verdicts: Sequence[Verdict]) -> Verdict:
+        rewards: list[Reward] = []
+        metrics: dict[str, float] = {}
+        for part, verdict in zip(self.parts, verdicts, strict=True):
+            for reward in verdict.rewards:
+                name = reward.name if part.name is None else part.name
+                rewards.append(reward.model_copy(update={"name": name, "weight": reward.weight * part.weight}))
+            for name, value in verdict.metrics.items():
+                metrics[name] = metrics.get(name, 0.0) + value
+        said = [verdict.is_success for verdict in verdicts if verdict.is_success is not None]
+        return Verdict(tuple(rewards), all(said) if said else None, metrics)
+
+
+async def _answer(call: JudgeCall) -> Any:
+    """What a judge returns; one that blocks, in a thread of its own."""
+    target = getattr(call.function, "func", call.function)
+    if inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(type(target).__call__):
+        return await call.function()
+    value = await asyncio.to_thread(call.function)
+    return await value if inspect.isawaitable(value) else value

@@ -1,0 +1,260 @@
+"""`RubricJudge`: an LLM judge whose rubric the same model writes, from a few answers that people scored.
+
+The model reads some of the scored answers and writes down what they were scored by. The rubric is held against them;
+what it misjudges goes back to the model, which revises it. Of several rubrics the one is kept that agrees best with
+answers that no rubric was made of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ajet_sdk.engines.reply_cache import Shared
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.judges.agreement import concordance
+from ajet_sdk.judges.llm import Grade, LlmJudge
+from ajet_sdk.judges.llm_prompts import Example, Material, messages, revision, rubric_question
+from ajet_sdk.judges.rewards import Verdict
+from ajet_sdk.types import Episode, Task
+
+__all__ = ["BUILDING_TIMEOUT", "Built", "RubricJudge"]
+
+BUILDING_TIMEOUT = 900.0
+"""Seconds that the first verdict may take: the rubric is made before it."""
+_LEAST = 4
+"""Examples: fewer leave none to try a rubric on."""
+_OFF = 0.25
+"""Of the range of scores: a verdict further from the label is misjudged."""
+_POINTS_SCHEMA = {
+    "type": "object",
+    "properties": {"points": {"type": "array", "items": {"type": "string"}}},
+    "required": ["points"],
+    "additionalProperties": False,
+}
+
+log = logging.getLogger("ajet")
+
+
+@dataclass(frozen=True)
+class Built:
+    """A rubric, and how well verdicts by it agree with scored answers that it was not made of."""
+
+    points: tuple[str, ...]
+    held_out: int
+    """Answers that it was tried on."""
+    agreement: float | None
+    """The share of their pairs that it puts in the order of the labels; 0.5 is chance. None: no two differ."""
+    plain: float | None
+    """The same of the same model without a rubric."""
+    key: str = ""
+    """Of what it was made of: model, examples and settings."""
+
+    @property
+    def rubric(self) -> str:
+        return "\n".join(f"{number}. {point}" for number, point in enumerate(self.points, 1))
+
+
+class RubricJudge(LlmJudge):
+    """Grades by a rubric that it makes of scored examples at its first verdict.
+
+        judge = ajet.RubricJudge("scored.jsonl", model="gpt-4o-mini")
+
+    Args:
+        examples: scored answers, a row each with `query`, `answer`, `score`, or a JSON-lines file of them.
+        held_out: the share of the examples that the rubric is tried on, and not made of.
+        rounds: how often a rubric is revised at most.
+        candidates: how many rubrics are written.
+        merge: keep the points of all of them; else those of the one that agrees best.
+        most_examples: how many examples are used at most.
+        headings: the points stand under at most as many; 0: none.
+        language: of the rubric.
+        file: where the rubric is kept (as `.md`, to be read, and `.json`); made of the same, it is not made again.
+        options: those of `LlmJudge`.
+    """
+
+    def __init__(
+        self,
+        examples: str | Path | Sequence[Mapping[str, Any] | Example],
+        *,
+        held_out: float = 0.3,
+        rounds: int = 2,
+        candidates: int = 1,
+        merge: bool = False,
+        most_examples: int = 40,
+        headings: int = 0,
+        language: str = "en",
+        seed: int = 0,
+        file: str | Path | None = None,
+        **options: Any,
+    ) -> None:
+        super().__init__(**{"name": "rubric", **options})
+        self.timeout = BUILDING_TIMEOUT
+        rows = read_examples(examples) if isinstance(examples, str | Path) else list(examples)
+        scored = [row if isinstance(row, Example) else Example.of(row) for row in rows][:most_examples]
+        self._check(scored)
+        # A stride over the sorted scores, so that either part has good ones and bad ones.
+        scored.sort(key=lambda one: (one.score, one.query, one.answer))
+        count = max(1, round(held_out * len(scored)))
+        apart = {int((place + 0.5) * len(scored) / count) for place in range(count)}
+        self._tried_on = [one for place, one in enumerate(scored) if place in apart]
+        self._made_of = [one for place, one in enumerate(scored) if place not in apart]
+        self._rounds, self._candidates, self._merge = rounds, candidates, merge
+        self._headings, self._language, self._seed = headings, language, seed
+        self.file = None if file is None else Path(file)
+        self.built: Built | None = None
+        self._building = Shared[Built]()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name != "_building"}
+
+    def __setstate__(self, state: Mapping[str, Any]) -> None:
+        vars(self).update(state, _building=Shared[Built]())
+
+    def _check(self, scored: Sequence[Example]) -> None:
+        off = next((one for one in scored if not self.min_score <= one.score <= self.max_score), None)
+        if off is not None:
+            raise ConfigError(
+                f"a rubric's example has the score {off.score:g}, outside of {self.min_score:g} to {self.max_score:g} "
+                "(min_score, max_score)"
+            )
+        if len(scored) < _LEAST or len({one.score for one in scored}) < 2:
+            raise ConfigError(
+                f"a rubric needs at least {_LEAST} scored examples of two different scores (got {len(scored)} of "
+                f"{len({one.score for one in scored})})"
+            )
+
+    async def __call__(self, output: Any, task: Task, episode: Episode) -> Verdict:
+        """As `LlmJudge`; the first one waits for the rubric."""
+        await self.ready()
+        return await super().__call__(output, task, episode)
+
+    async def compute_rewards(self, episodes: Sequence[Episode]) -> list[Verdict]:
+        """As `LlmJudge`; the first one waits for the rubric."""
+        await self.ready()
+        return await super().compute_rewards(episodes)
+
+    async def ready(self) -> Built:
+        """The rubric, made where it is not. Raises NoReward, EngineUnavailable where its model gives none."""
+        if self.built is None:
+            built, _ = await self._building.get("rubric", self._build)
+            self.built, self.rubric = built, built.rubric
+        return self.built
+
+    def _key(self) -> str:
+        content = [
+            self.model.model.name, self.model.model.base_url, self.mode, self.prompt, self.min_score, self.max_score,
+            self._rounds, self._candidates, self._merge, self._headings, self._language, self._seed,
+            *(asdict(one) for one in (*self._made_of, *self._tried_on)),
+        ]  # fmt: skip
+        return hashlib.blake2b(json.dumps(content).encode(), digest_size=16).hexdigest()
+
+    async def _build(self) -> Built:
+        kept = self._kept()
+        if kept is not None:
+            return kept
+        made = [await self._refined(number) for number in range(self._candidates)]
+        if self._merge and len(made) > 1:
+            made = [tuple(dict.fromkeys(point for points in made for point in points))]
+        tried = [(await self._agreement(points), points) for points in made]
+        agreement, points = max(tried, key=lambda one: -1.0 if one[0] is None else one[0])
+        built = Built(points, len(self._tried_on), agreement, await self._agreement(()), self._key())
+        self._keep(built)
+        if agreement is not None and built.plain is not None and agreement < built.plain:
+            log.warning(
+                "the rubric agrees less with the held-out examples (%.2f) than the same model without it (%.2f): "
+                "score more examples, or write the rubric yourself (judge llm)",
+                agreement, built.plain,
+            )  # fmt: skip
+        return built
+
+    async def _refined(self, number: int) -> tuple[str, ...]:
+        """A rubric, revised as long as it gets better on what it is made of."""
+        shown = list(self._made_of)
+        random.Random(f"{self._seed}/{number}").shuffle(shown)
+        points = await self._points(
+            rubric_question(shown, self._range, headings=self._headings, language=self._language), number
+        )
+        best, grades = points, await self._grades(points, self._made_of)
+        for _ in range(self._rounds):
+            off = _OFF * (self.max_score - self.min_score)
+            misjudged = [
+                (one, grade)
+                for one, grade in zip(self._made_of, grades, strict=True)
+                if abs(grade.score - one.score) > off
+            ]
+            if not misjudged:
+                break
+            asked = revision(best, [(one, g.score, g.reason) for one, g in misjudged], self._range, self._language)
+            points = await self._points(asked, number)
+            again = await self._grades(points, self._made_of)
+            if _distance(again, self._made_of) >= _distance(grades, self._made_of):
+                break
+            best, grades = points, again
+        return best
+
+    async def _points(self, text: str, number: int) -> tuple[str, ...]:
+        def read(found: Mapping[str, Any]) -> tuple[str, ...]:
+            points = found.get("points")
+            if not isinstance(points, list) or not points or not all(isinstance(one, str) for one in points):
+                raise ValueError('"points" must be a list of sentences')
+            return tuple(" ".join(one.split()) for one in points)
+
+        return (await self.model.ask(messages(text), _POINTS_SCHEMA, read, repeat=number)).value
+
+    async def _grades(self, points: Sequence[str], examples: Sequence[Example]) -> list[Grade]:
+        """The verdicts by a rubric on examples; a group's judge sees those of one query together."""
+        judge = LlmJudge.__new__(LlmJudge)
+        vars(judge).update({**vars(self), "rubric": Built(tuple(points), 0, None, None).rubric})
+        if not self.group:
+            each = await asyncio.gather(*(judge.grade(one.material) for one in examples))
+            return [one.value for one in each]
+        groups: dict[str, list[Material]] = {}
+        for one in examples:
+            groups.setdefault(one.query, []).append(one.material)
+        ranked = await asyncio.gather(*(judge.rank(group) for group in groups.values()))
+        found = {
+            material: grade
+            for group, asked in zip(groups.values(), ranked, strict=True)
+            for material, grade in zip(group, asked.value, strict=True)
+        }
+        return [found[one.material] for one in examples]
+
+    async def _agreement(self, points: Sequence[str]) -> float | None:
+        grades = await self._grades(points, self._tried_on)
+        groups = [one.query for one in self._tried_on] if self.group else None
+        return concordance([grade.score for grade in grades], [one.score for one in self._tried_on], groups)
+
+    def _kept(self) -> Built | None:
+        if self.file is None or not self.file.with_suffix(".json").exists():
+            return None
+        kept = json.loads(self.file.with_suffix(".json").read_text(encoding="utf-8"))
+        built = Built(**{**kept, "points": tuple(kept["points"])})
+        return built if built.key == self._key() else None
+
+    def _keep(self, built: Built) -> None:
+        if self.file is None:
+            return
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        self.file.with_suffix(".json").write_text(json.dumps(asdict(built), indent=1), encoding="utf-8")
+        self.file.with_suffix(".md").write_text(built.rubric + "\n", encoding="utf-8")
+
+
+def _distance(grades: Sequence[Grade], examples: Sequence[Example]) -> float:
+    return sum(abs(grade.score - one.score) for grade, one in zip(grades, examples, strict=True))
+
+
+def read_examples(path: str | Path) -> list[dict[str, Any]]:
+    """The rows of a JSON-lines file. Raises ConfigError."""
+    try:
+        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+        return [json.loads(line) for line in lines if line.strip()]
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"the judge's scored examples: cannot read {path} as JSON lines: {error}") from None

@@ -1,0 +1,1 @@
+"""Running a program that a model wrote, inside a fence and with limits."""
