@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ajet_sdk.dialects.anthropic_requests import read
-from ajet_sdk.dialects.json import arguments_of, json_bytes, json_text
-from ajet_sdk.dialects.openai_chat import CHAT, Completions, pieces
+from ajet_sdk.dialects.json import Json, Stored, arguments_of, json_bytes, json_text
+from ajet_sdk.dialects.openai_chat import ChatDialect, pieces
 
 __all__ = ["COUNT", "MESSAGES", "Messages"]
 
@@ -33,35 +33,19 @@ TOO_LONG = "prompt is too long"
 """By these words clients know that they have to shorten the conversation."""
 
 
-class Messages:
+class Messages(ChatDialect):
     """The route messages, or with `counts` messages/count_tokens."""
 
-    form: Completions = CHAT
-    media_type = "text/event-stream; charset=utf-8"
+    waiting = b'event: ping\ndata: {"type":"ping"}\n\n'
 
     def __init__(self, *, counts: bool = False) -> None:
         self.counts = counts
-
-    @property
-    def waiting(self) -> bytes:
-        """An event that says that the answer is not there yet."""
-        return _event({"type": "ping"})
 
     def neutral(self, body: dict[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
         """The request as a chat completion has it. Raises RequestRefused."""
         return read(body, counts=self.counts)
 
-    def streams(self, body: Mapping[str, Any]) -> bool:
-        """Whether the client wants events."""
-        return bool(body.get("stream"))
-
-    def response(
-        self,
-        completion: dict[str, Any],
-        asked: Mapping[str, Any],
-        body: Mapping[str, Any],
-        stored: MutableMapping[str, Any],
-    ) -> dict[str, Any]:
+    def response(self, completion: Json, asked: Json, body: Json, stored: Stored) -> Json:
         """The whole message."""
         choice = completion["choices"][0]
         message, stop = choice["message"], choice.get("stop_reason")

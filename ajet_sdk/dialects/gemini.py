@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ajet_sdk.dialects.gemini_requests import SIGNED, read, shows_thoughts
-from ajet_sdk.dialects.json import arguments_of, json_bytes
+from ajet_sdk.dialects.json import Json, Stored, arguments_of, json_bytes
 from ajet_sdk.dialects.openai_chat import CHAT, Completions, pieces
 
 __all__ = ["Gemini"]
@@ -59,13 +59,7 @@ class Gemini:
         """Whether the client wants the reply in parts."""
         return self.method == "streamGenerateContent"
 
-    def response(
-        self,
-        completion: dict[str, Any],
-        asked: Mapping[str, Any],
-        body: Mapping[str, Any],
-        stored: MutableMapping[str, Any],
-    ) -> dict[str, Any]:
+    def response(self, completion: Json, asked: Json, body: Json, stored: Stored) -> Json:
         """The whole response, a candidate per choice."""
         shown = shows_thoughts(body)
         usage = completion["usage"]

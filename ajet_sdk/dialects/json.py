@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, MutableMapping
 from typing import Any
 
 from pydantic_core import from_json
 
-__all__ = ["arguments_of", "json_bytes", "json_text", "json_value"]
+__all__ = ["Json", "Stored", "arguments_of", "json_bytes", "json_text", "json_value"]
+
+Json = dict[str, Any]
+Stored = MutableMapping[str, Any]
+"""What dialects keep of an open episode's responses, by their ids."""
 
 
 def json_bytes(value: Any) -> bytes:

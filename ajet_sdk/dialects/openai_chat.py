@@ -5,11 +5,11 @@ from __future__ import annotations
 import marshal
 import math
 import time
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from functools import lru_cache
 from typing import Any
 
-from ajet_sdk.dialects.json import json_bytes
+from ajet_sdk.dialects.json import Json, Stored, json_bytes
 from ajet_sdk.errors import RequestRefused
 from ajet_sdk.protocols import Answer, Ask, Choice, Sampling
 
@@ -114,13 +114,7 @@ class Completions:
             response["prompt_token_ids"] = None if answer.prompt_ids is None else [int(i) for i in answer.prompt_ids]
         return response
 
-    def response(
-        self,
-        completion: dict[str, Any],
-        asked: Mapping[str, Any],
-        body: Mapping[str, Any],
-        stored: MutableMapping[str, Any],
-    ) -> dict[str, Any]:
+    def response(self, completion: Json, asked: Json, body: Json, stored: Stored) -> Json:
         """The very same."""
         return completion
 
@@ -169,6 +163,22 @@ class Completions:
 
 
 CHAT, TEXT = Completions(chat=True), Completions(chat=False)
+
+
+class ChatDialect:
+    """What dialects share whose requests become chat completions."""
+
+    form = CHAT
+    media_type = CHAT.media_type
+    waiting = CHAT.waiting
+
+    def streams(self, body: Mapping[str, Any]) -> bool:
+        """Whether the client wants events."""
+        return bool(body.get("stream"))
+
+    def error(self, status: int, message: str, code: str | None, param: str | None) -> Json:
+        """The response that says an error."""
+        return CHAT.error(status, message, code, param)
 
 
 @lru_cache(maxsize=256)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, MutableMapping
 from typing import Any
 
 from ajet_sdk.dialects.fields import COMPLETIONS, Field, fields, refuse
-from ajet_sdk.dialects.openai_chat import CHAT
-from ajet_sdk.dialects.response_events import error_event, response_events
+from ajet_sdk.dialects.json import Json, Stored, json_bytes
+from ajet_sdk.dialects.openai_chat import PIECE, ChatDialect
 from ajet_sdk.dialects.response_items import ItemReader, items_of, qualified
 from ajet_sdk.errors import RequestRefused
 
@@ -53,12 +54,8 @@ AS_THEY_ARE = (
 """Fields that chat completions have under the same name."""
 
 
-class Responses:
+class Responses(ChatDialect):
     """The route responses."""
-
-    form = CHAT
-    media_type = CHAT.media_type
-    waiting = CHAT.waiting
 
     def neutral(self, body: dict[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
         """The request as a chat completion's."""
@@ -85,17 +82,7 @@ class Responses:
             asked["logprobs"] = True
         return asked
 
-    def streams(self, body: Mapping[str, Any]) -> bool:
-        """Whether the client wants events."""
-        return bool(body.get("stream"))
-
-    def response(
-        self,
-        completion: dict[str, Any],
-        asked: Mapping[str, Any],
-        body: Mapping[str, Any],
-        stored: MutableMapping[str, Any],
-    ) -> dict[str, Any]:
+    def response(self, completion: Json, asked: Json, body: Json, stored: Stored) -> Json:
         """The whole response. Unless `store` is false, a later request of the episode may name it."""
         choice, request_id = completion["choices"][0], completion["id"].partition("-")[2]
         output = items_of(choice, body, request_id)
@@ -141,10 +128,6 @@ class Responses:
     def events(self, response: Mapping[str, Any], body: Mapping[str, Any]) -> list[bytes]:
         """The response as events, created to completed."""
         return response_events(response)
-
-    def error(self, status: int, message: str, code: str | None, param: str | None) -> dict[str, Any]:
-        """As in chat completions."""
-        return CHAT.error(status, message, code, param)
 
     def error_event(self, error: Mapping[str, Any]) -> bytes:
         """An event of type error."""
@@ -282,3 +265,99 @@ def _usage(usage: Mapping[str, Any]) -> dict[str, Any]:
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage.get("total_tokens", 0),
     }
+
+
+# Events
+
+Event = dict[str, Any]
+
+
+def response_events(response: Mapping[str, Any]) -> list[bytes]:
+    """From `response.created` to `response.completed` (or `incomplete`), each with its sequence_number."""
+    begun = {**response, "status": "in_progress", "output": [], "usage": None, "completed_at": None}
+    begun["incomplete_details"] = None
+    events: list[Event] = [{"type": f"response.{name}", "response": begun} for name in ("created", "in_progress")]
+    for index, item in enumerate(response["output"]):
+        at = {"output_index": index}
+        events.append({"type": "response.output_item.added", **at, "item": _EMPTY[item["type"]](item)})
+        events += [{**event, **at, "item_id": item["id"]} for event in _SPELT[item["type"]](item)]
+        events.append({"type": "response.output_item.done", **at, "item": item})
+    events.append({"type": f"response.{response['status']}", "response": response})
+    numbers = itertools.count()
+    return [_bytes({**event, "sequence_number": next(numbers)}) for event in events]
+
+
+def error_event(error: Mapping[str, Any]) -> bytes:
+    """An error in the middle of a stream: the fields of the event, and the object that OpenAI's clients raise."""
+    inner = error["error"]
+    said = {name: inner.get(name) for name in ("code", "message", "param")}
+    return _bytes({"type": "error", **said, "error": inner, "sequence_number": 0})
+
+
+def _bytes(event: Event) -> bytes:
+    return f"event: {event['type']}\ndata: ".encode() + json_bytes(event) + b"\n\n"
+
+
+def _deltas(kind: str, text: str, done: str, **common: Any) -> Iterator[Event]:
+    """The text in parts, and then whole under the name `done`."""
+    for start in range(0, len(text), PIECE):
+        yield {"type": f"{kind}.delta", **common, "delta": text[start : start + PIECE]}
+    yield {"type": f"{kind}.done", **common, done: text}
+
+
+def _message(item: Mapping[str, Any]) -> Iterator[Event]:
+    for index, part in enumerate(item["content"]):
+        at = {"content_index": index}
+        yield {"type": "response.content_part.added", **at, "part": {**part, "text": "", "logprobs": []}}
+        if part["logprobs"]:  # one part of the text, with all of them
+            delta = {"delta": part["text"], "logprobs": part["logprobs"]}
+            yield {"type": "response.output_text.delta", **at, **delta}
+            yield {"type": "response.output_text.done", **at, "text": part["text"], "logprobs": part["logprobs"]}
+        else:
+            yield from _deltas("response.output_text", part["text"], "text", **at, logprobs=[])
+        yield {"type": "response.content_part.done", **at, "part": part}
+
+
+def _reasoning(item: Mapping[str, Any]) -> Iterator[Event]:
+    for index, part in enumerate(item["summary"]):
+        at = {"summary_index": index}
+        yield {"type": "response.reasoning_summary_part.added", **at, "part": {**part, "text": ""}}
+        yield from _deltas("response.reasoning_summary_text", part["text"], "text", **at)
+        yield {"type": "response.reasoning_summary_part.done", **at, "part": part}
+    for index, part in enumerate(item.get("content", ())):
+        at = {"content_index": index}
+        yield {"type": "response.content_part.added", **at, "part": {**part, "text": ""}}
+        yield from _deltas("response.reasoning_text", part["text"], "text", **at)
+        yield {"type": "response.content_part.done", **at, "part": part}
+
+
+def _function_call(item: Mapping[str, Any]) -> Iterator[Event]:
+    *deltas, done = _deltas("response.function_call_arguments", item["arguments"], "arguments")
+    yield from deltas
+    yield {**done, "name": item["name"]}
+
+
+def _custom_tool_call(item: Mapping[str, Any]) -> Iterator[Event]:
+    return _deltas("response.custom_tool_call_input", item["input"], "input")
+
+
+def _begun(*empty: tuple[str, Any]) -> Any:
+    def begin(item: Mapping[str, Any]) -> Event:
+        return {**item, **{name: value for name, value in empty if name in item}, "status": "in_progress"}
+
+    return begin
+
+
+_SPELT = {
+    "message": _message,
+    "reasoning": _reasoning,
+    "function_call": _function_call,
+    "custom_tool_call": _custom_tool_call,
+}
+_EMPTY = {
+    "message": _begun(("content", [])),
+    "reasoning": _begun(("summary", []), ("content", []), ("encrypted_content", None)),
+    "function_call": _begun(("arguments", "")),
+    "custom_tool_call": _begun(("input", "")),
+}
+"""How each kind of item stands in the event that begins it."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Protocol
@@ -14,6 +14,7 @@ from ajet_sdk.dialects.anthropic_requests import MESSAGE_FIELDS
 from ajet_sdk.dialects.fields import COMPLETIONS, Fields
 from ajet_sdk.dialects.gemini import Gemini
 from ajet_sdk.dialects.gemini_requests import CONFIG_FIELDS, GEMINI_FIELDS
+from ajet_sdk.dialects.json import Json, Stored
 from ajet_sdk.dialects.openai_chat import CHAT, TEXT, Completions
 from ajet_sdk.dialects.openai_responses import RESPONSE_FIELDS, RESPONSES
 
@@ -54,13 +55,7 @@ class Dialect(Protocol):
         """Whether the client wants events."""
         ...
 
-    def response(
-        self,
-        completion: dict[str, Any],
-        asked: Mapping[str, Any],
-        body: Mapping[str, Any],
-        stored: MutableMapping[str, Any],
-    ) -> dict[str, Any]:
+    def response(self, completion: Json, asked: Json, body: Json, stored: Stored) -> Json:
         """The whole response, of a completion."""
         ...
 
