@@ -7,20 +7,45 @@ and thread pools carry the active episode along, process pools too, and other pr
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import os
+import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import ModuleType
+from typing import Any
 
 from ajet_sdk.agent.context import ActiveEpisode
-from ajet_sdk.capture.libraries import LIBRARIES, Imports
+from ajet_sdk.capture.aiohttp import patch_aiohttp
+from ajet_sdk.capture.http_client import patch_http_client
+from ajet_sdk.capture.httpx import patch_httpx
+from ajet_sdk.capture.lm15 import patch_lm15
+from ajet_sdk.capture.mcp import patch_mcp
 from ajet_sdk.capture.patches import Patches
 from ajet_sdk.capture.processes import patch_threads_and_processes
+from ajet_sdk.capture.requests import patch_requests
+from ajet_sdk.capture.routing import Fallback
 from ajet_sdk.capture.uncaptured import patch_sockets
+from ajet_sdk.capture.urllib3 import patch_urllib3
 
 __all__ = ["HOOKS", "ensure_api_key", "installed"]
 
 PLACEHOLDER = "ajet-placeholder-key"
+
+LIBRARIES: dict[str, Callable[[ModuleType, Patches, Fallback], None]] = {
+    "httpx": patch_httpx,
+    "httpx2": patch_httpx,
+    "requests": patch_requests,
+    "aiohttp": patch_aiohttp,
+    "urllib3": patch_urllib3,
+    "http.client": patch_http_client,
+    "mcp.client.session": patch_mcp,
+    "lm15.transports": patch_lm15,
+    "dspy._vendor.lm15.transports": patch_lm15,
+}
 
 
 class _Hooks:
@@ -68,3 +93,61 @@ def _install(patches: Patches) -> None:
 def ensure_api_key() -> None:
     """Set a placeholder where `OPENAI_API_KEY` is unset, so that clients made at import time can be made at all."""
     os.environ.setdefault("OPENAI_API_KEY", PLACEHOLDER)
+
+
+# Libraries that are imported, now or later
+
+
+class Imports:
+    """Patches each library when it is imported, be it already or later."""
+
+    def __init__(self, patches: Patches, fallback: Fallback) -> None:
+        self._patches = patches
+        self._fallback = fallback
+
+    def patch_if_imported(self, name: str) -> None:
+        module = sys.modules.get(name)
+        if module is not None and getattr(module.__spec__, "_initializing", False) is False:
+            self._patch(module)
+
+    def watch(self) -> None:
+        """Patch what is imported from now on."""
+        finder = _Finder(self._patch)
+        sys.meta_path.insert(0, finder)
+        self._patches.at_end(lambda: sys.meta_path.remove(finder))
+
+    def _patch(self, module: ModuleType) -> None:
+        LIBRARIES[module.__name__](module, self._patches, self._fallback)
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    def __init__(self, patch: Callable[[ModuleType], None]) -> None:
+        self._patch = patch
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname not in LIBRARIES:
+            return None
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._patch)
+        return spec
+
+
+class _Loader(importlib.abc.Loader):
+    """The library's own loader, and the patch after it."""
+
+    def __init__(self, loader: Any, patch: Callable[[ModuleType], None]) -> None:
+        self._loader = loader
+        self._patch = patch
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        created: ModuleType | None = self._loader.create_module(spec)
+        return created
+
+    def exec_module(self, module: ModuleType) -> None:
+        if module.__spec__ is not None:
+            module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._patch(module)

@@ -12,10 +12,10 @@ __all__ = ["app"]
 class ConfigCommands(LazyGroup):
     package = "ajet_tools.cli.config"
     table = {
-        "show": ("show", "Print each key's effective value and where it came from."),
+        "show": ("file", "Print each key's effective value and where it came from."),
         "schema": ("schema", "Print every key with its type, its default and what it does."),
-        "check": ("check", "Check files: keys and values, then the workflow, judge and tasks that each names."),
-        "migrate": ("migrate", "Print a config that was written for AgentJet by ajet's own names."),
+        "check": ("file", "Check files: keys and values, then the workflow, judge and tasks that each names."),
+        "migrate": ("file", "Print a config that was written for AgentJet by ajet's own names."),
     }
 
 

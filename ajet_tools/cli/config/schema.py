@@ -21,7 +21,7 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def schema(
-    section: Annotated[str | None, typer.Argument(help="Only this section, e.g. rollout.")] = None,
+    section: Annotated[str | None, typer.Argument(metavar="SECTION", help="Only this section, e.g. rollout.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON schema, for editors.")] = False,
 ) -> None:
     """Print every key with its type, its default and what it does.

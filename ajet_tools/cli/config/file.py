@@ -1,0 +1,247 @@
+"""`ajet config show check migrate`: what a config file says, what is wrong with it, and AgentJet's by our names."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import textwrap
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from pydantic import BaseModel
+
+from ajet_sdk.agent.workflow import check_signature
+from ajet_sdk.capture.hooks import ensure_api_key
+from ajet_sdk.config.agentjet import IGNORED_ROOTS, WITHOUT_EFFECT
+from ajet_sdk.config.config import Config, is_idle, load_config, plain_yaml
+from ajet_sdk.errors import AjetError, ConfigError
+from ajet_sdk.judges.load import load_judge
+from ajet_sdk.reporting.output import echo, json_line, style
+from ajet_sdk.tasks.load import load_tasks
+from ajet_sdk.whole_file import write_whole
+from ajet_tools.cli.options import AsJson
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def show(
+    overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides.")] = None,
+    conf: Annotated[Path | None, typer.Option("--conf", "-c", help="A config file; without it the defaults.")] = None,
+    only_set: Annotated[bool, typer.Option("--set", help="Only keys that have been given a value.")] = False,
+    backbone: Annotated[
+        str | None,
+        typer.Option(help="trinity or verl: print the config that Trinity-RFT or verl would get from it, as YAML."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Print each key's effective value and where it came from.
+
+    \b
+    ajet config show --conf math.yaml ajet.rollout.num_repeat=8
+    ajet config show --conf math.yaml --set
+    ajet config show --conf math.yaml --backbone trinity
+    """
+    config = load_config(conf, [*(overrides or []), *([f"ajet.backbone={backbone}"] if backbone else [])])
+    if backbone in ("trinity", "verl"):
+        _show_mapped(config, backbone, as_json)
+        return
+    rows = [
+        {"key": path, "value": value, "from": config.origin(path)}
+        for path, value in _leaves(config.model_dump(mode="json"))
+        if not only_set or config.is_set(path)
+    ]
+    if as_json:
+        echo(json_line({"ajet": rows, "roots": config.roots.plain()}))
+        return
+    width = max((len(str(row["key"])) for row in rows), default=0)
+    for row in rows:
+        value = json.dumps(row["value"], ensure_ascii=False)
+        origin = "" if row["from"] == "default" else style(f"  ({row['from']})", dim=True)
+        echo(f"{row['key']:<{width}}  {value}{origin}")
+    for name in config.roots:
+        echo(f"{name}: passed through to its owner")
+
+
+def _show_mapped(config: Config, backbone: str, as_json: bool) -> None:
+    common = config.trainer_common
+    known: dict[str, Any] = {
+        "run_id": "RUN",
+        "model": config.model.path or "",
+        "steps": common.total_steps or 0,
+        "lr": common.optim.lr,
+        "checkpoints": Path(common.checkpoint_base_dir or config.directory / "checkpoint"),
+        "val_tasks": 1,
+    }
+    module = importlib.import_module(f"ajet_sdk.backbones.{backbone}.mapping")
+    if backbone == "verl":
+        mapping = module.to_verl(config, module.VerlPlace(**known))
+    else:
+        mapping = module.to_trinity(config, module.TrinityPlace(**known, tasks=Path("RUN/tasks")))
+    if not common.total_steps:
+        echo("Note: the steps (0 here) follow from the number of tasks when the run starts.", err=True)
+    if common.optim.lr is None:
+        echo("Note: the learning rate follows from the model's size when the run starts.", err=True)
+    echo(json.dumps(mapping, indent=2) if as_json else plain_yaml(mapping).rstrip())
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        if isinstance(value, Mapping) and value:
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+@app.command()
+def check(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="FILE... KEY=VALUE...", help="Config files with the root `ajet:`, and overrides."),
+    ] = None,
+    conf: Annotated[list[Path] | None, typer.Option("--conf", "-c", help="A config file; may be repeated.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check files: keys and values, then the workflow, judge and tasks that each names.
+
+    \b
+    ajet config check math.yaml
+    ajet config check *.yaml ajet.backbone=debug
+    """
+    ensure_api_key()
+    given = arguments or []
+    files = [*(conf or []), *(Path(text) for text in given if not _is_override(text))]
+    if not files:
+        raise ConfigError("say which config file to check: ajet config check FILE")
+    sound = [_check(file, [text for text in given if _is_override(text)], as_json) for file in files]
+    raise typer.Exit(0 if all(sound) else 2)
+
+
+def _is_override(text: str) -> bool:
+    return "=" in text and not Path(text).is_file()
+
+
+def _check(file: Path, overrides: list[str], as_json: bool) -> bool:
+    """Check one file and print what was found; whether it is fine."""
+    problems: list[str] = []
+    notices: list[str] = []
+    found: dict[str, Any] = {}
+    try:
+        config = load_config(file, overrides)
+        notices = config.notices()
+        found = _check_references(config, problems)
+    except AjetError as error:
+        problems += str(error).splitlines()
+    if as_json:
+        echo(json_line({"file": str(file), "problems": problems, "notices": notices, **found}))
+        return not problems
+    for problem in problems:
+        echo(f"{style('ConfigError', fg='red', bold=True)}: {problem}", err=True)
+    for name, value in found.items():
+        echo(f"{name}: {_counts(value) if name == 'tasks' else value}")
+    echo(f"{file} has {len(problems)} problem(s)" if problems else f"{file} is fine")
+    return not problems
+
+
+def _counts(tasks: Mapping[str, Any]) -> str:
+    if "made" in tasks:
+        return f"made {tasks['made']}"
+    skipped = sum(tasks["skipped"].values())
+    return f"{tasks['train']} to train on, {tasks['val']} to validate on" + (f", {skipped} skipped" if skipped else "")
+
+
+def _check_references(config: Any, problems: list[str]) -> dict[str, Any]:
+    """Whether what the config names is there: workflow, judge, tasks; and whether a task fills their parameters."""
+    found: dict[str, Any] = {}
+    workflow = judge = None
+    try:
+        if config.rollout.user_workflow:
+            workflow = config.load(config.rollout.user_workflow)
+            found["workflow"] = config.rollout.user_workflow
+    except AjetError as error:
+        problems.append(f"rollout.user_workflow: {error}")
+    try:
+        judge = load_judge(config)
+        found["judge"] = getattr(judge, "__name__", None) or config.task_judge.judge_protocol
+    except AjetError as error:
+        problems.append(str(error))
+    if config.task_reader.type in ("data_generation", "tracing"):
+        found["tasks"] = {"made": "when the job runs"}  # by a model, which a check does not pay
+        return found
+    try:
+        sets = load_tasks(config)
+        found["tasks"] = {"train": len(sets.train), "val": len(sets.val), "skipped": dict(sets.skipped)}
+        if workflow is not None:
+            check_signature(workflow, judge, sets.train[0], config)
+    except AjetError as error:
+        problems.append(str(error))
+    return found
+
+
+_CHECKLIST = "rollout.compute_madness_checklist"
+
+
+@app.command()
+def migrate(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A config file written for AgentJet.")],
+    output: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Write it to this file, which must not be there yet.")
+    ] = None,
+) -> None:
+    """Print a config that was written for AgentJet by ajet's own names, with what each key does and what was left out.
+
+    \b
+    ajet config migrate math_agent.yaml
+    ajet config migrate math_agent.yaml -o math.yaml
+    """
+    text = _text(load_config(file), file.name)
+    if output is None:
+        echo(text.rstrip("\n"))
+        return
+    if output.exists():
+        raise ConfigError(f"there is a file {output} already; choose another --out")
+    try:
+        write_whole(output, text)
+    except OSError as error:
+        raise ConfigError(f"cannot write {output}: {error.strerror or error}") from error
+
+
+def _text(config: Config, name: str) -> str:
+    """The file's text: what was left out, then each key that was given, then the other roots."""
+    translated = config.translated
+    lines = [f"# {name}, by `ajet config migrate`."]
+    left_out = [(path, WITHOUT_EFFECT[path]) for path, _ in translated.dropped]
+    left_out += [(f"the root {root}", IGNORED_ROOTS[root]) for root in translated.roots]
+    lines += [f"# Left out: {path}: {reason}." for path, reason in left_out]
+    values = config.model_dump(mode="json", exclude_unset=True)
+    if not config.is_set(_CHECKLIST):
+        values.setdefault("rollout", {})["compute_madness_checklist"] = ["nonsense"]
+    renamed = {new: old for old, new in translated.renamed}
+    lines += ["ajet:", *_keys(config, Config, values, "", renamed)]
+    return "\n".join(lines) + "\n" + (plain_yaml(config.roots.plain()) if config.roots else "")
+
+
+def _keys(
+    config: Config, model: type[BaseModel], values: Mapping[str, Any], prefix: str, renamed: Mapping[str, str]
+) -> Iterator[str]:
+    margin = "  " * (prefix.count(".") + 1)
+    for name, value in values.items():
+        path, field = f"{prefix}{name}", model.model_fields[name]
+        if not config.is_set(path) and path not in ("rollout", _CHECKLIST):
+            continue  # made of another key
+        if path in renamed:
+            yield f"{margin}# There: {renamed[path]}."
+        kind = field.annotation
+        if isinstance(kind, type(BaseModel)):
+            yield f"{margin}{name}:"
+            yield from _keys(config, kind, value, f"{path}.", renamed)
+            continue
+        said = [field.description or "", "No effect in this version." if is_idle(path) else ""]
+        said += ["AgentJet's default; ajet's is an empty list." if not config.is_set(path) else ""]
+        comment = textwrap.wrap(" ".join(filter(None, said)), 116 - len(margin))
+        yield from (f"{margin}# {line}" for line in comment)
+        yield textwrap.indent(plain_yaml({name: value}).rstrip("\n"), margin)
