@@ -66,9 +66,10 @@ class _Root(LazyGroup):
     }
 
     panels = {
-        "Start": ("init", "run", "train", "serve"),
+        "Start": ("demo", "init", "run", "train", "serve"),
         "Look": ("trace", "dataset"),
-        "Set up": ("config", "rehearse", "install", "doctor"),
+        "Compare": ("league", "bench", "judge", "tune-prompt"),
+        "Set up": ("config", "rehearse", "env", "install", "doctor"),
     }
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

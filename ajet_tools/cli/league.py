@@ -42,8 +42,8 @@ def league(
     opponents: Annotated[
         str | None, typer.Option(metavar="NAMES", help="Against whom; without it against each other.")
     ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Only the first tasks.")] = None,
-    k: Annotated[int, typer.Option("-k", min=1, help="Games on each task.")] = 1,
+    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Only so many tasks, the first.")] = None,
+    k: Annotated[int, typer.Option("--attempts", "-k", min=1, help="Games on each task.")] = 1,
     exp_dir: Annotated[Path | None, typer.Option(help="Where the experiment's directory is.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Draw the win rates into this .svg, .png or .pdf.")] = None,
     as_json: AsJson = False,
