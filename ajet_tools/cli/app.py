@@ -52,6 +52,10 @@ class _Root(LazyGroup):
             "Run a cluster job in small on this machine's CPU: the real Trinity and Ray, a tiny model, two steps.",
         ),
         "league": ("league", "Play checkpoints against each other, and print who wins how often."),
+        "tune-prompt": (
+            "tune_prompt",
+            "Search for a better prompt with GEPA, and measure its gain on held-out tasks.",
+        ),
         "serve": ("train", "Serve a checkpoint as an OpenAI-compatible endpoint, until Ctrl-C."),
         "trace": ("trace", "Look into a trace: episodes, calls, rewards, the ledger."),
         "dataset": ("dataset", "Build a dataset, and work on one."),

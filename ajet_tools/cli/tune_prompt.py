@@ -1,0 +1,124 @@
+"""`ajet tune-prompt`: search for a better prompt of an agent, and measure what it gains."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ajet_sdk.agent.model import Model
+from ajet_sdk.config.config import Config, load_object
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.reporting.output import echo, json_line
+from ajet_tools.cli.arguments import AgentOptions, split_arguments
+from ajet_tools.cli.options import expand_options
+from ajet_tools.trace.compare.diff import Paired
+from ajet_tools.tuning.prompts import Reflect, Tuned, tune
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+@expand_options
+def tune_prompt(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="AGENT KEY=VALUE", help="The agent, where no file names it, and overrides."),
+    ] = None,
+    *,
+    answering: AgentOptions,
+    tasks: Annotated[str | None, typer.Option(help="Tasks to search on: a .jsonl file.")] = None,
+    val_tasks: Annotated[str | None, typer.Option(help="Held-out tasks to measure the gain on: a .jsonl file.")] = None,
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(help="A name that the agent's module assigns a text to; without it all that the agent uses."),
+    ] = None,
+    reflect_with: Annotated[
+        str | None, typer.Option(help="The model that writes new prompts: its name at --reflect-url.")
+    ] = None,
+    reflect_url: Annotated[str | None, typer.Option(help="Its endpoint; without it OPENAI_BASE_URL.")] = None,
+    reflect_scripted: Annotated[
+        str | None, typer.Option(help="writer.py:function that writes in its place: text in, text out.")
+    ] = None,
+    budget: Annotated[int, typer.Option(min=2, help="Episodes that the search may take.")] = 200,
+    k: Annotated[int, typer.Option("-k", min=1, help="Attempts at each held-out task.")] = 1,
+    apply: Annotated[bool, typer.Option("--apply", help="Write the best prompt into the agent's file.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Search for a better prompt with GEPA, and measure its gain on held-out tasks.
+
+    \b
+    ajet tune-prompt --conf agent.yaml --reflect-with NAME
+    ajet tune-prompt agent.py:solve --judge exact --tasks train.jsonl \\
+      --val-tasks val.jsonl --base-url URL --model NAME --reflect-with NAME \\
+      --apply
+    """
+    agent, overrides = split_arguments(arguments or [])
+    if answering.conf is None and agent is None:
+        raise ConfigError("say whose prompt: an agent (agent.py:solve) or a config file (--conf FILE)")
+    held_out = None if val_tasks is None else str(Path(val_tasks).resolve())
+    more = {"task_reader.jsonl_dataset_file.validation.file_path": held_out}
+    config = answering.config(agent, overrides, tasks=tasks, more=more)
+    reflect = _reflect(config, reflect_with, reflect_url, reflect_scripted)
+    tuned = tune(config, reflect, names=prompt or (), budget=budget, k=k)
+    echo(json_line(_as_json(tuned, config)) if as_json else _text(tuned))
+    if apply and tuned.changed:
+        tuned.prompts.apply(tuned.best)
+        echo(f"Written to {tuned.prompts.path}", err=as_json)
+    elif tuned.changed and not as_json:
+        echo("--apply writes it into the file.")
+
+
+def _reflect(config: Config, model: str | None, url: str | None, scripted: str | None) -> Reflect:
+    if scripted is not None:
+        function: Reflect = load_object(scripted.replace(":", "->"), Path.cwd())
+        return function
+    base_url = url or os.environ.get("OPENAI_BASE_URL")
+    if model is None or base_url is None:
+        raise ConfigError(
+            "say what writes the prompts: --reflect-with NAME, at --reflect-url URL or OPENAI_BASE_URL; "
+            "or --reflect-scripted writer.py:function"
+        )
+    key = os.environ.get(config.model.api_key_env) or "none"
+
+    async def ask(text: str) -> str:
+        reply = await Model(base_url, key, model).chat([{"role": "user", "content": text}])
+        return str(reply["content"] or "")
+
+    return lambda text: asyncio.run(ask(text))
+
+
+def _text(tuned: Tuned) -> str:
+    head = f"{tuned.candidates} prompts tried in {tuned.episodes} episodes. "
+    if not tuned.changed:
+        return head + f"None is better than what stands there (held-out reward {tuned.before:.3f})."
+    return (
+        f"{head}Held-out reward {tuned.before:.3f} before, {tuned.after:.3f} after: {_gain(tuned.gain)}.\n\n"
+        f"{tuned.prompts.diff(tuned.best)}"
+    )
+
+
+def _gain(gain: Paired) -> str:
+    if gain.low is None or gain.high is None or gain.p is None:
+        return f"{gain.mean:+.3f} over {gain.n} tasks, too few to claim anything"
+    return f"{gain.mean:+.3f} (95% interval {gain.low:+.3f} to {gain.high:+.3f}, p = {gain.p:.3g}, {gain.n} tasks)"
+
+
+def _as_json(tuned: Tuned, config: Config) -> dict[str, Any]:
+    return {
+        "directory": str(config.directory),
+        "changed": tuned.changed,
+        "prompts": dict(tuned.best),
+        "candidates": tuned.candidates,
+        "episodes": tuned.episodes,
+        "before": tuned.before,
+        "after": tuned.after,
+        "gain": {"mean": tuned.gain.mean, "low": tuned.gain.low, "high": tuned.gain.high, "p": tuned.gain.p,
+                 "tasks": tuned.gain.n},
+        "diff": tuned.prompts.diff(tuned.best),
+    }  # fmt: skip

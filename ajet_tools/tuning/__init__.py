@@ -1,0 +1,1 @@
+"""Searching for better texts of an agent: its prompts."""

@@ -1,0 +1,176 @@
+"""Better prompts by reflective search: GEPA (Agrawal et al. 2025, arXiv:2507.19457) by its authors' library.
+
+A candidate is run on tasks by the workflow as it is, with its judge and in a trace; a model reads what went wrong and
+writes another text. Tasks that the search has seen do not enter the gain: it is measured on the held-out ones.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ajet_sdk import run as sdk
+from ajet_sdk.errors import ConfigError, MissingExtra, TrainingError
+from ajet_sdk.tasks.load import load_tasks
+from ajet_sdk.types import Episode, Task
+from ajet_tools.text.clean import message_text, reply_of
+from ajet_tools.trace.compare.diff import Paired, paired
+from ajet_tools.tuning.source import Prompts, prompts_of
+
+if TYPE_CHECKING:
+    from ajet_sdk.config.config import Config
+
+__all__ = ["Reflect", "Tuned", "tune"]
+
+log = logging.getLogger("ajet")
+
+Reflect = Callable[[str], str]
+"""What a model answers to a text."""
+
+_LONGEST = 4000
+"""Characters of a conversation that the reflecting model is shown."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The best prompts found, and what they are worth on tasks that the search has not seen."""
+
+    prompts: Prompts
+    best: Mapping[str, str]
+    candidates: int
+    episodes: int
+    """Of the search, without those of the comparison."""
+    before: float
+    after: float
+    gain: Paired
+    """Over the held-out tasks, each with its own difference."""
+
+    @property
+    def changed(self) -> bool:
+        return dict(self.best) != dict(self.prompts.texts)
+
+
+def tune(
+    config: Config, reflect: Reflect, *, names: Sequence[str] = (), budget: int = 200, k: int = 1, minibatch: int = 4
+) -> Tuned:
+    """Search with at most about `budget` episodes, then compare both on the validation tasks, `k` attempts at each.
+
+    Half of the training tasks are learnt from, the other half choose among the candidates. Raises ConfigError where
+    there are too few tasks or no prompt is found, TrainingError where an episode has no reward.
+    """
+    try:
+        import gepa
+    except ImportError as error:
+        raise MissingExtra("gepa", "prompts") from error
+    if config.rollout.runner != "thread":
+        raise ConfigError("prompts are tuned in this process: set rollout.runner: thread")
+    workflow = config.load(config.rollout.user_workflow or "")
+    prompts, sets = prompts_of(workflow, names), load_tasks(config)
+    if len(sets.train) < 2 or not sets.val:
+        raise ConfigError(
+            f"prompts are tuned on training tasks (at least 2; there are {len(sets.train)}) and compared on validation "
+            f"tasks (there are {len(sets.val)}): name both in task_reader"
+        )
+    tasks = list(sets.train)
+    random.Random(config.trainer_common.seed).shuffle(tasks)
+    evaluation = _Evaluation(config, workflow, prompts)
+    found = gepa.optimize(
+        seed_candidate=dict(prompts.texts),
+        trainset=tasks[: len(tasks) // 2],
+        valset=tasks[len(tasks) // 2 :],
+        adapter=evaluation,
+        reflection_lm=reflect,
+        reflection_minibatch_size=minibatch,
+        max_metric_calls=budget,
+        seed=config.trainer_common.seed,
+        logger=_Logger(),
+    )
+    best = dict(found.best_candidate)
+    spent = evaluation.episodes
+    before = evaluation.means(sets.val, prompts.texts, k)
+    after = before if best == dict(prompts.texts) else evaluation.means(sets.val, best, k)
+    gain = paired([b - a for a, b in zip(before, after, strict=True)], seed=config.trainer_common.seed)
+    count = len(found.candidates)
+    return Tuned(prompts, best, count, spent, _mean(before), _mean(after), gain)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+class _Logger:
+    """GEPA's words, in the log's detail."""
+
+    def log(self, message: str) -> None:
+        log.debug("%s", message)
+
+
+@dataclass
+class _Evaluation:
+    """GEPA's adapter: runs a candidate over tasks, and tells of each episode what a reflecting model should know."""
+
+    config: Config
+    workflow: Any
+    prompts: Prompts
+    episodes: int = 0
+    propose_new_texts: None = field(default=None, init=False)
+
+    def evaluate(self, batch: list[Task], candidate: dict[str, str], capture_traces: bool = False) -> Any:
+        import gepa
+
+        episodes = [one for of_task in self._run(batch, candidate, 1) for one in of_task]
+        scores = [self._value(episode) for episode in episodes]
+        kept = episodes if capture_traces else None
+        return gepa.EvaluationBatch(outputs=[e.output for e in episodes], scores=scores, trajectories=kept)
+
+    def make_reflective_dataset(
+        self, candidate: dict[str, str], eval_batch: Any, components_to_update: list[str]
+    ) -> Mapping[str, Sequence[Mapping[str, Any]]]:
+        told = [
+            _told(episode, score) for episode, score in zip(eval_batch.trajectories, eval_batch.scores, strict=True)
+        ]
+        return dict.fromkeys(components_to_update, told)
+
+    def means(self, tasks: Sequence[Task], texts: Mapping[str, str], k: int) -> list[float]:
+        """The mean reward of each task."""
+        return [_mean([self._value(episode) for episode in of_task]) for of_task in self._run(tasks, texts, k)]
+
+    def _run(self, tasks: Sequence[Task], texts: Mapping[str, str], k: int) -> list[tuple[Episode, ...]]:
+        with self.prompts.trying(texts):
+            report = sdk.run(self.config, workflow=self.workflow, tasks=list(tasks), k=k)
+        self.episodes += len(tasks) * k
+        return [score.episodes for score in report.tasks]
+
+    def _value(self, episode: Episode) -> float:
+        if episode.reward is not None and episode.status == "succeeded":
+            return episode.reward
+        agents = episode.status == "failed" and not episode.infrastructure
+        if agents and self.config.rollout.failure_reward is not None:
+            return self.config.rollout.failure_reward
+        raise TrainingError(
+            f"an episode of task {episode.task.task_id} has no reward ({episode.cause or episode.status}: "
+            f"{(episode.error or 'none was given').splitlines()[0]}); where the agent's own failures should count, set "
+            "rollout.failure_reward"
+        )
+
+
+def _told(episode: Episode, score: float) -> dict[str, Any]:
+    """An episode for the reflecting model: what was asked, what was said, what it was worth and why."""
+    said = [f"{m.get('role', '')}: {message_text(m)}" for call in episode.calls[-1:] for m in _messages(call)]
+    reasons = [reward.reason for reward in episode.rewards if reward.reason]
+    known = (
+        f" The task says of itself: {json.dumps(episode.task.metadata, default=str)}." if episode.task.metadata else ""
+    )
+    return {
+        "Inputs": episode.task.main_query or json.dumps(episode.task.init_messages, default=str),
+        "Generated Outputs": "\n".join(said)[-_LONGEST:],
+        "Feedback": f"Reward {score:g}.{known} {' '.join(reasons)}{episode.error or ''}".strip(),
+    }
+
+
+def _messages(call: Any) -> list[Mapping[str, Any]]:
+    return [*(call.request.get("messages") or ()), reply_of(call.response)]

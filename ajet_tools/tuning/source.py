@@ -1,0 +1,116 @@
+"""A workflow's prompts where they stand: texts that its module assigns to names, read, tried out and rewritten."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import inspect
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import CodeType
+from typing import Any
+
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.whole_file import write_whole
+
+__all__ = ["Prompts", "prompts_of"]
+
+
+@dataclass(frozen=True)
+class Prompts:
+    """Texts by name, in the order of the file that assigns them."""
+
+    path: Path
+    texts: Mapping[str, str]
+    scope: dict[str, Any]
+    """The module's names, as the running workflow looks them up."""
+
+    @contextmanager
+    def trying(self, texts: Mapping[str, str]) -> Iterator[None]:
+        """Other texts under these names, as long as the block lasts."""
+        self.scope.update(texts)
+        try:
+            yield
+        finally:
+            self.scope.update(self.texts)
+
+    def rewritten(self, texts: Mapping[str, str]) -> str:
+        """The file with other texts; what else stands in it is untouched."""
+        source = self.path.read_text(encoding="utf-8")
+        lines = source.splitlines(keepends=True)
+        starts = [0]
+        for line in lines:
+            starts.append(starts[-1] + len(line.encode()))
+        content = source.encode()
+        for name, node in reversed(list(_assigned(source).items())):
+            if name in texts and texts[name] != self.texts[name]:
+                begin = starts[node.lineno - 1] + node.col_offset
+                end = starts[(node.end_lineno or node.lineno) - 1] + (node.end_col_offset or 0)
+                content = content[:begin] + _literal(texts[name]).encode() + content[end:]
+        return content.decode()
+
+    def diff(self, texts: Mapping[str, str]) -> str:
+        """What changes in the file, as a unified diff; empty where nothing does."""
+        before, after = self.path.read_text(encoding="utf-8"), self.rewritten(texts)
+        lines = before.splitlines(keepends=True), after.splitlines(keepends=True)
+        return "".join(difflib.unified_diff(lines[0], lines[1], str(self.path), str(self.path)))
+
+    def apply(self, texts: Mapping[str, str]) -> None:
+        """Write the file with other texts."""
+        write_whole(self.path, self.rewritten(texts).encode())
+
+
+def prompts_of(workflow: Any, names: Sequence[str] = ()) -> Prompts:
+    """The named texts of the workflow's module, or those that its code uses.
+
+    Raises ConfigError where there is none, or one is not assigned there as a plain text.
+    """
+    function: Any = getattr(workflow, "execute", None) if inspect.isclass(workflow) else inspect.unwrap(workflow)
+    scope = function.__globals__
+    path = Path(inspect.getsourcefile(function) or "")
+    known = {name: node.value for name, node in _assigned(path.read_text(encoding="utf-8")).items()}
+    used = set(_names(function.__code__)) if not inspect.isclass(workflow) else known.keys()
+    chosen = list(names) or [name for name in known if name in used]
+    for name in chosen:
+        if name not in known:
+            raise ConfigError(
+                f"{path} assigns no text to {name} at its top level; it has {', '.join(known) or 'none'}. A prompt is "
+                'tuned where it is a text there (`SYSTEM = "..."`), which the agent reads when it is called'
+            )
+    if not chosen:
+        raise ConfigError(
+            f"the workflow uses no text that {path} assigns at its top level: write its prompt there "
+            '(`SYSTEM = "..."`), or name one with --prompt'
+        )
+    return Prompts(path, {name: str(known[name]) for name in known if name in chosen}, scope)
+
+
+def _assigned(source: str) -> dict[str, ast.Constant]:
+    """The texts that a module assigns to single names at its top level."""
+    found: dict[str, ast.Constant] = {}
+    for node in ast.parse(source).body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        value = getattr(node, "value", None)
+        if not isinstance(target, ast.Name) or not isinstance(value, ast.Constant) or target.id.startswith("__"):
+            continue
+        if isinstance(value.value, str):
+            found[target.id] = value
+    return found
+
+
+def _names(code: CodeType) -> Iterator[str]:
+    """The names that a function looks up, and those of functions within it."""
+    yield from code.co_names
+    for inner in code.co_consts:
+        if isinstance(inner, CodeType):
+            yield from _names(inner)
+
+
+def _literal(text: str) -> str:
+    """The text as Python writes it; one of several lines stays so."""
+    whole = '"""' + text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"') + '"""'
+    if "\n" in text and not text.endswith('"') and ast.literal_eval(whole) == text:
+        return whole
+    return repr(text) if '"' in text else '"' + repr(text)[1:-1].replace("\\'", "'") + '"'
