@@ -49,23 +49,26 @@ class _Root(LazyGroup):
         "train": ("train", "Train the model behind an agent. `ajet --conf FILE` is the same."),
         "rehearse": (
             "train",
-            "Run a cluster job in small on this machine's CPU: the real Trinity and Ray, a tiny model, two steps.",
+            "Rehearse a cluster job on this machine's CPU: the real Trinity and Ray, a tiny model, two steps.",
         ),
-        "league": ("league", "Play checkpoints against each other, and print who wins how often."),
+        "league": (
+            "league",
+            "Play checkpoints against each other on the validation tasks, and print who wins how often.",
+        ),
         "tune-prompt": (
             "tune_prompt",
             "Search for a better prompt with GEPA, and measure its gain on held-out tasks.",
         ),
         "serve": ("train", "Serve a checkpoint as an OpenAI-compatible endpoint, until Ctrl-C."),
-        "trace": ("trace", "Look into a trace: episodes, calls, rewards, the ledger."),
-        "dataset": ("dataset", "Build a dataset, and work on one."),
+        "trace": ("trace", "Inspect, compare, convert and export traces."),
+        "dataset": ("dataset", "Build, clean, inspect and convert datasets."),
         "bench": ("bench", "Train the example library as a benchmark: reward and cost, compared between versions."),
         "config": ("config", "Show, check and explain the configuration."),
         "install": ("setup", "Install Trinity or vLLM, which pip can't resolve, in versions that work together."),
         "env": ("env", "Host environments that agents act in, as a service."),
         "doctor": (
             "doctor",
-            "Say what is installed here, what is missing, what could run, and whether a run could write and listen.",
+            "Check the installation: packages, what can run here, and whether a run could write and listen.",
         ),
     }
 
@@ -208,7 +211,7 @@ def root(
         bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     traceback: Annotated[
-        bool, typer.Option("--traceback", help="Show where an error was raised; may stand anywhere.")
+        bool, typer.Option("--traceback", help="Show where an error was raised; allowed anywhere on the line.")
     ] = False,
 ) -> None:
     """Train the model behind your agent: decorate, run, look, train.
@@ -223,8 +226,8 @@ def root(
     ajet --conf math.yaml ajet.rollout.num_repeat=8
     ajet trace show ID
 
-    Exit codes: 0 success, 1 a run failed, 2 a wrong command, config or data, 130 interrupted, 141 the reader of
-    stdout left (`| head`).
+    Exit codes: 0 success, 1 a run failed, 2 invalid command, config or data, 130 interrupted, 141 stdout was closed
+    (`| head`).
     """
 
 

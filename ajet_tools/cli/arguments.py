@@ -137,17 +137,17 @@ class AgentOptions:
         typer.Option("--conf", "-c", help="A config file with the root `ajet:`; it may name agent, judge and model."),
     ] = None
     judge: Annotated[str | None, typer.Option(help=JUDGE_HELP)] = None
-    base_url: Annotated[str | None, typer.Option(help="An OpenAI-compatible endpoint that answers.")] = None
+    base_url: Annotated[str | None, typer.Option(help="URL of an OpenAI-compatible endpoint.")] = None
     model: Annotated[
         str | None,
         typer.Option(help="Its name there or at OPENAI_BASE_URL, else a directory or a hub name."),
     ] = None
-    api_key_env: Annotated[str | None, typer.Option(help="The variable that holds the endpoint's key.")] = None
-    scripted: Annotated[str | None, typer.Option(help="replies.py:function that answers in place of a model.")] = None
+    api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the endpoint's API key.")] = None
+    scripted: Annotated[str | None, typer.Option(help="replies.py:function that replies instead of a model.")] = None
     temperature: Annotated[
-        float | None, typer.Option(min=0, help="Sampling temperature; without it the agent's own.")
+        float | None, typer.Option(min=0, help="Sampling temperature. Default: the agent's own.")
     ] = None
-    exp_dir: Annotated[Path | None, typer.Option(help="Where the directory of traces is made.")] = None
+    exp_dir: Annotated[Path | None, typer.Option(help="Create the trace directory in this directory.")] = None
 
     def config(
         self,

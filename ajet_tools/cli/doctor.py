@@ -29,19 +29,19 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def doctor(
-    directory: Annotated[Path, typer.Argument(help="Where runs would write.")] = Path(),
+    directory: Annotated[Path, typer.Argument(help="Directory where runs would write.")] = Path(),
     purpose: Annotated[
         str | None,
         typer.Option(
             "--for",
             metavar="NAME",
-            help=f"Look closely at one way of running, and exit with 1 where it can't: {', '.join(TARGETS)}; trinity, "
+            help=f"Check one setup in detail, and exit with 1 if it cannot run: {', '.join(TARGETS)}; trinity, "
             "verl and vllm stand for those of this machine.",
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
-    """Say what is installed here, what is missing, what could run, and whether a run could write and listen.
+    """Check the installation: packages, what can run here, and whether a run could write and listen.
 
     \b
     ajet doctor

@@ -41,7 +41,7 @@ def serve(
         str | None, typer.Option(help="Its name, task_reader.env_service.env_type; without it the target's.")
     ] = None,
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0: a free one, which is printed.")] = 8080,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one and prints it.")] = 8080,
     arg: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="A keyword argument of the environment; JSON, else text. Repeatable."),

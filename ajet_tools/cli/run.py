@@ -27,18 +27,18 @@ app = typer.Typer(add_completion=False)
 def run(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="AGENT KEY=VALUE", help="The agent, where no file names it, and overrides."),
+        typer.Argument(metavar="AGENT KEY=VALUE", help="The agent, unless the config names it, and overrides."),
     ] = None,
     *,
     tasks: Annotated[str | None, typer.Option(help="A .jsonl file, a directory of Parquet, or a hub name.")] = None,
     answering: AgentOptions,
-    k: Annotated[int, typer.Option("--attempts", "-k", min=1, help="Attempts at each task, for pass@k.")] = 1,
+    k: Annotated[int, typer.Option("--attempts", "-k", min=1, help="Attempts per task, for pass@k.")] = 1,
     limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Only so many tasks, the first.")] = None,
     skip_bad_rows: Annotated[
-        bool, typer.Option("--skip-bad-rows", help="Skip and count rows that are no task.")
+        bool, typer.Option("--skip-bad-rows", help="Skip invalid rows and report how many.")
     ] = False,
     with_logview: Annotated[
-        bool, typer.Option("--with-logview", help="Serve the trace to a browser meanwhile; prints the URL.")
+        bool, typer.Option("--with-logview", help="Serve the viewer to a browser during the run; prints the URL.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:

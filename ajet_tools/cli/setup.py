@@ -33,13 +33,13 @@ def install(
     what: Annotated[What, typer.Argument(help="trinity: the cluster's stack; vllm: the sampler alone.")],
     cpu: Annotated[bool, typer.Option("--cpu", help="For a machine without GPUs.")] = False,
     cuda: Annotated[bool, typer.Option("--cuda", help="For a machine with NVIDIA GPUs.")] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the lines and run none of them.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands without running them.")] = False,
 ) -> None:
     """Install Trinity or vLLM, which pip can't resolve, in versions that work together.
 
     `pip install trinity-rft[vllm]` finds no versions that agree: its parts ask for different ones of numpy and of
-    transformers. Without --cpu or --cuda it is CUDA where `nvidia-smi` shows a GPU. It can be run again at any time,
-    and ends with a look by `ajet doctor`.
+    transformers. Default: CUDA if `nvidia-smi` shows a GPU, else CPU. It can be repeated at any time, and ends with
+    `ajet doctor`.
 
     \b
     ajet install trinity

@@ -52,7 +52,7 @@ def _example_names(incomplete: str) -> list[str]:
 @app.command()
 def init(
     name: Annotated[
-        Path | None, typer.Argument(help="The directory to make; `.` for the present one.", show_default=False)
+        Path | None, typer.Argument(help="The directory to create; `.` for the current one.", show_default=False)
     ] = None,
     example: Annotated[
         str | None,

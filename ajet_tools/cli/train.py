@@ -39,10 +39,13 @@ app = typer.Typer(add_completion=False)
 def serve(
     checkpoint: Annotated[str, typer.Argument(help="A Hugging Face checkpoint: a directory or a hub name.")],
     host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0: a free one, which is printed.")] = 8000,
-    name: Annotated[str | None, typer.Option(help="The model's name; without it the directory's.")] = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one and prints it.")] = 8000,
+    name: Annotated[str | None, typer.Option(help="The model's name. Default: the directory's name.")] = None,
     api_key_env: Annotated[
-        str, typer.Option(help="The variable with the key that clients must send; needed where others can connect.")
+        str,
+        typer.Option(
+            help="Environment variable with the key that clients must send; required if other machines can connect."
+        ),
     ] = "AJET_SERVE_KEY",
     trace: Annotated[Path | None, typer.Option(help="Record every call in this trace file.")] = None,
 ) -> None:
@@ -65,17 +68,17 @@ def serve(
 def rehearse(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="AGENT KEY=VALUE", help="The agent, where no file names it, and overrides."),
+        typer.Argument(metavar="AGENT KEY=VALUE", help="The agent, unless the config names it, and overrides."),
     ] = None,
     conf: Annotated[Path | None, typer.Option("--conf", "-c", help="A config file with the root `ajet:`.")] = None,
     keep_files: Annotated[
         bool, typer.Option("--keep-files", help="Keep the rehearsal's directory when it succeeds.")
     ] = False,
 ) -> None:
-    """Run a cluster job in small on this machine's CPU: the real Trinity and Ray, a tiny model, two steps.
+    """Rehearse a cluster job on this machine's CPU: the real Trinity and Ray, a tiny model, two steps.
 
-    It takes about a minute, and finds at the desk what would otherwise break on the GPUs: keys that Trinity does not
-    know or can't honour, an agent that can't be sent to another process, tasks that lack what it asks for.
+    Takes about a minute. Errors are caught before you use a GPU: keys that Trinity does not support, an agent that
+    cannot be sent to another process, tasks without a column that the agent needs.
 
     \b
     ajet rehearse --conf math.yaml
@@ -148,7 +151,7 @@ def _judge(found: dict[str, int], tuned: Any, directory: Path) -> None:
 def train(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="AGENT KEY=VALUE", help="The agent, where no file names it, and overrides."),
+        typer.Argument(metavar="AGENT KEY=VALUE", help="The agent, unless the config names it, and overrides."),
     ] = None,
     conf: Annotated[Path | None, typer.Option("--conf", "-c", help="A config file with the root `ajet:`.")] = None,
     backbone: Annotated[str | None, typer.Option(help="debug, local, trinity or verl.")] = None,
@@ -158,20 +161,22 @@ def train(
     ] = None,
     val_tasks: Annotated[str | None, typer.Option(help="Validation tasks: a .jsonl file.")] = None,
     model: Annotated[str | None, typer.Option(help="The model to train: a directory or a hub name.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint.")] = False,
-    debug: Annotated[str, typer.Option(metavar="TAGS", help='Breakpoints to stop at: "TAG1|TAG2".')] = "",
-    exp_dir: Annotated[Path | None, typer.Option(help="Where the experiment's directory is made.")] = None,
-    skip_bad_rows: Annotated[bool, typer.Option("--skip-bad-rows", help="Skip, and count, bad rows.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
+    debug: Annotated[str, typer.Option(metavar="TAGS", help='Tags of the breakpoints to stop at:  "TAG1|TAG2".')] = "",
+    exp_dir: Annotated[Path | None, typer.Option(help="Create the experiment's directory in this directory.")] = None,
+    skip_bad_rows: Annotated[
+        bool, typer.Option("--skip-bad-rows", help="Skip invalid rows and report how many.")
+    ] = False,
     with_ray: Annotated[
-        bool, typer.Option("--with-ray", help="Start a Ray on this machine for the run, and end it with the run.")
+        bool, typer.Option("--with-ray", help="Start Ray on this machine for the run, and stop it afterwards.")
     ] = False,
     with_ray_cluster: Annotated[
         str | None,
-        typer.Option(metavar="ADDRESS", help="Use this Ray cluster: HOST:PORT, or auto for the one of this machine."),
+        typer.Option(metavar="ADDRESS", help="Use this Ray cluster: HOST:PORT, or `auto` for the one on this machine."),
     ] = None,
     with_appworld: Annotated[bool, typer.Option("--with-appworld", hidden=True)] = False,
     with_logview: Annotated[
-        bool, typer.Option("--with-logview", help="Serve the trace to a browser meanwhile; prints the URL.")
+        bool, typer.Option("--with-logview", help="Serve the viewer to a browser during the run; prints the URL.")
     ] = False,
     skip_check_avail_gpu: Annotated[bool, typer.Option("--skip-check-avail-gpu", hidden=True)] = False,
     prefix: Annotated[str, typer.Option(hidden=True)] = "",

@@ -28,7 +28,7 @@ app = typer.Typer(add_completion=False)
 def tune_prompt(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="AGENT KEY=VALUE", help="The agent, where no file names it, and overrides."),
+        typer.Argument(metavar="AGENT KEY=VALUE", help="The agent, unless the config names it, and overrides."),
     ] = None,
     *,
     answering: AgentOptions,

@@ -31,11 +31,11 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def show(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides.")] = None,
-    conf: Annotated[Path | None, typer.Option("--conf", "-c", help="A config file; without it the defaults.")] = None,
-    only_set: Annotated[bool, typer.Option("--set", help="Only keys that have been given a value.")] = False,
+    conf: Annotated[Path | None, typer.Option("--conf", "-c", help="A config file. Default: the defaults.")] = None,
+    only_set: Annotated[bool, typer.Option("--set", help="Only keys that were set.")] = False,
     backbone: Annotated[
         str | None,
-        typer.Option(help="trinity or verl: print the config that Trinity-RFT or verl would get from it, as YAML."),
+        typer.Option(help="Print the config that `trinity` or `verl` would get, as YAML."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -103,7 +103,7 @@ def check(
         list[str] | None,
         typer.Argument(metavar="FILE... KEY=VALUE...", help="Config files with the root `ajet:`, and overrides."),
     ] = None,
-    conf: Annotated[list[Path] | None, typer.Option("--conf", "-c", help="A config file; may be repeated.")] = None,
+    conf: Annotated[list[Path] | None, typer.Option("--conf", "-c", help="A config file; repeatable.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check files: keys and values, then the workflow, judge and tasks that each names.
@@ -188,11 +188,9 @@ _CHECKLIST = "rollout.compute_madness_checklist"
 @app.command()
 def migrate(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A config file written for AgentJet.")],
-    output: Annotated[
-        Path | None, typer.Option("--out", "-o", help="Write it to this file, which must not be there yet.")
-    ] = None,
+    output: Annotated[Path | None, typer.Option("--out", "-o", help="Write to this new file.")] = None,
 ) -> None:
-    """Print a config that was written for AgentJet by ajet's own names, with what each key does and what was left out.
+    """Convert a config written for AgentJet to ajet's key names, with comments on each key.
 
     \b
     ajet config migrate math_agent.yaml

@@ -18,40 +18,40 @@ class DatasetCommands(LazyGroup):
         ),
         "from-docs": (
             "generate",
-            "Make tasks from your documents, each with an answer and the passage that it is from.",
+            "Generate tasks from documents, each with an answer and the passage it comes from.",
         ),
         "from-traces": (
             "from_traces",
-            "Make a dataset of what an agent did in service, and of what people said of it.",
+            "Build a dataset from a deployed agent's traces and users' feedback.",
         ),
         "calibrate": (
             "calibrate",
-            "Measure how often a model solves each task, write it into the row, and keep a band.",
+            "Measure how often a model solves each task, and keep tasks within a range.",
         ),
-        "dedup": ("similarity", "Keep one row of those that ask the same, or nearly the same."),
+        "dedup": ("similarity", "Remove exact and near duplicates."),
         "decontaminate": (
             "similarity",
-            "Leave out the rows that give an evaluation set away, with the evidence for each.",
+            "Remove rows that leak an evaluation set, with the evidence for each.",
         ),
-        "split": ("similarity", "Divide a dataset so that a row stays on its side when the file grows."),
-        "filter": ("rows", "Keep the rows that fit: an expression, a length, a language, a judge."),
-        "mix": ("rows", "Make one dataset of several, in shares."),
-        "export": ("export", "Write a dataset in the form that a training library reads."),
+        "split": ("similarity", "Split a dataset so that rows keep their side when the file grows."),
+        "filter": ("rows", "Keep rows that match an expression, a length, a language or a judge."),
+        "mix": ("rows", "Mix several datasets by weight."),
+        "export": ("export", "Convert a dataset to the format of a training library."),
         "view": (
             "inspect",
-            "Look through a dataset: read rows whole, search and filter them, edit answers, accept and reject by key.",
+            "Browse a dataset in the terminal: read, search, filter, edit, accept and reject rows.",
         ),
         "stats": (
             "inspect",
-            "Count what is in a dataset: rows, duplicates, lengths, languages, fields and their values.",
+            "Summarize a dataset: rows, duplicates, lengths, languages, fields and their values.",
         ),
         "validate": (
             "inspect",
-            "Say what is wrong with datasets before a run finds it out. The exit code is 1 where there is an error.",
+            "Find errors in datasets before a run does. Exits with 1 if there are any.",
         ),
         "diff": (
             "inspect",
-            "Say what changed between two datasets: rows added, removed, changed, and in which fields.",
+            "Show what changed between two datasets: rows added, removed and changed, by field.",
         ),
     }
     panels = {
@@ -67,7 +67,7 @@ app = typer.Typer(cls=DatasetCommands, no_args_is_help=True, add_completion=Fals
 
 @app.callback()
 def dataset() -> None:
-    """Build a dataset, and work on one.
+    """Build, clean, inspect and convert datasets.
 
     \b
     ajet dataset expand seeds.jsonl --count 500 --out data/

@@ -36,28 +36,29 @@ def calibrate(
     workflow: Annotated[
         str | None, typer.Option("--workflow", "-w", metavar="AGENT", help="agent.py:solve or package.module->Name.")
     ] = None,
-    k: Annotated[int, typer.Option("--attempts", "-k", min=1, max=1000, help="Attempts at each task.")] = 8,
+    k: Annotated[int, typer.Option("--attempts", "-k", min=1, max=1000, help="Attempts per task.")] = 8,
     band: Annotated[
-        str | None, typer.Option(metavar="LOW:HIGH", help="Keep rows whose pass rate is within; 0.1:0.9, 0.1:, :0.9.")
+        str | None,
+        typer.Option(metavar="LOW:HIGH", help="Keep rows whose pass rate is in this range: 0.1:0.9, 0.1:, :0.9."),
     ] = None,
     answering: AgentOptions,
     concurrency: Annotated[int | None, typer.Option(min=1, help="Episodes at once.")] = None,
     rejected: Annotated[
         Path | None,
-        typer.Option(help="Where the other rows go, with the reason [OUT.rejected.jsonl; .parquet beside Parquet]."),
+        typer.Option(help="File for the other rows, with the reason [OUT.rejected.jsonl; .parquet beside Parquet]."),
     ] = None,
     measurements: Annotated[
-        Path | None, typer.Option(help="What is known of tasks already, read and added to [OUT.measured.jsonl].")
+        Path | None, typer.Option(help="File of measurements to read and extend [OUT.measured.jsonl].")
     ] = None,
     map: Map = None,
     skip_bad_rows: SkipBad = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure how often a model solves each task, write it into the row, and keep a band.
+    """Measure how often a model solves each task, and keep tasks within a range.
 
-    Each row gets `metadata.pass_rate` (of k attempts) and `metadata.difficulty` (1 minus that). Rows outside the band,
-    and rows that could not be measured, go to a file of their own with the reason. Tasks that were measured before with
-    the same model, agent, judge, k and content are not measured again: after Ctrl-C or a crash, run the same command.
+    Each row gets `metadata.pass_rate` (of k attempts) and `metadata.difficulty` (1 minus that). Rows outside the
+    range, and rows that could not be measured, go to a separate file with the reason. Tasks already measured with
+    the same model, agent, judge, k and content are skipped: after Ctrl-C or a crash, repeat the command.
 
     \b
     ajet dataset calibrate tasks.jsonl --workflow agent.py:solve \\

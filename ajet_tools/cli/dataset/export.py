@@ -46,15 +46,15 @@ def export(
     out: Out = "-",
     format: Annotated[str, typer.Option("--format", help=_FORMAT_HELP)] = "tasks",
     split: Annotated[
-        str | None, typer.Option(help="With a directory: the split's name, by default the source's, else train.")
+        str | None, typer.Option(help="For a directory: the split's name. Default: the source's, else train.")
     ] = None,
-    title: Annotated[str | None, typer.Option(help="With a directory: the card's title; by default its name.")] = None,
-    card: Annotated[bool, typer.Option("--card/--no-card", help="With a directory: write README.md.")] = True,
+    title: Annotated[str | None, typer.Option(help="For a directory: the card's title. Default: its name.")] = None,
+    card: Annotated[bool, typer.Option("--card/--no-card", help="For a directory: write README.md.")] = True,
     mapping: Map = None,
     skip_bad_rows: SkipBad = False,
     as_json: AsJson = False,
 ) -> None:
-    """Write a dataset in the form that a training library reads.
+    """Convert a dataset to the format of a training library.
 
     `messages` and `sharegpt` end in the row's reply or answer, `trl-prompt` has the metadata as columns (for reward
     functions), `trl-preference` takes rows with `chosen` and `rejected`. Other columns are kept. Rows that have not

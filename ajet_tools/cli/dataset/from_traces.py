@@ -40,20 +40,21 @@ class ChoiceOptions:
     """Which episodes."""
 
     filter: Annotated[
-        str, typer.Option("--filter", "-f", metavar="EXPR", help="Only episodes that fit, as in `ajet trace ls`.")
+        str, typer.Option("--filter", "-f", metavar="EXPR", help="Only episodes that match, as in `ajet trace ls`.")
     ] = ""
     feedback: Annotated[
-        list[str] | None, typer.Option("--feedback", metavar="up|down|corrected", help="Any of them; repeatable.")
+        list[str] | None,
+        typer.Option("--feedback", metavar="up|down|corrected", help="Only episodes with this feedback; repeatable."),
     ] = None
     from_failures: Annotated[
-        bool, typer.Option("--from-failures", help="Only what the policy failed at, most often failed first.")
+        bool, typer.Option("--from-failures", help="Only tasks that the policy failed, the most frequent first.")
     ] = False
-    below: Annotated[float, typer.Option(help="--from-failures: a reward below this is a failure.")] = 0.5
+    below: Annotated[float, typer.Option(help="--from-failures: rewards below this count as failures.")] = 0.5
     rubric: Annotated[
-        str | None, typer.Option(metavar="FILE|TEXT", help="What makes an episode good, judged by a model.")
+        str | None, typer.Option(metavar="FILE|TEXT", help="Let a model grade episodes by this rubric.")
     ] = None
-    min_score: Annotated[float, typer.Option(min=0, max=1, help="--rubric: good from this score on.")] = 0.5
-    run: Annotated[str | None, typer.Option("--run", metavar="ID", help="Only this run; by default all.")] = None
+    min_score: Annotated[float, typer.Option(min=0, max=1, help="--rubric: the least score of a good episode.")] = 0.5
+    run: Annotated[str | None, typer.Option("--run", metavar="ID", help="Only this run. Default: all.")] = None
     split: Annotated[str | None, typer.Option("--split", help="Only train or only val.")] = None
 
     def choice(self) -> Choice:
@@ -73,15 +74,13 @@ class ConversionOptions:
     """What is made of an episode."""
 
     accept_outputs: Annotated[
-        bool, typer.Option("--accept-outputs", help="Tasks: an output with a thumb up is the answer.")
+        bool, typer.Option("--accept-outputs", help="Tasks: use an output with a thumb up as the answer.")
     ] = False
-    need_answer: Annotated[bool, typer.Option("--need-answer", help="Tasks: reject those without a known answer.")] = (
-        False
-    )
-    per_task: Annotated[int, typer.Option(min=0, help="Messages: the best N episodes of a task; 0: all.")] = 1
-    margin: Annotated[float, typer.Option(min=0, help="Preferences: by how much rewards must differ.")] = 0.0
+    need_answer: Annotated[bool, typer.Option("--need-answer", help="Tasks: reject those without an answer.")] = False
+    per_task: Annotated[int, typer.Option(min=0, help="Messages: the best N episodes per task; 0 for all.")] = 1
+    margin: Annotated[float, typer.Option(min=0, help="Preferences: the least difference of rewards.")] = 0.0
     redact: Annotated[
-        bool, typer.Option("--redact/--no-redact", help="Replace secrets and personal data by placeholders.")
+        bool, typer.Option("--redact/--no-redact", help="Replace secrets and personal data with placeholders.")
     ] = True
 
     def options(self) -> Options:
@@ -99,13 +98,13 @@ def from_traces(
     asking: ModelOptions,
     turning: ConversionOptions,
     rejected: Annotated[
-        Path | None, typer.Option(help="Where tasks not to be learned from go.", show_default="OUT.rejected.jsonl")
+        Path | None, typer.Option(help="File for rejected tasks.", show_default="OUT.rejected.jsonl")
     ] = None,
     source: Annotated[str, typer.Option("--from", metavar="FORMAT", help=_FROM)] = "auto",
     skip_bad_rows: SkipBad = False,
     as_json: AsJson = False,
 ) -> None:
-    """Make a dataset of what an agent did in service, and of what people said of it.
+    """Build a dataset from a deployed agent's traces and users' feedback.
 
     A task has its system prompt and history in init_messages, and in metadata.answer the answer: a person's correction,
     else the one that the trace has. The same task is one row. Secrets and personal data are replaced and counted.

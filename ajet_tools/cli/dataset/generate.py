@@ -46,7 +46,7 @@ app = typer.Typer(add_completion=False)
 def expand(
     seeds: Source,
     *,
-    count: Annotated[int, typer.Option("--count", min=1, help="How many rows to make.")] = 100,
+    count: Annotated[int, typer.Option("--count", min=1, help="Number of rows to generate. ")] = 100,
     writing: OutputOptions,
     strategy: Annotated[
         list[str] | None,
@@ -56,8 +56,12 @@ def expand(
             help="same-style, harder, easier, other-domain, rephrase, compositional, persona; by default a mix of all.",
         ),
     ] = None,
-    personas: Annotated[Path | None, typer.Option(metavar="FILE", help="Your own personas, one a line.")] = None,
-    domains: Annotated[Path | None, typer.Option(metavar="FILE", help="Your own domains, one a line.")] = None,
+    personas: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File with your own personas, one per line.")
+    ] = None,
+    domains: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="File with your own domains, one per line.")
+    ] = None,
     verify: Verify = "agreement:3",
     unfenced: Unfenced = False,
     temperature: Temperature = 1.0,
@@ -66,8 +70,8 @@ def expand(
 ) -> None:
     """Grow a dataset from a few examples: more tasks like them, with verified answers and without duplicates.
 
-    Writes train.jsonl, validation.jsonl, rejected.jsonl (with reasons) and a card into --out. Exit code 1 where it
-    ended before there were as many rows as asked for; what there is, is written.
+    Writes train.jsonl, validation.jsonl, rejected.jsonl (with reasons) and a dataset card to --out. Exits with 1 if
+    there are fewer rows than requested; the rows so far are written.
 
     \b
     ajet dataset expand seeds.jsonl --count 500 --out data/ \\
@@ -130,19 +134,21 @@ def from_docs(
     *,
     count: Annotated[
         int | None,
-        typer.Option("--count", min=1, help="How many rows to make; without it each part is asked once."),
+        typer.Option("--count", min=1, help="Number of rows to generate. Default: each part is asked once."),
     ] = None,
     seeds: Annotated[
-        str | None, typer.Option("--seeds", metavar="FILE", help="Example tasks: make few-shot tasks in their style.")
+        str | None,
+        typer.Option("--seeds", metavar="FILE", help="Example tasks: generate few-shot tasks in their style."),
     ] = None,
     writing: OutputOptions,
     kind: Annotated[
         list[str] | None,
-        typer.Option(help="knowledge or few-shot; repeatable, they take turns. few-shot where there are --seeds."),
+        typer.Option(help="knowledge or few-shot (the default with --seeds); repeat it to alternate."),
     ] = None,
-    chunk_size: Annotated[int, typer.Option(help="Longest part of a document in a prompt, in characters.")] = 5120,
+    chunk_size: Annotated[int, typer.Option(help="Maximum characters of a document part in a prompt.")] = 5120,
     encoding: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Of text, Markdown and HTML that is not UTF-8, such as latin-1.")
+        str | None,
+        typer.Option(metavar="NAME", help="Encoding of text, Markdown and HTML that is not UTF-8, such as latin-1."),
     ] = None,
     passes: Annotated[int, typer.Option(min=1, help="How often a part is asked at most, to reach --count.")] = 3,
     verify: Verify = "llm",
@@ -151,7 +157,7 @@ def from_docs(
     asking: ModelOptions,
     as_json: AsJson = False,
 ) -> None:
-    """Make tasks from your documents, each with an answer and the passage that it is from.
+    """Generate tasks from documents, each with an answer and the passage it comes from.
 
     With --kind few-shot, and by default where there are --seeds, tasks are made in the style of the seeds instead.
     Documents are cut into parts, and each part is asked for rows; whole documents, not rows, go to validation. Copies

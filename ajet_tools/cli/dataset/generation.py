@@ -49,62 +49,61 @@ __all__ = [
 
 Verify = Annotated[
     str,
-    typer.Option(metavar="HOW", help="How answers are checked: agreement:K, judge:FILE:NAME, code, llm or none."),
+    typer.Option(metavar="HOW", help="How to verify answers: agreement:K, judge:FILE:NAME, code, llm or none."),
 ]
 
 Unfenced = Annotated[
     bool,
-    typer.Option("--unfenced", help="--verify code: run programs of a model with your own rights."),
+    typer.Option("--unfenced", help="--verify code: run generated programs without the sandbox, with your own rights."),
 ]
 
-Temperature = Annotated[float, typer.Option(min=0, help="Of the model that writes the rows.")]
+Temperature = Annotated[float, typer.Option(min=0, help="Sampling temperature of the model that writes the rows.")]
 
 
 @dataclass(frozen=True)
 class OutputOptions:
     """Which rows are made, and where they are written."""
 
-    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="The directory to write.")] = None
+    out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="Output directory.")] = None
     map: Map = None
     skip_bad_rows: SkipBad = False
     language: Annotated[
         list[str] | None,
-        typer.Option(help="Write in this language, else that of the source; repeatable, they take turns."),
+        typer.Option(help="Language of the rows. Default: the source's. Repeat it to alternate."),
     ] = None
     template: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Your own prompt (Jinja), in place of ours.")
+        Path | None, typer.Option(metavar="FILE", help="Use this prompt (Jinja) instead of the built-in ones.")
     ] = None
     eval: Annotated[
         list[str] | None,
-        typer.Option(metavar="FILE", help="Refuse rows that are in this evaluation set; repeatable."),
+        typer.Option(metavar="FILE", help="Reject rows that are in this evaluation set; repeatable."),
     ] = None
     similarity: Annotated[
-        float, typer.Option(min=0.5, max=1, help="From this share of equal characters on a row is a near duplicate.")
+        float, typer.Option(min=0.5, max=1, help="Share of equal characters from which a row is a near duplicate.")
     ] = 0.8
     max_same_form: Annotated[
         int | None,
-        typer.Option(min=1, help="Take at most so many rows that differ in their numbers and names alone."),
+        typer.Option(min=1, help="Keep at most N rows that differ only in numbers and names."),
     ] = None
     embeddings: Embeddings = None
     meaning: Meaning = 0.9
     validation: Annotated[
         float | None,
         typer.Option(
-            metavar="SHARE", help="Of the rows, from seeds or documents of their own; 0.1 from five of them on."
+            metavar="SHARE",
+            help="Share of validation rows, from seeds or documents of their own. Default: 0.1 with five or more.",
         ),
     ] = None
-    format: Annotated[str, typer.Option(metavar="jsonl|parquet", help="Of the rows written.")] = "jsonl"
-    per_call: Annotated[int, typer.Option(min=1, help="Rows asked for in a call.")] = 4
-    shots: Annotated[int, typer.Option(min=1, help="Examples in a prompt that has some.")] = 4
-    max_tokens: Annotated[int, typer.Option(min=1, help="Of a reply.")] = 4096
-    seed: Annotated[int, typer.Option(help="Of everything that is drawn.")] = 0
+    format: Annotated[str, typer.Option(metavar="jsonl|parquet", help="Output format.")] = "jsonl"
+    per_call: Annotated[int, typer.Option(min=1, help="Rows requested per call.")] = 4
+    shots: Annotated[int, typer.Option(min=1, help="Examples per prompt.")] = 4
+    max_tokens: Annotated[int, typer.Option(min=1, help="Maximum tokens of a reply.")] = 4096
+    seed: Annotated[int, typer.Option(help="Random seed.")] = 0
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with what was begun in --out; no call is paid for twice.")
+        bool, typer.Option("--resume", help="Continue an earlier run in --out; answered calls are not repeated.")
     ] = False
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before the first call.")] = False
-    show_prompt: Annotated[
-        bool, typer.Option("--show-prompt", help="Print the prompts as they would be sent, and send nothing.")
-    ] = False
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation before the first call.")] = False
+    show_prompt: Annotated[bool, typer.Option("--show-prompt", help="Print the prompts without sending them.")] = False
 
     def settings(self) -> dict[str, Any]:
         """What `GenerationConfig` and `DocsConfig` both take of these."""
@@ -249,35 +248,35 @@ class ModelOptions:
         typer.Option(
             metavar="NAME|PATH",
             envvar="OPENAI_MODEL",
-            help="The model's name there; without --base-url a checkpoint's directory, which is loaded here.",
+            help="The model's name at --base-url; without --base-url a checkpoint directory to load.",
             show_default=False,
         ),
     ] = None
-    api_key_env: Annotated[str, typer.Option(metavar="NAME", help="The variable that holds the endpoint's key.")] = (
-        "OPENAI_API_KEY"
-    )
+    api_key_env: Annotated[
+        str, typer.Option(metavar="NAME", help="Environment variable with the endpoint's API key.")
+    ] = "OPENAI_API_KEY"
     scripted: Annotated[
-        str | None, typer.Option(metavar="FILE:NAME", help="replies.py:function that answers in place of a model.")
+        str | None, typer.Option(metavar="FILE:NAME", help="replies.py:function that replies instead of a model.")
     ] = None
-    concurrency: Annotated[int, typer.Option(min=1, help="Requests under way at once.")] = 16
-    rpm: Annotated[float | None, typer.Option("--rpm", min=0.1, help="At most so many requests a minute.")] = None
-    retries: Annotated[int, typer.Option(min=0, help="Further attempts after a 5xx or a lost connection.")] = 4
+    concurrency: Annotated[int, typer.Option(min=1, help="Concurrent requests.")] = 16
+    rpm: Annotated[float | None, typer.Option("--rpm", min=0.1, help="Maximum requests per minute.")] = None
+    retries: Annotated[int, typer.Option(min=0, help="Retries after a 5xx or a lost connection.")] = 4
     price: Annotated[
         str | None,
-        typer.Option("--price", metavar="IN,OUT", help="Of a million tokens read and written, such as 0.15,0.60."),
+        typer.Option(
+            "--price", metavar="IN,OUT", help="Price of a million input and output tokens, such as 0.15,0.60."
+        ),
     ] = None
-    max_calls: Annotated[int | None, typer.Option(min=1, help="Stop cleanly before a call beyond so many.")] = None
-    max_total_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Stop cleanly before going past so many tokens.")
-    ] = None
-    max_cost: Annotated[
-        float | None, typer.Option(min=0, help="Stop cleanly before going past so much money; needs --price.")
-    ] = None
+    max_calls: Annotated[int | None, typer.Option(min=1, help="Stop before more than N calls.")] = None
+    max_total_tokens: Annotated[int | None, typer.Option(min=1, help="Stop before more than N tokens.")] = None
+    max_cost: Annotated[float | None, typer.Option(min=0, help="Stop before this cost is exceeded; needs --price.")] = (
+        None
+    )
     cache: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Where replies are kept, so that none is paid for twice.",
+            help="Cache directory for replies, so that no call is paid for twice.",
             show_default="in or beside --out",
         ),
     ] = None

@@ -47,12 +47,12 @@ def view(
         ),
     ],
     filter: Annotated[
-        str, typer.Option("--filter", "-f", metavar="EXPR", help="Begin with the rows that fit, as in `filter`.")
+        str, typer.Option("--filter", "-f", metavar="EXPR", help="Start with rows that match, as in `filter`.")
     ] = "",
     map: Map = None,
     skip_bad_rows: SkipBad = False,
 ) -> None:
-    """Look through a dataset: read rows whole, search and filter them, edit answers, accept and reject by key.
+    """Browse a dataset in the terminal: read, search, filter, edit, accept and reject rows.
 
     Keys: a accepts, x rejects, u undoes, e edits, / filters, ctrl+f searches, enter shows a row whole, ctrl+s saves,
     ? shows all keys. The file is not touched before it is saved; then it is replaced whole, and rejected rows go to
@@ -92,15 +92,17 @@ _BAR = 24
 @app.command()
 def stats(
     source: Source,
-    by: Annotated[str | None, typer.Option(metavar="FIELD", help="Also for each value of it: metadata.level.")] = None,
+    by: Annotated[
+        str | None, typer.Option(metavar="FIELD", help="Also summarize by this field: metadata.level.")
+    ] = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Where pictures and stats.json are written.")
+        Path | None, typer.Option("--out", "-o", metavar="DIR", help="Write pictures and stats.json to this directory.")
     ] = None,
     mapping: Map = None,
     skip_bad_rows: SkipBad = False,
     as_json: AsJson = False,
 ) -> None:
-    """Count what is in a dataset: rows, duplicates, lengths, languages, fields and their values.
+    """Summarize a dataset: rows, duplicates, lengths, languages, fields and their values.
 
     Lengths are of what a row asks, exact up to 1,024 and to 1 % above. Duplicates are the same but for case and blanks.
 
@@ -191,13 +193,13 @@ def validate(
     sources: Sources,
     similarity: Annotated[
         float | None,
-        typer.Option(min=0.5, max=1, help="Also find questions of two files this much alike, such as 0.8."),
+        typer.Option(min=0.5, max=1, help="Also find near duplicates across files, from this similarity such as 0.8."),
     ] = None,
-    strict: Annotated[bool, typer.Option("--strict", help="Warnings are errors.")] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")] = False,
     mapping: Map = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what is wrong with datasets before a run finds it out. The exit code is 1 where there is an error.
+    """Find errors in datasets before a run does. Exits with 1 if there are any.
 
     Errors: a row that cannot be read or is no task, one task_id for two tasks, one question with two answers, a task
     in two of the files (or splits of a directory). Warnings: duplicates, rows of several shapes, answers that are
@@ -252,14 +254,15 @@ def diff(
     before: Source,
     after: Source,
     ignore: Annotated[
-        list[str] | None, typer.Option("--ignore", metavar="COLUMN", help="Do not compare it, such as provenance.")
+        list[str] | None,
+        typer.Option("--ignore", metavar="COLUMN", help="Field to ignore, such as provenance; repeatable."),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="How many rows of each kind are shown.")] = 20,
-    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 where they differ.")] = False,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Rows to show of each kind.")] = 20,
+    exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if the datasets differ.")] = False,
     mapping: Map = None,
     as_json: AsJson = False,
 ) -> None:
-    """Say what changed between two datasets: rows added, removed, changed, and in which fields.
+    """Show what changed between two datasets: rows added, removed and changed, by field.
 
     Rows are matched by their task_id (or id), and where they have none or it is unknown by what they ask, whatever
     their order and the format of the files.

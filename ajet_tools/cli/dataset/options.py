@@ -58,7 +58,7 @@ Out = Annotated[
         "--out",
         "-o",
         metavar="FILE|DIR|-",
-        help=".jsonl, .jsonl.gz, .parquet or .csv; a name without a suffix is a Hugging Face directory; - is stdout.",
+        help=".jsonl, .jsonl.gz, .parquet or .csv; no suffix makes a Hugging Face directory; - is stdout.",
     ),
 ]
 
@@ -71,14 +71,18 @@ Map = Annotated[
     ),
 ]
 
-SkipBad = Annotated[bool, typer.Option("--skip-bad-rows", help="Leave out and count rows that cannot be read.")]
+SkipBad = Annotated[bool, typer.Option("--skip-bad-rows", help="Skip invalid rows and report how many.")]
 
 Embeddings = Annotated[
     tuple[str, str] | None,
-    typer.Option(metavar="URL MODEL", help="Compare meanings too, by an endpoint, or by `local DIRECTORY`."),
+    typer.Option(
+        metavar="URL MODEL", help="Also compare embeddings, from an endpoint (URL MODEL) or `local DIRECTORY`."
+    ),
 ]
 
-Meaning = Annotated[float, typer.Option(min=0.0, max=1.0, help="With --embeddings: the cosine of what means the same.")]
+Meaning = Annotated[
+    float, typer.Option(min=0.0, max=1.0, help="With --embeddings: cosine similarity from which rows are duplicates.")
+]
 
 _FIELDS = ("main_query", "init_messages", "task_id", "env_type")
 

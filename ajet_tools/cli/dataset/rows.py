@@ -43,29 +43,29 @@ app = typer.Typer(add_completion=False)
 def filter_rows(
     source: Source,
     expression: Annotated[
-        str | None, typer.Argument(metavar="[EXPR]", help="What a row must fit, such as 'metadata.level>=3'.")
+        str | None, typer.Argument(metavar="[EXPR]", help="Expression, such as 'metadata.level>=3'.")
     ] = None,
     out: Out = "-",
-    min_chars: Annotated[int | None, typer.Option(min=0, help="Characters of what the row asks, at least.")] = None,
+    min_chars: Annotated[int | None, typer.Option(min=0, help="Minimum characters of the question.")] = None,
     max_chars: Annotated[int | None, typer.Option(min=0, help="At most.")] = None,
     language: Annotated[
         list[str] | None,
-        typer.Option("--language", metavar="CODE", help="Only these: en, zh, de, ...; und: unknown."),
+        typer.Option(
+            "--language", metavar="CODE", help="Only this language: en, zh, de, ...; und: unknown. Repeatable."
+        ),
     ] = None,
     judge: Annotated[
-        str | None, typer.Option(metavar="FILE:NAME", help="Only rows whose own answer this judge gives full marks.")
+        str | None, typer.Option(metavar="FILE:NAME", help="Only rows whose own answer this judge rewards fully.")
     ] = None,
     min_reward: Annotated[
-        float | None, typer.Option(help="With --judge: at least this, in place of full marks.")
+        float | None, typer.Option(help="With --judge: the least reward, instead of full marks.")
     ] = None,
     mapping: Map = None,
-    rejected: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Where to write the rows that are left out.")
-    ] = None,
+    rejected: Annotated[Path | None, typer.Option(metavar="FILE", help="File for the rows that are left out.")] = None,
     skip_bad_rows: SkipBad = False,
     as_json: AsJson = False,
 ) -> None:
-    """Keep the rows that fit: an expression, a length, a language, a judge.
+    """Keep rows that match an expression, a length, a language or a judge.
 
     An expression compares fields: columns (main_query), paths (metadata.answer, messages.0.content), their length
     (main_query.chars, metadata.tags.count), or text, chars, words, language, task_id of what the row asks. Operators:
@@ -130,21 +130,21 @@ def _report_filter(keep: Keep, kept: int, bad: Any, out: str, as_json: bool) -> 
 @app.command()
 def mix(
     sources: Annotated[
-        list[str], typer.Argument(metavar="FILE=WEIGHT...", help="Datasets and their weights; without one it is 1.")
+        list[str], typer.Argument(metavar="FILE=WEIGHT...", help="Datasets and their weights (default 1).")
     ],
     out: Out = "-",
     count: Annotated[
-        int | None, typer.Option("--count", min=1, help="Rows in all; by default as many as the weights allow.")
+        int | None, typer.Option("--count", min=1, help="Total rows. Default: as many as the weights allow.")
     ] = None,
-    repeat: Annotated[bool, typer.Option("--repeat", help="Rows of a source that is too small come again.")] = False,
-    seed: Annotated[int, typer.Option(help="Of the draw and the order; the same seed gives the same file.")] = 0,
+    repeat: Annotated[bool, typer.Option("--repeat", help="Repeat rows of sources that are too small.")] = False,
+    seed: Annotated[int, typer.Option(help="Random seed; the same seed gives the same file.")] = 0,
     source_column: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Write each row's source into this column.")
+        str | None, typer.Option(metavar="NAME", help="Write each row's source to this column.")
     ] = None,
     mapping: Map = None,
     as_json: AsJson = False,
 ) -> None:
-    """Make one dataset of several, in shares.
+    """Mix several datasets by weight.
 
     Rows are drawn at random and without repetition, and the sources are interleaved; within a source the order stays.
 

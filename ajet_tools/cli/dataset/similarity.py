@@ -57,16 +57,16 @@ app = typer.Typer(add_completion=False)
 _SHOWN = 3
 
 Similarity = Annotated[
-    float, typer.Option(min=0.5, max=1.0, help="Share of the characters that two texts have in common, to be alike.")
+    float, typer.Option(min=0.5, max=1.0, help="Share of equal characters from which two texts are near duplicates.")
 ]
-Seed = Annotated[int, typer.Option(help="Of the hashes; the same seed gives the same file.")]
+Seed = Annotated[int, typer.Option(help="Random seed; the same seed gives the same file.")]
 IgnoreNumbers = Annotated[
     bool,
-    typer.Option("--ignore-numbers", help="Also alike: what differs in its numbers alone (`12 + 34` and `12 + 35`)."),
+    typer.Option(
+        "--ignore-numbers", help="Treat texts that differ only in numbers as duplicates (`12 + 34` and `12 + 35`)."
+    ),
 ]
-Report = Annotated[
-    str | None, typer.Option(metavar="FILE", help="Where to write each row that goes, with the evidence.")
-]
+Report = Annotated[str | None, typer.Option(metavar="FILE", help="File for the removed rows, with the evidence.")]
 
 
 @app.command()
@@ -75,12 +75,12 @@ def dedup(
     out: Out = "-",
     similarity: Similarity = 0.8,
     exact: Annotated[
-        bool, typer.Option("--exact", help="Exact copies alone: but for case, blanks and quotes.")
+        bool, typer.Option("--exact", help="Only exact copies, ignoring case, spaces and quotes.")
     ] = False,
     keep: Annotated[
         str,
         typer.Option(
-            help="Which row of a cluster stays: first, last, longest, shortest, answered, max:FIELD or min:FIELD."
+            help="Which row of a cluster to keep: first, last, longest, shortest, answered, max:FIELD or min:FIELD."
         ),
     ] = "first",
     ignore_numbers: IgnoreNumbers = False,
@@ -92,7 +92,7 @@ def dedup(
     skip_bad_rows: SkipBad = False,
     as_json: AsJson = False,
 ) -> None:
-    """Keep one row of those that ask the same, or nearly the same.
+    """Remove exact and near duplicates.
 
     Rows are compared by what they ask. Alike are texts of which at least --similarity of the characters are the same,
     by edit distance; texts under 100 characters must be closer, and other numbers make another task. Candidates are
@@ -191,14 +191,12 @@ def _report_dedup(
 @app.command()
 def decontaminate(
     source: Source,
-    evaluation: Annotated[
-        list[str], typer.Option("--eval", metavar="FILE", help="Rows to keep out; may be given several times.")
-    ],
+    evaluation: Annotated[list[str], typer.Option("--eval", metavar="FILE", help="Evaluation rows; repeatable.")],
     out: Out = "-",
     similarity: Similarity = 0.8,
-    ngram: Annotated[int, typer.Option(min=6, help="Words in a row in common that give a question away.")] = 13,
+    ngram: Annotated[int, typer.Option(min=6, help="Consecutive shared words that count as a leak.")] = 13,
     share: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="And at least this share of the evaluation row's words in common.")
+        float, typer.Option(min=0.0, max=1.0, help="Also require this share of the evaluation row's words.")
     ] = 0.0,
     ignore_numbers: IgnoreNumbers = False,
     report: Report = None,
@@ -207,7 +205,7 @@ def decontaminate(
     skip_bad_rows: SkipBad = False,
     as_json: AsJson = False,
 ) -> None:
-    """Leave out the rows that give an evaluation set away, with the evidence for each.
+    """Remove rows that leak an evaluation set, with the evidence for each.
 
     A row goes if it asks the same as an evaluation row, or nearly the same (as in `dedup`), or if any of its texts has
     a run of --ngram words in common with one (all its words, if it has from 6 to --ngram). Runs that more than a
@@ -296,17 +294,20 @@ def _report_leaks(
 @app.command()
 def split(
     source: Source,
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Where a file for each side is written.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Output directory; one file per side.")],
     fractions: Annotated[
-        str, typer.Option(metavar="NAME=SHARE,...", help="The sides; a number alone is the share of validation.")
+        str,
+        typer.Option(
+            metavar="NAME=SHARE,...", help="Sides and their shares; a single number is the share of validation."
+        ),
     ] = "train=0.9,validation=0.1",
-    by: Annotated[str | None, typer.Option(metavar="FIELD", help="Rows with one value of it stay on one side.")] = None,
-    stratify: Annotated[
-        str | None, typer.Option(metavar="FIELD", help="The same fractions of each value of it.")
+    by: Annotated[
+        str | None, typer.Option(metavar="FIELD", help="Keep rows with the same value of this field on one side.")
     ] = None,
-    near: Annotated[
-        bool, typer.Option("--near", help="Rows that are alike stay on one side, as `dedup` sees it.")
-    ] = False,
+    stratify: Annotated[
+        str | None, typer.Option(metavar="FIELD", help="Split each value of this field in the same proportions.")
+    ] = None,
+    near: Annotated[bool, typer.Option("--near", help="Keep near duplicates (as in `dedup`) on one side.")] = False,
     similarity: Similarity = 0.8,
     ignore_numbers: IgnoreNumbers = False,
     format: Annotated[str, typer.Option("--format", help="jsonl, parquet, csv or directory.")] = "jsonl",
@@ -315,7 +316,7 @@ def split(
     skip_bad_rows: SkipBad = False,
     as_json: AsJson = False,
 ) -> None:
-    """Divide a dataset so that a row stays on its side when the file grows.
+    """Split a dataset so that rows keep their side when the file grows.
 
     A row's side is decided by a hash of what it asks, or of its group (--by): not by its place, and not by the other
     rows; a larger fraction keeps what a side had. With --stratify each value has its fractions exactly, and rows that

@@ -12,57 +12,56 @@ __all__ = ["app"]
 class TraceCommands(LazyGroup):
     package = "ajet_tools.cli.trace"
     table = {
-        "ls": ("show", "List the runs of a trace and the episodes of one: filtered, sorted, page by page."),
+        "ls": ("show", "List runs, and the episodes of one: filtered, sorted, in pages."),
         "show": (
             "show",
-            "Show an episode's conversation, rewards and ledger; or a call whole; or a run with its metrics.",
+            "Show an episode's conversation, rewards and ledger, a whole call, or a run with its metrics.",
         ),
-        "ledger": ("show", "Say what became of every sampled token of a run, and whether the ledger balances."),
+        "ledger": ("show", "Show what became of every sampled token of a run, and whether the ledger balances."),
         "sql": (
             "sql",
-            "Ask a trace one question in SQL (DuckDB's): a SELECT or EXPLAIN, read-only, stopped after 30 s.",
+            "Query a trace in SQL (DuckDB's dialect): one SELECT or EXPLAIN, read-only, at most 30 s.",
         ),
         "splits": (
             "splits",
-            "Say where calls did not merge into one timeline: at which token, why, and what it costs.",
+            "Show where calls did not merge into one timeline: the token, the cause and the cost.",
         ),
-        "pack": ("files", "Rewrite a trace so that it takes less room, and replace it once the copy is proven equal."),
-        "merge-files": ("files", "Write several trace files (of several nodes, or processes) as one; the files stay."),
+        "pack": ("files", "Rewrite a trace to save disk space; the copy is verified before it replaces the original."),
+        "merge-files": ("files", "Merge several trace files (of nodes or processes) into one new file."),
         "prune": (
             "files",
-            "Drop whole runs with their episodes, calls, metrics and feedback; say which, and ask first.",
+            "Delete whole runs with their episodes, calls, metrics and feedback, after asking.",
         ),
         "check": (
             "files",
-            "Check what must hold in a trace, and list what does not, with ids. Exits with 1 where anything is broken.",
+            "Check a trace for consistency and list violations with their ids. Exits with 1 if there are any.",
         ),
-        "view": ("view", "Look through a trace: runs, curves, episodes, every token, SQL; also while the run goes on."),
+        "view": ("view", "Browse a trace in the terminal: runs, curves, episodes, tokens, SQL; also during a run."),
         "replay": (
             "rerun",
-            "Run an episode's workflow again with the recorded completions: does it make the same calls?",
+            "Run an episode's workflow again with the recorded replies, and check that it makes the same calls.",
         ),
         "rejudge": (
             "rerun",
-            "Put stored episodes before another judge: what would change in rewards, groups and advantages.",
+            "Re-score recorded episodes with another judge, and show how rewards, groups and advantages change.",
         ),
         "remerge": (
             "remerge",
-            "Build a run's samples anew under another policy or tokenizer, beside what the run did with its episodes.",
+            "Rebuild a run's samples with another estimator, limit or tokenizer, and compare with what the run did.",
         ),
         "preflight": (
             "remerge",
-            "Put your own traces through a model's chat template: how well would its calls merge, "
-            "and what is in the way?",
+            "Predict how well your traces would merge under a model's chat template, and what prevents it.",
         ),
         "diff": (
             "diff",
-            "Compare two episodes message by message, or two runs by the rewards of the tasks that they share.",
+            "Compare two episodes message by message, or two runs by their rewards on shared tasks.",
         ),
         "export": (
             "exchange",
-            "Write episodes as a dataset, a token table, OpenTelemetry, ajet's own JSON lines, or a page to look at.",
+            "Export episodes as a dataset, a token table, OpenTelemetry, ajet's own JSON lines, or an HTML page.",
         ),
-        "import": ("exchange", "Read other tools' traces, or what `ajet trace export` wrote, into a trace file."),
+        "import": ("exchange", "Import other tools' traces, or what `ajet trace export` wrote, into a trace file."),
     }
     panels = {
         "Look": ("ls", "show", "view", "splits", "ledger"),
@@ -77,7 +76,7 @@ app = typer.Typer(cls=TraceCommands, no_args_is_help=True, add_completion=False)
 
 @app.callback()
 def trace() -> None:
-    """Look into a trace: episodes, calls, rewards, the ledger.
+    """Inspect, compare, convert and export traces.
 
     \b
     ajet trace ls
@@ -89,6 +88,6 @@ def trace() -> None:
     ajet trace replay 3f2a91 --workflow agent.py:solve
     ajet trace preflight models/qwen3
 
-    Each command takes a trace file, a directory with all traces below it, or a live run; with none, all below here.
-    A run is named by its id, its name or its path.
+    Each command takes a trace file or a directory (with all traces below it), at rest or live. Default: the current
+    directory. A run is named by its id, its name or its path.
     """

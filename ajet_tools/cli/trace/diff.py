@@ -36,28 +36,28 @@ def diff(
     a: Annotated[
         str, typer.Argument(metavar="A", help="An episode or a run, by its id, name or path.", show_default=False)
     ],
-    b: Annotated[str, typer.Argument(metavar="B", help="Another of the same kind.", show_default=False)],
+    b: Annotated[str, typer.Argument(metavar="B", help="Another episode or run.", show_default=False)],
     path: Where = None,
     path_b: Annotated[
-        Path | None, typer.Option("--path-b", metavar="PATH", help="Where B is, if in another trace.")
+        Path | None, typer.Option("--path-b", metavar="PATH", help="The trace of B, if it is another one.")
     ] = None,
     split: Annotated[
         Literal["train", "val"] | None,
-        typer.Option("--split", help="Of runs: only these episodes; by default the last validation of both."),
+        typer.Option("--split", help="For runs: the split to compare. Default: the last validation of both."),
     ] = None,
     decoding: Annotated[
         Literal["sampled", "greedy"] | None,
         typer.Option(
-            "--decoding", help="Of runs: only attempts decoded so; by default sampled ones where both have any."
+            "--decoding", help="For runs: the decoding to compare. Default: sampled attempts, if both have some."
         ),
     ] = None,
-    step: Annotated[int | None, typer.Option("--step", min=0, help="Of runs: only the episodes of this step.")] = None,
+    step: Annotated[int | None, typer.Option("--step", min=0, help="For runs: the step to compare.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Compare two episodes message by message, or two runs by the rewards of the tasks that they share.
+    """Compare two episodes message by message, or two runs by their rewards on shared tasks.
 
-    Runs are compared by a sign-flip permutation test on the mean difference, paired by task; with fewer than six tasks
-    nothing is claimed.
+    Runs are compared by a sign-flip permutation test of the mean difference, paired by task; below six tasks no
+    p-value is given.
 
     \b
     ajet trace diff 3f2a91 77ab03

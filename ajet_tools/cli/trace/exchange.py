@@ -39,28 +39,29 @@ _FROM_HELP = "auto, native, openai, otlp, openinference, studio, agent-lightning
 def export(
     path: WhereOrRun = None,
     format: Annotated[str, typer.Option("--format", help=_FORMAT_HELP)] = "messages",
-    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE|-", help="Where to; - is stdout.")] = "-",
+    out: Annotated[str, typer.Option("--out", "-o", metavar="FILE|-", help="Output file; - is stdout.")] = "-",
     filter: Annotated[
-        str | None, typer.Option("--filter", metavar="EXPR", help="Only episodes that fit, as in `ajet trace ls`.")
+        str | None, typer.Option("--filter", metavar="EXPR", help="Only episodes that match, as in `ajet trace ls`.")
     ] = None,
     run: OfRun = None,
-    all_runs: Annotated[bool, typer.Option("--all-runs", help="Of every run, not only one.")] = False,
+    all_runs: Annotated[bool, typer.Option("--all-runs", help="Export all runs.")] = False,
     episode: Annotated[
-        list[str] | None, typer.Option("--episode", metavar="ID", help="Only these, by unique prefixes.")
+        list[str] | None,
+        typer.Option("--episode", metavar="ID", help="Only this episode, by a unique prefix of its id; repeatable."),
     ] = None,
     split: Annotated[str | None, typer.Option("--split", help="Only train or only val.")] = None,
     margin: Annotated[
-        float, typer.Option("--margin", min=0, help="trl-preference: by how much rewards of a pair must differ.")
+        float, typer.Option("--margin", min=0, help="trl-preference: the least difference of a pair's rewards.")
     ] = 0.0,
     redact: Annotated[
-        bool, typer.Option("--redact/--no-redact", help="Replace secrets and personal data by placeholders.")
+        bool, typer.Option("--redact/--no-redact", help="Replace secrets and personal data with placeholders.")
     ] = True,
     as_json: AsJson = False,
 ) -> None:
-    """Write episodes as a dataset, a token table, OpenTelemetry, ajet's own JSON lines, or a page to look at.
+    """Export episodes as a dataset, a token table, OpenTelemetry, ajet's own JSON lines, or an HTML page.
 
-    Secrets and personal data are replaced, and counted, unless --no-redact. Episodes that a resume rolled back are
-    left out, except by native. A file appears whole or not at all.
+    Secrets and personal data are replaced and counted (--no-redact keeps them). Episodes that a resume rolled back
+    are left out, except in native. Files are written whole or not at all.
 
     \b
     ajet trace export --format messages --out chats.jsonl
@@ -139,19 +140,19 @@ def _report_export(done: Exported, redact: bool, as_json: bool, *, to_stdout: bo
 
 @app.command("import")
 def import_(
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="What to read; - is stdin.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="The trace (*.duckdb), made or added to.")],
+    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Files to import; - is stdin.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="The trace (*.duckdb) to create or add to.")],
     source: Annotated[str, typer.Option("--from", metavar="FORMAT", help=_FROM_HELP)] = "auto",
     skip_bad_rows: Annotated[
-        bool, typer.Option("--skip-bad-rows", help="Leave out and count rows that cannot be read.")
+        bool, typer.Option("--skip-bad-rows", help="Skip invalid rows and report how many.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Read other tools' traces, or what `ajet trace export` wrote, into a trace file.
+    """Import other tools' traces, or what `ajet trace export` wrote, into a trace file.
 
     Reads ajet's native and messages, OpenAI messages, request/response logs and batch output, OTLP JSON with GenAI
     attributes, OpenInference (Phoenix), AgentScope Studio's database, agent-lightning's spans, verifiers' results.
-    What a format does not hold is left empty. Reading a file twice adds nothing.
+    Fields that a format lacks stay empty. Importing a file twice adds nothing.
 
     \b
     ajet trace import all.jsonl --out copy.duckdb

@@ -41,14 +41,15 @@ app = typer.Typer(add_completion=False)
 def pack(
     path: Where = None,
     out: Annotated[
-        Path | None, typer.Option("--out", "-o", metavar="FILE", help="Write the packed copy there and leave the file.")
+        Path | None,
+        typer.Option("--out", "-o", metavar="FILE", help="Write the packed copy to this file and keep the original."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Rewrite a trace so that it takes less room, and replace it once the copy is proven equal.
+    """Rewrite a trace to save disk space; the copy is verified before it replaces the original.
 
-    Free space goes, and a prompt that is stored whole although an earlier call of its episode holds it becomes what
-    follows that call. A live trace is refused.
+    Frees unused space, and stores a prompt that repeats an earlier call as a reference to it. Live traces are
+    refused.
 
     \b
     ajet trace pack
@@ -75,14 +76,15 @@ def pack(
 
 @app.command("merge-files")
 def merge_files(
-    files: Annotated[list[Path], typer.Argument(metavar="FILES...", help="Trace files, or directories of them.")],
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILES...", help="Trace files, or directories with trace files.")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The new file.")],
     as_json: AsJson = False,
 ) -> None:
-    """Write several trace files (of several nodes, or processes) as one; the files stay.
+    """Merge several trace files (of nodes or processes) into one new file.
 
-    What is the same in several is kept once. Where two say different things of one id nothing is written and the ids
-    are named.
+    Equal rows are kept once. If two files disagree about an id, nothing is written and the ids are named.
 
     \b
     ajet trace merge-files node1.duckdb node2.duckdb --out whole.duckdb
@@ -104,22 +106,24 @@ def merge_files(
 def prune(
     path: Where = None,
     older_than: Annotated[
-        str | None, typer.Option("--older-than", metavar="AGE", help="Runs that ended longer ago: 30d, 12h, 2w.")
+        str | None,
+        typer.Option("--older-than", metavar="AGE", help="Runs that ended longer ago than this: 30d, 12h, 2w."),
     ] = None,
     run: Annotated[
         list[str] | None,
         typer.Option("--run", metavar="RUN", help="This run, by its id or name; repeatable."),
     ] = None,
     keep_size: Annotated[
-        str | None, typer.Option("--keep-size", metavar="SIZE", help="The oldest runs beyond that size: 500MB, 2GB.")
+        str | None,
+        typer.Option("--keep-size", metavar="SIZE", help="The oldest runs beyond this total size: 500MB, 2GB."),
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would go, and stop.")] = False,
-    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what would be deleted, and stop.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Drop whole runs with their episodes, calls, metrics and feedback; say which, and ask first.
+    """Delete whole runs with their episodes, calls, metrics and feedback, after asking.
 
-    A live trace is refused, and --keep-size keeps the newest run whatever its size. Checkpoints and logs stay.
+    Live traces are refused. --keep-size always keeps the newest run. Checkpoints and logs are kept.
 
     \b
     ajet trace prune --older-than 30d --dry-run
@@ -191,10 +195,10 @@ def _print_pruned(gone: Sequence[tuple[Path, RunSize]]) -> None:
 
 @app.command()
 def check(path: Where = None, as_json: AsJson = False) -> None:
-    """Check what must hold in a trace, and list what does not, with ids. Exits with 1 where anything is broken.
+    """Check a trace for consistency and list violations with their ids. Exits with 1 if there are any.
 
-    Columns, ids that come twice, references between tables, prompts that can be rebuilt, lengths, the ledger's balance,
-    one final status, times in order. Works on a live trace too.
+    Checks columns, duplicate ids, references between tables, prompts, lengths, the ledger's balance, statuses and
+    times. Works on live traces.
 
     \b
     ajet trace check

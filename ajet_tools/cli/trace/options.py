@@ -11,7 +11,7 @@ from ajet_tools.cli.options import AsJson, print_json
 
 __all__ = ["RUN_HELP", "AsJson", "Fitting", "Newest", "NoPager", "OfRun", "Where", "WhereOrRun", "print_json"]
 
-_PATH_HELP = "A trace file or a directory: all traces in and below it are read as one; by default all below here."
+_PATH_HELP = "A trace file, or a directory whose traces are read as one. Default: the current directory."
 Where = Annotated[Path | None, typer.Argument(metavar="PATH", help=_PATH_HELP, show_default=False)]
 RUN_HELP = (
     "A trace file, a directory (all traces in and below it are read as one), or a run by its id or name; by default "
@@ -23,7 +23,7 @@ OfRun = Annotated[
     typer.Option(
         "--run",
         metavar="RUN",
-        help="A run, by its id, name or path; by default the newest.",
+        help="A run, by id, name or path. Default: the newest.",
     ),
 ]
 Fitting = Annotated[
@@ -37,6 +37,6 @@ Fitting = Annotated[
 ]
 Newest = Annotated[
     int | None,
-    typer.Option("--limit", "-n", min=1, help="Only so many episodes, the newest; by default all.", show_default=False),
+    typer.Option("--limit", "-n", min=1, help="Only the newest N episodes. Default: all.", show_default=False),
 ]
-NoPager = Annotated[bool, typer.Option("--no-pager", help="Print at once, however long it is.")]
+NoPager = Annotated[bool, typer.Option("--no-pager", help="Print without a pager.")]

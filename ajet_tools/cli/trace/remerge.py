@@ -43,7 +43,7 @@ def remerge(
     run: OfRun = None,
     estimator: Annotated[
         RewardEstimator | None,
-        typer.Option("--estimator", help="How a reward becomes an advantage."),
+        typer.Option("--estimator", help="Advantage estimator."),
     ] = None,
     normalize_std: Annotated[
         bool | None,
@@ -54,17 +54,19 @@ def remerge(
     ] = None,
     tokenizer: Annotated[
         str | None,
-        typer.Option("--tokenizer", metavar="MODEL", help="A directory, or a hub name that is in the cache."),
+        typer.Option(
+            "--tokenizer", metavar="MODEL", help="A model directory, or a hub name that is in the local cache."
+        ),
     ] = None,
     failure_reward: Annotated[
         float | None,
-        typer.Option("--failure-reward", metavar="X", help="The value of an episode whose workflow raised."),
+        typer.Option("--failure-reward", metavar="X", help="Reward of an episode whose workflow raised."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Build a run's samples anew under another policy or tokenizer, beside what the run did with its episodes.
+    """Rebuild a run's samples with another estimator, limit or tokenizer, and compare with what the run did.
 
-    What is not given stays as the run's config has it. Nothing is written.
+    Options that are not given come from the run's config. Nothing is written.
 
     \b
     ajet trace remerge --estimator rloo
@@ -180,20 +182,24 @@ def _change(before: float | None, after: float | None) -> str | None:
 def preflight(
     model: Annotated[
         str,
-        typer.Argument(metavar="MODEL", help="A directory, or a hub name that is in the cache.", show_default=False),
+        typer.Argument(
+            metavar="MODEL", help="A model directory, or a hub name that is in the local cache.", show_default=False
+        ),
     ],
     path: WhereOrRun = None,
     run: OfRun = None,
     limit: Newest = None,
     max_model_len: Annotated[
         int | None,
-        typer.Option("--max-model-len", min=1, metavar="N", help="Longest prompt and reply; by default the model's."),
+        typer.Option(
+            "--max-model-len", min=1, metavar="N", help="Maximum length of prompt and reply. Default: the model's."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put your own traces through a model's chat template: how well would its calls merge, and what is in the way?
+    """Predict how well your traces would merge under a model's chat template, and what prevents it.
 
-    Also for traces without token ids (`ajet.trace` on an agent in service, imports). Nothing is downloaded or written.
+    Works without token ids too (observed agents, imports). Nothing is downloaded or written.
 
     \b
     ajet trace preflight models/Qwen3-0.6B

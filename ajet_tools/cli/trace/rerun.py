@@ -49,16 +49,16 @@ def replay(
         typer.Option("--workflow", "-w", metavar="AGENT", help="file.py:function; by default the run's."),
     ] = None,
     timeout: Annotated[
-        float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="How long the workflow may take.")
+        float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="Time limit of the workflow in seconds.")
     ] = 120.0,
     debug: Annotated[
         str, typer.Option("--debug", metavar="TAGS", help="Stop at ajet.bp(tag) for these tags, joined by |.")
     ] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Run an episode's workflow again with the recorded completions: does it make the same calls?
+    """Run an episode's workflow again with the recorded replies, and check that it makes the same calls.
 
-    No model is asked, no judge is run and nothing is written to the trace. Exit code 1 where it differs.
+    No model and no judge is called, and nothing is written. Exits with 1 if the calls differ.
 
     \b
     ajet trace replay 3f2a91
@@ -148,14 +148,14 @@ def rejudge(
     concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Episodes judged at once.")] = 8,
     timeout: Annotated[
         float | None,
-        typer.Option("--timeout", min=0.1, metavar="SECONDS", help="For one judgement; by default the run's."),
+        typer.Option("--timeout", min=0.1, metavar="SECONDS", help="Seconds per judgement. Default: the run's limit."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Put stored episodes before another judge: what would change in rewards, groups and advantages.
+    """Re-score recorded episodes with another judge, and show how rewards, groups and advantages change.
 
-    The judge gets `output`, `task`, its metadata and `episode`; `model` and `env` are not at hand here. An episode on
-    which it fails has no new reward; that is never a 0. Nothing is written.
+    The judge gets `output`, `task`, its metadata and `episode`; `model` and `env` are not available. An episode on
+    which it fails has no new reward (never 0). Nothing is written.
 
     \b
     ajet trace rejudge --judge agent.py:strict

@@ -42,20 +42,20 @@ def ls(
     run: OfRun = None,
     filter: Fitting = None,
     sort: Annotated[
-        str, typer.Option("--sort", metavar="COLUMN", help="The order of the episodes; -COLUMN: the largest first.")
+        str, typer.Option("--sort", metavar="COLUMN", help="Sort by this column; -COLUMN sorts descending.")
     ] = "-ended_at",
-    page: Annotated[int, typer.Option("--page", min=1, help="Which page of them.")] = 1,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="How many episodes a page has.")] = 20,
+    page: Annotated[int, typer.Option("--page", min=1, help="Page number.")] = 1,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Episodes per page.")] = 20,
     status: Annotated[
-        str | None, typer.Option("--status", help="Only episodes that ended so; the same as -f status=STATUS.")
+        str | None, typer.Option("--status", help="Only episodes with this status; short for -f status=STATUS.")
     ] = None,
     no_pager: NoPager = False,
     as_json: AsJson = False,
 ) -> None:
-    """List the runs of a trace and the episodes of one: filtered, sorted, page by page.
+    """List runs, and the episodes of one: filtered, sorted, in pages.
 
-    A filter compares fields by = != < <= > >= ~ (contains) !~, joined by blanks (and), `or`, `not` and parentheses.
-    A word that stands alone is looked for in all that was said. Values may be lists (status=failed,timeout), `none`,
+    A filter compares fields by = != < <= > >= ~ (contains) !~, combined by spaces (and), `or`, `not` and
+    parentheses. A word alone searches all text. Values may be lists (status=failed,timeout), `none`,
     times (age<2h, seconds>1.5m) or in quotes. Fields: reward status success agent step task attempt split decoding
     turns calls agents tokens seconds age cause error model version tag finish feedback outcome episode group run
     superseded text.
@@ -163,13 +163,13 @@ def _row(kind: str, short: str, row: Mapping[str, Any], columns: Sequence[str]) 
 def show(
     id: Annotated[str, typer.Argument(metavar="ID", help="A run, an episode or a call, by a unique prefix.")],
     path: Where = None,
-    full: Annotated[bool, typer.Option("--full", help="Every call and message, however many and long.")] = False,
+    full: Annotated[bool, typer.Option("--full", help="Show every call and message in full.")] = False,
     no_pager: NoPager = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show an episode's conversation, rewards and ledger; or a call whole; or a run with its metrics.
+    """Show an episode's conversation, rewards and ledger, a whole call, or a run with its metrics.
 
-    Of a long episode the first and last calls are shown, and of a long message its beginning; --full shows all.
+    Long episodes show their first and last calls, long messages their beginning; --full shows everything.
 
     \b
     ajet trace show 3f2a91
@@ -233,13 +233,13 @@ def ledger(
     path: WhereOrRun = None,
     run: OfRun = None,
     filter: Fitting = None,
-    by_step: Annotated[bool, typer.Option("--by-step", help="One line for each step and outcome.")] = False,
+    by_step: Annotated[bool, typer.Option("--by-step", help="One row per step and outcome.")] = False,
     no_pager: NoPager = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say what became of every sampled token of a run, and whether the ledger balances.
+    """Show what became of every sampled token of a run, and whether the ledger balances.
 
-    Exits with 1 where a run has ended and its ledger does not balance.
+    Exits with 1 if a finished run's ledger does not balance.
 
     \b
     ajet trace ledger

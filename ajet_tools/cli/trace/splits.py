@@ -37,13 +37,15 @@ _WORST = 20
 def splits(
     path: WhereOrRun = None,
     run: OfRun = None,
-    episode: Annotated[str | None, typer.Option("--episode", metavar="ID", help="Only this one, by a prefix.")] = None,
+    episode: Annotated[
+        str | None, typer.Option("--episode", metavar="ID", help="Only this episode, by a unique prefix.")
+    ] = None,
     filter: Fitting = None,
     limit: Newest = None,
     no_pager: NoPager = False,
     as_json: AsJson = False,
 ) -> None:
-    """Say where calls did not merge into one timeline: at which token, why, and what it costs.
+    """Show where calls did not merge into one timeline: the token, the cause and the cost.
 
     \b
     ajet trace splits

@@ -32,20 +32,25 @@ def sql(
     query: Annotated[str, typer.Argument(help="One SELECT or EXPLAIN; `-` reads it from stdin.", show_default=False)],
     path: Where = None,
     limit: Annotated[
-        int, typer.Option("--limit", "-n", min=1, help="How many rows to print; JSON, CSV and files have all.")
+        int, typer.Option("--limit", "-n", min=1, help="Rows to print; JSON, CSV and files have all rows.")
     ] = 100,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, with a line of names.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a header.")] = False,
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", metavar="FILE", help="Write a .csv, .jsonl or .parquet; an existing file stays."),
+        typer.Option(
+            "--out",
+            "-o",
+            metavar="FILE",
+            help="Write a .csv, .jsonl or .parquet file; an existing file is not overwritten.",
+        ),
     ] = None,
     no_pager: NoPager = False,
     as_json: AsJson = False,
 ) -> None:
-    """Ask a trace one question in SQL (DuckDB's): a SELECT or EXPLAIN, read-only, stopped after 30 s.
+    """Query a trace in SQL (DuckDB's dialect): one SELECT or EXPLAIN, read-only, at most 30 s.
 
-    Tables: runs, episodes, calls, rewards, metrics, ledger, trained, feedback. `calls` holds of each prompt what
-    the call's parent has not; the view `calls_full` has prompts and requests whole.
+    Tables: runs, episodes, calls, rewards, metrics, ledger, trained, feedback. `calls` stores only the new part of
+    each prompt; the view `calls_full` has whole prompts and requests.
 
     \b
     ajet trace sql "FROM metrics WHERE name = 'train/reward' ORDER BY step"

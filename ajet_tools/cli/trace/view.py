@@ -40,17 +40,19 @@ def view(
         typer.Option(
             "--tokenizer",
             metavar="PATH",
-            help="A tokenizer's directory to show tokens with; by default the one of the run's model.",
+            help="Tokenizer directory for showing tokens. Default: that of the run's model.",
         ),
     ] = None,
-    web: Annotated[bool, typer.Option("--web", help="Serve it to a browser on this machine, until Ctrl-C.")] = False,
-    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Where --web listens; 0 takes a free one.")] = 0,
+    web: Annotated[
+        bool, typer.Option("--web", help="Serve the viewer to a browser on this machine, until Ctrl-C.")
+    ] = False,
+    port: Annotated[int, typer.Option("--port", min=0, max=65535, help="Port of --web; 0 takes a free one.")] = 0,
     served: Annotated[bool, typer.Option("--served", hidden=True)] = False,
     until_eof: Annotated[bool, typer.Option("--until-eof", hidden=True)] = False,
 ) -> None:
-    """Look through a trace: runs, curves, episodes, every token, SQL; also while the run goes on.
+    """Browse a trace in the terminal: runs, curves, episodes, tokens, SQL; also during a run.
 
-    Press ? for the keys of a screen, escape to go back, ctrl+p for the commands. `--web` prints a URL that holds a
+    Press ? for a screen's keys, escape to go back, ctrl+p for commands. `--web` prints a URL that holds a
     token: whoever has it can read the trace. On another machine, forward the port: ssh -L 8000:127.0.0.1:8000 HOST.
 
     \b

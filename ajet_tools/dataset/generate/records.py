@@ -62,7 +62,7 @@ class GenerationConfig:
     strategies: Mapping[str, float] = field(default_factory=lambda: dict(STRATEGIES))
     languages: Sequence[str] = ()
     per_call: int = 4
-    """Rows asked for in a call."""
+    """Rows requested per call."""
     shots: int = 4
     """Examples in a prompt."""
     temperature: float = 1.0
@@ -147,7 +147,7 @@ class DocsConfig:
     chunk_size: int = 5120
     """Characters."""
     per_call: int = 4
-    """Rows asked for in a call."""
+    """Rows requested per call."""
     shots: int = 4
     """Examples in a few-shot prompt."""
     temperature: float = 0.7
