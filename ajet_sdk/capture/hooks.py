@@ -55,11 +55,7 @@ class _Hooks:
         self.lock = threading.Lock()
         self.users = 0
         self.patches = Patches()
-        self.observing: Callable[[], ActiveEpisode | None] = _nobody
-
-
-def _nobody() -> None:
-    return None
+        self.observing: Callable[[], ActiveEpisode | None] | None = None
 
 
 HOOKS = _Hooks()
@@ -82,7 +78,7 @@ def installed() -> Iterator[None]:
 
 
 def _install(patches: Patches) -> None:
-    imports = Imports(patches, lambda: HOOKS.observing())
+    imports = Imports(patches, lambda: HOOKS.observing and HOOKS.observing())
     for name in LIBRARIES:
         imports.patch_if_imported(name)
     imports.watch()

@@ -94,7 +94,7 @@ class CallInFlight:
             self.trainable = False
             self.engine = spec.frozen(self.identity) or self._debug_engine(name)
         self.episode.asked[id(self.engine)] = self.engine
-        ordinal = self.episode.next_ordinal(self.identity.agent)
+        ordinal = next(self.episode.ordinals[self.identity.agent])
         own_seed = sampling.seed is not None and (spec.sampling is None or not self.trainable)
         seed = sampling.seed if own_seed else mix_seed(sampling.seed, spec.seed, self.identity.agent, ordinal)
         if self.trainable:
@@ -112,11 +112,6 @@ class CallInFlight:
             f"{name!r} is not among the trainable targets ({targets}) and {wanted}; "
             "add it to trainable_targets, give it a debug model, or set rollout.opponent"
         )
-
-    def ask(self, ask: Ask) -> None:
-        """Set the engine to work."""
-        self.asked = ask
-        self.work = asyncio.ensure_future(self.engine.answer(ask))
 
     def keep_answer(self) -> dict[str, Any]:
         """Keep the engine's answer; returns the response to send. Raises what the engine raised."""
@@ -148,12 +143,12 @@ class CallInFlight:
         grammar = "" if answer is None else answer.grammar
         common["sampling"] = (replace(self.sampling, grammar=grammar) if grammar else self.sampling).as_dict()
         if answer is None:
-            index = self.episode.next_index()
+            index = next(self.episode.indices)
             self.episode.add(Call(**common, index=index, model=self.engine.model, response=self._completion))
             return
         for index, choice in enumerate(answer.choices):
             known: dict[str, Any] = {
-                "index": self.episode.next_index(),
+                "index": next(self.episode.indices),
                 "model": answer.model,
                 "policy_version": answer.policy_version,
                 "response": self.dialect.form.one_choice(self._completion, index),
@@ -222,7 +217,8 @@ async def answer(episode: OpenEpisode, request: Request) -> Reply:
     """
     call = CallInFlight(episode, request)
     try:
-        call.ask(_read(call, request))
+        call.asked = _read(call, request)
+        call.work = asyncio.ensure_future(call.engine.answer(call.asked))
         if call.dialect.streams(request.body):
             if await _finished(call, HEARTBEAT):
                 call.keep_answer()
@@ -247,7 +243,7 @@ def _read(call: CallInFlight, request: Request) -> Ask:
     if call.episode.stopped is not None and request.phase == "rollout":
         why = f"a reply showed {call.episode.stopped} (rollout.compute_madness_checklist), which ended the episode"
         raise HTTPError(400, why, "episode_stopped")
-    call.neutral = asked = call.episode.shared(dialect.neutral(body, call.episode.stored))
+    call.neutral = asked = call.episode.kept.shared(dialect.neutral(body, call.episode.stored))
     model = str(asked.get("model", ""))
     if request.captured and call.episode.verdict(model) == "other":
         raise HTTPError(

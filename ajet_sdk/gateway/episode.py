@@ -6,8 +6,8 @@ import asyncio
 import itertools
 import secrets
 from array import array
-from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextvars import Token
 from dataclasses import dataclass, field
@@ -108,11 +108,13 @@ class OpenEpisode:
         self._amend = amend
         self._run = run
         self._end_keys = end_keys
-        self._calls = OpenCalls(keep=spec.keep_calls)
+        self.kept = OpenCalls(keep=spec.keep_calls)
         self.stored: dict[str, Any] = {}
         """What dialects keep of responses, by their ids."""
-        self._indices = itertools.count()
-        self._ordinals: Counter[str] = Counter()
+        self.indices = itertools.count()
+        """Of calls."""
+        self.ordinals = defaultdict[str, Iterator[int]](itertools.count)
+        """Of an agent's calls."""
         self._model: dict[str, str] = {}
         self.asked: dict[int, Engine] = {id(spec.engine): spec.engine}
         """What answered."""
@@ -122,7 +124,7 @@ class OpenEpisode:
     @property
     def calls(self) -> tuple[Call, ...]:
         """What has been recorded, in order of completion."""
-        return self._calls.all()
+        return self.kept.all()
 
     @property
     def error(self) -> AjetError | None:
@@ -173,7 +175,7 @@ class OpenEpisode:
     def observed(self, exchange: ObservedExchange) -> None:
         """Record a request that passed through to its own endpoint; nothing once the episode is finished."""
         if not self._finished:
-            call = observed_call(self.episode_id, self.next_index(), exchange)
+            call = observed_call(self.episode_id, next(self.indices), exchange)
             if call.error is not None and exchange.error is None:
                 self.fail(EngineUnavailable(call.error))
             self.add(call)
@@ -185,20 +187,9 @@ class OpenEpisode:
 
     # What the gateway does
 
-    def next_ordinal(self, agent: str) -> int:
-        self._ordinals[agent] += 1
-        return self._ordinals[agent] - 1
-
-    def next_index(self) -> int:
-        return next(self._indices)
-
-    def shared(self, body: dict[str, Any]) -> dict[str, Any]:
-        """A request's JSON without what earlier requests of the episode hold already."""
-        return self._calls.shared(body)
-
     def add(self, call: Call, held: array[int] | None = None) -> None:
         """Record a call, with its place among those before it; see `OpenCalls.add`."""
-        call = self._calls.add(call, held)
+        call = self.kept.add(call, held)
         if self.spec.stop_after is not None and self.stopped is None:
             self.stopped = self.spec.stop_after(call)
         if self._put is not None:
@@ -208,7 +199,7 @@ class OpenEpisode:
         """The calls of a request were recorded as delivered and are not; nothing once the episode is finished."""
         if self._finished:
             return
-        self._calls.undelivered(request_id, error)
+        self.kept.undelivered(request_id, error)
         if self._amend is not None:
             self._amend(self.episode_id, request_id, error)
 

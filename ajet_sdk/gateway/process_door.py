@@ -21,8 +21,6 @@ from ajet_sdk.gateway.access import (
     Access,
     ClientGone,
     HTTPError,
-    KeyGrant,
-    Place,
     check_size,
     count,
     headers_of,
@@ -162,33 +160,31 @@ class ProcessClient:
         url = urlsplit(self._url)
         place = locate(url.path, url.query, headers)
         try:
-            await self._reply(place, self._door.access.grant(place, headers, url.query))
+            grant = self._door.access.grant(place, headers, url.query)
+            try:
+                check_size(len(self._content))
+                body = parse_body(self._content) if self._body is None else self._body
+            except HTTPError as error:
+                raise refuse_unread(grant.episode, grant.request(place, {}, self), error) from error
+            request = grant.request(place, body, self)
+            if place.endpoint.counter is not None:
+                counted = json_bytes(await count(grant.episode, request, place.endpoint.counter))
+                self._send(200, headers_of(200, len(counted)), counted, True)
+                return
+            async with await answer(grant.episode, request) as reply:
+                head = reply.headers
+                async for chunk, last in reply.chunks:
+                    self._send(200, head, chunk, last)
+                self._take_back = reply.call.take_back
         except HTTPError as error:
-            body = json_bytes(error.body_in(place.speaks))
-            self._send(error.status, headers_of(error.status, len(body)), body, True)
+            said = json_bytes(error.body_in(place.speaks))
+            self._send(error.status, headers_of(error.status, len(said)), said, True)
         except ClientGone:
             pass  # nobody is left to be told, and the call is recorded
         except TraceError as lost:  # the writer raises it again to the run, at its next record
             log.debug("A call could not be recorded: %s", lost)
         finally:
             self.break_off()
-
-    async def _reply(self, place: Place, grant: KeyGrant) -> None:
-        try:
-            check_size(len(self._content))
-            body = parse_body(self._content) if self._body is None else self._body
-        except HTTPError as error:
-            raise refuse_unread(grant.episode, grant.request(place, {}, self), error) from error
-        request = grant.request(place, body, self)
-        if place.endpoint.counter is not None:
-            counted = json_bytes(await count(grant.episode, request, place.endpoint.counter))
-            self._send(200, headers_of(200, len(counted)), counted, True)
-            return
-        async with await answer(grant.episode, request) as reply:
-            head = reply.headers
-            async for chunk, last in reply.chunks:
-                self._send(200, head, chunk, last)
-            self._take_back = reply.call.take_back
 
     def _send(self, status: int, headers: list[tuple[bytes, bytes]], body: bytes, last: bool) -> None:
         if not self._over:
