@@ -6,7 +6,9 @@ A judge of a group is a function with `@ajet.judge(group=True)`, or an object wi
 
 from __future__ import annotations
 
+import asyncio
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,7 +17,7 @@ from ajet_sdk.agent.decorators import bind, spec_of
 from ajet_sdk.agent.workflow import WorkflowOutput, WorkflowTask
 from ajet_sdk.types import Episode, Task
 
-__all__ = ["JudgeCall", "call_group_judge", "call_judge", "is_group_judge", "output_of", "workflow_task"]
+__all__ = ["JudgeCall", "answer_of", "call_group_judge", "call_judge", "is_group_judge", "output_of", "workflow_task"]
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,15 @@ def call_group_judge(judge: Any, episodes: Sequence[Episode], *, given: Mapping[
     spec, task = spec_of(judge, "judge"), episodes[0].task
     whole = {"task": task, **given, "episodes": list(episodes)}
     return JudgeCall(spec.name, spec.timeout, functools.partial(spec.function, **bind(spec, task, whole)))
+
+
+async def answer_of(call: JudgeCall) -> Any:
+    """What a judge returns, outside of a run's workers; one that blocks gets a thread of its own."""
+    target = getattr(call.function, "func", call.function)
+    if inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(type(target).__call__):
+        return await call.function()
+    value = await asyncio.to_thread(call.function)
+    return await value if inspect.isawaitable(value) else value
 
 
 def output_of(episode: Episode) -> Any:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.judges.call import JudgeCall, call_group_judge, call_judge, is_group_judge, output_of, workflow_task
+from ajet_sdk.judges.call import answer_of, call_group_judge, call_judge, is_group_judge, output_of, workflow_task
 from ajet_sdk.judges.rewards import Verdict, judged, judged_group
 from ajet_sdk.types import Episode, Reward
 
@@ -57,13 +56,13 @@ class CombinedJudge:
     async def _of(self, part: Part, episodes: Sequence[Episode]) -> list[Verdict]:
         if is_group_judge(part.judge):
             call = call_group_judge(part.judge, episodes, given={})
-            return judged_group(await _answer(call), call.name, len(episodes))
+            return judged_group(await answer_of(call), call.name, len(episodes))
         found = []
         for episode in episodes:
             output = output_of(episode)
             attempt = workflow_task(episode.task, episode)
             call = call_judge(part.judge, episode.task, output, episode, given={}, attempt=attempt)
-            found.append(judged(await _answer(call), call.name))
+            found.append(judged(await answer_of(call), call.name))
         return found
 
     def _sum(self, verdicts: Sequence[Verdict]) -> Verdict:
@@ -77,12 +76,3 @@ class CombinedJudge:
                 metrics[name] = metrics.get(name, 0.0) + value
         said = [verdict.is_success for verdict in verdicts if verdict.is_success is not None]
         return Verdict(tuple(rewards), all(said) if said else None, metrics)
-
-
-async def _answer(call: JudgeCall) -> Any:
-    """What a judge returns; one that blocks, in a thread of its own."""
-    target = getattr(call.function, "func", call.function)
-    if inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(type(target).__call__):
-        return await call.function()
-    value = await asyncio.to_thread(call.function)
-    return await value if inspect.isawaitable(value) else value

@@ -101,6 +101,8 @@ class LlmJudge:
         self.examples = [example if isinstance(example, Example) else Example.of(example) for example in examples]
         self.min_score, self.max_score, self.success_threshold = min_score, max_score, success_threshold
         self.reference_key, self.show, self.prompt = reference_key, show, prompt
+        self.repeat = 0
+        """Another number asks the model anew for verdicts that it gave before."""
 
     @property
     def group(self) -> bool:
@@ -109,7 +111,7 @@ class LlmJudge:
 
     async def __call__(self, output: Any, task: Task, episode: Episode) -> Verdict:
         """The verdict on one output. Raises NoReward, EngineUnavailable."""
-        asked = await self.grade(material_of(output, task, episode, self.reference_key, self.show))
+        asked = await self.grade(material_of(output, task, episode, self.reference_key, self.show), repeat=self.repeat)
         return self._verdict(asked.value, asked.spent)
 
     async def compute_rewards(self, episodes: Sequence[Episode]) -> list[Verdict]:
@@ -118,7 +120,8 @@ class LlmJudge:
         Raises NoReward, EngineUnavailable.
         """
         key, show = self.reference_key, self.show
-        asked = await self.rank([material_of(output_of(e), e.task, e, key, show) for e in episodes])
+        group = [material_of(output_of(e), e.task, e, key, show) for e in episodes]
+        asked = await self.rank(group, repeat=self.repeat)
         spent = [asked.spent] + [Spent()] * (len(episodes) - 1)
         return [self._verdict(grade, own) for grade, own in zip(asked.value, spent, strict=True)]
 

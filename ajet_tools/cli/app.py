@@ -62,6 +62,7 @@ class _Root(LazyGroup):
         "serve": ("train", "Serve a checkpoint as an OpenAI-compatible endpoint, until Ctrl-C."),
         "trace": ("trace", "Inspect, compare, convert and export traces."),
         "dataset": ("dataset", "Build, clean, inspect and convert datasets."),
+        "judge": ("judge", "Try a judge before it gives rewards."),
         "bench": ("bench", "Train the example library as a benchmark: reward and cost, compared between versions."),
         "config": ("config", "Show, check and explain the configuration."),
         "install": ("setup", "Install Trinity or vLLM, which pip can't resolve, in versions that work together."),

@@ -1,0 +1,268 @@
+"""How far a judge can be trusted: its verdicts beside labels, beside each other, and beside what should not matter."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from ajet_sdk.errors import AjetError, ConfigError
+from ajet_sdk.judges.agreement import Interval, bootstrap, concordance, kappa, rank_correlation
+from ajet_sdk.judges.call import answer_of, call_group_judge, call_judge, is_group_judge, output_of, workflow_task
+from ajet_sdk.judges.combined import CombinedJudge, Part
+from ajet_sdk.judges.llm import LlmJudge
+from ajet_sdk.judges.rewards import Verdict, judged, judged_group
+from ajet_sdk.judges.rubric import RubricJudge
+from ajet_sdk.types import Episode, Task
+
+__all__ = ["Evaluation", "Labelled", "evaluate", "labelled_row"]
+
+_QUERY = ("query", "main_query", "question", "prompt")
+_OUTPUT = ("output", "response", "final_answer", "answer")
+_LABEL = ("score", "label", "reward")
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """An output and what a person, or another judge, gave it. A group's judge compares those of one `group_id`."""
+
+    episode: Episode
+    label: float
+
+
+@dataclass
+class Evaluation:
+    """What was found; None stands where it says nothing, as the agreement where all labels are equal."""
+
+    count: int
+    failures: dict[str, int] = field(default_factory=dict)
+    """Verdicts that could not be had, by cause; what follows is over the others."""
+    agreement: Interval | None = None
+    """The share of pairs with different labels that are put in their order; 0.5 is chance."""
+    accuracy: Interval | None = None
+    """The share of right verdicts, where there are two labels: a score above the middle is the higher one."""
+    kappa: float | None = None
+    correlation: Interval | None = None
+    """Spearman's, of score and label."""
+    repeats: int = 1
+    spread: float | None = None
+    """The mean standard deviation of the scores of one output, judged `repeats` times."""
+    flipped: float | None = None
+    """The share of outputs whose repeated verdicts are not all on one side of the middle of the labels."""
+    order: float | None = None
+    """The share of a group's pairs that change their order when the group is given in reverse."""
+    length: float | None = None
+    """Spearman's correlation of score and length of the output."""
+    length_of_labels: float | None = None
+    length_beyond_labels: float | None = None
+    """The partial correlation of score and length, with the labels held constant: what length alone earns."""
+    calls: float = 0.0
+    """Per verdict, as the next ones; of the first round, without what was kept from before."""
+    tokens: float = 0.0
+    cost: float | None = None
+    cached: int = 0
+    seconds: float = 0.0
+    scores: list[tuple[str, float, float | None]] = field(default_factory=list)
+    """Of each output: its id, its label, its score."""
+
+
+def labelled_row(row: Mapping[str, Any], place: int) -> Labelled:
+    """A row with a query, an `output` (else `response`, `final_answer`, `answer`) and a `score` (else `label`).
+
+    What else it has, its `metadata` too, is the task's metadata. Raises ConfigError.
+    """
+    metadata = row.get("metadata")
+    whole = {**row, **(metadata if isinstance(metadata, Mapping) else {})}
+    whole.pop("metadata", None)
+    names = {
+        what: next((name for name in known if whole.get(name) is not None), None)
+        for what, known in (("query", _QUERY), ("output", _OUTPUT), ("label", _LABEL))
+    }
+    output, label = names["output"], names["label"]
+    if output is None or label is None or not isinstance(whole[label], bool | int | float):
+        raise ConfigError(
+            f"row {place + 1} of the labels needs an output ({', '.join(_OUTPUT)}) and a number as its label "
+            f"({', '.join(_LABEL)}); it has {', '.join(map(str, row)) or 'nothing'}"
+        )
+    query = str(whole.get(names["query"] or "", ""))
+    rest = {key: value for key, value in whole.items() if key not in names.values()}
+    task = Task(main_query=query, metadata=rest)
+    group = str(whole.get("group") or query)
+    return Labelled(
+        Episode(episode_id=str(place + 1), group_id=group, attempt=place, task=task, output=whole[output], split=""),
+        float(whole[label]),
+    )
+
+
+async def evaluate(
+    judge: Any,
+    labelled: Sequence[Labelled],
+    *,
+    repeats: int = 3,
+    parallel: int = 8,
+    seed: int = 0,
+    done: Callable[[int], None] = lambda count: None,
+) -> Evaluation:
+    """Judge each output `repeats` times, and a group once more in reverse.
+
+    Args:
+        repeats: verdicts on each output, made anew each time; 1 says nothing of their variance.
+        parallel: judgements at once.
+        seed: of the intervals.
+        done: called with how many more outputs were judged.
+    """
+    if not labelled:
+        raise ConfigError("there is no labelled output to judge")
+    if isinstance(judge, RubricJudge):
+        await judge.ready()
+    room = asyncio.Semaphore(parallel)
+    found = Evaluation(len(labelled), repeats=repeats)
+    began = time.perf_counter()
+    first = await _round(judge, labelled, room, done)
+    found.seconds = (time.perf_counter() - began) / len(labelled)
+    rounds = [first]
+    for repeat in range(1, repeats):
+        rounds.append(await _round(_anew(judge, repeat), labelled, room, done))
+    values = [[_value(one) for one in verdicts] for verdicts in rounds]
+    found.failures = dict(Counter(str(one) for verdicts in rounds for one in verdicts if not isinstance(one, Verdict)))
+    found.scores = [(one.episode.episode_id, one.label, value) for one, value in zip(labelled, values[0], strict=True)]
+    _count(found, [one for one in first if isinstance(one, Verdict)])
+    _agree(found, labelled, values[0], is_group_judge(judge), seed)
+    _repeat(found, labelled, values)
+    if is_group_judge(judge):
+        reverse = await _round(judge, labelled[::-1], room, done)
+        found.order = _order(labelled, values[0], [_value(one) for one in reverse][::-1])
+    return found
+
+
+def _anew(judge: Any, repeat: int) -> Any:
+    """The judge, whose model is asked anew; a function is merely called again."""
+    if isinstance(judge, CombinedJudge):
+        return CombinedJudge([Part(_anew(part.judge, repeat), part.weight, part.name) for part in judge.parts])
+    if not isinstance(judge, LlmJudge):
+        return judge
+    another = copy.copy(judge)
+    another.repeat = repeat
+    return another
+
+
+async def _round(
+    judge: Any, labelled: Sequence[Labelled], room: asyncio.Semaphore, done: Callable[[int], None]
+) -> list[Verdict | str]:
+    """The verdicts in their order; a string is why there is none."""
+    groups: dict[str, list[int]] = {}
+    for place, one in enumerate(labelled):
+        groups.setdefault(one.episode.group_id if is_group_judge(judge) else str(place), []).append(place)
+    found: dict[int, Verdict | str] = {}
+
+    async def one_group(places: Sequence[int]) -> None:
+        async with room:
+            verdicts = await _verdicts(judge, [labelled[place].episode for place in places])
+        found.update(zip(places, verdicts, strict=True))
+        done(len(places))
+
+    await asyncio.gather(*(one_group(places) for places in groups.values()))
+    return [found[place] for place in range(len(labelled))]
+
+
+async def _verdicts(judge: Any, episodes: Sequence[Episode]) -> Sequence[Verdict | str]:
+    try:
+        if is_group_judge(judge):
+            call = call_group_judge(judge, episodes, given={})
+            return judged_group(await answer_of(call), call.name, len(episodes))
+        [episode] = episodes
+        attempt = workflow_task(episode.task, episode)
+        call = call_judge(judge, episode.task, output_of(episode), episode, given={}, attempt=attempt)
+        return [judged(await answer_of(call), call.name)]
+    except ConfigError:
+        raise
+    except AjetError as error:
+        return [f"{type(error).__name__}: {error}"] * len(episodes)
+    except Exception as error:  # noqa: BLE001  the user's own judge
+        return [f"{type(error).__name__}: {error}"] * len(episodes)
+
+
+def _value(verdict: Verdict | str) -> float | None:
+    return None if isinstance(verdict, str) else sum(one.value * one.weight for one in verdict.rewards)
+
+
+def _count(found: Evaluation, verdicts: Sequence[Verdict]) -> None:
+    def mean(name: str) -> float:
+        return sum(one.metrics.get(name, 0.0) for one in verdicts) / max(len(verdicts), 1)
+
+    found.calls, found.tokens = mean("judge_calls"), mean("judge_tokens")
+    found.cached = round(sum(one.metrics.get("judge_cached", 0.0) for one in verdicts))
+    if any("judge_cost" in one.metrics for one in verdicts):
+        found.cost = mean("judge_cost")
+
+
+def _agree(
+    found: Evaluation, labelled: Sequence[Labelled], values: Sequence[float | None], grouped: bool, seed: int
+) -> None:
+    sound = [(one, value) for one, value in zip(labelled, values, strict=True) if value is not None]
+    if not sound:
+        return
+    labels, scores = [one.label for one, _ in sound], [value for _, value in sound]
+    groups = [one.episode.group_id for one, _ in sound]
+
+    def over(statistic: Callable[[list[int]], float | None]) -> Interval | None:
+        return bootstrap(lambda places: statistic(list(places)), len(sound), seed=seed)
+
+    found.agreement = over(
+        lambda at: concordance(
+            [scores[i] for i in at], [labels[i] for i in at], [groups[i] for i in at] if grouped else None
+        )
+    )
+    found.correlation = over(lambda at: rank_correlation([scores[i] for i in at], [labels[i] for i in at]))
+    if len(set(labels)) == 2:
+        middle = _middle(labels)
+        right = [(score > middle) == (label > middle) for score, label in zip(scores, labels, strict=True)]
+        found.accuracy = over(lambda at: sum(right[i] for i in at) / len(at))
+        found.kappa = kappa([score > middle for score in scores], [label > middle for label in labels])
+    lengths = [float(len(str(output_of(one.episode)))) for one, _ in sound]
+    found.length = rank_correlation(scores, lengths)
+    found.length_of_labels = rank_correlation(labels, lengths)
+    agreed = rank_correlation(scores, labels)
+    if None not in (found.length, found.length_of_labels, agreed):
+        found.length_beyond_labels = _partial(found.length or 0.0, agreed or 0.0, found.length_of_labels or 0.0)
+
+
+def _partial(of_interest: float, first: float, second: float) -> float | None:
+    """The partial correlation, of the three pairwise ones; None where the third says all of either."""
+    rest = (1 - first**2) * (1 - second**2)
+    return (of_interest - first * second) / rest**0.5 if rest > 1e-12 else None
+
+
+def _middle(labels: Sequence[float]) -> float:
+    return (min(labels) + max(labels)) / 2
+
+
+def _repeat(found: Evaluation, labelled: Sequence[Labelled], values: Sequence[Sequence[float | None]]) -> None:
+    each = [[one for one in scores if one is not None] for scores in zip(*values, strict=True)]
+    repeated = [scores for scores in each if len(scores) > 1]
+    if not repeated:
+        return
+    middle = _middle([one.label for one in labelled])
+    found.spread = float(np.mean([np.std(scores) for scores in repeated]))
+    found.flipped = float(np.mean([len({score > middle for score in scores}) > 1 for scores in repeated]))
+
+
+def _order(
+    labelled: Sequence[Labelled], values: Sequence[float | None], reverse: Sequence[float | None]
+) -> float | None:
+    changed = pairs = 0
+    for i, one in enumerate(labelled):
+        for j in range(i):
+            both = (values[i], values[j], reverse[i], reverse[j])
+            if one.episode.group_id != labelled[j].episode.group_id or None in both:
+                continue
+            pairs += 1
+            a, b, c, d = (value or 0.0 for value in both)
+            changed += np.sign(a - b) != np.sign(c - d)
+    return changed / pairs if pairs else None

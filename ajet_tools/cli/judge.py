@@ -1,0 +1,151 @@
+"""`ajet judge eval`: a judge beside labels."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import closing
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.table import Table
+
+from ajet_sdk.capture.hooks import ensure_api_key
+from ajet_sdk.config.config import Config, load_config
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.judges.agreement import Interval
+from ajet_sdk.judges.evaluate import Evaluation, Labelled, evaluate, labelled_row
+from ajet_sdk.judges.load import named_judge
+from ajet_sdk.judges.rubric import RubricJudge
+from ajet_sdk.reporting import output
+from ajet_sdk.trace.reader import episodes
+from ajet_tools.cli.arguments import JUDGE_HELP
+from ajet_tools.cli.options import AsJson, print_json
+from ajet_tools.cli.output import ProgressBar
+from ajet_tools.trace.locate import open_located
+from ajet_tools.trace.queries.base import rows
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+
+@app.callback()
+def judge() -> None:
+    """Try a judge before it gives rewards."""
+
+
+@app.command("eval")
+def evaluate_judge(
+    name: Annotated[str, typer.Argument(metavar="JUDGE", help=JUDGE_HELP)],
+    labels: Annotated[
+        Path, typer.Option("--labels", metavar="FILE|TRACE", help="JSON lines with output and score, or a trace.")
+    ],
+    by: Annotated[
+        Literal["feedback", "reward"], typer.Option("--by", help="What of a trace is the label of an episode.")
+    ] = "feedback",
+    conf: Annotated[
+        Path | None, typer.Option("--conf", "-c", help="A config file whose answer_key and alien_llm_model hold.")
+    ] = None,
+    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Verdicts on each output, for their variance.")] = 3,
+    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first outputs.")] = None,
+    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Judgements at once.")] = 8,
+    seed: Annotated[int, typer.Option("--seed", help="Of the confidence intervals.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Hold a judge against labels: agreement, variance, the effects of order and length, cost.
+
+    A row of the labels has a query, an output (or response, final_answer, answer) and a score (or label); what else it
+    has is the task's metadata. Of a trace, the mean of the scores that people gave an episode is its label. Agreement
+    is the share of pairs with different labels that the judge puts in their order: 0.5 is chance. Intervals are 95 %,
+    by bootstrap over the outputs. Exit code 1 where no verdict could be had.
+
+    \b
+    ajet judge eval llm:rubric.yaml --labels scored.jsonl
+    ajet judge eval agent.py:polite --labels launcher_record/shop --json
+    """
+    ensure_api_key()
+    labelled = (_rows(labels) if labels.suffix in (".jsonl", ".json") else _episodes(labels, by))[:limit]
+    config = load_config(conf) if conf is not None else Config()
+    found = named_judge(name, config)
+    with ProgressBar("Judging", len(labelled) * repeats, quiet=as_json) as bar:
+        result = asyncio.run(
+            evaluate(found, labelled, repeats=repeats, parallel=concurrency, seed=seed, done=bar.advance)
+        )
+    built = found.built if isinstance(found, RubricJudge) else None
+    if as_json:
+        print_json({"judge": name, **asdict(result), **({"rubric": asdict(built)} if built else {})})
+    else:
+        _print(name, result)
+        if built is not None:
+            output.console().print(f"\nIts rubric:\n{built.rubric}", markup=False, soft_wrap=True)
+    if all(score is None for _, _, score in result.scores):
+        raise typer.Exit(1)
+
+
+def _rows(path: Path) -> list[Labelled]:
+    try:
+        lines = [line for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+        return [labelled_row(json.loads(line), place) for place, line in enumerate(lines)]
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ConfigError(f"--labels: cannot read {path} as JSON lines: {error}") from None
+
+
+def _episodes(path: Path, by: str) -> list[Labelled]:
+    reader, _ = open_located(path)
+    with closing(reader):
+        if by == "reward":
+            found = [(one, one.reward) for one in episodes(reader) if one.status == "succeeded"]
+            return [
+                Labelled(one.model_copy(update={"rewards": ()}), label) for one, label in found if label is not None
+            ]
+        sql = "SELECT episode_id, avg(score) AS score FROM feedback WHERE score IS NOT NULL GROUP BY episode_id"
+        scores = {row["episode_id"]: float(row["score"]) for row in rows(reader, sql)}
+        if not scores:
+            raise ConfigError(
+                f"--labels: no one has scored an episode of {path}; record feedback with a score, or take the recorded "
+                "rewards as labels (--by reward)"
+            )
+        kept = episodes(reader, episode_ids=list(scores))
+        return [Labelled(one.model_copy(update={"rewards": ()}), scores[one.episode_id]) for one in kept]
+
+
+def _print(name: str, found: Evaluation) -> None:
+    console = output.console()
+    table = Table(box=None, show_header=False, pad_edge=False)
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(style="dim")
+    for label, value, meaning in _lines(found):
+        if value is not None:
+            table.add_row(label, value, meaning)
+    console.print(f"{name}: {found.count} labelled outputs", markup=False)
+    console.print(table)
+    for cause, count in list(found.failures.items())[:5]:
+        console.print(f"No verdict, {count} × {cause}", style="yellow", markup=False, soft_wrap=True)
+
+
+def _lines(found: Evaluation) -> list[tuple[str, str | None, str]]:
+    def number(value: float | None, form: str = ".3f") -> str | None:
+        return None if value is None else format(value, form)
+
+    def interval(value: Interval | None) -> str | None:
+        return None if value is None else f"{value.value:.3f} [{value.low:.3f}, {value.high:.3f}]"
+
+    verdicts = f"{found.calls:.3g} calls, {found.tokens:.4g} tokens"
+    money = "" if found.cost is None else f", {found.cost:.3g} in money"
+    return [
+        ("agreement", interval(found.agreement), "pairs in the order of their labels; 0.5 is chance"),
+        ("accuracy", interval(found.accuracy), "of two labels, the right one"),
+        ("kappa", number(found.kappa), "the same beyond chance"),
+        ("correlation", interval(found.correlation), "Spearman's, of score and label"),
+        ("repeat spread", number(found.spread), f"standard deviation of {found.repeats} verdicts on one output"),
+        ("repeat flips", number(found.flipped, ".1%"), "outputs whose verdicts change sides"),
+        ("order flips", number(found.order, ".1%"), "pairs of a group that change their order when it is reversed"),
+        ("length", number(found.length, "+.3f"), "correlation of score and length"),
+        ("length of labels", number(found.length_of_labels, "+.3f"), "correlation of label and length"),
+        ("length alone", number(found.length_beyond_labels, "+.3f"), "score and length, labels held constant"),
+        ("cost per verdict", f"{verdicts}{money}, {found.seconds:.3g} s", f"{found.cached} from the cache"),
+    ]
