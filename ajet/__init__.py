@@ -53,6 +53,7 @@ if TYPE_CHECKING:
     from ajet_sdk.samples.timelines import Merged as Merged
     from ajet_sdk.samples.timelines import merge as merge
     from ajet_sdk.serve import serve as serve
+    from ajet_sdk.trace.reader import open_trace as open_trace
     from ajet_sdk.types import Call as Call
     from ajet_sdk.types import Episode as Episode
     from ajet_sdk.types import LedgerEntry as LedgerEntry
@@ -62,6 +63,7 @@ if TYPE_CHECKING:
     from ajet_sdk.types import Split as Split
     from ajet_sdk.types import Task as Task
     from ajet_sdk.types import Timeline as Timeline
+    from ajet_tools.dataset.files import frames as dataset  # noqa: F401  # public under this name
 
 _HOMES = {
     "agent.decorators": ("judge", "workflow"),
@@ -84,6 +86,7 @@ _HOMES = {
     "samples.build": ("build",),
     "samples.timelines": ("Merged", "merge"),
     "serve": ("serve",),
+    "trace.reader": ("open_trace",),
     "types": (
         "Call", "Episode", "LedgerEntry", "Reward", "Run", "Sample", "Split", "Task", "Timeline",
     ),
@@ -116,10 +119,12 @@ attribute, and `from ajet.workflow import Workflow` works.
 """
 
 __version__ = "0.1.0"
-__all__ = sorted(_HOME_OF)
+__all__ = sorted([*_HOME_OF, "dataset"])
 
 
 def __getattr__(name: str) -> Any:
+    if name == "dataset":
+        return importlib.import_module("ajet_tools.dataset.files.frames")
     if name not in _HOME_OF:
         raise AttributeError(f"module 'ajet' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"ajet_sdk.{_HOME_OF[name]}"), name)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,9 @@ from ajet_sdk.trace.owner import ROWS_PATH, Owner, owner_of, settled_owners
 from ajet_sdk.trace.rows import RowsOf
 from ajet_sdk.trace.sources import Attached
 from ajet_sdk.types import Call, Episode, Reward
+
+if TYPE_CHECKING:
+    import polars
 
 __all__ = [
     "Stored",
@@ -49,7 +52,7 @@ _LOOK = 2.0
 """Seconds after which new directories are looked for."""
 
 
-def open_trace(path: Path, *more: Path) -> Trace:
+def open_trace(path: str | Path, *more: str | Path) -> Trace:
     """Open a trace to read: a file, a directory, or several files (of a directory, or named), read as one.
 
     Nothing stays open between queries, so that a reader never keeps a writer out and sees a run start and end: a
@@ -118,6 +121,14 @@ class Trace:
                 seen = at if owners else seen
             time.sleep(0.02)
 
+    def episodes(self) -> TraceTable:
+        """One row an episode, the oldest first."""
+        return TraceTable(self, "episodes", "episode_id")
+
+    def calls(self) -> TraceTable:
+        """One row a call, the oldest first, prompts and requests whole."""
+        return TraceTable(self, "calls_full", "call_id")
+
     def files(self) -> list[Path]:
         """Those that there are now, but for those that nobody named and that are no traces, or copies of others."""
         return self._look()[0]
@@ -153,6 +164,21 @@ class Trace:
     def close(self) -> None:
         """Let go of the files, unless a query is running; the next query opens them again."""
         self._attached.close()
+
+
+class TraceTable:
+    """Rows of a trace; each method reads them anew. Columns are those of `ajet trace sql`."""
+
+    def __init__(self, reader: Trace, table: str, key: str) -> None:
+        self._reader, self._sql = reader, f"SELECT * FROM {table} ORDER BY started_at, {key}"
+
+    def arrow(self) -> pa.Table:
+        return self._reader.query(self._sql)
+
+    def pl(self) -> polars.DataFrame:
+        import polars
+
+        return polars.DataFrame(self.arrow())
 
 
 def _opening(owner: Owner) -> bool:

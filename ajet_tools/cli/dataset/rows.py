@@ -33,6 +33,7 @@ from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.rows.combine import blocks, parse_part, plan
 from ajet_tools.dataset.rows.filter import parse
 from ajet_tools.dataset.rows.keep import Keep
+from ajet_tools.dataset.rows.sql import Where, is_sql, select
 
 __all__ = ["app"]
 
@@ -54,6 +55,9 @@ def filter_rows(
             "--language", metavar="CODE", help="Only this language: en, zh, de, ...; und: unknown. Repeatable."
         ),
     ] = None,
+    sql: Annotated[
+        str | None, typer.Option("--sql", metavar="SELECT", help="Write what it gives over the table `rows` instead.")
+    ] = None,
     judge: Annotated[
         str | None, typer.Option(metavar="FILE:NAME", help="Only rows whose own answer this judge rewards fully.")
     ] = None,
@@ -71,18 +75,34 @@ def filter_rows(
     (main_query.chars, metadata.tags.count), or text, chars, words, language, task_id of what the row asks. Operators:
     = != < <= > >= and ~ !~ for contains; and, or, not, parentheses; several values after = mean any of them. A word
     alone is looked for in the text. `none` is what is not there; ~ "regex:PATTERN" is a regular expression. The
-    language is told by script and common words. Rows that a judge fails on are left out, and the exit code is 1.
+    language is told by script and common words.
+
+    An expression may also be what SQL has after WHERE: LIKE, IN, BETWEEN, IS NULL, functions. text, chars, words and
+    language are columns there, and functions of a column. --sql takes a whole SELECT.
+
+    Rows that a judge fails on are left out, and the exit code is 1.
 
     \b
     ajet dataset filter tasks.jsonl 'metadata.level>=3 not text~"train"' -o hard.jsonl
     ajet dataset filter tasks.parquet --min-chars 20 --max-chars 2000 --language en -o en.jsonl
     ajet dataset filter tasks.jsonl 'metadata.answer~"regex:^[0-9]+$"' -o - | wc -l
+    ajet dataset filter tasks.jsonl "metadata.level IN (1, 2) AND chars(main_query) < 500" -o short.jsonl
+    ajet dataset filter tasks.parquet --sql "SELECT label, count(*) AS n FROM rows GROUP BY label"
     ajet dataset filter tasks.jsonl --judge agent.py:exact --rejected bad.jsonl -o good.jsonl
     """
     if min_reward is not None and judge is None:
         raise ConfigError("--min-reward says what a judge must give at least; name it by --judge FILE:NAME")
+    in_sql = expression is not None and is_sql(expression)
+    if (in_sql or sql) and (source == "-" or mapping):
+        raise ConfigError("SQL reads the columns of a file first: give a file in place of stdin, and no --map")
+    if sql:
+        if expression or judge or rejected or min_chars is not None or max_chars is not None or language:
+            raise ConfigError("--sql is a whole SELECT: leave out the expression and the other conditions")
+        _select(sql, source, out, as_json)
+        return
     keep = Keep(
-        filter=parse(expression) if expression else None,
+        filter=parse(expression) if expression and not in_sql else None,
+        where=Where(expression, source) if expression and in_sql else None,
         least=min_chars,
         most=max_chars,
         languages=tuple(language or ()),
@@ -100,6 +120,15 @@ def filter_rows(
         ):
             write_block(kept, block, indices)
     _report_filter(keep, kept.rows, bad, out, as_json)
+
+
+def _select(query: str, source: str, out: str, as_json: bool) -> None:
+    """Write what a SELECT gives."""
+    with Writer(out) as writer:
+        for block in select(query, source):
+            write_block(writer, block)
+    lines = [f"{counted(writer.rows, 'row')}{to_place(out)}"]
+    print_summary({"rows": writer.rows, "path": out}, lines, as_json=as_json, out=out)
 
 
 def _judge(spec: str) -> Any:

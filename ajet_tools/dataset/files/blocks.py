@@ -41,6 +41,7 @@ __all__ = [
     "Wanted",
     "blocks_of",
     "count_rows",
+    "is_lines",
     "join",
     "read_blocks",
     "write_block",
@@ -66,7 +67,7 @@ class LineBlock:
 
     name: str
     lines: Any
-    """A polars series of text, without blanks around it."""
+    """Text without blanks around it, as a polars series."""
     numbers: Any
     """Of the lines in the file, from 1, as a numpy array; or the place of each row, as a list of texts."""
     known: dict[tuple[str, ...], Any] = field(default_factory=dict, repr=False)
@@ -149,7 +150,7 @@ class TableBlock:
         at = self.batch.data.schema.get_field_index(path[0])
         if at < 0:
             return pl.Series([None] * len(self), dtype=pl.String)
-        if self.batch.table.notes.get(path[0]):
+        if path[0] in self.batch.table.notes:
             raise Irregular
         array, left = self.batch.data.column(at), list(path[1:])
         while left and pa.types.is_struct(array.type):
@@ -170,6 +171,7 @@ class TableBlock:
         return pl.Series(["[" if one else None for one in array.is_valid().to_pylist()], dtype=pl.String)
 
     def frame(self, dtype: Any) -> Any:
+        """All columns, as a polars frame."""
         import polars as pl
 
         return pl.from_arrow(self.batch.data)
@@ -233,8 +235,7 @@ def _texts(block: Block) -> Any:
     said = pl.coalesce([pl.when(one.str.contains(r"\S")).then(one) for one in names])
     unclear = pl.any_horizontal([one.str.contains(_UNCLEAR).fill_null(False) for one in names])
     found = frame.select(text=said, unclear=unclear | said.is_null())
-    left = found["unclear"].arg_true()
-    if not len(left):
+    if not len(left := found["unclear"].arg_true()):
         return found["text"]
     return found["text"].scatter(left, [text_of(row.values) for row in block.rows(left)])
 
@@ -274,8 +275,7 @@ def _decode(lines: Any, wanted: Wanted) -> dict[tuple[str, ...], Any] | None:
 
 
 def _overlap(one: Sequence[str], other: Sequence[str]) -> bool:
-    short = min(len(one), len(other))
-    return tuple(one[:short]) == tuple(other[:short])
+    return all(a == b for a, b in zip(one, other, strict=False))
 
 
 def _struct(tree: Mapping[str, Any]) -> Any:
@@ -322,7 +322,7 @@ def read_blocks(
                     break
                 yield TableBlock(file.name, named, number)
                 number += len(batch.data)
-        elif isinstance(file, Path) and not mapping and _is_lines(file):
+        elif isinstance(file, Path) and not mapping and is_lines(file):
             with explain_errors(file), open_text(file) as stream:
                 yield from _line_blocks(stream, file.name.removesuffix(".gz"), wanted, bad)
         else:
@@ -339,7 +339,7 @@ def blocks_of(rows: Iterable[Row], name: str) -> Iterator[Block]:
         yield LineBlock(name, lines, [row.where for row in some])
 
 
-def _is_lines(file: Path) -> bool:
+def is_lines(file: Path) -> bool:
     """Its first line is an object of JSON: not one document over many lines, nor an array."""
     if not file.name.removesuffix(".gz").endswith((".jsonl", ".json")):
         return False

@@ -6,13 +6,14 @@ import csv
 import io
 import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, BinaryIO
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_sdk.tasks.rows import QUERY_COLUMNS
 
-__all__ = ["csv_rows"]
+__all__ = ["csv_rows", "dialect_of"]
 
 _SNIFFED = 1 << 16
 """Bytes that delimiter and quote are found from."""
@@ -43,6 +44,12 @@ def csv_rows(stream: BinaryIO, name: str, bad: BadRows) -> Iterator[tuple[str, d
     except csv.Error as error:
         raise TaskError(f"{name} line {line} is not CSV: {error}") from error
     text.detach()
+
+
+def dialect_of(file: Path) -> tuple[str, str]:
+    """Delimiter and quote of a file."""
+    with file.open("rb") as stream:
+        return _dialect(stream.read(_SNIFFED), "\t" if file.suffix == ".tsv" else ",")
 
 
 def _dialect(start: bytes, usual: str = ",") -> tuple[str, str]:

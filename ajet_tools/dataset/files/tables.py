@@ -15,6 +15,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from glob import glob
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -161,10 +162,14 @@ def files_of(path: str | Path) -> list[Path | str]:
         return [file]
     if file.is_dir():
         return list(_files_of_split(file, None))
+    if matching := sorted(one for one in glob(str(file)) if one.endswith(SUFFIXES)):  # noqa: PTH207  # also absolute
+        return [Path(one) for one in matching]
     folder, colon, split = str(path).rpartition(":")
     if colon and Path(folder).expanduser().is_dir():
         return list(_files_of_split(Path(folder).expanduser(), split))
-    raise ConfigError(f"there is no {path}; name a .jsonl, .parquet or .csv file, a directory of them, or - for stdin")
+    raise ConfigError(
+        f"there is no {path}; name a .jsonl, .parquet or .csv file, a directory or a pattern of them, or - for stdin"
+    )
 
 
 def splits_of(folder: Path) -> dict[str, list[Path]]:

@@ -17,6 +17,7 @@ from ajet_tools.dataset.files.tables import Row
 from ajet_tools.dataset.rows.expressions import mask, wanted_by
 from ajet_tools.dataset.rows.filter import Filter
 from ajet_tools.dataset.rows.language import LANGUAGES, language_of
+from ajet_tools.dataset.rows.sql import Where
 
 if TYPE_CHECKING:
     from ajet_tools.dataset.verify.verdict import Verdict, Verifier
@@ -34,6 +35,7 @@ class Keep:
     """The conditions that a row must meet, all of them, and what became of the rows that did not."""
 
     filter: Filter | None = None
+    where: Where | None = None
     least: int | None = None
     """Characters of the row's text, at least."""
     most: int | None = None
@@ -102,6 +104,8 @@ class Keep:
         if self.languages:
             found = [language_of(text) for text in block.texts]
             yield np.isin(found, list(self.languages)), lambda index: f"in another language ({found[index]})"
+        if self.where:
+            yield self.where.mask(block).to_numpy(), "not what the expression says"
         if self.filter:
             yield mask(self.filter, block).to_numpy(), "not what the expression says"
 

@@ -1,0 +1,156 @@
+"""SQL over the rows of a dataset (polars): a WHERE that chooses rows, or any SELECT.
+
+What the filter language derives of a row is there as columns (`text`, `chars`, `words`, `language`) and as functions
+of a column: `chars(main_query) < 500`, `language(metadata.answer) = 'en'`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from ajet_sdk.errors import ConfigError
+from ajet_tools.dataset.files.blocks import Block, TableBlock
+from ajet_tools.dataset.files.frames import column, read
+from ajet_tools.dataset.files.stored import Batch, Table
+from ajet_tools.dataset.rows.language import language_of
+
+if TYPE_CHECKING:
+    import polars as pl
+
+__all__ = ["Where", "is_sql", "select"]
+
+_ROWS = 8192
+_QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"")
+_SIGNS = re.compile(
+    r"\b(?:i?like|rlike|between)\s|\bin\s*\(|\bis\s+(?:not\s+)?null\b|\bcase\s+when\b|<>|\|\||\w\(|\s[+*/%-]\s", re.I
+)
+_CALL = re.compile(r"\b(text|chars|words|language)\s*\(", re.I)
+
+
+def is_sql(text: str) -> bool:
+    """An expression that the filter language has no words for: LIKE, IN (...), IS NULL, BETWEEN, a function, a sum."""
+    return bool(_SIGNS.search(_QUOTED.sub("''", text)))
+
+
+class Where:
+    """A condition in SQL over the columns of a dataset."""
+
+    def __init__(self, text: str, path: str) -> None:
+        """`path` says which columns there are. Raises ConfigError where the condition cannot be worked out."""
+        self.text = text
+        self._schema = read(path).collect_schema()
+        self._wanted = {name: dtype for name, dtype in self._schema.items() if name.casefold() in text.casefold()}
+        self._mask(self._schema.to_frame(eager=True), None)
+
+    def mask(self, block: Block) -> Any:
+        """Which rows of a block fit, as a polars series."""
+        import polars as pl
+
+        try:
+            frame = block.frame(pl.Struct(self._wanted or {"task_id": pl.String}))
+        except pl.exceptions.PolarsError:  # values of several types
+            rows = [row.values for row in block.rows()]
+            columns = [column(name, [values.get(name) for values in rows]) for name in self._wanted]
+            frame = pl.DataFrame([one.cast(self._wanted[one.name], strict=False) for one in columns])
+        return self._mask(frame, block)
+
+    def _mask(self, frame: pl.DataFrame, block: Block | None) -> Any:
+        import polars as pl
+
+        texts = pl.Series("text", [], pl.String) if block is None else block.texts
+        known = {name.casefold() for name in frame.columns}
+        with _explain_sql(self.text, self._schema):
+            if "text" not in known and re.search(r"\b(text|chars|words|language)\b", self.text, re.I):
+                frame = frame.with_columns(texts.rename("text"))
+            condition, made = _with_functions(self.text, frame)
+            found = frame.with_columns(made).select(fits=pl.sql_expr(condition).fill_null(False)).to_series()
+            if found.dtype != pl.Boolean:
+                raise ConfigError(f"{self.text!r} is no condition: it gives {found.dtype}, not true or false")
+            return found
+
+
+def _functions() -> dict[str, Callable[[pl.Expr], pl.Expr]]:
+    import polars as pl
+
+    def languages(some: pl.Series) -> pl.Series:
+        return pl.Series([None if one is None else language_of(one) for one in some], dtype=pl.String)
+
+    return {
+        "text": lambda one: one.cast(pl.String),
+        "chars": lambda one: one.str.len_chars(),
+        "words": lambda one: one.str.count_matches(r"\S+"),
+        "language": lambda one: one.map_batches(languages, return_dtype=pl.String),
+    }
+
+
+def _with_functions(text: str, frame: pl.DataFrame) -> tuple[str, list[pl.Expr]]:
+    """The condition with a column in place of each of our functions, and those columns."""
+    import polars as pl
+
+    made: list[pl.Expr] = []
+    functions = _functions()
+    blank = _QUOTED.sub(lambda found: "x" * len(found[0]), text)
+    while found := _CALL.search(blank):
+        depth, end = 1, found.end()
+        while depth and end < len(blank):
+            depth += {"(": 1, ")": -1}.get(blank[end], 0)
+            end += 1
+        name = f"ajet_{len(made)}"
+        derived = functions[found[1].lower()](pl.sql_expr(text[found.end() : end - 1] or "text"))
+        made.append(derived.alias(name))
+        text, blank = (one[: found.start()] + name + one[end:] for one in (text, blank))
+    for name in ("chars", "words", "language"):
+        if name not in frame.columns and "text" in frame.columns and re.search(rf"\b{name}\b", blank, re.I):
+            made.append(functions[name](pl.col("text")).alias(name))
+    return text, made
+
+
+class _explain_sql:
+    """An error of polars as a ConfigError that names the nearest column."""
+
+    def __init__(self, text: str, schema: Any) -> None:
+        self._text, self._schema = text, schema
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        import polars as pl
+
+        if not isinstance(error, pl.exceptions.PolarsError):
+            return
+        said = str(error).partition("\n")[0]
+        missing = re.search(r'unable to find column "([^"]+)"|^([\w.]+)$', said)
+        if missing is None:
+            raise ConfigError(f"cannot work out {self._text!r}: {said}") from error
+        names = [*_paths(self._schema), "text", "chars", "words", "language"]
+        name = missing[1] or missing[2]
+        near = difflib.get_close_matches(name, [*names, *(one.rpartition(".")[2] for one in names)], n=1)
+        hint = f"did you mean {near[0]}? There are" if near else "there are"
+        raise ConfigError(f"there is no column {name!r}; {hint} {', '.join(names[:40])}") from error
+
+
+def _paths(schema: Any, before: str = "") -> Iterator[str]:
+    import polars as pl
+
+    for name, dtype in dict(schema).items():
+        yield before + name
+        if isinstance(dtype, pl.Struct):
+            yield from _paths(dtype.to_schema(), f"{before}{name}.")
+
+
+def select(query: str, path: str) -> Iterator[Block]:
+    """What a SELECT gives over the rows of a file, which it calls `rows` or `self`. Raises ConfigError."""
+    import polars as pl
+
+    frame = read(path)
+    schema = frame.collect_schema()
+    with _explain_sql(query, schema):
+        found = pl.SQLContext({"rows": frame, "self": frame}).execute(query)
+        for part in found.collect_batches(chunk_size=_ROWS, engine="streaming"):
+            whole = part.to_arrow(compat_level=pl.CompatLevel.oldest()).combine_chunks()
+            for batch in whole.to_batches():
+                yield TableBlock(path, Batch(Table.of(path, whole.schema), batch), 1)

@@ -1,0 +1,121 @@
+"""Datasets as polars frames, and SQL over them."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner, Result
+
+import ajet
+from ajet_sdk.errors import ConfigError, TaskError
+from ajet_sdk.trace.writer import TraceWriter
+from ajet_sdk.types import Episode, Run, Task
+from ajet_tools.cli.app import app
+
+ROWS = [
+    {"main_query": f"What is {i} + 2?", "metadata": {"answer": str(i + 2), "level": i % 3}, "big": 2**60 + i}
+    for i in range(12)
+]
+
+
+@pytest.fixture
+def tasks(tmp_path: Path) -> Path:
+    path = tmp_path / "tasks.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    return path
+
+
+def command(*arguments: object, code: int = 0) -> Result:
+    result = CliRunner().invoke(app, ["dataset", *map(str, arguments)], env={"COLUMNS": "120"})
+    assert result.exit_code == code, result.output
+    return result
+
+
+def test_a_frame_has_the_rows_of_each_format(tasks: Path, tmp_path: Path) -> None:
+    expected = ajet.dataset.read(tasks).collect()
+    assert expected.to_dicts() == ROWS
+    packed, document = tmp_path / "packed.jsonl.gz", tmp_path / "document.json"
+    packed.write_bytes(gzip.compress(tasks.read_bytes()))
+    document.write_text(json.dumps(ROWS, indent=1))
+    expected.write_parquet(tmp_path / "t.parquet")
+    expected.write_ipc(tmp_path / "t.arrow")
+    expected.write_ipc_stream(tmp_path / "s.arrow")
+    for name in ("packed.jsonl.gz", "document.json", "t.parquet", "t.arrow", "s.arrow"):
+        assert ajet.dataset.read(tmp_path / name).collect().equals(expected), name
+    assert ajet.dataset.read(str(tmp_path / "t*.parquet")).collect().equals(expected)
+    assert isinstance(ajet.dataset.read(tmp_path / "t.parquet"), pl.LazyFrame)
+
+
+def test_cells_of_csv_stay_text_and_its_delimiter_and_quotes_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "cells.csv"
+    path.write_text("question;answer\n'a; b';007\nc;0\n")
+    assert ajet.dataset.read(path).collect().to_dicts() == [
+        {"question": "a; b", "answer": "007"},
+        {"question": "c", "answer": "0"},
+    ]
+    assert [json.loads(line) for line in command("filter", path, "answer=0").stdout.splitlines()] == [
+        {"question": "c", "answer": "0"}
+    ]
+
+
+def test_values_of_several_types_are_json_text_and_a_bad_row_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "mixed.jsonl"
+    path.write_text('{"a": 1, "b": {"x": 1}}\n{"a": "1", "b": [2]}\n')
+    assert ajet.dataset.read(path).collect().to_dict(as_series=False) == {"a": ["1", '"1"'], "b": ['{"x": 1}', "[2]"]}
+    path.write_text('{"a": 1}\n{"a": \n')
+    with pytest.raises(TaskError, match=r"mixed.jsonl line 2 is not JSON"):
+        ajet.dataset.read(path)
+    with pytest.raises(ConfigError, match="there is no"):
+        ajet.dataset.read(tmp_path / "nothing.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("where", "levels"),
+    [
+        ("metadata.level IN (1, 2) AND main_query LIKE '%1%'", [1, 1, 2]),
+        ("chars(main_query) > 14 OR words(main_query) BETWEEN 90 AND 99", [1, 2]),
+        ("language(main_query) = 'en' AND metadata.level <> 0 AND big IS NOT NULL AND chars < 15", [1, 2, 1, 2, 1, 2]),
+        ("CAST(metadata.answer AS INT) + 1 = 3", [0]),
+    ],
+)
+def test_a_where_of_sql_chooses_rows(where: str, levels: list[int], tasks: Path, tmp_path: Path) -> None:
+    kept = [json.loads(line) for line in command("filter", tasks, where).stdout.splitlines()]
+    assert [row["metadata"]["level"] for row in kept] == levels and all(row in ROWS for row in kept)
+    ajet.dataset.read(tasks).sink_parquet(tmp_path / "t.parquet")
+    command("filter", tmp_path / "t.parquet", where, "-o", tmp_path / "kept.parquet")
+    assert pl.read_parquet(tmp_path / "kept.parquet").to_dicts() == kept
+
+
+def test_lines_pass_a_filter_byte_for_byte(tmp_path: Path) -> None:
+    path = tmp_path / "odd.jsonl"
+    path.write_bytes(b'{"a":1.50,"b":"\\u00e9","c":12345678901234567890123}\r\n\n  {"a": 2, "a": 3}\n{"a":"x"}')
+    command("filter", path, "a!=x", "-o", tmp_path / "kept.jsonl")
+    assert (tmp_path / "kept.jsonl").read_bytes() == (
+        b'{"a":1.50,"b":"\\u00e9","c":12345678901234567890123}\n{"a": 2, "a": 3}\n'
+    )
+
+
+def test_a_select_is_written_and_errors_name_the_nearest_column(tasks: Path, tmp_path: Path) -> None:
+    out = tmp_path / "levels.parquet"
+    query = "SELECT metadata.level AS level, count(*) AS n FROM rows GROUP BY level ORDER BY level"
+    assert "3 rows" in command("filter", tasks, "--sql", query, "-o", out).stderr
+    assert pq.read_table(out).to_pylist() == [{"level": level, "n": 4} for level in range(3)]
+    assert "did you mean main_query?" in command("filter", tasks, "main_qery LIKE '%1%'", code=2).stderr
+    assert "did you mean level?" in command("filter", tasks, "metadata.levl IN (1)", code=2).stderr
+    assert "is no condition" in command("filter", tasks, "chars(main_query) + 1", code=2).stderr
+    assert "--sql is a whole SELECT" in command("filter", tasks, "x", "--sql", query, code=2).stderr
+
+
+def test_a_trace_gives_tables(tmp_path: Path) -> None:
+    run = Run(name="r", backbone="debug")
+    with TraceWriter(tmp_path / "trace.duckdb") as writer:
+        writer.put(run, Episode(run_id=run.run_id, task=Task(main_query="q"), status="succeeded", step=3))
+    trace = ajet.open_trace(str(tmp_path))
+    assert trace.episodes().pl()["step"].to_list() == [3]
+    assert isinstance(trace.calls().arrow(), pa.Table) and trace.calls().pl().height == 0
