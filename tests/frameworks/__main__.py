@@ -157,7 +157,7 @@ INTRODUCTION = """\
 
 Written by `just test-frameworks --write` on {today}. Each cell is an agent as the framework's quick start writes it,
 run against the real package without a change but the decorator: calls that the policy answered of all calls, whether
-ids are exact (each call has the ids that its reply was sampled as, and a log-probability each), timelines an episode
+ids are exact (each call has the ids that its reply was sampled as, and a log-probability each), timelines per episode
 and the causes of splits. `fails` says how many calls the policy answered before it did; – is not tried.
 """
 

@@ -63,13 +63,13 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"which (default: all): {', '.join(NAMES)}")
     parser.add_argument("--seeds", type=int, default=3, help="so many, from 0 on")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--json", action="store_true", help="print JSON, a line a seed, instead of a table")
+    parser.add_argument("--json", action="store_true", help="print JSON, one line per seed, instead of a table")
     parser.add_argument("--venvs", type=Path, help="folder that keeps the environments")
     given = parser.parse_args(arguments)
     if unknown := set(given.names) - set(NAMES):
         parser.error(f"no calculator for {', '.join(sorted(unknown))}; there are: {', '.join(NAMES)}")
     table = Table(
-        "framework", "seed", "reward", "greedy", "episodes / failed", "calls / exact", "timelines an episode", "s"
+        "framework", "seed", "reward", "greedy", "episodes / failed", "calls / exact", "timelines per episode", "s"
     )
     with tempfile.TemporaryDirectory() as temporary:
         failed = 0
