@@ -45,8 +45,7 @@ def processors(sampling: Sampling, prompt_ids: Sequence[int], tokenizer: Tokeniz
     if sampling.bad_words:
         found.append(_BadWords(_spellings(sampling.bad_words, tokenizer)))
     if sampling.min_tokens:
-        ends = sampling.stop_token_ids + (() if sampling.ignore_eos else tuple(sorted(tokenizer.eos_ids)))
-        found.append(_MinTokens(sampling.min_tokens, ends))
+        found.append(_MinTokens(sampling.min_tokens, (*sampling.stop_token_ids, *sorted(tokenizer.eos_ids))))
     if sampling.logit_bias:
         found.append(_Bias(sampling.logit_bias))
     if sampling.repetition_penalty != 1 or sampling.frequency_penalty or sampling.presence_penalty:
@@ -109,7 +108,7 @@ class _Bias:
 
 @dataclass(frozen=True, slots=True)
 class _MinTokens:
-    """Forbids what ends a reply until it has so many tokens."""
+    """Forbids what ends a reply until it has so many tokens; the end-of-sequence ids also under `ignore_eos`, as vLLM."""
 
     least: int
     ends: tuple[int, ...]
