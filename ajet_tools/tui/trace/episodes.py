@@ -337,6 +337,8 @@ class EpisodesScreen(SelectionScreen):
 
     def action_leave(self) -> None:
         """What escape ends first: what is going on, then what was found, then the selection, then the screen."""
+        if self.listing is None:
+            raise SkipAction  # the first list is being read: there is nothing to stop yet
         if self.status.status.busy and not self._stop.is_set():
             self._stop.set()
         elif self.finder.running:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from datetime import timedelta
@@ -73,6 +74,26 @@ async def test_keys_of_the_list(training_trace: Path, viewing: Any, until: Any) 
         await pilot.press("escape")
         await pilot.pause()
         assert isinstance(pilot.app.screen, RunsScreen), "there is nothing behind the first screen"
+
+
+async def test_escape_leaves_a_list_that_is_still_being_read(training_trace: Path, viewing: Any, until: Any) -> None:
+    async with viewing(training_trace) as pilot:
+        await until(pilot, lambda: pilot.app.screen.runs)
+        reading = asyncio.Event()
+        ask = pilot.app.ask
+
+        async def held(function: Any, *args: Any, **kwargs: Any) -> Any:
+            await reading.wait()  # as a large trace on a busy machine
+            return await ask(function, *args, **kwargs)
+
+        pilot.app.ask = held
+        await pilot.press("e")
+        await until(pilot, lambda: isinstance(pilot.app.screen, EpisodesScreen))
+        await pilot.press("escape")
+        await until(pilot, lambda: isinstance(pilot.app.screen, RunsScreen))
+        reading.set()
+        await pilot.pause()
+        assert isinstance(pilot.app.screen, RunsScreen)
 
 
 async def test_the_id_is_copied(training_trace: Path, viewing: Any, until: Any) -> None:
