@@ -108,7 +108,7 @@ class _Bias:
 
 @dataclass(frozen=True, slots=True)
 class _MinTokens:
-    """Forbids what ends a reply until it has so many tokens; end-of-sequence ids also under `ignore_eos`, as in vLLM."""
+    """Forbids what ends a reply until it has so many tokens: end-of-sequence ids under `ignore_eos` too, as in vLLM."""
 
     least: int
     ends: tuple[int, ...]
