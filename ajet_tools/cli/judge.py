@@ -17,7 +17,7 @@ from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.judges.agreement import Interval
 from ajet_sdk.judges.evaluate import Evaluation, Labelled, evaluate, labelled_row
-from ajet_sdk.judges.load import named_judge
+from ajet_sdk.judges.load import load_judge, named_judge
 from ajet_sdk.judges.rubric import RubricJudge
 from ajet_sdk.reporting import output
 from ajet_sdk.trace.reader import episodes
@@ -39,7 +39,10 @@ def judge() -> None:
 
 @app.command("eval")
 def evaluate_judge(
-    name: Annotated[str, typer.Argument(metavar="JUDGE", help=JUDGE_HELP)],
+    name: Annotated[
+        str | None, typer.Argument(metavar="[JUDGE]", help=f"{JUDGE_HELP} Without it, the judge of --conf.")
+    ] = None,
+    *,
     labels: Annotated[
         Path, typer.Option("--labels", metavar="FILE|TRACE", help="JSON lines with output and score, or a trace.")
     ],
@@ -47,7 +50,8 @@ def evaluate_judge(
         Literal["feedback", "reward"], typer.Option("--by", help="What of a trace is the label of an episode.")
     ] = "feedback",
     conf: Annotated[
-        Path | None, typer.Option("--conf", "-c", help="A config file whose answer_key and alien_llm_model hold.")
+        Path | None,
+        typer.Option("--conf", "-c", help="A config file: its judge where none is named, its answer_key and model."),
     ] = None,
     repeats: Annotated[int, typer.Option("--repeats", min=1, help="Verdicts on each output, for their variance.")] = 3,
     limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first outputs.")] = None,
@@ -65,11 +69,15 @@ def evaluate_judge(
     \b
     ajet judge eval llm:rubric.yaml --labels scored.jsonl
     ajet judge eval agent.py:polite --labels launcher_record/shop --json
+    ajet judge eval --conf job.yaml --labels scored.jsonl
     """
     ensure_api_key()
     labelled = (_rows(labels) if labels.suffix in (".jsonl", ".json") else _episodes(labels, by))[:limit]
     config = load_config(conf) if conf is not None else Config()
-    found = named_judge(name, config)
+    found = load_judge(config) if name is None else named_judge(name, config)
+    if found is None:
+        raise ConfigError("say which judge: as the argument, or by --conf with a task_judge")
+    name = name or config.task_judge.judge_protocol or config.task_judge.judge_type
     with ProgressBar("Judging", len(labelled) * repeats, quiet=as_json) as bar:
         result = asyncio.run(
             evaluate(found, labelled, repeats=repeats, parallel=concurrency, seed=seed, done=bar.advance)
