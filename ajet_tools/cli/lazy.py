@@ -40,7 +40,8 @@ class LazyGroup(TyperGroup):
     """The commands of each panel of the group's help, in order; commands in no panel come last."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(**{**settings, "help": _laid_out(settings.get("help"))})
+        super().__init__(**settings)
+        _lay_out(self)
         self.commands: Any = _Commands(self.package, self.table)
         self._panel_of = {name: panel for panel, names in self.panels.items() for name in names}
 
@@ -78,7 +79,7 @@ class _Commands(Mapping[str, Any]):
         command.name = name
         if not isinstance(command, LazyGroup):
             for one in (command, *getattr(command, "commands", {}).values()):
-                one.help = _laid_out(one.help)
+                _lay_out(one)
         return command
 
     def __iter__(self) -> Iterator[str]:
@@ -88,17 +89,20 @@ class _Commands(Mapping[str, Any]):
         return len(self._table)
 
 
-def _laid_out(text: str | None) -> str:
-    """A docstring's paragraphs, each one line; those that keep their lines (`\\b`) are examples, under a heading."""
+def _lay_out(command: Any) -> None:
+    """One line per paragraph, but for those that keep their lines (`\\b`): examples, under a heading. Flags show no type."""
     parts = list[str]()
-    for paragraph in inspect.cleandoc(text or "").split("\n\n"):
+    for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
         if "\b" not in paragraph:
             parts.append(" ".join(paragraph.split()))
             continue
         if not parts or not parts[-1].endswith(":"):
             parts.append("Examples:")
         parts.append(inspect.cleandoc(paragraph.replace("\b", "")))
-    return "\n\n".join(parts)
+    command.help = "\n\n".join(parts)
+    for option in command.params:
+        if getattr(option, "is_flag", False):
+            option.metavar = ""
 
 
 def current_options(command: Any, arguments: Sequence[str]) -> list[str]:
