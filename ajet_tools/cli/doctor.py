@@ -9,7 +9,6 @@ import socket
 import tempfile
 import textwrap
 from collections.abc import Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
@@ -17,8 +16,9 @@ import typer
 
 import ajet
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.reporting.output import echo, json_line, style
+from ajet_sdk.reporting.output import echo, style
 from ajet_sdk.sandbox.fence import NoFence, fence
+from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.cli.readiness import CORE, EXTRAS, TARGETS, Check, check_target, gpus, target_of, usable
 from ajet_tools.cli.stacks import installed_version
 
@@ -39,7 +39,7 @@ def doctor(
             "verl and vllm stand for those of this machine.",
         ),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check the installation: packages, what can run here, and whether a run could write and listen.
 
@@ -55,9 +55,8 @@ def doctor(
     found = {target: check_target(target, imports=True)} if target else {name: check_target(name) for name in TARGETS}
     failed = not usable(checks) or bool(target and not usable(found[target]))
     if as_json:
-        ways = {name: {"usable": usable(of), "checks": [asdict(check) for check in of]} for name, of in found.items()}
-        shown = {"ok": not failed, "checks": [asdict(check) for check in checks], "ways": ways}
-        echo(json_line(shown))
+        ways = {name: {"usable": usable(of), "checks": of} for name, of in found.items()}
+        print_json({"ok": not failed, "checks": checks, "ways": ways})
     elif target:
         _print([check for check in checks if check.status == "fail"] + found[target])
         echo(f"{target} {'can run here' if not failed else 'can not run here'}")

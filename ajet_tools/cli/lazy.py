@@ -90,7 +90,7 @@ class _Commands(Mapping[str, Any]):
 
 
 def _lay_out(command: Any) -> None:
-    """One line per paragraph, but for those that keep their lines (`\\b`): examples, under a heading. Flags show no type."""
+    """One line per paragraph, but for examples (`\\b`), which keep theirs and get a heading. Flags show no type."""
     parts = list[str]()
     for paragraph in inspect.cleandoc(command.help or "").split("\n\n"):
         if "\b" not in paragraph:

@@ -24,14 +24,16 @@ def pick(source: Any, *names: str) -> dict[str, Any]:
     return {name: getattr(source, name) for name in names}
 
 
-def print_json(value: Any) -> None:
-    echo(json_line(_finite(value), default=_plain))
+def print_json(value: Any, *, indent: int | None = 2, err: bool = False) -> None:
+    """Print a value as JSON, dataclasses as objects and NaN, which JSON has not, as null."""
+    echo(json_line(_finite(value), indent=indent, default=_plain), err=err)
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN: it becomes null."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
     if isinstance(value, dict):
         return {str(k): _finite(v) for k, v in value.items()}
     if isinstance(value, list | tuple):

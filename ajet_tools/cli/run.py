@@ -9,11 +9,11 @@ import typer
 from ajet_sdk import run as sdk
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.reporting.output import echo, json_line
+from ajet_sdk.reporting.output import echo
 from ajet_sdk.reporting.results import Report
 from ajet_sdk.tasks.load import load_tasks
 from ajet_tools.cli.arguments import AgentOptions, split_arguments
-from ajet_tools.cli.options import expand_options, pick
+from ajet_tools.cli.options import AsJson, expand_options, pick, print_json
 from ajet_tools.cli.output import ProgressBar
 from ajet_tools.cli.viewer import logview
 
@@ -40,7 +40,7 @@ def run(
     with_logview: Annotated[
         bool, typer.Option("--with-logview", help="Serve the viewer to a browser during the run; prints the URL.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Run an agent over tasks and score it; nothing is trained.
 
@@ -62,7 +62,7 @@ def run(
     with logview(config.directory, with_logview):
         report = _score(config, k, limit, named=tasks is not None, quiet=as_json)
     if as_json:
-        echo(json_line(_as_json(report)))
+        print_json(_as_json(report))
     else:
         echo(str(report))
     raise typer.Exit(0 if report.reward is not None else 1)
@@ -78,12 +78,7 @@ def _score(config: Config, k: int, limit: int | None, *, named: bool, quiet: boo
 
 def _as_json(report: Report) -> dict[str, Any]:
     return {
-        "run_id": report.run_id,
-        "directory": str(report.directory),
-        "reward": report.reward,
-        "pass_at": {str(k): value for k, value in report.pass_at.items()},
-        "failures": report.failures,
-        "notices": report.notices,
+        **pick(report, "run_id", "directory", "reward", "pass_at", "failures", "notices"),
         "tasks": [
             {
                 "task_id": score.task.task_id,

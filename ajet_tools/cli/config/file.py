@@ -18,10 +18,10 @@ from ajet_sdk.config.agentjet import IGNORED_ROOTS, WITHOUT_EFFECT
 from ajet_sdk.config.config import Config, is_idle, load_config, plain_yaml
 from ajet_sdk.errors import AjetError, ConfigError
 from ajet_sdk.judges.load import load_judge
-from ajet_sdk.reporting.output import echo, json_line, style
+from ajet_sdk.reporting.output import echo, style
 from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.whole_file import write_whole
-from ajet_tools.cli.options import AsJson
+from ajet_tools.cli.options import AsJson, print_json
 
 __all__ = ["app"]
 
@@ -56,7 +56,7 @@ def show(
         if not only_set or config.is_set(path)
     ]
     if as_json:
-        echo(json_line({"ajet": rows, "roots": config.roots.plain()}))
+        print_json({"ajet": rows, "roots": config.roots.plain()})
         return
     width = max((len(str(row["key"])) for row in rows), default=0)
     for row in rows:
@@ -86,7 +86,10 @@ def _show_mapped(config: Config, backbone: str, as_json: bool) -> None:
         echo("Note: the steps (0 here) follow from the number of tasks when the run starts.", err=True)
     if common.optim.lr is None:
         echo("Note: the learning rate follows from the model's size when the run starts.", err=True)
-    echo(json.dumps(mapping, indent=2) if as_json else plain_yaml(mapping).rstrip())
+    if as_json:
+        print_json(mapping)
+    else:
+        echo(plain_yaml(mapping).rstrip())
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -137,7 +140,7 @@ def _check(file: Path, overrides: list[str], as_json: bool) -> bool:
     except AjetError as error:
         problems += str(error).splitlines()
     if as_json:
-        echo(json_line({"file": str(file), "problems": problems, "notices": notices, **found}))
+        print_json({"file": str(file), "problems": problems, "notices": notices, **found})
         return not problems
     for problem in problems:
         echo(f"{style('ConfigError', fg='red', bold=True)}: {problem}", err=True)

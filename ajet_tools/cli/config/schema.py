@@ -12,7 +12,8 @@ from pydantic import BaseModel
 
 from ajet_sdk.config.config import Config, is_idle
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.reporting.output import echo, json_line, style
+from ajet_sdk.reporting.output import echo, style
+from ajet_tools.cli.options import print_json
 
 __all__ = ["app", "describe_keys"]
 
@@ -31,7 +32,7 @@ def schema(
     ajet config schema --json > ajet.schema.json
     """
     if as_json:
-        echo(json_line(_document_schema(Config.model_json_schema())))
+        print_json(_document_schema(Config.model_json_schema()))
         return
     rows = [row for row in describe_keys() if section is None or f"{row['key']}.".startswith(f"{section}.")]
     if not rows:

@@ -13,7 +13,7 @@ import numpy as np
 import typer
 
 from ajet_sdk.errors import ConfigError, TaskError
-from ajet_sdk.reporting.output import echo, json_line
+from ajet_sdk.reporting.output import echo
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.cli.output import ProgressBar
@@ -126,10 +126,8 @@ def counted(count: int, noun: str) -> str:
 
 def print_summary(summary: Mapping[str, Any], lines: Iterable[str], *, as_json: bool, out: str = "") -> None:
     """What a command did: as JSON on stdout (stderr where the rows go there), else as lines on stderr."""
-    if as_json and out != "-":
-        print_json(summary)
-    elif as_json:
-        echo(json_line(summary, indent=None), err=True)
+    if as_json:
+        print_json(summary, indent=None if out == "-" else 2, err=out == "-")
     else:
         for line in lines:
             echo(line, err=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -119,7 +118,7 @@ def _decode(reader: TraceReader, run_id: str, trace: Path) -> Callable[[Sequence
 
 def _remerge_json(found: Remerge) -> dict[str, Any]:
     return {
-        "policy": asdict(found.policy),
+        "policy": found.policy,
         "untrained_run": found.untrained,
         "booked": found.booked,
         "own": _totals_json(found.own),
@@ -239,10 +238,9 @@ def _preflight_json(found: Preflight, limit: int | None) -> dict[str, Any]:
         "tokens_in_timelines": found.predicted.held,
         "recorded": {"merge_ratio": found.recorded.ratio, "timelines": found.recorded.timelines},
         "extra_tokens": found.extra_tokens,
-        "splits": [asdict(kind) for kind in found.by_cost],
+        "splits": found.by_cost,
         "refusals": [
-            {"why": why, "calls": len(refusals), "example": asdict(refusals[0])}
-            for why, refusals in found.refused.items()
+            {"why": why, "calls": len(refusals), "example": refusals[0]} for why, refusals in found.refused.items()
         ],
         "prompt_tokens": found.quantiles(),
         "max_model_len": limit or found.limit,
