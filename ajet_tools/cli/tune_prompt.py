@@ -46,7 +46,7 @@ def tune_prompt(
         str | None, typer.Option(help="writer.py:function that writes in its place: text in, text out.")
     ] = None,
     budget: Annotated[int, typer.Option(min=2, help="Episodes that the search may take.")] = 200,
-    k: Annotated[int, typer.Option("-k", min=1, help="Attempts at each held-out task.")] = 1,
+    k: Annotated[int, typer.Option("--attempts", "-k", min=1, help="Attempts at each held-out task.")] = 1,
     apply: Annotated[bool, typer.Option("--apply", help="Write the best prompt into the agent's file.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
