@@ -1,4 +1,8 @@
-"""`ajet dataset filter stats export` on a million rows: rows a second, and that memory does not grow with the file."""
+"""`ajet dataset` on a million rows of JSON lines and Parquet: processor time beside polars and DuckDB, and memory.
+
+Each runs in a process of its own, imports included. polars and DuckDB read the same file with all columns, infer the
+types of JSON from the whole file, do the same choice, count or join on columns, and write the same format.
+"""
 
 from __future__ import annotations
 
@@ -7,26 +11,63 @@ import random
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ajet_tools.dataset.files.writer import Writer
 from tests.bench import Figure
-from tests.bench._memory import peak_megabytes
 
 ROWS = 1_000_000
-"""Of the large file; the small one has a quarter."""
-WORDS = "the train leaves with 12 apples at 7 and how many are left in each of the boxes when it comes"
-GROWTH = 1.15
-"""Peak memory of the large file by that of the small one, at most. The rest is the allocator's."""
+MOST, MEGABYTES = 1.5, 500
+"""Processor time by that of polars, and peak memory: at most."""
 
 COMMANDS = {
-    "filter jsonl": "filter {jsonl} 'chars<400 metadata.level>=2 not text~\"train 7\"' -o {out}.jsonl",
-    "filter parquet": "filter {parquet} 'chars<400 metadata.level>=2' -o {out}.parquet",
-    "stats jsonl": "stats {jsonl} --by metadata.level --json",
-    "export messages": "export {jsonl} --format messages -o {out}.jsonl",
-    "export directory": "export {jsonl} --no-card -o {out}",
+    "filter jsonl": "filter {f}.jsonl 'chars<400 metadata.level>=2 not text~\"train 7\"' -o {out}.jsonl",
+    "filter parquet": "filter {f}.parquet 'chars<400 metadata.level>=2' -o {out}.parquet",
+    "filter by SQL": "filter {f}.jsonl \"metadata.level IN (2, 3) AND main_query LIKE '%train%'\" -o {out}.jsonl",
+    "mix": "mix {f}.jsonl=1 {g}.jsonl=1 -n 1000000 -o {out}.jsonl",
+    "split": "split {f}.jsonl -o {out}",
+    "stats": "stats {f}.jsonl --by metadata.level --json",
+    "export": "export {f}.jsonl -o {out}.jsonl",
+    "export messages": "export {f}.jsonl --format messages -o {out}.jsonl",
+    "export directory": "export {f}.jsonl --no-card -o {out}",
+    "validate": "validate {f}.jsonl",
+    "diff": "diff {f}.jsonl {g}.jsonl -n 0",
+}
+_SCAN = "import polars as pl; r = pl.scan_ndjson('{f}.jsonl', infer_schema_length=None); q = pl.col('main_query'); "
+_CHOICE = "(q.str.len_chars() < 400) & (pl.col('metadata').struct.field('level') >= 2)"
+POLARS = {
+    "filter jsonl": _SCAN + f"r.filter({_CHOICE} & ~q.str.contains('(?i)train 7')).sink_ndjson('{{out}}')",
+    "filter parquet": "import polars as pl; q = pl.col('main_query'); "
+    f"pl.scan_parquet('{{f}}.parquet').filter({_CHOICE}).sink_parquet('{{out}}')",
+    "filter by SQL": _SCAN + "pl.SQLContext(rows=r).execute('SELECT * FROM rows WHERE metadata.level IN (2, 3) AND "
+    "main_query LIKE $$%train%$$'.replace('$$', chr(39))).sink_ndjson('{out}')",
+    "mix": _SCAN + "g = pl.scan_ndjson('{g}.jsonl', infer_schema_length=None); "
+    "pl.concat([r.head(500000), g.head(500000)]).collect().sample(fraction=1, shuffle=True).write_ndjson('{out}')",
+    "split": _SCAN + "d = r.with_columns(h=q.hash() % 10).collect(); "
+    "d.filter(pl.col('h') > 0).write_ndjson('{out}'); d.filter(pl.col('h') == 0).write_ndjson('{out}2')",
+    "stats": _SCAN + "d = r.unnest('metadata'); k = q.str.len_chars(); "
+    "print(d.select(pl.len(), q.n_unique(), k.mean(), k.quantile(.95), q.str.split(' ').list.len().mean(), "
+    "pl.all().null_count().name.prefix('n'), pl.col('level', 'source').n_unique().name.prefix('u')).collect(), "
+    "d.group_by('level').agg(k.mean()).collect())",
+    "export": _SCAN + "r.sink_ndjson('{out}')",
+    "export messages": _SCAN + "m = pl.struct(role=pl.lit('user'), content=q); a = pl.struct(role=pl.lit('assistant'), "
+    "content=pl.col('metadata').struct.field('answer')); "
+    "r.select('metadata', messages=pl.concat_list(m, a)).sink_ndjson('{out}')",
+    "export directory": _SCAN + "r.sink_parquet('{out}')",
+    "validate": _SCAN + "print(r.select(q.n_unique(), q.is_duplicated().sum(), pl.all().null_count().name.prefix('n'), "
+    "q.str.contains('answer is').sum().alias('c')).collect())",
+    "diff": _SCAN + "g = pl.scan_ndjson('{g}.jsonl', infer_schema_length=None); "
+    "print(r.join(g, on='main_query', how='full').filter(pl.col('metadata') != pl.col('metadata_right'))"
+    ".select(pl.len()).collect())",
+}
+_READ = "read_json('{f}.jsonl', format='newline_delimited', sample_size=-1)"
+DUCKDB = {
+    "filter jsonl": f"COPY (SELECT * FROM {_READ} WHERE length(main_query) < 400 AND metadata.level >= 2 "
+    "AND NOT main_query ILIKE '%train 7%') TO '{out}' (FORMAT json)",
+    "filter parquet": "COPY (SELECT * FROM '{f}.parquet' WHERE length(main_query) < 400 AND metadata.level >= 2) "
+    "TO '{out}' (FORMAT parquet, CODEC zstd)",
+    "export directory": f"COPY (SELECT * FROM {_READ}) TO '{{out}}' (FORMAT parquet, CODEC zstd)",
+    "stats": f"SELECT count(*), count(DISTINCT main_query), avg(length(main_query)) FROM {_READ}",
 }
 
 
@@ -34,48 +75,40 @@ def main() -> list[Figure]:
     figures = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for size in (ROWS // 4, ROWS):
-            for suffix in ("jsonl", "parquet"):
-                with Writer(folder / f"{size}.{suffix}") as writer:
-                    for row in _rows(size):
-                        writer.write(row)
+        _write_files(folder)
+        given = {"f": folder / "rows", "g": folder / "more", "out": folder / "out"}
         for what, command in COMMANDS.items():
-            _, small = _apart(command, folder, ROWS // 4)
-            seconds, large = _apart(command, folder, ROWS)
-            growth = large / small
+            polars, _ = _measured([sys.executable, "-c", POLARS[what].format(**given)])
+            ours, peak = _measured(f"exec {sys.executable} -m ajet dataset {command.format(**given)}")
+            ratio = ours / polars
             figures += [
-                Figure(f"{what}, {ROWS:,} rows", ROWS / seconds, f"rows/s ({large:.0f} MB)"),
-                Figure(f"{what}, memory of 4x the rows", growth, "x", f"<= {GROWTH}", growth <= GROWTH),
+                Figure(f"{what}: time by polars'", ratio, f"x ({ours:.1f} s of CPU)", f"<= {MOST}", ratio <= MOST),
+                Figure(f"{what}: memory", peak, "MB", f"<= {MEGABYTES}", peak <= MEGABYTES),
             ]
+            if what in DUCKDB:
+                code = (
+                    f"import duckdb; duckdb.sql('SET threads=1'); print(duckdb.sql({DUCKDB[what].format(**given)!r}))"
+                )
+                other, _ = _measured([sys.executable, "-c", code])
+                figures.append(Figure(f"{what}: time by DuckDB's", ours / other, "x"))
     return figures
+
+
+def _write_files(folder: Path) -> None:
+    with (folder / "rows.jsonl").open("w") as rows, (folder / "more.jsonl").open("w") as more:
+        for number, row in enumerate(_rows(ROWS)):
+            line = json.dumps(row) + "\n"
+            rows.write(line)
+            more.write(line if number % 20 else json.dumps({**row, "metadata": {"answer": "other", "level": 9}}) + "\n")
+    code = "import polars as pl; pl.scan_ndjson({!r}, infer_schema_length=None).sink_parquet({!r})"
+    names = str(folder / "rows.jsonl"), str(folder / "rows.parquet")
+    subprocess.run([sys.executable, "-c", code.format(*names)], check=True)
 
 
 def _rows(count: int) -> Iterator[dict[str, object]]:
     """Questions of a sentence to a paragraph, with metadata whose keys and kinds differ from row to row."""
     chance = random.Random(0)
-    words = [
-        "the",
-        "train",
-        "leaves",
-        "with",
-        "12",
-        "apples",
-        "at",
-        "7",
-        "and",
-        "how",
-        "many",
-        "are",
-        "left",
-        "in",
-        "each",
-        "of",
-        "the",
-        "boxes",
-        "when",
-        "it",
-        "comes",
-    ]
+    words = "the train leaves with 12 apples at 7 and how many are left in each of the boxes when it comes".split()  # noqa: SIM905
     for number in range(count):
         text = " ".join(chance.choices(words, k=chance.randint(8, 80)))
         metadata: dict[str, object] = {"answer": str(number) if number % 10 else number, "level": number % 5}
@@ -84,23 +117,17 @@ def _rows(count: int) -> Iterator[dict[str, object]]:
         yield {"main_query": f"{number}: {text}?", "metadata": metadata}
 
 
-def _apart(command: str, folder: Path, size: int) -> tuple[float, float]:
-    """Seconds and peak memory in MB, in a process of its own."""
-    given = command.format(jsonl=folder / f"{size}.jsonl", parquet=folder / f"{size}.parquet", out=folder / "out")
-    done = subprocess.run(
-        f"{sys.executable} -m tests.bench.dataset_rows {given}", shell=True, check=True, capture_output=True, text=True
+def _measured(command: str | list[str]) -> tuple[float, float]:
+    """Seconds of the processor and peak memory in MB of a process; the exit code of `validate` may be 1."""
+    code = (
+        "import json, resource, subprocess, sys; given = json.loads(sys.argv[1]); "
+        "done = subprocess.run(given, shell=isinstance(given, str), capture_output=True, text=True); "
+        "used = resource.getrusage(resource.RUSAGE_CHILDREN); "
+        "print(json.dumps([done.returncode, done.stderr[-500:], used.ru_utime + used.ru_stime, used.ru_maxrss]))"
     )
-    seconds, peak = json.loads(done.stdout.splitlines()[-1])
-    return seconds, peak
-
-
-def _work(arguments: list[str]) -> None:
-    from ajet_tools.cli.app import app
-
-    started = time.perf_counter()
-    app(["dataset", *arguments], prog_name="ajet", standalone_mode=False)
-    print(json.dumps([time.perf_counter() - started, peak_megabytes()]))
-
-
-if __name__ == "__main__":
-    _work(sys.argv[1:])
+    done = subprocess.run([sys.executable, "-c", code, json.dumps(command)], check=True, capture_output=True, text=True)
+    returned, said, seconds, peak = json.loads(done.stdout)
+    if returned not in (0, 1) or (returned and "Traceback" in said):
+        raise RuntimeError(f"{command} ended with {returned}: {said}")
+    unit = 1024**2 if sys.platform == "darwin" else 1024
+    return seconds, peak / unit

@@ -98,6 +98,9 @@ def stats(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="DIR", help="Write pictures and stats.json to this directory.")
     ] = None,
+    exact: Annotated[
+        bool, typer.Option("--exact", help="Look at the fields of every row, also where there are more than 20,000.")
+    ] = False,
     mapping: Map = None,
     skip_bad_rows: SkipBad = False,
     as_json: AsJson = False,
@@ -105,6 +108,8 @@ def stats(
     """Summarize a dataset: rows, duplicates, lengths, languages, fields and their values.
 
     Lengths are of what a row asks, exact up to 1,024 and to 1 % above. Duplicates are the same but for case and blanks.
+    Of more than 20,000 rows, fields, languages, forms and answers are estimated from the first 20,000 and each fiftieth
+    of the others, unless --exact is given.
 
     \b
     ajet dataset stats tasks.jsonl
@@ -113,7 +118,7 @@ def stats(
     """
     bad = BadRows(skip=skip_bad_rows)
     with counting("stats") as passing:
-        found = gather(passing(read_blocks(source, mapping=mapping_of(mapping), bad=bad)), by=by)
+        found = gather(passing(read_blocks(source, mapping=mapping_of(mapping), bad=bad)), by=by, exact=exact)
     written = _write_stats(found, out) if out else []
     if as_json:
         print_json({**found.as_json(), "bad_rows": bad.count, "files": [str(path) for path in written]})
@@ -141,6 +146,8 @@ def _print_stats(found: Stats) -> None:
     out.print(", ".join(parts))
     if not found.rows:
         return
+    if found.looked_at < found.rows:
+        out.print(f"fields, languages, forms and answers are estimated from {found.looked_at:,} rows (--exact)")
     if found.diversity.is_low and 2 * found.diversity.forms <= found.distinct:
         out.print(found.diversity.as_text(), markup=False, highlight=False)
     lengths = [_length_row("characters", found.chars), _length_row("words", found.words)]

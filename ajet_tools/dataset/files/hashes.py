@@ -60,6 +60,11 @@ class DistinctCounter:
         if len(self._buffer) >= _BUFFER:
             self._flush()
 
+    def add_hashes(self, hashes: Any) -> None:
+        """Digests of texts, as a numpy array of 64 bits."""
+        self.total += len(hashes)
+        self._file.write(hashes.astype(np.uint64).tobytes())
+
     def _flush(self) -> None:
         self._file.write(np.array(self._buffer, np.uint64).tobytes())
         self._buffer.clear()

@@ -11,12 +11,16 @@ import json
 from collections import deque
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 
+import numpy as np
+
 from ajet_sdk.errors import ConfigError
+from ajet_tools.dataset.files.blocks import LineBlock, read_blocks
 from ajet_tools.dataset.files.hashes import digest_of
-from ajet_tools.dataset.files.tables import Row, read, text_of
+from ajet_tools.dataset.files.tables import Row, text_of
 
 __all__ = ["Changed", "Difference", "diff"]
 
@@ -130,10 +134,14 @@ def diff(
     if before == "-":
         raise ConfigError("the first dataset is read twice, which stdin cannot be; give a file, and - as the second")
     index, found = _Index(), Difference()
-    for number, row in enumerate(_rows(before, mapping, ignore)):
+    left = _without_equal_lines(before, after) if after != "-" and not (mapping or ignore) else None
+    if left is not None:
+        found.same = int((~left[0]).sum())
+    rows = partial(_rows, before, mapping, ignore, left[0] if left else None)
+    for number, row in enumerate(rows()):
         index.add(number, row.values)
     matched: dict[int, tuple[Row, str]] = {}
-    for row in _rows(after, mapping, ignore):
+    for row in _rows(after, mapping, ignore, left[1] if left else None):
         digest = _digest(row.values)
         taken = index.take(row.values, digest)
         if taken is None:
@@ -147,8 +155,31 @@ def diff(
             if len(matched) < limit:
                 matched[taken[0].number] = (row, taken[1])
     found.removed_count = len(index.left)
-    _show(found, _rows(before, mapping, ignore), matched, index.left, limit)
+    _show(found, rows(), matched, index.left, limit)
     return found
+
+
+def _without_equal_lines(before: str, after: str) -> tuple[Any, Any] | None:
+    """Which rows are to be compared: not those of lines that both files have as often. None where they are no lines."""
+
+    lines = _line_hashes(before), _line_hashes(after)
+    if lines[0] is None or lines[1] is None:
+        return None
+    counts = [one.to_frame("line").group_by("line").len() for one in lines]
+    equal = counts[0].join(counts[1], on=["line", "len"])["line"]
+    masks = [(~one.is_in(equal.implode())).to_numpy() for one in lines]
+    return masks[0], masks[1]
+
+
+def _line_hashes(path: str) -> Any:
+    import polars as pl
+
+    found = []
+    for block in read_blocks(path):
+        if not isinstance(block, LineBlock):
+            return None
+        found.append(block.lines.hash())
+    return pl.concat(found) if found else pl.Series("line", [], pl.UInt64)
 
 
 def _show(
@@ -164,10 +195,17 @@ def _show(
     found.changed = [changed[number] for number in matched]
 
 
-def _rows(path: str, mapping: Mapping[str, str] | None, ignore: tuple[str, ...]) -> Iterator[Row]:
-    for row in read(path, mapping=mapping):
+def _rows(path: str, mapping: Mapping[str, str] | None, ignore: tuple[str, ...], chosen: Any) -> Iterator[Row]:
+    for row in _chosen(path, mapping, chosen):
         values = {name: value for name, value in row.values.items() if name not in ignore} if ignore else row.values
         yield Row(row.where, values)
+
+
+def _chosen(path: str, mapping: Mapping[str, str] | None, chosen: Any) -> Iterator[Row]:
+    number = 0
+    for block in read_blocks(path, mapping=mapping):
+        yield from block.rows(None if chosen is None else np.flatnonzero(chosen[number : number + len(block)]))
+        number += len(block)
 
 
 def _own_id(values: Mapping[str, Any]) -> str | None:

@@ -15,6 +15,7 @@ from ajet_tools.dataset.files.tables import text_of
 from ajet_tools.dataset.rows.filter import value_at
 from ajet_tools.dataset.rows.forms import Diversity, Forms
 from ajet_tools.dataset.rows.language import language_of
+from ajet_tools.dataset.similarity.text import normals
 
 __all__ = ["Field", "Lengths", "Stats", "gather"]
 
@@ -23,6 +24,7 @@ _MOST_VALUES = 1000
 _LONGEST_VALUE = 80
 _SHOWN = 10
 _EXACT_UP_TO = 1024
+_EVERY_ROW, _STEP_ROWS = 20_000, 50
 _STEP = 1.01
 _ENCODE = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -35,12 +37,17 @@ class Lengths:
         self.least = self.most = 0
         self._bins: Counter[int] = Counter()
 
-    def add(self, length: int) -> None:
+    def add(self, length: int, times: int = 1) -> None:
         self.least = length if not self.count else min(self.least, length)
         self.most = max(self.most, length)
-        self.count += 1
-        self.total += length
-        self._bins[length if length < _EXACT_UP_TO else _EXACT_UP_TO + _steps(length)] += 1
+        self.count += times
+        self.total += length * times
+        self._bins[length if length < _EXACT_UP_TO else _EXACT_UP_TO + _steps(length)] += times
+
+    def add_all(self, lengths: Any) -> None:
+        """A polars series of lengths."""
+        for length, times in lengths.value_counts().iter_rows():
+            self.add(length, times)
 
     @property
     def mean(self) -> float:
@@ -88,25 +95,25 @@ class Field:
     most: float | None = None
     """Of numbers."""
 
-    def add(self, value: Any) -> None:
-        self.present += value is not None
-        self.kinds[_kind(value)] += 1
+    def add(self, value: Any, times: int = 1) -> None:
+        self.present += times * (value is not None)
+        self.kinds[_kind(value)] += times
         if isinstance(value, int | float) and not isinstance(value, bool):
             self.least = value if self.least is None else min(self.least, value)
             self.most = value if self.most is None else max(self.most, value)
         if value is None or isinstance(value, Mapping):
             return
         if isinstance(value, list) and (len(value) > 8 or any(isinstance(item, dict | list) for item in value)):
-            self.others += 1
+            self.others += times
             return
         if isinstance(value, str) and len(value) > _LONGEST_VALUE:
-            self.others += 1
+            self.others += times
             return
         text = _ENCODE(value)
         if text in self.values or (len(self.values) < _MOST_VALUES and len(text) <= _LONGEST_VALUE + 2):
-            self.values[text] += 1
+            self.values[text] += times
         else:
-            self.others += 1
+            self.others += times
 
     def as_json(self) -> dict[str, Any]:
         made: dict[str, Any] = {"present": self.present, "kinds": dict(_ordered(self.kinds))}
@@ -125,6 +132,9 @@ class Stats:
     """The figures of a dataset."""
 
     rows: int = 0
+    looked_at: int = 0
+    """Rows whose language, form, answer and fields were looked at: all, or the first and each fiftieth of the others,
+    which then counts as fifty."""
     distinct: int = 0
     """Different texts, case and blanks aside."""
     diversity: Diversity = field(default_factory=lambda: Diversity(0, 0))
@@ -154,6 +164,7 @@ class Stats:
     def as_json(self) -> dict[str, Any]:
         made: dict[str, Any] = {
             "rows": self.rows,
+            "looked_at": self.looked_at,
             "distinct": self.distinct,
             "duplicates": self.duplicates,
             "diversity": self.diversity.as_json(),
@@ -177,45 +188,51 @@ class Stats:
         return sorted(self.groups.items(), key=lambda item: (-item[1].count, item[0]))[:most]
 
 
-def gather(blocks: Iterable[Block], *, by: str | None = None) -> Stats:
-    """The figures of rows, which are read once. `by` groups them by the values of a field."""
+def gather(blocks: Iterable[Block], *, by: str | None = None, exact: bool = True) -> Stats:
+    """The figures of rows, which are read once. `by` groups them by the values of a field.
+
+    Without `exact`, the fields, answers, forms and languages of more than 20,000 rows are estimates (`looked_at`).
+    Numbers of rows and of different texts, and lengths, are never.
+    """
     stats = Stats(by=by)
     with DistinctCounter() as texts, Forms() as forms:
         for block in blocks:
-            for row in block.rows():
-                _add(stats, row.values, texts)
+            stats.chars.add_all(block.texts.str.len_chars())
+            stats.words.add_all(block.texts.str.count_matches(r"\S+"))
+            stats.empty += int((~block.texts.str.contains(r"\S")).sum())
+            texts.add_hashes(normals(block.texts).hash().to_numpy())
+            first, every = (len(block), 1) if exact else (max(0, _EVERY_ROW - stats.rows), _STEP_ROWS)
+            some = [*range(min(first, len(block))), *range(first, len(block), every)]
+            for index, row in zip(some, block.rows(some), strict=True):
+                _add(stats, row.values, 1 if index < first else min(every, len(block) - index))
                 forms.add(text_of(row.values))
+            stats.rows, stats.looked_at = stats.rows + len(block), stats.looked_at + len(some)
         stats.distinct = texts.count()
         stats.diversity = forms.diversity()
     return stats
 
 
-def _add(stats: Stats, values: Mapping[str, Any], texts: DistinctCounter) -> None:
+def _add(stats: Stats, values: Mapping[str, Any], times: int) -> None:
     text = text_of(values)
-    stats.rows += 1
-    stats.empty += not text.strip()
-    texts.add(text)
-    stats.chars.add(len(text))
-    stats.words.add(len(text.split()))
-    stats.languages[language_of(text)] += 1
+    stats.languages[language_of(text)] += times
     if (answer := _answer(values)) is not None:
-        stats.answered += 1
-        stats.answer_chars.add(len(answer))
+        stats.answered += times
+        stats.answer_chars.add(len(answer), times)
     provenance = values.get("provenance")
     if isinstance(provenance, Mapping) and isinstance(provenance.get("source"), str):
-        stats.sources[provenance["source"]] += 1
+        stats.sources[provenance["source"]] += times
     messages = values.get("messages", values.get("init_messages"))
     if isinstance(messages, list):
-        stats.turns[len(messages)] += 1
-    _add_fields(stats.fields, values)
+        stats.turns[len(messages)] += times
+    _add_fields(stats.fields, values, times)
     if stats.by:
         name = _name(value_at(values, stats.by))
         if name not in stats.groups and len(stats.groups) >= _MOST_VALUES:
             name = "(others)"
-        stats.groups.setdefault(name, Lengths()).add(len(text))
+        stats.groups.setdefault(name, Lengths()).add(len(text), times)
 
 
-def _add_fields(fields: dict[str, Field], values: Mapping[str, Any], before: str = "", depth: int = 0) -> None:
+def _add_fields(fields: dict[str, Field], values: Mapping[str, Any], times: int, before: str = "") -> None:
     for name, value in values.items():
         path = f"{before}{name}"
         found = fields.get(path)
@@ -223,9 +240,9 @@ def _add_fields(fields: dict[str, Field], values: Mapping[str, Any], before: str
             if len(fields) >= _MOST_FIELDS:
                 continue
             found = fields[path] = Field()
-        found.add(value)
-        if depth < 2 and isinstance(value, Mapping):
-            _add_fields(fields, value, f"{path}.", depth + 1)
+        found.add(value, times)
+        if path.count(".") < 2 and isinstance(value, Mapping):
+            _add_fields(fields, value, times, f"{path}.")
 
 
 def _answer(values: Mapping[str, Any]) -> str | None:

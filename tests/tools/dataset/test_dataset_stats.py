@@ -81,3 +81,14 @@ def test_pictures_are_drawn_and_repeat_to_the_byte(tmp_path: Path) -> None:
     for a, b in zip(one, two, strict=True):
         assert a.read_bytes() == b.read_bytes()
         assert a.read_bytes().startswith(b"\x89PNG")
+
+
+def test_fields_of_many_rows_are_estimated_and_rows_and_lengths_counted() -> None:
+    values = [{"main_query": f"Question {i % 25_000}?", "level": i % 4, "rare": i} for i in range(50_000)]
+    found, every = gather(rows(*values), exact=False, by="level"), gather(rows(*values))
+    assert (found.rows, found.distinct, found.chars.as_json()) == (50_000, 25_000, every.chars.as_json())
+    assert found.looked_at < 21_000 and every.looked_at == 50_000
+    assert found.fields["level"].present == sum(found.languages.values()) == 50_000
+    assert sum(lengths.count for lengths in found.groups.values()) == 50_000
+    few = gather(rows(*values[:5000]), exact=False)
+    assert few.as_json() == gather(rows(*values[:5000])).as_json()
