@@ -35,8 +35,8 @@ from ajet_sdk.reporting.loggers import Loggers
 from ajet_sdk.reporting.metrics import add_prefix, episode_metrics, reason_for_no_samples, staleness
 from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.rollout.outcomes import check_sound, failure_messages
-from ajet_sdk.samples.build import Batch
-from ajet_sdk.samples.ledger import balance, sampled_tokens
+from ajet_sdk.samples.build import Batch, balance
+from ajet_sdk.samples.draft import sampled_tokens
 from ajet_sdk.types import Episode, LedgerEntry, Sample
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ several roles need not be alike, and who plays a role may differ between the att
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
@@ -29,13 +29,12 @@ import numpy as np
 
 from ajet_sdk.config.trainer_schema import Estimator
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.samples.draft import Draft, Lengths
-from ajet_sdk.samples.ledger import sampled_tokens
+from ajet_sdk.samples.draft import Draft, Lengths, sampled_tokens
 from ajet_sdk.samples.timelines import Decode, is_trained, merge
 from ajet_sdk.tokens.template import ChatTemplate
-from ajet_sdk.types import Call, Episode, LedgerEntry, Sample, Split
+from ajet_sdk.types import Call, Episode, LedgerEntry, Outcome, Sample, Split
 
-__all__ = ["Batch", "Estimator", "build"]
+__all__ = ["Batch", "Estimator", "balance", "build"]
 
 _EPSILON = 1e-6
 _UNREWARDED = ("sft", "opd")
@@ -267,3 +266,27 @@ def _reward(draft: Draft) -> float | None:
 def _held(call: Call) -> int:
     """What a sample of this call alone would hold."""
     return sampled_tokens(call) + (0 if call.prompt_ids is None else len(call.prompt_ids))
+
+
+def balance(ledger: Iterable[LedgerEntry], calls: Iterable[Call]) -> list[str]:
+    """What does not add up between a ledger and the calls it accounts for; empty where it balances."""
+    accounted: Counter[str] = Counter()
+    seen: set[tuple[str, Outcome]] = set()
+    problems: list[str] = []
+    for row in ledger:
+        if row.tokens < 0:
+            problems.append(f"call {row.call_id}: {row.tokens} tokens {row.outcome}")
+        if (row.call_id, row.outcome) in seen:
+            problems.append(f"call {row.call_id}: two rows of outcome {row.outcome}")
+        seen.add((row.call_id, row.outcome))
+        accounted[row.call_id] += row.tokens
+    known = {call.call_id: call for call in calls}
+    for call_id, call in known.items():
+        sampled = sampled_tokens(call)
+        if call_id not in accounted:
+            if is_trained(call):
+                problems.append(f"call {call_id}: {sampled} tokens sampled, none accounted for")
+        elif accounted[call_id] != sampled:
+            problems.append(f"call {call_id}: {sampled} tokens sampled, {accounted[call_id]} accounted for")
+    problems += [f"call {call_id}: in the ledger, but there is no such call" for call_id in accounted.keys() - known]
+    return problems

@@ -12,11 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ajet_sdk import errors
-from ajet_sdk.samples.ledger import sampled_tokens
 from ajet_sdk.samples.timelines import Merged, is_trained
 from ajet_sdk.types import UNTAGGED, Call, Episode, LedgerEntry, Outcome, Sample, Span, Timeline
 
-__all__ = ["Draft", "Lengths"]
+__all__ = ["Draft", "Lengths", "sampled_tokens"]
 
 Lengths = tuple[int | None, int | None]
 
@@ -196,3 +195,8 @@ class Draft:
             outcome=outcome,
             tokens=tokens,
         )
+
+
+def sampled_tokens(call: Call) -> int:
+    """How many tokens the model sampled in a call."""
+    return 0 if call.output_ids is None else len(call.output_ids)

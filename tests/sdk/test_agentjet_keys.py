@@ -20,8 +20,7 @@ from ajet_sdk.engines.scripted import ByteTokenizer, ScriptedEngine
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.rollout.episode import Attempt, run_batch
 from ajet_sdk.rollout.replies import repeats
-from ajet_sdk.samples.build import Batch
-from ajet_sdk.samples.ledger import balance
+from ajet_sdk.samples.build import Batch, balance
 from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.types import Episode, Task
 from tests.gateways import shared_gateway

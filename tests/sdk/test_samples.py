@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.samples.build import Batch, build
-from ajet_sdk.samples.ledger import balance
+from ajet_sdk.samples.build import Batch, balance, build
 from ajet_sdk.types import Call, Episode, LedgerEntry, Reward
 
 

@@ -11,8 +11,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from ajet_sdk.samples.build import Batch, build
-from ajet_sdk.samples.ledger import balance
+from ajet_sdk.samples.build import Batch, balance, build
 from ajet_sdk.types import Call, Episode, Reward
 
 

@@ -16,7 +16,7 @@ from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.errors import ConfigError, TaskError, TrainingError
 from ajet_sdk.protocols import Job
 from ajet_sdk.run import train
-from ajet_sdk.samples.ledger import balance
+from ajet_sdk.samples.build import balance
 from ajet_sdk.tokens.huggingface import HFTokenizer
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter

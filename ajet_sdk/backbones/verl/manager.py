@@ -30,7 +30,7 @@ from ajet_sdk.errors import TrainingError
 from ajet_sdk.reporting.metrics import reason_for_no_samples, rewards
 from ajet_sdk.rollout.episode import Attempt
 from ajet_sdk.rollout.outcomes import check_sound
-from ajet_sdk.samples.ledger import balance
+from ajet_sdk.samples.build import balance
 from ajet_sdk.tokens.huggingface import HFTokenizer
 from ajet_sdk.types import Episode, Task
 
