@@ -77,6 +77,9 @@ def test_every_page_is_in_the_navigation() -> None:
     there = {str(path.relative_to(ROOT)) for path in pages()}
     assert len(listed) == len(set(listed))
     assert there - {"SECURITY.md", "AGENTS.md"} == set(listed), "list the page in zensical.toml"
+    overview = (ROOT / "tutorial/README.md").read_text()
+    examples = {f"]({path.parent.name}/README.md)" for path in ROOT.glob("tutorial/example_*/README.md")}
+    assert {link for link in examples if link not in overview} == set(), "list the tutorial in tutorial/README.md"
 
 
 @pytest.mark.slow
