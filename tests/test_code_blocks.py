@@ -51,6 +51,7 @@ def test_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
+    monkeypatch.setenv("OPENAI_MODEL", "judge")
     (tmp_path / "train.jsonl").write_text('{"question": "1+1", "answer": "2"}\n')
     names: dict[str, Any] = {"__name__": "block", "ajet": ajet, "random": random, "get_weather": lambda city: "sunny"}
     for line, code in blocks(page, "python"):
