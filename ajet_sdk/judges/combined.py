@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +14,8 @@ from ajet_sdk.judges.rewards import Verdict, judged, judged_group
 from ajet_sdk.types import Episode, Reward
 
 __all__ = ["CombinedJudge", "Part"]
+
+log = logging.getLogger("ajet")
 
 
 @dataclass(frozen=True)
@@ -31,14 +34,15 @@ class CombinedJudge:
         judge = ajet.CombinedJudge([(math, 1.0), (ajet.LlmJudge("It is brief."), 0.2)])
 
     Judges of a group and of one output mix: with one of the former all are asked once the group is complete. Where one
-    fails, all have failed: a sum without a part of it would be another reward. An episode is a success where each judge
-    that says so says yes.
+    fails, all have failed: a sum without a part of it would be another reward. One of weight 0 only watches: its
+    rewards are recorded, and logged as `held_out_NAME`; they count nothing, and its failure is a line in the log. An
+    episode is a success where each judge that counts and says so says yes.
     """
 
     def __init__(self, parts: Sequence[Part | tuple[Any, float]]) -> None:
         self.parts = [part if isinstance(part, Part) else Part(*part) for part in parts]
-        if not self.parts:
-            raise ConfigError("a combined judge needs at least one judge")
+        if not any(part.weight for part in self.parts):
+            raise ConfigError("a combined judge needs at least one judge with a weight")
         self.group = any(is_group_judge(part.judge) for part in self.parts)
         limits = [getattr(part.judge, "timeout", None) for part in self.parts]
         self.timeout: float | None = max((one for one in limits if one), default=None)
@@ -54,6 +58,15 @@ class CombinedJudge:
         return [self._sum([verdicts[place] for verdicts in each]) for place in range(len(episodes))]
 
     async def _of(self, part: Part, episodes: Sequence[Episode]) -> list[Verdict]:
+        if part.weight:
+            return await self._ask(part, episodes)
+        try:
+            return await self._ask(part, episodes)
+        except Exception as error:  # noqa: BLE001  who only watches fails nobody
+            log.warning("the judge %s, of weight 0, failed: %s: %s", part.name or "", type(error).__name__, error)
+            return [Verdict(())] * len(episodes)
+
+    async def _ask(self, part: Part, episodes: Sequence[Episode]) -> list[Verdict]:
         if is_group_judge(part.judge):
             call = call_group_judge(part.judge, episodes, given={})
             return judged_group(await answer_of(call), call.name, len(episodes))
@@ -74,5 +87,6 @@ class CombinedJudge:
                 rewards.append(reward.model_copy(update={"name": name, "weight": reward.weight * part.weight}))
             for name, value in verdict.metrics.items():
                 metrics[name] = metrics.get(name, 0.0) + value
-        said = [verdict.is_success for verdict in verdicts if verdict.is_success is not None]
+        counting = [verdict for part, verdict in zip(self.parts, verdicts, strict=True) if part.weight]
+        said = [verdict.is_success for verdict in counting if verdict.is_success is not None]
         return Verdict(tuple(rewards), all(said) if said else None, metrics)

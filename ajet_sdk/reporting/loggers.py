@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.errors import ConfigError, MissingExtra
 from ajet_sdk.reporting import output
+from ajet_sdk.reporting.notices import STEPS, warning_signs
 from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.reporting.trackers import TRACKERS, TrackedRun, Tracker
 from ajet_sdk.types import Metric
@@ -48,6 +49,8 @@ class Loggers:
         self.history: dict[str, dict[int, float]] = defaultdict(dict)
         self.last: dict[str, float] = {}
         """The newest value of each metric."""
+        self._warned: dict[str, int] = {}
+        """The step from which a sign is worth a word again, by metric."""
         self._run_id, self._writer, self._directory = run_id, writer, directory
         self._board = _Board(directory / "tensorboard") if "tensorboard" in names else None
         self.display = Display(total_steps) if "console" in names else None
@@ -85,6 +88,14 @@ class Loggers:
         self._writer.put(*(Metric(run_id=self._run_id, step=step, name=n, value=v) for n, v in finite.items()))
         if self.display is not None:
             self.display.metrics(step, finite)
+        self._warn(step)
+
+    def _warn(self, step: int) -> None:
+        """Say what speaks against a rising reward; of one metric again only when its steps are all new."""
+        for name, text in warning_signs(self.history).items():
+            if step >= self._warned.get(name, step):
+                self._warned[name] = step + 2 * STEPS
+                log.warning("step %d: %s; look at some: does the judge reward what you want?", step, text)
 
     def _write_board(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write to tensorboard's file; it is left alone from its first failure on, and the trace has the metrics."""

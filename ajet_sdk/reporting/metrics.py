@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from ajet_sdk.reporting.notices import answer_metrics
 from ajet_sdk.rollout.outcomes import pass_at_k, solved
 from ajet_sdk.samples.build import Batch
 from ajet_sdk.samples.timelines import is_trained
@@ -47,6 +48,7 @@ def episode_metrics(prefix: str, episodes: Sequence[Episode]) -> dict[str, float
         f"{prefix}/solved_share": _mean([float(solved(e)) for e in episodes]),
         f"{prefix}/failed_share": _mean([float(e.status != "succeeded") for e in episodes]),
         f"{prefix}/calls_per_episode": _mean(calls),
+        **answer_metrics(prefix, episodes),
         **{f"{prefix}/{name}": _mean(values) for name, values in own.items()},
     }
 

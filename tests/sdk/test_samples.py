@@ -362,3 +362,36 @@ def test_an_attempt_counts_the_same_whether_it_made_calls_or_not(estimator: Any)
         return {name: got[name] for name in "ab"}
 
     assert others(silent=True) == pytest.approx(others(silent=False))
+
+
+def _by_call(batch: Batch) -> dict[str, float]:
+    return {
+        span.call_id: float(sample.advantages[span.start]) for sample in batch.samples for span in sample.timeline.spans
+    }
+
+
+@given(batches(), st.data())
+def test_a_reward_for_a_turn_reaches_that_turns_tokens_and_one_for_an_agent_that_agents(
+    episodes: list[Episode], data: st.DataObject
+) -> None:
+    """Between calls of one agent and group, advantages differ as their values do; no other agent's change at all."""
+    before = _by_call(build(episodes, normalize_std=False))
+    named = [(e, c) for e in episodes for c in e.calls if c.call_id in before]
+    if not named:
+        return
+    chosen, turn = data.draw(st.sampled_from(named))
+    whole = data.draw(st.booleans())
+    extra = Reward(value=0.25, agent=turn.agent) if whole else Reward(value=0.25, call_id=turn.call_id)
+    more = [
+        e.model_copy(update={"rewards": (*e.rewards, extra)}) if e.episode_id == chosen.episode_id else e
+        for e in episodes
+    ]
+    after = _by_call(build(more, normalize_std=False))
+    for episode_, one in named:
+        if one.call_id not in after or one.agent != turn.agent or episode_.group_id != chosen.group_id:
+            assert one.agent == turn.agent or after.get(one.call_id) == before[one.call_id]
+            continue
+        reached = episode_.episode_id == chosen.episode_id if whole else one.call_id == turn.call_id
+        gained = 0.25 * (int(reached) - 1)  # beside the turn that it names
+        change = (after[one.call_id] - after[turn.call_id]) - (before[one.call_id] - before[turn.call_id])
+        assert change == pytest.approx(gained, abs=1e-6)

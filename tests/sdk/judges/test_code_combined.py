@@ -82,7 +82,9 @@ def test_one_that_fails_is_the_failure_of_all() -> None:
     with pytest.raises(NoReward, match="broken"):
         asyncio.run(CombinedJudge([(length, 1.0), (broken, 0.1)])("a", Episode(task=TASK)))
     with pytest.raises(ConfigError, match="at least one"):
-        CombinedJudge([])
+        CombinedJudge([(broken, 0.0)])
+    watched = asyncio.run(CombinedJudge([(length, 1.0), (broken, 0.0)])("a", Episode(task=TASK)))
+    assert [one.name for one in watched.rewards] == ["length"], "who only watches fails nobody"
 
 
 def test_with_a_judge_of_the_group_among_them_it_is_one() -> None:

@@ -1,0 +1,105 @@
+"""Signs that a rising reward is not what was wanted: a judge that does not count says otherwise, the answers change in
+length, or more and more of them say the same phrase.
+
+Each compares the newest steps of a run with those before them, and needs the reward to have risen beyond its noise.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ajet_sdk.types import Episode
+
+__all__ = ["STEPS", "answer_metrics", "warning_signs"]
+
+STEPS = 8
+"""Steps of each of the two spans that are compared."""
+_SURE = 2.0
+"""Standard errors from which a difference of means is more than noise."""
+_GROWTH = 1.5
+"""Times the length from which answers have grown, and its inverse."""
+_SPREAD = 0.25
+"""What the share of a phrase must have gained, and twice that is what it must be."""
+_WORDS = 5
+"""Of a phrase."""
+_READ = 4000
+"""Characters of an answer that are read for phrases."""
+
+
+def answer_metrics(prefix: str, episodes: Sequence[Episode]) -> dict[str, float]:
+    """Of the sound episodes: the mean length of their outputs, the share that says the most frequent phrase of five
+    words, and the mean of each reward that has the weight 0, which is a judge's that only watches."""
+    sound = [e for e in episodes if e.status == "succeeded" and e.output is not None]
+    texts = [text for e in sound if (text := _text(e.output))]
+    found: dict[str, float] = {}
+    if texts:
+        found[f"{prefix}/answer_chars"] = float(np.mean([len(text) for text in texts]))
+    phrases = Counter(phrase for text in texts for phrase in _phrases(text))
+    if phrases:
+        found[f"{prefix}/phrase_share"] = phrases.most_common(1)[0][1] / len(texts)
+    watched: dict[str, list[float]] = {}
+    for episode in sound:
+        for reward in episode.rewards:
+            if reward.weight == 0:
+                watched.setdefault(reward.name, []).append(reward.value)
+    return found | {f"{prefix}/held_out_{name}": float(np.mean(values)) for name, values in watched.items()}
+
+
+def _text(output: Any) -> str:
+    """What the agent said, of a WorkflowOutput too."""
+    if isinstance(output, Mapping):
+        metadata = output.get("metadata")
+        said = metadata if isinstance(metadata, Mapping) else {}
+        output = said.get("final_answer", said.get("output", output))
+    return output if isinstance(output, str) else json.dumps(output, default=str)
+
+
+def _phrases(text: str) -> set[str]:
+    words = text[:_READ].lower().split()
+    return {" ".join(words[i : i + _WORDS]) for i in range(len(words) - _WORDS + 1)}
+
+
+def warning_signs(history: Mapping[str, Mapping[int, float]]) -> dict[str, str]:
+    """What speaks against the reward of a run so far, by the metric that says so, each as a sentence.
+
+    `history`: the values of each metric by step. Empty where the reward has not risen, or too few steps are done.
+    """
+    rise = _change(history.get("train/reward", {}))
+    if rise is None or rise[2] < _SURE:
+        return {}
+    steps = sorted(history["train/reward"])[-2 * STEPS :]
+    rose = f"the reward rose from {rise[0]:.3g} to {rise[1]:.3g} (steps {steps[0]} to {steps[-1]})"
+    found = {}
+    for name, values in history.items():
+        change = _change(values)
+        if change is None or not name.startswith("train/"):
+            continue
+        before, after, errors = change
+        own = name.removeprefix("train/")
+        if own.startswith("held_out_") and errors < -_SURE:
+            judge = own.removeprefix("held_out_")
+            found[name] = f"{rose} while the judge {judge}, which does not count, fell from {before:.3g} to {after:.3g}"
+        elif own == "answer_chars" and abs(errors) > _SURE and not 1 / _GROWTH < after / max(before, 1e-9) < _GROWTH:
+            grew = "grew" if after > before else "shrank"
+            found[name] = f"{rose} while the answers {grew} from {before:.0f} to {after:.0f} characters"
+        elif own == "phrase_share" and errors > _SURE and after - before > _SPREAD and after > 2 * _SPREAD:
+            found[name] = f"{rose} while the share of answers with one phrase rose from {before:.0%} to {after:.0%}"
+    return found
+
+
+def _change(values: Mapping[int, float]) -> tuple[float, float, float] | None:
+    """The means of the two newest spans, and their difference in standard errors; None where steps are too few."""
+    newest = [values[step] for step in sorted(values)][-2 * STEPS :]
+    if len(newest) < 2 * STEPS:
+        return None
+    before, after = np.array(newest[:STEPS]), np.array(newest[STEPS:])
+    error = math.sqrt((before.var(ddof=1) + after.var(ddof=1)) / STEPS)
+    difference = float(after.mean() - before.mean())
+    errors = difference / error if error > 1e-12 else math.copysign(math.inf, difference) if difference else 0.0
+    return float(before.mean()), float(after.mean()), errors

@@ -1,0 +1,83 @@
+"""Signs against a rising reward: only where it rises, and only what has really changed."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ajet_sdk.reporting.loggers import Loggers
+from ajet_sdk.reporting.metrics import episode_metrics
+from ajet_sdk.reporting.notices import STEPS, warning_signs
+from ajet_sdk.trace.writer import TraceWriter
+from ajet_sdk.types import Episode, Reward, Run
+
+N = 2 * STEPS
+
+
+def history(**curves: Any) -> dict[str, dict[int, float]]:
+    return {f"train/{name}": {i: float(v) for i, v in enumerate(values)} for name, values in curves.items()}
+
+
+RISING = np.linspace(0.2, 0.8, N)
+
+
+@pytest.mark.parametrize(
+    ("curves", "expected"),
+    [
+        ({"held_out_exact": RISING[::-1]}, "judge exact, which does not count, fell from 0.66 to 0.34"),
+        ({"answer_chars": 1000 * RISING}, "answers grew from 340 to 660 characters"),
+        ({"answer_chars": 1000 * RISING[::-1]}, "answers shrank from 660 to 340"),
+        ({"phrase_share": RISING}, "share of answers with one phrase rose from 34% to 66%"),
+        ({"held_out_exact": RISING, "answer_chars": 100 + RISING, "phrase_share": 0.3 + RISING / 9}, None),
+    ],
+)
+def test_what_speaks_against_a_rising_reward(curves: dict[str, Any], expected: str | None) -> None:
+    found = list(warning_signs(history(reward=RISING, **curves)).values())
+    assert [expected in text for text in found] == ([True] if expected else []), found
+    assert not warning_signs(history(reward=RISING[::-1], **curves)), "the reward does not rise"
+    assert not warning_signs(history(reward=RISING[1:], **curves)), "too few steps"
+
+
+@given(st.integers(0, 2**32 - 1))
+def test_noise_is_no_rise(seed: int) -> None:
+    """Beyond two standard errors by chance one time in twenty; both at once, hardly ever."""
+    draw = np.random.default_rng(seed)
+    signs = [warning_signs(history(reward=draw.normal(size=N), held_out_x=draw.normal(size=N))) for _ in range(20)]
+    assert sum(map(bool, signs)) <= 2
+
+
+def episode(output: Any, value: float = 1.0, status: Any = "succeeded") -> Episode:
+    watched = Reward(name="watcher", value=value, weight=0.0)
+    return Episode(output=output, status=status, rewards=(Reward(value=1.0), watched))
+
+
+def test_what_is_measured_of_answers() -> None:
+    said = "I hope that this helps you"
+    found = episode_metrics(
+        "train",
+        [
+            episode(said, 0.0), episode(f"well, {said} today", 0.5), episode("no", 1.0),
+            episode({"reward": None, "metadata": {"final_answer": "four"}}, 0.5), episode("x" * 99, 9.0, "failed"),
+        ],
+    )  # fmt: skip
+    assert found["train/answer_chars"] == pytest.approx((26 + 38 + 2 + 4) / 4)
+    assert found["train/phrase_share"] == 0.5 and found["train/held_out_watcher"] == 0.5
+    assert found["train/reward"] == 1.0, "a weight of 0 counts nothing"
+
+
+def test_a_run_says_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with TraceWriter(tmp_path / "trace.duckdb") as writer, caplog.at_level(logging.WARNING, "ajet"):
+        writer.put(Run(run_id="r"))
+        loggers = Loggers([], directory=tmp_path, run_id="r", writer=writer, total_steps=N)
+        assert isinstance(loggers.history, defaultdict)
+        for step in range(N + STEPS):
+            loggers.log(step, {"train/reward": 0.02 * step, "train/answer_chars": 100.0 + 40 * step})
+    said = [record.getMessage() for record in caplog.records if "answers grew" in record.getMessage()]
+    assert len(said) == 1 and said[0].startswith(f"step {N - 1}: the reward rose")
