@@ -111,6 +111,7 @@ class Instances:
     async def create(self, name: str, task_id: str, params: Mapping[str, Any]) -> Any:
         """Start an instance; its first state. An instance of the same id is ended before. Raises Refused."""
         await self.release(name)
+        self.lost.pop(name, None)
         if len(self._instances) >= self.limits.instances:
             raise Refused(503, f"all {self.limits.instances} instances are in use")
         now = time.monotonic()

@@ -19,7 +19,7 @@ import threading
 import traceback
 from typing import Any
 
-from ajet_sdk.environments.hosted import Hosted, Spec, UnknownTask, load, resolved
+from ajet_sdk.environments.hosted import Hosted, Spec, UnknownTask, WrongTarget, load, resolved
 
 __all__ = ["START", "main"]
 
@@ -42,7 +42,8 @@ def main(control: int) -> None:
     try:
         hosted = load(Spec(**given["spec"]))
     except BaseException as error:  # noqa: BLE001  handed to the service, which says it
-        server.sendall(_line({"error": _described(error, whole=True)}))
+        plain = isinstance(error, (ImportError, WrongTarget))  # its message says what to do
+        server.sendall(_line({"error": _described(error, whole=not plain)}))
         return
     server.sendall(_line({"ok": None}))
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children are reaped by the system

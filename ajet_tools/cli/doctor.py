@@ -15,7 +15,8 @@ from typing import Annotated
 import typer
 
 import ajet
-from ajet_sdk.errors import ConfigError
+from ajet_sdk.environments.client import service_health
+from ajet_sdk.errors import ConfigError, EnvironmentUnavailable
 from ajet_sdk.reporting.output import echo, style
 from ajet_sdk.sandbox.fence import NoFence, fence
 from ajet_tools.cli.options import AsJson, print_json
@@ -39,6 +40,10 @@ def doctor(
             "verl and vllm stand for those of this machine.",
         ),
     ] = None,
+    environment: Annotated[
+        list[str] | None,
+        typer.Option(metavar="URL", help="Ask an environment service for its health. Repeatable."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Check the installation: packages, what can run here, and whether a run could write and listen.
@@ -46,12 +51,14 @@ def doctor(
     \b
     ajet doctor
     ajet doctor --for trinity
+    ajet doctor --environment http://127.0.0.1:8080
     ajet doctor --json
     """
     target = None if purpose is None else target_of(purpose)
     if purpose is not None and target is None:
         raise ConfigError(f"--for {purpose}: choose one of trinity, verl, vllm, {', '.join(TARGETS)}")
     checks = [*_python(), *_packages(), *_accelerator(), *_machine(directory), *_network(), *_programs()]
+    checks += [_service(url) for url in environment or ()]
     found = {target: check_target(target, imports=True)} if target else {name: check_target(name) for name in TARGETS}
     failed = not usable(checks) or bool(target and not usable(found[target]))
     if as_json:
@@ -151,6 +158,22 @@ def _machine(directory: Path) -> Iterator[Check]:
         return
     free = shutil.disk_usage(directory).free / 2**30
     yield Check("write access", "ok", f"{directory.resolve()}, {free:.1f} GB free")
+
+
+def _service(url: str) -> Check:
+    """Whether an environment service answers, and how it stands with its instances."""
+    name = f"environment {url}"
+    try:
+        health = service_health(url)
+    except EnvironmentUnavailable as error:
+        return Check(name, "fail", str(error), "start it with: ajet env serve")
+    if "limit" not in health:
+        return Check(name, "ok", "answers")
+    running, limit, lost = health["running"], health["limit"], health["lost"]
+    detail = f"{health['env_type']}: {running} of {limit} instances in use, {health['created']} created, {lost} lost"
+    if running >= limit:
+        return Check(name, "miss", detail, "raise --instances there, or lower rollout.max_env_worker")
+    return Check(name, "ok", detail)
 
 
 def _programs() -> Iterator[Check]:

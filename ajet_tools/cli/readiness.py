@@ -25,6 +25,7 @@ EXTRAS = {
     "tools": ("textual", "textual-plotext", "textual-serve", "rapidfuzz"),
     "documents": ("pypdf", "python-docx", "beautifulsoup4"),
     "math": ("math-verify",),
+    "environments": ("gymnasium", "mcp"),
     "datasets": ("datasets",),
     "agentscope": ("agentscope",),
     "ray": ("ray",),

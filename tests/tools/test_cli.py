@@ -26,6 +26,7 @@ from ajet_tools.cli.app import app
 from ajet_tools.cli.arguments import Arguments, split_arguments
 from ajet_tools.cli.readiness import CORE, EXTRAS
 from ajet_tools.cli.train import newest_experiment
+from tests.serving import answering, serving
 
 ROOT = Path(__file__).parents[2]
 SCRIPTED = ["--judge", "agent.py:exact", "--tasks", "tasks.jsonl", "--scripted", "replies.py:reply"]
@@ -442,6 +443,22 @@ def test_doctor_fails_where_a_run_would(tmp_path: Path, monkeypatch: pytest.Monk
     (tools,) = (check for check in checks if check["name"] == "extra tools")
     assert tools["status"] == "miss" and tools["fix"] == 'pip install "ajet[tools]"'
     assert re.fullmatch(r"missing rapidfuzz \(has textual 1, .*\)", tools["detail"])
+
+
+@pytest.mark.parametrize(
+    ("health", "status", "said"),
+    [
+        ({"env_type": "Lake", "running": 2, "limit": 8, "created": 9, "lost": 1}, "ok", "2 of 8 instances in use"),
+        ({"env_type": "Lake", "running": 8, "limit": 8, "created": 9, "lost": 1}, "miss", "raise --instances"),
+        ("OK", "ok", "answers"),  # a service that is not ours
+    ],
+)
+def test_doctor_asks_an_environment_service(health: Any, status: str, said: str) -> None:
+    with serving(answering(health)) as url:
+        done = ajet_("doctor", "--environment", url)
+    (line,) = (line for line in done.stdout.splitlines() if f"environment {url}" in line)
+    assert line.startswith(status) and said in line
+    assert ajet_("doctor", "--environment", "http://127.0.0.1:9").exit_code == 1
 
 
 def test_doctor_knows_the_packages_of_the_project() -> None:

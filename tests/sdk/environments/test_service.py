@@ -79,7 +79,9 @@ class Talker:
 
 
 @contextmanager
-def hosted(target: str, limits: Limits | None = None, **spec: Any) -> Iterator[tuple[str, Instances]]:
+def hosted(
+    target: str, limits: Limits | None = None, *, name: str = "count", **spec: Any
+) -> Iterator[tuple[str, Instances]]:
     """The service's URL and its instances, for as long as the block lasts."""
     instances = Instances(Spec(target, **spec), limits or Limits())
     listener = listening_socket("127.0.0.1", 0)
@@ -96,7 +98,7 @@ def hosted(target: str, limits: Limits | None = None, **spec: Any) -> Iterator[t
         await server.serve(sockets=[listener])
 
     started = threading.Event()
-    server = uvicorn.Server(server_config(service_app(instances, "count"), lifespan="on"))
+    server = uvicorn.Server(server_config(service_app(instances, name), lifespan="on"))
     thread = threading.Thread(target=asyncio.run, args=[main()], daemon=True)
     thread.start()
     started.wait()
@@ -195,6 +197,7 @@ def test_a_request_that_takes_too_long_ends_its_process_and_those_it_started(cou
         with pytest.raises(EnvironmentUnavailable, match="was ended: step of task '0' took longer"):
             env.evaluate()
         assert not instances.listed() and service_health(url)["lost"] == 1
+        assert env.create() and say(env, 1)[0] == "at 1"  # made again under the same id
 
 
 def test_instances_that_nobody_asks_are_ended(counter: Path) -> None:

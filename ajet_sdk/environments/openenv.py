@@ -1,0 +1,118 @@
+"""OpenEnv's environments by the name of their installed package: `openenv:echo_env`. A task id is a seed.
+
+An action is the JSON of its class's fields, or plain text where the class asks for one text. An observation is the JSON
+of its fields, or plain text where it has one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import inspect
+import json
+import pkgutil
+import typing
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from ajet_sdk.environments.hosted import Spec, UnknownTask, WrongTarget, answer, messages_of, resolved, split_of
+
+__all__ = ["load"]
+
+
+def load(name: str, spec: Spec) -> _Package:
+    """Raises WrongTarget where the package holds no environment or several, ImportError where it is not installed."""
+    from openenv.core.env_server.interfaces import Environment
+
+    package = _package(name)
+    found = sorted(set(_environments(package, Environment)), key=lambda one: one.__name__)
+    if len(found) != 1:
+        names = ", ".join(one.__name__ for one in found) or "none"
+        raise WrongTarget(f"openenv:{name}: the package {package.__name__} must have one environment (found {names})")
+    return _Package(found[0], spec)
+
+
+def _package(name: str) -> Any:
+    """The package `echo_env` of `echo_env`, `echo-env`, `openenv-echo` or `echo`."""
+    plain = name.removeprefix("openenv-").replace("-", "_")
+    for module in (plain, f"{plain}_env"):
+        if importlib.util.find_spec(module) is not None:
+            return importlib.import_module(module)
+    raise ImportError(f"no package {plain} or {plain}_env is installed; install the environment's package first")
+
+
+def _environments(package: Any, base: type) -> Iterator[type]:
+    """The environment classes that the package's own modules define, those of `server` first of all."""
+    server = importlib.import_module(f"{package.__name__}.server")
+    names = [f"{server.__name__}.{one.name}" for one in pkgutil.iter_modules(server.__path__) if one.name != "app"]
+    for module in [server, *map(importlib.import_module, names)]:
+        for value in vars(module).values():
+            own = inspect.isclass(value) and value.__module__.partition(".")[0] == package.__name__
+            if own and issubclass(value, base) and not inspect.isabstract(value):
+                yield value
+
+
+class _Package:
+    def __init__(self, environment: type, spec: Spec) -> None:
+        self._environment = environment
+        self._spec = spec
+        self._action = typing.get_type_hints(environment.step)["action"]  # type: ignore[attr-defined]
+
+    def tasks(self, split: str) -> list[str]:
+        return split_of(self._spec, split)
+
+    def create(self, task_id: str, params: Mapping[str, Any]) -> _Episode:
+        if not task_id.isdecimal():
+            raise UnknownTask(f"a task of {self._spec.target} is a seed, a number (got {task_id!r})")
+        return _Episode(self._environment(**self._spec.arguments), self._action, int(task_id))
+
+
+class _Episode:
+    def __init__(self, env: Any, action: Any, seed: int) -> None:
+        self._env = env
+        self._action = action
+        self._seed = seed
+        self._total = 0.0
+
+    async def reset(self) -> list[dict[str, Any]]:
+        seeded = "seed" in inspect.signature(self._env.reset).parameters
+        observation = await resolved(self._env.reset(**({"seed": self._seed} if seeded else {})))
+        return messages_of(_shown(observation))
+
+    async def step(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            action = self._read(str(message.get("content") or ""))
+        except ValueError as error:
+            # The agent's mistake, from which it may learn: the environment stays as it is.
+            return answer(f"Not an action: {error}", 0.0, False, {"invalid": True})
+        observation = await resolved(self._env.step(action))
+        reward = float(observation.reward or 0.0)
+        self._total += reward
+        return answer(_shown(observation), reward, bool(observation.done), dict(observation.metadata or {}))
+
+    def evaluate(self, params: Mapping[str, Any]) -> float:
+        """The sum of the rewards."""
+        return self._total
+
+    def info(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        return {"action": self._action.model_json_schema(), "state": self._env.state.model_dump(mode="json")}
+
+    def close(self) -> None:
+        self._env.close()
+
+    def _read(self, text: str) -> Any:
+        """Raises ValueError where the text is no action."""
+        asked = [name for name, field in self._action.model_fields.items() if field.is_required()]
+        if (
+            len(asked) == 1
+            and self._action.model_fields[asked[0]].annotation is str
+            and not text.lstrip().startswith("{")
+        ):
+            return self._action(**{asked[0]: text})
+        return self._action.model_validate_json(text)
+
+
+def _shown(observation: Any) -> str:
+    fields = observation.model_dump(mode="json", exclude={"done", "reward", "metadata"})
+    texts = list(fields.values())
+    return texts[0] if len(texts) == 1 and isinstance(texts[0], str) else json.dumps(fields)

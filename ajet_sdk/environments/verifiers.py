@@ -1,0 +1,161 @@
+"""Environments of verifiers by the name of their installed package: `verifiers:gsm8k-v1`, of its stack `verifiers.v1`.
+
+A verifiers environment asks a model; here the agent is asked in its place. Its episode runs with verifiers' own harness
+`null`, whose model is a server in this process: a request is an observation, and the agent's next action its answer.
+So tools, several turns and scoring are the environment's own. A task id is a position in its tasks; `--arg` gives keys
+of the taskset's config. The harness starts its program with `uv`, which must be on the path.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import json
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
+from typing import Any
+
+from ajet_sdk.environments.hosted import Spec, UnknownTask, answer, split_of
+
+__all__ = ["load"]
+
+
+def load(name: str, spec: Spec) -> _Environment:
+    """Raises ImportError where verifiers or the package is not installed, ValueError where its config does not fit."""
+    from verifiers.v1.configs.agent import AgentConfig
+    from verifiers.v1.utils.generic import concrete_type
+    from verifiers.v1.utils.loaders import environment_class, import_taskset, load_environment
+
+    import_taskset(name)  # an unknown name is an error here
+    config_class: Any = concrete_type(environment_class(name), _env_config()) or _env_config()
+    agents = [key for key, field in config_class.model_fields.items() if field.annotation is AgentConfig]
+    own = {"harness": {"id": "null"}, "runtime": {"type": "subprocess"}}
+    config = config_class.model_validate({"taskset": {"id": name, **spec.arguments}, **dict.fromkeys(agents, own)})
+    return _Environment(lambda: load_environment(config), spec)
+
+
+def _env_config() -> Any:
+    from verifiers.v1.configs.env import EnvConfig
+
+    return EnvConfig
+
+
+class _Environment:
+    def __init__(self, make: Any, spec: Spec) -> None:
+        self._make = make
+        self._spec = spec
+
+    def tasks(self, split: str) -> list[str]:
+        return split_of(self._spec, split)
+
+    def create(self, task_id: str, params: Mapping[str, Any]) -> _Conversation:
+        env = self._make()
+        found = list(itertools.islice(env.taskset, int(task_id), int(task_id) + 1)) if task_id.isdecimal() else []
+        if not found:
+            raise UnknownTask(f"a task of {self._spec.target} is a position in its tasks (got {task_id!r})")
+        return _Conversation(env, found[0])
+
+
+class _Conversation:
+    """One episode of verifiers' under way, and the requests of its model."""
+
+    def __init__(self, env: Any, task: Any) -> None:
+        self._env = env
+        self._task = task
+        self._stack = AsyncExitStack()
+        self._asked: asyncio.Queue[tuple[dict[str, Any], asyncio.Future[Mapping[str, Any]]]] = asyncio.Queue()
+        self._pending: asyncio.Future[Mapping[str, Any]] | None = None
+        self._episode: asyncio.Task[Any]
+        self._known = 0
+        self._tools: list[Any] = []
+
+    async def reset(self) -> list[dict[str, Any]]:
+        from verifiers.v1.clients import ModelContext
+        from verifiers.v1.configs.client import EvalClientConfig
+
+        url = await self._listen()
+        await self._stack.enter_async_context(self._env.serving())
+        model = ModelContext("agent", EvalClientConfig(base_url=url, api_key_var="AJET_NO_KEY"))
+        self._episode = asyncio.create_task(self._env.run_episode(self._task, model))
+        return await self._observe() or []
+
+    async def step(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        if self._pending is None:
+            raise LookupError("the episode is over")
+        self._pending.set_result(message)
+        messages = await self._observe()
+        if messages is None:
+            return answer("The episode is over.", self._reward(), True, {})
+        return answer(messages, 0.0, False, {})
+
+    async def evaluate(self, params: Mapping[str, Any]) -> float:
+        """The episode's reward. Where the agent stopped before the end, it says nothing until the episode is over."""
+        while self._pending is not None:
+            await self.step({"content": ""})
+        return self._reward()
+
+    def info(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        return {"tools": self._tools}
+
+    async def close(self) -> None:
+        self._episode.cancel()
+        await asyncio.gather(self._episode, return_exceptions=True)
+        await self._stack.aclose()
+
+    async def _observe(self) -> list[dict[str, Any]] | None:
+        """The messages that the next request adds to the last; None where the episode is over."""
+        request = asyncio.create_task(self._asked.get())
+        await asyncio.wait([request, self._episode], return_when=asyncio.FIRST_COMPLETED)
+        if not request.done():
+            request.cancel()
+            self._pending = None
+            return None
+        body, self._pending = request.result()
+        new = body["messages"][self._known :]
+        self._known, self._tools = len(body["messages"]), body.get("tools") or []
+        return [message for message in new if message["role"] != "assistant"]
+
+    def _reward(self) -> float:
+        """Raises what went wrong in the episode, which has no reward then."""
+        episode = self._episode.result()
+        errors = [*episode.errors, *(error for trace in episode.traces for error in trace.errors)]
+        if not episode.ok or errors:
+            raise RuntimeError("; ".join(f"{error.type}: {error.message}" for error in errors) or "the episode failed")
+        return float(sum(trace.reward for trace in episode.traces))
+
+    async def _listen(self) -> str:
+        """The base URL of a server on loopback that asks the agent; it ends with the stack."""
+        from aiohttp import web
+
+        async def asked(request: web.Request) -> web.StreamResponse:
+            body = await request.json()
+            reply: asyncio.Future[Mapping[str, Any]] = asyncio.get_running_loop().create_future()
+            self._asked.put_nowait((body, reply))
+            message = await reply
+            if not body.get("stream"):
+                return web.json_response(_completion("message", message))
+            response = web.StreamResponse(headers={"content-type": "text/event-stream"})
+            await response.prepare(request)
+            chunk = json.dumps(_completion("delta", message))
+            await response.write(f"data: {chunk}\n\ndata: [DONE]\n\n".encode())
+            return response
+
+        app = web.Application(client_max_size=2**28)
+        app.router.add_post("/v1/chat/completions", asked)
+        runner = web.AppRunner(app)
+        await runner.setup()
+        self._stack.push_async_callback(runner.cleanup)
+        await web.TCPSite(runner, "127.0.0.1", 0, shutdown_timeout=0).start()
+        return f"http://127.0.0.1:{runner.addresses[0][1]}/v1"
+
+
+def _completion(key: str, message: Mapping[str, Any]) -> dict[str, Any]:
+    """An OpenAI completion whose one choice has the agent's message under `message`, or as one `delta`."""
+    said: dict[str, Any] = {"role": "assistant", "content": message.get("content") or ""}
+    calls = message.get("tool_calls") or []
+    if calls:
+        said["tool_calls"] = [{"index": place, **call} for place, call in enumerate(calls)]
+    choice = {"index": 0, key: said, "finish_reason": "tool_calls" if calls else "stop"}
+    kind = "chat.completion" if key == "message" else "chat.completion.chunk"
+    usage = {"prompt_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
+    return {"id": "agent", "object": kind, "created": 0, "model": "agent", "choices": [choice], "usage": usage}

@@ -1,0 +1,86 @@
+"""The AppWorld tutorial: its agent on the stand-in, and what is said without AppWorld's data."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ajet_sdk.config.config import load_config
+from ajet_sdk.environments.client import GymEnv
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.protocols import Ask
+from ajet_sdk.run import train
+from tests.sdk.environments.test_service import hosted, say
+
+FOLDER = Path(__file__).parents[1] / "tutorial" / "example_appworld"
+
+CODE = """token = apis.shop.login(apis.supervisor.show_password())
+thing = {thing!r}"""
+ENDS = {
+    "Buy": "apis.shop.buy(thing, token)\napis.supervisor.complete_task()",
+    "What": "apis.supervisor.complete_task(answer=apis.shop.show_price(thing, token))",
+}
+
+
+def coder(ask: Ask) -> str:
+    """What a model would write: a look at the apps, a mistake, then the task."""
+    messages = ask.body["messages"]
+    wanted = messages[1]["content"]
+    thing = next(word.strip(".?") for word in wanted.split() if word.strip(".?") in ("tea", "cake", "lamp"))
+    turns = [
+        "```python\nprint(apis.api_docs.show_api_descriptions(app_name='shop'))\n```",
+        "```python\napis.shop.buy('tea', 'no token')\n```",
+        f"```python\n{CODE.format(thing=thing)}\n```",
+        f"```python\n{ENDS[wanted.split()[0]]}\n```",
+    ]
+    return turns[len(messages) // 2 - 1]
+
+
+def test_the_agent_does_the_stand_ins_tasks(tmp_path: Path) -> None:
+    (tmp_path / "replies.py").write_text(
+        "from ajet_sdk.engines.scripted import ScriptedEngine\n"
+        "from test_tutorial_appworld import coder\n"
+        "replies = ScriptedEngine(coder)\n"
+    )
+    sys.modules.setdefault("test_tutorial_appworld", sys.modules[__name__])
+    with hosted(f"{FOLDER / 'shop_env.py'}:Shop", name="appworld") as (url, instances):
+        overrides: list[Any] = [
+            "ajet.backbone=debug",
+            "ajet.debug.debug_first_n_tasks=4",
+            "ajet.rollout.timeout=60",
+            f"ajet.task_reader.env_service.env_url={url}",
+            f"ajet.model.scripted={tmp_path / 'replies.py'}->replies",
+            f"ajet.experiment_dir={tmp_path / 'experiment'}",
+        ]
+        tuned = train(load_config(FOLDER / "appworld.yaml", overrides))
+        assert tuned.metrics == {"debug/reward": 1.0}
+        assert [len(episode.calls) for episode in tuned.episodes] == [4, 4, 4, 4]
+        assert not instances.listed()
+
+
+def test_the_stand_in_scores_what_was_changed() -> None:
+    with hosted(f"{FOLDER / 'shop_env.py'}:Shop", name="appworld") as (url, _):
+        env = GymEnv(url, "appworld", "order_tea")
+        env.create()
+        assert "block" in say(env, "I will buy tea.")[0]
+        assert "PermissionError" in say(env, "```python\napis.shop.buy('tea', 'x')\n```")[0]
+        assert say(env, "```python\napis.supervisor.complete_task()\n```")[2]
+        assert (env.evaluate(), env.evaluate(params={"sparse": True})) == (pytest.approx(2 / 3), 0.0)
+        env.release()
+
+
+def test_without_appworld_two_commands_are_named() -> None:
+    try:
+        from appworld import load_task_ids
+
+        load_task_ids("train")
+    except Exception:  # noqa: BLE001  AppWorld raises a plain Exception where its data are absent
+        with pytest.raises(ConfigError) as raised, hosted(f"{FOLDER / 'appworld_env.py'}:World"):
+            pass
+        assert "pip install appworld && appworld install" in str(raised.value)
+        assert "appworld download data" in str(raised.value)
+    else:
+        pytest.skip("AppWorld is here")
