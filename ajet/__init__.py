@@ -48,7 +48,9 @@ if TYPE_CHECKING:
     from ajet_sdk.reporting.results import TaskScore as TaskScore
     from ajet_sdk.reporting.results import TunedModel as TunedModel
     from ajet_sdk.run import run as run
+    from ajet_sdk.run import run_async as run_async
     from ajet_sdk.run import train as train
+    from ajet_sdk.run import train_async as train_async
     from ajet_sdk.samples.build import build as build
     from ajet_sdk.samples.timelines import Merged as Merged
     from ajet_sdk.samples.timelines import merge as merge
@@ -82,7 +84,7 @@ _HOMES = {
     "judges.rubric": ("RubricJudge",),
     "league": ("play_league",),
     "reporting.results": ("Report", "TaskScore", "TunedModel"),
-    "run": ("run", "train"),
+    "run": ("run", "run_async", "train", "train_async"),
     "samples.build": ("build",),
     "samples.timelines": ("Merged", "merge"),
     "serve": ("serve",),

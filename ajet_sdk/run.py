@@ -15,6 +15,7 @@ import os
 import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,11 +34,13 @@ from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.judges.load import load_judge, named_judge
 from ajet_sdk.learn.recipe import with_model
 from ajet_sdk.protocols import Job
+from ajet_sdk.reporting.html import progress_in_cell
 from ajet_sdk.reporting.results import Report, TaskScore, TunedModel
 from ajet_sdk.rollout.attempts import Attempt, check_models, seed_of
 from ajet_sdk.rollout.episode import run_batch
+from ajet_sdk.rollout.event_loop import call_to_end, run_to_end
 from ajet_sdk.rollout.outcomes import untrained_entries
-from ajet_sdk.rollout.threads import Workers, run_to_end
+from ajet_sdk.rollout.threads import Workers
 from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.trace.reader import ledger_balance, open_trace
 from ajet_sdk.trace.secret_keys import masked
@@ -48,7 +51,7 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
     from ajet_sdk.tasks.given import GivenTasks
 
-__all__ = ["make_workers", "open_cluster", "run", "train"]
+__all__ = ["make_workers", "open_cluster", "run", "run_async", "train", "train_async"]
 
 log = logging.getLogger("ajet")
 
@@ -144,6 +147,14 @@ def train(
         tuned = run_to_end(backbone(job, session.gateway, session.writer))
         session.check_ledger()
     return tuned
+
+
+async def train_async(config: Config, **options: Any) -> TunedModel:
+    """`train`, to be awaited: the caller's event loop goes on meanwhile. Cancelling it stops the run as Ctrl-C does.
+
+    `options` are the keyword arguments of `train`.
+    """
+    return await call_to_end(partial(train, config, **options))
 
 
 def _backbone(name: str) -> Callable[[Job, Gateway, TraceWriter], Coroutine[Any, Any, TunedModel]]:
@@ -333,13 +344,24 @@ def run(
     chosen = sets.val or sets.train
     _check_signatures(workflow, judge, chosen, config)
     check_models(config, workflow)
+    on_episode = on_episode or progress_in_cell(len(chosen) * k)
     with _Session(config, backbone="run", ray=ray, code=(workflow, judge)) as session:
         episodes = run_to_end(
             _score(session, workflow, judge, _attempts(config, chosen, session.run.run_id, k), on_episode)
         )
         session.check_ledger()
+    for episode in episodes:
+        episode.is_traced_in(config.directory)
     by_task = tuple(TaskScore(task, tuple(episodes[i * k : i * k + k])) for i, task in enumerate(chosen))
     return Report(session.run.run_id, config.directory, by_task, k)
+
+
+async def run_async(config: Config, **options: Any) -> Report:
+    """`run`, to be awaited: the caller's event loop goes on meanwhile. Cancelling it stops the run as Ctrl-C does.
+
+    `options` are the keyword arguments of `run`.
+    """
+    return await call_to_end(partial(run, config, **options))
 
 
 def _attempts(config: Config, tasks: Sequence[Task], run_id: str, k: int) -> list[Attempt]:

@@ -38,7 +38,7 @@ from ajet_sdk.gateway.http_door import CONNECTION, Receive, Scope, Send, read_js
 from ajet_sdk.gateway.http_server import is_loopback, server_config
 from ajet_sdk.protocols import Engine
 from ajet_sdk.reporting import output
-from ajet_sdk.rollout.threads import run_to_end
+from ajet_sdk.rollout.event_loop import run_to_end
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Run, Task, new_id, now
 

@@ -12,11 +12,13 @@ import os
 import random
 from collections.abc import Mapping
 from datetime import datetime, timezone
+from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, model_validator
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PrivateAttr, model_validator
 
 __all__ = [
     "UNTAGGED",
@@ -215,6 +217,10 @@ class Event(_Frozen):
     span_id: str | None = None
 
 
+_PAGE = "ajet_tools.trace.export.html"
+"""By name: it stands above this package, and a notebook is what it is loaded for."""
+
+
 class Episode(_Frozen):
     """One attempt at one task, finished: what was said, what it was worth, how it ended."""
 
@@ -244,6 +250,16 @@ class Episode(_Frozen):
     """The failure was not the agent's doing: the attempt is worth another try."""
     decoding: Literal["sampled", "greedy"] | None = None
     """How the run had its tokens drawn: a mean over both says nothing. None: the agent chose, or it is not known."""
+    _directory: Path | None = PrivateAttr(default=None)
+
+    def is_traced_in(self, directory: Path) -> None:
+        """Say where the trace is that has this episode: a notebook's cell then shows its tokens as text."""
+        self._directory = directory
+
+    def _repr_html_(self) -> str:
+        """The episode in a notebook's cell: messages, rewards, and each token in colour."""
+        page: str = import_module(_PAGE).cell(self, self._directory)
+        return page
 
     def value(self, agent: str | None = None, call_id: str | None = None) -> float | None:
         """Weighted sum of the rewards that name the call, its agent, or neither; None where none does."""

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
+from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.reporting.output import visible
 
-__all__ = ["curves", "paragraph", "table"]
+if TYPE_CHECKING:
+    from ajet_sdk.types import Episode
+
+__all__ = ["curves", "paragraph", "progress_in_cell", "table"]
 
 
 def paragraph(text: str, *, bold: bool = False) -> str:
@@ -21,6 +26,30 @@ def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     head = "".join(f"<th>{_text(cell)}</th>" for cell in header)
     body = "".join("<tr>" + "".join(f"<td>{_text(cell)}</td>" for cell in row) + "</tr>" for row in rows)
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def progress_in_cell(total: int) -> Callable[[Episode], None] | None:
+    """Shows in a notebook's cell how many episodes have ended, and their mean reward; None outside a notebook."""
+    if "ipykernel" not in sys.modules:
+        return None
+    from IPython.display import HTML, display  # type: ignore[import-not-found,unused-ignore]
+
+    rewards: list[float] = []
+    done = 0
+    shown: Any = display(HTML(_progress(0, total, rewards)), display_id=True)
+
+    def ended(episode: Episode) -> None:
+        nonlocal done
+        done += 1
+        rewards.extend([episode.reward] if episode.reward is not None else [])
+        shown.update(HTML(_progress(done, total, rewards)))
+
+    return ended
+
+
+def _progress(done: int, total: int, rewards: Sequence[float]) -> str:
+    mean = f", mean reward {sum(rewards) / len(rewards):.3f}" if rewards else ""
+    return f'<progress value="{done}" max="{total}"></progress> {done}/{total} episodes{mean}'
 
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _BOTTOM = 560, 220, 44, 12, 24

@@ -17,7 +17,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from contextvars import Context, ContextVar, Token, copy_context
 from dataclasses import dataclass, field
@@ -34,7 +34,6 @@ __all__ = [
     "Workers",
     "current_workers",
     "is_library_code",
-    "run_to_end",
 ]
 
 log = logging.getLogger("ajet")
@@ -43,8 +42,6 @@ _BEAT = 0.1
 _OURS, _STANDARD_LIBRARY = Path(__file__).parents[1], Path(traceback.__file__).parent
 _GRACE = 2.0
 """Seconds that cancelled code has to clean up."""
-_START_SECONDS = 10.0
-"""Seconds within which a thread that was started begins its work."""
 
 
 @dataclass(frozen=True)
@@ -357,43 +354,3 @@ class Workers:
                 f"rollout.max_env_worker ({self.limit}); the last stood at {place or 'an await'}. "
                 "Give its blocking calls a time limit, or raise rollout.timeout"
             )
-
-
-def run_to_end(work: Coroutine[Any, Any, T]) -> T:
-    """The result of a coroutine; as `asyncio.run`, but also where a loop is running already, as in a notebook.
-
-    There the coroutine has a loop in a thread of its own, and the caller's loop waits. Ctrl-C (a notebook's interrupt)
-    cancels it and is raised when it has ended.
-    """
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(work)
-    outcome: Future[T] = Future()
-    begun: Future[tuple[asyncio.AbstractEventLoop, asyncio.Task[Any] | None]] = Future()
-    context = copy_context()
-
-    async def cancellable() -> T:
-        begun.set_result((asyncio.get_running_loop(), asyncio.current_task()))
-        return await work
-
-    def thread() -> None:
-        try:
-            outcome.set_result(context.run(asyncio.run, cancellable()))  # type: ignore[arg-type]
-        except BaseException as error:  # noqa: BLE001  raised where the caller waits
-            outcome.set_exception(error)
-
-    try:
-        threading.Thread(target=thread, name="ajet-run", daemon=True).start()
-        wait([outcome])
-    except KeyboardInterrupt:
-        if not wait([begun], _START_SECONDS).done:  # the thread was not started
-            work.close()
-            raise
-        loop, task = begun.result()
-        with suppress(RuntimeError):  # it ended just now, and its loop is closed
-            if task is not None:
-                loop.call_soon_threadsafe(task.cancel)
-        wait([outcome])
-        raise
-    return outcome.result()

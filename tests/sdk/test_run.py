@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import html
 import json
 import os
 import signal
@@ -19,10 +20,10 @@ import yaml
 import ajet
 from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.errors import ConfigError, MissingExtra, SignatureError, TaskError, TraceLocked, TrainingError
-from ajet_sdk.rollout.threads import run_to_end
+from ajet_sdk.rollout.event_loop import run_to_end
 from ajet_sdk.run import _Session, run, train
 from ajet_sdk.trace.reader import open_trace
-from ajet_sdk.types import Reward, Task
+from ajet_sdk.types import Episode, Reward, Task
 
 ROOT = Path(__file__).parents[2]
 
@@ -42,6 +43,7 @@ def reply(ask: Any) -> str:
 
 
 def config(tmp_path: Path, **sections: Any) -> Config:
+    tmp_path.mkdir(exist_ok=True)
     (tmp_path / "tasks.jsonl").write_text("".join(f'{{"question": "q{i}", "answer": "42"}}\n' for i in range(4)))
     return load_config(
         values={
@@ -158,6 +160,47 @@ def test_what_holds_no_tasks_is_refused(tmp_path: Path) -> None:
             run(config(tmp_path), workflow=solve, judge=exact, tasks=given)
     with pytest.raises(TaskError, match="training and validation share 2 tasks"):
         train(config(tmp_path), workflow=solve, judge=exact, tasks=ROWS, val_tasks=ROWS)
+
+
+def test_run_and_train_can_be_awaited_at_once_and_cancelled(tmp_path: Path) -> None:
+    first, second = config(tmp_path / "a"), config(tmp_path / "b")
+
+    async def both() -> tuple[Any, Any]:
+        given = {"workflow": solve, "judge": exact, "tasks": ROWS}
+        return await asyncio.gather(ajet.run_async(first, **given), ajet.train_async(second, **given))
+
+    report, tuned = asyncio.run(both())
+    assert len(report.episodes) == len(tuned.episodes) == 2
+
+    async def cancelled() -> None:
+        begun = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        @ajet.workflow
+        async def hang(question: str) -> str:
+            loop.call_soon_threadsafe(begun.set)
+            await asyncio.sleep(3600)
+            return ""
+
+        work = asyncio.ensure_future(ajet.run_async(first, workflow=hang, judge=exact, tasks=ROWS))
+        await begun.wait()
+        work.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await work
+
+    asyncio.run(cancelled())
+    states = rows(tmp_path / "a" / "experiment", "SELECT status FROM runs ORDER BY started_at")
+    assert [row["status"] for row in states] == ["finished", "interrupted"]
+
+
+def test_an_episode_shows_its_tokens_in_a_notebook(tmp_path: Path) -> None:
+    episode = run(config(tmp_path), workflow=solve, judge=exact, tasks=ROWS[:1]).episodes[0]
+    page = html.unescape(episode._repr_html_())
+    assert (
+        page.startswith("<iframe srcdoc=") and "Conversation 1" in page and 'class="m"' in page and ">4</span>" in page
+    )
+    alone = html.unescape(Episode(task=Task(main_query="<b>q")).model_copy()._repr_html_())
+    assert "&lt;b&gt;q" in alone and "<b>q" not in alone
 
 
 def test_a_report_and_a_tuned_model_print_as_a_person_reads_them(tmp_path: Path) -> None:

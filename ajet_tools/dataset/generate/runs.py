@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.engines.reply_cache import Price, tokens_of
 from ajet_sdk.errors import AjetError, TaskError
-from ajet_sdk.rollout.threads import run_to_end
+from ajet_sdk.rollout.event_loop import run_to_end
 from ajet_tools.dataset.card.card import Facts, write_card
 from ajet_tools.dataset.documents.corpus import Corpus, prepare
 from ajet_tools.dataset.documents.read import Unreadable, read_documents

@@ -11,7 +11,9 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -20,13 +22,14 @@ import numpy.typing as npt
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import visible
 from ajet_sdk.samples.timelines import merge
+from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.types import Episode, Feedback, Timeline
 from ajet_tools.text.clean import kind_of, message_text
 from ajet_tools.trace.decoding import Vocabulary, shown, token_text, vocabulary
 from ajet_tools.trace.export.conversations import Conversation, conversations
 from ajet_tools.trace.export.job import Job, Record
 
-__all__ = ["END", "START", "write"]
+__all__ = ["END", "START", "cell", "write"]
 
 _Floats = npt.NDArray[np.float32]
 
@@ -40,6 +43,19 @@ def write(job: Job, file: BinaryIO) -> None:
             file.write(part.encode("utf-8", "replace"))
         job.wrote(record)
     file.write(END.encode())
+
+
+def cell(episode: Episode, directory: Path | None) -> str:
+    """An episode as a frame of its own for a notebook's cell; `directory` has the trace that it is in, if one has."""
+    record, known = Record(episode), "the trace that has its tokenizer is not known"
+    parts: list[str] = []
+    if directory is not None and (directory / "trace.duckdb").exists():
+        with closing(open_trace(directory)) as reader:
+            job = Job(reader, [episode.episode_id], redact=False, trace=directory / "trace.duckdb")
+            for found in job.records(whole=True):
+                parts += _section(found, _vocabulary(job, found.episode.run_id))
+    page = START + "".join(parts or _section(record, known)) + END
+    return f'<iframe srcdoc="{html.escape(page)}" style="width: 100%; height: 30em; border: 0"></iframe>'
 
 
 def _vocabulary(job: Job, run_id: str) -> Vocabulary | str:
