@@ -390,7 +390,7 @@ async def _score(
 
     rollout = session.config.rollout
     given = {n: getattr(rollout, n) for n in ("temperature", "top_p", "top_k") if session.config.is_set(f"rollout.{n}")}
-    engine = open_engine(await with_model(session.config))
+    engine = open_engine(await with_model(session.config, (workflow, judge, [one.task for one in attempts])))
     try:
         await ready(engine)
         return await run_batch(

@@ -65,7 +65,7 @@ async def debug(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
 
     Raises TrainingError where a smaller share of the episodes than `rollout.min_sound_share` is sound.
     """
-    config = await with_model(at_endpoint(_debug_config(job)))
+    config = await with_model(at_endpoint(_debug_config(job)), (job.workflow, job.judge, job.train))
     engine = open_engine(config)
     try:
         await ready(engine)

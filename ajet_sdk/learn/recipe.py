@@ -18,7 +18,7 @@ import logging
 import random
 import secrets
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -30,6 +30,7 @@ from ajet_sdk.errors import ConfigError
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
     from ajet_sdk.learn.probe import Probe
+    from ajet_sdk.types import Task
 
 __all__ = [
     "MARK",
@@ -151,14 +152,16 @@ _PROBE, _WARM_UP = "ajet_sdk.learn.probe", "ajet_sdk.learn.warm_up"
 """Loaded only where a model is made: they import torch."""
 
 
-async def with_model(config: Config) -> Config:
+async def with_model(config: Config, agent: tuple[Any, Any, Sequence[Task]] | None = None) -> Config:
     """The config with a recipe's model made and named by its own directory, which no run of another seed exchanges.
 
-    Raises what `build_recipe` does.
+    `agent` is the workflow, judge and tasks to measure it with, in place of those that the config names. Raises what
+    `build_recipe` does.
     """
     if not wants_recipe(config):
         return config
-    made = {"path": str(await build_recipe(config)), "recipe": None, "name": config.model_name}
+    probe = None if agent is None else import_module(_PROBE).Probe(config, *agent)
+    made = {"path": str(await build_recipe(config, probe)), "recipe": None, "name": config.model_name}
     return config.model_copy(update={"model": config.model.model_copy(update=made)})
 
 

@@ -1,11 +1,11 @@
-"""Cells of a real notebook: the agent is defined in one, and run, trained and written in others.
-
-Needs `pip install nbclient ipykernel`.
-"""
+"""Cells of a real notebook: the agent is defined in one, and run, trained and written in others. And the tutorial's."""
 
 from __future__ import annotations
 
+import re
+import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,10 +47,34 @@ ajet.run(job.config, workflow=solve, judge=exact).reward
 ]
 
 
+def execute(notebook: Any, folder: Path) -> Any:
+    """The notebook with what its cells showed."""
+    client = nbclient.NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": str(folder)}})
+    return client.execute()
+
+
+def test_the_tutorial_trains_what_its_cells_define(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    tutorial = Path(__file__).parents[2] / "tutorial/example_notebook"
+    folder = tmp_path / "notebook"
+    shutil.copytree(tutorial, folder, ignore=shutil.ignore_patterns("launcher_record", "__pycache__"))
+    done = execute(nbformat.read(folder / "sums.ipynb", 4), folder)
+    shown = {i: "".join(str(out.get("data", {}).get("text/html", "")) for out in c.get("outputs", []))
+             for i, c in enumerate(done.cells)}  # fmt: skip
+    pages = list(shown.values())
+    assert any("<progress" in page and "80/80 episodes" in page for page in pages)
+    assert any("<table>" in page and "Mean reward" in page for page in pages)
+    assert any("<iframe" in page and "class=&quot;m&quot;" in page for page in pages)
+    assert any("<polyline" in page and "val/reward" in page for page in pages)
+    said = "".join(out.get("text", "") for out in done.cells[-1].outputs)
+    before, after = map(float, re.findall(r"[\d.]+", said)[:2])
+    assert after > before + 0.1
+
+
 def test_an_agent_of_a_notebook_is_run_trained_and_not_written_under_another_name(tmp_path: Path) -> None:
     (tmp_path / "replies.py").write_text("def reply(ask):\n    return '42'\n")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell.strip()) for cell in CELLS])
-    nbclient.NotebookClient(notebook, kernel_name="python3", resources={"metadata": {"path": str(tmp_path)}}).execute()
+    notebook = execute(notebook, tmp_path)
     results = [
         [out["data"]["text/plain"] for out in cell.outputs if out["output_type"] == "execute_result"]
         for cell in notebook.cells
