@@ -26,7 +26,16 @@ TESTS = (
     "tests/tools/test_start.py",
     "tests/tools/test_trace_cli.py",
 )
-NEEDED = ("pytest", "pytest-asyncio", "pytest-timeout", "hypothesis", "tokenizers", "textual", "textual-plotext")
+NEEDED = (
+    "pytest",
+    "pytest-asyncio",
+    "pytest-timeout",
+    "hypothesis",
+    "matplotlib",
+    "tokenizers",
+    "textual",
+    "textual-plotext",
+)
 
 
 def main(arguments: list[str]) -> int:
@@ -69,7 +78,7 @@ def outcome(version: str, kind: str, venvs: Path, passed_on: list[str]) -> str:
 def _floors(kind: str) -> list[str]:
     """What the tests need besides; its own lowest versions say nothing of ajet."""
     floors = {"pytest": "8.3", "pytest-asyncio": "0.26", "pytest-timeout": "2.3", "hypothesis": "6.140"}
-    floors |= {"tokenizers": "0.22", "textual": "8", "textual-plotext": "1"}
+    floors |= {"matplotlib": "3.9", "tokenizers": "0.22", "textual": "8", "textual-plotext": "1"}
     return [f"{name}>={floors[name]}" for name in NEEDED] if kind == "lowest" else list(NEEDED)
 
 
