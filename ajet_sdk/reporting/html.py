@@ -32,7 +32,7 @@ def progress_in_cell(total: int) -> Callable[[Episode], None] | None:
     """Shows in a notebook's cell how many episodes have ended, and their mean reward; None outside a notebook."""
     if "ipykernel" not in sys.modules:
         return None
-    from IPython.display import HTML, display  # type: ignore[import-not-found,unused-ignore]
+    from IPython.display import HTML, display
 
     rewards: list[float] = []
     done = 0
