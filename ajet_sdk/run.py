@@ -12,12 +12,10 @@ import asyncio
 import hashlib
 import logging
 import os
-import sys
 from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
@@ -35,6 +33,7 @@ from ajet_sdk.judges.load import load_judge, named_judge
 from ajet_sdk.learn.recipe import with_model
 from ajet_sdk.protocols import Job
 from ajet_sdk.reporting.html import progress_in_cell
+from ajet_sdk.reporting.loggers import log_file
 from ajet_sdk.reporting.results import Report, TaskScore, TunedModel
 from ajet_sdk.rollout.attempts import Attempt, check_models, seed_of
 from ajet_sdk.rollout.episode import run_batch
@@ -219,7 +218,7 @@ class _Session:
             joined = stack.enter_context(open_cluster(self.config, self.ray, *self.code))
             self.writer: TraceWriter = stack.enter_context(TraceWriter(directory / "trace.duckdb"))
             self.run = self._run()
-            stack.enter_context(_log_file(directory / "logs" / f"{self.run.run_id}.log"))
+            stack.enter_context(log_file(directory / "logs" / f"{self.run.run_id}.log"))
             (directory / "config.yaml").touch(mode=0o600)
             (directory / "config.yaml").write_text(_plain_yaml(self.config), encoding="utf-8")
             self.writer.put(self.run)
@@ -282,33 +281,6 @@ class _Session:
             log.error("The run's status could not be recorded: %s", lost)
         finally:
             self._stack.close()
-
-
-class _LogFile(logging.FileHandler):
-    """A log file that is left alone, after one word, once it can't be written, as on a full disk."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        log.removeHandler(self)
-        log.warning("%s is cut off here: %s", self.baseFilename, sys.exc_info()[1])
-
-
-@contextmanager
-def _log_file(path: Path) -> Iterator[None]:
-    """Everything that ajet logs goes to the file too, while the run lasts."""
-    path.touch(mode=0o600)
-    handler = _LogFile(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    log.addHandler(handler)
-    level = log.level
-    if not log.isEnabledFor(logging.INFO):
-        log.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(level)
-        with suppress(OSError):  # what is left in its buffer has no room, which was said
-            handler.close()
 
 
 def _plain_yaml(config: Config) -> str:

@@ -232,6 +232,7 @@ def imports_in_functions(tree: ast.AST, inside: bool = False) -> Iterator[str]:
 
 
 IN_FUNCTIONS = {
+    "IPython",  # only in a notebook
     "gepa",
     *("agentscope", "bs4", "datasets", "docx", "huggingface_hub", "hydra", "math_verify", "matplotlib", "omegaconf"),
     *("gymnasium", "mcp", "openenv", "verifiers"),  # in the processes of an environment

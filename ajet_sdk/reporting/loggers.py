@@ -10,7 +10,8 @@ import socket
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
 
-__all__ = ["Loggers", "learning_curve"]
+__all__ = ["Loggers", "learning_curve", "log_file"]
 
 log = logging.getLogger("ajet")
 
@@ -287,3 +288,30 @@ def learning_curve(place: Path, history: Mapping[str, Mapping[int, float]]) -> P
     place.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(place, dpi=120)
     return place
+
+
+class _LogFile(logging.FileHandler):
+    """A log file that is left alone, after one word, once it can't be written, as on a full disk."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        log.removeHandler(self)
+        log.warning("%s is cut off here: %s", self.baseFilename, sys.exc_info()[1])
+
+
+@contextmanager
+def log_file(path: Path) -> Iterator[None]:
+    """Everything that ajet logs goes to the file too, while the run lasts."""
+    path.touch(mode=0o600)
+    handler = _LogFile(path, encoding="utf-8")
+    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    level = log.level
+    if not log.isEnabledFor(logging.INFO):
+        log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+        with suppress(OSError):  # what is left in its buffer has no room, which was said
+            handler.close()
