@@ -28,4 +28,4 @@ def demonstrate(draw: random.Random) -> Demonstration:
     return Demonstration(messages)
 
 
-recipe = Recipe(demonstrate, enough=0.15, min_steps=200, max_steps=500, shape=Shape(rope_theta=1000.0))
+recipe = Recipe(demonstrate, enough=0.1, min_steps=200, max_steps=500, shape=Shape(rope_theta=1000.0))

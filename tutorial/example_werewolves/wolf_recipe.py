@@ -39,4 +39,4 @@ def demonstrate(draw: random.Random) -> Demonstration:
             return Demonstration(messages)
 
 
-recipe = Recipe(demonstrate, enough=0.4, min_steps=300, max_steps=600, shape=Shape(rope_theta=1000.0))
+recipe = Recipe(demonstrate, enough=0.3, min_steps=300, max_steps=600, shape=Shape(rope_theta=1000.0))
