@@ -39,7 +39,8 @@ def test_every_tutorial_is_written_with_paths_of_its_new_place(here: Path) -> No
             assert "tutorial/example_" not in path.read_text(encoding="utf-8"), path
         assert {p.name for p in made.glob("*.py")} == {p.name for p in source.glob("*.py")}
     for config in here.glob("example_*/*.yaml"):
-        load_config(config)
+        if re.search("^ajet:", config.read_text(), re.M):
+            load_config(config)
 
 
 def test_what_an_example_needs_of_another_is_said(here: Path) -> None:
