@@ -127,7 +127,7 @@ def _measured(command: str | list[str]) -> tuple[float, float]:
     )
     done = subprocess.run([sys.executable, "-c", code, json.dumps(command)], check=True, capture_output=True, text=True)
     returned, said, seconds, peak = json.loads(done.stdout)
-    if returned not in (0, 1) or (returned and "Traceback" in said):
+    if returned and (returned > 1 or isinstance(command, list)):
         raise RuntimeError(f"{command} ended with {returned}: {said}")
     unit = 1024**2 if sys.platform == "darwin" else 1024
     return seconds, peak / unit

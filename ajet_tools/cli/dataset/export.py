@@ -27,7 +27,7 @@ from ajet_tools.cli.dataset.options import (
 )
 from ajet_tools.cli.options import AsJson
 from ajet_tools.dataset.card.card import Facts, write_card
-from ajet_tools.dataset.files.blocks import Block, read_blocks
+from ajet_tools.dataset.files.blocks import Block, read_blocks, write_block
 from ajet_tools.dataset.files.columns import Shape
 from ajet_tools.dataset.files.tables import Row, read, splits_of
 from ajet_tools.dataset.files.writer import Writer
@@ -73,7 +73,10 @@ def export(
     with ExitStack() as whole, counting("export") as passing:
         for name, paths in parts.items():
             writer = whole.enter_context(Writer(out, split=name, shape=shape))
-            for row in _converted(passing(_blocks(paths, mapping_of(mapping), bad)), format, left_out):
+            blocks = passing(_blocks(paths, mapping_of(mapping), bad))
+            for block in blocks if format == "tasks" else ():
+                write_block(writer, block)
+            for row in _converted(blocks, format, left_out):
                 writer.write(row.values, row.stored)
             if not writer.rows:
                 raise TaskError(_nothing(paths, format, left_out))

@@ -370,15 +370,15 @@ def _line_block(data: bytes, name: str, first: int, wanted: Wanted, bad: BadRows
         lines = pl.read_lines(data, name="line").to_series()
     except pl.exceptions.PolarsError:  # not UTF-8
         return _checked(data.split(b"\n"), name, first, bad), data.count(b"\n")
-    numbers = np.arange(first, first + len(lines))
-    lines = lines.str.strip_chars()
-    empty = lines == ""
-    if empty.any():
+    count = len(lines)
+    numbers = np.arange(first, first + count)
+    if any(blank in data for blank in (b"\n\n", b"\n ", b" \n", b"\t", b"\r")) or not data.startswith(b"{"):
+        lines = lines.str.strip_chars()
+        empty = lines == ""
         lines, numbers = lines.filter(~empty), numbers[~empty.to_numpy()]
     found = _decode(lines, wanted)
-    if found is not None:
-        return LineBlock(name, lines, numbers, found), data.count(b"\n")
-    return _checked(data.split(b"\n"), name, first, bad), data.count(b"\n")
+    block = _checked(data.split(b"\n"), name, first, bad) if found is None else LineBlock(name, lines, numbers, found)
+    return block, count
 
 
 def _checked(lines: Sequence[bytes], name: str, first: int, bad: BadRows) -> LineBlock:

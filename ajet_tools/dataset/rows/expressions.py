@@ -94,6 +94,11 @@ class _Expressions:
         column, own = pl.col(self._at[name]), name not in DERIVED
         self.unclear.append(column.str.contains(r"^[\[{]").fill_null(False) if own else column.is_not_null())
         column = column if own else self._derive(name)
+        if name in ("chars", "words"):
+            number = number_of(part.values[0].text)
+            if part.operator.text in ORDER and isinstance(number, int):
+                return ORDER[part.operator.text](column, number)
+            column = column.cast(pl.String)
         return pl.any_horizontal([self._test(column, own, part.operator.text, value) for value in part.values])
 
     def join(self, word: str, parts: Sequence[Any]) -> Any:
@@ -104,7 +109,10 @@ class _Expressions:
         return pl.all_horizontal(parts) if word == "and" else pl.any_horizontal(parts)
 
     def _holds(self, column: Any, text: str) -> Any:
-        self.unclear.append(column.str.contains(_FOLDED).fill_null(False))
+        import polars as pl
+
+        other = pl.when(column.str.len_bytes() > column.str.len_chars()).then(column)
+        self.unclear.append(other.str.contains(_FOLDED).fill_null(False))
         return column.str.to_lowercase().str.contains(text.casefold(), literal=True)
 
     def _derive(self, name: str) -> Any:
@@ -116,9 +124,9 @@ class _Expressions:
             if name == "text":
                 made = texts
             elif name == "chars":
-                made = texts.str.len_chars().cast(pl.String)
+                made = texts.str.len_chars()
             elif name == "words":
-                made = texts.str.count_matches(r"\S+").cast(pl.String)
+                made = texts.str.count_matches(r"\S+")
             elif name == "language":
                 made = pl.Series([language_of(text) for text in texts], dtype=pl.String)
             else:
