@@ -128,7 +128,7 @@ def train(
     judge = _find_judge(config, judge)
     _check_signatures(workflow, judge, [*sets.train, *sets.val], config)
     if debug_tags and config.rollout.runner == "ray":
-        log.warning("With breakpoints the agent runs in this process, whatever rollout.runner says")
+        log.warning("With breakpoints the agent runs in this process; rollout.runner is ignored")
         config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"runner": "thread"})})
     with _Session(config, resume=resume, ray=ray, code=(workflow, judge)) as session:
         job = Job(

@@ -22,9 +22,8 @@ class Estimate:
     episodes: int
 
     def __str__(self) -> str:
-        return (
-            f"{self.episodes:,} episodes, about {self.memory / 2**30:.1f} GiB of memory; the first step tells the time"
-        )
+        memory = f"about {self.memory / 2**30:.1f} GiB of memory"
+        return f"{self.episodes:,} episodes, {memory}; the time is estimated after the first step"
 
 
 def memory_bytes(trainer: Trainer, tokens: int, *, checkpointing: bool, trained: int | None = None) -> int:

@@ -321,7 +321,7 @@ class Workers:
             return
         self._warned = True
         log.warning(
-            "A blocking call inside async code holds up every other episode (%s). "
+            "A blocking call inside async code delays all other episodes (%s). "
             "Use an async client there, or make the workflow a plain function: each gets a thread of its own.",
             _current_place(work.thread),
         )

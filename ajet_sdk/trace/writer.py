@@ -319,7 +319,7 @@ class TraceWriter:
             self._failure = type(error)(*error.args)  # without its trace, whose frames hold the connection
         elif not self._warned:
             self._warned = True
-            _LOG.warning("%s. The agent goes on; what cannot be kept is not recorded.", error)
+            _LOG.warning("%s. The agent continues; what cannot be written is not recorded.", error)
         with self._changed:
             self._changed.notify_all()
 

@@ -251,7 +251,7 @@ class VllmSampler:
         if self._restarts > RESTARTS:
             await self._fail(EngineUnavailable(f"vLLM died {self._restarts} times, the last time so: {cause}"))
             return
-        log.warning("vLLM died (%s). It is started again, %d of %d times.", cause, self._restarts, RESTARTS)
+        log.warning("vLLM died (%s). Restarting it (%d of %d).", cause, self._restarts, RESTARTS)
         try:
             await self._start()
         except EngineError as error:

@@ -60,4 +60,7 @@ def test_a_step_takes_the_memory_that_was_estimated(dtype: torch.dtype, lora: bo
 
 def test_no_time_is_guessed_before_it_is_measured() -> None:
     """A trial of the machine was wrong by a factor of six; the display reckons from the first step on."""
-    assert str(Estimate(2**30, 1200)) == "1,200 episodes, about 1.0 GiB of memory; the first step tells the time"
+    assert (
+        str(Estimate(2**30, 1200))
+        == "1,200 episodes, about 1.0 GiB of memory; the time is estimated after the first step"
+    )
