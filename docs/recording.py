@@ -8,6 +8,7 @@ OUT, OUT/viewer.svg.
 
 from __future__ import annotations
 
+import io
 import re
 import subprocess
 import sys
@@ -47,13 +48,14 @@ def record(command: list[str]) -> list[tuple[float, str]]:
 
 def animated(title: str, lines: list[tuple[float, str]]) -> str:
     """The lines as a terminal in which each appears at its time, scaled to the length of the recording."""
-    console = Console(record=True, width=110, file=sys.stderr, quiet=True, legacy_windows=False)
+    console = Console(record=True, width=110, file=io.StringIO(), highlight=False, markup=False)
     rows: list[float] = []
     for at, line in lines:
         wrapped = Text.from_ansi(line).wrap(console, console.width) or [Text()]
         rows += [at] * len(wrapped)
         console.print(*wrapped, sep="\n")
     svg = console.export_svg(title=title)
+    assert lines[0][1][:8].strip() in svg.replace("&#160;", " ")
     prefix = re.search(r"terminal-\d+", svg)
     assert prefix
     scale = SECONDS / max(rows[-1], 1e-9)
