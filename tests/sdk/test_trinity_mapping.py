@@ -25,6 +25,7 @@ READ_BY_US = {
     },
     "our workflow on the nodes": {
         "model.name", "model.tool_call_parser", "rollout.force_disable_toolcalls", "rollout.val_kwargs.",
+        "rollout.opponent", "rollout.debug_models", "rollout.trained_seats",
         "rollout.policy_models", "rollout.failure_reward", "rollout.multi_turn.max_steps",
         "rollout.multi_turn.max_sample_per_task", "rollout.gamma", "rollout.trainable_targets",
         "rollout.auxiliary_models", "rollout.on_uncaptured", "rollout.llm_hosts",
