@@ -46,8 +46,9 @@ POLARS = {
     "split": _SCAN + "d = r.with_columns(h=q.hash() % 10).collect(); "
     "d.filter(pl.col('h') > 0).write_ndjson('{out}'); d.filter(pl.col('h') == 0).write_ndjson('{out}2')",
     "stats": _SCAN + "d = r.unnest('metadata'); k = q.str.len_chars(); "
-    "print(d.select(pl.len(), q.n_unique(), k.mean(), k.quantile(.95), q.str.split(' ').list.len().mean(), "
-    "pl.all().null_count().name.prefix('n'), pl.col('level', 'source').n_unique().name.prefix('u')).collect(), "
+    "print(d.select(rows=pl.len(), distinct=q.n_unique(), mean=k.mean(), p95=k.quantile(.95), "
+    "words=q.str.count_matches(r'\\S+').mean(), levels=pl.col('level').n_unique(), "
+    "sources=pl.col('source').n_unique(), answers=pl.col('answer').null_count()).collect(), "
     "d.group_by('level').agg(k.mean()).collect())",
     "export": _SCAN + "r.sink_ndjson('{out}')",
     "export messages": _SCAN + "m = pl.struct(role=pl.lit('user'), content=q); a = pl.struct(role=pl.lit('assistant'), "
@@ -78,7 +79,9 @@ def main() -> list[Figure]:
         _write_files(folder)
         given = {"f": folder / "rows", "g": folder / "more", "out": folder / "out"}
         for what, command in COMMANDS.items():
+            given["out"] = folder / what.replace(" ", "-")
             polars, _ = _measured([sys.executable, "-c", POLARS[what].format(**given)])
+            given["out"] = folder / f"ours-{what.replace(' ', '-')}"
             ours, peak = _measured(f"exec {sys.executable} -m ajet dataset {command.format(**given)}")
             ratio = ours / polars
             figures += [
