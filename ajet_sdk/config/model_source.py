@@ -23,9 +23,13 @@ def is_cached(name: str) -> bool:
     """Whether the hub's model of that name was downloaded before. False where there is no hub library."""
     try:
         from huggingface_hub import try_to_load_from_cache
+        from huggingface_hub.errors import HFValidationError
     except ModuleNotFoundError:
         return False
-    return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    try:
+        return isinstance(try_to_load_from_cache(name, "config.json"), str)
+    except HFValidationError:
+        return False
 
 
 def check_source(path: str | Path) -> None:
@@ -38,23 +42,19 @@ def check_source(path: str | Path) -> None:
         return
     if Path(path).exists():
         raise ConfigError(f"model.path: {name} is a file; give the directory of a checkpoint")
-    try:
-        from huggingface_hub import HfApi
-        from huggingface_hub.errors import HFValidationError
-    except ModuleNotFoundError as error:
-        raise MissingExtra("transformers", "local") from error
+    if is_cached(name):
+        return
     what = f"model.path: there is no directory {name} here"
     hint = (
         "for a model behind an endpoint, name its address too (--base-url URL, model.base_url, or OPENAI_BASE_URL); "
         "for weights, give their directory or a name of the hub (owner/name)"
     )
-    try:
-        if is_cached(name):
-            return
-    except HFValidationError:
-        raise ConfigError(f"{what}; {hint}") from None
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
         raise ConfigError(f"{what}; {hint}")
+    try:
+        from huggingface_hub import HfApi
+    except ModuleNotFoundError as error:
+        raise MissingExtra("transformers", "local") from error
     try:
         HfApi().model_info(name, timeout=_HUB_SECONDS)
     except Exception as error:  # which ones depends on the HTTP client that the hub's library has

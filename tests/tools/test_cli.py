@@ -517,7 +517,7 @@ def test_without_the_extra_a_local_model_prints_the_line_that_installs_it(starte
     run = ["run", "agent.py:solve", *SCRIPTED[:4], "--model", "."]
     each = f"""
 from ajet_tools.cli.app import main
-for arguments in {[run, ["train", *run[1:]], ["serve", "."], ["serve", "owner/name"]]}:
+for arguments in {[run, ["train", *run[1:]], ["serve", "."], ["serve", "owner/name"], [*run[:-1], "gpt-4o-mini"]]}:
     sys.argv = ["ajet", *arguments]
     try:
         main()
@@ -528,8 +528,9 @@ for arguments in {[run, ["train", *run[1:]], ["serve", "."], ["serve", "owner/na
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=starter, env=env, capture_output=True, text=True, check=False)
     said = done.stderr.split("===== 2\n")
-    assert len(said) == 5 and said.pop() == "", done.stderr
-    assert all('pip install "ajet[local]"' in one for one in said), done.stderr
+    assert len(said) == 6 and said.pop() == "", done.stderr
+    assert all('pip install "ajet[local]"' in one for one in said[:-1]), done.stderr
+    assert "OPENAI_BASE_URL" in said[-1] and "--base-url URL" in said[-1], done.stderr
     assert "Traceback" not in done.stderr
 
 
