@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.judges.model import number_in
 from ajet_tools.dataset.model.budget import BudgetSpent
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.prompts import load
-from ajet_tools.dataset.verify.rubric import ask_for_grade, number_in
+from ajet_tools.dataset.verify.rubric import ask_for_grade
 from ajet_tools.dataset.verify.verdict import Verdict
 from ajet_tools.text.clean import spoken
 from ajet_tools.trace.export.conversations import conversations

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from ajet_sdk.judges.model import number_in, object_in
 from ajet_tools.dataset.prompts import load
 from ajet_tools.dataset.verify.verdict import Chat, Verdict, answer_of, independent, question_of
 
-__all__ = ["Grader", "ask_for_grade", "number_in", "object_in"]
+__all__ = ["Grader", "ask_for_grade"]
 
 T = TypeVar("T")
 
@@ -71,15 +71,6 @@ async def ask_for_grade(
     return None, reply
 
 
-def number_in(value: Any) -> float | None:
-    """A finite number, also where it is written as text."""
-    try:
-        number = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
-        return None
-    return number if math.isfinite(number) else None
-
-
 def _text(answer: Any) -> str:
     return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
 
@@ -95,16 +86,3 @@ def _grade(found: Mapping[str, Any]) -> dict[str, Any] | None:
         **({"score": score} if score is not None else {}),
         "grade": str(found.get("reason", ""))[:_LONGEST],
     }
-
-
-def object_in(reply: str) -> dict[str, Any] | None:
-    """The last JSON object in a reply that stands by itself, whatever prose or fence is around it."""
-    decoder, found, position = json.JSONDecoder(strict=False), None, 0
-    while (start := reply.find("{", position)) >= 0:
-        try:
-            value, position = decoder.raw_decode(reply, start)
-        except (ValueError, RecursionError):
-            position = start + 1
-            continue
-        found = value if isinstance(value, dict) else found
-    return found

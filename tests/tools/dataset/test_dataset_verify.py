@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_sdk.errors import AjetError, ConfigError, EngineError, SignatureError
+from ajet_sdk.judges.model import object_in
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.verify import open_verifier
 from ajet_tools.dataset.verify.agreement import final_of, same, votes
 from ajet_tools.dataset.verify.program import code_in
-from ajet_tools.dataset.verify.rubric import object_in
 from ajet_tools.dataset.verify.verdict import Verdict
 
 Server = Callable[[Callable[[dict[str, Any], int], Any]], Any]
