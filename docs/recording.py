@@ -55,7 +55,6 @@ def animated(title: str, lines: list[tuple[float, str]]) -> str:
         rows += [at] * len(wrapped)
         console.print(*wrapped, sep="\n")
     svg = console.export_svg(title=title)
-    assert lines[0][1][:8].strip() in svg.replace("&#160;", " ")
     prefix = re.search(r"terminal-\d+", svg)
     assert prefix
     scale = SECONDS / max(rows[-1], 1e-9)
