@@ -135,7 +135,8 @@ def another(path: str) -> Any:
 
 
 def _item(kind: Any) -> list[Any]:
-    (item,) = get_args(kind)
+    listed = kind if get_origin(kind) is list else next(one for one in get_args(kind) if get_origin(one) is list)
+    (item,) = get_args(listed)
     return [get_args(item)[-1]] if get_origin(item) is Literal else [{}] if item is not str else ["another"]
 
 
