@@ -26,7 +26,7 @@ COMMANDS = {
     "filter by SQL": "filter {f}.jsonl \"metadata.level IN (2, 3) AND main_query LIKE '%train%'\" -o {out}.jsonl",
     "mix": "mix {f}.jsonl=1 {g}.jsonl=1 -n 1000000 -o {out}.jsonl",
     "split": "split {f}.jsonl -o {out}",
-    "stats": "stats {f}.jsonl --by metadata.level --json",
+    "stats": "stats {f}.jsonl --by metadata.level --estimate --json",
     "export": "export {f}.jsonl -o {out}.jsonl",
     "export messages": "export {f}.jsonl --format messages -o {out}.jsonl",
     "export directory": "export {f}.jsonl --no-card -o {out}",

@@ -98,8 +98,8 @@ def stats(
     out: Annotated[
         Path | None, typer.Option("--out", "-o", metavar="DIR", help="Write pictures and stats.json to this directory.")
     ] = None,
-    exact: Annotated[
-        bool, typer.Option("--exact", help="Look at the fields of every row, also where there are more than 20,000.")
+    estimate: Annotated[
+        bool, typer.Option("--estimate", help="Estimate what is slow to count from a part of more than 20,000 rows.")
     ] = False,
     mapping: Map = None,
     skip_bad_rows: SkipBad = False,
@@ -108,8 +108,8 @@ def stats(
     """Summarize a dataset: rows, duplicates, lengths, languages, fields and their values.
 
     Lengths are of what a row asks, exact up to 1,024 and to 1 % above. Duplicates are the same but for case and blanks.
-    Of more than 20,000 rows, fields, languages, forms and answers are estimated from the first 20,000 and each fiftieth
-    of the others, unless --exact is given.
+    With --estimate, the fields, languages, forms and answers of more than 20,000 rows are estimated from the first
+    20,000 and each fiftieth of the others.
 
     \b
     ajet dataset stats tasks.jsonl
@@ -118,7 +118,7 @@ def stats(
     """
     bad = BadRows(skip=skip_bad_rows)
     with counting("stats") as passing:
-        found = gather(passing(read_blocks(source, mapping=mapping_of(mapping), bad=bad)), by=by, exact=exact)
+        found = gather(passing(read_blocks(source, mapping=mapping_of(mapping), bad=bad)), by=by, exact=not estimate)
     written = _write_stats(found, out) if out else []
     if as_json:
         print_json({**found.as_json(), "bad_rows": bad.count, "files": [str(path) for path in written]})
@@ -147,7 +147,7 @@ def _print_stats(found: Stats) -> None:
     if not found.rows:
         return
     if found.looked_at < found.rows:
-        out.print(f"fields, languages, forms and answers are estimated from {found.looked_at:,} rows (--exact)")
+        out.print(f"fields, languages, forms and answers are estimated from {found.looked_at:,} rows")
     if found.diversity.is_low and 2 * found.diversity.forms <= found.distinct:
         out.print(found.diversity.as_text(), markup=False, highlight=False)
     lengths = [_length_row("characters", found.chars), _length_row("words", found.words)]
