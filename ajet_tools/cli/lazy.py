@@ -106,16 +106,24 @@ def _lay_out(command: Any) -> None:
 
 
 def current_options(command: Any, arguments: Sequence[str]) -> list[str]:
-    """The arguments of a command with earlier spellings of its options as they are spelt now."""
-    own = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    """The arguments of a command with earlier spellings of its options as they are spelt now; values stay."""
+    own = {name: option for option in command.params for name in (*option.opts, *option.secondary_opts)}
     current = list(arguments)
+    values = 0
     for place, argument in enumerate(arguments):
+        if values:
+            values -= 1
+            continue
         if argument == "--":
             break
         long = argument.startswith("--")
-        name, rest = argument.split("=", 1)[0] if long else argument[:2], ""
+        name = argument.split("=", 1)[0] if long else argument[:2]
         rest = argument[len(name) :]
         new = next((one for one in EARLIER_OPTIONS.get(name, ()) if one in own), None)
         if name not in own and new is not None:
             current[place] = f"{new}{rest if long or not rest else '=' + rest}"
+            name = new
+        option = own.get(name)
+        if option is not None and not rest and not getattr(option, "is_flag", False):
+            values = option.nargs
     return current

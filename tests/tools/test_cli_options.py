@@ -59,6 +59,9 @@ def test_what_lists_has_json() -> None:
         ("dataset calibrate", ["--keep", "0.1:0.9"], ["--band", "0.1:0.9"]),
         ("rehearse", ["--keep"], ["--keep-files"]),
         ("config migrate", ["--output", "new.yaml"], ["--out", "new.yaml"]),
+        ("dataset dedup", ["--out", "-f", "--threshold", "--near"], ["--out", "-f", "--similarity", "--near"]),
+        ("trace export", ["--out", "-f", "-f", "-f"], ["--out", "-f", "--format", "-f"]),
+        ("trace export", ["-o-f", "-f", "tasks"], ["-o-f", "--format", "tasks"]),
     ],
 )
 def test_earlier_spellings_are_understood(command: str, given: list[str], now: list[str]) -> None:
