@@ -13,7 +13,7 @@ from typing import Any
 from ajet_sdk.config.source import Source
 from ajet_sdk.errors import ConfigError
 
-__all__ = ["IGNORED_ROOTS", "RENAMED", "WITHOUT_EFFECT", "Translation", "translate"]
+__all__ = ["IGNORED_ROOTS", "RENAMED", "WITHOUT_EFFECT", "Translation", "translate", "with_reasons"]
 
 RENAMED = {
     "rollout.tensor_model_parallel_size": "rollout.tensor_parallel_size",
@@ -71,13 +71,13 @@ class Translation:
         """A line for the roots and a line for the keys that were taken out."""
         found = []
         if self.roots:
-            found.append("ignored: " + _with_reasons((f"`{root}:`", IGNORED_ROOTS[root]) for root in self.roots))
+            found.append("ignored: " + with_reasons((f"`{root}:`", IGNORED_ROOTS[root]) for root in self.roots))
         if self.dropped:
-            found.append("without effect: " + _with_reasons((path, WITHOUT_EFFECT[path]) for path, _ in self.dropped))
+            found.append("without effect: " + with_reasons((path, WITHOUT_EFFECT[path]) for path, _ in self.dropped))
         return found
 
 
-def _with_reasons(found: Iterable[tuple[str, str]]) -> str:
+def with_reasons(found: Iterable[tuple[str, str]]) -> str:
     """`a, b (why); c (why)`: names that share a reason stand together."""
     by_reason: dict[str, list[str]] = {}
     for name, reason in found:

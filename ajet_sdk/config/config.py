@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 from pydantic import BaseModel, PrivateAttr, ValidationError, model_validator
 
-from ajet_sdk.config.agentjet import Translation, translate
+from ajet_sdk.config.agentjet import Translation, translate, with_reasons
 from ajet_sdk.config.mistakes import explain
 from ajet_sdk.config.objects import load_object
 from ajet_sdk.config.rollout_schema import Rollout
@@ -174,7 +174,7 @@ class Config(Section):
         idle = [path for path in self._origins if path != level and is_idle(path) and _at(self, path) != _default(path)]
         idle = [path for path in idle if path.rpartition(".")[0] not in idle]
         if idle:
-            found.append(f"without effect in this version: {', '.join(sorted(idle))}")
+            found.append("without effect in this version: " + with_reasons((p, _why_idle(p)) for p in sorted(idle)))
         if self.backbone == "local":
             given = [path for path in _QUIET_ON_ONE_MACHINE if self.is_set(path) and _at(self, path) != _default(path)]
             if given:
@@ -321,7 +321,11 @@ def _is_file_name(name: str) -> bool:
 
 def is_idle(path: str) -> bool:
     """Whether a key is accepted without having an effect in this version."""
-    return any(f"{path}.".startswith(f"{idle}.") for idle in IDLE)
+    return _why_idle(path) != ""
+
+
+def _why_idle(path: str) -> str:
+    return next((why for idle, why in IDLE.items() if f"{path}.".startswith(f"{idle}.")), "")
 
 
 def keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:

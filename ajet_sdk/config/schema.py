@@ -70,19 +70,20 @@ def section(of: type[Section], description: str) -> Any:
     return Field(default_factory=of, description=description)
 
 
-IDLE = (
-    "task_reader.env_service.env_action_preference",
-    "task_reader.data_generation.document_reader.languages",
-    "task_reader.data_generation.document_reader.split_by",
-    "task_reader.data_generation.document_reader.cache_enabled",
-    "task_reader.data_generation.deduplication_filter.params.db_path",
-    "task_reader.data_generation.deduplication_filter.params.api_key",
-    "task_judge.rubrics_auto_grader.query_specific_generate_number",
-    "task_judge.rubrics_auto_grader.input_data_type",
-    "context_tracker.timeline_merging_policy",
-    "context_tracker.fix_retokenization_drift",
-)
-"""Keys and sections that are accepted and checked, and have no effect in this version."""
+IDLE = {
+    "task_reader.env_service.env_action_preference": "the environment reads actions as it does",
+    "task_reader.data_generation.document_reader.languages": "any language is read",
+    "task_reader.data_generation.document_reader.split_by": "documents are cut where their text allows, by chunk_size",
+    "task_reader.data_generation.document_reader.cache_enabled": "documents are read anew in each run",
+    "task_reader.data_generation.deduplication_filter.params.db_path": "embeddings are not kept between runs",
+    "task_reader.data_generation.deduplication_filter.params.api_key": "the key is read from OPENAI_API_KEY",
+    "task_judge.rubrics_auto_grader.sampling_mode": "the first num_reference_samples examples are used",
+    "task_judge.rubrics_auto_grader.query_specific_generate_number": "a rubric is made of all examples together",
+    "task_judge.rubrics_auto_grader.input_data_type": "the examples are those of jsonl_dataset_file",
+    "context_tracker.timeline_merging_policy": "calls merge by their exact ids",
+    "context_tracker.fix_retokenization_drift": "ids are always those that were sampled",
+}
+"""Keys and sections that are accepted and checked and have no effect in this version, and why."""
 
 CLUSTERS = (
     "rollout.n_vllm_engine",

@@ -336,11 +336,19 @@ def test_what_has_no_effect_is_said_where_it_is_given(tmp_path: Path) -> None:
         "  trainer_common: {nnodes: 2}\n",
     )
     said = [
-        "without effect in this version: context_tracker.fix_retokenization_drift",
+        "without effect in this version: context_tracker.fix_retokenization_drift (ids are always those that were "
+        "sampled)",
         "without effect under backbone local: trainer_common.nnodes",
     ]
     assert load_config(path).notices() == said  # max_num_seqs has its default
     assert load_config(path, ["ajet.backbone=trinity"]).notices() == said[:1]
+
+
+def test_what_the_rubric_grader_does_not_read_is_said_with_the_reason() -> None:
+    grader = {"sampling_mode": "smart_sampling", "query_specific_generate_number": 4, "input_data_type": "other"}
+    config = load_config(values={"ajet": {"task_judge": {"rubrics_auto_grader": grader}}})
+    [said] = config.notices()
+    assert all(re.search(rf"task_judge\.rubrics_auto_grader\.{name} \(\w", said) for name in grader)
 
 
 def test_every_other_key_is_read_somewhere() -> None:
