@@ -52,7 +52,8 @@ def test_python_runs(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("OPENAI_API_KEY", "none")
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:9/v1")
     monkeypatch.setenv("OPENAI_MODEL", "judge")
-    (tmp_path / "train.jsonl").write_text('{"question": "1+1", "answer": "2"}\n')
+    for name, key in (("train.jsonl", "question"), ("tasks.jsonl", "main_query")):
+        (tmp_path / name).write_text(f'{{"{key}": "1+1", "answer": "2"}}\n')
     names: dict[str, Any] = {"__name__": "block", "ajet": ajet, "random": random, "get_weather": lambda city: "sunny"}
     for line, code in blocks(page, "python"):
         if any(text in code for text in NEEDS_A_RUN):

@@ -164,5 +164,5 @@ def test_a_group_judge_asks_for_what_there_is() -> None:
         return []
 
     with pytest.raises(SignatureError, match="output"):
-        check_signature(number, odd, Task(main_query="q"))
-    check_signature(number, rank, Task(main_query="q"))
+        check_signature(number, odd, Task(main_query="q"), ajet.Config())
+    check_signature(number, rank, Task(main_query="q"), ajet.Config())
