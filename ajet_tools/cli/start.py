@@ -80,8 +80,8 @@ def init(
     if not re.fullmatch(r"[\w.-]+", title):
         raise ConfigError(f"a project's name has letters, digits, dots, dashes and underscores (got {title!r})")
     source = resources.files("ajet_tools.cli") / "starter"
-    files = {item.name: item.read_text(encoding="utf-8") for item in source.iterdir() if item.is_file()}
-    files["README.md"] = re.sub(r"\bNAME\b(?!-)", title, files["README.md"])
+    files = {item.name: item.read_bytes() for item in source.iterdir() if item.is_file()}
+    files["README.md"] = re.sub(rb"\bNAME\b(?!-)", title.encode(), files["README.md"])
     _write(name, files)
     for file in sorted(files):
         echo(f"  {name / file}")
@@ -106,23 +106,27 @@ def _init_example(example: str, name: Path | None) -> None:
     _write(name, files)
     for file in sorted(files):
         echo(f"  {name / file}")
-    code = [text for file, text in files.items() if not file.endswith(".md")]
+    code = [content for file, content in files.items() if not file.endswith(".md")]
     for other in known:
         beside = name.resolve().parent / f"example_{other}"  # where its files look for those of another
-        if other != example and any(beside.name in text for text in code) and not beside.exists():
+        if other != example and any(beside.name.encode() in content for content in code) and not beside.exists():
             echo(f"It uses files of another example. Write that too: ajet init --example {other} {beside}")
-    echo(f"{name / 'README.md'} says what to do. It begins with:\n{_enter(name)}{_first_command(files['README.md'])}")
+    readme = "\n".join(files["README.md"].decode().splitlines())
+    echo(f"{name / 'README.md'} says what to do. It begins with:\n{_enter(name)}{_first_command(readme)}")
 
 
-def _files(folder: Path) -> dict[str, str]:
-    """A tutorial's files as text, its paths as they are once its folder is the present one."""
+def _files(folder: Path) -> dict[str, bytes]:
+    """A tutorial's files, the paths in texts as they are once its folder is the present one."""
     found = {}
     for path in sorted(folder.rglob("*")):
         place = path.relative_to(folder)
         made = {"launcher_record", "__pycache__"} & {*place.parts} or path.suffix in (".duckdb", ".pyc", ".wal")
         if path.is_file() and not made and not path.name.startswith("."):
-            text = path.read_text(encoding="utf-8").replace(f"tutorial/{folder.name}/", "")
-            found[str(place)] = text.replace("tutorial/example_", "../example_")
+            content = path.read_bytes()
+            if b"\0" not in content:
+                content = content.replace(f"tutorial/{folder.name}/".encode(), b"")
+                content = content.replace(b"tutorial/example_", b"../example_")
+            found[str(place)] = content
     return found
 
 
@@ -138,7 +142,7 @@ def _first_command(readme: str) -> str:
     return "\n".join(f"  {line}" for line in typed)
 
 
-def _write(folder: Path, files: dict[str, str]) -> None:
+def _write(folder: Path, files: dict[str, bytes]) -> None:
     """Write a project's files. Raises ConfigError where one is there already, or the folder can't be made."""
     taken = [file for file in sorted(files) if (folder / file).exists()]
     if taken:
@@ -146,9 +150,9 @@ def _write(folder: Path, files: dict[str, str]) -> None:
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; nothing was written")
     try:
-        for file, text in sorted(files.items()):
+        for file, content in sorted(files.items()):
             (folder / file).parent.mkdir(parents=True, exist_ok=True)
-            (folder / file).write_text(text, encoding="utf-8")
+            (folder / file).write_bytes(content)
     except OSError as error:
         raise ConfigError(f"cannot write {folder}: {error.strerror or error}") from error
 

@@ -9,6 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from ajet_sdk.config.config import load_config
+from ajet_tools.cli import start
 from ajet_tools.cli.app import app
 
 ROOT = Path(__file__).parents[2]
@@ -41,6 +42,18 @@ def test_every_tutorial_is_written_with_paths_of_its_new_place(here: Path) -> No
     for config in here.glob("example_*/*.yaml"):
         if re.search("^ajet:", config.read_text(), re.M):
             load_config(config)
+
+
+def test_a_file_that_is_no_text_is_copied_as_it_is(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = here / "tutorial" / "example_pictures"
+    folder.mkdir(parents=True)
+    (folder / "README.md").write_bytes(b"# Pictures\r\n\ntutorial/example_pictures/a.png\r\n")
+    picture = b"\x89PNG\r\n\x1a\n\0\xff tutorial/example_pictures/"
+    (folder / "a.png").write_bytes(picture)
+    monkeypatch.setattr(start, "_examples", lambda: {"pictures": folder})
+    ajet("init", "--example", "pictures")
+    assert (here / "example_pictures" / "a.png").read_bytes() == picture
+    assert (here / "example_pictures" / "README.md").read_bytes() == b"# Pictures\r\n\na.png\r\n"
 
 
 def test_what_an_example_needs_of_another_is_said(here: Path) -> None:
