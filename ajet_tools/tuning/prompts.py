@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +20,7 @@ from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.types import Episode, Task
 from ajet_tools.text.clean import message_text, reply_of
 from ajet_tools.trace.compare.diff import Paired, paired
-from ajet_tools.tuning.source import Prompts, prompts_of
+from ajet_tools.tuning.source import Prompts, placeholders, prompts_of
 
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
@@ -122,6 +123,12 @@ class _Evaluation:
     def evaluate(self, batch: list[Task], candidate: dict[str, str], capture_traces: bool = False) -> Any:
         import gepa
 
+        if (wrong := self.prompts.wrong(candidate)) is not None:  # not run, and worse than whatever was
+            log.warning("a rewritten prompt is refused: %s", wrong)
+            refused: list[Any] = [None] * len(batch)
+            return gepa.EvaluationBatch(
+                outputs=refused, scores=[-math.inf] * len(batch), trajectories=refused, num_metric_calls=0
+            )
         episodes = [one for of_task in self._run(batch, candidate, 1) for one in of_task]
         scores = [self._value(episode) for episode in episodes]
         kept = episodes if capture_traces else None
@@ -133,7 +140,12 @@ class _Evaluation:
         told = [
             _told(episode, score) for episode, score in zip(eval_batch.trajectories, eval_batch.scores, strict=True)
         ]
-        return dict.fromkeys(components_to_update, told)
+        return {name: [{**one, **self._kept(name)} for one in told] for name in components_to_update}
+
+    def _kept(self, name: str) -> dict[str, str]:
+        """What the reflecting model is told to leave in a prompt."""
+        kept = sorted(placeholders(self.prompts.texts[name]))
+        return {"Keep in the prompt": ", ".join(f"{{{one}}}" for one in kept)} if kept else {}
 
     def means(self, tasks: Sequence[Task], texts: Mapping[str, str], k: int) -> list[float]:
         """The mean reward of each task."""

@@ -5,17 +5,20 @@ from __future__ import annotations
 import ast
 import difflib
 import inspect
+import itertools
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from string import Formatter
 from types import CodeType
 from typing import Any
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.whole_file import write_whole
 
-__all__ = ["Prompts", "prompts_of"]
+__all__ = ["Prompts", "placeholders", "prompts_of"]
 
 
 @dataclass(frozen=True)
@@ -35,6 +38,19 @@ class Prompts:
             yield
         finally:
             self.scope.update(self.texts)
+
+    def wrong(self, texts: Mapping[str, str]) -> str | None:
+        """Which of other texts has lost a `{placeholder}` of the one it replaces, or has one that nothing fills."""
+        for name, text in self.texts.items():
+            kept = placeholders(text)
+            lost, new = kept - placeholders(texts[name]), placeholders(texts[name]) - kept
+            if lost:
+                return f"{name} has lost {_braced(lost)}"
+            if kept and new and _fields(text) is not None:
+                return f"{name} has {_braced(new)}, which nothing fills"
+            if kept and _fields(text) is not None and _fields(texts[name]) is None:
+                return f"{name} has braces that str.format can't read"
+        return None
 
     def rewritten(self, texts: Mapping[str, str]) -> str:
         """The file with other texts; what else stands in it is untouched."""
@@ -108,9 +124,35 @@ def _names(code: CodeType) -> Iterator[str]:
             yield from _names(inner)
 
 
+def placeholders(text: str) -> set[str]:
+    """The names in the text's `{placeholders}`, as `str.format` reads them; `{}` and `{}` are 0 and 1.
+
+    A text with other braces, such as JSON, has what looks like `{name}`.
+    """
+    found = _fields(text)
+    return set(re.findall(r"\{(\w+)\}", text)) if found is None else found
+
+
+def _fields(text: str) -> set[str] | None:
+    """What `str.format` would fill; None where there are other braces."""
+    try:
+        names = [name for _, name, _, _ in Formatter().parse(text) if name is not None]
+    except ValueError:
+        return None
+    if not all(re.fullmatch(r"(\w*)([.\[].*)?", name) for name in names):
+        return None
+    counted = itertools.count()
+    return {name or str(next(counted)) for name in names}
+
+
+def _braced(names: set[str]) -> str:
+    return ", ".join(f"{{{name}}}" for name in sorted(names))
+
+
 def _literal(text: str) -> str:
     """The text as Python writes it; one of several lines stays so."""
     whole = '"""' + text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"') + '"""'
     if "\n" in text and not text.endswith('"') and ast.literal_eval(whole) == text:
         return whole
-    return repr(text) if '"' in text else '"' + repr(text)[1:-1].replace("\\'", "'") + '"'
+    written = repr(text)  # has double quotes already where the text has an apostrophe and none of them
+    return written if '"' in text or written.startswith('"') else f'"{written[1:-1]}"'

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import example as example_of
 from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
@@ -69,6 +70,7 @@ def test_a_text_is_tried_and_put_back(tmp_path: Path) -> None:
     assert module.SYSTEM == "Be short."
 
 
+@example_of("", "\\'")
 @given(st.text(), st.text(alphabet=st.sampled_from("a\"'\\\n{}é"), max_size=12))
 def test_whatever_is_written_reads_back_and_nothing_else_changes(tmp_path_factory: Any, one: str, two: str) -> None:
     place = tmp_path_factory.mktemp("agent")
@@ -82,6 +84,46 @@ def test_whatever_is_written_reads_back_and_nothing_else_changes(tmp_path_factor
     found = dict(prompts_of(agent(place, written).solve).texts)
     assert found == texts
     assert written.startswith(FILE[: FILE.index('"Be short."')]) and "  # kept\nUNUSED" in written
+
+
+@pytest.mark.parametrize(
+    ("text", "other", "wrong"),
+    [
+        ("Be short.", 'Say {"a": 1} or {b}.', None),
+        ("Answer {question} now.", "Now answer: {question}, {{and}} go.", None),
+        ("Answer {question} now.", "Answer now.", "SYSTEM has lost {question}"),
+        ("Answer {question} now.", "Answer {question} as {form}.", "SYSTEM has {form}, which nothing fills"),
+        ("Answer {question} now.", 'Answer {question} as {"a": 1}.', "SYSTEM has braces that str.format can't read"),
+        ("{} and {}", "{}", "SYSTEM has lost {1}"),
+        ("{0} and {who.name!r:>9}", "{who.name}", "SYSTEM has lost {0}"),
+        ('As {"a": 1}: {question}', 'As {"b": {"c": 1}}: {question}', None),
+        ('As {"a": 1}: {question}', 'As {"a": 1}.', "SYSTEM has lost {question}"),
+    ],
+)
+def test_a_placeholder_survives_a_rewrite(text: str, other: str, wrong: str | None) -> None:
+    assert Prompts(Path("agent.py"), {"SYSTEM": text}, {}).wrong({"SYSTEM": other}) == wrong
+
+
+def test_a_candidate_without_its_placeholder_is_not_run(
+    example: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    source = (example / "agent.py").read_text().replace('"Answer the question."', '"Answer {question}"')
+    (example / "agent.py").write_text(source.replace('"content": SYSTEM}', '"content": SYSTEM.format(question=1)}'))
+    for name in ("train", "val"):
+        tasks = (example / f"{name}.jsonl").read_text().splitlines(keepends=True)
+        (example / f"{name}.jsonl").write_text("".join(tasks[:4]))
+    asked = list[str]()
+
+    def reflect(text: str) -> str:
+        asked.append(text)
+        return "```\nAnswer in one word.\n```"
+
+    with serving(server(example, monkeypatch)) as url:
+        config = load_config(example / "prompt_tuning.yaml", [f"ajet.model.base_url={url}/v1"])
+        tuned = tune(config, reflect, budget=8)
+    assert not tuned.changed and tuned.candidates == 1
+    assert "a rewritten prompt is refused: SYSTEM has lost {question}" in caplog.text
+    assert asked and all("{question}" in text.split("Keep in the prompt")[1] for text in asked)
 
 
 @pytest.fixture
