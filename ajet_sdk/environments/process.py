@@ -88,16 +88,16 @@ class _Answers:
     async def run(self) -> None:
         loop = asyncio.get_running_loop()
         threading.Thread(target=self._read, args=[loop], daemon=True).start()
-        self._send({"ok": os.getpid()})
+        self._connection.sendall(_line({"ok": os.getpid()}))
         while True:
             request = await self._requests.get()
             try:
-                answer = {"ok": await self._answer(request)}
+                line = _line({"ok": await self._answer(request)})
             except UnknownTask as error:
-                answer = {"error": str(error), "unknown": True}
+                line = _line({"error": str(error), "unknown": True})
             except Exception as error:  # noqa: BLE001  handed to the service
-                answer = {"error": _described(error)}
-            self._send(answer)
+                line = _line({"error": _described(error)})
+            self._connection.sendall(line)
 
     def _read(self, loop: asyncio.AbstractEventLoop) -> None:
         """In a thread of its own, so that a request that hangs does not outlive the service."""
@@ -105,9 +105,6 @@ class _Answers:
             for line in lines:
                 loop.call_soon_threadsafe(self._requests.put_nowait, json.loads(line))
         _end()
-
-    def _send(self, answer: dict[str, Any]) -> None:
-        self._connection.sendall(_line(answer))
 
     async def _answer(self, request: dict[str, Any]) -> Any:
         what = request["what"]
@@ -124,7 +121,10 @@ class _Answers:
 
 
 def _line(value: Any) -> bytes:
-    return json.dumps(value, default=_plain).encode() + b"\n"
+    try:
+        return json.dumps(value, default=_plain, allow_nan=False).encode() + b"\n"
+    except ValueError as error:  # NaN and infinity too
+        raise ValueError(f"what the environment returned cannot be written as JSON: {error}") from None
 
 
 def _plain(value: Any) -> Any:

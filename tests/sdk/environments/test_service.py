@@ -59,6 +59,8 @@ class Counter:
             self.room = bytearray(2**31)
         if action == "child":
             return str(subprocess.Popen(["sleep", "600"]).pid), 0, False, {}
+        if action == "nan":
+            return "lost", float("nan"), False, {}
         self.count += int(action)
         return f"at {self.count}", 0.5, self.count >= 5, {"pid": os.getpid()}
 
@@ -168,7 +170,10 @@ def test_messages_and_tool_calls_pass_as_they_are(counter: Path) -> None:
         assert env.evaluate() == 1.0  # without one of its own: the sum of the rewards
 
 
-FAULTS = [("raise", "the counter is stuck", 500), ("die", "its process died", 410), ("grow", "MemoryError", 500)]
+FAULTS = [
+    ("raise", "the counter is stuck", 500), ("die", "its process died", 410), ("grow", "MemoryError", 500),
+    ("nan", "step of task '0'.* returned cannot be written as JSON", 500),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("action", "said", "status"), FAULTS)
