@@ -72,11 +72,13 @@ class Evaluation:
     """Of each output: its id, its label, its score."""
 
 
-def labelled_row(row: Mapping[str, Any], place: int) -> Labelled:
+def labelled_row(row: Any, place: int) -> Labelled:
     """A row with a query, an `output` (else `response`, `final_answer`, `answer`) and a `score` (else `label`).
 
     What else it has, its `metadata` too, is the task's metadata. Raises ConfigError.
     """
+    if not isinstance(row, Mapping):
+        raise ConfigError(f"row {place + 1} of the labels is no object (got {row!r:.50})")
     metadata = row.get("metadata")
     whole = {**row, **(metadata if isinstance(metadata, Mapping) else {})}
     whole.pop("metadata", None)
@@ -85,7 +87,12 @@ def labelled_row(row: Mapping[str, Any], place: int) -> Labelled:
         for what, known in (("query", _QUERY), ("output", _OUTPUT), ("label", _LABEL))
     }
     output, label = names["output"], names["label"]
-    if output is None or label is None or not isinstance(whole[label], bool | int | float):
+    if (
+        output is None
+        or label is None
+        or not isinstance(whole[label], bool | int | float)
+        or not np.isfinite(whole[label])
+    ):
         raise ConfigError(
             f"row {place + 1} of the labels needs an output ({', '.join(_OUTPUT)}) and a number as its label "
             f"({', '.join(_LABEL)}); it has {', '.join(map(str, row)) or 'nothing'}"

@@ -226,6 +226,8 @@ def _scored(row: Mapping[str, Any], fields: Mapping[str, str], scores: tuple[flo
     labels = whole.get("scores")
     if not isinstance(labels, list):
         ranks = whole.get("label_rank") or whole.get("ranks") or []
+        if not isinstance(ranks, list) or not all(isinstance(rank, int | float) for rank in ranks):
+            raise ConfigError(f"a scored example's ranks (label_rank) are not a list of numbers (got {ranks!r:.50})")
         least, most = scores
         labels = [most - (rank - 1) * (most - least) / max(len(answers) - 1, 1) for rank in ranks]
     if len(labels) != len(answers):

@@ -255,6 +255,10 @@ def read_examples(path: str | Path) -> list[dict[str, Any]]:
     """The rows of a JSON-lines file. Raises ConfigError."""
     try:
         lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
-        return [json.loads(line) for line in lines if line.strip()]
+        rows = [json.loads(line) for line in lines if line.strip()]
     except (OSError, ValueError) as error:
         raise ConfigError(f"the judge's scored examples: cannot read {path} as JSON lines: {error}") from None
+    for place, row in enumerate(rows, 1):
+        if not isinstance(row, Mapping):
+            raise ConfigError(f"the judge's scored examples: {path}: row {place} is no object (got {row!r:.50})")
+    return rows

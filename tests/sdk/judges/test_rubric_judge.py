@@ -165,3 +165,18 @@ def test_ranked_answers_are_examples(tmp_path: Path) -> None:
         judge = load_judge(settings)
         scores = sorted(one.score for one in (*judge._made_of, *judge._tried_on))
     assert scores == [0.0, 0.0, 0.5, 0.5, 1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [
+        ([1], "row 1 is no object"),
+        ({"answers": ["a", "b"], "label_rank": ["first", 2]}, r"ranks .*list of numbers .got .'first'"),
+    ],
+)
+def test_rows_that_are_no_examples(tmp_path: Path, row: Any, expected: str) -> None:
+    path = tmp_path / "wrong.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    settings = config(tmp_path, "http://127.0.0.1:9/v1", dataset_file={"training": {"file_path": str(path)}})
+    with pytest.raises(ConfigError, match=expected):
+        load_judge(settings)
