@@ -38,9 +38,10 @@ LONGEST = 1024
 """Tokens of a verdict, where nothing is said."""
 
 
-def load_judge(config: Config) -> Any | None:
+def load_judge(config: Config, within: Sequence[str] = ()) -> Any | None:
     """The judge that `task_judge` names, ready to be called: a function whose parameters are filled by name, or an
-    object with `compute_reward`. None where the workflow gives its own reward.
+    object with `compute_reward`. None where the workflow gives its own reward. `within` are the combined judges that
+    it is a part of.
 
     Raises ConfigError where the class path leads to neither, MissingExtra where a library is absent.
     """
@@ -62,15 +63,17 @@ def load_judge(config: Config) -> Any | None:
         code = section.code
         memory = code.memory_mib << 20
         return CodeJudge(seconds=code.seconds, memory=memory, partial=code.partial, unfenced=code.unfenced)
-    return CombinedJudge([Part(_part(one.judge, config), one.weight, one.name) for one in section.combined])
+    return CombinedJudge([Part(_part(one.judge, config, within), one.weight, one.name) for one in section.combined])
 
 
-def _part(name: str, config: Config) -> Any:
+def _part(name: str, config: Config, within: Sequence[str]) -> Any:
     """A judge by name, whose file is looked for beside the config's."""
     kind, colon, rest = name.partition(":")
     if kind in _OF_FILE and colon:
-        return named_judge(f"{kind}:{config.resolve(rest)}", config)
-    return named_judge(name, config)
+        name = f"{kind}:{config.resolve(rest)}"
+    if name in within:
+        raise ConfigError(f"the judge {name} stands within itself; take it out of its own parts")
+    return named_judge(name, config, (*within, name))
 
 
 def judge_section(name: str) -> dict[str, Any]:
@@ -88,7 +91,8 @@ def judge_section(name: str) -> dict[str, Any]:
         return {"judge_type": section, section: _read_section(Path(rest).expanduser(), name)}
     if ":" not in name and "->" not in name:
         raise ConfigError(
-            f"a judge is file.py:function, package.module->Name, exact, math, regex:PATTERN or llm:FILE (got {name!r})"
+            "a judge is file.py:function, package.module->Name, exact, math, code, regex:PATTERN, llm:FILE, "
+            f"rubric:FILE or combined:FILE (got {name!r})"
         )
     for separator in ("->", ":"):
         place, found, rest = name.rpartition(separator)
@@ -98,14 +102,14 @@ def judge_section(name: str) -> dict[str, Any]:
     return {"judge_type": "customized_protocol", "judge_protocol": name}
 
 
-def named_judge(name: str, config: Config | None = None) -> Any:
+def named_judge(name: str, config: Config | None = None, within: Sequence[str] = ()) -> Any:
     """The judge of that name, with the `answer_key` and the model that `config` names. Raises as `load_judge` does."""
     given = config.task_judge if config is not None else None
     shared = {} if given is None else given.model_dump(include={"answer_key", "alien_llm_model"}, exclude_none=True)
     own = load_config(values={"ajet": {"task_judge": {**shared, **judge_section(name)}}})
     if config is None:
-        return load_judge(own)
-    return load_judge(config.model_copy(update={"task_judge": own.task_judge}))
+        return load_judge(own, within)
+    return load_judge(config.model_copy(update={"task_judge": own.task_judge}), within)
 
 
 def _read_section(path: Path, name: str) -> Any:
