@@ -38,7 +38,7 @@ from ajet_sdk.config.schema import (
 )
 from ajet_sdk.config.source import Roots, Source, read_document, read_override
 from ajet_sdk.config.task_schema import TaskJudge, TaskReader
-from ajet_sdk.config.trainer_schema import TrainerCommon
+from ajet_sdk.config.trainer_schema import READ_BY, TrainerCommon
 from ajet_sdk.errors import ConfigError
 
 __all__ = ["Config", "Roots", "is_idle", "keys", "load_config", "load_object", "plain_yaml"]
@@ -179,6 +179,11 @@ class Config(Section):
             given = [path for path in _QUIET_ON_ONE_MACHINE if self.is_set(path) and _at(self, path) != _default(path)]
             if given:
                 found.append(f"without effect under backbone local: {', '.join(given)}")
+            estimator = self.trainer_common.algorithm.adv_estimator
+            read_by = {f"trainer_common.{name}": by for name, by in READ_BY.items() if estimator not in by}
+            unread = [(path, ", ".join(by)) for path, by in read_by.items() if self.is_set(path) and _at(self, path)]
+            if unread:
+                found.append(f"without effect with {estimator}: " + with_reasons((p, f"of {by}") for p, by in unread))
         return found
 
     @model_validator(mode="before")

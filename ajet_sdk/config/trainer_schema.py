@@ -9,11 +9,23 @@ from pydantic import model_validator
 
 from ajet_sdk.config.schema import Section, key, section, wrong
 
-__all__ = ["Algorithm", "Estimator", "RewardEstimator", "TrainerCommon"]
+__all__ = ["READ_BY", "Algorithm", "Estimator", "RewardEstimator", "TrainerCommon"]
 
 
 RewardEstimator = Literal["grpo", "rloo", "reinforce_plus_plus"]
 Estimator = Literal[RewardEstimator, "sft", "dpo", "opd"]
+
+_OF_REWARDS = get_args(RewardEstimator)
+READ_BY: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("use_kl_loss", "kl_loss_coef", "kl_loss_type", "entropy_coef"), _OF_REWARDS),
+    **dict.fromkeys(("clip_ratio_low", "clip_ratio_high"), (*_OF_REWARDS, "opd")),
+    "algorithm.normalize_std": ("grpo",),
+    **dict.fromkeys(("algorithm.data", "algorithm.per_task"), ("sft", "dpo")),
+    "algorithm.min_reward": ("sft",),
+    "algorithm.beta": ("dpo",),
+    **dict.fromkeys(("algorithm.teacher", "algorithm.teacher_model", "algorithm.teacher_key_env"), ("opd",)),
+}
+"""Keys of `trainer_common` that some of the estimators read, and which do."""
 
 
 class Algorithm(Section):

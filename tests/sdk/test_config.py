@@ -344,6 +344,26 @@ def test_what_has_no_effect_is_said_where_it_is_given(tmp_path: Path) -> None:
     assert load_config(path, ["ajet.backbone=trinity"]).notices() == said[:1]
 
 
+@pytest.mark.parametrize(
+    ("algorithm", "more", "said"),
+    [
+        ("sft", {"use_kl_loss": True, "entropy_coef": 0.01},
+         "without effect with sft: trainer_common.use_kl_loss, trainer_common.entropy_coef "
+         "(of grpo, rloo, reinforce_plus_plus)"),
+        ("sft", {"use_kl_loss": False, "entropy_coef": 0.0}, None),
+        ("grpo", {"use_kl_loss": True, "clip_ratio_low": 0.1}, None),
+        ({"adv_estimator": "opd", "teacher": "x", "data": "y.jsonl"}, {"clip_ratio_low": 0.1},
+         "without effect with opd: trainer_common.algorithm.data (of sft, dpo)"),
+        ({"adv_estimator": "rloo", "beta": 0.2}, {},
+         "without effect with rloo: trainer_common.algorithm.beta (of dpo)"),
+    ],
+)  # fmt: skip
+def test_what_an_algorithm_does_not_read_is_said(algorithm: Any, more: dict[str, Any], said: str | None) -> None:
+    common = {"algorithm": algorithm, **more}
+    assert load_config(values={"ajet": {"trainer_common": common}}).notices() == ([said] if said else [])
+    assert load_config(values={"ajet": {"trainer_common": common, "backbone": "trinity"}}).notices() == []
+
+
 def test_what_the_rubric_grader_does_not_read_is_said_with_the_reason() -> None:
     grader = {"sampling_mode": "smart_sampling", "query_specific_generate_number": 4, "input_data_type": "other"}
     config = load_config(values={"ajet": {"task_judge": {"rubrics_auto_grader": grader}}})
