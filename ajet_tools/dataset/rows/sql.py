@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.errors import ConfigError
-from ajet_tools.dataset.files.blocks import Block, TableBlock
+from ajet_tools.dataset.files.blocks import Block, TableBlock, blocks_of
 from ajet_tools.dataset.files.frames import column, read
 from ajet_tools.dataset.files.stored import Batch, Table
+from ajet_tools.dataset.files.tables import Row
 from ajet_tools.dataset.rows.language import language_of
 
 if TYPE_CHECKING:
@@ -148,9 +149,14 @@ def select(query: str, path: str) -> Iterator[Block]:
 
     frame = read(path)
     schema = frame.collect_schema()
+    if re.match(r"[\s(]*(?:select|with)\b", query, re.I) is None:
+        raise ConfigError(f"--sql takes a SELECT over `rows` (got {query!r})")
     with _explain_sql(query, schema):
         found = pl.SQLContext({"rows": frame, "self": frame}).execute(query)
         for part in found.collect_batches(chunk_size=_ROWS, engine="streaming"):
+            if "Int128" in str(part.schema):  # Arrow has no such type
+                yield from blocks_of((Row(f"{path} of SQL", values) for values in part.iter_rows(named=True)), path)
+                continue
             whole = part.to_arrow(compat_level=pl.CompatLevel.oldest()).combine_chunks()
             for batch in whole.to_batches():
                 yield TableBlock(path, Batch(Table.of(path, whole.schema), batch), 1)

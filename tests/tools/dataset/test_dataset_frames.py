@@ -112,6 +112,17 @@ def test_a_select_is_written_and_errors_name_the_nearest_column(tasks: Path, tmp
     assert "--sql is a whole SELECT" in command("filter", tasks, "x", "--sql", query, code=2).stderr
 
 
+def test_a_select_keeps_integers_of_any_size(tmp_path: Path) -> None:
+    path = tmp_path / "big.jsonl"
+    path.write_text('{"n": 123456789012345678901234567890, "s": "0"}\n{"n": 0, "s": "00"}\n')
+    found = command("filter", path, "--sql", "SELECT s, n FROM rows").stdout
+    assert found == '{"s": "0", "n": 123456789012345678901234567890}\n{"s": "00", "n": 0}\n'
+    command("filter", path, "--sql", "SELECT n FROM rows", "-o", tmp_path / "n.parquet")
+    command("filter", tmp_path / "n.parquet", "", "-o", tmp_path / "n.jsonl")
+    assert [json.loads(line)["n"] for line in (tmp_path / "n.jsonl").open()] == [123456789012345678901234567890, 0]
+    assert "--sql takes a SELECT" in command("filter", path, "--sql", "DROP TABLE rows", code=2).stderr
+
+
 def test_a_trace_gives_tables(tmp_path: Path) -> None:
     run = Run(name="r", backbone="debug")
     with TraceWriter(tmp_path / "trace.duckdb") as writer:
