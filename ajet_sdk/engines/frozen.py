@@ -106,7 +106,7 @@ def check_frozen(config: Config) -> None:
                 f"rollout.opponent: {named} is for backbone local: {config.backbone} keeps its checkpoints in another "
                 "form. Name checkpoint@0, policy, a directory, or a model that an endpoint serves"
             )
-        if not moving and named != f"{_OWN}@0":  # those are of the run that is about to begin
+        if not moving:  # those are of the run that is about to begin
             source_of(named, config)
     for key in rollout.debug_models:
         if not key:

@@ -61,6 +61,8 @@ def league(
     config = Arguments(conf=conf, overrides=overrides, exp_dir=exp_dir).config()
     ensure_api_key()
     named = _names(players) or saved_players(config)
+    if len(named) == 1 and players and not opponents:
+        raise ConfigError(f"a league takes two players: --players names {named[0]} alone; name another, or --opponents")
     if len(named) < 2 and not opponents:
         raise ConfigError(
             f"a league takes two players: {config.directory} has no checkpoint yet (trainer_common.save_freq and "

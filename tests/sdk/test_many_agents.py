@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 import ajet
 from ajet_sdk.agent.workflow import AjetTuner, Workflow, WorkflowOutput, WorkflowTask
 from ajet_sdk.config.config import Config, load_config
-from ajet_sdk.engines.frozen import before_training, source_of
+from ajet_sdk.engines.frozen import before_training, check_frozen, source_of
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.gateway.gateway import Gateway
@@ -219,6 +219,12 @@ def test_a_training_plays_against_its_own_checkpoints(tmp_path: Path, tiny_model
     assert whole is not None and whole.path == str(tuned.path)
     drawn = {str(source_of("checkpoint@any", given, run_id=tuned.run_id, step=3)) for _ in range(3)}
     assert len(drawn) == 1
+
+
+def test_without_weights_there_is_no_first_model_to_play_against() -> None:
+    given = load_config(values={"model": {"scripted": "m->f"}, "rollout": {"opponent": "checkpoint@0"}})
+    with pytest.raises(ConfigError, match="no first model"):
+        check_frozen(given)
 
 
 def test_a_model_in_the_making_plays_against_itself() -> None:
