@@ -103,6 +103,8 @@ class Model:
         """The whole reply of `chat/completions` as JSON, with its `usage`. Raises as `chat` does."""
         if params.get("stream"):
             raise RequestRefused("a whole reply is returned; stream with openai() or async_openai()", "stream")
+        if isinstance(messages, str):
+            raise RequestRefused('messages is a list: [{"role": "user", "content": "..."}], got text', "messages")
         body: dict[str, Any] = {"model": self.name, "messages": [dict(m) for m in messages], **params}
         if tools:
             body["tools"] = list(tools)

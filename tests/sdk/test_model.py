@@ -63,6 +63,8 @@ def test_chat_raises_what_the_gateway_says(episode: OpenEpisode) -> None:
         model = episode.model()
         with pytest.raises(RequestRefused) as refused:
             await model.chat(USER, use_beam_search=True)
+        with pytest.raises(RequestRefused, match="messages is a list"):
+            await model.chat("Hello")  # type: ignore[arg-type]
         with pytest.raises(RequestRefused, match="async_openai"):
             await model.chat(USER, stream=True)
         assert refused.value.parameter == "use_beam_search"
