@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 RUBRIC = ROOT / "tutorial" / "example_rubric_judge"
 
 
+@pytest.mark.slow
 def test_a_rubric_of_ten_examples_agrees_better_than_the_plain_judge() -> None:
     ran = subprocess.run(
         [sys.executable, RUBRIC / "compare.py"], capture_output=True, text=True, check=True, timeout=250

@@ -143,6 +143,7 @@ def test_nine_players_play_and_the_side_under_training_is_paid(tmp_path: Path) -
     assert len({call.agent for call in played[0].calls}) > 5
 
 
+@pytest.mark.slow
 def test_one_side_alone_can_be_trained(tmp_path: Path) -> None:
     played = games(
         tmp_path,
@@ -245,6 +246,7 @@ def prompts(tmp_path: Path, variant: str) -> list[bytes]:
     return [bytes(i for i in call.prompt_ids if i < 256) for call in episode.calls if call.prompt_ids is not None]
 
 
+@pytest.mark.slow
 def test_the_math_agent_by_http_and_responses_reads_as_by_the_openai_sdk(tmp_path: Path) -> None:
     """So the recipe's model, which has seen the SDK's requests, can be trained behind each."""
     first = prompts(tmp_path, "agent")

@@ -194,6 +194,7 @@ async def duel(question: str, model: ajet.Model) -> str:
     return reply["content"] or ""
 
 
+@pytest.mark.slow
 def test_a_training_plays_against_its_own_checkpoints(tmp_path: Path, tiny_model: Path) -> None:
     given = job(tmp_path, tiny_model, total_steps=3, save_freq=1, test_freq=0, keep_checkpoints=3)
     rollout = given.rollout.model_copy(update={"opponent": ["checkpoint@latest"]})

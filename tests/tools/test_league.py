@@ -72,6 +72,7 @@ def test_everybody_plays_everybody(job: Path) -> None:
     assert {(row["target_tag"], row["trainable"]) for row in seats} == {("mine", True), ("yours", False)}
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_table_or_json_and_draws(job: Path) -> None:
     options = ["league", "--conf", str(job), "--players", "weak,strong", "--opponents", "middling", "--limit", "2"]
     table = CliRunner().invoke(app, [*options, "--picture", "league.svg"])

@@ -167,6 +167,7 @@ def test_the_tutorial_finds_the_three_rules_and_writes_them_down(
     assert episodes == said["episodes"] + 2 * 60
 
 
+@pytest.mark.slow
 def test_a_search_that_finds_nothing_changes_nothing(example: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     before = (example / "agent.py").read_text()
     with serving(server(example, monkeypatch)) as url:

@@ -233,6 +233,7 @@ def test_a_killed_template_is_started_again(service: tuple[str, Instances]) -> N
     env.release()
 
 
+@pytest.mark.slow
 def test_load_is_spread_and_a_full_or_absent_service_is_passed_over(counter: Path) -> None:
     limits = Limits(instances=3)
     with hosted(f"{counter}:Counter", limits) as (one, _), hosted(f"{counter}:Counter", limits) as (two, _):

@@ -60,7 +60,7 @@ def rank(episodes: list[Episode]) -> list[Reward]:
     return [Reward(name="rank", value=order.index(episode) / 10, reason="its place") for episode in episodes]
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(groups=st.lists(st.integers(1, 4), min_size=1, max_size=4), at_once=st.integers(1, 5))
 def test_each_group_is_judged_once_however_few_run_at_once(groups: list[int], at_once: int) -> None:
     seen: list[str] = []

@@ -68,7 +68,7 @@ def test_a_verdict_by_rubric_reference_and_examples() -> None:
     assert "secret" not in json.dumps(request)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(text=st.text(max_size=60))
 def test_no_output_can_end_its_tag(text: str) -> None:
     from ajet_sdk.judges.llm_prompts import pointwise
@@ -132,7 +132,7 @@ def by_length(request: dict[str, Any]) -> str:
     return json.dumps({"verdicts": rows})
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(sizes=st.lists(st.integers(1, 9), min_size=1, max_size=6))
 def test_a_list_is_graded_whatever_the_order_it_is_shown_in(sizes: list[int]) -> None:
     group = [Material("q", "x" * size) for size in sizes]
