@@ -18,7 +18,7 @@ from ray.cluster_utils import Cluster
 
 from ajet_sdk.config.config import load_config
 from ajet_sdk.errors import TrainingError
-from ajet_sdk.reporting.metrics import Report
+from ajet_sdk.reporting.results import Report
 from ajet_sdk.rollout import processes as ray_workers
 from ajet_sdk.run import run
 from ajet_sdk.trace.reader import open_trace

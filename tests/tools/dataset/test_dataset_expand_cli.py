@@ -275,7 +275,8 @@ def test_a_resume_may_ask_for_more_rows_and_makes_only_those(place: Place, model
     assert again.returncode == 0 and len(server.requests) == len(bodies)
     assert place.bytes_of("data") == after
     fewer = place.run(*run, "-n", "20", "--resume")
-    assert fewer.returncode == 2 and "a run of 35 rows in data, and --count 20 is fewer" in " ".join(fewer.stderr.split())
+    assert fewer.returncode == 2
+    assert "a run of 35 rows in data, and --count 20 is fewer" in " ".join(fewer.stderr.split())
     assert place.bytes_of("data") == after
 
 
