@@ -1,5 +1,6 @@
 """Settings for every test: one thread for torch, no network, hypothesis profiles."""
 
+import gc
 import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -21,3 +22,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if settings.get_current_profile_name() == "thorough":
         for item in items:
             item.add_marker(pytest.mark.timeout(0))
+
+
+def pytest_collection_finish() -> None:
+    """The garbage collector does not look at the libraries and the collected tests again."""
+    gc.collect()
+    gc.freeze()
+
+
+def pytest_sessionfinish() -> None:
+    gc.unfreeze()

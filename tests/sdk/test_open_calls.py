@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -83,6 +84,7 @@ def test_equal_messages_are_one_object() -> None:
     assert one["messages"][0] is other["messages"][0] and one["tools"] is other["tools"]
 
 
+@pytest.mark.slow
 def test_memory_is_linear_in_turns() -> None:
     """Three times the turns took eight times the memory; what is held for a distinct byte may not grow."""
     few, distinct_few, _ = held_bytes(4, 8)

@@ -348,6 +348,7 @@ def test_a_resumed_run_is_the_same_run(tmp_path: Path) -> None:
     assert len(rows(tmp_path / "experiment", "SELECT run_id FROM runs")) == 1
 
 
+@pytest.mark.slow
 def test_scoring_is_no_run_to_resume(tmp_path: Path) -> None:
     first = train(config(tmp_path), workflow=solve, judge=exact)
     run(config(tmp_path), workflow=solve, judge=exact)

@@ -164,6 +164,7 @@ def test_a_value_to_look_for_is_a_value(live: tuple[httpx.Client, TraceWriter], 
     assert pa.ipc.open_stream(answer.content).read_all()["run_id"].to_pylist() == ["r"]
 
 
+@pytest.mark.slow
 def test_an_answer_of_several_rows_is_bounded_and_a_reader_still_gets_them_all(
     live: tuple[httpx.Client, TraceWriter],
 ) -> None:

@@ -72,6 +72,7 @@ def test_no_call_refers_to_one_that_the_file_may_not_have(tmp_path: Path) -> Non
     assert rows == [whole, {"parent_call_id": "e-1", "extends_call_id": "e-1", "prefix_len": 840}]
 
 
+@pytest.mark.slow
 def test_of_all_calls_that_were_stored_the_latest_are_known() -> None:
     stored = StoredCalls()
     first = Call(call_id="first", episode_id="e")

@@ -83,6 +83,7 @@ def test_pictures_are_drawn_and_repeat_to_the_byte(tmp_path: Path) -> None:
         assert a.read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_fields_of_many_rows_are_estimated_and_rows_and_lengths_counted() -> None:
     values = [{"main_query": f"Question {i % 25_000}?", "level": i % 4, "rare": i} for i in range(50_000)]
     found, every = gather(rows(*values), exact=False, by="level"), gather(rows(*values))

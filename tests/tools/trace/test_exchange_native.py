@@ -142,6 +142,7 @@ def _same(one: Path, other: Path) -> None:
         assert after[name] == value, name
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(data=st.data())
 def test_an_import_of_a_native_export_is_equal(data: st.DataObject) -> None:

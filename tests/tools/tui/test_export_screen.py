@@ -66,6 +66,7 @@ def notices(pilot: Pilot[None]) -> str:
     return "\n".join(notice.message for notice in pilot.app._notifications)
 
 
+@pytest.mark.slow
 async def test_asked_once_then_one_key_writes_to_a_name_that_is_free(tmp_path: Path) -> None:
     async with viewed(tmp_path) as (pilot, screen):
         await pilot.press("e")
