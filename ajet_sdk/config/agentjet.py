@@ -33,23 +33,23 @@ _SHORT = {"trainer_common.algorithm": "adv_estimator"}
 """A section that may be written as one text, and the key that the text is of."""
 
 WITHOUT_EFFECT = {
-    "rollout.mode": "every engine here answers calls concurrently",
-    "rollout.enable_oversample": "no attempt is sampled beyond the group's size",
-    "context_tracker.alien_llm_model": "only judges ask another model, that of task_judge.alien_llm_model",
-    "context_tracker.alien_llm_response_length": "only judges ask another model",
-    "enable_experimental_interchange_server": "the gateway takes every call",
-    "interchange_server": "the gateway takes every call",
-    "task_runner": "rollout.runner says where episodes run, rollout.timeout how long",
-    "execute_test": "it steers AgentJet's own tests",
-    "execute_testing_lambda": "it steers AgentJet's own tests",
+    "rollout.mode": "every engine answers calls concurrently",
+    "rollout.enable_oversample": "a group never has more attempts than num_repeat",
+    "context_tracker.alien_llm_model": "only judges call another model, named by task_judge.alien_llm_model",
+    "context_tracker.alien_llm_response_length": "only judges call another model",
+    "enable_experimental_interchange_server": "the gateway handles every call",
+    "interchange_server": "the gateway handles every call",
+    "task_runner": "rollout.runner sets where episodes run, rollout.timeout how long they may take",
+    "execute_test": "it controls AgentJet's own tests",
+    "execute_testing_lambda": "it controls AgentJet's own tests",
 }
 """Keys and sections below `ajet:` that are accepted unchecked, and why they have no effect."""
 
 IGNORED_ROOTS = {
-    "hydra": "Hydra's; defaults are built in",
-    "defaults": "Hydra's; defaults are built in",
-    "trainer": "verl's; its keys stand below `verl:`",
-    "actor_rollout_ref": "verl's; its keys stand below `verl:`",
+    "hydra": "it belongs to Hydra; ajet has built-in defaults",
+    "defaults": "it belongs to Hydra; ajet has built-in defaults",
+    "trainer": "it belongs to verl; put verl's keys under `verl:`",
+    "actor_rollout_ref": "it belongs to verl; put verl's keys under `verl:`",
 }
 """Roots beside `ajet:` that nothing reads."""
 

@@ -57,21 +57,22 @@ class Config(Section):
     Raises ConfigError that lists every unknown key, with the nearest known one, and every wrong value.
     """
 
-    project_name: str = key("ajet", "Groups experiments in wandb and swanlab.")
-    experiment_name: str = key("", "Names the run and its directory; empty: the file's name and the time.")
-    experiment_dir: str = key("auto", "The experiment's directory; auto: `launcher_record/{experiment_name}`.")
+    project_name: str = key("ajet", "Project under which wandb and swanlab group experiments.")
+    experiment_name: str = key("", "Name of the run and of its directory; empty: the config file's name and the time.")
+    experiment_dir: str = key("auto", "Directory of the experiment; auto: `launcher_record/{experiment_name}`.")
     backbone: BackboneName = key(
         "local",
-        "Who trains: debug (nobody: one process, breakpoints), local (this process), trinity and verl (clusters).",
+        "What runs the job: debug (a few episodes in one process, with breakpoints, no training), local "
+        "(training in this process), trinity or verl (training on a Ray cluster).",
     )
     model: ModelSource = section(ModelSource, "The model to train, and how it is loaded.")
-    data: Data = section(Data, "Lengths and batch size.")
-    rollout: Rollout = section(Rollout, "How the agent runs and its model samples.")
+    data: Data = section(Data, "Sequence lengths and batch size.")
+    rollout: Rollout = section(Rollout, "How the agent runs and how its model samples.")
     task_reader: TaskReader = section(TaskReader, "Where tasks come from.")
-    task_judge: TaskJudge = section(TaskJudge, "Who gives the reward.")
-    context_tracker: ContextTracker = section(ContextTracker, "How calls become training data.")
+    task_judge: TaskJudge = section(TaskJudge, "What computes the reward.")
+    context_tracker: ContextTracker = section(ContextTracker, "How calls are merged into training samples.")
     debug: Debug = section(Debug, "The debug backbone.")
-    trainer_common: TrainerCommon = section(TrainerCommon, "Training, validation, checkpoints, loggers.")
+    trainer_common: TrainerCommon = section(TrainerCommon, "Training, validation, checkpoints, logging.")
 
     _roots: Roots = PrivateAttr(default_factory=lambda: Roots({}))
     _source: Path | None = PrivateAttr(default=None)
@@ -170,7 +171,10 @@ class Config(Section):
         found = self._translated.notices()
         level = "context_tracker.timeline_merging_policy.timeline_compare_level"
         if self.context_tracker.timeline_merging_policy.timeline_compare_level == "text":
-            found.append(f"{level}: text is treated as token ({self.origin(level)}): calls merge by their exact ids")
+            found.append(
+                f"{level}: text comparison is not supported; calls are compared by token ids, as with token "
+                f"({self.origin(level)})"
+            )
         idle = [path for path in self._origins if path != level and is_idle(path) and _at(self, path) != _default(path)]
         idle = [path for path in idle if path.rpartition(".")[0] not in idle]
         if idle:
@@ -178,7 +182,7 @@ class Config(Section):
         if self.backbone == "local":
             given = [path for path in _QUIET_ON_ONE_MACHINE if self.is_set(path) and _at(self, path) != _default(path)]
             if given:
-                found.append(f"without effect under backbone local: {', '.join(given)}")
+                found.append(f"without effect with backbone local: {', '.join(given)}")
             estimator = self.trainer_common.algorithm.adv_estimator
             read_by = {f"trainer_common.{name}": by for name, by in READ_BY.items() if estimator not in by}
             unread = [(path, ", ".join(by)) for path, by in read_by.items() if self.is_set(path) and _at(self, path)]
@@ -202,19 +206,20 @@ class Config(Section):
         if not _is_file_name(self.experiment_name):
             raise wrong(
                 "experiment_name",
-                "names a directory: at most 200 bytes, no / or \\, no control character, and no . at its start {got}; "
-                "experiment_dir takes a path",
+                "must be a valid directory name: at most 200 bytes, no / or \\, no control characters, no "
+                "leading . {got}; to give a path, set experiment_dir",
             )
         estimator, grouped = self.trainer_common.algorithm.adv_estimator, self.trainer_common.algorithm.grouped
         if self.backbone != "debug" and self.rollout.num_repeat < 2 and grouped:
             raise wrong(
-                "rollout.num_repeat", f"must be at least 2 for {estimator} {{got}}; a group of one has no advantage"
+                "rollout.num_repeat",
+                f"must be at least 2 for {estimator} {{got}}: with one attempt per task every advantage is 0",
             )
         rollout = self.rollout
         if self.backbone == "local" and rollout.deterministic and rollout.max_staleness:
             raise wrong(
                 "rollout.max_staleness",
-                "must be 0 with rollout.deterministic {got}: which weights sample a call would depend on the clock",
+                "must be 0 with rollout.deterministic {got}: otherwise timing decides which weights sample a call",
             )
         both = {"max_model_len", "max_response_length_in_one_turn"} <= rollout.model_fields_set
         if both and rollout.max_response_length_in_one_turn > rollout.max_model_len:

@@ -43,7 +43,7 @@ def _got(path: str, source: Source, default: Callable[[str], Any]) -> str:
             value = value[step]
         else:
             section = source.origin(f"ajet.{path}")
-            return f"(by default {default(path)!r}" + (f"; its section stands {section})" if section else ")")
+            return f"(by default {default(path)!r}" + (f"; its section is {section})" if section else ")")
     where = source.origin(f"ajet.{path}")
     return f"(got {value!r:.200}, {where})" if where else f"(got {value!r:.200})"
 
@@ -68,7 +68,7 @@ def _demand(kind: str, message: str, context: Mapping[str, Any], value: Any) -> 
     for start, words in _KINDS.items():
         if kind.startswith(start):
             return f"must be {words}"
-    return f"is wrong: {message[0].lower()}{message[1:]}"
+    return f"is invalid: {message[0].lower()}{message[1:]}"
 
 
 _KINDS = {
@@ -83,7 +83,7 @@ _KINDS = {
     "model": "a section with keys of its own",
     "too_short": "longer",
     "too_long": "shorter",
-    "missing": "a list of two",
+    "missing": "a list of two values",
 }
 
 
@@ -99,7 +99,7 @@ def _unknown_key(steps: list[str], source: Source, known: Sequence[str]) -> str:
         else f"; {parent or 'ajet'} has {', '.join(p.rpartition('.')[2] for p in siblings)}"
     )
     where = source.origin(f"ajet.{path}")
-    return f"{path} is not a key" + (f" ({where})" if where else "") + hint
+    return f"{path} is not a known key" + (f" ({where})" if where else "") + hint
 
 
 def _closest(last: str, paths: Sequence[str], cutoff: float) -> list[str]:

@@ -41,13 +41,13 @@ def check_source(path: str | Path) -> None:
     if Path(path).is_dir():
         return
     if Path(path).exists():
-        raise ConfigError(f"model.path: {name} is a file; give the directory of a checkpoint")
+        raise ConfigError(f"model.path: {name} is a file; name the checkpoint's directory")
     if is_cached(name):
         return
-    what = f"model.path: there is no directory {name} here"
+    what = f"model.path: there is no directory {name}"
     hint = (
-        "for a model behind an endpoint, name its address too (--base-url URL, model.base_url, or OPENAI_BASE_URL); "
-        "for weights, give their directory or a name of the hub (owner/name)"
+        "for a model behind an endpoint, also give its address (--base-url URL, model.base_url, or "
+        "OPENAI_BASE_URL); for local weights, give their directory or a Hugging Face name (owner/name)"
     )
     if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
         raise ConfigError(f"{what}; {hint}")
@@ -59,7 +59,7 @@ def check_source(path: str | Path) -> None:
         HfApi().model_info(name, timeout=_HUB_SECONDS)
     except Exception as error:  # which ones depends on the HTTP client that the hub's library has
         cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise ConfigError(f"{what}, and the Hugging Face hub does not give it: {cause}; {hint}") from error
+        raise ConfigError(f"{what}, and it cannot be loaded from the Hugging Face hub: {cause}; {hint}") from error
 
 
 def made_for_seed(place: Path, seed: int) -> Path:
@@ -70,7 +70,7 @@ def made_for_seed(place: Path, seed: int) -> Path:
 def first_model(config: Config) -> str:
     """The model that training begins with: the directory of `model.path`, or its name. Raises ConfigError for none."""
     if not config.model.path:
-        raise ConfigError("model.path is not set: an endpoint has no first model to play against")
+        raise ConfigError("model.path is not set: with an endpoint there is no initial model to play against")
     place = config.resolve(config.model.path)
     made = made_for_seed(place, config.trainer_common.seed)
     if config.model.recipe and made.is_dir():

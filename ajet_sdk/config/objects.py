@@ -30,7 +30,7 @@ def load_object(class_path: str, relative_to: Path | None = None) -> Any:
     place, name = place.strip(), name.strip()
     if not place or not name:
         raise ConfigError(
-            f"a class path reads package.module->Name, path/file.py->Name or file.py:name (got {class_path!r})"
+            f"a class path is package.module->Name, path/file.py->Name or file.py:name (got {class_path!r})"
         )
     if place.endswith(".py") or "/" in place or "\\" in place:
         module = _import_file(_find(place, relative_to, class_path), class_path)
@@ -108,7 +108,7 @@ def _import_module(place: str, relative_to: Path | None, class_path: str) -> Mod
     except ModuleNotFoundError as error:
         if error.name and (place == error.name or place.startswith(error.name + ".")):
             raise ConfigError(
-                f"{class_path}: there is no module {error.name!r} here or among the installed packages"
+                f"{class_path}: no module named {error.name!r} in this directory or among the installed packages"
             ) from None
         raise _failed(class_path, error) from error
     except (Exception, SystemExit) as error:

@@ -71,17 +71,17 @@ def section(of: type[Section], description: str) -> Any:
 
 
 IDLE = {
-    "task_reader.env_service.env_action_preference": "the environment reads actions as it does",
-    "task_reader.data_generation.document_reader.languages": "any language is read",
-    "task_reader.data_generation.document_reader.split_by": "documents are cut where their text allows, by chunk_size",
-    "task_reader.data_generation.document_reader.cache_enabled": "documents are read anew in each run",
-    "task_reader.data_generation.deduplication_filter.params.db_path": "embeddings are not kept between runs",
-    "task_reader.data_generation.deduplication_filter.params.api_key": "the key is read from OPENAI_API_KEY",
+    "task_reader.env_service.env_action_preference": "the environment accepts actions in any form",
+    "task_reader.data_generation.document_reader.languages": "documents may be in any language",
+    "task_reader.data_generation.document_reader.split_by": "documents are cut at natural boundaries, by chunk_size",
+    "task_reader.data_generation.document_reader.cache_enabled": "documents are read again in each run",
+    "task_reader.data_generation.deduplication_filter.params.db_path": "embeddings are not stored between runs",
+    "task_reader.data_generation.deduplication_filter.params.api_key": "the key comes from OPENAI_API_KEY",
     "task_judge.rubrics_auto_grader.sampling_mode": "the first num_reference_samples examples are used",
-    "task_judge.rubrics_auto_grader.query_specific_generate_number": "a rubric is made of all examples together",
-    "task_judge.rubrics_auto_grader.input_data_type": "the examples are those of jsonl_dataset_file",
-    "context_tracker.timeline_merging_policy": "calls merge by their exact ids",
-    "context_tracker.fix_retokenization_drift": "ids are always those that were sampled",
+    "task_judge.rubrics_auto_grader.query_specific_generate_number": "one rubric is made from all examples together",
+    "task_judge.rubrics_auto_grader.input_data_type": "examples are read from jsonl_dataset_file",
+    "context_tracker.timeline_merging_policy": "calls are merged by their exact token ids",
+    "context_tracker.fix_retokenization_drift": "token ids are always the sampled ones",
 }
 """Keys and sections that are accepted and checked and have no effect in this version, and why."""
 
@@ -99,51 +99,60 @@ CLUSTERS = (
 class Lora(Section):
     enabled: bool = key(False, "Train a LoRA adapter (peft) instead of all weights.")
     r: int = key(16, "Rank of the adapter.", ge=1)
-    alpha: int = key(32, "Scale of the adapter; the update is multiplied by alpha / r.", ge=1)
-    dropout: float = key(0.0, "Accepted, without effect: the policy is trained as it was sampled from.", ge=0, lt=1)
-    target_modules: str | list[str] = key("all-linear", "Names of the modules that get an adapter, or `all-linear`.")
+    alpha: int = key(32, "Scaling of the adapter: its update is multiplied by alpha / r.", ge=1)
+    dropout: float = key(
+        0.0, "Accepted, but has no effect: dropout would make training differ from sampling.", ge=0, lt=1
+    )
+    target_modules: str | list[str] = key(
+        "all-linear", "Modules that get an adapter: a list of names, or `all-linear`."
+    )
 
 
 class ModelSource(Section):
     path: str | None = key(
-        None, "The model to train: a local directory or a hub name such as Qwen/Qwen2.5-0.5B-Instruct."
+        None, "Model to train: a local directory or a Hugging Face name such as Qwen/Qwen2.5-0.5B-Instruct."
     )
     recipe: str | None = key(
-        None, "Class path of a function that builds `model.path` where it is absent, e.g. `recipe.py->recipe`."
+        None,
+        "Class path of a recipe that makes the model if the directory `model.path` does not exist, e.g. "
+        "`recipe.py->recipe`.",
     )
-    name: str | None = key(None, "The name the model answers to; null: the last part of `path`.")
-    base_url: str | None = key(None, "An OpenAI-compatible endpoint to sample from instead of a local model.")
-    api_key_env: str = key("OPENAI_API_KEY", "The environment variable that holds the key for `base_url`.")
+    name: str | None = key(None, "Name under which the model is served; null: the last part of `path`.")
+    base_url: str | None = key(None, "OpenAI-compatible endpoint to sample from instead of a local model.")
+    api_key_env: str = key("OPENAI_API_KEY", "Environment variable that holds the API key for `base_url`.")
     scripted: str | None = key(
-        None, "Class path of a function that writes the replies, e.g. `replies.py->reply`: no model at all."
+        None, "Class path of a function that returns the replies instead of a model, e.g. `replies.py->reply`."
     )
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = key(
-        "auto", "Type of the weights; auto: float32 on CPU, bfloat16 on GPU."
+        "auto", "Data type of the weights; auto: float32 on CPU, bfloat16 on GPU."
     )
     attn_implementation: Literal["auto", "eager", "sdpa", "flash_attention_2", "flash_attention_3"] = key(
-        "auto", "Attention kernel of transformers; flash attention needs its package."
+        "auto", "Attention implementation of transformers; the flash attention ones need their package."
     )
-    gradient_checkpointing: bool = key(False, "Recompute activations in the backward pass: less memory, more time.")
-    device: str = key("auto", "`auto`, `cpu`, `cuda` or `cuda:N`.")
+    gradient_checkpointing: bool = key(
+        False, "Recompute activations in the backward pass: uses less memory and more time."
+    )
+    device: str = key("auto", "Device: `auto`, `cpu`, `cuda` or `cuda:N`.")
     tool_call_parser: str = key(
         "auto",
-        "How tool calls are read from text: hermes, qwen3_coder, glm45, mistral, deepseek_v3, deepseek_v31, kimi_k2, "
-        "granite, cohere, pythonic, llama3_json or none; auto: learnt from the chat template by probing it.",
+        "Format of tool calls in the model's text: hermes, qwen3_coder, glm45, mistral, deepseek_v3, "
+        "deepseek_v31, kimi_k2, granite, cohere, pythonic, llama3_json or none; auto: detected from the chat "
+        "template.",
     )
-    lora: Lora = section(Lora, "Low-rank adapters.")
+    lora: Lora = section(Lora, "LoRA adapters.")
 
 
 class Data(Section):
     max_prompt_length: int | None = key(
         None,
-        "Tokens of a training sample that count as its prompt, at most; the rest of a longer first prompt counts as "
-        "response. null: all of the first prompt.",
+        "Maximum prompt length of a training sample, in tokens; the rest of a longer first prompt counts as "
+        "response. null: no limit.",
         ge=1,
     )
     max_response_length: int | None = key(
         None,
-        "Tokens of a training sample after its prompt, at most; what was sampled beyond is `truncated` in the ledger. "
-        "null: `rollout.max_model_len` is the only limit.",
+        "Maximum length after the prompt of a training sample, in tokens; sampled tokens beyond it are "
+        "`truncated` in the ledger. null: only `rollout.max_model_len` limits it.",
         ge=1,
     )
     train_batch_size: int = key(32, "Tasks per training step.", ge=1)
@@ -151,24 +160,26 @@ class Data(Section):
 
 class TimelineMergingPolicy(Section):
     timeline_compare_level: Literal["token", "text"] = key(
-        "token", "How calls are compared; text is accepted and treated as token, because text is not exact."
+        "token", "How calls are compared. Only token is implemented; text is accepted and treated as token."
     )
-    ignore_tools: bool = key(False, "Accepted; a changed tool list shows in the ids.")
+    ignore_tools: bool = key(False, "Accepted, but has no effect: a changed tool list already changes the token ids.")
 
 
 class ContextTracker(Section):
-    timeline_merging_policy: TimelineMergingPolicy = section(TimelineMergingPolicy, "How calls merge into timelines.")
-    fix_retokenization_drift: bool = key(True, "Accepted; ids are always those that were sampled.")
-    log_tool_format_check: bool = key(False, "Log each reply whose tool call could not be read.")
-    log_tool_format_error_detail: bool = key(False, "Log the text of such a reply too.")
-    detect_timeline_snap: bool = key(False, "Log each split of a timeline, with its cause, when its episode ends.")
+    timeline_merging_policy: TimelineMergingPolicy = section(
+        TimelineMergingPolicy, "How calls are merged into timelines."
+    )
+    fix_retokenization_drift: bool = key(True, "Accepted, but has no effect: token ids are always the sampled ones.")
+    log_tool_format_check: bool = key(False, "Log each reply whose tool call could not be parsed.")
+    log_tool_format_error_detail: bool = key(False, "Log the text of that reply too.")
+    detect_timeline_snap: bool = key(False, "When an episode ends, log each split of a timeline and its cause.")
 
 
 class Debug(Section):
-    debug_max_parallel: int = key(4, "Episodes that run at once in the debug backbone.", ge=1)
-    debug_first_n_tasks: int = key(2, "Run only the first tasks.", ge=1)
-    debug_vllm_port: int = key(18000, "Port of the vLLM server, where one is started.", ge=1, le=65535)
-    debug_vllm_seed: int = key(12345, "Seed of the debug backbone.", ge=0)
+    debug_max_parallel: int = key(4, "Number of episodes run concurrently with backbone debug.", ge=1)
+    debug_first_n_tasks: int = key(2, "Number of tasks to run, from the first.", ge=1)
+    debug_vllm_port: int = key(18000, "Port of the vLLM server, if one is started.", ge=1, le=65535)
+    debug_vllm_seed: int = key(12345, "Random seed with backbone debug.", ge=0)
     debug_tensor_parallel_size: int = key(
-        4, "GPUs that the vLLM server spreads the model over, where one is started; at most those there are.", ge=1
+        4, "Tensor parallel size of the vLLM server, if one is started; at most the number of GPUs.", ge=1
     )

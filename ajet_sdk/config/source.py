@@ -40,7 +40,7 @@ class Roots(Mapping[str, Any]):
             return self[name]
         except KeyError:
             raise AttributeError(
-                f"the config has no {name!r} here; it has {', '.join(map(str, self)) or 'nothing'}"
+                f"the config has no {name!r}; it has {', '.join(map(str, self)) or 'no keys'}"
             ) from None
 
     def __repr__(self) -> str:
@@ -151,7 +151,9 @@ def read_document(path: Path, sections: Sequence[str]) -> Source:
             _refuse(text.splitlines()[mark.line] if mark.line < text.count("\n") + 1 else "", path.name, mark.line)
         raise ConfigError(f"{path.name} {_flaw(error)}") from None
     if not isinstance(document, dict):
-        raise ConfigError(f"{path.name} must be a mapping with the root `ajet:` (got {type(document).__name__})")
+        raise ConfigError(
+            f"{path.name} must be a mapping with the top-level key `ajet:` (got {type(document).__name__})"
+        )
     _check_root(document, path.name, origins, sections)
     return Source(document, origins)
 
@@ -184,7 +186,7 @@ def _refuse(text: str, name: str, line: int) -> None:
     found = _PLACEHOLDER.findall(text)
     if found:
         names = ", ".join(f"{{{{{one}}}}}" for one in dict.fromkeys(found))
-        raise ConfigError(f"{name} line {line + 1}: {names} is a placeholder; write its value there")
+        raise ConfigError(f"{name} line {line + 1}: {names} is a placeholder; replace it with a value")
 
 
 _DEPTH, _VALUES = 100, 100_000
@@ -197,7 +199,7 @@ def _node(text: str) -> yaml.Node | None:
     for event in yaml.parse(text, Loader=_Loader):  # before it is composed, which recurses
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _DEPTH:
-            problem = f"more than {_DEPTH} levels deep"
+            problem = f"nested more than {_DEPTH} levels deep"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)  # type: ignore[arg-type]
     node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
     if node is not None:
@@ -215,7 +217,7 @@ def _count(node: yaml.Node, known: dict[int, int], depth: int) -> int:
         below = [one for pair in node.value for one in pair] if isinstance(node, yaml.MappingNode) else node.value
         found += sum(_count(one, known, depth + 1) for one in below)
         if found > _VALUES or depth > _DEPTH:
-            problem = f"its aliases stand for more than {_VALUES:,} values, or for themselves"
+            problem = f"its aliases expand to more than {_VALUES:,} values, or to themselves"
             raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
     known[id(node)] = found
     return found
@@ -223,11 +225,11 @@ def _count(node: yaml.Node, known: dict[int, int], depth: int) -> int:
 
 def _flaw(error: yaml.YAMLError) -> str:
     if isinstance(error, yaml.reader.ReaderError):
-        return f"is not YAML: the character {chr(error.character)!r} at position {error.position} can't stand in it"
+        return f"is not valid YAML: the character {chr(error.character)!r} at position {error.position} is not allowed"
     if isinstance(error, yaml.MarkedYAMLError):
         line = error.problem_mark.line + 1 if error.problem_mark else "?"
-        return f"line {line} is not YAML that a config can hold: {error.problem or error.context}"
-    return f"is not YAML: {error}"
+        return f"line {line} is not valid YAML for a config: {error.problem or error.context}"
+    return f"is not valid YAML: {error}"
 
 
 def _check_root(document: Mapping[Any, Any], name: str, origins: Mapping[str, str], sections: Sequence[str]) -> None:
@@ -235,11 +237,11 @@ def _check_root(document: Mapping[Any, Any], name: str, origins: Mapping[str, st
         return
     near = difflib.get_close_matches("ajet", [str(root) for root in document], n=1, cutoff=0.6)
     if near:
-        raise ConfigError(f"{name} has no root `ajet:`; is {near[0]} ({origins.get(near[0], name)}) a slip for it?")
+        raise ConfigError(f"{name} has no top-level key `ajet:`; is {near[0]} ({origins.get(near[0], name)}) a typo?")
     ours = [str(root) for root in document if root in sections]
     if ours:
-        raise ConfigError(f"{name} has no root `ajet:`; put {', '.join(ours)} under it")
-    raise ConfigError(f"{name} has no root `ajet:`; it has {', '.join(map(str, document)) or 'nothing'}")
+        raise ConfigError(f"{name} has no top-level key `ajet:`; put {', '.join(ours)} under it")
+    raise ConfigError(f"{name} has no top-level key `ajet:`; it has {', '.join(map(str, document)) or 'no keys'}")
 
 
 def _lines(node: yaml.Node | None, name: str, prefix: str = "") -> dict[str, str]:
@@ -253,7 +255,7 @@ def _lines(node: yaml.Node | None, name: str, prefix: str = "") -> dict[str, str
         if step == "<<":
             continue
         if step in seen:
-            raise ConfigError(f"{prefix}{step} stands twice in {name}: line {seen[step]} and line {line}")
+            raise ConfigError(f"{prefix}{step} is given twice in {name}: lines {seen[step]} and {line}")
         seen[step] = line
         if isinstance(value_node, yaml.MappingNode) and value_node.value:
             found.update(_lines(value_node, name, f"{prefix}{step}."))
@@ -276,13 +278,13 @@ def read_override(text: str, known: Sequence[str], roots: Sequence[str]) -> tupl
     path, equals, value = text.partition("=")
     path = path.strip()
     if not equals or not path or any(not step for step in path.split(".")):
-        raise ConfigError(f"an override reads key=value, e.g. ajet.rollout.num_repeat=8 (got {text!r})")
+        raise ConfigError(f"an override has the form key=value, for example ajet.rollout.num_repeat=8 (got {text!r})")
     root = path.split(".")[0]
     if root != "ajet" and root not in roots:
         if root in known:
-            raise ConfigError(f"an override begins with its root: ajet.{text}")
+            raise ConfigError(f"an override starts with its top-level key: ajet.{text}")
         raise ConfigError(
-            f"{text}: the config has no root {root!r}; it has {', '.join(dict.fromkeys(('ajet', *roots)))}"
+            f"{text}: the config has no top-level key {root!r}; it has {', '.join(dict.fromkeys(('ajet', *roots)))}"
         )
     try:
         node = _node(value)

@@ -13,188 +13,193 @@ __all__ = ["TaskJudge", "TaskReader"]
 
 
 class DataFile(Section):
-    file_path: str | None = key(None, "A JSON-lines file, one task a row; null: none.")
+    file_path: str | None = key(None, "JSON-lines file with one task per line; null: none.")
 
 
 class JsonlDatasetFile(Section):
-    training: DataFile = section(DataFile, "Tasks to train on.")
-    validation: DataFile = section(DataFile, "Tasks to validate on.")
+    training: DataFile = section(DataFile, "Training tasks.")
+    validation: DataFile = section(DataFile, "Validation tasks.")
 
 
 class HuggingfaceDatRepo(Section):
     dataset_path: str | None = key(
-        None, "A hub name such as openai/gsm8k, or a directory of Parquet, Arrow or JSON files."
+        None, "Hugging Face name such as openai/gsm8k, or a directory of Parquet, Arrow or JSON files."
     )
-    dataset_name: str | None = key(None, "The dataset's configuration, e.g. main; in a directory, a sub-directory.")
-    training_split: str = key("train", "The split to train on.")
-    validation_split: str | None = key("validation", "The split to validate on; null: none.")
+    dataset_name: str | None = key(None, "Configuration of the dataset, e.g. main; for a directory, a subdirectory.")
+    training_split: str = key("train", "Training split.")
+    validation_split: str | None = key("validation", "Validation split; null: none.")
 
 
 class EnvService(Section):
-    env_type: str = key("", "The kind of environment that the service is asked for.")
+    env_type: str = key("", "Type of environment to request from the service.")
     env_url: str | list[str] = key(
-        "http://127.0.0.1:8080", "Where the service listens; of several, each episode takes one that has room."
+        "http://127.0.0.1:8080",
+        "URL of the environment service; from a list, each episode uses one with free capacity.",
     )
-    env_action_preference: Literal["code", "text", "box"] = key("code", "The form of an action.")
-    training_split: str = key("train", "The service's split to train on.")
-    validation_split: str | None = key("dev", "The service's split to validate on; null: none.")
+    env_action_preference: Literal["code", "text", "box"] = key("code", "Format of actions.")
+    training_split: str = key("train", "Training split of the service.")
+    validation_split: str | None = key("dev", "Validation split of the service; null: none.")
 
 
 class DocumentReader(Section):
     document_path: list[str] = key([], "Files or directories of documents.")
     languages: list[str] = key(["eng"], "Languages of the documents.")
-    chunk_size: int = key(5120, "Longest piece of a document, in characters.", ge=1)
-    split_by: Literal["sentence", "paragraph", "character"] = key("sentence", "Where a document may be cut.")
-    cache_enabled: bool = key(True, "Keep what was read from the documents.")
+    chunk_size: int = key(5120, "Maximum length of a chunk, in characters.", ge=1)
+    split_by: Literal["sentence", "paragraph", "character"] = key("sentence", "Boundaries at which documents are cut.")
+    cache_enabled: bool = key(True, "Cache the parsed documents.")
 
 
 class QueryReader(Section):
-    type: str = key("jsonl_dataset_file", "Where example queries come from.")
-    jsonl_dataset_file: JsonlDatasetFile = section(JsonlDatasetFile, "The example queries' files.")
+    type: str = key("jsonl_dataset_file", "Format of the example queries.")
+    jsonl_dataset_file: JsonlDatasetFile = section(JsonlDatasetFile, "Files of example queries.")
 
 
 class DeduplicationParams(Section):
-    similarity_threshold: float = key(0.8, "Queries more alike than this are one.", ge=0, le=1)
-    db_path: str = key("./.similarity_db", "Where the embeddings are kept.")
-    model: str = key(
-        "text-embedding-v4", "The embedding model, for likeness in meaning; used where `base_url` is given."
-    )
-    api_key: str | None = key(None, "Its key; better left null and given by the environment.")
-    base_url: str | None = key(None, "Its endpoint; null: queries are compared by their letters alone.")
+    similarity_threshold: float = key(0.8, "Similarity above which two queries count as duplicates.", ge=0, le=1)
+    db_path: str = key("./.similarity_db", "Where embeddings are stored.")
+    model: str = key("text-embedding-v4", "Embedding model, to compare queries by meaning; used if `base_url` is set.")
+    api_key: str | None = key(None, "Its API key; leave it null and set the environment variable instead.")
+    base_url: str | None = key(None, "Its endpoint; null: queries are compared by their characters only.")
 
 
 class DeduplicationFilter(Section):
-    enabled: bool = key(True, "Drop queries that are too much alike.")
-    params: DeduplicationParams = section(DeduplicationParams, "How alike is too much.")
+    enabled: bool = key(True, "Drop queries that are too similar to others.")
+    params: DeduplicationParams = section(DeduplicationParams, "Similarity threshold and embedding model.")
 
 
 class DataGeneration(Section):
-    document_reader: DocumentReader = section(DocumentReader, "Documents to make tasks from.")
+    document_reader: DocumentReader = section(DocumentReader, "Documents to generate tasks from.")
     query_reader: QueryReader = section(QueryReader, "Example queries.")
-    task_num: int = key(10, "Tasks to make, those for validation among them.", ge=1)
-    llm_model: str | None = key(None, "The model that writes the tasks: its name, or a local checkpoint's directory.")
+    task_num: int = key(10, "Number of tasks to generate, including those for validation.", ge=1)
+    llm_model: str | None = key(None, "Model that generates the tasks: its name, or a local checkpoint's directory.")
     base_url: str | None = key(None, "Its OpenAI-compatible endpoint; null: OPENAI_BASE_URL.")
-    scripted: str | None = key(None, "Class path of a function that writes the tasks in the place of a model.")
+    scripted: str | None = key(None, "Class path of a function that returns the replies instead of a model.")
     verify: str = key(
         "agreement:3",
-        "How answers are checked, as `ajet dataset expand --verify` says; of documents' tasks by default llm.",
+        "How answers are verified, as in `ajet dataset expand --verify`; default for documents: llm.",
     )
-    unfenced: bool = key(
-        False, "With verify: code, run programs of a model with your own rights where nothing here fences them in."
-    )
+    unfenced: bool = key(False, "With verify: code, run generated programs without a sandbox if this machine has none.")
     validation_share: float = key(
-        0.1, "Share of the tasks for validation, where query_reader names no validation file.", ge=0, lt=1
+        0.1, "Fraction of the tasks used for validation if query_reader names no validation file.", ge=0, lt=1
     )
-    llm_response_length: int = key(8192, "Its longest reply, in tokens.", ge=1)
-    num_workers: int = key(32, "Requests at once.", ge=1)
+    llm_response_length: int = key(8192, "Maximum length of its reply, in tokens.", ge=1)
+    num_workers: int = key(32, "Maximum number of concurrent requests.", ge=1)
     sampling_params: dict[str, Any] = key({}, "Its sampling parameters.")
-    deduplication_filter: DeduplicationFilter = section(DeduplicationFilter, "Dropping of look-alikes.")
+    deduplication_filter: DeduplicationFilter = section(DeduplicationFilter, "Removal of near-duplicates.")
 
 
 class TracingFilterParams(Section):
-    custom_rubrics: str = key("", "llm_evaluate: what a good episode is, in words.")
+    custom_rubrics: str = key("", "llm_evaluate: description of a good episode.")
     temperature: float = key(0.5, "llm_evaluate: sampling temperature of the grader.", ge=0)
     print_reason: bool = key(False, "llm_evaluate: print the grader's reasons.")
-    max_thread: int = key(16, "llm_evaluate: requests at once.", ge=1)
-    similarity_threshold: float = key(0.8, "deduplication: of tasks more alike than this one is kept.", ge=0, le=1)
-    db_path: str | None = key(None, "deduplication: accepted, without effect; nothing is kept between runs.")
-    model: str | None = key(None, "deduplication: accepted, without effect; tasks are compared by their words.")
-    api_key: str | None = key(None, "The grader's key; better left null and given by OPENAI_API_KEY.")
-    base_url: str | None = key(None, "The grader's endpoint; null: feedback_tracing.llm_base_url.")
+    max_thread: int = key(16, "llm_evaluate: maximum number of concurrent requests.", ge=1)
+    similarity_threshold: float = key(
+        0.8, "deduplication: similarity above which only one of the tasks is kept.", ge=0, le=1
+    )
+    db_path: str | None = key(None, "deduplication: accepted, but has no effect; nothing is stored between runs.")
+    model: str | None = key(None, "deduplication: accepted, but has no effect; tasks are compared by their words.")
+    api_key: str | None = key(None, "API key of the grader; leave it null and set OPENAI_API_KEY instead.")
+    base_url: str | None = key(None, "Endpoint of the grader; null: feedback_tracing.llm_base_url.")
 
 
 class TracingFilter(Section):
-    type: Literal["llm_evaluate", "deduplication"] = key("llm_evaluate", "The kind of filter.")
+    type: Literal["llm_evaluate", "deduplication"] = key("llm_evaluate", "Type of filter.")
     enabled: bool = key(True, "Use this filter.")
     params: TracingFilterParams = section(TracingFilterParams, "Its parameters.")
 
 
 class FeedbackTracing(Section):
     base_url: str | None = key(
-        None, "The traces: a directory or file of ajet's, AgentScope Studio's database, OTLP or OpenAI logs."
+        None, "Traces to read: a directory or file of ajet traces, an AgentScope Studio database, OTLP or OpenAI logs."
     )
-    train_output_path: str | None = key(None, "Where the tasks made of feedback are written.")
-    alien_llm_model: str | None = key(None, "The model that grades; null: OPENAI_MODEL.")
+    train_output_path: str | None = key(None, "Where to write the tasks made from feedback.")
+    alien_llm_model: str | None = key(None, "Model that grades; null: OPENAI_MODEL.")
     llm_base_url: str | None = key(None, "Its OpenAI-compatible endpoint; null: OPENAI_BASE_URL.")
-    scripted: str | None = key(None, "Class path of a function that grades in the place of a model.")
-    validation_share: float = key(0.1, "Share of the tasks for validation, by what they ask.", ge=0, lt=1)
-    alien_llm_response_length: int = key(2048, "Its longest reply, in tokens.", ge=1)
-    filters: list[TracingFilter] = key([], "Filters that an episode passes to become a task.")
+    scripted: str | None = key(None, "Class path of a function that returns the grader's replies instead of a model.")
+    validation_share: float = key(
+        0.1, "Fraction of the tasks used for validation; tasks with the same question stay together.", ge=0, lt=1
+    )
+    alien_llm_response_length: int = key(2048, "Maximum length of its reply, in tokens.", ge=1)
+    filters: list[TracingFilter] = key([], "Filters that an episode must pass to become a task.")
 
 
 class RandomDummy(Section):
-    training: int = key(64, "Tasks to train on.", ge=1)
-    validation: int = key(16, "Tasks to validate on.", ge=0)
+    training: int = key(64, "Training tasks.", ge=1)
+    validation: int = key(16, "Validation tasks.", ge=0)
 
 
 class Llm(Section):
-    rubric: str = key("", "What makes an output good, in words, or a .md or .txt file that says it.")
+    rubric: str = key("", "Rubric: what makes an output good, as text or as a .md or .txt file.")
     mode: Literal["pointwise", "listwise", "pairwise"] = key(
-        "pointwise", "Grade each output by itself, the list of a group's outputs, or each two of them."
+        "pointwise", "Grade each output on its own, all outputs of a group at once, or each pair of them."
     )
-    model: str | None = key(None, "The model that judges; null: task_judge.alien_llm_model, else OPENAI_MODEL.")
+    model: str | None = key(None, "Model that judges; null: task_judge.alien_llm_model, else OPENAI_MODEL.")
     base_url: str | None = key(
-        None, "Its OpenAI-compatible endpoint; null: OPENAI_BASE_URL, else DashScope where its key is there."
+        None, "Its OpenAI-compatible endpoint; null: OPENAI_BASE_URL, else DashScope if its API key is set."
     )
-    api_key_env: str = key("OPENAI_API_KEY", "The variable that holds its key.")
+    api_key_env: str = key("OPENAI_API_KEY", "Environment variable that holds its API key.")
     examples: str | list[dict[str, Any]] = key(
-        [], "Graded outputs to show it: rows with query, answer, score and reason, or a JSON-lines file of them."
+        [], "Graded examples to show it: rows with query, answer, score and reason, or a JSON-lines file of them."
     )
-    min_score: float = key(0.0, "The least score.")
-    max_score: float = key(1.0, "The highest score.")
-    success_threshold: float | None = key(None, "A score from here on is a success; null: a reward of 1 is.")
-    reference_key: str = key("answer", "Where a task's metadata has a right answer, to be shown where there is one.")
-    show: Literal["output", "transcript"] = key("output", "What is judged: the output, or all messages too.")
+    min_score: float = key(0.0, "Lowest score.")
+    max_score: float = key(1.0, "Highest score.")
+    success_threshold: float | None = key(None, "Score from which an episode counts as a success; null: a reward of 1.")
+    reference_key: str = key(
+        "answer", "Metadata key of the reference answer; it is shown to the model if the task has one."
+    )
+    show: Literal["output", "transcript"] = key("output", "What is judged: the output only, or all messages.")
     prompt: str | None = key(
         None,
-        "Another question than ours, with {query}, {answer} (a group's: {answers}), {reference}, {rubric}, {examples}, "
-        "{min_score} and {max_score}; the form of the reply is added.",
+        "Custom prompt with {query}, {answer} (for a group: {answers}), {reference}, {rubric}, {examples}, "
+        "{min_score} and {max_score}; the reply format is appended.",
     )
     temperature: float = key(0.0, "Its sampling temperature.", ge=0)
     max_tokens: int | None = key(
-        None, "Its longest reply, in tokens; null: alien_llm_response_length where that is given, else 1024.", ge=1
+        None, "Maximum length of its reply, in tokens; null: alien_llm_response_length if set, else 1024.", ge=1
     )
-    max_retries: int = key(2, "How often a reply that is no verdict is asked for again.", ge=0)
-    cache: str | None = key(None, "A file that keeps replies by content for other processes; null: in memory.")
-    price: str | None = key(None, "INPUT,OUTPUT: money for a million tokens of each, for the metric judge_cost.")
+    max_retries: int = key(2, "Number of retries if a reply contains no verdict.", ge=0)
+    cache: str | None = key(None, "File that caches replies across processes; null: cached in memory only.")
+    price: str | None = key(None, "INPUT,OUTPUT: price of a million tokens of each, for the metric judge_cost.")
 
 
 class Code(Section):
-    seconds: float = key(10.0, "Time limit of a test.", gt=0)
+    seconds: float = key(10.0, "Time limit of a test, in seconds.", gt=0)
     memory_mib: int = key(512, "Memory limit, in MiB.", ge=16)
-    partial: bool = key(False, "The reward is the share of tests that pass; else 1 where all do.")
-    unfenced: bool = key(False, "Run programs with your own rights where nothing here fences them in.")
+    partial: bool = key(False, "true: the reward is the fraction of tests passed; false: 1 if all pass, else 0.")
+    unfenced: bool = key(False, "Run programs without a sandbox, with your own permissions, if this machine has none.")
 
 
 class JudgePart(Section):
-    judge: str = key("", "A judge by name, as --judge takes it: exact, math, llm:FILE, file.py:function, …")
-    weight: float = key(1.0, "What its rewards count.")
-    name: str | None = key(None, "The name of its rewards; null: its own.")
+    judge: str = key("", "A judge, as for --judge: exact, math, llm:FILE, file.py:function, …")
+    weight: float = key(1.0, "Weight of its reward.")
+    name: str | None = key(None, "Name of its reward in reports; null: the judge's.")
 
 
 class RubricsAutoGrader(Section):
-    model_name: str | None = key(None, "The model that grades.")
-    grader_mode: Literal["pointwise", "listwise"] = key("pointwise", "Grade each output, or rank those of a group.")
-    language: str = key("en", "The rubric's language.")
-    query_field: str = key("main_query", "Where a row holds the question.")
-    answer_field: str = key("final_answer", "Where an output's metadata holds the answer.")
-    reference_field: str = key("answer", "Where a row holds the reference answer.")
-    min_score: float = key(0.0, "The least score.")
-    max_score: float = key(1.0, "The highest score.")
-    success_threshold: float = key(0.7, "A score from here on is a success.")
-    sampling_mode: str = key("all_samples", "Which of the scored examples the rubric is made of.")
-    generate_number: int = key(1, "Rubrics that are made.", ge=1)
-    query_specific_generate_number: int = key(1, "Rubrics that are made for each example.", ge=1)
+    model_name: str | None = key(None, "Model that grades.")
+    grader_mode: Literal["pointwise", "listwise"] = key(
+        "pointwise", "Grade each output on its own, or rank those of a group."
+    )
+    language: str = key("en", "Language of the rubric.")
+    query_field: str = key("main_query", "Column of the question.")
+    answer_field: str = key("final_answer", "Key of the answer in an output's metadata.")
+    reference_field: str = key("answer", "Column of the reference answer.")
+    min_score: float = key(0.0, "Lowest score.")
+    max_score: float = key(1.0, "Highest score.")
+    success_threshold: float = key(0.7, "Score from which an output counts as a success.")
+    sampling_mode: str = key("all_samples", "How the examples for the rubric are selected.")
+    generate_number: int = key(1, "Number of rubrics to generate.", ge=1)
+    query_specific_generate_number: int = key(1, "Number of rubrics to generate per example.", ge=1)
     max_epochs: int = key(2, "Rounds of refinement.", ge=1)
-    max_retries: int = key(3, "Tries of a request.", ge=0)
-    aggregation_mode: str = key("keep_all", "How several rubrics become one.")
+    max_retries: int = key(3, "Attempts per request.", ge=0)
+    aggregation_mode: str = key("keep_all", "How several rubrics are combined.")
     enable_categorization: bool = key(False, "Sort rubrics into categories.")
-    categories_number: int = key(5, "How many categories.", ge=1)
-    num_reference_samples: int = key(20, "Scored examples that are used.", ge=1)
-    grader_name: str = key("auto_grader", "The grader's name.")
-    custom_evaluation_prompt: str | dict[str, Any] | None = key(None, "The prompt for grading; null: its own.")
-    input_data_type: str = key("jsonl_dataset_file", "Where the scored examples come from.")
-    jsonl_dataset_file: JsonlDatasetFile = section(JsonlDatasetFile, "The scored examples' file.")
+    categories_number: int = key(5, "Number of categories.", ge=1)
+    num_reference_samples: int = key(20, "Number of scored examples to use.", ge=1)
+    grader_name: str = key("auto_grader", "Name of the grader.")
+    custom_evaluation_prompt: str | dict[str, Any] | None = key(None, "Custom grading prompt; null: the built-in one.")
+    input_data_type: str = key("jsonl_dataset_file", "Format of the scored examples.")
+    jsonl_dataset_file: JsonlDatasetFile = section(JsonlDatasetFile, "File of scored examples.")
 
 
 READERS = (
@@ -205,21 +210,23 @@ READERS = (
 class TaskReader(Section):
     type: str = key(
         "huggingface_dat_repo",
-        f"Where tasks come from: {', '.join(READERS)}, or the class path of a reader of your own, "
-        "`my_reader.py->MyReader`.",
+        f"Where tasks come from: {', '.join(READERS)}, or the class path of your own reader, `my_reader.py->MyReader`.",
     )
     field_mapping: dict[str, str] = key(
         {},
-        "Column to task field, e.g. `{problem: main_query, solution: metadata.answer}`. Without it the main query is "
-        "`main_query`, `question`, `query`, `prompt`, `problem` or `instruction`; every other column is metadata.",
+        "Maps columns to task fields, e.g. `{problem: main_query, solution: metadata.answer}`. By default the "
+        "main query is the column `main_query`, `question`, `query`, `prompt`, `problem` or `instruction`; every "
+        "other column becomes metadata.",
     )
-    skip_bad_rows: bool = key(False, "Skip and count rows that are no task; false: the first one is an error.")
+    skip_bad_rows: bool = key(
+        False, "true: skip invalid rows and report how many; false: stop at the first invalid row."
+    )
     jsonl_dataset_file: JsonlDatasetFile = section(JsonlDatasetFile, "For `type: jsonl_dataset_file`.")
     huggingface_dat_repo: HuggingfaceDatRepo = section(HuggingfaceDatRepo, "For `type: huggingface_dat_repo`.")
     env_service: EnvService = section(EnvService, "For `type: env_service`.")
     data_generation: DataGeneration = section(DataGeneration, "For `type: data_generation`.")
     feedback_tracing: FeedbackTracing = section(FeedbackTracing, "For `type: tracing`.")
-    random_dummy: RandomDummy = section(RandomDummy, "For `type: random_dummy`: how many sums to make up.")
+    random_dummy: RandomDummy = section(RandomDummy, "For `type: random_dummy`: number of sums to generate.")
 
     @field_validator("type")
     @classmethod
@@ -237,33 +244,33 @@ class TaskReader(Section):
 class TaskJudge(Section):
     judge_type: Literal[
         "customized_protocol", "exact", "regex", "math", "llm", "rubrics_auto_grader", "code", "combined"
-    ] = key("customized_protocol", "Who gives the reward when the workflow does not.")
+    ] = key("customized_protocol", "What computes the reward if the workflow does not.")
     judge_protocol: str | None = key(
         None,
-        "Class path of the judge for `customized_protocol`: a function or a BaseJudge; null: the workflow's reward.",
+        "For `customized_protocol`: class path of the judge, a function or a BaseJudge; null: the workflow's reward.",
     )
-    answer_key: str = key("answer", "Where a task's metadata holds the right answer (exact, regex, math).")
+    answer_key: str = key("answer", "Metadata key of the reference answer (exact, regex, math).")
     pattern: str | None = key(
         None,
-        "For `regex`: what to look for in the output. The first group of the last match is compared with the answer; "
-        "without a group a match is right.",
+        "For `regex`: pattern to search for in the output. The first group of the last match is compared with "
+        "the reference answer; without a group, any match is correct.",
     )
     alien_llm_model: str | None = key(
-        None, "The model of an LLM judge, for judges that read it (`config.ajet.task_judge.alien_llm_model`)."
+        None, "Model for LLM judges that read it (`config.ajet.task_judge.alien_llm_model`)."
     )
-    alien_llm_response_length: int = key(512, "Its longest reply, in tokens, for judges that read it.", ge=1)
-    llm: Llm = section(Llm, "For `llm`: a model that grades by a rubric.")
+    alien_llm_response_length: int = key(512, "Maximum length of its reply, in tokens, for judges that read it.", ge=1)
+    llm: Llm = section(Llm, "For `llm`: a model grades by a rubric.")
     rubrics_auto_grader: RubricsAutoGrader = section(
         RubricsAutoGrader,
-        "For `rubrics_auto_grader`: a model that grades by a rubric that it makes of scored examples.",
+        "For `rubrics_auto_grader`: a model grades by a rubric generated from scored examples.",
     )
-    code: Code = section(Code, "For `code`: a task's tests, run on the program in an output.")
-    combined: list[JudgePart] = key([], "For `combined`: judges, each a mapping with judge, weight and name.")
+    code: Code = section(Code, "For `code`: runs a task's tests on the program in the output.")
+    combined: list[JudgePart] = key([], "For `combined`: a list of judges, each with judge, weight and name.")
 
     @model_validator(mode="after")
     def _needs(self) -> TaskJudge:
         if self.judge_type == "regex" and not self.pattern:
-            raise wrong("pattern", "must be given for judge_type: regex {got}")
+            raise wrong("pattern", "is required for judge_type: regex {got}")
         if self.judge_type == "combined" and not (self.combined and all(part.judge for part in self.combined)):
-            raise wrong("combined", "must name its judges for judge_type: combined {got}")
+            raise wrong("combined", "is required for judge_type: combined {got}")
         return self

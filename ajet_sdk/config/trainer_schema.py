@@ -31,31 +31,36 @@ READ_BY: dict[str, tuple[str, ...]] = {
 class Algorithm(Section):
     adv_estimator: Estimator = key(
         "grpo",
-        "What is learnt from. Rewards: grpo (arXiv:2402.03300), rloo (arXiv:2402.14740), reinforce_plus_plus "
-        "(arXiv:2501.03262). Others, with backbone local: sft (replies as they stand), dpo (pairs of a better and a "
-        "worse attempt, arXiv:2305.18290), opd (a teacher's log-probabilities of the model's own replies, "
-        "arXiv:2306.13649). `algorithm: sft` is short for `algorithm: {adv_estimator: sft}`.",
+        "Learning algorithm. From rewards: grpo (arXiv:2402.03300), rloo (arXiv:2402.14740), reinforce_plus_plus "
+        "(arXiv:2501.03262). With backbone local also: sft (supervised, on given replies), dpo (on pairs of a "
+        "better and a worse attempt, arXiv:2305.18290), opd (on-policy distillation from a teacher's "
+        "log-probabilities, arXiv:2306.13649). `algorithm: sft` is short for `algorithm: {adv_estimator: sft}`.",
     )
-    normalize_std: bool = key(True, "grpo: divide by the group's standard deviation.")
-    use_kl_in_reward: bool = key(False, "Take the KL penalty from the reward instead of adding it to the loss.")
+    normalize_std: bool = key(True, "grpo: divide advantages by the group's standard deviation.")
+    use_kl_in_reward: bool = key(False, "Subtract the KL penalty from the reward instead of adding it to the loss.")
     data: str | None = key(
         None,
-        "sft, dpo: what is learnt from. A trace (a file or an experiment's directory): the best episodes of each task, "
-        "or its best with its worst. Or a JSON-lines file: rows of `messages` (sft), or of `prompt`, `chosen` and "
-        "`rejected` (dpo). null: sft takes the training tasks' own `messages`; dpo pairs the attempts of each step.",
+        "sft, dpo: training data. A trace (a file or an experiment's directory): sft uses the best episodes of "
+        "each task, dpo its best and worst. Or a JSON-lines file with `messages` (sft) or `prompt`, `chosen` and "
+        "`rejected` (dpo). null: sft uses the `messages` of the training tasks, dpo the attempts of each step.",
     )
-    per_task: int = key(1, "Of a trace: the most episodes (sft) or pairs (dpo) of one task, the best first.", ge=1)
+    per_task: int = key(
+        1, "sft, dpo from a trace: maximum number of episodes (sft) or pairs (dpo) per task, best first.", ge=1
+    )
     min_reward: float | None = key(
-        None, "Of a trace, sft: the least reward of an episode; null: more than the trace's lowest, where they differ."
+        None,
+        "sft from a trace: minimum reward of an episode; null: above the trace's lowest reward, unless all are equal.",
     )
-    beta: float = key(0.1, "dpo: how strongly the policy is held near the first model.", gt=0)
+    beta: float = key(0.1, "dpo: strength of the constraint that keeps the policy close to the initial model.", gt=0)
     teacher: str | None = key(
         None,
-        "opd: the model whose log-probabilities are learnt from, of the same tokenizer. A directory or a hub name, or "
-        "the URL of an endpoint that returns `prompt_logprobs`, as vLLM's does (`http://HOST:PORT/v1`).",
+        "opd: teacher with the same tokenizer: a directory, a Hugging Face name, or the URL of an endpoint that "
+        "returns `prompt_logprobs`, such as vLLM (`http://HOST:PORT/v1`).",
     )
-    teacher_model: str | None = key(None, "opd: the teacher's name at its endpoint; null: the one that it lists first.")
-    teacher_key_env: str = key("OPENAI_API_KEY", "opd: the environment variable that holds the endpoint's key.")
+    teacher_model: str | None = key(None, "opd: model name at the teacher's endpoint; null: the first one it lists.")
+    teacher_key_env: str = key(
+        "OPENAI_API_KEY", "opd: environment variable that holds the API key of the teacher's endpoint."
+    )
 
     @property
     def stored(self) -> bool:
@@ -80,24 +85,24 @@ class Algorithm(Section):
     @model_validator(mode="after")
     def _needs(self) -> Algorithm:
         if self.adv_estimator == "opd" and not self.teacher:
-            raise wrong("teacher", "must be given for opd {got}: a directory, a hub name, or an endpoint's URL")
+            raise wrong("teacher", "is required for opd {got}: a directory, a Hugging Face name, or an endpoint's URL")
         return self
 
 
 class FsdpConfig(Section):
-    param_offload: bool = key(False, "Keep parameters in CPU memory (clusters).")
-    optimizer_offload: bool = key(False, "Keep optimiser states in CPU memory (clusters).")
+    param_offload: bool = key(False, "Offload parameters to CPU memory (clusters).")
+    optimizer_offload: bool = key(False, "Offload optimizer states to CPU memory (clusters).")
 
 
 class Optim(Section):
-    lr: float | None = key(None, "Learning rate; null: chosen by model size and printed.", gt=0)
+    lr: float | None = key(None, "Learning rate; null: chosen by model size and logged.", gt=0)
     weight_decay: float = key(0.0, "Weight decay of AdamW.", ge=0)
-    betas: tuple[float, float] = key((0.9, 0.95), "Momenta of AdamW.")
-    warmup_steps: int = key(5, "Steps over which the learning rate rises to its value.", ge=0)
+    betas: tuple[float, float] = key((0.9, 0.95), "Betas of AdamW.")
+    warmup_steps: int = key(5, "Number of warm-up steps.", ge=0)
     lr_scheduler_type: Literal["constant", "linear", "cosine"] = key(
-        "constant", "After the warm-up: stay, or fall to 0 over the run's steps."
+        "constant", "Learning rate schedule after warm-up: constant, or linear or cosine decay to 0."
     )
-    grad_clip: float = key(1.0, "Largest norm of the gradient.", gt=0)
+    grad_clip: float = key(1.0, "Maximum norm of the gradient.", gt=0)
 
     @model_validator(mode="after")
     def _betas(self) -> Optim:
@@ -107,46 +112,46 @@ class Optim(Section):
 
 
 class TrainerCommon(Section):
-    seed: int = key(0, "Every other seed is derived from it.", ge=0)
-    total_epochs: int = key(50, "Passes over the training tasks.", ge=1)
-    total_steps: int | None = key(None, "Training steps; null: the epochs decide.", ge=1)
+    seed: int = key(0, "Random seed; all other seeds are derived from it.", ge=0)
+    total_epochs: int = key(50, "Number of passes over the training tasks.", ge=1)
+    total_steps: int | None = key(None, "Number of training steps; null: given by total_epochs.", ge=1)
     total_training_steps: int | None = key(
-        None, "Most training steps: ends training before `total_epochs` or `total_steps` do.", ge=1
+        None, "Maximum number of training steps, even if `total_epochs` or `total_steps` asks for more.", ge=1
     )
-    val_before_train: bool = key(False, "Validate before the first step.")
+    val_before_train: bool = key(False, "Validate before the first training step.")
     val_pass_n: int = key(4, "Sampled attempts per validation task, for pass@k.", ge=1)
-    val_tasks: int | None = key(None, "Validate on so many of the tasks; null: all.", ge=1)
+    val_tasks: int | None = key(None, "Number of tasks to validate on; null: all.", ge=1)
     save_freq: int = key(20, "Steps between checkpoints; 0 or less: only at the end.")
     test_freq: int = key(20, "Steps between validations; 0 or less: only at the end.")
-    keep_checkpoints: int = key(2, "Checkpoints kept beside the final model.", ge=1)
+    keep_checkpoints: int = key(2, "Number of checkpoints to keep besides the final model.", ge=1)
     nnodes: int = key(1, "Machines (clusters).", ge=1)
     n_gpus_per_node: int = key(8, "GPUs per machine (clusters).", ge=0)
     logger: list[Literal["console", "tensorboard", "wandb", "swanlab"]] = key(
-        ["console", "tensorboard"], "Where metrics go beside the trace, one or a list of them."
+        ["console", "tensorboard"], "Logger or list of loggers for metrics, in addition to the trace."
     )
-    algorithm: Algorithm = section(Algorithm, "What is learnt from.")
-    mini_batch_num: int = key(1, "Optimiser steps per batch.", ge=1)
+    algorithm: Algorithm = section(Algorithm, "Learning algorithm and its data.")
+    mini_batch_num: int = key(1, "Optimizer steps per batch.", ge=1)
     ppo_epochs: int = key(1, "Passes over each batch.", ge=1)
-    micro_batch_tokens: int = key(8192, "Tokens per forward pass; gradients of several are summed.", ge=1)
-    clip_ratio_low: float = key(0.2, "The policy ratio is clipped at 1 - this.", ge=0, le=1)
-    clip_ratio_high: float = key(0.28, "The policy ratio is clipped at 1 + this.", ge=0)
+    micro_batch_tokens: int = key(8192, "Tokens per forward pass; gradients are accumulated over several passes.", ge=1)
+    clip_ratio_low: float = key(0.2, "Lower clipping of the policy ratio: 1 - this value.", ge=0, le=1)
+    clip_ratio_high: float = key(0.28, "Upper clipping of the policy ratio: 1 + this value.", ge=0)
     entropy_coef: float = key(0.0, "Weight of the entropy bonus.", ge=0)
     fsdp_config: FsdpConfig = section(FsdpConfig, "Sharded training (clusters).")
     optim: Optim = section(Optim, "The optimiser.")
     use_kl_loss: bool = key(
-        True, "Add the KL divergence from the first model to the loss, where rewards are learnt from."
+        True, "Add a KL penalty towards the initial model to the loss, for algorithms that learn from rewards."
     )
-    kl_loss_coef: float = key(0.002, "Weight of that term.", ge=0)
+    kl_loss_coef: float = key(0.002, "Weight of the KL penalty.", ge=0)
     kl_loss_type: Literal["kl", "k1", "abs", "mse", "k2", "low_var_kl", "k3"] = key(
-        "low_var_kl", "Estimator of the divergence (joschu.net/blog/kl-approx.html)."
+        "low_var_kl", "Estimator of the KL divergence (joschu.net/blog/kl-approx.html)."
     )
-    ulysses_sequence_parallel_size: int = key(1, "GPUs that share one sequence (clusters).", ge=1)
+    ulysses_sequence_parallel_size: int = key(
+        1, "Sequence parallel size: GPUs that share one sequence (clusters).", ge=1
+    )
     checkpoint_base_dir: str | None = key(
-        None, "Where checkpoints go; null: `checkpoint/` in the experiment's directory."
+        None, "Directory of checkpoints; null: `checkpoint/` in the experiment's directory."
     )
-    save_trajectory_as_json_file: bool = key(
-        False, "Also write each episode as JSON, into trajectory/ beside the trace."
-    )
+    save_trajectory_as_json_file: bool = key(False, "Also write each episode as JSON to trajectory/ beside the trace.")
 
     @model_validator(mode="before")
     @classmethod

@@ -254,10 +254,10 @@ def test_a_file_by_its_older_names(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert found.origin("task_reader.jsonl_dataset_file.training.file_path") == "in old.yaml line 6"
     assert not found.roots and load_config(path).rollout.tensor_parallel_size == 2
     assert [record.message for record in caplog.records][:2] == [
-        "ignored: `hydra:`, `defaults:` (Hydra's; defaults are built in); "
-        "`trainer:` (verl's; its keys stand below `verl:`)",
-        "without effect: rollout.mode (every engine here answers calls concurrently); "
-        "execute_test (it steers AgentJet's own tests)",
+        "ignored: `hydra:`, `defaults:` (it belongs to Hydra; ajet has built-in defaults); "
+        "`trainer:` (it belongs to verl; put verl's keys under `verl:`)",
+        "without effect: rollout.mode (every engine answers calls concurrently); "
+        "execute_test (it controls AgentJet's own tests)",
     ]
     path.write_text("ajet:\n  rollout: {tensor_model_parallel_size: 2, tensor_parallel_size: 4}\n")
     with pytest.raises(ConfigError, match="are one key"):

@@ -157,7 +157,7 @@ def test_validation_may_have_an_opponent_of_its_own(gateway: Gateway, tmp_path: 
 @pytest.mark.parametrize(
     ("rollout", "message"),
     [
-        ({"trained_seats": 1}, "who plays the targets that are not drawn"),
+        ({"trained_seats": 1}, "something must play the targets"),
         ({"trained_seats": 3, "opponent": "policy", "trainable_targets": ["a", "b"]}, "at most 2"),
         ({"opponent": []}, "must be longer"),
     ],
@@ -224,7 +224,7 @@ def test_a_training_plays_against_its_own_checkpoints(tmp_path: Path, tiny_model
 
 def test_without_weights_there_is_no_first_model_to_play_against() -> None:
     given = load_config(values={"model": {"scripted": "m->f"}, "rollout": {"opponent": "checkpoint@0"}})
-    with pytest.raises(ConfigError, match="no first model"):
+    with pytest.raises(ConfigError, match="no initial model"):
         check_frozen(given)
 
 

@@ -214,10 +214,13 @@ def test_a_failing_agent_is_reported_by_cause(starter: Path) -> None:
         (["train"], "say what to train"),
         (["train", "--conf", "config.yaml", "--backbone", "trinity"], "trinity"),
         (["train", "--conf", "config.yaml", "--backbone", "trnity"], "did you mean trinity?"),
-        (["--conf", "config.yaml", "ajet.rollout.num_repeat=1"], "a group of one has no advantage"),
+        (["--conf", "config.yaml", "ajet.rollout.num_repeat=1"], "with one attempt per task every advantage is 0"),
         (["--conf", "config.yaml", "--with-appworld"], "environment services come in a later version"),
         (["--conf", "config.yaml", "--resume"], "there is nothing to resume"),
-        (["config", "show", "--conf", "config.yaml", "rollout.num_repeat=1"], "an override begins with its root"),
+        (
+            ["config", "show", "--conf", "config.yaml", "rollout.num_repeat=1"],
+            "an override starts with its top-level key",
+        ),
         (["config", "schema", "rolout"], "there is no section 'rolout'"),
         (["--cnof", "x"], "No such option"),
     ],
@@ -397,7 +400,7 @@ def test_config_check_says_everything_that_is_wrong(starter: Path) -> None:
 def test_config_check_takes_several_files(starter: Path) -> None:
     (starter / "other.yaml").write_text("ajet: {rollout: {no_key: 1}}\n")
     done = ajet_("config", "check", "config.yaml", "--conf", "other.yaml", "ajet.backbone=debug")
-    assert done.exit_code == 2 and "config.yaml is fine" in done.stdout and "no_key is not a key" in done.stderr
+    assert done.exit_code == 2 and "config.yaml is fine" in done.stdout and "no_key is not a known key" in done.stderr
     assert "other.yaml has 1 problem(s)" in done.stdout
     assert ajet_("config", "check", "config.yaml", "config.yaml").exit_code == 0
     assert "which config file" in refused("config", "check")
@@ -499,7 +502,7 @@ def test_a_model_that_is_not_here_is_one_message_and_the_hub_is_asked_once_at_mo
             "a/b/c": "no directory a/b/c",
             "./owner/there": "no directory ./owner/there",
             "tasks.jsonl": "is a file",
-            "owner/name": "hub does not give it",
+            "owner/name": "cannot be loaded from the Hugging Face hub",
         }
         env = {**os.environ, "PYTHONPATH": str(ROOT), **here}
         command = [sys.executable, "-c", code, *models]
@@ -538,10 +541,10 @@ ALIASES = "ajet:\n  project_name: &a0 [1]\n" + "".join(
     f"  k{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 9)
 )
 TROUBLE = {
-    "a NUL": ("ajet: {project_name: 'a\0b'}", "nul.yaml is not YAML"),
+    "a NUL": ("ajet: {project_name: 'a\0b'}", "nul.yaml is not valid YAML"),
     "depth": ("ajet: " + "[" * 20_000 + "]" * 20_000, "levels deep"),
-    "a bomb": (ALIASES, "aliases stand for more than"),
-    "a ring": ("ajet: {project_name: &a [*a]}", "aliases stand for more than"),
+    "a bomb": (ALIASES, "aliases expand to more than"),
+    "a ring": ("ajet: {project_name: &a [*a]}", "aliases expand to more than"),
 }
 
 

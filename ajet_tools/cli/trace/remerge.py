@@ -46,7 +46,9 @@ def remerge(
     ] = None,
     normalize_std: Annotated[
         bool | None,
-        typer.Option("--normalize-std/--no-normalize-std", help="grpo: divide by the group's standard deviation."),
+        typer.Option(
+            "--normalize-std/--no-normalize-std", help="grpo: divide advantages by the group's standard deviation."
+        ),
     ] = None,
     max_length: Annotated[
         int | None, typer.Option("--max-length", min=1, metavar="N", help="Tokens that a training sequence may hold.")

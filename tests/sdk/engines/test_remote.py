@@ -382,5 +382,5 @@ def test_a_name_that_is_no_path_is_asked_at_the_endpoint_of_the_environment(
     for path in (tmp_path / "here", "./none"):  # a path is no name, whatever the environment says
         assert at_endpoint(ajet.Config(model={"path": path})).model.base_url is None
     monkeypatch.delenv("OPENAI_BASE_URL")
-    with pytest.raises(ConfigError, match=r"there is no directory gpt-4o-mini here; .*OPENAI_BASE_URL.*owner/name"):
+    with pytest.raises(ConfigError, match=r"there is no directory gpt-4o-mini; .*OPENAI_BASE_URL.*owner/name"):
         ajet.run(config, workflow=say, judge=right, tasks=tasks)

@@ -112,7 +112,7 @@ def test_by_yaml_and_by_name(tmp_path: Path) -> None:
     assert len(load_judge(load_config(tmp_path / "job.yaml")).parts) == 2
     settings = load_config(values={"task_judge": {"judge_type": "code", "code": {"seconds": 3, "memory_mib": 64}}})
     assert load_judge(settings).limits.seconds == 3 and load_judge(settings).limits.memory == 64 << 20
-    with pytest.raises(ConfigError, match="must name its judges"):
+    with pytest.raises(ConfigError, match="is required for judge_type: combined"):
         load_config(values={"task_judge": {"judge_type": "combined"}})
 
 

@@ -197,5 +197,5 @@ def test_a_student_learns_of_its_teacher_without_a_reward(tmp_path: Path, place:
 
 
 def test_opd_without_a_teacher_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="teacher must be given for opd"):
+    with pytest.raises(ConfigError, match="teacher is required for opd"):
         load_config(overrides=["ajet.trainer_common.algorithm=opd"])
