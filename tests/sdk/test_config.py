@@ -88,7 +88,7 @@ def test_a_group_of_one_is_refused_with_its_place(tmp_path: Path) -> None:
         ("backbone: locl", "did you mean local? (got 'locl'"),
         ("trainer_common: {logger: wandbb}", "did you mean wandb? (got 'wandbb'"),
         ("trainer_common: {optim: {betas: [0.9, 1]}}", "trainer_common.optim.betas must both be at least 0"),
-        ("trainer_common: {optim: {betas: [0.9]}}", "trainer_common.optim.betas must be a list of two values (got [0.9]"),
+        ("trainer_common: {optim: {betas: [0.9]}}", "optim.betas must be a list of two values (got [0.9]"),
         ("task_judge: {judge_type: regex}", "task_judge.pattern is required for judge_type: regex"),
         ("rollout: {val_kwargs: {num_repeat: 4}}", "pass@k means nothing"),
         ("rollout: {val_kwargs: {num_repeat: 4, do_sample: true}}", "pass@k means nothing"),
