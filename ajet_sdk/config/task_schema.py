@@ -78,6 +78,9 @@ class DataGeneration(Section):
         "agreement:3",
         "How answers are verified, as in `ajet dataset expand --verify`; default for documents: llm.",
     )
+    verify_model: list[str] = key(
+        [], "Models that verify instead of the writer: NAME@URL, or PART=NAME@URL for one part of `verify`."
+    )
     unfenced: bool = key(False, "With verify: code, run generated programs without a sandbox if this machine has none.")
     validation_share: float = key(
         0.1, "Fraction of the tasks used for validation if query_reader names no validation file.", ge=0, lt=1

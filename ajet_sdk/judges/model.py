@@ -11,7 +11,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from ajet_sdk.agent.agentscope import dashscope_keys
 from ajet_sdk.agent.model import Model
@@ -68,6 +68,18 @@ class Asked(Generic[T]):
     spent: Spent
 
 
+class Completer(Protocol):
+    """What a judge asks: a `Model`, or whatever else answers messages."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def base_url(self) -> str: ...
+
+    async def complete(self, messages: Sequence[Mapping[str, Any]], **parameters: Any) -> dict[str, Any]: ...
+
+
 class JudgeModel:
     """Asks a model for JSON objects.
 
@@ -78,7 +90,7 @@ class JudgeModel:
 
     def __init__(
         self,
-        model: Model,
+        model: Completer,
         *,
         temperature: float = 0.0,
         max_tokens: int = 1024,

@@ -33,6 +33,7 @@ from ajet_tools.dataset.generate.runs import grow, make_tasks, read_corpus
 from ajet_tools.dataset.model.open import open_endpoint
 from ajet_tools.dataset.similarity.meaning import MeaningIndex
 from ajet_tools.dataset.similarity.near import NearIndex, check_threshold
+from ajet_tools.dataset.verify.combined import Verify
 
 __all__ = ["read_generated", "read_traced"]
 
@@ -93,9 +94,11 @@ def _generated(config: Config, documents: list[Path], seeds: Path | None, valida
     mapping = {column: target for column, target in config.task_reader.field_mapping.items() if not documents}
     facts = {
         "generation": {name: value for name, value in generation.as_json().items() if name != "window"},
-        "options": [*writer.values(), verify, embeddings, mapping],
+        "options": [*writer.values(), verify, embeddings, mapping, *given.verify_model],
         "files": {str(file): digest_of_path(file) for file in (*documents, seeds, validation) if file is not None},
-        "named": _named_files(str(one) for one in (*writer.values(), verify, *(embeddings or ())) if one),
+        "named": _named_files(
+            str(one) for one in (*writer.values(), verify, *given.verify_model, *(embeddings or ())) if one
+        ),
     }
     data = config.directory.resolve() / "data"
     directory = Directory(data / digest_of_values(facts))
@@ -112,8 +115,7 @@ def _generated(config: Config, documents: list[Path], seeds: Path | None, valida
         meanings = MeaningIndex.by(embeddings, filtered.params.similarity_threshold, endpoint, data / "replies.sqlite")
     rows = read_seeds(seeds, mapping=mapping) if seeds is not None else []
     options: dict[str, Any] = {
-        "verify": verify,
-        "unfenced": given.unfenced,
+        "verify": Verify(verify, given.verify_model, unfenced=given.unfenced),
         "evals": [validation] if validation is not None else [],
         "meanings": meanings,
         "confirm": lambda estimate: log.info("data_generation: %s", estimate.as_text()),

@@ -16,8 +16,8 @@ from ajet_tools.cli.dataset.generation import (
     ModelOptions,
     OutputOptions,
     Temperature,
-    Unfenced,
-    Verify,
+    VerifyHow,
+    VerifyOptions,
     confirm,
     progress,
     report,
@@ -62,8 +62,8 @@ def expand(
     domains: Annotated[
         Path | None, typer.Option(metavar="FILE", help="File with your own domains, one per line.")
     ] = None,
-    verify: Verify = "agreement:3",
-    unfenced: Unfenced = False,
+    verify: VerifyHow = "agreement:3",
+    verifying: VerifyOptions,
     temperature: Temperature = 1.0,
     asking: ModelOptions,
     as_json: AsJson = False,
@@ -78,6 +78,8 @@ def expand(
       --base-url http://127.0.0.1:8000/v1 --model NAME
     ajet dataset expand seeds.jsonl --count 500 --out data/ --verify judge:agent.py:exact \\
       --strategy harder=2,persona --language German --eval test.jsonl
+    ajet dataset expand seeds.jsonl --count 500 --out data/ --verify agreement:3+code \\
+      --verify-model gpt-4o-mini@https://api.openai.com/v1 --verify-price 0.15,0.60
     ajet dataset expand seeds.jsonl --count 500 --out data/ --max-cost 5 --price 0.15,0.60
     ajet dataset expand seeds.jsonl --count 500 --out data/ --resume
     ajet dataset expand seeds.jsonl --show-prompt --strategy harder
@@ -103,14 +105,14 @@ def expand(
         config,
         directory,
         endpoint,
-        verify=verify,
-        unfenced=unfenced,
+        verify=verifying.of(verify),
         evals=writing.eval or [],
         meanings=writing.meanings(endpoint, asking.cache or directory.cache),
         confirm=lambda taken: confirm(taken, writing, ask=asking.scripted is None, quiet=as_json),
         watching=lambda expansion: progress(expansion, count),
     )
-    report(grown.result, grown.files, endpoint.budget, time.monotonic() - started, as_json=as_json)
+    seconds = time.monotonic() - started
+    report(grown.result, grown.files, endpoint.budget, seconds, as_json=as_json, checks=grown.checks)
     if grown.result.stopped is not None:
         raise grown.result.stopped
 
@@ -151,8 +153,8 @@ def from_docs(
         typer.Option(metavar="NAME", help="Encoding of text, Markdown and HTML that is not UTF-8, such as latin-1."),
     ] = None,
     passes: Annotated[int, typer.Option(min=1, help="How often a part is asked at most, to reach --count.")] = 3,
-    verify: Verify = "llm",
-    unfenced: Unfenced = False,
+    verify: VerifyHow = "llm",
+    verifying: VerifyOptions,
     temperature: Temperature = 0.7,
     asking: ModelOptions,
     as_json: AsJson = False,
@@ -192,8 +194,7 @@ def from_docs(
         directory,
         endpoint,
         seeds=rows,
-        verify=verify,
-        unfenced=unfenced,
+        verify=verifying.of(verify),
         evals=writing.eval or [],
         meanings=writing.meanings(endpoint, asking.cache or directory.cache),
         confirm=lambda taken: confirm(
@@ -228,6 +229,7 @@ def _report(made: DocsRun, budget: Budget, seconds: float, *, as_json: bool) -> 
         budget,
         seconds,
         as_json=as_json,
+        checks=made.checks,
         origins={side: f" (from {counted(number, 'document')})" for side, number in documents.items()},
         more={
             "documents": documents,

@@ -34,28 +34,61 @@ from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.model.open import open_endpoint
 from ajet_tools.dataset.prompts import Prompt
 from ajet_tools.dataset.similarity.meaning import MeaningIndex
+from ajet_tools.dataset.verify.combined import Check, Verify
 
 __all__ = [
     "ModelOptions",
     "OutputOptions",
     "Temperature",
-    "Unfenced",
-    "Verify",
+    "VerifyHow",
+    "VerifyOptions",
     "confirm",
     "progress",
     "report",
     "show_prompts",
 ]
 
-Verify = Annotated[
+VerifyHow = Annotated[
     str,
-    typer.Option(metavar="HOW", help="How to verify answers: agreement:K, judge:FILE:NAME, code, llm or none."),
+    typer.Option(
+        metavar="HOW",
+        help="How to verify answers: agreement:K, judge:FILE:NAME, code, llm or none; A+B for both, A|B for either.",
+    ),
 ]
 
-Unfenced = Annotated[
-    bool,
-    typer.Option("--unfenced", help="--verify code: run generated programs without the sandbox, with your own rights."),
-]
+
+@dataclass(frozen=True)
+class VerifyOptions:
+    """Who verifies, where it is not the model that writes the rows."""
+
+    verify_model: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[PART=]NAME[@URL]",
+            help="Model that verifies, for all of --verify or a part (llm=NAME@URL). Default: the writer. Repeatable.",
+        ),
+    ] = None
+    verify_price: Annotated[
+        list[str] | None, typer.Option(metavar="[PART=]IN,OUT", help="Its price, as --price. Repeatable.")
+    ] = None
+    verify_api_key_env: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="[PART=]NAME", help="Environment variable with its API key. Default: OPENAI_API_KEY. Repeatable."
+        ),
+    ] = None
+    unfenced: Annotated[
+        bool,
+        typer.Option(
+            "--unfenced", help="--verify code: run generated programs without the sandbox, with your own rights."
+        ),
+    ] = False
+
+    def of(self, spec: str) -> Verify:
+        return Verify(
+            spec, self.verify_model or (), self.verify_price or (), self.verify_api_key_env or (), self.unfenced
+        )
+
 
 Temperature = Annotated[float, typer.Option(min=0, help="Sampling temperature of the model that writes the rows.")]
 
@@ -195,6 +228,7 @@ def report(
     seconds: float,
     *,
     as_json: bool,
+    checks: Sequence[Check] = (),
     origins: Mapping[str, str] | None = None,
     more: Mapping[str, Any] | None = None,
 ) -> None:
@@ -211,6 +245,7 @@ def report(
                 "refused": dict(result.refused.most_common()),
                 "surplus": result.surplus,
                 "diversity": result.diversity().as_json(),
+                "checks": [one.as_json() for one in checks],
                 **(more or {}),
                 "calls": spent.calls,
                 "cached": spent.cached,
@@ -225,6 +260,9 @@ def report(
         told = ", ".join(f"{len(rows):,} {side}{(origins or {}).get(side, '')}" for side, rows in sides.items())
         cached = f" ({spent.cached:,} more were kept from before)" if spent.cached else ""
         echo(f"{counted(result.accepted, 'row')} accepted: {told}; {budget.summary()}{cached}, {seconds:.1f} s")
+        for one in checks:
+            took = f"; {one.budget.summary()}" if one.budget is not None else ""
+            echo(f"  verified by {one.verifier}: {one.in_words()}{took}")
         for reason, count in result.refused.most_common():
             echo(f"  {count:,} refused: {reason}")
         for path in files:

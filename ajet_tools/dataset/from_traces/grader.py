@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ajet_sdk.errors import ConfigError
-from ajet_sdk.judges.model import number_in
+from ajet_sdk.errors import ConfigError, NoReward
+from ajet_sdk.judges.model import JudgeModel, number_in
 from ajet_tools.dataset.model.budget import BudgetSpent
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.prompts import load
-from ajet_tools.dataset.verify.rubric import ask_for_grade
 from ajet_tools.dataset.verify.verdict import Verdict
 from ajet_tools.text.clean import spoken
 from ajet_tools.trace.export.conversations import conversations
@@ -25,6 +24,12 @@ _LONGEST = 24_000
 """Characters of a transcript; of a longer one the beginning and the end are shown."""
 _LONGEST_OUTCOME = 4_000
 _MOST = 10.0
+_SCHEMA = {
+    "type": "object",
+    "properties": {"reason": {"type": "string"}, "score": {"type": "number"}},
+    "required": ["reason", "score"],
+    "additionalProperties": False,
+}
 
 
 def read_rubric(text: str) -> str:
@@ -53,7 +58,6 @@ class Grader:
     """The score, from 0 to 1, from which an episode is good."""
     temperature: float = 0.0
     max_tokens: int = 1024
-    seed: int = 0
     graded: int = 0
     spent: str | None = None
     """Why grading stopped, where the budget was spent."""
@@ -89,21 +93,13 @@ class Grader:
 
     async def grade(self, record: Record) -> Verdict:
         """The verdict on one episode. A reply that is no grade is asked for once more; then the episode is refused."""
-        asked = [{"role": "user", "content": self.question(record)}]
-
-        async def ask(attempt: int) -> str:
-            temperature = self.temperature if attempt == 0 else max(self.temperature, 0.5)
-            [reply, *_] = await self.endpoint.chat(
-                asked, temperature=temperature, max_tokens=self.max_tokens, seed=self.seed + attempt
-            )
-            return reply
-
-        grade, reply = await ask_for_grade(ask, _read)
-        if grade is None:
-            error = f"no score from 0 to {_MOST:.0f} in {' '.join(reply.split())[:120]!r}"
-            details = {"error": error, "prompt": self.prompt}
+        model = JudgeModel(self.endpoint, temperature=self.temperature, max_tokens=self.max_tokens, retries=1)
+        try:
+            asked = await model.ask([{"role": "user", "content": self.question(record)}], _SCHEMA, _read)
+        except NoReward as error:
+            details = {"error": str(error), "prompt": self.prompt}
             return Verdict(False, "the grader's reply is no grade", details, failed=True)
-        score, reason = grade
+        score, reason = asked.value
         return Verdict(score >= self.least, reason, {"score": score, "least": self.least, "prompt": self.prompt})
 
     def question(self, record: Record) -> str:
@@ -143,9 +139,9 @@ def _shortened(text: str, most: int) -> str:
     return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
 
 
-def _read(found: Mapping[str, Any]) -> tuple[float, str] | None:
-    """Score from 0 to 1, and reason; None where there is no score."""
+def _read(found: Mapping[str, Any]) -> tuple[float, str]:
+    """Score from 0 to 1, and reason. Raises ValueError where there is no score."""
     score = number_in(found.get("score"))
     if score is None or not 0 <= score <= _MOST:
-        return None
+        raise ValueError(f'"score" must be a number from 0 to {_MOST:.0f}')
     return score / _MOST, " ".join(str(found.get("reason") or "no reason given").split())

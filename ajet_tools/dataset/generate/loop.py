@@ -34,6 +34,7 @@ from ajet_tools.dataset.generate.records import (
 from ajet_tools.dataset.model.endpoint import Endpoint, EndpointError
 from ajet_tools.dataset.rows.forms import form_of, given_away
 from ajet_tools.dataset.similarity.near import NearIndex
+from ajet_tools.dataset.verify.combined import endpoints_of
 
 if TYPE_CHECKING:
     from ajet_tools.dataset.similarity.decontaminate import Leaks
@@ -197,7 +198,8 @@ class Generation(ABC, Generic[A, S]):
 
     async def aclose(self) -> None:
         """The endpoints are not asked any more."""
-        await self.endpoint.aclose()
+        for endpoint in (self.endpoint, *endpoints_of(self._verifier)):
+            await endpoint.aclose()
         if self._meanings is not None:
             await self._meanings.embedder.aclose()
 
@@ -205,7 +207,8 @@ class Generation(ABC, Generic[A, S]):
         """After a stop: what is on its way is waited for, for it is paid for, and taken in where it is whole."""
         if not self._calls:
             return
-        self.endpoint.halt()
+        for endpoint in (self.endpoint, *endpoints_of(self._verifier)):
+            endpoint.halt()
         done, _ = await asyncio.wait({task for _, task in self._calls.values()}, timeout=GRACE)
         for number in sorted(self._calls):
             attempt, task = self._calls[number]

@@ -29,7 +29,7 @@ from ajet_tools.dataset.generate.records import GenerationResult
 
 if TYPE_CHECKING:
     from ajet_tools.dataset.similarity.meaning import MeaningIndex
-    from ajet_tools.dataset.verify.verdict import Verifier
+    from ajet_tools.dataset.verify.combined import Combined
 
 __all__ = ["Directory", "Estimate", "Format", "digest_of", "estimate", "similarities", "write"]
 
@@ -56,6 +56,23 @@ class Estimate:
     output_tokens: int
     money: float | None
 
+    @classmethod
+    def of(
+        cls, calls: int, read: float, written: float, price: Price | None, embeddings: int, verifier: Combined | None,
+        rows: int, each: float,
+    ) -> Estimate:  # fmt: skip
+        """With what it takes to verify so many rows, of `each` tokens in a request."""
+        checks = 0
+        money = price.of(read, written) if price is not None else None
+        for part in verifier.parts if verifier is not None else []:
+            replies = rows * part.verifier.calls
+            checks += replies
+            read += replies * each
+            written += replies * ANSWER_TOKENS
+            if part.endpoint is not None and (own := part.endpoint.budget.price) is not None:
+                money = (money or 0.0) + own.of(replies * each, replies * ANSWER_TOKENS)
+        return cls(calls, checks, embeddings, round(read), round(written), money)
+
     def as_text(self) -> str:
         checks = f", {self.checks:,} replies to verify them" if self.checks else ""
         embeddings = f", {self.embeddings:,} requests for embeddings" if self.embeddings else ""
@@ -67,7 +84,7 @@ class Estimate:
 
 
 def estimate(
-    expansion: Expansion, verifier: Verifier | None, meanings: MeaningIndex | None, price: Price | None
+    expansion: Expansion, verifier: Combined | None, meanings: MeaningIndex | None, price: Price | None
 ) -> Estimate:
     """Calls, tokens and money, taking it that four of five rows are accepted and are as long as the seeds."""
     config = expansion.config
@@ -76,14 +93,12 @@ def estimate(
     seeds = [example.values for side in expansion.seeds_by_side.values() for example in side]
     long = sum(tokens_of(json.dumps(expansion.shape.example(one), default=str)) for one in seeds) / len(seeds)
     rows = math.ceil(calls * config.per_call)
-    checks = rows * verifier.calls if verifier is not None else 0
     question = sum(tokens_of(text_of(one)) for one in seeds) / len(seeds)
     embeddings = meanings.requests(calls, len(seeds)) if meanings is not None else 0
-    read = calls * sum(prompts) / len(prompts) + checks * (question + 100)
+    read = calls * sum(prompts) / len(prompts)
     if embeddings:
         read += (rows + len(seeds)) * question
-    written = rows * (long + 10) + checks * ANSWER_TOKENS
-    return Estimate(calls, checks, embeddings, round(read), round(written), price.of(read, written) if price else None)
+    return Estimate.of(calls, read, rows * (long + 10), price, embeddings, verifier, rows, question + 100)
 
 
 class Directory:

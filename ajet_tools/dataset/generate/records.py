@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -265,6 +265,11 @@ class GenerationResult:
     def diversity(self) -> Diversity:
         """How many forms the accepted rows have."""
         return diversity_of([*self.train, *self.validation])
+
+    def provenances(self) -> Iterator[Mapping[str, Any]]:
+        """Of all rows, those refused too."""
+        yield from (row["provenance"] for row in (*self.train, *self.validation))
+        yield from (one.provenance for one in self.rejected)
 
     @property
     def refused(self) -> Counter[str]:

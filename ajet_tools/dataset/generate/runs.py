@@ -33,7 +33,6 @@ from ajet_tools.dataset.generate.expand import Expansion
 from ajet_tools.dataset.generate.from_docs import FromDocs
 from ajet_tools.dataset.generate.loop import run_generation
 from ajet_tools.dataset.generate.output import (
-    ANSWER_TOKENS,
     KEPT,
     Directory,
     Estimate,
@@ -45,11 +44,11 @@ from ajet_tools.dataset.generate.output import (
 from ajet_tools.dataset.generate.records import DocsConfig, GenerationConfig, GenerationResult
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.similarity.decontaminate import leaks_of
-from ajet_tools.dataset.verify import open_verifier
+from ajet_tools.dataset.verify import Verify, open_verification
+from ajet_tools.dataset.verify.combined import Check, Combined, checks_of
 
 if TYPE_CHECKING:
     from ajet_tools.dataset.similarity.meaning import MeaningIndex
-    from ajet_tools.dataset.verify.verdict import Verifier
 
 __all__ = ["DocsRun", "DocumentsFailed", "ExpansionRun", "grow", "make_tasks", "read_corpus"]
 
@@ -72,6 +71,7 @@ class DocsRun:
     result: GenerationResult
     corpus: Corpus
     files: list[Path]
+    checks: list[Check]
 
     @property
     def failure(self) -> AjetError | None:
@@ -122,8 +122,7 @@ def make_tasks(
     endpoint: Endpoint,
     *,
     seeds: Sequence[Row] = (),
-    verify: str = "none",
-    unfenced: bool = False,
+    verify: str | Verify = "none",
     evals: Sequence[str | Path] = (),
     meanings: MeaningIndex | None = None,
     confirm: Callable[[Estimate], None] | None = None,
@@ -136,7 +135,7 @@ def make_tasks(
         directory: its `check` was called. What was begun there is gone on with, if it was the same.
         endpoint: closed at the end. Its cache should be `directory.cache`, or no run can be resumed.
         seeds: as `seeds.read_seeds` gives them, for few-shot tasks.
-        verify, unfenced: what `verify.open_verifier` is given; a check that asks a model shows it the passage.
+        verify: how answers are checked, and by which models; one that is asked is shown the passage.
         evals: files of evaluation sets; a row that is in one is refused.
         meanings: refuses rows that say the same as another in other words; closed at the end.
         confirm: told what the run may take before the first call; it raises to call it off.
@@ -148,7 +147,7 @@ def make_tasks(
     begun = directory.begun()
     if begun is not None and "window" in begun.get("recipe", {}):
         config = dataclasses.replace(config, window=begun["recipe"]["window"])
-    verifier = open_verifier(verify, seed=config.seed, unfenced=unfenced) if verify != "none" else None
+    verifier = open_verification(verify, endpoint, seed=config.seed)
     leaks = leaks_of(evals) if evals else None
     counts = directory.counts(config.count)
     run = FromDocs(
@@ -156,13 +155,13 @@ def make_tasks(
     )
     if confirm is not None:
         confirm(_estimate(run, verifier, meanings, endpoint.budget.price))
-    facts = _facts(corpus, config, endpoint, seeds, verify, evals)
+    facts = _facts(corpus, config, endpoint, seeds, verifier, evals)
     directory.begin({**facts, "counts": counts, "embeddings": meanings.as_json() if meanings is not None else None})
     with watching(run) if watching is not None else nullcontext() as run.on_change:
         result = run_to_end(run_generation(run))
     parameters = {
         "model": endpoint.model,
-        "verify": verify,
+        "verify": verifier.name if verifier is not None else "none",
         "chunk size": config.chunk_size,
         "prompts": ", ".join(config.prompt(kind).label for kind in config.kinds),
         "languages": ", ".join(config.languages) or "those of the documents",
@@ -170,7 +169,9 @@ def make_tasks(
     }
     if meanings is not None:
         parameters["embeddings"] = meanings.in_words()
-    return DocsRun(result, corpus, _write(directory, result, corpus, len(seeds), parameters))
+    checks = checks_of(verifier, result.provenances())
+    parameters |= {f"verified by {one.verifier}": one.in_words() for one in checks}
+    return DocsRun(result, corpus, _write(directory, result, corpus, len(seeds), parameters), checks)
 
 
 def _facts(
@@ -178,7 +179,7 @@ def _facts(
     config: DocsConfig,
     endpoint: Endpoint,
     seeds: Sequence[Row],
-    verify: str,
+    verifier: Combined | None,
     evals: Sequence[str | Path],
 ) -> dict[str, Any]:
     return {
@@ -188,12 +189,13 @@ def _facts(
         "seeds": digest_of(seeds) if seeds else None,
         "endpoint": endpoint.base_url,
         "model": endpoint.model,
-        "verify": verify,
+        "verify": verifier.name if verifier is not None else "none",
+        "verify_models": verifier.models(endpoint) if verifier is not None else None,
         "eval": [str(path) for path in evals],
     }
 
 
-def _estimate(run: FromDocs, verifier: Verifier | None, meanings: MeaningIndex | None, price: Price | None) -> Estimate:
+def _estimate(run: FromDocs, verifier: Combined | None, meanings: MeaningIndex | None, price: Price | None) -> Estimate:
     """Calls, tokens and money: each chunk once, or as many calls as the rows take where four of five are kept."""
     config, chunks = run.config, run.chunks
     calls = len(chunks)
@@ -203,13 +205,9 @@ def _estimate(run: FromDocs, verifier: Verifier | None, meanings: MeaningIndex |
     prompts = [tokens_of(run.preview(chunk).messages) for chunk in looked_at]
     passage = sum(tokens_of(chunk.text) for chunk in looked_at) / len(looked_at)
     rows = calls * config.per_call
-    checks = rows * verifier.calls if verifier is not None else 0
     embeddings = meanings.requests(calls, 0) if meanings is not None else 0
-    read = (
-        calls * sum(prompts) / len(prompts) + checks * (passage + 300) + embeddings * config.per_call * ROW_TOKENS / 2
-    )
-    written = rows * ROW_TOKENS + checks * ANSWER_TOKENS
-    return Estimate(calls, checks, embeddings, round(read), round(written), price.of(read, written) if price else None)
+    read = calls * sum(prompts) / len(prompts) + embeddings * config.per_call * ROW_TOKENS / 2
+    return Estimate.of(calls, read, rows * ROW_TOKENS, price, embeddings, verifier, rows, passage + 300)
 
 
 def _write(
@@ -265,6 +263,7 @@ class ExpansionRun:
 
     result: GenerationResult
     files: list[Path]
+    checks: list[Check]
 
 
 def grow(
@@ -273,8 +272,7 @@ def grow(
     directory: Directory,
     endpoint: Endpoint,
     *,
-    verify: str = "none",
-    unfenced: bool = False,
+    verify: str | Verify = "none",
     evals: Sequence[str | Path] = (),
     meanings: MeaningIndex | None = None,
     confirm: Callable[[Estimate], None] | None = None,
@@ -286,7 +284,7 @@ def grow(
         seeds: as `seeds.read_seeds` gives them.
         directory: its `check` was called. What was begun there is gone on with, if it was the same.
         endpoint: closed at the end. Its cache should be `directory.cache`, or no run can be resumed.
-        verify, unfenced: what `verify.open_verifier` is given.
+        verify: how answers are checked, and by which models.
         evals: files of evaluation sets; a row that is in one is refused.
         meanings: refuses rows that say the same as another in other words; closed at the end.
         confirm: told what the run may take before the first call; it raises to call it off.
@@ -298,13 +296,14 @@ def grow(
     begun = directory.begun()
     if begun is not None:
         config = dataclasses.replace(config, window=begun["recipe"]["window"])
-    verifier = open_verifier(verify, seed=config.seed, unfenced=unfenced) if verify != "none" else None
+    verifier = open_verification(verify, endpoint, seed=config.seed)
     facts: dict[str, Any] = {
         "recipe": config.as_json(),
         "seeds": digest_of(seeds),
         "endpoint": endpoint.base_url,
         "model": endpoint.model,
-        "verify": verify,
+        "verify": verifier.name if verifier is not None else "none",
+        "verify_models": verifier.models(endpoint) if verifier is not None else None,
         "eval": [str(path) for path in evals],
         "embeddings": meanings.as_json() if meanings is not None else None,
     }
@@ -316,10 +315,14 @@ def grow(
     directory.begin(facts)
     with watching(expansion) if watching is not None else nullcontext() as expansion.on_change:
         result = run_to_end(run_generation(expansion))
-    parameters: dict[str, Any] = {"model": endpoint.model, "verify": verify, "seed": config.seed}
+    parameters: dict[str, Any] = {
+        "model": endpoint.model, "verify": facts["verify"], "seed": config.seed,
+    }  # fmt: skip
     parameters["strategies"] = ", ".join(f"{name} {weight:g}" for name, weight in config.strategies.items())
     parameters["prompts"] = ", ".join(config.prompt(name).label for name in config.strategies)
     if meanings is not None:
         parameters["embeddings"] = meanings.in_words()
+    checks = checks_of(verifier, result.provenances())
+    parameters |= {f"verified by {one.verifier}": one.in_words() for one in checks}
     files = write(directory, result, {"seeds": len(seeds), "parameters": parameters}, seeds)
-    return ExpansionRun(result, files)
+    return ExpansionRun(result, files, checks)

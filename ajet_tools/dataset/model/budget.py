@@ -29,35 +29,58 @@ class Budget:
     money: float | None = None
     price: Price | None = None
     spent: Usage = field(default_factory=Usage)
+    whole: Budget | None = None
+    """The budget that this is a part of, whose limits hold."""
 
     def __post_init__(self) -> None:
         if self.money is not None and self.price is None:
             raise ConfigError("a limit in money needs the price of tokens: --price INPUT,OUTPUT for a million of each")
-        self._aside: dict[int, tuple[int, int]] = {}
-        """Input and output tokens set aside for each call under way."""
+        self._aside: dict[int, tuple[int, int, Price | None]] = {}
+        """Input and output tokens set aside for each call under way, and their price."""
+        self._money = 0.0
+        self._priced = self.price is not None
         self._guessed = 0
         """Input tokens that were guessed for the calls that are settled: how far to trust a guess."""
         self._longest: int | None = None
         self._next = 0
         self._settled = asyncio.Condition()
 
+    def part(self, price: Price | None) -> Budget:
+        """A budget with a count and a price of its own; what is spent of it is spent of this one too.
+
+        Raises ConfigError where this one has a limit in money and the part no price.
+        """
+        if self.money is not None and price is None:
+            raise ConfigError("a limit in money needs the price of every model that is asked: --verify-price IN,OUT")
+        self._priced = self._priced or price is not None
+        return Budget(price=price, whole=self)
+
     @property
     def cost(self) -> float | None:
         """Money spent; None where no price is known."""
-        return self.price.of(self.spent.input_tokens, self.spent.output_tokens) if self.price else None
+        return self._money if self._priced else None
 
-    async def admit(self, input_tokens: int, most_output: int) -> int:
+    def record_cached(self) -> None:
+        """A reply was there already."""
+        self.spent.cached += 1
+        if self.whole is not None:
+            self.whole.record_cached()
+
+    async def admit(self, input_tokens: int, most_output: int, price: Price | None = None) -> int:
         """A ticket for a call, to be given to `settle` or `release`. Waits while calls under way may leave room.
 
         Raises BudgetSpent where there is none, and none can come.
         """
+        if self.whole is not None:
+            return await self.whole.admit(input_tokens, most_output, self.price)
+        price = price or self.price
         async with self._settled:
             while True:
                 output = most_output if self._longest is None else min(self._longest, most_output)
-                passed = self._limit_exceeded(input_tokens, output)
+                passed = self._limit_exceeded(input_tokens, output, price)
                 if passed is None:
                     self._next += 1
-                    self._aside[self._next] = (input_tokens, output)
+                    self._aside[self._next] = (input_tokens, output, price)
                     return self._next
                 if not self._aside:
                     raise BudgetSpent(f"the budget of {passed} is spent: {self.summary()}")
@@ -65,37 +88,50 @@ class Budget:
 
     async def settle(self, ticket: int, input_tokens: int, output_tokens: int) -> None:
         """The call was answered, and this is what it took."""
+        if self.whole is not None:
+            await self.whole.settle(ticket, input_tokens, output_tokens)
+            self._charge(input_tokens, output_tokens, self.price)
+            return
         async with self._settled:
-            self._guessed += self._aside.pop(ticket)[0]
-            self.spent.calls += 1
-            self.spent.input_tokens += input_tokens
-            self.spent.output_tokens += output_tokens
+            guessed, _, price = self._aside.pop(ticket)
+            self._guessed += guessed
+            self._charge(input_tokens, output_tokens, price)
             if output_tokens:  # embeddings say nothing of how long a reply is
                 self._longest = max(self._longest or 0, output_tokens)
             self._settled.notify_all()
 
     async def release(self, ticket: int) -> None:
         """The call failed: it counts as a call, and no tokens are known of it."""
+        if self.whole is not None:
+            await self.whole.release(ticket)
+            self.spent.calls += 1
+            return
         async with self._settled:
             if self._aside.pop(ticket, None) is not None:
                 self.spent.calls += 1
                 self._settled.notify_all()
+
+    def _charge(self, input_tokens: int, output_tokens: int, price: Price | None) -> None:
+        self.spent.calls += 1
+        self.spent.input_tokens += input_tokens
+        self.spent.output_tokens += output_tokens
+        self._money += price.of(input_tokens, output_tokens) if price else 0.0
 
     def summary(self) -> str:
         """`12 calls, 3,456 tokens, 0.0123 in money`."""
         text = f"{self.spent.calls:,} calls, {self.spent.tokens:,} tokens"
         return text if self.cost is None else f"{text}, {self.cost:.4f} in money"
 
-    def _limit_exceeded(self, input_tokens: int, output_tokens: int) -> str | None:
+    def _limit_exceeded(self, input_tokens: int, output_tokens: int, price: Price | None) -> str | None:
         """The limit that one more call would pass, in words."""
-        under_way = list(self._aside.values())
+        under_way = [*self._aside.values(), (input_tokens, output_tokens, price)]
         trust = max(1.0, self.spent.input_tokens / self._guessed) if self._guessed else 1.0
-        read = self.spent.input_tokens + trust * (input_tokens + sum(one for one, _ in under_way))
-        written = self.spent.output_tokens + output_tokens + sum(one for _, one in under_way)
-        if self.calls is not None and self.spent.calls + len(under_way) + 1 > self.calls:
+        tokens = self.spent.tokens + sum(trust * read + written for read, written, _ in under_way)
+        money = self._money + sum(one.of(trust * read, written) for read, written, one in under_way if one)
+        if self.calls is not None and self.spent.calls + len(under_way) > self.calls:
             return f"{self.calls:,} calls"
-        if self.tokens is not None and read + written > self.tokens:
+        if self.tokens is not None and tokens > self.tokens:
             return f"{self.tokens:,} tokens"
-        if self.money is not None and self.price is not None and self.price.of(read, written) > self.money:
+        if self.money is not None and money > self.money:
             return f"{self.money:g} in money"
         return None

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import copy
 import functools
 import hashlib
 import math
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -44,6 +46,16 @@ class _Wire(Protocol):
     async def aclose(self) -> None: ...
 
 
+@dataclass
+class _Pace:
+    """When an endpoint may be asked, whoever asks."""
+
+    not_before: float = 0.0
+    answered: bool = False
+    halted: AjetError | None = None
+    waiting: int = 0
+
+
 class Endpoint:
     """Asks a model, at most `concurrency` requests at once; `chat` may be awaited by any number of tasks.
 
@@ -73,23 +85,42 @@ class Endpoint:
         self.model = model
         self.concurrency = concurrency
         self.budget = budget if budget is not None else Budget()
-        self.waiting = 0
-        """Requests that wait because of a 429, for a progress line."""
+        self.retries = retries
+        self.cache = cache
         self._wires: list[_Wire] = [wire] * concurrency if wire is not None else []
         """Those that no request is on. One for each slot: a pool of connections looks at all of them each time."""
         self._open: list[_Wire] = self._wires[:1]
         self._connect = (api_key or "none", timeout)
         self._cache = ReplyCache(cache) if cache is not None else None
         self._slots = asyncio.Semaphore(concurrency)
-        self._retries, self._patience = retries, patience
+        self._patience = patience
         self._apart = 60.0 / per_minute if per_minute else 0.0
-        self._not_before = 0.0
+        self._pace = _Pace()
         self._refusals = Refusals(self.base_url, "A lower --concurrency, or --rpm, asks for less")
-        self._answered = False
-        self._halted: AjetError | None = None
         self._shared = Shared[list[str]]()
         self._unknown: set[str] = set()
         """Parameters that the server refused by name."""
+
+    @property
+    def name(self) -> str:
+        """The model's, as a judge calls it."""
+        return self.model
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait because of a 429, for a progress line."""
+        return self._pace.waiting
+
+    def counted_apart(self) -> Endpoint:
+        """The same endpoint, its connections and limits, for another who asks it: what that one spends is counted."""
+        other = copy.copy(self)
+        other.budget = self.budget.part(self.budget.price)
+        return other
+
+    async def complete(self, messages: Sequence[Message], **parameters: Any) -> dict[str, Any]:
+        """One reply as the server's object, as a judge's model is asked. Raises as `chat`."""
+        [text] = await self.chat(messages, **parameters)
+        return {"choices": [{"message": {"role": "assistant", "content": text}}]}
 
     async def chat(
         self,
@@ -99,6 +130,7 @@ class Endpoint:
         temperature: float = 1.0,
         max_tokens: int = 2048,
         seed: int | None = None,
+        response_format: Mapping[str, Any] | None = None,
     ) -> list[str]:
         """The texts of `n` replies. Raises BudgetSpent, EndpointError, ContextOverflow, CacheError, Halted.
 
@@ -107,6 +139,7 @@ class Endpoint:
         request = {
             "messages": [dict(message) for message in messages],
             "n": n, "temperature": temperature, "max_tokens": max_tokens, "seed": seed,
+            **({"response_format": response_format} if response_format is not None else {}),
         }  # fmt: skip
         return await self._deduplicate(request, self._request_texts)
 
@@ -125,7 +158,7 @@ class Endpoint:
 
         async def ask() -> list[str]:
             if self._cache is not None and (kept := self._cache.get(key)) is not None:
-                self.budget.spent.cached += 1
+                self.budget.record_cached()
                 if isinstance(kept, str):
                     raise EndpointError(kept)
                 return kept
@@ -141,7 +174,7 @@ class Endpoint:
 
     def halt(self, why: AjetError | None = None) -> None:
         """Send nothing more: requests that wait for their turn raise `why`, or Halted; those under way come back."""
-        self._halted = self._halted or why or Halted("not asked any more: the run is ending")
+        self._pace.halted = self._pace.halted or why or Halted("not asked any more: the run is ending")
 
     def _keep(self, key: str, texts: list[str]) -> None:
         try:
@@ -168,8 +201,8 @@ class Endpoint:
         texts: list[str] = []
         async with self._slots:
             while len(texts) < request["n"]:
-                if self._halted is not None:
-                    raise self._halted
+                if self._pace.halted is not None:
+                    raise self._pace.halted
                 left = request["n"] - len(texts)
                 seed = None if request["seed"] is None else request["seed"] + len(texts)
                 one = {**request, "n": left, "seed": seed}
@@ -179,8 +212,8 @@ class Endpoint:
 
     async def _request_vectors(self, request: Mapping[str, Any]) -> list[str]:
         async with self._slots:
-            if self._halted is not None:
-                raise self._halted
+            if self._pace.halted is not None:
+                raise self._pace.halted
             vectors = functools.partial(_vectors, count=len(request["input"]))
             return await self._request("embeddings", request, request["input"], 0, vectors)
 
@@ -217,18 +250,18 @@ class Endpoint:
         started, failed = loop.time(), 0
         while True:
             await self._wait_turn()
-            if failed and self._halted is not None:
-                raise self._halted
-            wire = self._wires.pop() if self._wires else self._new_wire()
+            if failed and self._pace.halted is not None:
+                raise self._pace.halted
+            wire, body = self._wires.pop() if self._wires else self._new_wire(), self._body(request)
             try:
-                reply = await wire.post(route, self._body(request))
-                self._answered = True
+                reply = await wire.post(route, body)
+                self._pace.answered = True
                 return reply
             except EngineUnavailable as error:
                 failed += 1
                 await self._pause(error, failed, loop.time() - started)
             except RequestRefused as refused:
-                if not self._drop_parameter(refused):
+                if not self._drop_parameter(refused, body):
                     # perhaps for what this one says, as a content filter does
                     raise EndpointError(f"{self.base_url} refuses the request: {refused}") from refused
             except EngineError as error:
@@ -251,14 +284,14 @@ class Endpoint:
     async def _wait_turn(self) -> None:
         """Wait for what a 429 said, and for the rate."""
         loop = asyncio.get_running_loop()
-        while (wait := self._not_before - loop.time()) > 0:
-            self.waiting += 1
+        while (wait := self._pace.not_before - loop.time()) > 0:
+            self._pace.waiting += 1
             try:
                 await asyncio.sleep(wait)
             finally:
-                self.waiting -= 1
+                self._pace.waiting -= 1
         if self._apart:
-            self._not_before = max(self._not_before, loop.time()) + self._apart
+            self._pace.not_before = max(self._pace.not_before, loop.time()) + self._apart
 
     async def _pause(self, error: EngineUnavailable, failed: int, waited: float) -> None:
         loop = asyncio.get_running_loop()
@@ -272,11 +305,11 @@ class Endpoint:
                     "on with --resume",
                     permanent=True,
                 ) from error
-            self._not_before = max(self._not_before, loop.time() + wait)
+            self._pace.not_before = max(self._pace.not_before, loop.time() + wait)
             self._refusals.record(429, wait)
             return
-        never = error.status is None and not self._answered and failed > 1
-        if failed > self._retries or never:
+        never = error.status is None and not self._pace.answered and failed > 1
+        if failed > self.retries or never:
             tried = "" if failed == 1 else f" ({failed} attempts)"
             raise EndpointError(f"{error}{tried}") from error
         if error.status is not None:
@@ -290,15 +323,18 @@ class Endpoint:
             body["max_completion_tokens"] = request["max_tokens"]
         return body
 
-    def _drop_parameter(self, refused: RequestRefused) -> bool:
+    def _drop_parameter(self, refused: RequestRefused, body: Mapping[str, Any]) -> bool:
         """Whether the refusal names a parameter that can be said otherwise, or left out, from now on."""
         said = f"{refused.parameter} {refused}"
-        for name in ("max_tokens", "temperature", "seed", "n"):
-            named = refused.parameter == name or f"'{name}'" in said or f"`{name}`" in said
-            if named and name not in self._unknown:
-                self._unknown.add(name)
-                return True
-        return False
+        known = [name for name in ("max_tokens", "temperature", "seed", "n", "response_format") if name in body]
+        named = next(
+            (one for one in known if refused.parameter == one or f"'{one}'" in said or f"`{one}`" in said), None
+        )
+        # servers of many makes say of a schema only that it is unexpected
+        named = named or ("response_format" if "response_format" in known else None)
+        if named is not None:
+            self._unknown.add(named)
+        return named is not None
 
 
 def _texts(reply: Mapping[str, Any], where: str) -> list[str]:

@@ -7,6 +7,9 @@
     code               a program, run inside a fence: the row's tests, its own program, or one that the endpoint writes
     llm, llm:FILE      a model grades question and answer by a rubric, ours or the one in a file
 
+    A+B                both must let the row pass; B is not asked of a row that A refuses
+    A|B                one of them is enough; `|` binds closer than `+`
+
 A refusal's `reason` is one of few short phrases, so that refusals can be counted by it; what was seen is in `details`.
 `failed` says that the check could not be made at all (the judge raised, a grader answered prose): such a row is refused
 too. Errors of the endpoint and a spent budget are raised, for they are not the row's.
@@ -25,13 +28,15 @@ from ajet_sdk.capture.hooks import ensure_api_key
 from ajet_sdk.config.objects import load_object
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.sandbox.fence import fenced
+from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.verify.agreement import Agreement
+from ajet_tools.dataset.verify.combined import KINDS, Combined, Part, Verify, split_spec
 from ajet_tools.dataset.verify.judge import Judged
 from ajet_tools.dataset.verify.program import Programs
 from ajet_tools.dataset.verify.rubric import Grader
-from ajet_tools.dataset.verify.verdict import Chat, Verdict, Verifier, answer_of
+from ajet_tools.dataset.verify.verdict import Verdict, Verifier, answer_of
 
-__all__ = ["VERIFIERS", "Chat", "Verdict", "Verifier", "answer_of", "open_verifier"]
+__all__ = ["VERIFIERS", "Verdict", "Verifier", "Verify", "answer_of", "open_verification", "open_verifier"]
 
 VERIFIERS = ("agreement:K", "judge:FILE:NAME", "code", "llm", "none")
 
@@ -39,8 +44,31 @@ VERIFIERS = ("agreement:K", "judge:FILE:NAME", "code", "llm", "none")
 class _Unchecked:
     name, calls = "none", 0
 
-    async def check(self, row: Mapping[str, Any], endpoint: Chat | None) -> Verdict:
+    async def check(self, row: Mapping[str, Any], endpoint: Endpoint | None) -> Verdict:
         return Verdict(True, "not verified")
+
+
+def open_verification(verify: str | Verify, writer: Endpoint, *, seed: int = 0) -> Combined | None:
+    """What checks the rows of a run, each part with the model that it asks; None for `none`.
+
+    Raises as `open_verifier`, and ConfigError for a model, a price or a key that no part takes.
+    """
+    verify = Verify.of(verify)
+    opened = open_verifier(verify.spec, seed=seed, unfenced=verify.unfenced)
+    if opened.name == "none":
+        if verify.models:
+            raise ConfigError(f"--verify-model {verify.models[0]}: nothing is verified (--verify none)")
+        return None
+    combined = opened if isinstance(opened, Combined) else Combined(opened.name, [[Part(opened)]])
+    kinds = {part.kind for part in combined.parts if part.verifier.calls}
+    for text in (*verify.models, *verify.prices, *verify.key_envs):
+        kind = text.partition("=")[0]
+        if ("=" in text and kind in KINDS and kind not in kinds) or not kinds:
+            asks = f"there {'is' if len(kinds) == 1 else 'are'} {', '.join(sorted(kinds))}" if kinds else "none does"
+            raise ConfigError(f"{text}: no such part of --verify {verify.spec} asks a model; {asks}")
+    for part in combined.parts:
+        part.endpoint = verify.endpoint(part.kind, writer) if part.verifier.calls else None
+    return combined
 
 
 def open_verifier(
@@ -59,6 +87,19 @@ def open_verifier(
     `code` where nothing on this machine keeps a program from harm and `unfenced` is not given;
     SignatureError for a judge that is a workflow or takes what cannot be given.
     """
+    groups = split_spec(spec)
+    if len(groups) > 1 or len(groups[0]) > 1:
+        opened = [
+            [
+                open_verifier(one, seed=seed, relative_to=relative_to, timeout=timeout, unfenced=unfenced)
+                for one in group
+            ]
+            for group in groups
+        ]
+        unchecked = next((group for group in opened for one in group if one.name == "none"), None)
+        if unchecked is not None:
+            raise ConfigError(f"--verify {spec}: `none` is no check that can be combined")
+        return Combined(spec.strip(), [[Part(one) for one in group] for group in opened])
     kind, _, rest = spec.strip().partition(":")
     if kind == "none" and not rest:
         return _Unchecked()
@@ -69,7 +110,7 @@ def open_verifier(
     if kind == "code" and not rest:
         return Programs(seed=seed, unfenced=not fenced("--verify code", unfenced=unfenced))
     if kind == "llm":
-        return Grader(spec.strip(), _rubric(rest, spec, relative_to) if rest else None, seed)
+        return Grader(spec.strip(), _rubric(rest, spec, relative_to) if rest else None)
     near = difflib.get_close_matches(kind, [one.partition(":")[0] for one in VERIFIERS], n=1)
     hint = f"did you mean {near[0]}? There" if near and near[0] != kind else "there"
     raise ConfigError(f"--verify {spec!r} is no way to verify; {hint} are {', '.join(VERIFIERS)}")

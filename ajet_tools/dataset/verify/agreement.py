@@ -10,8 +10,9 @@ from fractions import Fraction
 from typing import Any
 
 from ajet_sdk.judges.math import final_answer, math, number
+from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.prompts import load
-from ajet_tools.dataset.verify.verdict import Chat, Verdict, answer_of, independent, question_of
+from ajet_tools.dataset.verify.verdict import Verdict, answer_of, independent, question_of
 
 __all__ = ["Agreement", "Votes", "final_of", "same", "votes"]
 
@@ -114,7 +115,7 @@ class Agreement:
     def calls(self) -> int:
         return self.k
 
-    async def check(self, row: Mapping[str, Any], endpoint: Chat | None) -> Verdict:
+    async def check(self, row: Mapping[str, Any], endpoint: Endpoint | None) -> Verdict:
         reference = None if (given := answer_of(row)) is None else str(given)
         asked = load("verify/answer")
         text = asked.render(question=question_of(row))

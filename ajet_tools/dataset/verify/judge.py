@@ -16,8 +16,9 @@ from ajet_sdk.rollout.outcomes import solved
 from ajet_sdk.rollout.threads import Workers
 from ajet_sdk.tasks.rows import Row, to_task
 from ajet_sdk.types import Episode, Task
+from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.prompts import load
-from ajet_tools.dataset.verify.verdict import Chat, Verdict, answer_of, independent, question_of
+from ajet_tools.dataset.verify.verdict import Verdict, answer_of, independent, question_of
 
 __all__ = ["Judged"]
 
@@ -43,7 +44,7 @@ class Judged:
         self._workers = Workers(_HANGING)
         self._probed = k > 0
 
-    async def check(self, row: Mapping[str, Any], endpoint: Chat | None) -> Verdict:
+    async def check(self, row: Mapping[str, Any], endpoint: Endpoint | None) -> Verdict:
         try:
             task = to_task(Row("the row", row), {})
         except AjetError as error:
@@ -64,7 +65,7 @@ class Judged:
             return Verdict(True, f"the judge gives the answer {outcome[0]:g}", details)
         return Verdict(False, "the judge does not accept the answer", details)
 
-    async def _independent(self, row: Mapping[str, Any], task: Task, endpoint: Chat | None) -> Verdict:
+    async def _independent(self, row: Mapping[str, Any], task: Task, endpoint: Endpoint | None) -> Verdict:
         asked = load("verify/answer")
         text = asked.render(question=question_of(row))
         replies = await independent(

@@ -11,9 +11,10 @@ from typing import Any
 from ajet_sdk.judges.code import TESTS, code_in, run_tests
 from ajet_sdk.judges.math import number
 from ajet_sdk.sandbox.run import Limits, Ran, run_code
+from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.prompts import load
 from ajet_tools.dataset.verify.agreement import final_of, same
-from ajet_tools.dataset.verify.verdict import Chat, Verdict, answer_of, independent, question_of
+from ajet_tools.dataset.verify.verdict import Verdict, answer_of, independent, question_of
 
 __all__ = ["Programs"]
 
@@ -40,7 +41,7 @@ class Programs:
     """Run them with the user's rights where nothing fences them in."""
     running: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(max(1, os.cpu_count() or 1)))
 
-    async def check(self, row: Mapping[str, Any], endpoint: Chat | None) -> Verdict:
+    async def check(self, row: Mapping[str, Any], endpoint: Endpoint | None) -> Verdict:
         metadata = row.get("metadata")
         have = {**row, **(metadata if isinstance(metadata, Mapping) else {})}
         answer = answer_of(row)
@@ -73,7 +74,7 @@ class Programs:
         details = {"passed": tested.passed, **_describe_run(tested.failed)}
         return Verdict(False, tested.failed.failure if tested.failed.stopped else "the tests fail", details)
 
-    async def _write_program(self, row: Mapping[str, Any], answer: str, endpoint: Chat | None) -> Verdict:
+    async def _write_program(self, row: Mapping[str, Any], answer: str, endpoint: Endpoint | None) -> Verdict:
         asked = load("verify/program")
         text = asked.render(question=question_of(row))
         reply, *_ = await independent(

@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
-from ajet_sdk.judges.model import number_in, object_in
+from ajet_sdk.errors import NoReward
+from ajet_sdk.judges.model import JudgeModel, number_in
+from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.prompts import load
-from ajet_tools.dataset.verify.verdict import Chat, Verdict, answer_of, independent, question_of
+from ajet_tools.dataset.verify.verdict import Verdict, answer_of, question_of, required
 
-__all__ = ["Grader", "ask_for_grade"]
+__all__ = ["Grader"]
 
-T = TypeVar("T")
-
-TRIES = 2
-"""A reply that cannot be read is asked for once more."""
 _LONGEST = 500
+_SCHEMA = {
+    "type": "object",
+    "properties": {"correct": {"type": "boolean"}, "score": {"type": "number"}, "reason": {"type": "string"}},
+    "required": ["correct", "score", "reason"],
+    "additionalProperties": False,
+}
 
 
 @dataclass(frozen=True)
@@ -26,59 +30,33 @@ class Grader:
 
     name: str = "llm"
     rubric: str | None = None
-    seed: int = 0
     calls: int = 1
 
-    async def check(self, row: Mapping[str, Any], endpoint: Chat | None) -> Verdict:
+    async def check(self, row: Mapping[str, Any], endpoint: Endpoint | None) -> Verdict:
         answer = answer_of(row)
         if answer is None:
             return Verdict(False, "it has no answer to grade")
-        rubric = load("verify/rubric")
-        given = self.rubric or rubric.render()
-        asked = load("verify/grade")
-        text = asked.render(question=question_of(row), answer=_text(answer), rubric=given)
+        rubric, asked = load("verify/rubric"), load("verify/grade")
+        text = asked.render(question=question_of(row), answer=_text(answer), rubric=self.rubric or rubric.render())
         details: dict[str, Any] = {"prompt": asked.label, "rubric": "the user's" if self.rubric else rubric.label}
-
-        async def ask(attempt: int) -> str:
-            replies = await independent(
-                endpoint, text, 1, seed=self.seed + attempt, temperature=0.0, max_tokens=2048, what=self.name
-            )
-            return replies[0] if replies else ""
-
-        grade, reply = await ask_for_grade(ask, _grade)
-        if grade is None:
-            return Verdict(
-                False, "the grader's reply cannot be read", {**details, "reply": reply[:_LONGEST]}, failed=True
-            )
+        model = JudgeModel(required(endpoint, self.name), max_tokens=2048, retries=1)
+        try:
+            grade = (await model.ask([{"role": "user", "content": text}], _SCHEMA, _grade)).value
+        except NoReward as error:
+            details["error"] = str(error)[:_LONGEST]
+            return Verdict(False, "the grader's reply cannot be read", details, failed=True)
         verdict = "right" if grade["correct"] else "wrong"
         return Verdict(grade["correct"], f"the grader finds it {verdict}", {**details, **grade})
-
-
-async def ask_for_grade(
-    ask: Callable[[int], Awaitable[str]], read: Callable[[Mapping[str, Any]], T | None]
-) -> tuple[T | None, str]:
-    """What `read` makes of the JSON object in a reply, and the last reply. A reply without a grade is asked for again.
-
-    `ask` is given the number of the attempt.
-    """
-    reply = ""
-    for attempt in range(TRIES):
-        reply = await ask(attempt)
-        found = object_in(reply)
-        grade = None if found is None else read(found)
-        if grade is not None:
-            return grade, reply
-    return None, reply
 
 
 def _text(answer: Any) -> str:
     return answer if isinstance(answer, str) else json.dumps(answer, ensure_ascii=False, default=str)
 
 
-def _grade(found: Mapping[str, Any]) -> dict[str, Any] | None:
-    """`correct`, and `score` and `reason` where they are sound; None where there is no clear yes or no."""
+def _grade(found: Mapping[str, Any]) -> dict[str, Any]:
+    """`correct`, and `score` and `reason` where they are sound. Raises ValueError where there is no clear yes or no."""
     if not isinstance(found.get("correct"), bool):
-        return None
+        raise ValueError('"correct" must be true or false')
     given = found.get("score")
     score = None if isinstance(given, str) else number_in(given)
     return {

@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.tasks.rows import QUERY_COLUMNS
+from ajet_tools.dataset.model.endpoint import Endpoint
 
-__all__ = ["Chat", "Verdict", "Verifier", "answer_of", "independent", "question_of"]
-
-
-class Chat(Protocol):
-    """What a verifier needs of an endpoint."""
-
-    async def chat(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        n: int = 1,
-        temperature: float = 1.0,
-        max_tokens: int = 2048,
-        seed: int | None = None,
-    ) -> list[str]: ...
+__all__ = ["Verdict", "Verifier", "answer_of", "independent", "question_of", "required"]
 
 
 @dataclass(frozen=True)
@@ -57,8 +44,12 @@ class Verifier(Protocol):
         """Replies of the endpoint that a row costs at most, for an estimate before."""
         ...
 
-    async def check(self, row: Mapping[str, Any], endpoint: Chat | None) -> Verdict:
-        """The verdict on a task row. Raises what the endpoint raises, and ConfigError where one is needed and None."""
+    async def check(self, row: Mapping[str, Any], endpoint: Endpoint | None) -> Verdict:
+        """The verdict on a task row.
+
+        `endpoint` is asked where it has none of its own. Raises what an endpoint raises, ConfigError where there is
+        none.
+        """
         ...
 
 
@@ -82,16 +73,21 @@ def question_of(row: Mapping[str, Any]) -> str:
     return "\n\n".join(f"{m.get('role', 'user')}: {m['content']}" for m in said)
 
 
+def required(endpoint: Endpoint | None, what: str) -> Endpoint:
+    """The endpoint. Raises ConfigError where there is none."""
+    if endpoint is None:
+        raise ConfigError(f"--verify {what} asks a model: say which (--base-url URL --model NAME)")
+    return endpoint
+
+
 async def independent(
-    endpoint: Chat | None, prompt: str, count: int, *, seed: int, temperature: float, max_tokens: int, what: str
+    endpoint: Endpoint | None, prompt: str, count: int, *, seed: int, temperature: float, max_tokens: int, what: str
 ) -> list[str]:
     """`count` replies to one prompt, none of which has seen another; fewer where the endpoint gives no more.
 
     A server that ignores `n` is asked again, with another seed, for those that are missing.
     """
-    if endpoint is None:
-        raise ConfigError(f"--verify {what} asks a model: say which (--base-url URL --model NAME)")
-    replies: list[str] = []
+    endpoint, replies = required(endpoint, what), list[str]()
     for turn in range(count):
         replies += await endpoint.chat(
             [{"role": "user", "content": prompt}],

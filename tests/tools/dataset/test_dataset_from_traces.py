@@ -536,9 +536,9 @@ def test_personal_data_does_not_reach_the_grader(private: Path, model_server: An
 
 def test_prose_for_a_grade_is_asked_again_and_then_refused(service: Path, model_server: Any) -> None:
     def say(body: dict[str, Any], number: int) -> str:
-        asked = body["messages"][-1]["content"]
-        if "1+1" in asked:
-            return "It is a fine answer." if body["temperature"] == 0 else '{"score": 10, "reason": "Fine."}'
+        first, *said = body["messages"]
+        if "1+1" in first["content"]:
+            return "It is a fine answer." if not said else '{"score": 10, "reason": "Fine."}'
         return "I would rather not say."
 
     server = model_server(say)

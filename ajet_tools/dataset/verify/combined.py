@@ -1,0 +1,202 @@
+"""Several ways to check a row, each with a model of its own: all must be satisfied, or one of a group is enough."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ajet_sdk.engines.reply_cache import Price, Usage
+from ajet_sdk.errors import ConfigError
+from ajet_tools.dataset.model.budget import Budget
+from ajet_tools.dataset.model.endpoint import Endpoint
+from ajet_tools.dataset.model.open import open_endpoint
+from ajet_tools.dataset.verify.verdict import Verdict, Verifier
+
+__all__ = ["Check", "Combined", "Part", "Verify", "checks_of", "endpoints_of", "split_spec"]
+
+KINDS = ("agreement", "judge", "code", "llm", "none")
+_JOINED = re.compile(rf"([+|])(?=(?:{'|'.join(KINDS)})(?:[:+|]|$))")
+
+
+@dataclass(frozen=True)
+class Verify:
+    """How answers are checked, and by which models; the options `--verify...` of the commands.
+
+    Of `models`, `prices` and `key_envs` each reads `[PART=]VALUE`, where PART is `agreement`, `judge`, `code` or `llm`;
+    without it, it holds for every part that has none of its own.
+    """
+
+    spec: str = "none"
+    models: Sequence[str] = ()
+    """`NAME[@URL]`, the directory of a checkpoint, or `scripted:FILE.py:FUNCTION`."""
+    prices: Sequence[str] = ()
+    """`IN,OUT` of a million tokens."""
+    key_envs: Sequence[str] = ()
+    """Environment variables that have the key."""
+    unfenced: bool = False
+    """Programs are run with the user's own rights."""
+
+    @classmethod
+    def of(cls, given: str | Verify) -> Verify:
+        return cls(given) if isinstance(given, str) else given
+
+    def endpoint(self, kind: str, writer: Endpoint) -> Endpoint:
+        """What a part asks: its own model, else the writer's, counted apart. Raises ConfigError."""
+        price = _chosen(self.prices, kind, "--verify-price")
+        model = _chosen(self.models, kind, "--verify-model")
+        if model is None:
+            if price is not None:
+                raise ConfigError(f"--verify-price {price}: without --verify-model the writer is asked, at --price")
+            return writer.counted_apart()
+        budget = writer.budget.part(Price.parse(price) if price is not None else None)
+        scripted = model.removeprefix("scripted:") if model.startswith("scripted:") else None
+        name, at, url = model.partition("@http")
+        base_url = f"http{url}" if at else writer.base_url
+        if scripted is None and not at:
+            base_url = "" if Path(name).is_dir() else base_url
+            if base_url and not base_url.startswith(("http://", "https://")):
+                raise ConfigError(f"--verify-model {model}: say where it answers: {model}@https://HOST/v1")
+        key = os.environ.get(_chosen(self.key_envs, kind, "--verify-api-key-env") or "OPENAI_API_KEY")
+        return open_endpoint(
+            base_url or None, name, key, scripted=scripted, concurrency=writer.concurrency, retries=writer.retries,
+            cache=writer.cache, budget=budget,
+        )  # fmt: skip
+
+
+def _chosen(given: Sequence[str], kind: str, option: str) -> str | None:
+    """The value for a part: its own, else the one for all. Raises ConfigError for two of them."""
+    of: dict[str, str] = {}
+    for text in given:
+        part, equals, value = text.partition("=")
+        part, value = (part, value) if equals and part in KINDS else ("", text)
+        if not value.strip():
+            raise ConfigError(f"{option} {text!r} names nothing")
+        if of.setdefault(part, value) != value:
+            raise ConfigError(f"{option} says two things of {part or 'every part'}: {of[part]} and {value}")
+    return of.get(kind, of.get(""))
+
+
+def split_spec(spec: str) -> list[list[str]]:
+    """`agreement:3+code|llm` as [[agreement:3], [code, llm]]: `+` is and, `|` is or and binds closer."""
+    groups, last = [[""]], ""
+    for piece in _JOINED.split(spec.strip()):
+        if piece in ("+", "|"):
+            last = piece
+        elif last == "|":
+            groups[-1].append(piece)
+        else:
+            groups = [*groups, [piece]] if last else [[piece]]
+    return groups
+
+
+@dataclass
+class Part:
+    """One way to check, and what it asks."""
+
+    verifier: Verifier
+    endpoint: Endpoint | None = None
+    """None: it asks no model."""
+
+    @property
+    def kind(self) -> str:
+        return self.verifier.name.partition(":")[0]
+
+
+@dataclass
+class Combined:
+    """A verifier of parts: a row passes when in every group one part lets it pass.
+
+    They are asked in their order, and no further than decides: a row that one refuses costs no call of the next.
+    """
+
+    name: str
+    groups: Sequence[Sequence[Part]]
+    parts: list[Part] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.parts = [part for group in self.groups for part in group]
+
+    @property
+    def calls(self) -> int:
+        return sum(part.verifier.calls for part in self.parts)
+
+    async def check(self, row: Mapping[str, Any], endpoint: Endpoint | None) -> Verdict:
+        if len(self.parts) == 1:
+            return await self.parts[0].verifier.check(row, self.parts[0].endpoint or endpoint)
+        said: list[dict[str, Any]] = []
+        for group in self.groups:
+            asked = list[Verdict]()
+            for part in group:
+                asked.append(await part.verifier.check(row, part.endpoint or endpoint))
+                said.append(asked[-1].as_json(part.verifier.name))
+                if asked[-1].ok:
+                    break
+            if not asked[-1].ok:
+                failed = all(one.failed for one in asked)
+                return Verdict(False, asked[-1].reason, {"parts": said}, failed=failed)
+        passed = " and ".join(str(one["verifier"]) for one in said if one["ok"])
+        return Verdict(True, f"passes {passed}", {"parts": said})
+
+    def models(self, writer: Endpoint) -> dict[str, list[str]] | None:
+        """Where each part asks that does not ask the writer, to know it again; None where all do."""
+        asked = [part for part in self.parts if part.endpoint is not None]
+        own = {one.verifier.name: [one.endpoint.base_url, one.endpoint.model] for one in asked if one.endpoint}
+        return {name: at for name, at in own.items() if at != [writer.base_url, writer.model]} or None
+
+
+def endpoints_of(verifier: Verifier | None) -> list[Endpoint]:
+    """Those that its parts ask."""
+    parts = verifier.parts if isinstance(verifier, Combined) else []
+    return [part.endpoint for part in parts if part.endpoint is not None]
+
+
+@dataclass(frozen=True)
+class Check:
+    """What one way of checking came to, and what it took."""
+
+    verifier: str
+    model: str | None
+    checked: int
+    refused: int
+    budget: Budget | None
+
+    def as_json(self) -> dict[str, Any]:
+        spent = self.budget.spent if self.budget is not None else Usage()
+        return {
+            "verifier": self.verifier, "model": self.model, "checked": self.checked, "refused": self.refused,
+            "calls": spent.calls, "cached": spent.cached, "input_tokens": spent.input_tokens,
+            "output_tokens": spent.output_tokens, "money": self.budget.cost if self.budget is not None else None,
+        }  # fmt: skip
+
+    def in_words(self) -> str:
+        """Without what depends on which replies were there already."""
+        return f"{self.checked:,} rows checked{f' by {self.model}' if self.model else ''}, {self.refused:,} refused"
+
+
+def checks_of(verifier: Combined | None, provenances: Iterable[Mapping[str, Any]]) -> list[Check]:
+    """What each part found in the rows of a run, accepted and refused, by their provenance."""
+    checked, refused = Counter[str](), Counter[str]()
+    for provenance in provenances:
+        for one in _single(provenance.get("verdict") or {}):
+            checked[one["verifier"]] += 1
+            refused[one["verifier"]] += not one["ok"]
+    found = []
+    for part in verifier.parts if verifier is not None else []:
+        name, at = part.verifier.name, part.endpoint
+        found.append(
+            Check(name, at.model if at else None, checked[name], refused[name], at.budget if at is not None else None)
+        )
+    return found
+
+
+def _single(verdict: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    parts = (verdict.get("details") or {}).get("parts")
+    if parts:
+        yield from parts
+    elif "verifier" in verdict:
+        yield verdict

@@ -1,0 +1,203 @@
+"""Verification by others than the writer: models of their own, ways that combine, each counted apart."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from ajet_sdk.engines.reply_cache import Price
+from ajet_sdk.errors import ConfigError
+from ajet_tools.cli.app import app
+from ajet_tools.dataset.model.budget import Budget, BudgetSpent
+from ajet_tools.dataset.model.endpoint import Endpoint
+from ajet_tools.dataset.verify import Verify, open_verification
+from ajet_tools.dataset.verify.combined import KINDS, Combined, Part, checks_of, split_spec
+from ajet_tools.dataset.verify.verdict import Verdict
+
+WRITER = """
+import json, random
+
+def reply(ask):
+    chance = random.Random(f"{ask.sampling.seed}")
+    pairs = [(chance.randint(10, 99), chance.randint(10, 99)) for _ in range(4)]
+    wrong = lambda: 1 if chance.random() < 0.5 else 0
+    rows = [{"main_query": f"What is {a} plus {b}?", "metadata": {"answer": str(a + b + wrong())}} for a, b in pairs]
+    return [json.dumps(rows)] * ask.sampling.n
+"""
+CHECKER = """
+import json, re
+
+def added(ask):
+    a, b = map(int, re.findall(r"is (\\d+) plus (\\d+)", ask.body["messages"][-1]["content"])[-1])
+    return a + b
+
+def solve(ask):
+    return [f"ANSWER: {added(ask)}"] * ask.sampling.n
+
+def grade(ask):
+    [answer] = re.findall(r"<answer>\\s*(\\d+)", ask.body["messages"][-1]["content"])
+    right = int(answer) == added(ask) and int(answer) % 2 == 0
+    return [json.dumps({"correct": right, "score": float(right), "reason": "odd numbers are not trusted"})]
+"""
+SEEDS = [{"main_query": f"What is {n} plus 7?", "metadata": {"answer": str(n + 7)}} for n in (11, 25, 38)]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "writer.py").write_text(WRITER)
+    (tmp_path / "checker.py").write_text(CHECKER)
+    (tmp_path / "seeds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in SEEDS))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def expand(*options: str) -> Any:
+    given = ["dataset", "expand", "seeds.jsonl", "--count", "12", "--scripted", "writer.py:reply", *options]
+    return CliRunner().invoke(app, given, catch_exceptions=False)
+
+
+@pytest.mark.usefixtures("place")
+def test_a_verifier_of_ones_own_for_each_part_and_what_each_took() -> None:
+    models = (
+        "--verify-model",
+        "agreement=scripted:checker.py:solve",
+        "--verify-model",
+        "llm=scripted:checker.py:grade",
+    )
+    prices = ("--price", "1,1", "--verify-price", "llm=1000,1000")
+    made = expand("--out", "data", "--verify", "agreement:2+llm", *models, *prices, "--json")
+    assert made.exit_code == 0, made.output
+    report = json.loads(made.stdout)
+    agreement, llm = report["checks"]
+    assert (agreement["model"], llm["model"]) == ("scripted:checker.py:solve", "scripted:checker.py:grade")
+    assert agreement["refused"] > 0 and llm["refused"] > 0
+    assert llm["checked"] == agreement["checked"] - agreement["refused"], "a refused row is shown to no other"
+    assert llm["calls"] >= llm["checked"] and agreement["money"] is None, "no price is known of that one"
+    assert report["money"] == pytest.approx(llm["money"], rel=0.01) and report["money"] > llm["money"]
+    rows = [json.loads(line) for line in Path("data/train.jsonl").read_text().splitlines()]
+    for row in rows:
+        a, b = (int(word.strip("?")) for word in row["main_query"].split() if word.strip("?").isdigit())
+        assert int(row["metadata"]["answer"]) == a + b and (a + b) % 2 == 0
+        verdict = row["provenance"]["verdict"]
+        assert (
+            verdict["verifier"] == "agreement:2+llm"
+            and [one["ok"] for one in verdict["details"]["parts"]] == [True] * 2
+        )
+    card = Path("data/README.md").read_text()
+    assert f"{agreement['checked']:,} rows checked by scripted:checker.py:solve" in card
+    first = Path("data/train.jsonl").read_bytes(), card
+    again = expand("--out", "data", "--verify", "agreement:2+llm", *models, *prices, "--resume")
+    assert again.exit_code == 0 and (Path("data/train.jsonl").read_bytes(), Path("data/README.md").read_text()) == first
+    other = expand("--out", "data", "--verify", "agreement:2+llm", "--resume", "--verify-model", models[3])
+    assert other.exit_code == 2 and "verify_models" in other.output
+
+
+@pytest.mark.usefixtures("place")
+def test_one_of_several_is_enough_where_the_spec_says_so() -> None:
+    made = expand("--out", "data", "--verify", "llm|agreement:1", "--verify-model", "llm=scripted:checker.py:grade",
+                  "--verify-model", "scripted:checker.py:solve", "--json")  # fmt: skip
+    llm, agreement = json.loads(made.stdout)["checks"]
+    assert llm["refused"] == agreement["checked"] > agreement["refused"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--verify", "none", "--verify-model", "m"), "nothing is verified"),
+        (("--verify", "agreement:3", "--verify-model", "llm=m@http://127.0.0.1:1/v1"), "there is agreement"),
+        (("--verify", "agreement:3", "--verify-model", "judge-7b"), "say where it answers"),
+        (("--verify", "agreement:3+none"), "no check that can be combined"),
+        (("--verify", "agreement:3", "--verify-price", "1,1"), "without --verify-model"),
+        (("--verify", "llm", "--verify-model", "scripted:checker.py:grade", "--price", "1,1", "--max-cost", "1"),
+         "--verify-price"),
+    ],
+)  # fmt: skip
+@pytest.mark.usefixtures("place")
+def test_what_cannot_be_is_said_before_the_first_call(options: tuple[str, ...], words: str) -> None:
+    refused = expand("--out", "data", *options)
+    assert refused.exit_code != 0 and words in " ".join(refused.output.split())
+    assert not Path("data/.expand/run.json").exists()
+
+
+part = st.sampled_from(["agreement:3", "code", "llm", "judge:agent.py:exact", "judge:c++/a|b.py:exact:3"])
+
+
+@given(st.lists(st.lists(part, min_size=1, max_size=3), min_size=1, max_size=3))
+def test_a_spec_is_split_as_it_was_joined(groups: list[list[str]]) -> None:
+    assert split_spec("+".join("|".join(group) for group in groups)) == groups
+
+
+class Says:
+    def __init__(self, name: str, ok: bool, failed: bool = False) -> None:
+        self.name, self.calls, self.ok, self.failed, self.asked = name, 0, ok, failed, 0
+
+    async def check(self, row: Any, endpoint: Any) -> Verdict:
+        self.asked += 1
+        return Verdict(self.ok, f"{self.name} says {self.ok}", failed=self.failed)
+
+
+@given(
+    st.lists(st.lists(st.booleans(), min_size=1, max_size=3), min_size=1, max_size=3).filter(
+        lambda g: sum(map(len, g)) > 1
+    )
+)
+def test_all_groups_and_any_of_a_group(answers: list[list[bool]]) -> None:
+    parts = [[Part(Says(f"{i}-{j}", ok)) for j, ok in enumerate(group)] for i, group in enumerate(answers)]
+    verdict = asyncio.run(Combined("spec", parts).check({}, None))
+    assert verdict.ok == all(any(group) for group in answers)
+    [*said] = checks_of(Combined("spec", parts), [{"verdict": verdict.as_json("spec")}])
+    for one, own in zip(said, (part.verifier for group in parts for part in group), strict=True):
+        assert one.checked == own.asked and one.refused == (own.asked if not own.ok else 0)
+
+
+def test_a_part_has_its_own_count_and_the_limits_of_the_whole() -> None:
+    async def body() -> None:
+        whole = Budget(calls=3, price=Price(1, 1))
+        own = whole.part(Price(10, 10))
+        ticket = await own.admit(10, 10)
+        await own.settle(ticket, 100, 100)
+        ticket = await whole.admit(10, 10)
+        await whole.settle(ticket, 100, 100)
+        assert (own.spent.calls, whole.spent.calls) == (1, 2)
+        assert own.cost == pytest.approx(2000 / 1e6) and whole.cost == pytest.approx(2200 / 1e6)
+        await own.release(await own.admit(1, 1))
+        assert (own.spent.calls, whole.spent.calls) == (2, 3)
+        with pytest.raises(BudgetSpent, match="3 calls"):
+            await own.admit(1, 1)
+
+    asyncio.run(body())
+
+
+def test_the_writer_as_verifier_is_counted_apart(model_server) -> None:
+    server = model_server(lambda body, number: "ANSWER: 42")
+
+    async def body() -> Combined:
+        writer = Endpoint(server.url, "m", budget=Budget())
+        verifier = open_verification("agreement:1", writer)
+        assert verifier is not None
+        try:
+            assert (await verifier.check({"question": "6 * 7?", "answer": "42"}, writer)).ok
+            await writer.chat([{"role": "user", "content": "write"}])
+            own = verifier.parts[0].endpoint
+            assert own is not None and own.budget.spent.calls == 1 and writer.budget.spent.calls == 2
+            writer.halt()
+            with pytest.raises(Exception, match="not asked any more"):
+                await verifier.check({"question": "7 * 7?", "answer": "49"}, writer)
+        finally:
+            await writer.aclose()
+        return verifier
+
+    asyncio.run(body())
+
+
+def test_each_kind_is_known_to_the_grammar() -> None:
+    assert set(KINDS) == {"agreement", "judge", "code", "llm", "none"}
+    with pytest.raises(ConfigError, match="two things"):
+        open_verification(Verify("llm", ("a@http://x/v1", "b@http://x/v1")), Endpoint("http://127.0.0.1:9", "m"))
