@@ -108,6 +108,7 @@ def play_league(
     tasks: Sequence[Task | Mapping[str, Any]] | None = None,
     k: int = 1,
     on_episode: Callable[[Episode], None] | None = None,
+    on_match: Callable[[str, str, Score], None] | None = None,
 ) -> League:
     """Play each player as the policy against each opponent (the players, where none are named), k times on every task.
 
@@ -135,7 +136,10 @@ def play_league(
         )
         report = run(match, workflow=workflow, judge=judge, tasks=tasks, k=k, on_episode=on_episode)
         sound = [episode for episode in report.episodes if episode.status == "succeeded"]
-        scores[player, opponent] = Score(len(sound), sum(map(solved, sound)), len(report.episodes) - len(sound))
+        score = Score(len(sound), sum(map(solved, sound)), len(report.episodes) - len(sound))
+        scores[player, opponent] = score
+        if on_match is not None:
+            on_match(player, opponent, score)
     return League(scores, directory)
 
 

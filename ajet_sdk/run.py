@@ -124,7 +124,7 @@ def train(
     sets = load_tasks(config, tasks, val_tasks)
     if workflow is not None or config.rollout.user_workflow or sets.val or not config.trainer_common.algorithm.stored:
         workflow = _find_workflow(config, workflow)
-        check_models(config, workflow)
+        check_models(config, workflow, training=config.backbone != "debug")
     judge = _find_judge(config, judge)
     _check_signatures(workflow, judge, [*sets.train, *sets.val], config)
     if debug_tags and config.rollout.runner == "ray":
@@ -315,7 +315,7 @@ def run(
     sets = load_tasks(config, tasks)
     chosen = sets.val or sets.train
     _check_signatures(workflow, judge, chosen, config)
-    check_models(config, workflow)
+    check_models(config, workflow, training=False)
     on_episode = on_episode or progress_in_cell(len(chosen) * k)
     with _Session(config, backbone="run", ray=ray, code=(workflow, judge)) as session:
         episodes = run_to_end(

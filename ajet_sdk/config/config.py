@@ -15,7 +15,7 @@ import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import yaml
 from pydantic import BaseModel, PrivateAttr, ValidationError, model_validator
@@ -92,7 +92,7 @@ class Config(Section):
         try:
             self.__pydantic_validator__.validate_python(values, self_instance=self)
         except ValidationError as error:
-            raise ConfigError("\n".join(explain(error, source, list(keys()), _default))) from None
+            raise ConfigError("\n".join(explain(error, source, list(keys(lists=True)), _default))) from None
         self._roots = Roots({name: value for name, value in source.document.items() if name != "ajet"})
         self._translated = translated
         self._source = path.resolve() if path is not None else None
@@ -338,10 +338,12 @@ def _why_idle(path: str) -> str:
     return next((why for idle, why in IDLE.items() if f"{path}.".startswith(f"{idle}.")), "")
 
 
-def keys(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[str]:
-    """Every key under `ajet:` as a dotted path, sections before what stands in them."""
+def keys(model: type[BaseModel] = Config, prefix: str = "", *, lists: bool = False) -> Iterator[str]:
+    """Every key under `ajet:` as a dotted path, sections before what stands in them; with `lists` those of the
+    sections in a list too."""
     for name, field in model.model_fields.items():
         path = f"{prefix}{name}"
         yield path
-        if isinstance(field.annotation, type(BaseModel)):  # on Python 3.10 list[str] is a type too
-            yield from keys(field.annotation, f"{path}.")
+        for inner in [field.annotation, *(get_args(field.annotation) if lists else ())]:
+            if isinstance(inner, type(BaseModel)):  # on Python 3.10 list[str] is a type too
+                yield from keys(inner, f"{path}.", lists=lists)

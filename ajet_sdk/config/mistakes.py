@@ -27,10 +27,20 @@ def explain(error: ValidationError, source: Source, known: Sequence[str], defaul
             continue
         context = item.get("ctx", {})
         ours = item["type"] == "ajet"
-        path = ".".join([*steps, context["key"]] if ours else steps)
+        path = ".".join([*steps, context["key"]] if ours else _places(item["loc"]))
         demand = context["message"] if ours else f"{_demand(item['type'], item['msg'], context, item['input'])} {{got}}"
         lines.setdefault(path, f"{path or 'ajet'} {demand.replace('{got}', _got(path, source, default))}")
     return list(lines.values())
+
+
+def _places(loc: Sequence[str | int]) -> list[str]:
+    """The steps to a value; of places in lists only those of sections, for a list of numbers is one value."""
+    steps = [step for step in loc if isinstance(step, int) or (step not in _BRANCHES and "[" not in step)]
+    return [
+        str(step)
+        for number, step in enumerate(steps)
+        if isinstance(step, str) or any(isinstance(later, str) for later in steps[number + 1 :])
+    ]
 
 
 _BRANCHES = ("str", "int", "float", "bool")  # what pydantic adds to the place of a union's error
@@ -41,6 +51,8 @@ def _got(path: str, source: Source, default: Callable[[str], Any]) -> str:
     for step in path.split("."):
         if isinstance(value, Mapping) and step in value:
             value = value[step]
+        elif isinstance(value, list) and step.isdigit():
+            value = value[int(step)]
         else:
             section = source.origin(f"ajet.{path}")
             return f"(by default {default(path)!r}" + (f"; its section is {section})" if section else ")")

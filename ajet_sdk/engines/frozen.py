@@ -96,8 +96,11 @@ def _weights(config: Config, name: str, path: str) -> ModelSource:
     return config.model.model_copy(update=given)
 
 
-def check_frozen(config: Config) -> None:
-    """Raise ConfigError where the config names a model for other agents that is not there."""
+def check_frozen(config: Config, *, training: bool) -> None:
+    """Raise ConfigError where the config names a model for other agents that is not there.
+
+    In a `training`, checkpoint@latest and checkpoint@any are of that run; elsewhere they are of an earlier one.
+    """
     rollout = config.rollout
     for named in _named(config):
         moving = isinstance(named, str) and named.startswith(f"{_OWN}@") and named.rpartition("@")[2] in _MOVING
@@ -106,8 +109,17 @@ def check_frozen(config: Config) -> None:
                 f"rollout.opponent: {named} is for backbone local: {config.backbone} keeps its checkpoints in another "
                 "form. Name checkpoint@0, policy, a directory, or a model that an endpoint serves"
             )
-        if not moving:  # those are of the run that is about to begin
+        if moving and training:  # of the run that is about to begin
+            continue
+        try:
             source_of(named, config)
+        except ConfigError as error:
+            if not moving:
+                raise
+            raise ConfigError(
+                f"{error}. Train first, or name another opponent for this run: ajet.rollout.opponent=policy, "
+                "checkpoint@0, or a directory with a model"
+            ) from None
     for key in rollout.debug_models:
         if not key:
             raise ConfigError("rollout.debug_models: a key is a target tag, an agent or a model's name (got '')")

@@ -30,8 +30,8 @@ class Price:
     output: float
 
     @classmethod
-    def parse(cls, text: str) -> Price:
-        """`0.15,0.60`: a million tokens of input and of output. Raises ConfigError."""
+    def parse(cls, text: str, named: str = "--price") -> Price:
+        """`0.15,0.60`: a million tokens of input and of output. Raises ConfigError, which says who `named` it."""
         parts = text.replace("/", ",").split(",")
         try:
             numbers = [float(part) for part in parts]
@@ -39,7 +39,7 @@ class Price:
             numbers = []
         if len(numbers) != 2 or not all(math.isfinite(one) and one >= 0 for one in numbers):
             raise ConfigError(
-                f"--price reads INPUT,OUTPUT, the price of a million tokens of each, such as 0.15,0.60 (got {text!r})"
+                f"{named} reads INPUT,OUTPUT, the price of a million tokens of each, such as 0.15,0.60 (got {text!r})"
             )
         return cls(*numbers)
 

@@ -217,18 +217,24 @@ def _asked(
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:
             status = error.response.status_code if isinstance(error, httpx.HTTPStatusError) else None
             if (status is not None and status < 500) or not left:
-                detail = f": {error.response.text[:500]}" if isinstance(error, httpx.HTTPStatusError) else ""
-                raise EnvironmentUnavailable(
-                    f"the environment service did not answer {endpoint} at {url} ({_first_line(error)}){detail}; "
-                    "check task_reader.env_service.env_url",
-                    status=status,
-                ) from error
+                why = _why(error, endpoint, timeout)
+                raise EnvironmentUnavailable(f"the environment service at {url} {why}", status=status) from error
             time.sleep(0.5 * (tries - left))
     raise AssertionError("unreachable")
 
 
-def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+def _why(error: Exception, endpoint: str, timeout: float) -> str:
+    """What a service did not do, and only where nothing answers that its address may be wrong."""
+    import httpx
+
+    if isinstance(error, httpx.HTTPStatusError):
+        return f"answered {endpoint} with {error.response.status_code}: {error.response.text[:500]}"
+    if isinstance(error, httpx.TimeoutException) and not isinstance(error, httpx.ConnectTimeout):
+        return f"did not answer {endpoint} within {timeout:g} s"
+    said = (str(error) or type(error).__name__).splitlines()[0]
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.UnsupportedProtocol | httpx.InvalidURL):
+        return f"cannot be reached ({said}); start it, or correct task_reader.env_service.env_url"
+    return f"did not answer {endpoint} as it should ({said})"
 
 
 def _text_of(content: Any) -> str:

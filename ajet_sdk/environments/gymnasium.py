@@ -11,7 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ajet_sdk.environments.hosted import Spec, UnknownTask, answer, messages_of, split_of
+from ajet_sdk.environments.hosted import Spec, UnknownTask, WrongTarget, answer, messages_of, split_of
 
 __all__ = ["Played", "load"]
 
@@ -19,10 +19,13 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def load(name: str, spec: Spec) -> _Registered:
-    """The environment that gymnasium has registered under a name. Raises ImportError without gymnasium."""
+    """The environment that gymnasium has registered under a name. Raises ImportError without gymnasium, WrongTarget."""
     import gymnasium
 
-    gymnasium.spec(name)  # an unknown name is an error now, with the names that are alike
+    try:
+        gymnasium.spec(name)
+    except gymnasium.error.Error as error:  # with the names that are alike
+        raise WrongTarget(f"gymnasium has no environment {name}: {error}") from error
     return _Registered(name, spec)
 
 

@@ -103,6 +103,8 @@ def load(spec: Spec) -> Hosted:
     """What a target names. Raises WrongTarget, ImportError, and what the target's own module raises."""
     kind, colon, name = spec.target.partition(":")
     if colon and kind in KINDS:
+        if spec.actions and kind != "gymnasium":
+            raise _no_actions(spec)
         adapter: Any = importlib.import_module(f"ajet_sdk.environments.{kind}")
         hosted: Hosted = adapter.load(name, spec)
         return hosted
@@ -112,7 +114,22 @@ def load(spec: Spec) -> Hosted:
             f"{spec.target} names no environment: write FILE.py:NAME, package.module:NAME, or "
             + ", ".join(f"{kind}:NAME" for kind in KINDS)
         )
-    return _OfFactory(_attribute(_module(path), name, spec.target), spec)
+    factory = _attribute(_module(path), name, spec.target)
+    if spec.splits and hasattr(factory, "tasks"):
+        raise WrongTarget(f"{spec.target} has tasks of its own, from {name}.tasks(split); leave --split out")
+    if spec.actions and isinstance(factory, type) and not _is_gymnasium(factory):
+        raise _no_actions(spec)
+    return _OfFactory(factory, spec)
+
+
+def _no_actions(spec: Spec) -> WrongTarget:
+    return WrongTarget(
+        f"--actions names the actions of a gymnasium environment, and {spec.target} is none; leave it out"
+    )
+
+
+def _is_gymnasium(factory: type) -> bool:
+    return any(base.__module__.partition(".")[0] == "gymnasium" for base in factory.__mro__)
 
 
 def _module(path: str) -> Any:
@@ -176,6 +193,8 @@ class _OfFactory:
         if hasattr(made, "action_space"):
             adapter: Any = importlib.import_module("ajet_sdk.environments.gymnasium")
             return adapter.Played(made, None, self._spec.actions)
+        if self._spec.actions:
+            raise _no_actions(self._spec)
         return _Own(made)
 
 

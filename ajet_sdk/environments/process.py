@@ -137,6 +137,8 @@ def _plain(value: Any) -> Any:
 
 def _described(error: BaseException, *, whole: bool = False) -> str:
     said = f"{type(error).__name__}: {error}"
+    if isinstance(error, WrongTarget):
+        return str(error)
     frames = traceback.extract_tb(error.__traceback__)
     with contextlib.suppress(IndexError):
         said += f" ({os.path.basename(frames[-1].filename)} line {frames[-1].lineno})"  # noqa: PTH119

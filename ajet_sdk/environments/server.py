@@ -55,6 +55,8 @@ def service_app(instances: Instances, env_type: str, api_key: str | None = None)
         return await instances.create(asked.instance_id or new_id(), asked.task_id, asked.params)
 
     async def step(asked: _Asked) -> Any:
+        if not asked.messages:
+            raise Refused(400, 'messages is missing: the agent\'s message, {"role": "assistant", "content": ...}')
         return await instances.ask(_id_of(asked), {"what": "step", "messages": asked.messages})
 
     async def evaluate(asked: _Asked) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ajet_sdk.errors import ConfigError
@@ -28,6 +28,10 @@ class Part:
     """In front of the names of its rewards; None: the judge's own."""
 
 
+def _name_of(judge: Any) -> str:
+    return str(getattr(judge, "name", None) or getattr(judge, "__name__", None) or type(judge).__name__)
+
+
 class CombinedJudge:
     """Every judge judges; the episode's reward is the weighted sum, and each part stays to be seen by its name.
 
@@ -35,8 +39,9 @@ class CombinedJudge:
 
     Judges of a group and of one output mix: with one of the former all are asked once the group is complete. Where one
     fails, all have failed: a sum without a part of it would be another reward. One of weight 0 only watches: its
-    rewards are recorded, and logged as `held_out_NAME`; they count nothing, and its failure is a line in the log. An
-    episode is a success where each judge that counts and says so says yes.
+    rewards are recorded, and logged as `held_out_NAME`; they count nothing. Its first failure is a line in the log, and
+    the metric `judge_failed_NAME` has the share of episodes where it failed. An episode is a
+    success where each judge that counts and says so says yes.
     """
 
     def __init__(self, parts: Sequence[Part | tuple[Any, float]]) -> None:
@@ -46,6 +51,7 @@ class CombinedJudge:
         self.group = any(is_group_judge(part.judge) for part in self.parts)
         limits = [getattr(part.judge, "timeout", None) for part in self.parts]
         self.timeout: float | None = max((one for one in limits if one), default=None)
+        self._warned: set[str] = set()
 
     async def __call__(self, output: Any, episode: Episode) -> Verdict:
         """The verdict on one output. Raises what a judge raises."""
@@ -60,11 +66,17 @@ class CombinedJudge:
     async def _of(self, part: Part, episodes: Sequence[Episode]) -> list[Verdict]:
         if part.weight:
             return await self._ask(part, episodes)
+        name = part.name or _name_of(part.judge)
+        metric = f"judge_failed_{name}"
         try:
-            return await self._ask(part, episodes)
+            found = await self._ask(part, episodes)
         except Exception as error:  # noqa: BLE001  who only watches fails nobody
-            log.warning("the judge %s, of weight 0, failed: %s: %s", part.name or "", type(error).__name__, error)
-            return [Verdict(())] * len(episodes)
+            if name not in self._warned:
+                self._warned.add(name)
+                log.warning("the judge %s, of weight 0, failed: %s: %s (said once; the metric %s has how often)",
+                            name, type(error).__name__, error, metric)  # fmt: skip
+            return [Verdict((), metrics={metric: 1.0})] * len(episodes)
+        return [replace(verdict, metrics={**verdict.metrics, metric: 0.0}) for verdict in found]
 
     async def _ask(self, part: Part, episodes: Sequence[Episode]) -> list[Verdict]:
         if is_group_judge(part.judge):

@@ -94,8 +94,10 @@ class LlmJudge:
             asked = model if isinstance(model, Model) else open_model(model, base_url, api_key)
             model = JudgeModel(
                 asked, temperature=temperature, max_tokens=max_tokens, retries=retries, cache=cache,
-                price=None if price is None else Price.parse(price),
+                price=None if price is None else Price.parse(price, f"the price of the judge {name}"),
             )  # fmt: skip
+        if prompt is not None:
+            prompts.check_prompt(prompt)
         self.model = model
         self.rubric, self.mode, self.name = rubric, mode, name
         self.examples = [example if isinstance(example, Example) else Example.of(example) for example in examples]

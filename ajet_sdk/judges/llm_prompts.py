@@ -19,6 +19,7 @@ __all__ = [
     "PREFERENCE_SCHEMA",
     "Example",
     "Material",
+    "check_prompt",
     "listwise",
     "messages",
     "pairwise",
@@ -35,6 +36,10 @@ LONGEST = 24_000
 PREFERENCES = {"first": 1.0, "second": 0.0, "tie": 0.5}
 
 _TAGS = re.compile(r"<(/?)(task|answer|reference|rubric|example)\b", re.IGNORECASE)
+PLACEHOLDERS = (
+    "query", "task", "answer", "answers", "count", "reference", "rubric", "examples", "min_score", "max_score",
+)  # fmt: skip
+_NAMED = re.compile(r"(?<![\w{\\])\{([A-Za-z_]\w*)\}(?!\})")  # not the braces of LaTeX, nor of {{name}}
 _QUERY = ("query", "main_query", "question", "prompt")
 _ANSWER = ("answer", "output", "response")
 
@@ -104,6 +109,17 @@ What makes an answer good:
 {examples}"""
 
 _NO_RUBRIC = "It does what the task asks, correctly and completely."
+
+
+def check_prompt(prompt: str) -> None:
+    """Raise ConfigError for a user's prompt with a placeholder that nothing stands for."""
+    unknown = [name for name in _NAMED.findall(prompt) if name not in PLACEHOLDERS]
+    if unknown:
+        known = ", ".join(f"{{{name}}}" for name in PLACEHOLDERS)
+        raise ConfigError(
+            f"the judge's prompt has {{{unknown[0]}}}, which nothing stands for; it may have {known}. Braces that are "
+            "meant as text are doubled"
+        )
 
 
 def messages(text: str) -> list[dict[str, Any]]:

@@ -145,7 +145,14 @@ class Report:
         """The score in one line."""
         reward = "none" if self.reward is None else f"{self.reward:.4g}"
         passed = "".join(f", pass@{k} {value:.4g}" for k, value in self.pass_at.items())
-        return f"Mean reward {reward} over {len(self.tasks)} tasks, {len(self.episodes)} episodes{passed}"
+        counted = f"{len(self.tasks)} tasks, {len(self.episodes)} episodes"
+        if without := sum(episode.reward is None for episode in self.episodes):
+            scored = sum(score.reward is not None for score in self.tasks)
+            counted = (
+                f"{scored} of {len(self.tasks)} tasks, {len(self.episodes) - without} of {len(self.episodes)} episodes "
+                "(those with a reward)"
+            )
+        return f"Mean reward {reward} over {counted}{passed}"
 
     def __repr__(self) -> str:
         more = len(self.tasks) - SHOWN

@@ -93,9 +93,9 @@ def frozen_model(
     return policy if source is None else frozen.get(source, config)
 
 
-def check_models(config: Config, workflow: Any) -> None:
+def check_models(config: Config, workflow: Any, *, training: bool) -> None:
     """Raise ConfigError, before the first episode, for a model that is not there or seats that cannot be drawn."""
-    check_frozen(config)
+    check_frozen(config, training=training)
     own = make_workflow(workflow) if is_workflow_class(workflow) else spec_of(workflow, "workflow")
     draw_seats(config.rollout, own.trainable_targets, 0)
 

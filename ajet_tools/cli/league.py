@@ -86,8 +86,23 @@ def _play(
 ) -> League:
     sets = load_tasks(config)
     tasks = (sets.val or sets.train)[:limit]
-    with ProgressBar("Games", len(players) * len(opponents) * len(tasks) * k, quiet=quiet) as bar:
-        return play_league(config, players, opponents, tasks=tasks, k=k, on_episode=lambda episode: bar.advance())
+    matches = len(players) * len(opponents)
+    numbers = iter(range(1, matches + 1))
+
+    def say(player: str, opponent: str, score: Score) -> None:
+        won = f"{score.wins} of {score.games} games won" + (f", {score.failed} failed" if score.failed else "")
+        echo(f"match {next(numbers)} of {matches}: {player} against {opponent}, {won}", err=True)
+
+    with ProgressBar("Games", matches * len(tasks) * k, quiet=quiet) as bar:
+        return play_league(
+            config,
+            players,
+            opponents,
+            tasks=tasks,
+            k=k,
+            on_episode=lambda episode: bar.advance(),
+            on_match=None if quiet else say,
+        )
 
 
 def _print(league: League) -> None:

@@ -21,7 +21,7 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.rollout.attempts import Attempt, check_models, draw_seats
 from ajet_sdk.rollout.episode import run_batch
-from ajet_sdk.run import train
+from ajet_sdk.run import run, train
 from ajet_sdk.samples.build import build
 from ajet_sdk.trace.reader import episodes as episodes_of
 from ajet_sdk.trace.reader import open_trace
@@ -177,13 +177,14 @@ def test_seats_without_targets_and_models_that_are_not_there_end_a_run_before_it
         return ""
 
     with pytest.raises(ConfigError, match="list the target tags"):
-        check_models(config(opponent="policy", trained_seats=1), nobody)
+        check_models(config(opponent="policy", trained_seats=1), nobody, training=True)
     with pytest.raises(ConfigError, match=r"OPENAI_BASE_URL.*checkpoint@STEP"):
-        check_models(config(opponent="gpt-4o"), nobody)
+        check_models(config(opponent="gpt-4o"), nobody, training=True)
     with pytest.raises(ConfigError, match=r"no checkpoint checkpoint@40: .*has no checkpoint"):
-        check_models(config(opponent="checkpoint@40"), nobody)
+        check_models(config(opponent="checkpoint@40"), nobody, training=True)
     with pytest.raises(ConfigError, match="backbone local"):
-        check_models(load_config(values={"backbone": "verl", "rollout": {"opponent": "checkpoint@latest"}}), nobody)
+        verl = load_config(values={"backbone": "verl", "rollout": {"opponent": "checkpoint@latest"}})
+        check_models(verl, nobody, training=True)
 
 
 @ajet.workflow(trainable_targets=["mine"])
@@ -225,7 +226,21 @@ def test_a_training_plays_against_its_own_checkpoints(tmp_path: Path, tiny_model
 def test_without_weights_there_is_no_first_model_to_play_against() -> None:
     given = load_config(values={"model": {"scripted": "m->f"}, "rollout": {"opponent": "checkpoint@0"}})
     with pytest.raises(ConfigError, match="no initial model"):
-        check_frozen(given)
+        check_frozen(given, training=True)
+
+
+@pytest.mark.parametrize("named", ["checkpoint@latest", "checkpoint@any"])
+def test_outside_of_a_training_the_latest_checkpoint_is_one_of_before(named: str, tmp_path: Path) -> None:
+    given = load_config(
+        values={
+            "experiment_dir": str(tmp_path),
+            "model": {"scripted": f"{__file__}:duel"},
+            "rollout": {"user_workflow": f"{__file__}->duel", "opponent": named},
+        }
+    )
+    check_frozen(given, training=True)
+    with pytest.raises(ConfigError, match=rf"no checkpoint {named}.*Train first.*rollout.opponent=policy"):
+        run(given, tasks=[{"question": "q"}])
 
 
 def test_a_model_in_the_making_plays_against_itself() -> None:

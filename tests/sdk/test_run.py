@@ -203,6 +203,19 @@ def test_an_episode_shows_its_tokens_in_a_notebook(tmp_path: Path) -> None:
     assert "&lt;b&gt;q" in alone and "<b>q" not in alone
 
 
+def test_the_headline_says_how_many_it_counts(tmp_path: Path) -> None:
+    @ajet.judge
+    def picky(task: Task, episode: Episode) -> float:
+        if task.main_query == "q" or episode.attempt == 1:
+            raise ValueError("cannot say")
+        return 0.5
+
+    report = run(config(tmp_path), workflow=solve, judge=picky, tasks=ROWS, k=2)
+    assert report.summary().startswith(
+        "Mean reward 0.5 over 1 of 2 tasks, 1 of 4 episodes (those with a reward), pass@1"
+    )
+
+
 def test_a_report_and_a_tuned_model_print_as_a_person_reads_them(tmp_path: Path) -> None:
     report = run(config(tmp_path), workflow=solve, judge=exact, tasks=ROWS, k=2)
     summary = f"Mean reward {report.reward:.4g} over 2 tasks, 4 episodes, pass@1"

@@ -56,7 +56,9 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def test_everybody_plays_everybody(job: Path) -> None:
-    league = play_league(load_config(job), ["weak", "strong"], k=2)
+    seen: list[tuple[str, str, Score]] = []
+    league = play_league(load_config(job), ["weak", "strong"], k=2, on_match=lambda *match: seen.append(match))
+    assert seen == [(*pair, score) for pair, score in league.scores.items()]
     assert league.players == league.opponents == ("weak", "strong")
     assert league.score("strong", "weak") == Score(games=6, wins=6)
     assert league.score("weak", "strong").rate == pytest.approx(1 / 3)
@@ -78,8 +80,12 @@ def test_the_command_prints_a_table_or_json_and_draws(job: Path) -> None:
     table = CliRunner().invoke(app, [*options, "--picture", "league.svg"])
     assert table.exit_code == 0, table.output
     lines = table.output.splitlines()
-    assert lines[0].split() == ["player", "middling", "all", "others", "95", "%", "games"]
-    assert lines[1].split()[:3] == ["weak", "0.50", "0.50"]
+    assert lines[:2] == [
+        "match 1 of 2: weak against middling, 1 of 2 games won",
+        "match 2 of 2: strong against middling, 2 of 2 games won",
+    ]  # fmt: skip
+    assert lines[2].split() == ["player", "middling", "all", "others", "95", "%", "games"]
+    assert lines[3].split()[:3] == ["weak", "0.50", "0.50"]
     texts = "".join(ElementTree.parse(job.parent / "league.svg").getroot().itertext())
     assert "strong" in texts and "0.50" in texts and "against all others" in texts
     found = json.loads(CliRunner().invoke(app, [*options, "--json"]).output)

@@ -20,7 +20,7 @@ import ajet
 from ajet_sdk.config.config import load_config
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.environments.client import GymEnv, service_health, task_ids
-from ajet_sdk.environments.hosted import Spec
+from ajet_sdk.environments.hosted import Spec, WrongTarget, load
 from ajet_sdk.environments.instances import Instances, Limits
 from ajet_sdk.environments.server import service_app
 from ajet_sdk.errors import ConfigError, EnvironmentUnavailable
@@ -69,6 +69,9 @@ class Counter:
 
     async def info(self):
         return {"tools": ["add"]}
+
+def made(task_id):
+    return Counter(task_id)
 
 class Talker:
     def __init__(self, task_id): ...
@@ -259,16 +262,28 @@ def test_what_cannot_be_hosted_says_why(counter: Path, tmp_path: Path) -> None:
         (f"{counter}:Nothing", "no class or function Nothing"),
         (f"{tmp_path}/none.py:A", "there is no file"),
         (f"{broken}:A", "No module named 'no_such_package'"),
+        ("gymnasium:FrozenLak-v1", r"no environment FrozenLak-v1: .*Did you mean: .FrozenLake.*[^\n]$"),
     ]:
         with pytest.raises(ConfigError, match=said), hosted(target):
             pass
+    for spec, said in [
+        (Spec(f"{counter}:Counter", actions=["left"]), "--actions names the actions of a gymnasium environment"),
+        (Spec(f"{counter}:Counter", splits={"train": ["1"]}), r"tasks of its own, from Counter.tasks\(split\)"),
+        (Spec("mcp:true", actions=["left"]), "mcp:true is none; leave it out"),
+    ]:
+        with pytest.raises(WrongTarget, match=said):
+            load(spec)
+    made = load(Spec(f"{counter}:made", actions=["left"]))  # what a function makes is known once it has made it
+    with pytest.raises(WrongTarget, match="leave it out"):
+        made.create("1", {})
 
 
 def test_refusals(service: tuple[str, Instances]) -> None:
     url, _ = service
     for endpoint, body, status, said in [
         ("create", {"env_type": "count"}, 400, "task_id is missing"),
-        ("step", {}, 400, "instance_id is missing"),
+        ("step", {"messages": {"role": "assistant", "content": "1"}}, 400, "instance_id is missing"),
+        ("step", {"instance_id": "a"}, 400, "messages is missing"),
         ("step", {"messages": 3}, 400, "messages: Input should be"),
         ("create", {"env_type": "other", "task_id": "1"}, 404, "hosts 'count', not 'other'"),
         ("create", {"task_id": "x"}, 500, "invalid literal for int"),

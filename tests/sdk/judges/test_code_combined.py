@@ -83,8 +83,18 @@ def test_one_that_fails_is_the_failure_of_all() -> None:
         asyncio.run(CombinedJudge([(length, 1.0), (broken, 0.1)])("a", Episode(task=TASK)))
     with pytest.raises(ConfigError, match="at least one"):
         CombinedJudge([(broken, 0.0)])
-    watched = asyncio.run(CombinedJudge([(length, 1.0), (broken, 0.0)])("a", Episode(task=TASK)))
-    assert [one.name for one in watched.rewards] == ["length"], "who only watches fails nobody"
+
+
+def test_who_only_watches_fails_nobody_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    def even(output: str) -> float | None:
+        return 1.0 if len(output) % 2 == 0 else None
+
+    judge = CombinedJudge([(length, 1.0), (even, 0.0)])
+    found = [asyncio.run(judge(text, Episode(task=TASK))) for text in ("a", "bb", "ccc")]
+    assert [len(one.rewards) for one in found] == [1, 2, 1]
+    assert [one.metrics["judge_failed_even"] for one in found] == [1, 0, 1], "the mean is the share that failed"
+    [line] = [record.message for record in caplog.records if "failed" in record.message]
+    assert "the judge even" in line and "judge_failed_even" in line
 
 
 def test_with_a_judge_of_the_group_among_them_it_is_one() -> None:

@@ -243,6 +243,19 @@ def test_by_yaml_by_name_and_as_a_class_it_is_the_same(tmp_path: Path, monkeypat
         named_judge(f"llm:{tmp_path / 'typo.yaml'}")
 
 
+def test_a_prompt_names_what_there_is() -> None:
+    with judging(lambda request: verdict(1), prompt="{query}: {answer}? {{braces}} \\text{LaTeX} {1}") as (
+        judge,
+        asked,
+    ):
+        judged(judge)
+    assert "What is 6 times 7?: 42? {{braces}} \\text{LaTeX} {1}" in shown(asked[0])
+    with pytest.raises(ConfigError, match=r"\{anser\}, which nothing stands for; it may have \{query\}, "):
+        LlmJudge(model="m", base_url="http://127.0.0.1:9/v1", prompt="{query} {anser}")
+    with pytest.raises(ConfigError, match=r"^the price of the judge llm reads INPUT,OUTPUT"):
+        LlmJudge(model="m", base_url="http://127.0.0.1:9/v1", price="cheap")
+
+
 def test_without_a_model_it_says_which_key(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPENAI_MODEL", "OPENAI_BASE_URL", "DASHSCOPE_API_KEY", "DASHSCOPE_API_KEY_BACKUP"):
         monkeypatch.delenv(name, raising=False)
