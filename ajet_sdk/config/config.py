@@ -138,6 +138,11 @@ class Config(Section):
         return any(known == path or known.startswith(path + ".") for known in self._origins)
 
     @property
+    def is_seeded(self) -> bool:
+        """Whether requests have a seed; those to an endpoint have one where `trainer_common.seed` is given."""
+        return not self.model.base_url or self.is_set("trainer_common.seed")
+
+    @property
     def translated(self) -> Translation:
         """What AgentJet's names in the file became."""
         return self._translated

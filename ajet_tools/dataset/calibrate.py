@@ -30,7 +30,9 @@ from ajet_tools.dataset.files.tables import Row
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.measurements import Measurement, Measurements, conditions
 
-__all__ = ["Band", "Calibration", "calibrate", "with_difficulty"]
+__all__ = [
+    "Band", "Calibration", "Inconclusive", "calibrate", "measurement", "outside_band", "task_of_row", "with_difficulty",
+]  # fmt: skip
 
 _SHORT = 300
 _MODULE = re.compile(r"^(?:[a-z_]\w*\.)+(?=[A-Z]\w+:)")
@@ -59,6 +61,9 @@ class Band:
 
     def __contains__(self, rate: float) -> bool:
         return self.low - 1e-9 <= rate <= self.high + 1e-9
+
+    def __str__(self) -> str:
+        return f"{self.low:g}:{self.high:g}"
 
 
 @dataclass
@@ -145,10 +150,15 @@ class _Candidate:
     @classmethod
     def of(cls, row: Row, known: Measurements) -> _Candidate:
         try:
-            task = to_task(TaskRow(row.where, _strip(row.values)), {})
+            task = task_of_row(row.where, row.values)
         except TaskError as error:
             return cls(row, problem=str(error))
         return cls(row, task, known.key(task))
+
+
+def task_of_row(where: str, values: Mapping[str, Any]) -> Task:
+    """The task that a row is, whether or not it was measured before. Raises TaskError."""
+    return to_task(TaskRow(where, _strip(values)), {})
 
 
 def _strip(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -173,7 +183,7 @@ class _AttemptLog:
     known: Measurements
     k: int
     told: Callable[[Episode], None]
-    under_way: dict[str, list[Measurement]] = field(default_factory=dict)
+    under_way: dict[str, list[Episode]] = field(default_factory=dict)
     spoilt: dict[str, str] = field(default_factory=dict)
     """Why a task has no measurement."""
     counted: list[Episode] = field(default_factory=list)
@@ -188,14 +198,23 @@ class _AttemptLog:
                 raise TaskError(f"none of the first {self.in_vain} attempts says anything of its task; the last: {why}")
         else:
             self.counted.append(episode.model_copy(update={"output": None}))
-            one = Measurement(int(solved(episode)), 1, episode.reward or 0.0)
             attempts = self.under_way.setdefault(key, [])
-            attempts.append(one)
+            attempts.append(self.counted[-1])
             if len(attempts) == self.k:
-                reward = sum(each.reward for each in attempts) / self.k
-                whole = Measurement(sum(each.solved for each in attempts), self.k, reward)
-                self.known.put(key, episode.task, whole)
+                self.known.put(key, episode.task, measurement(attempts))
         self.told(episode)
+
+
+class Inconclusive(Exception):
+    """Attempts that say nothing of their task; the message says why."""
+
+
+def measurement(episodes: Sequence[Episode]) -> Measurement:
+    """How a task went, of all attempts at it. Raises Inconclusive where one of them says nothing of it."""
+    for why in filter(None, map(_reason_to_discard, episodes)):
+        raise Inconclusive(why)
+    reward = sum(one.reward or 0.0 for one in episodes) / len(episodes)
+    return Measurement(sum(solved(one) for one in episodes), len(episodes), reward)
 
 
 def _reason_to_discard(episode: Episode) -> str | None:
@@ -236,7 +255,7 @@ def _write(
                 done.histogram[measured.solved] += 1
                 values = with_difficulty(one.row.values, measured)
                 done.labelled += values["metadata"].get("difficulty") != _difficulty(measured)
-                reason = "" if measured.pass_rate in keep else _outside_band(measured, keep)
+                reason = "" if measured.pass_rate in keep else outside_band(measured, keep)
                 done.kept += not reason
                 done.outside += bool(reason)
             if not reason:
@@ -245,7 +264,8 @@ def _write(
                 outside.write({**values, "rejected": reason}, one.row.stored)
 
 
-def _outside_band(measured: Measurement, keep: Band) -> str:
+def outside_band(measured: Measurement, keep: Band) -> str:
+    """In words."""
     side = "too hard" if measured.pass_rate < keep.low else "too easy"
     return f"{side}: solved in {measured.solved} of {measured.attempts} attempts"
 

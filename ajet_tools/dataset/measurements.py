@@ -87,8 +87,7 @@ class Measurements:
     """
 
     def __init__(self, path: Path | None, held_under: str) -> None:
-        self.path = path
-        self._conditions = held_under
+        self.path, self.held_under = path, held_under
         self._known: dict[str, Measurement] = dict(_read(path)) if path is not None and path.exists() else {}
 
     def key(self, task: Task) -> str:
@@ -96,7 +95,7 @@ class Measurements:
         content = task.model_dump(mode="json", exclude={"task_id"})
         if not any(content.values()):
             content = {"task_id": task.task_id}
-        return _digest([self._conditions, content])
+        return _digest([self.held_under, content])
 
     def get(self, key: str) -> Measurement | None:
         return self._known.get(key)

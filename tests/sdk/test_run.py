@@ -21,7 +21,8 @@ import ajet
 from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.errors import ConfigError, MissingExtra, SignatureError, TaskError, TraceLocked, TrainingError
 from ajet_sdk.rollout.event_loop import run_to_end
-from ajet_sdk.run import _Session, run, train
+from ajet_sdk.run import run, train
+from ajet_sdk.session import Session
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.types import Episode, Reward, Task
 
@@ -343,7 +344,7 @@ def test_the_directory_of_a_run(tmp_path: Path) -> None:
 
 
 def test_a_live_owner_is_an_error_and_its_files_stay(tmp_path: Path) -> None:
-    with _Session(config(tmp_path)) as first:
+    with Session(config(tmp_path)) as first:
         before = (tmp_path / "experiment" / "config.yaml").read_text()
         with pytest.raises(TraceLocked):
             train(config(tmp_path, rollout={"num_repeat": 7}), workflow=solve, judge=exact)

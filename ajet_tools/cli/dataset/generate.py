@@ -5,13 +5,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.learn.recipe import with_model
+from ajet_sdk.reporting.output import echo
+from ajet_sdk.run import open_run
+from ajet_tools.cli.arguments import JUDGE_HELP, AgentOptions
 from ajet_tools.cli.dataset.generation import (
     ModelOptions,
     OutputOptions,
@@ -23,15 +32,23 @@ from ajet_tools.cli.dataset.generation import (
     report,
     show_prompts,
 )
-from ajet_tools.cli.dataset.options import Source, counted
+from ajet_tools.cli.dataset.options import SOURCE_HELP, counted
 from ajet_tools.cli.options import AsJson, expand_options
 from ajet_tools.cli.output import ProgressBar
+from ajet_tools.dataset.calibrate import Band, task_of_row
 from ajet_tools.dataset.documents.corpus import Corpus
 from ajet_tools.dataset.files.tables import Row
+from ajet_tools.dataset.from_traces.choice import Choice
+from ajet_tools.dataset.from_traces.run import Options, task_rows
+from ajet_tools.dataset.from_traces.sources import opened_sources
+from ajet_tools.dataset.generate.examples import select_seeds
 from ajet_tools.dataset.generate.expand import Expansion
 from ajet_tools.dataset.generate.from_docs import FromDocs
+from ajet_tools.dataset.generate.learning import LearningValue
+from ajet_tools.dataset.generate.output import Directory
 from ajet_tools.dataset.generate.records import DocsConfig, GenerationConfig, strategies_of
 from ajet_tools.dataset.generate.runs import DocsRun, grow, make_tasks, read_corpus
+from ajet_tools.dataset.measurements import Measurements, conditions
 from ajet_tools.dataset.model.budget import Budget
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.prompts import lines_of
@@ -41,11 +58,68 @@ __all__ = ["app"]
 app = typer.Typer(add_completion=False)
 
 
+@dataclass(frozen=True)
+class LearningOptions:
+    """Which policy is to learn from the rows, and how its pass rate is measured."""
+
+    policy: Annotated[
+        str | None,
+        typer.Option(
+            "--for",
+            metavar="CHECKPOINT",
+            help="Keep only tasks that this model solves sometimes: a directory, NAME@URL or scripted:FILE:NAME.",
+        ),
+    ] = None
+    workflow: Annotated[
+        str | None, typer.Option("--workflow", "-w", metavar="AGENT", help="--for: agent.py:solve, which tries them.")
+    ] = None
+    judge: Annotated[str | None, typer.Option(help=f"--for: {JUDGE_HELP}")] = None
+    conf: Annotated[
+        Path | None, typer.Option("--conf", "-c", help="--for: a job's config that names agent, judge and sampling.")
+    ] = None
+    k: Annotated[int, typer.Option("--attempts", "-k", min=1, max=1000, help="--for: attempts per task.")] = 8
+    band: Annotated[
+        str, typer.Option(metavar="LOW:HIGH", help="--for: range of the pass rate; both ends are kept.")
+    ] = "0.2:0.8"
+
+    @contextmanager
+    def value(self, rows: list[Row], directory: Directory) -> Iterator[LearningValue | None]:
+        """What tries the rows, with its traces beside them; None where no policy is named. Raises ConfigError."""
+        if self.policy is None:
+            if given := [name for name in ("workflow", "judge", "conf") if getattr(self, name) is not None]:
+                raise ConfigError(f"--{given[0]} says how a policy tries the tasks; name the policy with --for")
+            yield None
+            return
+        if self.workflow is None and self.conf is None:
+            raise ConfigError("--for: say which agent tries the tasks: --workflow agent.py:solve, or --conf FILE")
+        scripted = self.policy.removeprefix("scripted:") if self.policy.startswith("scripted:") else None
+        name, at, url = self.policy.partition("@http")
+        config = AgentOptions(
+            conf=self.conf,
+            judge=self.judge,
+            scripted=scripted,
+            model=name if scripted is None else None,
+            base_url=f"http{url}" if at and scripted is None else None,
+            exp_dir=directory.own,
+        ).config(self.workflow, more={"experiment_name": "trials"})
+        config = asyncio.run(with_model(config))
+        tasks = [task_of_row(row.where, row.values) for row in rows]
+        with open_run(config, tasks=tasks) as opened:
+            known = Measurements(directory.own / "measured.jsonl", conditions(config, self.k))
+            room = max(1, config.rollout.max_env_worker // self.k)
+            seed = config.trainer_common.seed if config.is_seeded else None
+            yield LearningValue(opened, self.policy, known, self.k, Band.parse(self.band), seed, room)
+
+
 @app.command()
 @expand_options
 def expand(
-    seeds: Source,
+    seeds: Annotated[str | None, typer.Argument(metavar="[FILE]", help=SOURCE_HELP, show_default=False)] = None,
     *,
+    from_failures: Annotated[
+        Path | None,
+        typer.Option("--from-failures", metavar="TRACE", help="Grow from the tasks that failed in this trace instead."),
+    ] = None,
     count: Annotated[int, typer.Option("--count", min=1, help="Number of rows to generate. ")] = 100,
     writing: OutputOptions,
     strategy: Annotated[
@@ -64,6 +138,7 @@ def expand(
     ] = None,
     verify: VerifyHow = "agreement:3",
     verifying: VerifyOptions,
+    learning: LearningOptions,
     temperature: Temperature = 1.0,
     asking: ModelOptions,
     as_json: AsJson = False,
@@ -83,6 +158,13 @@ def expand(
     ajet dataset expand seeds.jsonl --count 500 --out data/ --max-cost 5 --price 0.15,0.60
     ajet dataset expand seeds.jsonl --count 500 --out data/ --resume
     ajet dataset expand seeds.jsonl --show-prompt --strategy harder
+
+    Tasks that a model can learn from, and tasks like those that it failed:
+
+    \b
+    ajet dataset expand seeds.jsonl --count 500 --out data/ \\
+      --for launcher_record/math/checkpoint/RUN/step_40 --workflow agent.py:solve --judge math
+    ajet dataset expand --from-failures launcher_record/math --count 500 --out data/
     """
     config = GenerationConfig(
         count,
@@ -93,28 +175,45 @@ def expand(
         personas=lines_of(personas) if personas else (),
         domains=lines_of(domains) if domains else (),
     )
-    rows = writing.seeds(seeds)
+    if seeds is not None and from_failures is None:
+        rows = writing.seeds(seeds)
+    elif seeds is None and from_failures is not None:
+        rows = _failed(from_failures)
+    else:
+        raise ConfigError("say what to grow from: a FILE of seeds, or --from-failures TRACE")
     if writing.show_prompt:
         _show_expand_prompts(rows, config, asking.model)
         return
     directory = writing.directory()
     endpoint = asking.endpoint(directory.cache)
     started = time.monotonic()
-    grown = grow(
-        rows,
-        config,
-        directory,
-        endpoint,
-        verify=verifying.of(verify),
-        evals=writing.eval or [],
-        meanings=writing.meanings(endpoint, asking.cache or directory.cache),
-        confirm=lambda taken: confirm(taken, writing, ask=asking.scripted is None, quiet=as_json),
-        watching=lambda expansion: progress(expansion, count),
-    )
+    with learning.value(rows, directory) as value:
+        grown = grow(
+            rows,
+            config,
+            directory,
+            endpoint,
+            verify=verifying.of(verify),
+            evals=writing.eval or [],
+            meanings=writing.meanings(endpoint, asking.cache or directory.cache),
+            value=value,
+            confirm=lambda taken: confirm(taken, writing, ask=asking.scripted is None, quiet=as_json),
+            watching=lambda expansion: progress(expansion, count),
+        )
     seconds = time.monotonic() - started
     report(grown.result, grown.files, endpoint.budget, seconds, as_json=as_json, checks=grown.checks)
     if grown.result.stopped is not None:
         raise grown.result.stopped
+
+
+def _failed(trace: Path) -> list[Row]:
+    """The tasks that failed in a trace, each with its answer."""
+    with opened_sources([trace]) as sources:
+        made, found = task_rows(sources, Choice(failures=True), Options(need_answer=True))
+        rows = [Row(f"failed task {number}", values) for number, values in enumerate(found, 1)]
+    left_out = f"; {counted(len(made.rejected), 'task')} left out" if made.rejected else ""
+    echo(f"{counted(len(rows), 'task')} with answers of {counted(made.chosen, 'failed episode')}{left_out}", err=True)
+    return select_seeds(rows, f"{trace}: what failed")
 
 
 def _show_expand_prompts(rows: list[Row], config: GenerationConfig, model: str | None) -> None:

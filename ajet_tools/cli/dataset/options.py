@@ -22,6 +22,7 @@ from ajet_tools.dataset.files.stored import Table
 from ajet_tools.dataset.files.writer import Writer
 
 __all__ = [
+    "SOURCE_HELP",
     "AsJson",
     "Embeddings",
     "Map",
@@ -46,11 +47,11 @@ __all__ = [
     "write_report",
 ]
 
-_SOURCE = "JSONL, Parquet, CSV, a Hugging Face directory (DIR:SPLIT for another split than train), or - for stdin."
+SOURCE_HELP = "JSONL, Parquet, CSV, a Hugging Face directory (DIR:SPLIT for another split than train), or - for stdin."
 
-Source = Annotated[str, typer.Argument(metavar="FILE", help=_SOURCE, show_default=False)]
+Source = Annotated[str, typer.Argument(metavar="FILE", help=SOURCE_HELP, show_default=False)]
 
-Sources = Annotated[list[str], typer.Argument(metavar="FILE...", help=_SOURCE, show_default=False)]
+Sources = Annotated[list[str], typer.Argument(metavar="FILE...", help=SOURCE_HELP, show_default=False)]
 
 Out = Annotated[
     str,

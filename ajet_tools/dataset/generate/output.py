@@ -55,6 +55,8 @@ class Estimate:
     input_tokens: int
     output_tokens: int
     money: float | None
+    attempts: int = 0
+    """Episodes of the policy that is to learn from the rows."""
 
     @classmethod
     def of(
@@ -76,10 +78,11 @@ class Estimate:
     def as_text(self) -> str:
         checks = f", {self.checks:,} replies to verify them" if self.checks else ""
         embeddings = f", {self.embeddings:,} requests for embeddings" if self.embeddings else ""
+        attempts = f", {self.attempts:,} attempts of the policy" if self.attempts else ""
         money = "" if self.money is None else f", {self.money:.2f} in money"
         return (
-            f"About {self.calls:,} calls for rows{checks}{embeddings}: about {self.input_tokens:,} tokens in, "
-            f"{self.output_tokens:,} out{money}"
+            f"About {self.calls:,} calls for rows{checks}{embeddings}{attempts}: "
+            f"about {self.input_tokens:,} tokens in, {self.output_tokens:,} out{money}"
         )
 
 
@@ -106,8 +109,8 @@ class Directory:
 
     def __init__(self, path: Path, format: Format = "jsonl") -> None:
         self.path, self.format = path, format
-        self._own = path / ".expand"
-        self.cache = self._own / "replies.sqlite"
+        self.own = path / ".expand"
+        self.cache = self.own / "replies.sqlite"
 
     def train(self) -> Path:
         return self.path / f"train.{self.format}"
@@ -120,7 +123,7 @@ class Directory:
 
     def begun(self) -> dict[str, Any] | None:
         """What a run that is to be resumed was begun with; None where there is none."""
-        file = self._own / "run.json"
+        file = self.own / "run.json"
         if not file.is_file():
             return None
         try:
@@ -132,7 +135,7 @@ class Directory:
         """Raises ConfigError where something of another run is there."""
         if self.path.exists() and not self.path.is_dir():
             raise ConfigError(f"--out {self.path} is a file; it is a directory that is written")
-        there = next((p for p in (self._own / "run.json", self.train(), self.validation()) if p.exists()), None)
+        there = next((p for p in (self.own / "run.json", self.train(), self.validation()) if p.exists()), None)
         if there is not None and not resume:
             raise ConfigError(f"{there} is there already: go on with --resume, or name another directory with --out")
 
@@ -170,10 +173,10 @@ class Directory:
         if before == facts:
             return
         try:
-            self._own.mkdir(parents=True, exist_ok=True)
-            write_whole(self._own / "run.json", json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+            self.own.mkdir(parents=True, exist_ok=True)
+            write_whole(self.own / "run.json", json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
         except OSError as error:
-            raise ConfigError(f"cannot write {self._own}: {error.strerror or error}") from error
+            raise ConfigError(f"cannot write {self.own}: {error.strerror or error}") from error
 
 
 def write(

@@ -31,6 +31,7 @@ from ajet_tools.dataset.files.tables import Row
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.generate.expand import Expansion
 from ajet_tools.dataset.generate.from_docs import FromDocs
+from ajet_tools.dataset.generate.learning import with_pass_rate
 from ajet_tools.dataset.generate.loop import run_generation
 from ajet_tools.dataset.generate.output import (
     KEPT,
@@ -48,6 +49,7 @@ from ajet_tools.dataset.verify import Verify, open_verification
 from ajet_tools.dataset.verify.combined import Check, Combined, checks_of
 
 if TYPE_CHECKING:
+    from ajet_tools.dataset.generate.learning import LearningValue
     from ajet_tools.dataset.similarity.meaning import MeaningIndex
 
 __all__ = ["DocsRun", "DocumentsFailed", "ExpansionRun", "grow", "make_tasks", "read_corpus"]
@@ -275,6 +277,7 @@ def grow(
     verify: str | Verify = "none",
     evals: Sequence[str | Path] = (),
     meanings: MeaningIndex | None = None,
+    value: LearningValue | None = None,
     confirm: Callable[[Estimate], None] | None = None,
     watching: Callable[[Expansion], AbstractContextManager[Callable[[GenerationResult], None]]] | None = None,
 ) -> ExpansionRun:
@@ -287,6 +290,7 @@ def grow(
         verify: how answers are checked, and by which models.
         evals: files of evaluation sets; a row that is in one is refused.
         meanings: refuses rows that say the same as another in other words; closed at the end.
+        value: refuses rows that its policy solves always or never; the policy is closed at the end.
         confirm: told what the run may take before the first call; it raises to call it off.
         watching: a context around the run, whose value is called after each call that was taken in.
 
@@ -297,6 +301,7 @@ def grow(
     if begun is not None:
         config = dataclasses.replace(config, window=begun["recipe"]["window"])
     verifier = open_verification(verify, endpoint, seed=config.seed)
+    verifier = value.after(verifier) if value is not None else verifier
     facts: dict[str, Any] = {
         "recipe": config.as_json(),
         "seeds": digest_of(seeds),
@@ -306,15 +311,21 @@ def grow(
         "verify_models": verifier.models(endpoint) if verifier is not None else None,
         "eval": [str(path) for path in evals],
         "embeddings": meanings.as_json() if meanings is not None else None,
+        "for": value.as_json() if value is not None else None,
     }
     leaks = leaks_of(evals) if evals else None
     facts["counts"] = counts = directory.counts(config.count)
     expansion = Expansion(seeds, config, endpoint, verifier=verifier, leaks=leaks, meanings=meanings, counts=counts)
     if confirm is not None:
-        confirm(estimate(expansion, verifier, meanings, endpoint.budget.price))
+        taken = estimate(expansion, verifier, meanings, endpoint.budget.price)
+        confirm(
+            dataclasses.replace(taken, attempts=taken.calls * config.per_call * value.k) if value is not None else taken
+        )
     directory.begin(facts)
     with watching(expansion) if watching is not None else nullcontext() as expansion.on_change:
-        result = run_to_end(run_generation(expansion))
+        result = run_to_end(_run(expansion, value))
+    for rows in (result.train, result.validation):
+        rows[:] = map(with_pass_rate, rows)
     parameters: dict[str, Any] = {
         "model": endpoint.model, "verify": facts["verify"], "seed": config.seed,
     }  # fmt: skip
@@ -324,5 +335,15 @@ def grow(
         parameters["embeddings"] = meanings.in_words()
     checks = checks_of(verifier, result.provenances())
     parameters |= {f"verified by {one.verifier}": one.in_words() for one in checks}
+    if value is not None:
+        parameters["pass rate"] = f"{value.band}, of {value.k} attempts of {value.model}"
     files = write(directory, result, {"seeds": len(seeds), "parameters": parameters}, seeds)
     return ExpansionRun(result, files, checks)
+
+
+async def _run(expansion: Expansion, value: LearningValue | None) -> GenerationResult:
+    try:
+        return await run_generation(expansion)
+    finally:
+        if value is not None:
+            await value.policy.aclose()

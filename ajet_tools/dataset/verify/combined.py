@@ -17,7 +17,7 @@ from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.model.open import open_endpoint
 from ajet_tools.dataset.verify.verdict import Verdict, Verifier
 
-__all__ = ["Check", "Combined", "Part", "Verify", "checks_of", "endpoints_of", "split_spec"]
+__all__ = ["Check", "Combined", "Part", "Verify", "checks_of", "endpoints_of", "single_verdicts", "split_spec"]
 
 KINDS = ("agreement", "judge", "code", "llm", "none")
 _JOINED = re.compile(rf"([+|])(?=(?:{'|'.join(KINDS)})(?:[:+|]|$))")
@@ -182,7 +182,7 @@ def checks_of(verifier: Combined | None, provenances: Iterable[Mapping[str, Any]
     """What each part found in the rows of a run, accepted and refused, by their provenance."""
     checked, refused = Counter[str](), Counter[str]()
     for provenance in provenances:
-        for one in _single(provenance.get("verdict") or {}):
+        for one in single_verdicts(provenance.get("verdict") or {}):
             checked[one["verifier"]] += 1
             refused[one["verifier"]] += not one["ok"]
     found = []
@@ -194,7 +194,8 @@ def checks_of(verifier: Combined | None, provenances: Iterable[Mapping[str, Any]
     return found
 
 
-def _single(verdict: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def single_verdicts(verdict: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """The verdict of each part, as a row's provenance holds them."""
     parts = (verdict.get("details") or {}).get("parts")
     if parts:
         yield from parts

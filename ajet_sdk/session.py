@@ -1,0 +1,169 @@
+"""A run from its row in `runs` to its final status: directory, log file, trace, gateway, capture, workers.
+
+Where users' code runs: in threads of this process, or in worker processes of a Ray cluster (`rollout.runner`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from ajet_sdk.capture.hooks import installed
+from ajet_sdk.cluster.code import package_code
+from ajet_sdk.cluster.ray import LOCAL, RayCluster, cluster
+from ajet_sdk.config.config import plain_yaml
+from ajet_sdk.errors import AjetError, ConfigError, TrainingError
+from ajet_sdk.gateway.gateway import Gateway
+from ajet_sdk.reporting.loggers import log_file
+from ajet_sdk.rollout.threads import Workers
+from ajet_sdk.trace.reader import ledger_balance, open_trace
+from ajet_sdk.trace.secret_keys import masked
+from ajet_sdk.trace.writer import TraceWriter
+from ajet_sdk.types import Run, now
+
+if TYPE_CHECKING:
+    from ajet_sdk.config.config import Config
+
+__all__ = ["Session", "make_workers", "open_cluster"]
+
+log = logging.getLogger("ajet")
+
+
+@contextmanager
+def open_cluster(config: Config, ray: str | None, *objects: Any) -> Iterator[RayCluster | None]:
+    """The cluster that the run's own code runs on, with the code of `objects` (workflow, judge); None: threads do.
+
+    `ray` is as in `Job`; without it the cluster that Ray itself would take (RAY_ADDRESS, which its job launcher sets),
+    else a Ray of our own. Raises as `cluster` does.
+    """
+    if config.rollout.runner != "ray" or config.backbone not in ("debug", "local"):
+        yield None  # the other backbones spread the agents themselves
+        return
+    address = ray or os.environ.get("RAY_ADDRESS") or LOCAL
+    if ray is None and address == LOCAL:
+        log.warning("rollout.runner: ray without --with-ray-cluster: starting a Ray on this machine, for this run")
+    beside = [config.source.parent] if config.source is not None else []
+    package = package_code(*objects, beside=beside, leave_out=[config.directory])
+    with cluster(address, package=package) as joined:
+        nodes = [node for node in joined.nodes() if node.alive]
+        cpus = sum(node.cpus for node in nodes)
+        log.info("Ray at %s: %d CPUs on %d node%s", joined.address, cpus, len(nodes), "s" if len(nodes) > 1 else "")
+        yield joined
+
+
+def make_workers(config: Config, joined: RayCluster | None) -> Workers:
+    """The workers of a run."""
+    limit = config.rollout.max_env_worker
+    if joined is None:
+        return Workers(limit)
+    workers: Workers = import_module(_PROCESSES).RayWorkers(limit, joined)
+    return workers
+
+
+_PROCESSES = "ajet_sdk.rollout.processes"
+"""Loaded only where Ray runs the agents: it imports Ray."""
+
+
+class Session:
+    """One run, open; its status is recorded at the end."""
+
+    def __init__(
+        self,
+        config: Config,
+        *,
+        resume: bool = False,
+        backbone: str | None = None,
+        ray: str | None = None,
+        code: tuple[Any, ...] = (),
+    ) -> None:
+        self.config = config
+        self.backbone = backbone or config.backbone
+        self.resume = resume
+        self.ray = ray
+        self.code = code
+        """What the agent's code can be found by, where it runs on other machines."""
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Session:
+        directory = self.config.directory
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)  # prompts, replies and rewards are nobody else's
+        for name in ("logs", "metrics", "checkpoint"):
+            (directory / name).mkdir(exist_ok=True, mode=0o700)
+        with ExitStack() as stack:
+            joined = stack.enter_context(open_cluster(self.config, self.ray, *self.code))
+            self.writer: TraceWriter = stack.enter_context(TraceWriter(directory / "trace.duckdb"))
+            self.run = self._run()
+            stack.enter_context(log_file(directory / "logs" / f"{self.run.run_id}.log"))
+            (directory / "config.yaml").touch(mode=0o600)
+            (directory / "config.yaml").write_text(_plain_yaml(self.config), encoding="utf-8")
+            self.writer.put(self.run)
+            self.gateway = stack.enter_context(Gateway(self.writer, host=joined.host if joined else "127.0.0.1"))
+            stack.enter_context(installed())
+            stack.enter_context(make_workers(self.config, joined))
+            self._stack = stack.pop_all()
+        return self
+
+    def _run(self) -> Run:
+        config = self.config
+        fields: dict[str, Any] = {
+            "name": config.experiment_name,
+            "config": masked(
+                {
+                    "ajet": config.model_dump(mode="json"),
+                    **config.roots.plain(),
+                    **({"config_file": str(config.source)} if config.source else {}),  # paths in it are beside it
+                },
+                "***",
+            ),
+            "backbone": self.backbone,
+        }
+        if not self.resume:
+            return Run(**fields)
+        sql = "SELECT run_id, started_at FROM runs WHERE backbone = ? ORDER BY started_at DESC LIMIT 1"
+        newest = self.writer.query(sql, [self.backbone]).to_pylist()
+        if not newest:
+            raise ConfigError(
+                f"there is nothing to resume in {config.directory}: its trace has no run of backbone {self.backbone}"
+            )
+        return Run(**fields, **newest[0])
+
+    def check_ledger(self) -> None:
+        """Raise TrainingError where the tokens of the ledger do not add up to those that were sampled."""
+        self.writer.flush()
+        trace = open_trace(self.config.directory)  # processes of a cluster have files of their own
+        try:
+            wrong = ledger_balance(trace, self.run.run_id)
+        finally:
+            trace.close()
+        if wrong:
+            more = f"\n  and {len(wrong) - 10} more" if len(wrong) > 10 else ""
+            raise TrainingError(
+                f"the ledger of run {self.run.run_id} does not balance:\n  " + "\n  ".join(wrong[:10]) + more
+            )
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        status, text = "finished", None
+        if isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
+            status, text = "interrupted", "stopped by Ctrl-C"
+        elif error is not None:
+            status, text = "failed", f"{type(error).__name__}: {error}"
+            log.error("The run failed: %s", text, extra={"raised": True})  # for the file: the caller has the error
+        try:
+            self.writer.put(self.run.model_copy(update={"status": status, "ended_at": now(), "error": text}))
+        except AjetError as lost:
+            if error is None:
+                raise
+            log.error("The run's status could not be recorded: %s", lost)
+        finally:
+            self._stack.close()
+
+
+def _plain_yaml(config: Config) -> str:
+    return plain_yaml(masked(yaml.safe_load(config.dump_yaml()), "***"))

@@ -1,0 +1,120 @@
+"""Rows by what they teach: each is tried by the policy, and kept where that solves it neither never nor always."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Protocol
+
+from ajet_sdk.errors import TaskError
+from ajet_sdk.rollout.attempts import Attempt
+from ajet_sdk.types import Episode, Task
+from ajet_tools.dataset.calibrate import Band, Inconclusive, measurement, outside_band, task_of_row, with_difficulty
+from ajet_tools.dataset.measurements import Measurement, Measurements
+from ajet_tools.dataset.model.endpoint import Endpoint
+from ajet_tools.dataset.verify.combined import Combined, Part, single_verdicts
+from ajet_tools.dataset.verify.verdict import Verdict
+
+__all__ = ["LearningValue", "Policy", "with_pass_rate"]
+
+_FRUITLESS = 8
+"""So many tasks of which the attempts say nothing, and none of which they do: no more are tried."""
+
+
+class Policy(Protocol):
+    """What tries a task: an agent and the model that answers it. `ajet_sdk.run.OpenRun` is one."""
+
+    async def attempt(self, attempts: Sequence[Attempt]) -> list[Episode]:
+        """Make the attempts; the episodes come back in their order."""
+        ...
+
+    async def aclose(self) -> None: ...
+
+
+@dataclass
+class LearningValue:
+    """A check of rows: the policy solves the task in some of k attempts, and not in all.
+
+    A trial depends on the task alone: its seeds come from the task's id, and what is in `known` is not tried again.
+    """
+
+    policy: Policy
+    model: str
+    """The policy's name, for the dataset card."""
+    known: Measurements
+    k: int = 8
+    band: Band = field(default_factory=lambda: Band(0.2, 0.8))
+    seed: int | None = 0
+    """None: the attempts are not seeded."""
+    at_once: int = 16
+    """Tasks that are tried at the same time."""
+
+    def __post_init__(self) -> None:
+        self._room = asyncio.Semaphore(self.at_once)
+        self._tried = self._inconclusive = 0
+
+    @property
+    def name(self) -> str:
+        return "policy"
+
+    @property
+    def calls(self) -> int:
+        return 0
+
+    def after(self, verifier: Combined | None) -> Combined:
+        """Both checks; what the verifier refuses is not tried."""
+        before = verifier.groups if verifier is not None else []
+        name = f"{verifier.name}+{self.name}" if verifier is not None else self.name
+        return Combined(name, [*before, [Part(self)]])
+
+    def as_json(self) -> dict[str, Any]:
+        """What decides on a row beside the row, to compare a resumed run with what was begun."""
+        return {"attempts": self.k, "pass_rate": str(self.band), "conditions": self.known.held_under}
+
+    async def check(self, row: Mapping[str, Any], endpoint: Endpoint | None) -> Verdict:
+        """The verdict; its details are the measurement. Raises TaskError where no trial at all says anything."""
+        try:
+            measured = await self._measure(task_of_row("row", row))
+        except Inconclusive as error:
+            return Verdict(False, "not tried by the policy", {"why": str(error)}, failed=True)
+        problem, _, solved = outside_band(measured, self.band).partition(": ")
+        if measured.pass_rate in self.band:
+            return Verdict(True, solved, asdict(measured))
+        return Verdict(False, f"{problem} for the policy", asdict(measured))
+
+    async def _measure(self, task: Task) -> Measurement:
+        key = self.known.key(task)
+        if (measured := self.known.get(key)) is not None:
+            return measured
+        async with self._room:
+            episodes = await self.policy.attempt([self._attempt(task, number) for number in range(self.k)])
+        try:
+            measured = measurement(episodes)
+        except Inconclusive as error:
+            self._inconclusive += 1
+            if self._inconclusive >= _FRUITLESS and not self._tried:
+                raise TaskError(f"the policy could not try any of {_FRUITLESS} tasks; the last: {error}") from error
+            raise
+        self._tried += 1
+        self.known.put(key, task, measured)
+        return measured
+
+    def _attempt(self, task: Task, number: int) -> Attempt:
+        own, shared = _seed_of(self.seed, task.task_id, number), _seed_of(self.seed, task.task_id, "group")
+        group = f"{task.task_id}/{shared}"
+        return Attempt(task, "", group, number, 0, "val", None if self.seed is None else own, shared)
+
+
+def _seed_of(*parts: object) -> int:
+    text = "/".join(map(str, parts))
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
+
+
+def with_pass_rate(row: Mapping[str, Any]) -> dict[str, Any]:
+    """An accepted row with the `metadata.pass_rate` and `metadata.difficulty` of its trial, where there was one."""
+    for one in single_verdicts(row["provenance"].get("verdict") or {}):
+        if one["verifier"] == "policy":
+            return with_difficulty(row, Measurement(**one["details"]))
+    return dict(row)
