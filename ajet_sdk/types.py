@@ -262,9 +262,13 @@ class Episode(_Frozen):
         return page
 
     def value(self, agent: str | None = None, call_id: str | None = None) -> float | None:
-        """Weighted sum of the rewards that name the call, its agent, or neither; None where none does."""
-        mine = [r for r in self.rewards if r.call_id in (None, call_id) and r.agent in (None, agent)]
+        """Weighted sum of `rewards_for`; None where there is none."""
+        mine = self.rewards_for(agent, call_id)
         return sum(r.value * r.weight for r in mine) if mine else None
+
+    def rewards_for(self, agent: str | None, call_id: str | None) -> tuple[Reward, ...]:
+        """The rewards that name the call, its agent, or neither: those that its tokens are trained on."""
+        return tuple(r for r in self.rewards if r.call_id in (None, call_id) and r.agent in (None, agent))
 
     @property
     def reward(self) -> float | None:

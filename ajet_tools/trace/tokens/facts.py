@@ -18,6 +18,9 @@ __all__ = ["Fact", "facts_of", "fork_words", "found", "lowest", "next_place", "n
 Fact = tuple[str, str]
 """A name and a value, both as text that can be shown."""
 
+_REWARDS = 6
+"""More rewards than these are counted, not listed."""
+
 _BYTES = 20
 """More bytes of one token than this are counted, not listed."""
 
@@ -38,7 +41,12 @@ _REASONS = {
 
 def facts_of(view: TokenView, token: int) -> list[list[Fact]]:
     """What is known of a token, a line at a time."""
-    return [list(_identity(view, token)), list(_values(view, token)), list(_origin(view, token))]
+    return [
+        list(_identity(view, token)),
+        list(_values(view, token)),
+        list(_rewards(view, token)),
+        list(_origin(view, token)),
+    ]
 
 
 def _identity(view: TokenView, token: int) -> Iterator[Fact]:
@@ -74,6 +82,21 @@ def _values(view: TokenView, token: int) -> Iterator[Fact]:
         behind = int(view.staleness[token])
         late = "" if view.step_version is None else f" ({behind} behind)" if behind > 0 else " (current)"
         yield "version", f"{view.version[token]}{late}"
+
+
+def _rewards(view: TokenView, token: int) -> Iterator[Fact]:
+    """What the token was rewarded with: which judge said it, and of what."""
+    call = view.turns[view.turn[token]].call
+    if not view.sampled[token] or not is_trained(call):
+        return
+    mine = view.episode.rewards_for(call.agent, call.call_id)
+    for reward in mine[:_REWARDS]:
+        weight = f" × {reward.weight:.4g}" if reward.weight != 1 else ""
+        of = "this call" if reward.call_id else f"agent {reward.agent}" if reward.agent else "the episode"
+        name = "reward" if reward.name == "reward" else f"reward {reward.name}"
+        yield shown(name)[:40], shown(f"{reward.value:.4g}{weight} of {of}")[:60]
+    if len(mine) > _REWARDS:
+        yield "and", f"{len(mine) - _REWARDS} rewards more"
 
 
 def _origin(view: TokenView, token: int) -> Iterator[Fact]:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.samples.timelines import Merged, merge
-from ajet_sdk.types import Call, Outcome, Split, Timeline
+from ajet_sdk.types import Call, Episode, Outcome, Split, Timeline
 from ajet_tools.trace.decoding import Spelled, Vocabulary, token_text, vocabulary
 from ajet_tools.trace.queries.tokens import EpisodeFacts, episode_facts
 
@@ -143,6 +143,7 @@ class TokenView:
     index: int
     agent: str
     phase: str
+    episode: Episode
     ids: _Ints
     spelled: Spelled | None
     """None where the tokenizer is not at hand."""
@@ -216,6 +217,7 @@ def timeline_view(episode: PromptBuilder, index: int, known: Vocabulary | None =
         index=index,
         agent=timeline.agent,
         phase=turns[-1].call.phase,
+        episode=episode.facts.episode,
         ids=ids,
         spelled=token_text(ids.tolist(), known) if known else None,
         special=special,

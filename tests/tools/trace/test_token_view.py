@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from ajet_sdk.engines.scripted import ByteTokenizer
 from ajet_sdk.errors import ConfigError, QueryError
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
-from ajet_sdk.types import Call, Episode, Run
+from ajet_sdk.types import Call, Episode, Reward, Run
 from ajet_tools.trace.decoding import decoder, shown, spell, token_text, vocabulary
 from ajet_tools.trace.queries.episodes import attempts_of
 from ajet_tools.trace.queries.tokens import Booked, EpisodeFacts, Scores, episode_facts, recomputed_advantages
@@ -144,6 +145,32 @@ def test_a_trained_timeline_as_it_was_recorded(token_trace: Any) -> None:
     accent = found(view, "è")[0]
     assert dict(facts_of(view, accent)[0])["bytes"] == "c3"
     assert dict(facts_of(view, accent + 1)[0])["text"] == f"goes on with “è” of token {accent}"
+
+
+def test_each_token_says_from_where_its_rewards_came(token_trace: Any) -> None:
+    view = view_of(token_trace, "good")
+    first, second = (int(place) for place in view.span_starts)
+    calls = [view.turns[view.turn[place]].call for place in (first, second)]
+    rewards = (
+        Reward(name="won", value=1),
+        Reward(name="style", value=0.25, weight=0.5, agent=calls[0].agent),
+        Reward(name="choice", value=-1, call_id=calls[1].call_id),
+        Reward(name="choice", value=3, agent="somebody else"),
+    )
+    view = replace(view, episode=view.episode.model_copy(update={"rewards": rewards}))
+
+    def said(place: int) -> dict[str, str]:
+        return dict(facts_of(view, place)[2])
+
+    shared = {"reward won": "1 of the episode", "reward style": f"0.25 × 0.5 of agent {calls[0].agent}"}
+    assert said(first) == shared
+    assert said(second) == {**shared, "reward choice": "-1 of this call"}
+    assert said(0) == {}, "a prompt is not trained"
+    for place in (first, second):
+        call = view.turns[view.turn[place]].call
+        assert len(said(place)) == len(view.episode.rewards_for(call.agent, call.call_id))
+    view = replace(view, episode=view.episode.model_copy(update={"rewards": rewards[:1] * 9}))
+    assert facts_of(view, first)[2][-1] == ("and", "3 rewards more")
 
 
 def test_a_fork_a_cut_tail_and_a_stale_call(token_trace: Any) -> None:
