@@ -146,7 +146,8 @@ def expand(
     """Grow a dataset from a few examples: more tasks like them, with verified answers and without duplicates.
 
     Writes train.jsonl, validation.jsonl, rejected.jsonl (with reasons) and a dataset card to --out. Exits with 1 if
-    there are fewer rows than requested; the rows so far are written.
+    there are fewer rows than requested, 130 after Ctrl-C and 143 after SIGTERM; the rows so far are written. With
+    --resume and a larger --count a finished set goes on: its rows stay, and none of its calls is repeated.
 
     \b
     ajet dataset expand seeds.jsonl --count 500 --out data/ \\
@@ -156,7 +157,7 @@ def expand(
     ajet dataset expand seeds.jsonl --count 500 --out data/ --verify agreement:3+code \\
       --verify-model gpt-4o-mini@https://api.openai.com/v1 --verify-price 0.15,0.60
     ajet dataset expand seeds.jsonl --count 500 --out data/ --max-cost 5 --price 0.15,0.60
-    ajet dataset expand seeds.jsonl --count 500 --out data/ --resume
+    ajet dataset expand seeds.jsonl --count 700 --out data/ --resume --dry-run
     ajet dataset expand seeds.jsonl --show-prompt --strategy harder
 
     Tasks that a model can learn from, and tasks like those that it failed:
@@ -185,7 +186,7 @@ def expand(
         _show_expand_prompts(rows, config, asking.model)
         return
     directory = writing.directory()
-    endpoint = asking.endpoint(directory.cache)
+    endpoint = asking.endpoint(directory.cache, dry_run=writing.dry_run)
     started = time.monotonic()
     with learning.value(rows, directory) as value:
         grown = grow(
@@ -197,9 +198,12 @@ def expand(
             evals=writing.eval or [],
             meanings=writing.meanings(endpoint, asking.cache or directory.cache),
             value=value,
-            confirm=lambda taken: confirm(taken, writing, ask=asking.scripted is None, quiet=as_json),
+            confirm=lambda taken: confirm(taken, writing, ask=asking.scripted is None, as_json=as_json),
+            dry_run=writing.dry_run,
             watching=lambda expansion: progress(expansion, count),
         )
+    if writing.dry_run:
+        return
     seconds = time.monotonic() - started
     report(grown.result, grown.files, endpoint.budget, seconds, as_json=as_json, checks=grown.checks)
     if grown.result.stopped is not None:
@@ -285,7 +289,7 @@ def from_docs(
     if directory is None:
         _show_docs_prompts(corpus, config, rows, asking.model)
         return
-    endpoint = asking.endpoint(directory.cache)
+    endpoint = asking.endpoint(directory.cache, dry_run=writing.dry_run)
     started = time.monotonic()
     made = make_tasks(
         corpus,
@@ -297,10 +301,13 @@ def from_docs(
         evals=writing.eval or [],
         meanings=writing.meanings(endpoint, asking.cache or directory.cache),
         confirm=lambda taken: confirm(
-            taken, writing, ask=asking.scripted is None, quiet=as_json, before=[_read(corpus)]
+            taken, writing, ask=asking.scripted is None, as_json=as_json, before=[_read(corpus)]
         ),
+        dry_run=writing.dry_run,
         watching=lambda run: progress(run, count, len(run.chunks)),
     )
+    if writing.dry_run:
+        return
     _report(made, endpoint.budget, time.monotonic() - started, as_json=as_json)
     if made.failure is not None:
         raise made.failure

@@ -6,6 +6,7 @@ The options of every command that asks a model, and the endpoint and budget that
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -44,6 +45,7 @@ __all__ = [
     "VerifyOptions",
     "confirm",
     "progress",
+    "progress_lines",
     "report",
     "show_prompts",
 ]
@@ -137,6 +139,12 @@ class OutputOptions:
     ] = False
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation before the first call.")] = False
     show_prompt: Annotated[bool, typer.Option("--show-prompt", help="Print the prompts without sending them.")] = False
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Print how many calls and tokens are left and what they cost, without sending any."
+        ),
+    ] = False
 
     def settings(self) -> dict[str, Any]:
         """What `GenerationConfig` and `DocsConfig` both take of these."""
@@ -158,6 +166,8 @@ class OutputOptions:
         if self.format not in ("jsonl", "parquet"):
             raise ConfigError(f"--format is jsonl or parquet (got {self.format})")
         if self.out is None:
+            if self.dry_run:
+                return Directory(Path())
             raise ConfigError("say where to write: --out data/")
         directory = Directory(self.out, "parquet" if self.format == "parquet" else "jsonl")
         directory.check(resume=self.resume)
@@ -172,12 +182,20 @@ def show_prompts(first: Iterable[tuple[Attempt, Prompt]]) -> None:
         echo(f"===== {prompt.label}\n{asked.messages[1]['content']}\n")
 
 
-def confirm(taken: Estimate, writing: OutputOptions, *, ask: bool, quiet: bool, before: Sequence[str] = ()) -> None:
+def confirm(taken: Estimate, writing: OutputOptions, *, ask: bool, as_json: bool, before: Sequence[str] = ()) -> None:
     """Say what there is and what a run may take and, where a person is there, ask.
 
     Raises ConfigError where nobody can be asked, Exit where they do not want it.
     """
-    if ask or not quiet:
+    if writing.dry_run:
+        if as_json:
+            print_json(taken)
+            return
+        there = [f"{counted(taken.accepted, 'row')} from replies that are kept."] if taken.accepted else []
+        for line in (*before, *there, f"{taken.as_text()}.", "Nothing was sent."):
+            echo(line)
+        return
+    if ask or not as_json:
         kept = " Replies that are kept cost nothing." if writing.resume else ""
         for line in (*before, f"{taken.as_text()}.{kept}"):
             echo(line, err=True)
@@ -193,7 +211,7 @@ def confirm(taken: Estimate, writing: OutputOptions, *, ask: bool, quiet: bool, 
 def progress(
     generation: Generation[Any, Any], rows: int | None, calls: int = 0
 ) -> Iterator[Callable[[GenerationResult], None]]:
-    """On a terminal: rows of those wanted (else calls of all), time left; below, calls and money, refused by reason."""
+    """On a terminal: a bar of the rows wanted (else of all calls) and the time left, and below it `progress_lines`."""
     if not sys.stderr.isatty():
         yield lambda result: None
         return
@@ -203,22 +221,37 @@ def progress(
 
         def get_renderables(self) -> Iterable[RenderableType]:
             yield from super().get_renderables()
-            for task in self.tasks:
-                yield Text(task.fields["details"], no_wrap=True, overflow="ellipsis")
+            for line in progress_lines(generation, rows, console.width):
+                yield Text(line, no_wrap=True, overflow="ellipsis")
 
+    console = output.console(stderr=True)
     title = TextColumn("Accepted" if rows else "Parts asked")
     columns = (title, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Shown(*columns, console=output.console(stderr=True), transient=True) as shown:
-        bar = shown.add_task("", total=rows or calls, details="")
+    with Shown(*columns, console=console, transient=True) as shown:
+        bar = shown.add_task("", total=rows or calls)
+        yield lambda result: shown.update(bar, completed=result.accepted if rows else result.calls)
 
-        def tell(result: GenerationResult) -> None:
-            refused = ", ".join(f"{count} {reason}" for reason, count in result.refused.most_common(3))
-            waiting = f"{generation.endpoint.waiting} held back by 429 · " if generation.endpoint.waiting else ""
-            accepted = "" if rows else f"{result.accepted:,} accepted, "
-            details = f"{waiting}{generation.endpoint.budget.summary()} · {accepted}refused: {refused or 'none'}"
-            shown.update(bar, completed=result.accepted if rows else result.calls, details=details)
 
-        yield tell
+def progress_lines(generation: Generation[Any, Any], rows: int | None, width: int) -> Iterator[str]:
+    """What was spent and is waited for, and what was refused, the most frequent reasons first, in lines that fit."""
+    result, wait = generation.result, generation.describe_wait()
+    accepted = [] if rows else [f"{result.accepted:,} accepted"]
+    yield _fit("", [*accepted, *generation.endpoint.budget.summary().split(", ")], width)
+    if wait:
+        yield _fit("waiting for ", wait.split("; "), width)
+    reasons = [f"{count:,} {reason}" for reason, count in result.refused.most_common()]
+    if reasons:
+        yield _fit(f"refused {len(result.rejected):,}: ", reasons, width)
+
+
+def _fit(before: str, items: Sequence[str], width: int) -> str:
+    """As many of the items as the width has room for; of the others, how many there are."""
+    for shown in range(len(items), 0, -1):
+        left = len(items) - shown
+        line = before + ", ".join([*items[:shown], *([f"{left} more"] if left else [])])
+        if len(line) <= width or shown == 1:
+            return line
+    return before
 
 
 def report(
@@ -234,7 +267,7 @@ def report(
 ) -> None:
     """What there is now. `origins` says of a side where its rows are from; `more` is for JSON.
 
-    Raises KeyboardInterrupt where that ended the run.
+    Raises KeyboardInterrupt, or Exit with 143, where Ctrl-C or SIGTERM ended the run.
     """
     spent, sides = budget.spent, {"train": result.train, "validation": result.validation}
     if as_json:
@@ -268,7 +301,10 @@ def report(
         for path in files:
             echo(f"  {path}")
     if isinstance(result.stopped, Interrupted):
-        raise KeyboardInterrupt
+        if result.stopped.signal == signal.SIGINT:
+            raise KeyboardInterrupt
+        echo(f"Terminated: {result.stopped}", err=True)
+        raise typer.Exit(128 + result.stopped.signal)
 
 
 @dataclass(frozen=True)
@@ -319,12 +355,17 @@ class ModelOptions:
         ),
     ] = None
 
-    def endpoint(self, cache: Path) -> Endpoint:
+    def endpoint(self, cache: Path, *, dry_run: bool = False) -> Endpoint:
         """What answers: a scripted function, an endpoint, or a checkpoint in this process. Raises ConfigError.
 
-        `cache` is where replies are kept, where the option does not say.
+        `cache` is where replies are kept, where the option does not say. With `dry_run` nothing will be sent, so that
+        nothing need be named, and no file is made.
         """
         price = Price.parse(self.price) if self.price is not None else None
+        budget = Budget(self.max_calls, self.max_total_tokens, self.max_cost, price)
+        kept = self.cache or cache
+        if dry_run and not (self.scripted or self.base_url or self.model):
+            return Endpoint("http://127.0.0.1:9", "MODEL", budget=budget)
         return open_endpoint(
             self.base_url,
             self.model,
@@ -333,6 +374,6 @@ class ModelOptions:
             concurrency=self.concurrency,
             per_minute=self.rpm,
             retries=self.retries,
-            cache=self.cache or cache,
-            budget=Budget(self.max_calls, self.max_total_tokens, self.max_cost, price),
+            cache=kept if kept.exists() or not dry_run else None,
+            budget=budget,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,6 @@ from ajet_tools.dataset.generate.records import (
     GenerationResult,
     Rejected,
     SplitTarget,
-    count_for,
 )
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.model.replies import rows_in
@@ -38,7 +37,6 @@ SMALL = 5
 class _Target(SplitTarget):
     """No seed and no row of one side is ever an example on the other."""
 
-    target: int
     pool: Pool
 
 
@@ -54,24 +52,16 @@ class Expansion(Generation[Attempt, _Target]):
         verifier: Verifier | None = None,
         leaks: Leaks | None = None,
         meanings: MeaningIndex | None = None,
-        counts: Sequence[int] = (),
         on_change: Callable[[GenerationResult], None] | None = None,
     ) -> None:
         self.config = config
         self.shape = RowShape.infer(seeds, free_language=bool(config.languages))
         examples = [as_example(row) for row in seeds]
         super().__init__(
-            config, endpoint, examples, verifier=verifier, leaks=leaks, meanings=meanings, counts=counts,
-            on_change=on_change,
-        )  # fmt: skip
-        self._share = config.validation if config.validation is not None else 0.1 if len(examples) >= SMALL else 0.0
-        self._sides = _split(examples, config.seed, self._share, self._targets([*counts, config.count][0]), self.result)
-
-    def _targets(self, count: int) -> dict[str, int]:
-        target = round(self._share * count)
-        if self._share and not target:
-            target = 1 if count > 1 else 0
-        return {"train": count - target, "validation": target}
+            config, endpoint, examples, verifier=verifier, leaks=leaks, meanings=meanings, on_change=on_change
+        )
+        share = config.validation if config.validation is not None else 0.1 if len(examples) >= SMALL else 0.0
+        self._sides = _split(examples, config, share, self.result)
 
     def preview(self, strategy: str) -> Attempt:
         """The first call as it would be made with a strategy; nothing is sent and nothing changes."""
@@ -85,11 +75,8 @@ class Expansion(Generation[Attempt, _Target]):
         return {side.name: side.pool.seeds for side in self._sides.values()}
 
     def _next(self, number: int, each: float) -> Attempt | None:
-        side = max(self._sides.values(), key=lambda one: one.lacks(each) / one.target)
-        if side.lacks(each) <= 0:
-            return None
-        count = count_for(side, each, self.config.per_call)
-        return compose(self.config, self.shape, self.endpoint.model, side.pool, side.name, number, count)
+        side = min(self._sides.values(), key=lambda one: one.progress(each))
+        return compose(self.config, self.shape, self.endpoint.model, side.pool, side.name, number, self.config.per_call)
 
     def _read_reply(self, attempt: Attempt, reply: str) -> tuple[list[Candidate], list[Rejected]]:
         """Which rows of a reply have the shape of the dataset's."""
@@ -108,26 +95,26 @@ class Expansion(Generation[Attempt, _Target]):
             candidates.append(Candidate({"task_id": task_id_of(values), **values}, attempt.provenance))
         return candidates, refused
 
-    def _record_decision(self, attempt: Attempt, side: _Target, candidate: Candidate, accepted: bool) -> None:
-        if accepted:
+    def _record_decision(self, attempt: Attempt, side: _Target, candidate: Candidate, sound: bool) -> None:
+        if sound:
             values, seeds = candidate.values, candidate.provenance["seeds"]
             side.pool.accepted.append(Example.of(values["task_id"], values, text_of(values), seeds))
 
 
 def _split(
-    seeds: Sequence[Example], seed: int, share: float, targets: Mapping[str, int], result: GenerationResult
+    seeds: Sequence[Example], config: GenerationConfig, share: float, result: GenerationResult
 ) -> dict[str, _Target]:
-    """The seeds of each side, by a hash of what they are; a side without rows to make is left out."""
-    apart = min(max(1, round(share * len(seeds))), len(seeds) - 1) if targets["validation"] else 0
-    order = sorted(seeds, key=lambda one: hashlib.blake2b(f"{seed}:{one.id}".encode()).digest())
+    """The seeds of each side, by a hash of what they are."""
+    apart = min(max(1, round(share * len(seeds))), len(seeds) - 1) if share else 0
+    order = sorted(seeds, key=lambda one: hashlib.blake2b(f"{config.seed}:{one.id}".encode()).digest())
     kept = {one.id for one in order[:apart]}
-    train = _Target(
-        name="train", target=targets["train"], rows=result.train, pool=Pool([s for s in seeds if s.id not in kept])
-    )
-    sides = {"train": train}
-    if targets["validation"]:
-        pool = Pool([s for s in seeds if s.id in kept])
+    target = min(max(1, round(share * config.count)), config.count - 1) if share else 0
+    train, validation = (Pool([seed for seed in seeds if (seed.id in kept) == held]) for held in (False, True))
+    sides = {
+        "train": _Target(name="train", share=1 - share, target=config.count - target, rows=result.train, pool=train)
+    }
+    if share:
         sides["validation"] = _Target(
-            name="validation", target=targets["validation"], rows=result.validation, pool=pool
+            name="validation", share=share, target=target, rows=result.validation, pool=validation
         )
     return sides

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +22,6 @@ from ajet_tools.dataset.generate.records import (
     NoProgress,
     Rejected,
     SplitTarget,
-    count_for,
 )
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.rows.schema import RowShape
@@ -51,9 +50,6 @@ class _Target(SplitTarget):
     waiting: deque[Chunk] = field(default_factory=deque)
     passes: int = 0
 
-    def lacks(self, each: float) -> float:
-        return float(len(self.waiting)) if self.target is None else super().lacks(each)
-
 
 class FromDocs(Generation[DocsAttempt, _Target]):
     """One run: `await run()` once. `result` and the endpoint's budget may be looked at meanwhile."""
@@ -68,7 +64,6 @@ class FromDocs(Generation[DocsAttempt, _Target]):
         verifier: Verifier | None = None,
         leaks: Leaks | None = None,
         meanings: MeaningIndex | None = None,
-        counts: Sequence[int] = (),
     ) -> None:
         if not any(one.chunks for one in corpus.held):
             raise TaskError("there is no document that can be read, so there is nothing to ask about")
@@ -83,18 +78,10 @@ class FromDocs(Generation[DocsAttempt, _Target]):
         self.corpus, self.config = corpus, config
         self.shape = RowShape.infer(seeds, free_language=bool(config.languages)) if seeds else None
         examples = [as_example(row) for row in seeds]
-        super().__init__(config, endpoint, examples, verifier=verifier, leaks=leaks, meanings=meanings, counts=counts)
-        first = next(iter(counts), config.count)
-        targets = self._targets(first) if first is not None else {}
-        self._sides = {side.name: side for side in _sides(corpus, config, examples, targets, self.result)}
+        super().__init__(config, endpoint, examples, verifier=verifier, leaks=leaks, meanings=meanings)
+        self._sides = {side.name: side for side in _sides(corpus, config, examples, self.result)}
         self._before: dict[_Place, list[str]] = {}
         """The questions that a chunk has had."""
-
-    def _targets(self, count: int) -> dict[str, int]:
-        share = self.corpus.share("validation")
-        wanted = self.config.validation if self.config.validation is not None else share
-        target = min(max(1, round(wanted * count)), count - 1) if share else 0
-        return {"train": count - target, "validation": target}
 
     @property
     def chunks(self) -> list[Chunk]:
@@ -131,17 +118,21 @@ class FromDocs(Generation[DocsAttempt, _Target]):
     def _next(self, number: int, each: float) -> DocsAttempt | None:
         for side in self._sides.values():
             self._next_pass(side)
-        sides = [side for side in self._sides.values() if side.waiting and side.lacks(each) > 0]
+        sides = [side for side in self._sides.values() if side.waiting]
         if not sides:
             return None
-        side = max(sides, key=lambda one: one.lacks(each) / (one.target or len(one.chunks)))
-        count = count_for(side, each, self.config.per_call)
-        return self._compose(side.waiting.popleft(), side, side.pool, number, count)
+        side = min(sides, key=lambda one: one.progress(each))
+        return self._compose(side.waiting.popleft(), side, side.pool, number, self.config.per_call)
+
+    def _is_exhausted(self, side: _Target) -> bool:
+        return not side.waiting and side.passes >= self._passes(side)
+
+    def _passes(self, side: _Target) -> int:
+        return 1 if side.target is None else self.config.passes
 
     def _next_pass(self, side: _Target) -> None:
         """Ask the chunks again, when all that was asked of them is back: the prompts say what they have had."""
-        most = 1 if side.target is None else self.config.passes
-        if not side.waiting and not side.under_way and side.passes < most:
+        if not side.waiting and not side.composed and side.passes < self._passes(side):
             side.passes += 1
             side.waiting.extend(side.chunks)
 
@@ -160,7 +151,7 @@ class FromDocs(Generation[DocsAttempt, _Target]):
         """A check that asks a model shows it the chunk: what is in no one's memory can still be right."""
         return open_book(candidate.values, attempt.chunk.text) if verifier.calls else candidate.values
 
-    def _record_decision(self, attempt: DocsAttempt, side: _Target, candidate: Candidate, accepted: bool) -> None:
+    def _record_decision(self, attempt: DocsAttempt, side: _Target, candidate: Candidate, sound: bool) -> None:
         self._before.setdefault((attempt.chunk.document.digest, attempt.chunk.number), []).append(
             text_of(candidate.values)
         )
@@ -170,33 +161,22 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def _sides(
-    corpus: Corpus, config: DocsConfig, seeds: Sequence[Example], targets: Mapping[str, int], result: GenerationResult
-) -> list[_Target]:
+def _sides(corpus: Corpus, config: DocsConfig, seeds: Sequence[Example], result: GenerationResult) -> Iterator[_Target]:
     """Both sides, or one: chunks by the document's side, seeds by a hash, so that no example stands on both."""
-    share = corpus.share("validation")
-    apart = min(max(1, round(share * len(seeds))), len(seeds) - 1) if share and len(seeds) > 1 else 0
+    held = corpus.share("validation")
+    share = held if config.validation is None or not held else config.validation
+    apart = min(max(1, round(held * len(seeds))), len(seeds) - 1) if held and len(seeds) > 1 else 0
     order = sorted(seeds, key=lambda one: hashlib.blake2b(f"{config.seed}:{one.id}".encode()).digest())
     kept = {one.id for one in order[:apart]}
-    pools = [Pool([s for s in seeds if (s.id in kept) == held]) if seeds else None for held in (False, True)]
-    sides = [
-        _Target(
-            name="train",
-            target=targets.get("train"),
-            rows=result.train,
-            chunks=corpus.chunks("train", config.seed),
-            pool=pools[0],
-        )
-    ]
-    if share and targets.get("validation") != 0:
-        validation = corpus.chunks("validation", config.seed)
-        sides.append(
-            _Target(
-                name="validation",
-                target=targets.get("validation"),
-                rows=result.validation,
-                chunks=validation,
-                pool=pools[1],
+    count = config.count
+    apart = min(max(1, round(share * count)), count - 1) if count is not None and held else 0
+    for name, part, rows in (("train", 1 - share, result.train), ("validation", share, result.validation)):
+        if name == "train" or held:
+            yield _Target(
+                name=name,
+                share=part,
+                target=None if count is None else apart if name == "validation" else count - apart,
+                rows=rows,
+                chunks=corpus.chunks(name, config.seed),
+                pool=Pool([one for one in seeds if (one.id in kept) == (name == "validation")]) if seeds else None,
             )
-        )
-    return sides

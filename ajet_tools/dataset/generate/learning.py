@@ -13,7 +13,7 @@ from ajet_sdk.rollout.attempts import Attempt
 from ajet_sdk.types import Episode, Task
 from ajet_tools.dataset.calibrate import Band, Inconclusive, measurement, outside_band, task_of_row, with_difficulty
 from ajet_tools.dataset.measurements import Measurement, Measurements
-from ajet_tools.dataset.model.endpoint import Endpoint
+from ajet_tools.dataset.model.endpoint import Endpoint, Halted
 from ajet_tools.dataset.verify.combined import Combined, Part, single_verdicts
 from ajet_tools.dataset.verify.verdict import Verdict
 
@@ -50,6 +50,8 @@ class LearningValue:
     """None: the attempts are not seeded."""
     at_once: int = 16
     """Tasks that are tried at the same time."""
+    halted: bool = False
+    """Set it to try nothing more: a task that was not tried before raises Halted."""
 
     def __post_init__(self) -> None:
         self._room = asyncio.Semaphore(self.at_once)
@@ -88,6 +90,8 @@ class LearningValue:
         key = self.known.key(task)
         if (measured := self.known.get(key)) is not None:
             return measured
+        if self.halted:
+            raise Halted("not tried: nothing is to be asked")
         async with self._room:
             episodes = await self.policy.attempt([self._attempt(task, number) for number in range(self.k)])
         try:

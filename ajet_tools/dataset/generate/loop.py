@@ -1,9 +1,9 @@
 """Rows made by a model, call after call: what `expand` and `from-docs` have in common.
 
 A run is a function of what it is given, its config and the replies: calls are numbered, what comes back is taken in by
-number, and the prompt of a call depends on nothing but what was taken in `window` calls before. So the same replies
-give the same bytes, at any speed; and a run that was killed is resumed by running it again, with the replies that are
-kept.
+number, and call N is composed when call N - `window` is taken in, whether it is needed or not; it is sent when it is
+needed. So the same replies give the same bytes, at any speed and for any number of rows: a run that was killed, and one
+that is to have more rows, is run again with the replies that are kept.
 """
 
 from __future__ import annotations
@@ -12,14 +12,13 @@ import asyncio
 import logging
 import signal
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ajet_sdk.errors import AjetError, ContextOverflow
-from ajet_tools.dataset.files.tables import text_of
 from ajet_tools.dataset.generate.examples import Example
 from ajet_tools.dataset.generate.records import (
     Attempt,
@@ -31,9 +30,8 @@ from ajet_tools.dataset.generate.records import (
     Rejected,
     SplitTarget,
 )
+from ajet_tools.dataset.generate.screen import Screen
 from ajet_tools.dataset.model.endpoint import Endpoint, EndpointError
-from ajet_tools.dataset.rows.forms import form_of, given_away
-from ajet_tools.dataset.similarity.near import NearIndex
 from ajet_tools.dataset.verify.combined import endpoints_of
 
 if TYPE_CHECKING:
@@ -51,7 +49,6 @@ NO_PROGRESS = 30
 """Calls in a row without a row that can be kept, after which a run stops."""
 FAILED = 3
 """Calls in a row that the endpoint fails, after which a run stops."""
-_REPEATED = {"exact": "exact duplicate", "near": "near duplicate", "meaning": "duplicate by meaning"}
 _EARLY = 100
 """Accepted rows after which it is said that they are alike."""
 GRACE = 30.0
@@ -88,25 +85,19 @@ class Generation(ABC, Generic[A, S]):
         verifier: Verifier | None = None,
         leaks: Leaks | None = None,
         meanings: MeaningIndex | None = None,
-        counts: Sequence[int] = (),
         on_change: Callable[[GenerationResult], None] | None = None,
     ) -> None:
-        """`counts` is how many rows were asked for at first, and each time that more were; one number, mostly."""
         self.endpoint = endpoint
         self.result = GenerationResult()
         self.stop = asyncio.Event()
         """Set it to end the run as soon as what is under way has come back."""
+        self.stopped_by = signal.SIGINT
         self.on_change = on_change
         """Called after each call that was taken in."""
-        self._settings, self._verifier, self._leaks, self._meanings = pace, verifier, leaks, meanings
-        self._more = list(counts[1:])
+        self._settings, self._verifier, self._screen = pace, verifier, Screen(pace, examples, leaks, meanings)
         self._sides: dict[str, S] = {}
-        self._near = NearIndex(pace.similarity, pace.seed)
-        self._forms: Counter[str] = Counter()
-        """Rows found by their form."""
-        self._seeds = {f"seed {example.id}": text_of(example.values) for example in examples}
-        for key, text in self._seeds.items():
-            self._near.add(key, text)
+        self._composed: deque[A] = deque()
+        """Not sent yet."""
         self._calls: dict[int, tuple[A, asyncio.Task[_Outcome]]] = {}
         """Under way."""
         self._screened: dict[int, asyncio.Event] = {}
@@ -114,29 +105,33 @@ class Generation(ABC, Generic[A, S]):
         self._warned = False
         self._failed: list[AjetError] = []
         """Of the calls taken in since the last that was answered."""
-        self._given = 0
-        """Rows that the calls taken in were asked for."""
+
+    quiet = 60.0
+    """Seconds without a reply after which it is said what is waited for."""
 
     # What a kind of making says
 
     @abstractmethod
     def _next(self, number: int, each: float) -> A | None:
-        """The call of that number, where of each row asked for `each` is accepted; None: nothing is to be asked."""
+        """The call of that number, where of each row asked for `each` is accepted; None: nothing is left to ask.
+
+        It does not depend on how many rows are wanted.
+        """
 
     @abstractmethod
     def _read_reply(self, attempt: A, reply: str) -> tuple[Sequence[Candidate], list[Rejected]]:
         """The rows of a reply that hold by themselves, and those that do not."""
 
-    @abstractmethod
-    def _targets(self, count: int) -> Mapping[str, int]:
-        """How many rows each side is to have, of so many in all."""
+    def _is_exhausted(self, side: S) -> bool:
+        """Whether nothing is left to ask for a side."""
+        return False
 
     def _row_for_verifier(self, attempt: A, candidate: Candidate, verifier: Verifier) -> Mapping[str, Any]:
         """The row as a verifier sees it."""
         return candidate.values
 
-    def _record_decision(self, attempt: A, side: S, candidate: Candidate, accepted: bool) -> None:
-        """A row was decided on."""
+    def _record_decision(self, attempt: A, side: S, candidate: Candidate, sound: bool) -> None:
+        """A row was decided on; a sound one may be beyond those that are wanted."""
 
     def _finish(self) -> None:
         """There is nothing more to ask, or the run was stopped: the last chance to say what lacks."""
@@ -148,18 +143,21 @@ class Generation(ABC, Generic[A, S]):
         stopping: asyncio.Task[Any] = asyncio.create_task(self.stop.wait())
         number = 0
         try:
-            await self._learn_seeds()
+            try:
+                await self._screen.learn_seeds()
+            except AjetError as error:
+                self.result.stopped = error
             while self.result.stopped is None:
                 self._dispatch(number)
                 if number not in self._calls:
-                    if self._more:
-                        self._ask_for(self._more.pop(0))
-                        continue
                     break
                 attempt, task = self._calls[number]
-                await asyncio.wait([task, stopping], return_when=asyncio.FIRST_COMPLETED)
+                while not (task.done() or self.stop.is_set()):
+                    await asyncio.wait([task, stopping], timeout=self.quiet, return_when=asyncio.FIRST_COMPLETED)
+                    if not (task.done() or self.stop.is_set()):
+                        log.warning("no reply in %.0f s: waiting for %s", self.quiet, self.describe_wait(0.0))
                 if self.stop.is_set():
-                    self.result.stopped = Interrupted("stopped: what was accepted is kept, and --resume goes on")
+                    self.result.stopped = Interrupted(self.stopped_by)
                     break
                 del self._calls[number]
                 self._take_in(attempt, task.result())
@@ -174,59 +172,62 @@ class Generation(ABC, Generic[A, S]):
             await asyncio.gather(*left, return_exceptions=True)
         return self.result
 
-    def _ask_for(self, count: int) -> None:
-        """There are as many rows as were asked for, and are to be more: sound rows that were left over come first."""
-        targets = self._targets(count)
-        for name, side in self._sides.items():
-            side.target = targets[name] if len(self._sides) > 1 else count
-            while side.spare and len(side.rows) < side.target:
-                attempt, candidate, provenance = side.spare.pop(0)
-                self.result.surplus -= 1
-                side.rows.append({**candidate.values, "provenance": dict(provenance)})
-                self._record_decision(cast(A, attempt), side, candidate, True)
+    @property
+    def _endpoints(self) -> list[Endpoint]:
+        return [self.endpoint, *endpoints_of(self._verifier), *self._screen.endpoints]
 
-    async def _learn_seeds(self) -> None:
-        """What the seeds mean, before the first row is paid for."""
-        if self._meanings is None or not self._seeds:
-            return
-        try:
-            vectors = await self._meanings.vectors(list(self._seeds.values()))
-            for (key, text), vector in zip(self._seeds.items(), vectors, strict=True):
-                self._meanings.add(key, text, vector)
-        except AjetError as error:
-            self.result.stopped = error
+    def describe_wait(self, slow: float = 10.0) -> str:
+        """What the endpoints' requests wait for, as `Endpoint.describe_wait`."""
+        waits = dict.fromkeys(endpoint.describe_wait(slow) for endpoint in self._endpoints)
+        return "; ".join(filter(None, waits))
+
+    def halt(self) -> None:
+        """Send nothing: only replies that are kept are taken in."""
+        for endpoint in self._endpoints:
+            endpoint.halt()
 
     async def aclose(self) -> None:
         """The endpoints are not asked any more."""
-        for endpoint in (self.endpoint, *endpoints_of(self._verifier)):
+        for endpoint in self._endpoints:
             await endpoint.aclose()
-        if self._meanings is not None:
-            await self._meanings.embedder.aclose()
 
     async def _drain(self) -> None:
-        """After a stop: what is on its way is waited for, for it is paid for, and taken in where it is whole."""
+        """After a stop: what is on its way is waited for, for it is paid for, and taken in where it is whole.
+
+        Where the rows themselves ended the run it is only kept, so that the same replies give the same bytes.
+        """
         if not self._calls:
             return
-        for endpoint in (self.endpoint, *endpoints_of(self._verifier)):
-            endpoint.halt()
+        self.halt()
         done, _ = await asyncio.wait({task for _, task in self._calls.values()}, timeout=GRACE)
         for number in sorted(self._calls):
             attempt, task = self._calls[number]
-            if task in done and task.result().error is None:
+            if task in done and task.result().error is None and not isinstance(self.result.stopped, NoProgress):
                 self._take_in(attempt, task.result())
 
     def _dispatch(self, taken_in: int) -> None:
-        """Make the calls that can be made, knowing what was taken in so far."""
-        window = self._settings.window if self.result.accepted else min(PROBE, self._settings.window)
-        while self._attempts < taken_in + window:
-            each = max(0.1, (self.result.accepted + 1) / (self._given + 1)) if self.result.accepted else 1.0
+        """Compose the calls that can be composed, knowing what was taken in so far, and send those that are needed."""
+        each = max(0.1, (self.result.sound + 1) / (self.result.asked + 1)) if self.result.sound else 1.0
+        while self._attempts < taken_in + self._settings.window:
             attempt = self._next(self._attempts, each)
             if attempt is None:
-                return
-            self._sides[attempt.side].under_way[attempt.number] = attempt.count
+                break
+            self._sides[attempt.side].composed += attempt.count
+            self._composed.append(attempt)
+            self._attempts += 1
+        most = self._settings.window if self.result.sound else min(PROBE, self._settings.window)
+        while self._composed and len(self._calls) < most and self._is_short(each):
+            attempt = self._composed.popleft()
+            self._sides[attempt.side].sent += attempt.count
             self._screened[attempt.number] = asyncio.Event()
             self._calls[attempt.number] = (attempt, asyncio.create_task(self._answer(attempt)))
-            self._attempts += 1
+
+    def _is_short(self, each: float) -> bool:
+        """Whether some side will not have its rows when all that was sent is back, and there is more to ask for it."""
+        return any(
+            side.lacks(each) > 0 and (side.composed > side.sent or not self._is_exhausted(side))
+            for side in self._sides.values()
+        )
 
     async def _answer(self, attempt: A) -> _Outcome:
         """The call, its rows screened in the order of the calls, and verified."""
@@ -237,15 +238,15 @@ class Generation(ABC, Generic[A, S]):
                     attempt.messages, temperature=pace.temperature, max_tokens=pace.max_tokens, seed=attempt.seed
                 )
                 outcome.rows, outcome.refused = self._read_reply(attempt, reply)
-                if self._meanings is not None and outcome.rows:
-                    outcome.vectors = await self._meanings.vectors([text_of(one.values) for one in outcome.rows])
+                outcome.vectors = await self._screen.vectors(outcome.rows)
             except AjetError as error:
                 outcome.error = error
             if attempt.number:
                 await self._screened[attempt.number - 1].wait()
                 del self._screened[attempt.number - 1]
             if outcome.error is None:
-                self._screen(outcome)
+                outcome.candidates, refused = self._screen.sort(outcome.rows, outcome.vectors)
+                outcome.refused += refused
         finally:
             self._screened[attempt.number].set()
         if outcome.candidates and self._verifier is not None:
@@ -262,55 +263,23 @@ class Generation(ABC, Generic[A, S]):
             else:
                 outcome.verdicts.append(said)
 
-    def _screen(self, outcome: _Outcome) -> None:
-        """Which rows of a reply are new."""
-        for index, one in enumerate(outcome.rows):
-            why = self._reason_to_reject(one.values, None if outcome.vectors is None else outcome.vectors[index])
-            if why is None:
-                outcome.candidates.append(one)
-            else:
-                outcome.refused.append(Rejected(*why, one.values, one.provenance))
-
-    def _reason_to_reject(self, values: Mapping[str, Any], vector: Vectors | None) -> tuple[str, str] | None:
-        """Why a row is not new, where it is not: reason and detail. A new one is remembered."""
-        if self._leaks is not None and (evidence := self._leaks(values)) is not None:
-            return "in the evaluation set", evidence
-        if (said := given_away(values)) is not None:
-            return "answer in the question", said
-        text, key = text_of(values), f"row {values['task_id']}"
-        match = self._near.find(text)
-        if match is None and self._meanings is not None and vector is not None:
-            match = self._meanings.find(text, vector)
-        if match is not None:
-            kind = "the same as" if match.kind == "exact" else f"{match.similarity:.2f} like"
-            return _REPEATED[match.kind], f"{kind} {match.key}"
-        form = form_of(text)
-        if self._settings.max_same_form is not None and self._forms[form] >= self._settings.max_same_form:
-            return "same form", f"{self._forms[form]} rows say the same but for numbers and names: {form}"
-        self._forms[form] += 1
-        self._near.add(key, text)
-        if self._meanings is not None and vector is not None:
-            self._meanings.add(key, text, vector)
-        return None
-
     def _take_in(self, attempt: A, outcome: _Outcome) -> None:
         """Accept or refuse what a call came to; calls are taken in in their order."""
         self.result.calls += 1
         side = self._sides[attempt.side]
-        del side.under_way[attempt.number]
+        side.composed -= attempt.count
+        side.sent -= attempt.count
         if outcome.error is not None:
             self._fail(attempt, outcome.error)
             return
         self.endpoint.keep_failures([one for one in self._failed if isinstance(one, EndpointError)])
         self._failed.clear()
-        self._given += attempt.count
+        self.result.asked += attempt.count
         self.result.rejected += outcome.refused
-        before = self.result.accepted + self.result.surplus
+        before = self.result.sound
         for index, candidate in enumerate(outcome.candidates):
             self._decide(attempt, side, candidate, outcome.verdicts[index] if outcome.verdicts else None)
-        self._without_progress = (
-            0 if self.result.accepted + self.result.surplus > before else self._without_progress + 1
-        )
+        self._without_progress = 0 if self.result.sound > before else self._without_progress + 1
         if self._without_progress >= NO_PROGRESS and self.result.stopped is None:
             self.result.stopped = NoProgress(
                 f"{NO_PROGRESS} calls in a row gave no row that could be kept (refused so far: {self._reasons()}). "
@@ -340,16 +309,15 @@ class Generation(ABC, Generic[A, S]):
         if verdict is not None and self._verifier is not None:
             said = verdict.as_json(self._verifier.name)
         provenance = {**candidate.provenance, "verdict": said}
-        accepted = False
-        if verdict is not None and not verdict.ok:
+        sound = verdict is None or verdict.ok
+        if verdict is not None and not sound:
             self.result.rejected.append(Rejected(verdict.reason, _short(verdict.details), candidate.values, provenance))
         elif side.target is not None and len(side.rows) >= side.target:
             self.result.surplus += 1
-            side.spare.append((attempt, candidate, provenance))
         else:
             side.rows.append({**candidate.values, "provenance": provenance})
-            accepted = True
-        self._record_decision(attempt, side, candidate, accepted)
+        side.sound += sound
+        self._record_decision(attempt, side, candidate, sound)
 
     def _fail(self, attempt: A, error: AjetError) -> None:
         """One call may fail; several in a row, or one that says so of all, end the run."""
@@ -367,27 +335,34 @@ def _short(details: Mapping[str, Any]) -> str:
 
 
 async def run_generation(generation: Generation[Any, Any]) -> GenerationResult:
-    """Run it and close its endpoints. The first Ctrl-C lets what is under way come back; the second is as ever."""
+    """Run it and close its endpoints. The first SIGINT or SIGTERM lets what is under way come back."""
     try:
-        with _stop_on_ctrl_c(generation.stop):
+        with _stop_on_signals(generation):
             return await generation.run()
     finally:
         await generation.aclose()
 
 
 @contextmanager
-def _stop_on_ctrl_c(stop: asyncio.Event) -> Iterator[None]:
-    """Only the main thread hears it."""
+def _stop_on_signals(generation: Generation[Any, Any]) -> Iterator[None]:
+    """Only the main thread hears them."""
     loop = asyncio.get_running_loop()
+    heard = (signal.SIGINT, signal.SIGTERM)
 
-    def request_stop() -> None:
-        loop.remove_signal_handler(signal.SIGINT)
-        stop.set()
+    def remove() -> None:
+        with suppress(ValueError, NotImplementedError, RuntimeError):
+            for one in heard:
+                loop.remove_signal_handler(one)
+
+    def request_stop(one: signal.Signals) -> None:
+        remove()
+        generation.stopped_by = one
+        generation.stop.set()
 
     with suppress(ValueError, NotImplementedError, RuntimeError):
-        loop.add_signal_handler(signal.SIGINT, request_stop)
+        for one in heard:
+            loop.add_signal_handler(one, request_stop, one)
     try:
         yield
     finally:
-        with suppress(ValueError, NotImplementedError, RuntimeError):
-            loop.remove_signal_handler(signal.SIGINT)
+        remove()

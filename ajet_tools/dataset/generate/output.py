@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ajet_tools.dataset.similarity.meaning import MeaningIndex
     from ajet_tools.dataset.verify.combined import Combined
 
-__all__ = ["Directory", "Estimate", "Format", "digest_of", "estimate", "similarities", "write"]
+__all__ = ["Directory", "Estimate", "Format", "calls_left", "digest_of", "estimate", "similarities", "write"]
 
 Format = Literal["jsonl", "parquet"]
 
@@ -55,13 +55,15 @@ class Estimate:
     input_tokens: int
     output_tokens: int
     money: float | None
+    accepted: int = 0
+    """Rows that the replies that are kept give, where those were looked at."""
     attempts: int = 0
     """Episodes of the policy that is to learn from the rows."""
 
     @classmethod
     def of(
         cls, calls: int, read: float, written: float, price: Price | None, embeddings: int, verifier: Combined | None,
-        rows: int, each: float,
+        rows: int, each: float, accepted: int,
     ) -> Estimate:  # fmt: skip
         """With what it takes to verify so many rows, of `each` tokens in a request."""
         checks = 0
@@ -73,7 +75,7 @@ class Estimate:
             written += replies * ANSWER_TOKENS
             if part.endpoint is not None and (own := part.endpoint.budget.price) is not None:
                 money = (money or 0.0) + own.of(replies * each, replies * ANSWER_TOKENS)
-        return cls(calls, checks, embeddings, round(read), round(written), money)
+        return cls(calls, checks, embeddings, round(read), round(written), money, accepted)
 
     def as_text(self) -> str:
         checks = f", {self.checks:,} replies to verify them" if self.checks else ""
@@ -86,26 +88,34 @@ class Estimate:
         )
 
 
+def calls_left(count: int, per_call: int, result: GenerationResult) -> int:
+    """Calls until there are `count` rows, where as many rows are accepted as before, or at first four of five."""
+    share = result.sound / result.asked if result.sound else KEPT
+    return max(0, math.ceil((count - result.accepted) / share / per_call))
+
+
 def estimate(
     expansion: Expansion, verifier: Combined | None, meanings: MeaningIndex | None, price: Price | None
 ) -> Estimate:
-    """Calls, tokens and money, taking it that four of five rows are accepted and are as long as the seeds."""
-    config = expansion.config
-    calls = math.ceil(config.count / KEPT / config.per_call)
+    """Calls, tokens and money of what is left to do, taking it that rows are as long as the seeds."""
+    config, result = expansion.config, expansion.result
+    calls = calls_left(config.count, config.per_call, result)
     prompts = [tokens_of(list(expansion.preview(name).messages)) for name in config.strategies]
     seeds = [example.values for side in expansion.seeds_by_side.values() for example in side]
     long = sum(tokens_of(json.dumps(expansion.shape.example(one), default=str)) for one in seeds) / len(seeds)
-    rows = math.ceil(calls * config.per_call)
+    rows = calls * config.per_call
     question = sum(tokens_of(text_of(one)) for one in seeds) / len(seeds)
-    embeddings = meanings.requests(calls, len(seeds)) if meanings is not None else 0
+    embeddings = meanings.requests(calls, 0 if result.calls else len(seeds)) if meanings is not None else 0
     read = calls * sum(prompts) / len(prompts)
     if embeddings:
         read += (rows + len(seeds)) * question
-    return Estimate.of(calls, read, rows * (long + 10), price, embeddings, verifier, rows, question + 100)
+    return Estimate.of(
+        calls, read, rows * (long + 10), price, embeddings, verifier, rows, question + 100, result.accepted
+    )
 
 
 class Directory:
-    """Where a run is written. `begin` before the first call, `write` at the end."""
+    """Where a run is written. `compare` and `begin` before the first call, `write` at the end."""
 
     def __init__(self, path: Path, format: Format = "jsonl") -> None:
         self.path, self.format = path, format
@@ -127,9 +137,12 @@ class Directory:
         if not file.is_file():
             return None
         try:
-            return dict(json.loads(file.read_text(encoding="utf-8")))
+            begun: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            if "options" not in begun:
+                raise ValueError("it is of another version of ajet")
+            return begun
         except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot read {file}: {error}; expand into another directory") from error
+            raise ConfigError(f"cannot go on from {file}: {error}; name another directory with --out") from error
 
     def check(self, *, resume: bool) -> None:
         """Raises ConfigError where something of another run is there."""
@@ -139,39 +152,31 @@ class Directory:
         if there is not None and not resume:
             raise ConfigError(f"{there} is there already: go on with --resume, or name another directory with --out")
 
-    def counts(self, wanted: int | None) -> list[int]:
-        """How many rows the run was asked for each time that it was gone on with, the last being `wanted`.
+    def compare(self, facts: Mapping[str, Any]) -> None:
+        """See that what decides the rows is what the run was begun with. Raises ConfigError that names what is not.
 
-        Raises ConfigError where those are fewer than there are to be.
-        """
-        begun = self.begun() or {}
-        before = begun.get("counts") or [begun.get("recipe", {}).get("count")]
-        if wanted is None or before[-1] is None:
-            return [] if wanted is None else [wanted]
-        if wanted < before[-1]:
-            raise ConfigError(
-                f"--resume goes on with a run of {before[-1]:,} rows in {self.path}, and --count {wanted:,} is fewer: "
-                "ask for more, or name another directory with --out"
-            )
-        return before if wanted == before[-1] else [*before, wanted]
-
-    def begin(self, facts: Mapping[str, Any]) -> None:
-        """Note what decides the rows; on a resume, see that it is the same. Raises ConfigError that names what is not.
-
-        The replies that are kept would not fit to other prompts, and calls be paid for again. Only `counts` may have
-        become longer: more rows are made after those that there are.
+        The replies that are kept would not fit to other prompts, and calls be paid for again. Only the number of rows
+        may be larger: the first rows are those that there are.
         """
         before = self.begun()
-        facts = json.loads(json.dumps(facts))
-        if before is not None:
-            changed = _describe_changes(_without_counts(before, facts), _without_counts(facts, before))
-            if changed:
-                raise ConfigError(
-                    f"--resume goes on with what was begun in {self.path}, and this differs: {'; '.join(changed)}. "
-                    "Give the same options, or name another directory with --out"
-                )
-        if before == facts:
+        if before is None:
             return
+        earlier, count = (one["options"].get("count") for one in (before, facts))
+        if earlier is not None and count is not None and count < earlier:
+            raise ConfigError(
+                f"--resume goes on with a run of {earlier:,} rows in {self.path}, and --count {count:,} is fewer: "
+                "ask for more, or name another directory with --out"
+            )
+        more = {"count": count} if earlier is not None and count is not None else {}
+        before = {**before, "options": {**before["options"], **more}}
+        if changed := _describe_changes(before, json.loads(json.dumps(facts))):
+            raise ConfigError(
+                f"--resume goes on with what was begun in {self.path}, and this differs: {'; '.join(changed)}. "
+                "Give the same options, or name another directory with --out"
+            )
+
+    def begin(self, facts: Mapping[str, Any]) -> None:
+        """Note what decides the rows."""
         try:
             self.own.mkdir(parents=True, exist_ok=True)
             write_whole(self.own / "run.json", json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
@@ -228,14 +233,6 @@ def digest_of(rows: Sequence[Row]) -> str:
     """What the seeds are, to know them again."""
     text = json.dumps([row.values for row in rows], sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
-
-
-def _without_counts(facts: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """What must not differ between the two; how many rows were asked for may, where that was said both times."""
-    config, same = dict(facts.get("recipe", {})), {name: value for name, value in facts.items() if name != "counts"}
-    if config.get("count") is not None and other.get("recipe", {}).get("count") is not None:
-        del config["count"]
-    return {**same, "recipe": config}
 
 
 def _describe_changes(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") -> list[str]:

@@ -35,7 +35,6 @@ __all__ = [
     "NoProgress",
     "Rejected",
     "SplitTarget",
-    "count_for",
     "strategies_of",
 ]
 
@@ -203,7 +202,11 @@ class NoProgress(AjetError, RuntimeError):
 
 
 class Interrupted(AjetError, RuntimeError):
-    """A person stopped the run."""
+    """A signal stopped the run: Ctrl-C, or SIGTERM."""
+
+    def __init__(self, signal: int) -> None:
+        super().__init__("stopped: what was accepted is kept, and --resume goes on")
+        self.signal = signal
 
 
 @dataclass(frozen=True)
@@ -256,11 +259,17 @@ class GenerationResult:
     """Sound rows that came after the last one that was needed."""
     calls: int = 0
     """Calls for rows that were taken in; those of a verifier are not among them."""
+    asked: int = 0
+    """Rows that those of the calls which were answered asked for."""
     stopped: AjetError | None = None
 
     @property
     def accepted(self) -> int:
         return len(self.train) + len(self.validation)
+
+    @property
+    def sound(self) -> int:
+        return self.accepted + self.surplus
 
     def diversity(self) -> Diversity:
         """How many forms the accepted rows have."""
@@ -300,20 +309,21 @@ class SplitTarget:
     """One side of the split: how many rows it is to have (None: as many as there are), and those it has."""
 
     name: str
+    share: float
+    """Of all rows."""
     target: int | None
     rows: list[dict[str, Any]]
-    spare: list[tuple[Attempt, Candidate, Mapping[str, Any]]] = field(default_factory=list)
-    """Sound rows beyond the target, each with its provenance."""
-    under_way: dict[int, int] = field(default_factory=dict)
-    """Rows asked for in each call under way."""
+    sound: int = 0
+    """Rows that were found sound, with those beyond the target."""
+    composed: int = 0
+    """Rows that the calls composed and not taken in ask for."""
+    sent: int = 0
+    """Of those, the rows that the calls under way ask for."""
 
     def lacks(self, each: float) -> float:
         """Rows still to be asked for, where of each one asked for `each` is accepted."""
-        wanted = float("inf") if self.target is None else self.target
-        return wanted - len(self.rows) - each * sum(self.under_way.values())
+        return float("inf") if self.target is None else self.target - self.sound - each * self.sent
 
-
-def count_for(side: SplitTarget, each: float, most: int) -> int:
-    """How many rows to ask for in a call."""
-    lacking = side.lacks(each)
-    return most if side.target is None else max(1, min(most, round(lacking / each)))
+    def progress(self, each: float) -> float:
+        """Rows there are and are to come, for its share: the side with the least is asked for next."""
+        return (self.sound + each * self.composed) / self.share

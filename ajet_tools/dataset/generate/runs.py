@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -32,11 +31,11 @@ from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.generate.expand import Expansion
 from ajet_tools.dataset.generate.from_docs import FromDocs
 from ajet_tools.dataset.generate.learning import with_pass_rate
-from ajet_tools.dataset.generate.loop import run_generation
+from ajet_tools.dataset.generate.loop import Generation, run_generation
 from ajet_tools.dataset.generate.output import (
-    KEPT,
     Directory,
     Estimate,
+    calls_left,
     digest_of,
     estimate,
     similarities,
@@ -128,6 +127,7 @@ def make_tasks(
     evals: Sequence[str | Path] = (),
     meanings: MeaningIndex | None = None,
     confirm: Callable[[Estimate], None] | None = None,
+    dry_run: bool = False,
     watching: Callable[[FromDocs], AbstractContextManager[Callable[[GenerationResult], None]]] | None = None,
 ) -> DocsRun:
     """Run to the end and write what there is; `made.failure` says what went wrong, where something did.
@@ -141,24 +141,28 @@ def make_tasks(
         evals: files of evaluation sets; a row that is in one is refused.
         meanings: refuses rows that say the same as another in other words; closed at the end.
         confirm: told what the run may take before the first call; it raises to call it off.
+        dry_run: only that, of what is left beyond the replies that are kept; nothing is sent or written.
         watching: a context around the run, whose value is called after each call that was taken in.
 
-    Ctrl-C in the main thread ends the run as a spent budget does. Raises ConfigError and TaskError before the first
-    call; what fails afterwards is in `result.stopped`, but for a disk that does not take the files.
+    Ctrl-C and SIGTERM in the main thread end the run as a spent budget does. Raises ConfigError and TaskError before
+    the first call; what fails afterwards is in `result.stopped`, but for a disk that does not take the files.
     """
     begun = directory.begun()
-    if begun is not None and "window" in begun.get("recipe", {}):
-        config = dataclasses.replace(config, window=begun["recipe"]["window"])
+    if begun is not None:
+        config = dataclasses.replace(config, window=begun["options"]["window"])
     verifier = open_verification(verify, endpoint, seed=config.seed)
     leaks = leaks_of(evals) if evals else None
-    counts = directory.counts(config.count)
-    run = FromDocs(
-        corpus, config, endpoint, seeds=seeds, verifier=verifier, leaks=leaks, meanings=meanings, counts=counts
-    )
+    facts = _facts(corpus, config, endpoint, seeds, verifier, evals)
+    facts["embeddings"] = meanings.as_json() if meanings is not None else None
+    directory.compare(facts)
+    run = FromDocs(corpus, config, endpoint, seeds=seeds, verifier=verifier, leaks=leaks, meanings=meanings)
+    if dry_run:
+        _take_in_kept(run)
     if confirm is not None:
         confirm(_estimate(run, verifier, meanings, endpoint.budget.price))
-    facts = _facts(corpus, config, endpoint, seeds, verifier, evals)
-    directory.begin({**facts, "counts": counts, "embeddings": meanings.as_json() if meanings is not None else None})
+    if dry_run:
+        return DocsRun(run.result, corpus, [], [])
+    directory.begin(facts)
     with watching(run) if watching is not None else nullcontext() as run.on_change:
         result = run_to_end(run_generation(run))
     parameters = {
@@ -176,6 +180,12 @@ def make_tasks(
     return DocsRun(result, corpus, _write(directory, result, corpus, len(seeds), parameters), checks)
 
 
+def _take_in_kept(run: Generation[Any, Any]) -> None:
+    """Rows of the replies that are kept; nothing is sent."""
+    run.halt()
+    run_to_end(run_generation(run))
+
+
 def _facts(
     corpus: Corpus,
     config: DocsConfig,
@@ -186,7 +196,7 @@ def _facts(
 ) -> dict[str, Any]:
     return {
         "source": "from-docs",
-        "recipe": config.as_json(),
+        "options": config.as_json(),
         "documents": corpus.digest,
         "seeds": digest_of(seeds) if seeds else None,
         "endpoint": endpoint.base_url,
@@ -198,18 +208,21 @@ def _facts(
 
 
 def _estimate(run: FromDocs, verifier: Combined | None, meanings: MeaningIndex | None, price: Price | None) -> Estimate:
-    """Calls, tokens and money: each chunk once, or as many calls as the rows take where four of five are kept."""
-    config, chunks = run.config, run.chunks
-    calls = len(chunks)
+    """Calls, tokens and money of what is left: each chunk once, or as many calls as the rows take."""
+    config, chunks, result = run.config, run.chunks, run.result
+    calls = max(0, len(chunks) - result.calls)
     if config.count is not None:
-        calls = min(math.ceil(config.count / KEPT / config.per_call), len(chunks) * config.passes)
+        most = max(0, len(chunks) * config.passes - result.calls)
+        calls = min(calls_left(config.count, config.per_call, result), most)
     looked_at = chunks[:: max(1, len(chunks) // _SAMPLE)]
     prompts = [tokens_of(run.preview(chunk).messages) for chunk in looked_at]
     passage = sum(tokens_of(chunk.text) for chunk in looked_at) / len(looked_at)
     rows = calls * config.per_call
     embeddings = meanings.requests(calls, 0) if meanings is not None else 0
     read = calls * sum(prompts) / len(prompts) + embeddings * config.per_call * ROW_TOKENS / 2
-    return Estimate.of(calls, read, rows * ROW_TOKENS, price, embeddings, verifier, rows, passage + 300)
+    return Estimate.of(
+        calls, read, rows * ROW_TOKENS, price, embeddings, verifier, rows, passage + 300, result.accepted
+    )
 
 
 def _write(
@@ -279,6 +292,7 @@ def grow(
     meanings: MeaningIndex | None = None,
     value: LearningValue | None = None,
     confirm: Callable[[Estimate], None] | None = None,
+    dry_run: bool = False,
     watching: Callable[[Expansion], AbstractContextManager[Callable[[GenerationResult], None]]] | None = None,
 ) -> ExpansionRun:
     """Run to the end and write what there is; `grown.result.stopped` says why it ended early, where it did.
@@ -292,18 +306,19 @@ def grow(
         meanings: refuses rows that say the same as another in other words; closed at the end.
         value: refuses rows that its policy solves always or never; the policy is closed at the end.
         confirm: told what the run may take before the first call; it raises to call it off.
+        dry_run: only that, of what is left beyond the replies that are kept; nothing is sent or written.
         watching: a context around the run, whose value is called after each call that was taken in.
 
-    Ctrl-C in the main thread ends the run as a spent budget does. Raises ConfigError and TaskError before the first
-    call; what fails afterwards is in `stopped`, but for a disk that does not take the files.
+    Ctrl-C and SIGTERM in the main thread end the run as a spent budget does. Raises ConfigError and TaskError before
+    the first call; what fails afterwards is in `stopped`, but for a disk that does not take the files.
     """
     begun = directory.begun()
     if begun is not None:
-        config = dataclasses.replace(config, window=begun["recipe"]["window"])
+        config = dataclasses.replace(config, window=begun["options"]["window"])
     verifier = open_verification(verify, endpoint, seed=config.seed)
     verifier = value.after(verifier) if value is not None else verifier
     facts: dict[str, Any] = {
-        "recipe": config.as_json(),
+        "options": config.as_json(),
         "seeds": digest_of(seeds),
         "endpoint": endpoint.base_url,
         "model": endpoint.model,
@@ -314,13 +329,19 @@ def grow(
         "for": value.as_json() if value is not None else None,
     }
     leaks = leaks_of(evals) if evals else None
-    facts["counts"] = counts = directory.counts(config.count)
-    expansion = Expansion(seeds, config, endpoint, verifier=verifier, leaks=leaks, meanings=meanings, counts=counts)
+    expansion = Expansion(seeds, config, endpoint, verifier=verifier, leaks=leaks, meanings=meanings)
+    directory.compare(facts)
+    if dry_run:
+        if value is not None:
+            value.halted = True
+        _take_in_kept(expansion)
     if confirm is not None:
         taken = estimate(expansion, verifier, meanings, endpoint.budget.price)
         confirm(
             dataclasses.replace(taken, attempts=taken.calls * config.per_call * value.k) if value is not None else taken
         )
+    if dry_run:
+        return ExpansionRun(expansion.result, [], [])
     directory.begin(facts)
     with watching(expansion) if watching is not None else nullcontext() as expansion.on_change:
         result = run_to_end(_run(expansion, value))

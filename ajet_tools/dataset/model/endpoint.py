@@ -8,9 +8,10 @@ import copy
 import functools
 import hashlib
 import math
+import time
 from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -53,7 +54,14 @@ class _Pace:
     not_before: float = 0.0
     answered: bool = False
     halted: AjetError | None = None
+    limited_until: float = 0.0
+    """By a 429."""
     waiting: int = 0
+    """Requests that wait because of a 429, or for the rate."""
+    retries: dict[int, tuple[str, float]] = field(default_factory=dict)
+    """Requests that failed and are sent again: why, and when."""
+    sent: dict[int, float] = field(default_factory=dict)
+    """Requests under way, with the time at which each was sent."""
 
 
 class Endpoint:
@@ -176,6 +184,21 @@ class Endpoint:
         """Send nothing more: requests that wait for their turn raise `why`, or Halted; those under way come back."""
         self._pace.halted = self._pace.halted or why or Halted("not asked any more: the run is ending")
 
+    def describe_wait(self, slow: float = 10.0) -> str:
+        """What its requests wait for: a rate limit, a retry, a reply of more than `slow` seconds; else nothing."""
+        now, waits = time.monotonic(), list[str]()
+        pace = self._pace
+        held, due, sent = pace.waiting, list(pace.retries.values()), list(pace.sent.values())
+        if held:
+            limit = "the rate limit (429)" if pace.limited_until > now else "--rpm"
+            waits.append(f"{limit}: {_count(held, 'request')}, {max(0.0, pace.not_before - now):.0f} s")
+        if due:
+            why, at = min(due, key=lambda one: one[1])
+            waits.append(f"a retry after {why}: {_count(len(due), 'request')}, {max(0.0, at - now):.0f} s")
+        if sent and now - min(sent) > slow:
+            waits.append(f"a slow endpoint: {_count(len(sent), 'request')}, for {now - min(sent):.0f} s")
+        return "; ".join(waits)
+
     def _keep(self, key: str, texts: list[str]) -> None:
         try:
             if self._cache is not None:
@@ -246,20 +269,21 @@ class Endpoint:
 
     async def _post(self, route: str, request: Mapping[str, Any]) -> dict[str, Any]:
         """One answer, after as many attempts as it takes and is allowed."""
-        loop = asyncio.get_running_loop()
-        started, failed = loop.time(), 0
+        started, failed = time.monotonic(), 0
         while True:
             await self._wait_turn()
             if failed and self._pace.halted is not None:
                 raise self._pace.halted
             wire, body = self._wires.pop() if self._wires else self._new_wire(), self._body(request)
+            self._pace.sent[id(request)] = time.monotonic()
             try:
                 reply = await wire.post(route, body)
                 self._pace.answered = True
                 return reply
             except EngineUnavailable as error:
                 failed += 1
-                await self._pause(error, failed, loop.time() - started)
+                del self._pace.sent[id(request)]
+                await self._pause(error, failed, time.monotonic() - started, id(request))
             except RequestRefused as refused:
                 if not self._drop_parameter(refused, body):
                     # perhaps for what this one says, as a content filter does
@@ -269,6 +293,7 @@ class Endpoint:
                     raise EndpointError(str(error), permanent=True) from error
                 raise
             finally:
+                self._pace.sent.pop(id(request), None)
                 self._wires.append(wire)
 
     def _new_wire(self) -> _Wire:
@@ -283,18 +308,16 @@ class Endpoint:
 
     async def _wait_turn(self) -> None:
         """Wait for what a 429 said, and for the rate."""
-        loop = asyncio.get_running_loop()
-        while (wait := self._pace.not_before - loop.time()) > 0:
+        while (wait := self._pace.not_before - time.monotonic()) > 0:
             self._pace.waiting += 1
             try:
                 await asyncio.sleep(wait)
             finally:
                 self._pace.waiting -= 1
         if self._apart:
-            self._pace.not_before = max(self._pace.not_before, loop.time()) + self._apart
+            self._pace.not_before = max(self._pace.not_before, time.monotonic()) + self._apart
 
-    async def _pause(self, error: EngineUnavailable, failed: int, waited: float) -> None:
-        loop = asyncio.get_running_loop()
+    async def _pause(self, error: EngineUnavailable, failed: int, waited: float, request: int) -> None:
         wait = pause(min(failed - 1, 6), error.retry_after)
         if error.status == 429:
             if "exceeded your current quota" in str(error):
@@ -305,7 +328,7 @@ class Endpoint:
                     "on with --resume",
                     permanent=True,
                 ) from error
-            self._pace.not_before = max(self._pace.not_before, loop.time() + wait)
+            self._pace.not_before = self._pace.limited_until = max(self._pace.not_before, time.monotonic() + wait)
             self._refusals.record(429, wait)
             return
         never = error.status is None and not self._pace.answered and failed > 1
@@ -314,7 +337,12 @@ class Endpoint:
             raise EndpointError(f"{error}{tried}") from error
         if error.status is not None:
             self._refusals.record(error.status, wait)
-        await asyncio.sleep(wait)
+        why = "a lost connection" if error.status is None else str(error.status)
+        self._pace.retries[request] = why, time.monotonic() + wait
+        try:
+            await asyncio.sleep(wait)
+        finally:
+            del self._pace.retries[request]
 
     def _body(self, request: Mapping[str, Any]) -> dict[str, Any]:
         unsaid = {*self._unknown, *(name for name, usual in (("seed", None), ("n", 1)) if request.get(name) == usual)}
@@ -335,6 +363,10 @@ class Endpoint:
         if named is not None:
             self._unknown.add(named)
         return named is not None
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def _texts(reply: Mapping[str, Any], where: str) -> list[str]:

@@ -8,6 +8,7 @@ import os
 import random
 import threading
 from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -19,8 +20,18 @@ from starlette.routing import Route
 
 from ajet_sdk.gateway.gateway import listening_socket
 from ajet_sdk.sandbox.fence import Fence, NoFence, fence
+from tests.waiting import FOREVER
 
-Said = str | list[str] | Response | tuple[float, str]
+
+@dataclass(frozen=True)
+class Held:
+    """A text that is not said before an event."""
+
+    until: threading.Event
+    text: str
+
+
+Said = str | list[str] | Response | tuple[float, str] | Held
 
 
 class ModelServer:
@@ -46,6 +57,9 @@ class ModelServer:
             if isinstance(said, tuple):
                 await asyncio.sleep(said[0])
                 said = said[1]
+            if isinstance(said, Held):
+                await asyncio.to_thread(said.until.wait, FOREVER)
+                said = said.text
         finally:
             self._now -= 1
         if isinstance(said, Response):

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import random
 import re
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from ajet_sdk.errors import ConfigError, TaskError
+from ajet_tools.cli.dataset.generation import progress_lines
 from ajet_tools.dataset.files.tables import Row
 from ajet_tools.dataset.generate.examples import as_example, select_seeds
 from ajet_tools.dataset.generate.expand import Expansion
@@ -23,12 +26,14 @@ from ajet_tools.dataset.generate.records import (
     GenerationResult,
     Interrupted,
     NoProgress,
+    Rejected,
     strategies_of,
 )
 from ajet_tools.dataset.model.budget import Budget, BudgetSpent
 from ajet_tools.dataset.model.endpoint import Endpoint, EndpointError
 from ajet_tools.dataset.similarity.decontaminate import leaks_of
 from ajet_tools.dataset.verify.verdict import Verdict
+from tests.tools.dataset.conftest import Held
 
 Say = Callable[[dict[str, Any], int], Any]
 
@@ -112,6 +117,87 @@ def test_the_same_replies_give_the_same_bytes_at_any_speed(model_server) -> None
     results = [grown(model_server(say), GenerationConfig(40, seed=7)) for say in (sums, slow, slow)]
     assert len({bytes_of(result) for result in results}) == 1
     assert bytes_of(grown(model_server(sums), GenerationConfig(40, seed=8))) != bytes_of(results[0])
+
+
+@pytest.mark.parametrize(("few", "many", "settings"), [(7, 30, {}), (20, 33, {"validation": 0.3, "per_call": 3})])
+def test_more_rows_are_those_of_a_fresh_run_and_go_on_from_those_there_are(
+    model_server, tmp_path: Path, few: int, many: int, settings: dict[str, Any]
+) -> None:
+    """The writer repeats itself, replies prose and errs: what is refused comes at other places in each run."""
+
+    def say(body: dict[str, Any], number: int) -> str:
+        if body["messages"][-1]["content"].startswith("CHECK"):
+            return "checked"
+        chance = random.Random(json.dumps(body["messages"]) + str(body["seed"]))
+        if chance.random() < 0.2:
+            return "Gladly!"
+        rows = [chance.randint(10, 150) for _ in range(wanted(body))]
+        return json.dumps([task(f"What is {a} plus 7?", str(a + 7)) for a in rows])
+
+    server, fresh, kept = model_server(say), model_server(say), {"cache": tmp_path / "replies.sqlite"}
+    before = grown(server, GenerationConfig(few, window=6, **settings), verifier=Even(), **kept)
+    after = grown(server, GenerationConfig(many, window=6, **settings), verifier=Even(), **kept)
+    assert bytes_of(after) == bytes_of(grown(fresh, GenerationConfig(many, window=6, **settings), verifier=Even()))
+    assert after.train[: len(before.train)] == before.train
+    assert after.validation[: len(before.validation)] == before.validation
+    assert (before.accepted, after.accepted) == (few, many)
+    asked = [json.dumps(body) for body in server.requests]
+    assert len(asked) == len(set(asked)) and set(asked) == {json.dumps(body) for body in fresh.requests}
+
+
+def test_it_says_what_it_waits_for(model_server, caplog: pytest.LogCaptureFixture) -> None:
+    """The first request is answered once it was said that it is waited for; then come a 503, a 429, and the rows."""
+    seen, told = list[str](), threading.Event()
+
+    class Told(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "waiting for" in record.getMessage():
+                told.set()
+
+    def say(body: dict[str, Any], number: int) -> Any:
+        if number == 0:
+            return Held(told, sums(body))
+        if number == 1:
+            return model_server.refusal(503, "busy")
+        if number == 2:
+            return model_server.refusal(429, "slow", headers={"retry-after": "0.2"})
+        return sums(body)
+
+    async def run() -> GenerationResult:
+        endpoint = Endpoint(model_server(say).url, "writer", concurrency=2)
+        expansion = Expansion(SEEDS, GenerationConfig(10, validation=0), endpoint)
+        expansion.quiet = 0.02
+        running = asyncio.create_task(expansion.run())
+        while not running.done():
+            seen.append(re.sub(r"[\d.]+ s", "N s", expansion.describe_wait(0.0)))
+            await asyncio.sleep(0.005)
+        await endpoint.aclose()
+        return running.result()
+
+    logging.getLogger("ajet.dataset").addHandler(handler := Told())
+    try:
+        assert asyncio.run(run()).accepted == 10
+    finally:
+        logging.getLogger("ajet.dataset").removeHandler(handler)
+    waits = {part for one in seen for part in one.split("; ")}
+    assert "a retry after 503: 1 request, N s" in waits
+    for reason in ("the rate limit (429): ", "a slow endpoint: "):
+        assert any(part.startswith(reason) for part in waits)
+        assert any(
+            "no reply in 0 s: waiting for " in (text := r.getMessage()) and reason in text for r in caplog.records
+        )
+
+
+def test_a_progress_line_fits_and_says_how_many_reasons_it_leaves_out() -> None:
+    reasons = ["exact duplicate", "independent answers agree on another answer", "not JSON", "other shape", "no answer"]
+    expansion = Expansion(SEEDS, GenerationConfig(500), Endpoint("http://127.0.0.1:9/v1", "m"))
+    for number, reason in enumerate(reasons):
+        expansion.result.rejected += [Rejected(reason, "", None, {})] * (1000 - 100 * number)
+    for width in (60, 80, 120, 300):
+        spent, refused = progress_lines(expansion, 500, width)
+        assert spent == "0 calls, 0 tokens" and refused.startswith("refused 4,000: 1,000 exact duplicate, ")
+        left = len(reasons) - sum(reason in refused for reason in reasons)
+        assert len(refused) <= width and refused.endswith(f"{left} more" if left else "no answer")
 
 
 def test_what_is_no_row_of_the_dataset_is_refused_with_its_reason(model_server) -> None:

@@ -166,22 +166,61 @@ def test_a_resume_with_other_options_says_what_differs(place: Place, model_serve
     assert place.run("seeds.jsonl", "-n", "10", "--out", "data", *at(server)).returncode == 0
     made = len(server.requests)
     other = place.run("seeds.jsonl", "-n", "10", "--out", "data", *at(server), "--resume", "--temperature", "0.5")
-    assert other.returncode == 2 and "recipe.temperature was 1.0, is 0.5" in other.stderr
+    assert other.returncode == 2 and "options.temperature was 1.0, is 0.5" in other.stderr
     same = place.run("seeds.jsonl", "-n", "10", "--out", "data", *at(server), "--resume", "--concurrency", "3")
     assert same.returncode == 0, same.stderr
     assert len(server.requests) == made
 
 
-def test_ctrl_c_writes_what_there_is(place: Place, model_server) -> None:
+@pytest.mark.parametrize(("sent", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_write_what_there_is(place: Place, model_server, sent: int, code: int) -> None:
     server = model_server(lambda body, number: (0.05, sums(body)))
     process = place.start("seeds.jsonl", "-n", "5000", "--out", "data", "--concurrency", "4", *at(server))
     until(lambda: len(server.requests) >= 14)
-    process.send_signal(signal.SIGINT)
+    process.send_signal(sent)
     out, err = process.communicate(timeout=300)
-    assert process.returncode == 130, err
+    assert process.returncode == code, err
     rows = place.rows("data/train.jsonl") + place.rows("data/validation.jsonl")
     assert len(rows) >= 14 and f"{len(rows)} rows accepted" in out
     assert len(rows) == 4 * len(server.requests) or len(rows) > 30
+
+
+def test_eight_kills_two_ctrl_c_and_a_sigterm_give_the_bytes_of_a_straight_run(place: Place, model_server) -> None:
+    def slow(body: dict[str, Any], number: int) -> Any:
+        return 0.02, sums(body)
+
+    server, whole = model_server(slow), model_server(slow)
+    run = ("seeds.jsonl", "-n", "400", "--concurrency", "4", "--resume")
+    signals = [signal.SIGKILL] * 8 + [signal.SIGINT] * 2 + [signal.SIGTERM]
+    random.Random(0).shuffle(signals)
+    for number, sent in enumerate(signals, 1):
+        process = place.start(*run, "--out", "data", *at(server))
+        until(lambda number=number: len(server.requests) >= 8 * number)
+        process.send_signal(sent)
+        process.communicate()
+        assert process.returncode == (-sent if sent == signal.SIGKILL else 128 + sent)
+    assert place.run(*run, "--out", "data", *at(server)).returncode == 0
+    assert place.run(*run, "--out", "straight/data", *at(whole)).returncode == 0
+    assert place.bytes_of("data") == place.bytes_of("straight/data")
+
+
+def test_a_dry_run_says_what_is_left_and_sends_nothing(place: Place, model_server) -> None:
+    server = model_server(sums)
+    nothing = place.run("seeds.jsonl", "-n", "100", "--dry-run", "--price", "1,2", "--verify", "none")
+    assert nothing.returncode == 0, nothing.stderr
+    assert re.fullmatch(
+        r"About 32 calls for rows: about [\d,]+ tokens in, [\d,]+ out, \d\.\d\d in money\.\nNothing was sent\.\n",
+        nothing.stdout,
+    )
+    run = ("seeds.jsonl", "--out", "data", *at(server))
+    assert place.run(*run, "-n", "20").returncode == 0
+    made, files = len(server.requests), place.bytes_of("data")
+    left = json.loads(place.run(*run, "-n", "60", "--resume", "--dry-run", "--json").stdout)
+    assert left["accepted"] >= 20 and left["calls"] == -(-(60 - left["accepted"]) // 4)
+    assert len(server.requests) == made and place.bytes_of("data") == files
+    assert json.loads(place.run(*run, "-n", "20", "--resume", "--dry-run", "--json").stdout)["calls"] == 0
+    other = place.run(*run, "-n", "60", "--resume", "--dry-run", "--shots", "2")
+    assert other.returncode == 2 and "options.shots was 4, is 2" in other.stderr
 
 
 def test_a_spent_budget_ends_it_cleanly(place: Place, model_server) -> None:
@@ -303,11 +342,12 @@ def test_the_bar_stays_where_refusals_are_listed(place: Place, columns: int) -> 
     )  # fmt: skip
     assert code == 1
     lines = [re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", line).strip() for line in re.split(r"[\r\n]+", shown)]
-    listed = [number for number, line in enumerate(lines) if "calls" in line and "refused:" in line]
+    listed = [number for number, line in enumerate(lines) if re.match(r"refused [\d,]+: ", line)]
     assert listed, shown
     for number in listed:
-        assert lines[number - 1].startswith("Accepted ") and "━" * 10 in lines[number - 1]
-        assert "0/500" in lines[number - 1] and len(lines[number]) <= columns
+        assert lines[number - 2].startswith("Accepted ") and "━" * 10 in lines[number - 2]
+        assert "0/500" in lines[number - 2] and re.match(r"[\d,]+ calls, [\d,]+ tokens$", lines[number - 1])
+        assert len(lines[number]) <= columns
 
 
 def test_too_many_requests_are_told_without_a_terminal(place: Place, model_server) -> None:

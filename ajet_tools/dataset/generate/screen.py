@@ -1,0 +1,88 @@
+"""Which rows of a reply are new: in no evaluation set, not their own answer, and like no seed and no earlier row."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ajet_tools.dataset.files.tables import text_of
+from ajet_tools.dataset.generate.examples import Example
+from ajet_tools.dataset.generate.records import CallSettings, Candidate, Rejected
+from ajet_tools.dataset.model.endpoint import Endpoint
+from ajet_tools.dataset.rows.forms import form_of, given_away
+from ajet_tools.dataset.similarity.near import NearIndex
+
+if TYPE_CHECKING:
+    from ajet_tools.dataset.similarity.decontaminate import Leaks
+    from ajet_tools.dataset.similarity.meaning import MeaningIndex, Vectors
+
+__all__ = ["Screen"]
+
+_REPEATED = {"exact": "exact duplicate", "near": "near duplicate", "meaning": "duplicate by meaning"}
+
+
+class Screen:
+    """The seeds and the new rows so far; `sort` tells the new rows of a reply from the others, and remembers them."""
+
+    def __init__(
+        self, settings: CallSettings, seeds: Iterable[Example], leaks: Leaks | None, meanings: MeaningIndex | None
+    ) -> None:
+        self._most, self._leaks, self._meanings = settings.max_same_form, leaks, meanings
+        self._near = NearIndex(settings.similarity, settings.seed)
+        self._forms: Counter[str] = Counter()
+        """Rows found by their form."""
+        self._seeds = {f"seed {example.id}": text_of(example.values) for example in seeds}
+        for key, text in self._seeds.items():
+            self._near.add(key, text)
+
+    @property
+    def endpoints(self) -> list[Endpoint]:
+        """What gives vectors."""
+        return [self._meanings.embedder] if self._meanings is not None else []
+
+    async def learn_seeds(self) -> None:
+        """What the seeds mean, before the first row is paid for. Raises as `MeaningIndex.vectors`."""
+        if self._meanings is not None and self._seeds:
+            vectors = await self._meanings.vectors(list(self._seeds.values()))
+            for (key, text), vector in zip(self._seeds.items(), vectors, strict=True):
+                self._meanings.add(key, text, vector)
+
+    async def vectors(self, rows: Sequence[Candidate]) -> Vectors | None:
+        """What rows mean, where that counts. Raises as `MeaningIndex.vectors`."""
+        if self._meanings is None or not rows:
+            return None
+        return await self._meanings.vectors([text_of(one.values) for one in rows])
+
+    def sort(self, rows: Sequence[Candidate], vectors: Vectors | None) -> tuple[list[Candidate], list[Rejected]]:
+        """The new rows, and the others with the reason."""
+        new, refused = list[Candidate](), list[Rejected]()
+        for index, one in enumerate(rows):
+            why = self._reason_to_reject(one.values, None if vectors is None else vectors[index])
+            if why is None:
+                new.append(one)
+            else:
+                refused.append(Rejected(*why, one.values, one.provenance))
+        return new, refused
+
+    def _reason_to_reject(self, values: Mapping[str, Any], vector: Vectors | None) -> tuple[str, str] | None:
+        """Why a row is not new, where it is not: reason and detail. A new one is remembered."""
+        if self._leaks is not None and (evidence := self._leaks(values)) is not None:
+            return "in the evaluation set", evidence
+        if (said := given_away(values)) is not None:
+            return "answer in the question", said
+        text, key = text_of(values), f"row {values['task_id']}"
+        match = self._near.find(text)
+        if match is None and self._meanings is not None and vector is not None:
+            match = self._meanings.find(text, vector)
+        if match is not None:
+            kind = "the same as" if match.kind == "exact" else f"{match.similarity:.2f} like"
+            return _REPEATED[match.kind], f"{kind} {match.key}"
+        form = form_of(text)
+        if self._most is not None and self._forms[form] >= self._most:
+            return "same form", f"{self._forms[form]} rows say the same but for numbers and names: {form}"
+        self._forms[form] += 1
+        self._near.add(key, text)
+        if self._meanings is not None and vector is not None:
+            self._meanings.add(key, text, vector)
+        return None
