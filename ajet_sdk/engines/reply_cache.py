@@ -55,10 +55,22 @@ class Usage:
     input_tokens: int = 0
     output_tokens: int = 0
     cached: int = 0
+    cost: float | None = None
+    """Money; None where no price is known."""
 
     @property
     def tokens(self) -> int:
         return self.input_tokens + self.output_tokens
+
+    def __add__(self, other: Usage) -> Usage:
+        costs = [cost for cost in (self.cost, other.cost) if cost is not None]
+        return Usage(
+            self.calls + other.calls,
+            self.input_tokens + other.input_tokens,
+            self.output_tokens + other.output_tokens,
+            self.cached + other.cached,
+            sum(costs) if costs else None,
+        )
 
 
 def tokens_of(content: Any) -> int:

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ajet_sdk.agent.model import Model
-from ajet_sdk.engines.reply_cache import Price
+from ajet_sdk.engines.reply_cache import Price, Usage
 from ajet_sdk.errors import ConfigError, NoReward
 from ajet_sdk.judges import llm_prompts as prompts
 from ajet_sdk.judges.call import output_of
 from ajet_sdk.judges.llm_prompts import Example, Material
-from ajet_sdk.judges.model import Asked, JudgeModel, Spent, number_in, open_model
+from ajet_sdk.judges.model import Asked, JudgeModel, number_in, open_model
 from ajet_sdk.judges.rewards import Verdict
 from ajet_sdk.judges.text import text_of
 from ajet_sdk.types import Episode, Reward, Task
@@ -124,13 +124,13 @@ class LlmJudge:
         key, show = self.reference_key, self.show
         group = [material_of(output_of(e), e.task, e, key, show) for e in episodes]
         asked = await self.rank(group, repeat=self.repeat)
-        spent = [asked.spent] + [Spent()] * (len(episodes) - 1)
+        spent = [asked.spent] + [Usage()] * (len(episodes) - 1)
         return [self._verdict(grade, own) for grade, own in zip(asked.value, spent, strict=True)]
 
-    def _verdict(self, grade: Grade, spent: Spent) -> Verdict:
+    def _verdict(self, grade: Grade, spent: Usage) -> Verdict:
         success = None if self.success_threshold is None else grade.score >= self.success_threshold
         reward = Reward(name=self.name, value=grade.score, reason=grade.reason)
-        return Verdict((reward,), success, spent.metrics())
+        return Verdict((reward,), success, _metrics(spent))
 
     async def grade(self, material: Material, *, repeat: int = 0) -> Asked[Grade]:
         """The grade of one output; another `repeat` asks anew."""
@@ -214,8 +214,18 @@ def _reason(found: Mapping[str, Any]) -> str:
     return " ".join(str(found.get("reason") or "no reason given").split())
 
 
-def _sum(spent: Sequence[Spent]) -> Spent:
-    return sum(spent, Spent())
+def _sum(spent: Sequence[Usage]) -> Usage:
+    return sum(spent, Usage())
+
+
+def _metrics(spent: Usage) -> dict[str, float]:
+    """What a verdict took, as metrics of its episode; they are logged as means over the episodes of a step."""
+    found = {
+        "judge_calls": float(spent.calls),
+        "judge_tokens": float(spent.tokens),
+        "judge_cached": float(spent.cached),
+    }
+    return found if spent.cost is None else {**found, "judge_cost": spent.cost}
 
 
 def material_of(

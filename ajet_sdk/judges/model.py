@@ -15,10 +15,10 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from ajet_sdk.agent.agentscope import dashscope_keys
 from ajet_sdk.agent.model import Model
-from ajet_sdk.engines.reply_cache import Price, ReplyCache, Shared, tokens_of
+from ajet_sdk.engines.reply_cache import Price, ReplyCache, Shared, Usage, tokens_of
 from ajet_sdk.errors import ConfigError, ContextOverflow, NoReward, RequestRefused
 
-__all__ = ["Asked", "JudgeModel", "Spent", "number_in", "object_in", "open_model"]
+__all__ = ["Asked", "JudgeModel", "number_in", "object_in", "open_model"]
 
 T = TypeVar("T")
 
@@ -30,42 +30,11 @@ _SHOWN = 160
 
 
 @dataclass(frozen=True)
-class Spent:
-    """What verdicts took. A reply from the cache costs nothing and is only counted."""
-
-    calls: int = 0
-    input_tokens: int = 0
-    output_tokens: int = 0
-    cached: int = 0
-    cost: float | None = None
-    """Money, where a price is known."""
-
-    def __add__(self, other: Spent) -> Spent:
-        costs = [cost for cost in (self.cost, other.cost) if cost is not None]
-        return Spent(
-            self.calls + other.calls,
-            self.input_tokens + other.input_tokens,
-            self.output_tokens + other.output_tokens,
-            self.cached + other.cached,
-            sum(costs) if costs else None,
-        )
-
-    def metrics(self) -> dict[str, float]:
-        """As an episode's metrics have it; they are logged as means over the episodes of a step."""
-        found = {
-            "judge_calls": float(self.calls),
-            "judge_tokens": float(self.input_tokens + self.output_tokens),
-            "judge_cached": float(self.cached),
-        }
-        return found if self.cost is None else {**found, "judge_cost": self.cost}
-
-
-@dataclass(frozen=True)
 class Asked(Generic[T]):
     """What was read of a reply, and what it took."""
 
     value: T
-    spent: Spent
+    spent: Usage
 
 
 class Completer(Protocol):
@@ -106,7 +75,7 @@ class JudgeModel:
 
     def _start(self) -> None:
         self._kept: dict[str, str] = {}
-        self._shared = Shared[tuple[str, Spent]]()
+        self._shared = Shared[tuple[str, Usage]]()
         self._file: ReplyCache | None = None
         self._unknown: set[str] = set()
         """Of `_OPTIONAL`, those that the server refused."""
@@ -144,7 +113,7 @@ class JudgeModel:
         text = self._kept.get(key) or self._from_file(key)
         if text is None:
 
-            async def answer() -> tuple[str, Spent]:
+            async def answer() -> tuple[str, Usage]:
                 found, spent = await self._answer(messages, schema, read)
                 self._keep(key, found)
                 return found, spent
@@ -152,7 +121,7 @@ class JudgeModel:
             (text, spent), shared = await self._shared.get(key, answer)
             if not shared:
                 return Asked(read(_object(text)), spent)
-        return Asked(read(_object(text)), Spent(cached=1, cost=0.0 if self.price else None))
+        return Asked(read(_object(text)), Usage(cached=1, cost=0.0 if self.price else None))
 
     def _from_file(self, key: str) -> str | None:
         if self.cache is None:
@@ -169,9 +138,9 @@ class JudgeModel:
 
     async def _answer(
         self, messages: Sequence[Mapping[str, Any]], schema: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T]
-    ) -> tuple[str, Spent]:
+    ) -> tuple[str, Usage]:
         """A reply that can be read, and what all of them took."""
-        spent, said, wrong = Spent(), [dict(message) for message in messages], ""
+        spent, said, wrong = Usage(), [dict(message) for message in messages], ""
         for _ in range(self.retries + 1):
             try:
                 reply = await self._post(said, schema)
@@ -189,11 +158,11 @@ class JudgeModel:
             return text, spent
         raise NoReward(f"no verdict of the judge's model {self.model.name} in {self.retries + 1} replies: {wrong}")
 
-    def _spent(self, usage: Mapping[str, Any], asked: Sequence[Any], text: str) -> Spent:
+    def _spent(self, usage: Mapping[str, Any], asked: Sequence[Any], text: str) -> Usage:
         """Of one reply, as the server counts, else about."""
         read = int(usage.get("prompt_tokens") or tokens_of(asked))
         written = int(usage.get("completion_tokens") or tokens_of(text))
-        return Spent(1, read, written, 0, self.price.of(read, written) if self.price else None)
+        return Usage(1, read, written, 0, self.price.of(read, written) if self.price else None)
 
     async def _post(self, messages: Sequence[Mapping[str, Any]], schema: Mapping[str, Any]) -> dict[str, Any]:
         """One reply; a parameter that the server refuses is left out from then on."""

@@ -10,8 +10,9 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, get_args
 
+from ajet_sdk.config.trainer_schema import READ_BY, RewardEstimator
 from ajet_sdk.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -123,12 +124,14 @@ def refuse(backbone: str, wrong: list[str]) -> None:
         raise ConfigError(f"backbone {backbone} can't honour:\n  " + "\n  ".join(wrong))
 
 
-_OF_OTHERS = ("data", "per_task", "min_reward", "beta", "teacher", "teacher_model", "teacher_key_env")
-
-
 def warn(config: Config, backbone: str, without_effect: Mapping[str, str]) -> None:
     """Warn of keys that are set and have no effect; `without_effect` says why, by path."""
-    others = dict.fromkeys((f"trainer_common.algorithm.{name}" for name in _OF_OTHERS), "sft, dpo and opd read it")
+    of_rewards = get_args(RewardEstimator)
+    others = {
+        f"trainer_common.{name}": f"a key of {', '.join(read_by)}, which only backbone local has"
+        for name, read_by in READ_BY.items()
+        if not {*read_by} & {*of_rewards}
+    }
     for path, why in {"rollout.name": "clusters sample with vllm", **others, **without_effect}.items():
         if config.is_set(path):
             log.warning("%s has no effect under backbone %s: %s", path, backbone, why)
