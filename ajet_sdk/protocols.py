@@ -18,7 +18,7 @@ from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from ajet_sdk.types import Task
+from ajet_sdk.types import Episode, Task
 
 if TYPE_CHECKING:
     import asyncio
@@ -33,6 +33,7 @@ __all__ = [
     "Choice",
     "Client",
     "Engine",
+    "Growth",
     "Job",
     "Judge",
     "Route",
@@ -291,6 +292,27 @@ Judge = Callable[..., Any] | Callable[..., Awaitable[Any]]
 """A function whose parameters are filled by name (`output`, `task`, `episode`, `model`, `env`, metadata keys)."""
 
 
+class Growth(Protocol):
+    """Adds tasks to a run as it trains."""
+
+    def due(self, step: int) -> bool:
+        """Whether tasks are to be added when so many steps are done."""
+        ...
+
+    async def grow(
+        self, step: int, attempt: Callable[[Sequence[Any]], Awaitable[list[Episode]]]
+    ) -> tuple[str, dict[str, float]]:
+        """Add them, or take those that this run added here before it was resumed; returns a line to print, metrics.
+
+        `attempt` makes attempts with the policy as it is.
+        """
+        ...
+
+    def tasks(self, step: int) -> Sequence[Task]:
+        """The added tasks that a step (from 1) has beside those of the start."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class Job:
     """Everything a backbone needs, resolved: no class path or file name is left to look up."""
@@ -309,6 +331,7 @@ class Job:
     debug_tags: frozenset[str] = frozenset()
     ray: str | None = None
     """The Ray cluster to use: an address, `local` for one that is started here and ended with the run, or None."""
+    growth: Growth | None = None
 
 
 class Stop:

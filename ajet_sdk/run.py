@@ -32,7 +32,7 @@ from ajet_sdk.rollout.episode import run_batch
 from ajet_sdk.rollout.event_loop import call_to_end, run_to_end
 from ajet_sdk.rollout.outcomes import untrained_entries
 from ajet_sdk.session import Session
-from ajet_sdk.tasks.load import load_tasks
+from ajet_sdk.tasks.load import load_tasks, open_growth
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Task, new_id
 
@@ -98,6 +98,7 @@ def train(
             resume=resume,
             debug_tags=frozenset(debug_tags),
             ray=ray,
+            growth=open_growth(config, session.run.run_id),
         )
         tuned = run_to_end(backbone(job, session.gateway, session.writer))
         session.check_ledger()

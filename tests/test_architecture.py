@@ -266,7 +266,6 @@ SHORT = {
     "ajet/__main__.py": "a program",
     "ajet_sdk/engines/vllm/keeper.py": "a program",
     "ajet_sdk/backbones/trinity/cpu/shims": "named as what it stands for",
-    "ajet_tools/dataset/growing.py": "a documented path",
     "ajet_tools/cli/starter": "files that `ajet init` copies",
     "ajet_tools/tui/dataset/app.py": "an application",
 }

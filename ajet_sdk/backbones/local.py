@@ -126,6 +126,7 @@ class _LocalRun:
             if self.done == 0 and self.common.val_before_train:
                 await self.validation.run(self.done)
             while self.done < self.total:
+                await self._grow()
                 await self._train_step(self.done + 1)
                 last = self.done == self.total
                 if last or due(self.done, self.common.test_freq):
@@ -186,6 +187,15 @@ class _LocalRun:
             self.writer.put(LedgerEntry(run_id=self.job.run_id, **row))
 
     # Training
+
+    async def _grow(self) -> None:
+        """Add tasks, where they are due."""
+        growth = self.job.growth
+        if growth is not None and growth.due(self.done):
+            self.writer.flush()
+            said, metrics = await growth.grow(self.done, self.rollouts.outside_trace)
+            self.loggers.say(said)
+            self.loggers.log(self.done, metrics)
 
     async def _train_step(self, step: int) -> None:
         started = time.perf_counter()

@@ -126,6 +126,14 @@ class FeedbackTracing(Section):
     filters: list[TracingFilter] = key([], "Filters that an episode must pass to become a task.")
 
 
+class Growing(Section):
+    every: int = key(10, "Add tasks before the first step and after every so many steps.", ge=1)
+    tasks: int = key(16, "Tasks to add each time.", ge=1)
+    max_calls: int = key(64, "Most requests to the model that writes them, each time.", ge=1)
+    attempts: int = key(8, "Attempts of the current policy at each new task.", ge=1)
+    band: str = key("0.2:0.8", "Keep tasks whose pass rate is in this range, LOW:HIGH.")
+
+
 class RandomDummy(Section):
     training: int = key(64, "Training tasks.", ge=1)
     validation: int = key(16, "Validation tasks.", ge=0)
@@ -206,7 +214,7 @@ class RubricsAutoGrader(Section):
 
 
 READERS = (
-    "huggingface_dat_repo", "jsonl_dataset_file", "env_service", "data_generation", "tracing", "random_dummy"
+    "huggingface_dat_repo", "jsonl_dataset_file", "env_service", "data_generation", "growing", "tracing", "random_dummy"
 )  # fmt: skip
 
 
@@ -228,6 +236,9 @@ class TaskReader(Section):
     huggingface_dat_repo: HuggingfaceDatRepo = section(HuggingfaceDatRepo, "For `type: huggingface_dat_repo`.")
     env_service: EnvService = section(EnvService, "For `type: env_service`.")
     data_generation: DataGeneration = section(DataGeneration, "For `type: data_generation`.")
+    growing: Growing = section(
+        Growing, "For `type: growing`: add tasks during training; data_generation names the seeds and who writes."
+    )
     feedback_tracing: FeedbackTracing = section(FeedbackTracing, "For `type: tracing`.")
     random_dummy: RandomDummy = section(RandomDummy, "For `type: random_dummy`: number of sums to generate.")
 

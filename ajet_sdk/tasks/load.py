@@ -25,7 +25,7 @@ from ajet_sdk.types import Task
 if TYPE_CHECKING:
     from ajet_sdk.tasks.given import GivenTasks
 
-__all__ = ["TaskSets", "load_tasks", "read_random"]
+__all__ = ["TaskSets", "load_tasks", "open_growth", "read_random"]
 
 log = logging.getLogger("ajet.tasks")
 
@@ -68,10 +68,14 @@ _Reader = Callable[["Config"], tuple[Iterator[Row], Iterator[Row]]]
 _GROUP = "ajet.task_readers"
 """Entry points of readers that stand above this package, or in others."""
 
-_TOOLKIT = "ajet_tools.dataset.readers"
+_TOOLKIT = "ajet_tools.dataset"
+_MADE = {
+    "data_generation": "readers:read_generated",
+    "growing": "growing:read_growing",
+    "growth": "growing:Growing",
+    "tracing": "readers:read_traced",
+}
 """Where those of the toolkit are found in a checkout whose entry points are not installed."""
-
-_MADE = {"data_generation": "read_generated", "tracing": "read_traced"}
 
 
 def _reader(config: Config) -> _Reader:
@@ -83,7 +87,8 @@ def _reader(config: Config) -> _Reader:
     if kind == "random_dummy":
         return read_random
     if kind in _MADE:
-        return _plugged_in(kind, config)
+        reader: _Reader = _plugged_in(kind, config)
+        return reader
     if kind == "env_service":
         return read_environment
     return _custom
@@ -122,21 +127,33 @@ def _custom(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
     return rows(methods[0]), rows(methods[1])
 
 
-def _plugged_in(kind: str, config: Config) -> _Reader:
-    """A reader of a package above this one, imported only where a job asks for it."""
+def open_growth(config: Config, run_id: str) -> Any:
+    """What adds tasks to a run as it trains (a `Growth`); None where `task_reader.type` is another than `growing`."""
+    if config.task_reader.type != "growing":
+        return None
+    if config.backbone != "local" or config.trainer_common.algorithm.stored:
+        raise ConfigError(
+            f"task_reader.type: growing ({config.origin('task_reader.type')}) is for backbone: local, with an "
+            "algorithm that learns from episodes of its own; elsewhere grow the tasks first (type: data_generation)"
+        )
+    return _plugged_in("growth", config)(config, run_id)
+
+
+def _plugged_in(kind: str, config: Config) -> Any:
+    """What a package above this one has, imported only where a job asks for it."""
     for entry in entry_points(group=_GROUP, name=kind):
-        found: _Reader = entry.load()
-        return found
+        return entry.load()
+    module, _, name = _MADE[kind].partition(":")
     try:
-        reader: _Reader = getattr(importlib.import_module(_TOOLKIT), _MADE[kind])
+        return getattr(importlib.import_module(f"{_TOOLKIT}.{module}"), name)
     except ModuleNotFoundError as error:
         if not _TOOLKIT.startswith(str(error.name)):
             raise
         raise ConfigError(
-            f"task_reader.type: {kind} ({config.origin('task_reader.type')}) makes tasks with the dataset toolkit, "
-            f'which is not installed (no {error.name}). Install ajet as a whole, with: pip install "ajet[tools]"'
+            f"task_reader.type: {config.task_reader.type} ({config.origin('task_reader.type')}) makes tasks with the "
+            f"dataset toolkit, which is not installed (no {error.name}). Install ajet as a whole, with: "
+            'pip install "ajet[tools]"'
         ) from error
-    return reader
 
 
 def _collect(rows: Iterator[Row], config: Config, split: str) -> tuple[list[tuple[Task, str]], int]:

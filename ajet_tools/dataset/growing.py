@@ -1,5 +1,189 @@
-"""The path under which `grow` was documented."""
+"""The task reader `growing`: a few tasks at first, and more as the run trains, chosen by what the policy can learn.
 
+`data/growing/RUN/step_N.json` in the experiment's directory says that the round after step N is done, and where its
+rows are, so that a resumed run has the same tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import hashlib
+import json
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
+from functools import partial
+from statistics import fmean
+from typing import Any
+
+from ajet_sdk.config.config import Config
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.rollout.attempts import Attempt
+from ajet_sdk.rollout.event_loop import call_to_end
+from ajet_sdk.tasks.jsonl import json_rows
+from ajet_sdk.tasks.rows import to_task
+from ajet_sdk.trace.reader import open_trace
+from ajet_sdk.types import Episode, Task
+from ajet_sdk.whole_file import write_whole
+from ajet_tools.dataset.calibrate import Band
+from ajet_tools.dataset.files.tables import Row, read
+from ajet_tools.dataset.from_traces.choice import Choice, choose
+from ajet_tools.dataset.generate.examples import read_seeds
+from ajet_tools.dataset.generate.learning import LearningValue
+from ajet_tools.dataset.generate.output import Directory, digest_of
+from ajet_tools.dataset.generate.records import GenerationConfig, NoProgress
 from ajet_tools.dataset.generate.runs import grow
+from ajet_tools.dataset.measurements import Measurements
+from ajet_tools.dataset.model.budget import Budget, BudgetSpent
+from ajet_tools.dataset.model.open import open_endpoint
+from ajet_tools.dataset.readers import Rows, file_of, generation_config, job_rows, writer_of
+from ajet_tools.dataset.verify import Verify
 
-__all__ = ["grow"]
+__all__ = ["Growing", "grow", "read_growing"]
+
+_GENERATION = "task_reader.data_generation"
+
+
+def read_growing(config: Config) -> Rows:
+    """The seeds, which a run trains on until others are added, and the validation tasks."""
+    validation = file_of(config, "validation")
+    rows = job_rows(_seeds(config), config.task_reader.field_mapping)
+    return rows, json_rows(validation) if validation is not None else iter(())
+
+
+def _seeds(config: Config) -> list[Row]:
+    path = file_of(config, "training")
+    if path is None:
+        raise ConfigError(f"task_reader.type: growing needs {_GENERATION}.query_reader.jsonl_dataset_file.training")
+    return read_seeds(path, mapping=dict(config.task_reader.field_mapping))
+
+
+@dataclasses.dataclass(frozen=True)
+class _Trainee:
+    """The policy of a run, asked from the event loop of another thread."""
+
+    loop: asyncio.AbstractEventLoop
+    make: Callable[[Sequence[Any]], Awaitable[list[Episode]]]
+
+    async def attempt(self, attempts: Sequence[Attempt]) -> list[Episode]:
+        async def episodes() -> list[Episode]:
+            return await self.make(attempts)
+
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(episodes(), self.loop))
+
+    async def aclose(self) -> None:
+        """The run closes its policy."""
+
+
+class Growing:
+    """The rounds of one run; `ajet_sdk.protocols.Growth`."""
+
+    def __init__(self, config: Config, run_id: str) -> None:
+        self._config, self._settings, self._run_id = config, config.task_reader.growing, run_id
+        self._band = Band.parse(self._settings.band)
+        self._mapping = config.task_reader.field_mapping
+        self._folder = config.directory.resolve() / "data" / "growing" / run_id
+        self._seeds = _seeds(config)
+        self._rounds: dict[int, list[Row]] = {}
+        for file in sorted(self._folder.glob("step_*.json")):
+            done = json.loads(file.read_text(encoding="utf-8"))
+            self._rounds[done["step"]] = self._rows_in(Directory(self._folder / done["directory"]))
+        self._tasks = {step: self._as_tasks(step, rows) for step, rows in self._rounds.items()}
+
+    def due(self, step: int) -> bool:
+        return step % self._settings.every == 0
+
+    def tasks(self, step: int) -> list[Task]:
+        begun_early = 1 if self._config.rollout.max_staleness else 0
+        return [task for after in sorted(self._tasks) if after + begun_early < step for task in self._tasks[after]]
+
+    async def grow(
+        self, step: int, attempt: Callable[[Sequence[Any]], Awaitable[list[Episode]]]
+    ) -> tuple[str, dict[str, float]]:
+        said = f"step {step}: the tasks that were added here before are there"
+        if step not in self._rounds:
+            trainee = _Trainee(asyncio.get_running_loop(), attempt)
+            self._rounds[step], said = await call_to_end(partial(self._round, step, trainee))
+            self._tasks[step] = self._as_tasks(step, self._rounds[step])
+        rates = [row.values["metadata"]["pass_rate"] for row in self._rounds[step]]
+        metrics = {"tasks/added": float(len(rates)), "tasks/total": float(len(self._known(step + 1)))}
+        return said, metrics | ({"tasks/added_pass_rate": fmean(rates)} if rates else {})
+
+    def _round(self, step: int, trainee: _Trainee) -> tuple[list[Row], str]:
+        """Grow tasks like those that failed since the last round, by what the policy can learn from."""
+        config, settings, given = self._config, self._settings, self._config.task_reader.data_generation
+        known = self._known(step)
+        failed = self._failed(step)
+        seeds = [row for row in known if self._id(row) in failed]
+        seeds = seeds if len(seeds) > 1 else known
+        validation = file_of(config, "validation")
+        chance = hashlib.blake2b(f"{config.trainer_common.seed}/{step}".encode(), digest_size=4).digest()
+        generation = generation_config(config, [], file_of(config, "training"), validation)
+        assert isinstance(generation, GenerationConfig), "it is one where there are no documents"
+        seed = int.from_bytes(chance, "big")
+        generation = dataclasses.replace(generation, count=settings.tasks, validation=0.0, seed=seed)
+        directory = Directory(self._folder / f"step_{step:06d}-{digest_of(seeds)}")
+        directory.check(resume=True)
+        value = LearningValue(
+            trainee,
+            f"the policy after step {step}",
+            Measurements(directory.own / "measured.jsonl", f"{self._run_id}/{step}"),
+            settings.attempts,
+            self._band,
+            config.trainer_common.seed,
+            max(1, config.rollout.max_env_worker // settings.attempts),
+        )
+        endpoint = open_endpoint(
+            **writer_of(config),
+            api_key=os.environ.get("OPENAI_API_KEY"),
+            concurrency=given.num_workers,
+            cache=config.directory.resolve() / "data" / "replies.sqlite",
+            budget=Budget(settings.max_calls),
+        )
+        result = grow(
+            seeds,
+            generation,
+            directory,
+            endpoint,
+            verify=Verify(given.verify, given.verify_model, unfenced=given.unfenced),
+            evals=[validation] if validation is not None else [],
+            known=known,
+            value=value,
+        ).result
+        if result.stopped is not None and not isinstance(result.stopped, NoProgress | BudgetSpent):
+            raise result.stopped
+        refused = "".join(f", {count} {reason}" for reason, count in result.refused.most_common(3))
+        why = f"; {result.stopped}" if result.stopped is not None else ""
+        said = f"step {step}: {result.accepted} tasks added to {len(known)}{refused}{why}"
+        done = {"step": step, "directory": directory.path.name, "tasks": result.accepted}
+        write_whole(self._folder / f"step_{step:06d}.json", json.dumps(done) + "\n")
+        return self._rows_in(directory), said
+
+    def _failed(self, step: int) -> set[str]:
+        """The ids of the tasks that were not solved often enough since the last round."""
+        since = step - self._settings.every
+        if since < 0:
+            return set()
+        with closing(open_trace(self._config.directory)) as trace:
+            found = choose(trace, Choice(f"step > {since}", failures=True, run=self._run_id, split="train"))
+        return {task for task, (tried, failed) in found.tried.items() if 1 - failed / tried <= self._band.high}
+
+    def _known(self, step: int) -> list[Row]:
+        """The seeds and the rows that were added before a step."""
+        return [*self._seeds, *(row for after in sorted(self._rounds) if after < step for row in self._rounds[after])]
+
+    def _id(self, row: Row) -> str:
+        [task] = self._as_tasks(None, [row])
+        return task.task_id
+
+    def _as_tasks(self, step: int | None, rows: Sequence[Row]) -> list[Task]:
+        tasks = [to_task(row, self._mapping) for row in job_rows(rows, self._mapping)]
+        if step is None:
+            return tasks
+        added = {"added_after_step": step}
+        return [task.model_copy(update={"metadata": {**task.metadata, **added}}) for task in tasks]
+
+    @staticmethod
+    def _rows_in(directory: Directory) -> list[Row]:
+        return list(read(directory.train())) if directory.train().exists() else []

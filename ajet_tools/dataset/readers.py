@@ -21,6 +21,7 @@ from ajet_sdk.tasks.jsonl import json_rows
 from ajet_sdk.tasks.rows import Row
 from ajet_sdk.whole_file import write_whole
 from ajet_tools.dataset.files.hashes import digest_of_path, digest_of_values
+from ajet_tools.dataset.files.tables import Row as TableRow
 from ajet_tools.dataset.files.tables import read, text_of
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.from_traces.grader import Grader
@@ -35,7 +36,7 @@ from ajet_tools.dataset.similarity.meaning import MeaningIndex
 from ajet_tools.dataset.similarity.near import NearIndex, check_threshold
 from ajet_tools.dataset.verify.combined import Verify
 
-__all__ = ["read_generated", "read_traced"]
+__all__ = ["file_of", "generation_config", "job_rows", "read_generated", "read_traced", "writer_of"]
 
 log = logging.getLogger("ajet.tasks")
 
@@ -58,8 +59,8 @@ def read_generated(config: Config) -> Rows:
     validation, from seeds or documents of its own.
     """
     given = config.task_reader.data_generation
-    seeds = _file(config, "training")
-    validation = _file(config, "validation")
+    seeds = file_of(config, "training")
+    validation = file_of(config, "validation")
     documents = [_there(config, text, "document_reader.document_path") for text in given.document_reader.document_path]
     if not documents and seeds is None:
         raise ConfigError(
@@ -70,10 +71,10 @@ def read_generated(config: Config) -> Rows:
         _check_apart(seeds, validation)
     files = _generated(config, documents, seeds, validation)
     mapping = config.task_reader.field_mapping
-    train = _tasks(files["train"], mapping) if "train" in files else iter(())
+    train = job_rows(read(files["train"]), mapping) if "train" in files else iter(())
     if validation is not None:
         return train, json_rows(validation)
-    return train, _tasks(files["validation"], mapping) if "validation" in files else iter(())
+    return train, job_rows(read(files["validation"]), mapping) if "validation" in files else iter(())
 
 
 def _generated(config: Config, documents: list[Path], seeds: Path | None, validation: Path | None) -> dict[str, Path]:
@@ -83,14 +84,14 @@ def _generated(config: Config, documents: list[Path], seeds: Path | None, valida
     """
     given = config.task_reader.data_generation
     generation, verify, embeddings = (
-        _generation_config(config, documents, seeds, validation),
+        generation_config(config, documents, seeds, validation),
         _verify(config, documents),
         None,
     )
     filtered = given.deduplication_filter
     if filtered.enabled and filtered.params.base_url is not None:
         embeddings = (filtered.params.base_url, filtered.params.model)
-    writer = _writer(config)
+    writer = writer_of(config)
     mapping = {column: target for column, target in config.task_reader.field_mapping.items() if not documents}
     facts = {
         "generation": {name: value for name, value in generation.as_json().items() if name != "window"},
@@ -165,7 +166,7 @@ def _verify(config: Config, documents: list[Path]) -> str:
     return config.task_reader.data_generation.verify
 
 
-def _generation_config(
+def generation_config(
     config: Config, documents: list[Path], seeds: Path | None, validation: Path | None
 ) -> DocsConfig | GenerationConfig:
     given = config.task_reader.data_generation
@@ -190,7 +191,7 @@ def _generation_config(
     return DocsConfig(given.task_num, (kind,), chunk_size=given.document_reader.chunk_size, **limits)
 
 
-def _writer(config: Config) -> dict[str, Any]:
+def writer_of(config: Config) -> dict[str, Any]:
     """Who writes the tasks, as `open_endpoint` takes it."""
     given = config.task_reader.data_generation
     if given.scripted is not None:
@@ -217,7 +218,7 @@ def _check_limits(config: Config) -> None:
         raise ConfigError(f"{key} is at least {_LEAST_SIMILARITY} (got {threshold:g}, {config.origin(key)})")
 
 
-def _file(config: Config, split: str) -> Path | None:
+def file_of(config: Config, split: str) -> Path | None:
     """The seeds (`training`) or the validation tasks that `query_reader` names."""
     reader = config.task_reader.data_generation.query_reader
     if reader.type != "jsonl_dataset_file":
@@ -253,9 +254,9 @@ def _plain(values: Mapping[str, Any]) -> str:
     return " ".join(text_of(values).casefold().split())
 
 
-def _tasks(path: Path, mapping: Mapping[str, str]) -> Iterator[Row]:
+def job_rows(rows: Iterable[TableRow], mapping: Mapping[str, str]) -> Iterator[Row]:
     """Rows as the job's `field_mapping` expects them, without where they are from, which is no part of a task."""
-    for row in read(path):
+    for row in rows:
         values = {name: value for name, value in row.values.items() if name != "provenance"}
         metadata = dict(values.get("metadata") or {})
         for column, target in mapping.items():

@@ -163,7 +163,8 @@ class Rollouts:
     def begin_step(self, step: int) -> Rollout:
         """Begin the training episodes of a step: `num_repeat` attempts at each of its tasks."""
         config, seed = self.job.config, self.job.config.trainer_common.seed
-        tasks = tasks_of_step(self.job.train, step, config.data.train_batch_size, seed)
+        added = self.job.growth.tasks(step) if self.job.growth is not None else ()
+        tasks = tasks_of_step([*self.job.train, *added], step, config.data.train_batch_size, seed)
         attempts = self._attempts(tasks, config.rollout.num_repeat, step, "train")
         return self._begin(attempts, training_sampling(config))
 
@@ -172,6 +173,19 @@ class Rollouts:
     ) -> Rollout:
         """Begin `repeats` attempts at each task after a step; `what` tells their seeds from those of others."""
         return self._begin(self._attempts(tasks, repeats, step, what), sampling)
+
+    async def outside_trace(self, attempts: Sequence[Attempt]) -> list[Episode]:
+        """Make attempts that train nothing, and of which nothing is recorded."""
+        with Gateway() as gateway:
+            return await run_batch(
+                self.job.workflow,
+                self.job.judge,
+                attempts,
+                engine=self.engine,
+                gateway=gateway,
+                config=self.job.config,
+                sampling=training_sampling(self.job.config),
+            )
 
     def _attempts(self, tasks: Sequence[Task], repeats: int, step: int, what: str) -> list[Attempt]:
         seed = self.job.config.trainer_common.seed

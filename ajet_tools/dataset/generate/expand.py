@@ -52,13 +52,15 @@ class Expansion(Generation[Attempt, _Target]):
         verifier: Verifier | None = None,
         leaks: Leaks | None = None,
         meanings: MeaningIndex | None = None,
+        known: Sequence[Row] = (),
         on_change: Callable[[GenerationResult], None] | None = None,
     ) -> None:
         self.config = config
         self.shape = RowShape.infer(seeds, free_language=bool(config.languages))
         examples = [as_example(row) for row in seeds]
+        there = {one.id: one for one in (*examples, *map(as_example, known))}.values()
         super().__init__(
-            config, endpoint, examples, verifier=verifier, leaks=leaks, meanings=meanings, on_change=on_change
+            config, endpoint, there, verifier=verifier, leaks=leaks, meanings=meanings, on_change=on_change
         )
         share = config.validation if config.validation is not None else 0.1 if len(examples) >= SMALL else 0.0
         self._sides = _split(examples, config, share, self.result)

@@ -291,6 +291,7 @@ def grow(
     evals: Sequence[str | Path] = (),
     meanings: MeaningIndex | None = None,
     value: LearningValue | None = None,
+    known: Sequence[Row] = (),
     confirm: Callable[[Estimate], None] | None = None,
     dry_run: bool = False,
     watching: Callable[[Expansion], AbstractContextManager[Callable[[GenerationResult], None]]] | None = None,
@@ -305,6 +306,7 @@ def grow(
         evals: files of evaluation sets; a row that is in one is refused.
         meanings: refuses rows that say the same as another in other words; closed at the end.
         value: refuses rows that its policy solves always or never; the policy is closed at the end.
+        known: rows that are there already; a new one that is near to one of them is refused.
         confirm: told what the run may take before the first call; it raises to call it off.
         dry_run: only that, of what is left beyond the replies that are kept; nothing is sent or written.
         watching: a context around the run, whose value is called after each call that was taken in.
@@ -319,7 +321,7 @@ def grow(
     verifier = value.after(verifier) if value is not None else verifier
     facts: dict[str, Any] = {
         "options": config.as_json(),
-        "seeds": digest_of(seeds),
+        "seeds": digest_of([*seeds, *known]),
         "endpoint": endpoint.base_url,
         "model": endpoint.model,
         "verify": verifier.name if verifier is not None else "none",
@@ -329,7 +331,7 @@ def grow(
         "for": value.as_json() if value is not None else None,
     }
     leaks = leaks_of(evals) if evals else None
-    expansion = Expansion(seeds, config, endpoint, verifier=verifier, leaks=leaks, meanings=meanings)
+    expansion = Expansion(seeds, config, endpoint, verifier=verifier, leaks=leaks, meanings=meanings, known=known)
     directory.compare(facts)
     if dry_run:
         if value is not None:
