@@ -30,7 +30,7 @@ class DatasetCommands(LazyGroup):
         ),
         "dedup": ("similarity", "Remove exact and near duplicates."),
         "decontaminate": (
-            "similarity",
+            "decontaminate",
             "Remove rows that leak an evaluation set, with the evidence for each.",
         ),
         "split": ("similarity", "Split a dataset so that rows keep their side when the file grows."),

@@ -79,6 +79,13 @@ class VerifyOptions:
             metavar="[PART=]NAME", help="Environment variable with its API key. Default: OPENAI_API_KEY. Repeatable."
         ),
     ] = None
+    eval_paraphrases: Annotated[
+        bool,
+        typer.Option(
+            "--eval-paraphrases",
+            help="Ask the verifying model (PART paraphrase) if a row is one of --eval in other words, and reject it.",
+        ),
+    ] = False
     unfenced: Annotated[
         bool,
         typer.Option(
@@ -88,7 +95,12 @@ class VerifyOptions:
 
     def of(self, spec: str) -> Verify:
         return Verify(
-            spec, self.verify_model or (), self.verify_price or (), self.verify_api_key_env or (), self.unfenced
+            spec,
+            self.verify_model or (),
+            self.verify_price or (),
+            self.verify_api_key_env or (),
+            paraphrases=self.eval_paraphrases,
+            unfenced=self.unfenced,
         )
 
 

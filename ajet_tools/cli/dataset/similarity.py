@@ -1,4 +1,4 @@
-"""`ajet dataset dedup decontaminate split`: rows that are alike, and rows that must not meet."""
+"""`ajet dataset dedup split`: rows that are alike, and rows that must not meet."""
 
 from __future__ import annotations
 
@@ -38,11 +38,9 @@ from ajet_tools.cli.options import AsJson
 from ajet_tools.cli.output import ProgressBar
 from ajet_tools.dataset.files.blocks import write_block
 from ajet_tools.dataset.files.columns import Shape
-from ajet_tools.dataset.files.tables import read, tables_of, text_of
+from ajet_tools.dataset.files.tables import tables_of
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.rows.combine import Splitter, check_fractions, keys_of, together
-from ajet_tools.dataset.similarity.decontaminate import Evaluation, Leak, quotable
-from ajet_tools.dataset.similarity.decontaminate import find as find_leaks
 from ajet_tools.dataset.similarity.dedup import Facts, Found
 from ajet_tools.dataset.similarity.dedup import find as find_duplicates
 from ajet_tools.dataset.similarity.near import OnProgress
@@ -50,7 +48,7 @@ from ajet_tools.dataset.similarity.near import OnProgress
 if TYPE_CHECKING:
     from ajet_tools.dataset.similarity.meaning import Vectors
 
-__all__ = ["app"]
+__all__ = ["IgnoreNumbers", "Report", "Seed", "Similarity", "app", "embedded"]
 
 app = typer.Typer(add_completion=False)
 
@@ -114,7 +112,7 @@ def dedup(
         rows = [Facts.of(row.where, row.values, keep) for block in blocks for row in block.rows()]
         vectors = None
         if embeddings:
-            vectors = asyncio.run(_embedded([row.text for row in rows], embeddings, bar.show))
+            vectors = asyncio.run(embedded([row.text for row in rows], embeddings, bar.show))
         found = find_duplicates(
             rows,
             threshold=similarity,
@@ -133,7 +131,7 @@ def dedup(
     _report_dedup(rows, found, bad, out, report, as_json)
 
 
-async def _embedded(texts: Sequence[str], embeddings: tuple[str, str], on_progress: OnProgress) -> Vectors:
+async def embedded(texts: Sequence[str], embeddings: tuple[str, str], on_progress: OnProgress) -> Vectors:
     meaning = importlib.import_module("ajet_tools.dataset.similarity.meaning")  # loads an HTTP client
     endpoint = meaning.open_embedder(*embeddings)
     try:
@@ -185,109 +183,6 @@ def _report_dedup(
     for each in [each for each in found.duplicates if each.kind != "exact"][:_SHOWN]:
         lines.append(f"  {each.similarity:.2f} {rows[each.index].where}: {shorten(rows[each.index].text)}")
         lines.append(f"       {rows[each.kept].where}: {shorten(rows[each.kept].text)}")
-    print_summary(summary, [*lines, *report_lines(report), *bad_row_lines(bad)], as_json=as_json, out=out)
-
-
-@app.command()
-def decontaminate(
-    source: Source,
-    evaluation: Annotated[list[str], typer.Option("--eval", metavar="FILE", help="Evaluation rows; repeatable.")],
-    out: Out = "-",
-    similarity: Similarity = 0.8,
-    ngram: Annotated[int, typer.Option(min=6, help="Consecutive shared words that count as a leak.")] = 13,
-    share: Annotated[
-        float, typer.Option(min=0.0, max=1.0, help="Also require this share of the evaluation row's words.")
-    ] = 0.0,
-    ignore_numbers: IgnoreNumbers = False,
-    report: Report = None,
-    seed: Seed = 0,
-    mapping: Map = None,
-    skip_bad_rows: SkipBad = False,
-    as_json: AsJson = False,
-) -> None:
-    """Remove rows that leak an evaluation set, with the evidence for each.
-
-    A row goes if it asks the same as an evaluation row, or nearly the same (as in `dedup`), or if any of its texts has
-    a run of --ngram words in common with one (all its words, if it has from 6 to --ngram). Runs that more than a
-    twentieth of the evaluation rows share are instructions and don't count.
-
-    \b
-    ajet dataset decontaminate tasks.jsonl --eval test.jsonl --out clean.jsonl
-    ajet dataset decontaminate tasks.parquet --eval gsm8k.parquet --eval math.jsonl \\
-      --ngram 8 --share 0.5 --report leaks.jsonl -o clean.parquet
-    ajet dataset decontaminate train.jsonl --eval train.val.jsonl --json -o clean.jsonl
-    """
-
-    bad, columns = BadRows(skip=skip_bad_rows), mapping_of(mapping)
-    known = [(row.where, text_of(row.values)) for path in evaluation for row in read(path, skip_bad=skip_bad_rows)]
-    kept_out = Evaluation((text for _, text in known), ngram)
-    with ProgressBar("reading") as bar:
-        again = rereadable(source, columns, bad)
-        texts = [
-            (block.where(index), text)
-            for block in read_some(again(), source, bar)
-            for index, text in enumerate(block.texts)
-        ]
-        leaks = find_leaks(
-            [text for _, text in texts],
-            (quotable(row.values) for block in again() for row in block.rows()),
-            kept_out,
-            threshold=similarity,
-            share=share,
-            seed=seed,
-            numbers=not ignore_numbers,
-            on_progress=bar.show,
-        )
-    write_kept(again(), {leak.index for leak in leaks}, len(texts), out, tables_of(source, columns))
-    wheres = [where for where, _ in known]
-    if report:
-        write_report(report, (_leak_row(leak, texts, wheres, kept_out) for leak in leaks))
-    _report_leaks(leaks, texts, wheres, bad, out, report, as_json)
-
-
-def _leak_row(
-    leak: Leak, texts: Sequence[tuple[str, str]], wheres: Sequence[str], evaluation: Evaluation
-) -> dict[str, Any]:
-    return {
-        "row": texts[leak.index][0],
-        "eval": wheres[leak.evaluation],
-        "kind": leak.kind,
-        "similarity": round(leak.similarity, 4),
-        "evidence": leak.evidence,
-        "text": texts[leak.index][1],
-        "eval_text": evaluation.texts[leak.evaluation],
-    }
-
-
-def _report_leaks(
-    leaks: Sequence[Leak],
-    texts: Sequence[tuple[str, str]],
-    wheres: Sequence[str],
-    bad: BadRows,
-    out: str,
-    report: str | None,
-    as_json: bool,
-) -> None:
-    kinds: Counter[str] = Counter(leak.kind for leak in leaks)
-    kept = len(texts) - len(leaks)
-    summary = {
-        "rows": len(texts),
-        "kept": kept,
-        "dropped": len(leaks),
-        **{kind: kinds[kind] for kind in ("exact", "near", "words")},
-        "eval_rows": len(wheres),
-        "eval_rows_found": len({leak.evaluation for leak in leaks}),
-        "bad_rows": bad.count,
-        "path": out,
-        "report": report,
-    }
-    names = {"exact": "the same as an evaluation row", "near": "nearly the same", "words": "with a run of its words"}
-    lines = [f"{counted(kept, 'row')} of {len(texts):,} kept{to_place(out)}"]
-    lines += [f"  dropped: {counted(kinds[kind], 'row')} {name}" for kind, name in names.items() if kinds[kind]]
-    for leak in leaks[:_SHOWN]:
-        lines.append(
-            f"  {leak.similarity:.2f} {texts[leak.index][0]} has {wheres[leak.evaluation]}: {shorten(leak.evidence)}"
-        )
     print_summary(summary, [*lines, *report_lines(report), *bad_row_lines(bad)], as_json=as_json, out=out)
 
 

@@ -133,7 +133,7 @@ def read_questions(attempt: DocsAttempt, reply: str, shape: RowShape | None) -> 
 def open_book(values: Mapping[str, Any], passage: str) -> dict[str, Any]:
     """The row with the chunk beside its question: whoever checks the answer has to find it there."""
     text = prompts.load("from-docs/open-book").render(passage=passage, question=question_of(values))
-    return {**values, query_of(values) or "main_query": text}
+    return {**values, query_of(values) or "main_query": text, "closed_book": values}
 
 
 class _Unusable(Exception):

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.engines.reply_cache import Price, tokens_of
-from ajet_sdk.errors import AjetError, TaskError
+from ajet_sdk.errors import AjetError, ConfigError, TaskError
 from ajet_sdk.rollout.event_loop import run_to_end
 from ajet_tools.dataset.card.card import Facts, write_card
 from ajet_tools.dataset.documents.corpus import Corpus, prepare
@@ -43,7 +43,8 @@ from ajet_tools.dataset.generate.output import (
 )
 from ajet_tools.dataset.generate.records import DocsConfig, GenerationConfig, GenerationResult
 from ajet_tools.dataset.model.endpoint import Endpoint
-from ajet_tools.dataset.similarity.decontaminate import leaks_of
+from ajet_tools.dataset.similarity.decontaminate import Leaks, leaks_of
+from ajet_tools.dataset.similarity.paraphrase import Paraphrases
 from ajet_tools.dataset.verify import Verify, open_verification
 from ajet_tools.dataset.verify.combined import Check, Combined, checks_of
 
@@ -150,8 +151,8 @@ def make_tasks(
     begun = directory.begun()
     if begun is not None:
         config = dataclasses.replace(config, window=begun["options"]["window"])
-    verifier = open_verification(verify, endpoint, seed=config.seed)
     leaks = leaks_of(evals) if evals else None
+    verifier = _open_verification(verify, endpoint, config.seed, leaks)
     facts = _facts(corpus, config, endpoint, seeds, verifier, evals)
     facts["embeddings"] = meanings.as_json() if meanings is not None else None
     directory.compare(facts)
@@ -184,6 +185,14 @@ def _take_in_kept(run: Generation[Any, Any]) -> None:
     """Rows of the replies that are kept; nothing is sent."""
     run.halt()
     run_to_end(run_generation(run))
+
+
+def _open_verification(verify: str | Verify, writer: Endpoint, seed: int, leaks: Leaks | None) -> Combined | None:
+    verify = Verify.of(verify)
+    if verify.paraphrases and leaks is None:
+        raise ConfigError("--eval-paraphrases compares rows with the evaluation set: name it by --eval FILE")
+    first = Paraphrases(leaks.known) if verify.paraphrases and leaks is not None else None
+    return open_verification(verify, writer, seed=seed, first=first)
 
 
 def _facts(
@@ -317,7 +326,8 @@ def grow(
     begun = directory.begun()
     if begun is not None:
         config = dataclasses.replace(config, window=begun["options"]["window"])
-    verifier = open_verification(verify, endpoint, seed=config.seed)
+    leaks = leaks_of(evals) if evals else None
+    verifier = _open_verification(verify, endpoint, config.seed, leaks)
     verifier = value.after(verifier) if value is not None else verifier
     facts: dict[str, Any] = {
         "options": config.as_json(),
@@ -330,7 +340,6 @@ def grow(
         "embeddings": meanings.as_json() if meanings is not None else None,
         "for": value.as_json() if value is not None else None,
     }
-    leaks = leaks_of(evals) if evals else None
     expansion = Expansion(seeds, config, endpoint, verifier=verifier, leaks=leaks, meanings=meanings, known=known)
     directory.compare(facts)
     if dry_run:

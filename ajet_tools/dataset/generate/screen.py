@@ -11,10 +11,11 @@ from ajet_tools.dataset.generate.examples import Example
 from ajet_tools.dataset.generate.records import CallSettings, Candidate, Rejected
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.rows.forms import form_of, given_away
+from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.similarity.near import NearIndex
+from ajet_tools.dataset.similarity.paraphrase import IN_EVALUATION
 
 if TYPE_CHECKING:
-    from ajet_tools.dataset.similarity.decontaminate import Leaks
     from ajet_tools.dataset.similarity.meaning import MeaningIndex, Vectors
 
 __all__ = ["Screen"]
@@ -35,6 +36,7 @@ class Screen:
         self._seeds = {f"seed {example.id}": text_of(example.values) for example in seeds}
         for key, text in self._seeds.items():
             self._near.add(key, text)
+        self._whole_seeds = Leaks(list(self._seeds.items()), share=0.9, common=1) if self._seeds else None
 
     @property
     def endpoints(self) -> list[Endpoint]:
@@ -43,6 +45,8 @@ class Screen:
 
     async def learn_seeds(self) -> None:
         """What the seeds mean, before the first row is paid for. Raises as `MeaningIndex.vectors`."""
+        if self._meanings is not None and self._leaks is not None:
+            self._leaks.vectors = await self._meanings.vectors([text for _, text in self._leaks.known])
         if self._meanings is not None and self._seeds:
             vectors = await self._meanings.vectors(list(self._seeds.values()))
             for (key, text), vector in zip(self._seeds.items(), vectors, strict=True):
@@ -67,8 +71,11 @@ class Screen:
 
     def _reason_to_reject(self, values: Mapping[str, Any], vector: Vectors | None) -> tuple[str, str] | None:
         """Why a row is not new, where it is not: reason and detail. A new one is remembered."""
-        if self._leaks is not None and (evidence := self._leaks(values)) is not None:
-            return "in the evaluation set", evidence
+        leak = self._leaks(values) if self._leaks is not None else None
+        if leak is None and vector is not None and self._leaks is not None and self._meanings is not None:
+            leak = self._leaks.by_meaning(text_of(values), vector, self._meanings.least)
+        if leak is not None:
+            return IN_EVALUATION, leak
         if (said := given_away(values)) is not None:
             return "answer in the question", said
         text, key = text_of(values), f"row {values['task_id']}"
@@ -78,6 +85,8 @@ class Screen:
         if match is not None:
             kind = "the same as" if match.kind == "exact" else f"{match.similarity:.2f} like"
             return _REPEATED[match.kind], f"{kind} {match.key}"
+        if self._whole_seeds is not None and (quoted := self._whole_seeds.quotation(values)) is not None:
+            return "a seed in the row", quoted
         form = form_of(text)
         if self._most is not None and self._forms[form] >= self._most:
             return "same form", f"{self._forms[form]} rows say the same but for numbers and names: {form}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from ajet_sdk.protocols import Engine, Sampling
 from ajet_tools.dataset.model.budget import Budget
 from ajet_tools.dataset.model.endpoint import Endpoint, local_url
 
-__all__ = ["open_endpoint"]
+__all__ = ["open_endpoint", "open_named"]
 
 
 def open_endpoint(
@@ -71,6 +72,31 @@ def open_endpoint(
         cache=cache,
         budget=budget,
     )
+
+
+def open_named(
+    spec: str, *, option: str, base_url: str = "", key_env: str | None = None, like: Endpoint | None = None,
+    cache: Path | None = None, budget: Budget | None = None,
+) -> Endpoint:  # fmt: skip
+    """The model that one word names: `NAME@URL`, `NAME` at `base_url`, a checkpoint, `scripted:FILE.py:FUNCTION`.
+
+    Args:
+        option: what the word was given by, for messages.
+        key_env: the environment variable with its key; None is OPENAI_API_KEY.
+        like: asked as often at once, and with the cache, of this one.
+
+    Raises ConfigError.
+    """
+    more: dict[str, Any] = {"cache": cache, "budget": budget}
+    if like is not None:
+        more |= {"concurrency": like.concurrency, "retries": like.retries, "cache": cache or like.cache}
+    if spec.startswith("scripted:"):
+        return open_endpoint(None, None, scripted=spec.removeprefix("scripted:"), **more)
+    name, at, url = spec.partition("@http")
+    place = f"http{url}" if at else "" if Path(name).is_dir() else base_url
+    if not place.startswith(("http://", "https://")) and not Path(name).is_dir():
+        raise ConfigError(f"{option} {spec}: say where it answers: {name}@https://HOST/v1")
+    return open_endpoint(place or None, name, os.environ.get(key_env or "OPENAI_API_KEY"), **more)
 
 
 class _EngineWire:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
 
+from ajet_sdk.judges.math import number
 from ajet_tools.dataset.files.hashes import DistinctCounter
 from ajet_tools.dataset.files.tables import text_of
 from ajet_tools.dataset.rows.language import language_of
@@ -41,8 +42,15 @@ _AFTER_NAME = re.compile(
 _NOUNS_ARE_CAPITAL = ("de",)
 
 _LONGEST = 200
+_PHRASE = 3
+"""Blanks in an answer that is long enough to be given away by standing in the sentence that asks."""
+_NUMBERS = (
+    *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
+    *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"),
+)
 _CUE = (
-    r"(?:answer|solution|result|antwort|lösung|ergebnis|réponse|résultat|respuesta|solución|resultado|risposta|resposta|"
+    r"(?:hint|correct (?:choice|option|value)|"
+    r"answer|solution|result|antwort|lösung|ergebnis|réponse|résultat|respuesta|solución|resultado|risposta|resposta|"
     r"ответ|答案|答え|정답)(?:\s+(?:to|of|for)\s+(?:this|that|it|the)(?:\s+\w+)?)?\s*"
     r"(?:is|are|was|equals|ist|lautet|est|es|è|é|是|为|は|[=:：])[\s:]*(?:the\s+|an?\s+)?(?:\\boxed)?[\"'`*$({\[“‘\s]*"
 )
@@ -152,10 +160,14 @@ def diversity_of(rows: Iterable[Mapping[str, Any]]) -> Diversity:
 def given_away(values: Mapping[str, Any]) -> str | None:
     """Where the question of a row says its answer as such: `(The answer is 2976.)`, `... = 12`; None where it does not.
 
-    An answer that only occurs in the question, as one of several choices does, is no answer given away.
+    A number may be written in another way (`2,976`, `twelve`), and an answer of four words and more may stand in the
+    sentence that asks. One that only occurs in the question, as one of several choices does, is not given away.
     """
     question = text_of(values)
+    folded = " ".join(question.casefold().split())
     for answer in _answers(values):
+        if " ".join(answer.casefold().strip(" .").split()) not in folded:
+            continue
         said = rf"(?<!{_LETTER})(?<!\.){re.escape(answer)}(?!{_LETTER}|[.,]\d)"
         found = re.search(_CUE + said + _CHOICE, question, re.IGNORECASE)
         found = found or re.search(_EXPRESSION + said + r"\W*$", question)
@@ -164,6 +176,10 @@ def given_away(values: Mapping[str, Any]) -> str | None:
         before, asked, after = question.rpartition("?")
         if asked and before and after.strip(" \t\n=.()[]{}*`\"'$→>-").casefold() == answer.casefold():
             return after.strip()
+        sentence = " ".join(re.split(r"[.!?\n]\s", before)[-1].casefold().split())
+        phrase = " ".join(answer.casefold().strip(" .").split())
+        if phrase.count(" ") >= _PHRASE and phrase in sentence and not re.search(r"\bor\b|[:|]", sentence):
+            return phrase
     return None
 
 
@@ -175,4 +191,15 @@ def _answers(values: Mapping[str, Any]) -> Iterator[str]:
             if isinstance(answer, str | int | float) and not isinstance(answer, bool):
                 text = str(answer).strip()
                 if 0 < len(text) <= _LONGEST:
-                    yield text
+                    yield from _spellings(text)
+
+
+def _spellings(answer: str) -> Iterator[str]:
+    """An answer, and a whole number in other ways to write it."""
+    yield answer
+    value = number(answer)
+    if value is not None and value.denominator == 1:
+        whole = int(value)
+        written = [str(whole), f"{whole:,}", f"{whole}.0", f"{whole}.00"]
+        written += [_NUMBERS[whole]] if 0 <= whole < len(_NUMBERS) else []
+        yield from (one for one in written if one != answer)

@@ -1,18 +1,17 @@
 """Rows of a dataset that give away a row of an evaluation set, each with the evidence.
 
-Three kinds of evidence: the same text; nearly the same (`likeness`); and a run of words in common (13 by default), in
-any text of the row, so that a document that quotes the question is found too. An evaluation row with fewer words than
-that counts as one run, if it has at least 6. Runs that are in more than a twentieth of the evaluation rows (and in more
-than 3) are instructions, and say nothing.
-
-Whether a row, as it comes, gives away a row of an evaluation set, with the evidence.
+Kinds of evidence: the same text; nearly the same (`likeness`); a run of words in common (13 by default), in any text
+of the row, so that a document that quotes the question is found too; most of its words in their order (`altered`), so
+that a quotation with every sixth word changed is found; and by vectors, about the same meaning. An evaluation row with
+fewer words than a run counts as one, if it has at least 6. Runs that are in more than a twentieth of the evaluation
+rows (and in more than 3) are instructions, and say nothing.
 """
 
 from __future__ import annotations
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
@@ -24,17 +23,32 @@ import numpy.typing as npt
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.files.tables import read, text_of
 from ajet_tools.dataset.similarity.near import NearIndex, OnProgress, check_threshold, near_pairs
-from ajet_tools.dataset.similarity.text import normal
+from ajet_tools.dataset.similarity.text import MARKED, normal
 
-__all__ = ["Evaluation", "Leak", "Leaks", "Quotation", "find", "leaks_of", "quotable", "words"]
+__all__ = ["Evaluation", "Leak", "Leaks", "find", "leaks_of", "nearest", "quotable", "words"]
 
+Vectors = npt.NDArray[np.float32]
 U64 = npt.NDArray[np.uint64]
 
 LEAST_WORDS = 6
 
+ALTERED_WORDS = 12
+"""Fewer words may be a question of its own when two of them are changed."""
+
+_GRAM = 4
+"""Words of a run that makes an evaluation row a candidate for `altered`."""
+
+_KEPT = 0.78
+"""The share of an evaluation row's words that are there, in their order, in a text that alters it."""
+
 _COMMON_SHARE, _COMMON_LEAST = 0.05, 3
 
 _CHUNK = 2000
+
+_NEAREST = 8
+"""Evaluation rows whose numbers are compared with a row's, the nearest ones."""
+
+_NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 
 # a sign of Chinese, Japanese or Korean is a word of its own
 _WORD = re.compile(
@@ -69,9 +83,9 @@ class Leak:
 
     index: int
     evaluation: int
-    kind: Literal["exact", "near", "words"]
+    kind: Literal["exact", "near", "words", "altered", "meaning", "paraphrase"]
     similarity: float
-    """Of `words`, the share of the evaluation row's words that are in runs in common."""
+    """Of `words` and `altered`, the share of the evaluation row's words that are there."""
     evidence: str
     """The text of the evaluation row, or the words in common."""
 
@@ -79,7 +93,8 @@ class Leak:
 class Evaluation:
     """The evaluation rows' runs of words. Raises ConfigError where there are none or `size` is too small."""
 
-    def __init__(self, texts: Iterable[str], size: int = 13) -> None:
+    def __init__(self, texts: Iterable[str], size: int = 13, *, common: int = _COMMON_LEAST) -> None:
+        """A run in more than `common` texts, and in more than a twentieth, is an instruction."""
         if size < LEAST_WORDS:
             raise ConfigError(
                 f"--ngram is at least {LEAST_WORDS} words (got {size}); shorter runs are in any two texts"
@@ -89,7 +104,10 @@ class Evaluation:
             raise ConfigError("there is no evaluation row to keep out: the files of --eval are empty")
         self.size = size
         self._words = [words(text) for text in self.texts]
+        self._common = max(common, _COMMON_SHARE * len(self.texts))
         self._runs = self._known()
+        self._grams = self._known_grams()
+        self._gram_hashes = np.unique(np.array([_run_hash(run) for run in self._grams], np.uint64))
         self.lengths = sorted({len(run) for run in self._runs})
         self._hashes = {
             length: np.unique(np.array([_run_hash(run) for run in self._runs if len(run) == length], np.uint64))
@@ -110,11 +128,19 @@ class Evaluation:
             for run in {tuple(found[at : at + length]) for at in range(len(found) - length + 1)}:
                 rows_with[run] += 1
                 of.setdefault(run, index)
-        most = max(_COMMON_LEAST, _COMMON_SHARE * len(self.texts))
-        return {run: index for run, index in of.items() if rows_with[run] <= most}
+        return {run: index for run, index in of.items() if rows_with[run] <= self._common}
+
+    def _known_grams(self) -> dict[tuple[str, ...], list[tuple[int, int]]]:
+        """Run of four words -> the evaluation rows that have it, and where."""
+        grams: dict[tuple[str, ...], list[tuple[int, int]]] = defaultdict(list)
+        for index, found in enumerate(self._words):
+            if len(found) >= ALTERED_WORDS:
+                for at in range(len(found) - _GRAM + 1):
+                    grams[tuple(found[at : at + _GRAM])].append((index, at))
+        return {gram: places for gram, places in grams.items() if len(places) <= self._common}
 
     def quoted(self, texts: Sequence[str]) -> list[Quotation | None]:
-        """For each text the longest run of words that it has in common with an evaluation row."""
+        """For each text the longest run of words that it has in common with an evaluation row, else one altered."""
         found = [words(text) for text in texts]
         hashes = _hashes([word for each in found for word in each])
         bounds = np.concatenate((np.zeros(1, np.int64), np.cumsum([len(each) for each in found], dtype=np.int64)))
@@ -125,7 +151,33 @@ class Evaluation:
             for hit, row in zip(hits.tolist(), rows.tolist(), strict=True):
                 if hit + length <= bounds[row + 1]:
                     likely[row].append((hit - int(bounds[row]), length))
-        return [self._longest_run(each, likely[row]) if row in likely else None for row, each in enumerate(found)]
+        runs = [self._longest_run(each, likely[row]) if row in likely else None for row, each in enumerate(found)]
+        hits = np.flatnonzero(np.isin(_run_hashes(hashes, _GRAM), self._gram_hashes))
+        several = np.bincount(np.searchsorted(bounds, hits, side="right") - 1, minlength=len(found)) > 1
+        return [run or (self._altered(found[row]) if several[row] else None) for row, run in enumerate(runs)]
+
+    def share(self, index: int, text: str) -> float:
+        """The share of an evaluation row's words that stand in a text in their order."""
+        return count_common(self._words[index], words(text)) / len(self._words[index])
+
+    def _altered(self, found: Sequence[str]) -> Quotation | None:
+        """The evaluation row most of whose words stand in the text, in their order and with the same numbers."""
+        offsets: dict[int, list[int]] = defaultdict(list)
+        for at in range(len(found) - _GRAM + 1):
+            for index, place in self._grams.get(tuple(found[at : at + _GRAM]), ()):
+                offsets[index].append(at - place)
+        best: Quotation | None = None
+        for index, places in offsets.items():
+            known = self._words[index]
+            if len(places) < max(2, len(known) // 6):
+                continue
+            slack = max(2, len(known) // 6)
+            start = max(0, sorted(places)[len(places) // 2] - slack)
+            window = found[start : start + len(known) + 2 * slack]
+            share = count_common(known, window) / len(known)
+            if share >= max(_KEPT, best.share if best else 0.0) and _same_numbers(known, window):
+                best = Quotation(index, share, " ".join(window), altered=True)
+        return best
 
     def _longest_run(self, found: Sequence[str], likely: Sequence[tuple[int, int]]) -> Quotation | None:
         covered: dict[int, set[int]] = defaultdict(set)
@@ -149,6 +201,34 @@ class Quotation:
     evaluation: int
     share: float
     span: str
+    altered: bool = False
+    """Most of its words, in their order."""
+
+
+def count_common(one: Sequence[str], other: Sequence[str]) -> int:
+    """The length of the longest common subsequence: bit-parallel (Hyyrö 2004), a row of the matrix in one integer."""
+    places: dict[str, int] = defaultdict(int)
+    for index, word in enumerate(one):
+        places[word] |= 1 << index
+    everything = (1 << len(one)) - 1
+    row = everything
+    for word in other:
+        matched = row & places.get(word, 0)
+        row = ((row + matched) | (row - matched)) & everything
+    return len(one) - row.bit_count()
+
+
+def _same_numbers(known: Sequence[str], window: Sequence[str]) -> bool:
+    """Other numbers make another task; of a long text, where words are altered too, one in three may be altered."""
+    mine, theirs = (Counter(word for word in words if word[0].isdigit()) for words in (known, window))
+    missing = (mine - theirs).total()
+    return missing <= (mine.total() // 3 if sum(map(len, known)) >= MARKED else 0)
+
+
+def numbers_agree(one: str, other: str) -> bool:
+    """Whether two wordings may be of one task by their numbers, in any order; one number may be there in words."""
+    mine, theirs = (Counter(_NUMBER.findall(normal(text))) for text in (one, other))
+    return max((mine - theirs).total(), (theirs - mine).total()) <= max(1, max(mine.total(), theirs.total()) // 3)
 
 
 def _hashes(found: Sequence[str]) -> U64:
@@ -181,6 +261,8 @@ def find(
     share: float = 0.0,
     seed: int = 0,
     numbers: bool = True,
+    vectors: tuple[Vectors, Vectors] | None = None,
+    meaning: float = 0.9,
     on_progress: OnProgress | None = None,
 ) -> list[Leak]:
     """The rows that give an evaluation row away, in their order; of several kinds of evidence the strongest.
@@ -189,6 +271,7 @@ def find(
         texts: what each row asks.
         everything: all texts of each row, where a question may be quoted.
         share: of an evaluation row's words, at least this share must be in common, beside the run.
+        vectors: of the rows and of the evaluation rows, each of length 1; alike are those with a cosine of `meaning`.
     """
     check_threshold(threshold)
     found: dict[int, Leak] = {}
@@ -206,7 +289,12 @@ def find(
             found[index] = Leak(index, number, "near", pair.similarity, evaluation.texts[number])
     for index, quoted in enumerate(_find_quotations(everything, evaluation)):
         if quoted is not None and index not in found and quoted.share >= share:
-            found[index] = Leak(index, quoted.evaluation, "words", quoted.share, quoted.span)
+            kind: Literal["words", "altered"] = "altered" if quoted.altered else "words"
+            found[index] = Leak(index, quoted.evaluation, kind, quoted.share, quoted.span)
+    if vectors is not None:
+        for index, (number, cosine) in enumerate(nearest(*vectors, texts, evaluation.texts)):
+            if index not in found and cosine >= meaning:
+                found[index] = Leak(index, number, "meaning", cosine, evaluation.texts[number])
     return [found[index] for index in sorted(found)]
 
 
@@ -220,28 +308,68 @@ def _find_quotations(everything: Iterable[str], evaluation: Evaluation) -> Itera
     yield from evaluation.quoted(held)
 
 
-Leaks = Callable[[Mapping[str, Any]], str | None]
-"""Evidence that a row is in an evaluation set, or None."""
+def nearest(
+    rows: Vectors, known: Vectors, texts: Sequence[str], known_texts: Sequence[str]
+) -> Iterator[tuple[int, float]]:
+    """For each row the evaluation row whose meaning is nearest, of those whose numbers agree, and the cosine."""
+    for start in range(0, len(rows), _CHUNK):
+        cosines = rows[start : start + _CHUNK] @ known.T
+        for index, each in enumerate(cosines, start):
+            order = np.argsort(-each, kind="stable")[:_NEAREST].tolist()
+            fit = next((one for one in order if numbers_agree(texts[index], known_texts[one])), None)
+            yield (fit, min(1.0, float(each[fit]))) if fit is not None else (0, 0.0)
+
+
+class Leaks:
+    """Texts that no row may give away, asked row by row; `find` does a whole file by the same rules.
+
+    Args:
+        known: where each text is from, and the text.
+        share: of a text's words, at least this share must be there in their order, beside a run of `ngram` words.
+    """
+
+    def __init__(
+        self,
+        known: Sequence[tuple[str, str]],
+        *,
+        threshold: float = 0.8,
+        ngram: int = 13,
+        share: float = 0.0,
+        common: int = _COMMON_LEAST,
+    ) -> None:
+        self.known, self.share = known, share
+        self._evaluation = Evaluation([text for _, text in known], ngram, common=common)
+        self._near = NearIndex(threshold)
+        for where, text in known:
+            self._near.add(where, text)
+        self.vectors: Vectors | None = None
+        """Of the texts, where meanings are compared."""
+
+    def __call__(self, values: Mapping[str, Any]) -> str | None:
+        """The evidence that a row gives a text away, or None."""
+        match = self._near.find(text_of(values))
+        if match is not None:
+            return f"{'the same as' if match.kind == 'exact' else f'{match.similarity:.2f} like'} {match.key}"
+        return self.quotation(values)
+
+    def quotation(self, values: Mapping[str, Any]) -> str | None:
+        """The evidence that a row has words of a text, as they are or altered."""
+        text = quotable(values)
+        [quoted] = self._evaluation.quoted([text])
+        if quoted is None or (self.share and self._evaluation.share(quoted.evaluation, text) < self.share):
+            return None
+        what = f"{quoted.share:.0%} of the words of" if quoted.altered else "in common with"
+        return f"{what} {self.known[quoted.evaluation][0]}: {quoted.span!r}"
+
+    def by_meaning(self, text: str, vector: Vectors, least: float) -> str | None:
+        """The evidence that a row says in other words what a text says."""
+        if self.vectors is None:
+            return None
+        [(index, cosine)] = nearest(vector[None], self.vectors, [text], [one for _, one in self.known])
+        return f"{cosine:.2f} by meaning like {self.known[index][0]}" if cosine >= least else None
 
 
 def leaks_of(evals: Sequence[str | Path], *, threshold: float = 0.8, ngram: int = 13) -> Leaks:
-    """A check against the rows of these files: an equal text, a near duplicate, or `ngram` words in a row in common.
-
-    For rows one by one; `decontaminate.find` does a whole file by the same rules.
-    """
-    rows = [row for path in evals for row in read(path)]
-    texts = [text_of(row.values) for row in rows]
-    evaluation, near = Evaluation(texts, ngram), NearIndex(threshold)
-    for row, text in zip(rows, texts, strict=True):
-        near.add(row.where, text)
-
-    def evidence(values: Mapping[str, Any]) -> str | None:
-        match = near.find(text_of(values))
-        if match is not None:
-            return f"{'the same as' if match.kind == 'exact' else f'{match.similarity:.2f} like'} {match.key}"
-        [quoted] = evaluation.quoted([quotable(values)])
-        if quoted is not None:
-            return f"in common with {rows[quoted.evaluation].where}: {quoted.span!r}"
-        return None
-
-    return evidence
+    """A check against the rows of these files."""
+    known = [(row.where, text_of(row.values)) for path in evals for row in read(path)]
+    return Leaks(known, threshold=threshold, ngram=ngram)

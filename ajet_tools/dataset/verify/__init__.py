@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.sandbox.fence import fenced
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.verify.agreement import Agreement
-from ajet_tools.dataset.verify.combined import KINDS, Combined, Part, Verify, split_spec
+from ajet_tools.dataset.verify.combined import PARTS, Combined, Part, Verify, split_spec
 from ajet_tools.dataset.verify.judge import Judged
 from ajet_tools.dataset.verify.program import Programs
 from ajet_tools.dataset.verify.rubric import Grader
@@ -48,22 +48,28 @@ class _Unchecked:
         return Verdict(True, "not verified")
 
 
-def open_verification(verify: str | Verify, writer: Endpoint, *, seed: int = 0) -> Combined | None:
-    """What checks the rows of a run, each part with the model that it asks; None for `none`.
+def open_verification(
+    verify: str | Verify, writer: Endpoint, *, seed: int = 0, first: Verifier | None = None
+) -> Combined | None:
+    """What checks the rows of a run, each part with the model that it asks; None where nothing is checked.
 
+    `first` is asked before what the spec names.
     Raises as `open_verifier`, and ConfigError for a model, a price or a key that no part takes.
     """
     verify = Verify.of(verify)
     opened = open_verifier(verify.spec, seed=seed, unfenced=verify.unfenced)
-    if opened.name == "none":
+    groups: Sequence[Sequence[Part]] = opened.groups if isinstance(opened, Combined) else [[Part(opened)]]
+    groups = [*([[Part(first)]] if first is not None else []), *(groups if opened.name != "none" else [])]
+    if not groups:
         if verify.models:
             raise ConfigError(f"--verify-model {verify.models[0]}: nothing is verified (--verify none)")
         return None
-    combined = opened if isinstance(opened, Combined) else Combined(opened.name, [[Part(opened)]])
+    names = [one.name for one in (first, opened) if one is not None and one.name != "none"]
+    combined = Combined("+".join(names), groups)
     kinds = {part.kind for part in combined.parts if part.verifier.calls}
     for text in (*verify.models, *verify.prices, *verify.key_envs):
         kind = text.partition("=")[0]
-        if ("=" in text and kind in KINDS and kind not in kinds) or not kinds:
+        if ("=" in text and kind in PARTS and kind not in kinds) or not kinds:
             asks = f"there {'is' if len(kinds) == 1 else 'are'} {', '.join(sorted(kinds))}" if kinds else "none does"
             raise ConfigError(f"{text}: no such part of --verify {verify.spec} asks a model; {asks}")
     for part in combined.parts:

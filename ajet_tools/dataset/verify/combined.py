@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from ajet_sdk.engines.reply_cache import Price, Usage
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.model.budget import Budget
 from ajet_tools.dataset.model.endpoint import Endpoint
-from ajet_tools.dataset.model.open import open_endpoint
+from ajet_tools.dataset.model.open import open_named
 from ajet_tools.dataset.verify.verdict import Verdict, Verifier
 
 __all__ = ["Check", "Combined", "Part", "Verify", "checks_of", "endpoints_of", "single_verdicts", "split_spec"]
 
 KINDS = ("agreement", "judge", "code", "llm", "none")
+PARTS = (*KINDS, "paraphrase")
 _JOINED = re.compile(rf"([+|])(?=(?:{'|'.join(KINDS)})(?:[:+|]|$))")
 
 
@@ -27,8 +26,8 @@ _JOINED = re.compile(rf"([+|])(?=(?:{'|'.join(KINDS)})(?:[:+|]|$))")
 class Verify:
     """How answers are checked, and by which models; the options `--verify...` of the commands.
 
-    Of `models`, `prices` and `key_envs` each reads `[PART=]VALUE`, where PART is `agreement`, `judge`, `code` or `llm`;
-    without it, it holds for every part that has none of its own.
+    Of `models`, `prices` and `key_envs` each reads `[PART=]VALUE`, where PART is `agreement`, `judge`, `code`, `llm` or
+    `paraphrase`; without it, it holds for every part that has none of its own.
     """
 
     spec: str = "none"
@@ -38,6 +37,8 @@ class Verify:
     """`IN,OUT` of a million tokens."""
     key_envs: Sequence[str] = ()
     """Environment variables that have the key."""
+    paraphrases: bool = False
+    """A model is asked whether a row is an evaluation row in other words."""
     unfenced: bool = False
     """Programs are run with the user's own rights."""
 
@@ -53,19 +54,14 @@ class Verify:
             if price is not None:
                 raise ConfigError(f"--verify-price {price}: without --verify-model the writer is asked, at --price")
             return writer.counted_apart()
-        budget = writer.budget.part(Price.parse(price) if price is not None else None)
-        scripted = model.removeprefix("scripted:") if model.startswith("scripted:") else None
-        name, at, url = model.partition("@http")
-        base_url = f"http{url}" if at else writer.base_url
-        if scripted is None and not at:
-            base_url = "" if Path(name).is_dir() else base_url
-            if base_url and not base_url.startswith(("http://", "https://")):
-                raise ConfigError(f"--verify-model {model}: say where it answers: {model}@https://HOST/v1")
-        key = os.environ.get(_chosen(self.key_envs, kind, "--verify-api-key-env") or "OPENAI_API_KEY")
-        return open_endpoint(
-            base_url or None, name, key, scripted=scripted, concurrency=writer.concurrency, retries=writer.retries,
-            cache=writer.cache, budget=budget,
-        )  # fmt: skip
+        return open_named(
+            model,
+            option="--verify-model",
+            base_url=writer.base_url,
+            key_env=_chosen(self.key_envs, kind, "--verify-api-key-env"),
+            like=writer,
+            budget=writer.budget.part(Price.parse(price) if price is not None else None),
+        )
 
 
 def _chosen(given: Sequence[str], kind: str, option: str) -> str | None:
@@ -73,7 +69,7 @@ def _chosen(given: Sequence[str], kind: str, option: str) -> str | None:
     of: dict[str, str] = {}
     for text in given:
         part, equals, value = text.partition("=")
-        part, value = (part, value) if equals and part in KINDS else ("", text)
+        part, value = (part, value) if equals and part in PARTS else ("", text)
         if not value.strip():
             raise ConfigError(f"{option} {text!r} names nothing")
         if of.setdefault(part, value) != value:

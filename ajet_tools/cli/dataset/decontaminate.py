@@ -1,0 +1,178 @@
+"""`ajet dataset decontaminate`: rows that leak an evaluation set."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import typer
+
+from ajet_sdk.tasks.json_rows import BadRows
+from ajet_tools.cli.dataset.options import (
+    Embeddings,
+    Map,
+    Out,
+    SkipBad,
+    Source,
+    bad_row_lines,
+    counted,
+    mapping_of,
+    print_summary,
+    read_some,
+    report_lines,
+    rereadable,
+    shorten,
+    to_place,
+    write_kept,
+    write_report,
+)
+from ajet_tools.cli.dataset.similarity import IgnoreNumbers, Report, Seed, Similarity, embedded
+from ajet_tools.cli.options import AsJson
+from ajet_tools.cli.output import ProgressBar
+from ajet_tools.dataset.files.tables import read, tables_of, text_of
+from ajet_tools.dataset.model.open import open_named
+from ajet_tools.dataset.similarity.decontaminate import Evaluation, Leak, find, quotable
+from ajet_tools.dataset.similarity.paraphrase import find_paraphrases
+
+__all__ = ["app"]
+
+app = typer.Typer(add_completion=False)
+
+_SHOWN = 3
+_KINDS = {
+    "exact": "the same as an evaluation row",
+    "near": "nearly the same",
+    "words": "with a run of its words",
+    "altered": "with most of its words in their order",
+    "meaning": "with the same meaning, by embeddings",
+    "paraphrase": "in other words, as the model says",
+}
+
+
+@app.command()
+def decontaminate(
+    source: Source,
+    evaluation: Annotated[list[str], typer.Option("--eval", metavar="FILE", help="Evaluation rows; repeatable.")],
+    out: Out = "-",
+    similarity: Similarity = 0.8,
+    ngram: Annotated[int, typer.Option(min=6, help="Consecutive shared words that count as a leak.")] = 13,
+    share: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="Also require this share of the evaluation row's words.")
+    ] = 0.0,
+    ignore_numbers: IgnoreNumbers = False,
+    embeddings: Embeddings = None,
+    meaning: Annotated[
+        float, typer.Option(min=0.0, max=1.0, help="With --embeddings: cosine similarity that counts as a leak.")
+    ] = 0.8,
+    check_model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME@URL",
+            help="Ask this model whether a row is an evaluation row in other words (a call per row).",
+        ),
+    ] = None,
+    report: Report = None,
+    seed: Seed = 0,
+    mapping: Map = None,
+    skip_bad_rows: SkipBad = False,
+    as_json: AsJson = False,
+) -> None:
+    """Remove rows that leak an evaluation set, with the evidence for each.
+
+    A row goes if it asks the same as an evaluation row, or nearly the same (as in `dedup`), or if any of its texts has
+    a run of --ngram words in common with one (all its words, if it has from 6 to --ngram). Runs that more than a
+    twentieth of the evaluation rows share are instructions and don't count. Or if it has most of the words of one in
+    their order and the same numbers (a quotation with every sixth word changed); with --embeddings, the same meaning.
+    Paraphrases are found best by --check-model, which is shown each remaining row with the five nearest.
+
+    \b
+    ajet dataset decontaminate tasks.jsonl --eval test.jsonl --out clean.jsonl
+    ajet dataset decontaminate tasks.parquet --eval gsm8k.parquet --eval math.jsonl \\
+      --ngram 8 --share 0.5 --report leaks.jsonl -o clean.parquet
+    ajet dataset decontaminate train.jsonl --eval train.val.jsonl --json -o clean.jsonl
+    ajet dataset decontaminate tasks.jsonl --eval test.jsonl \\
+      --check-model gpt-4o-mini@https://api.openai.com/v1 -o clean.jsonl
+    """
+    bad, columns = BadRows(skip=skip_bad_rows), mapping_of(mapping)
+    known = [(row.where, text_of(row.values)) for path in evaluation for row in read(path, skip_bad=skip_bad_rows)]
+    kept_out = Evaluation((text for _, text in known), ngram)
+    with ProgressBar("reading") as bar:
+        again = rereadable(source, columns, bad)
+        texts = [
+            (block.where(index), text)
+            for block in read_some(again(), source, bar)
+            for index, text in enumerate(block.texts)
+        ]
+        asked = [text for _, text in texts]
+        vectors = None
+        if embeddings:
+            both = asyncio.run(embedded([*asked, *kept_out.texts], embeddings, bar.show))
+            vectors = both[: len(asked)], both[len(asked) :]
+        leaks = find(
+            asked,
+            (quotable(row.values) for block in again() for row in block.rows()),
+            kept_out,
+            threshold=similarity,
+            share=share,
+            seed=seed,
+            numbers=not ignore_numbers,
+            vectors=vectors,
+            meaning=meaning,
+            on_progress=bar.show,
+        )
+        if check_model is not None:
+            endpoint = open_named(check_model, option="--check-model", base_url=os.environ.get("OPENAI_BASE_URL", ""))
+            leaks = asyncio.run(find_paraphrases(asked, known, leaks, endpoint, on_progress=bar.show))
+    write_kept(again(), {leak.index for leak in leaks}, len(texts), out, tables_of(source, columns))
+    wheres = [where for where, _ in known]
+    if report:
+        write_report(report, (_leak_row(leak, texts, wheres, kept_out) for leak in leaks))
+    _report_leaks(leaks, texts, wheres, bad, out, report, as_json)
+
+
+def _leak_row(
+    leak: Leak, texts: Sequence[tuple[str, str]], wheres: Sequence[str], evaluation: Evaluation
+) -> dict[str, Any]:
+    return {
+        "row": texts[leak.index][0],
+        "eval": wheres[leak.evaluation],
+        "kind": leak.kind,
+        "similarity": round(leak.similarity, 4),
+        "evidence": leak.evidence,
+        "text": texts[leak.index][1],
+        "eval_text": evaluation.texts[leak.evaluation],
+    }
+
+
+def _report_leaks(
+    leaks: Sequence[Leak],
+    texts: Sequence[tuple[str, str]],
+    wheres: Sequence[str],
+    bad: BadRows,
+    out: str,
+    report: str | None,
+    as_json: bool,
+) -> None:
+    kinds: Counter[str] = Counter(leak.kind for leak in leaks)
+    kept = len(texts) - len(leaks)
+    summary = {
+        "rows": len(texts),
+        "kept": kept,
+        "dropped": len(leaks),
+        **{kind: kinds[kind] for kind in _KINDS},
+        "eval_rows": len(wheres),
+        "eval_rows_found": len({leak.evaluation for leak in leaks}),
+        "bad_rows": bad.count,
+        "path": out,
+        "report": report,
+    }
+    lines = [f"{counted(kept, 'row')} of {len(texts):,} kept{to_place(out)}"]
+    lines += [f"  dropped: {counted(kinds[kind], 'row')} {name}" for kind, name in _KINDS.items() if kinds[kind]]
+    for leak in leaks[:_SHOWN]:
+        lines.append(
+            f"  {leak.similarity:.2f} {texts[leak.index][0]} has {wheres[leak.evaluation]}: {shorten(leak.evidence)}"
+        )
+    print_summary(summary, [*lines, *report_lines(report), *bad_row_lines(bad)], as_json=as_json, out=out)

@@ -1,0 +1,126 @@
+"""Whether a row is an evaluation row in other words: those whose words are nearest are shown to a model, which says."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ajet_sdk.errors import NoReward
+from ajet_sdk.judges.model import JudgeModel
+from ajet_tools.dataset.files.tables import text_of
+from ajet_tools.dataset.model.endpoint import Endpoint
+from ajet_tools.dataset.prompts import load
+from ajet_tools.dataset.similarity.decontaminate import Leak, words
+from ajet_tools.dataset.similarity.near import OnProgress
+from ajet_tools.dataset.verify.verdict import Verdict, required
+
+__all__ = ["IN_EVALUATION", "Paraphrases", "find_paraphrases"]
+
+IN_EVALUATION = "in the evaluation set"
+SHOWN = 5
+"""Evaluation rows that the model is shown with a row."""
+_AT_ONCE = 256
+_STEM = 5
+"""Characters of a word that count, so that `divides` is near `divisible`."""
+_SCHEMA = {
+    "type": "object",
+    "properties": {"same": {"type": "integer"}, "reason": {"type": "string"}},
+    "required": ["same", "reason"],
+    "additionalProperties": False,
+}
+
+
+class Paraphrases:
+    """A verifier: a row passes where a model finds it in other words in none of the evaluation rows nearest to it.
+
+    Nearest are those with the most words in common, each counted by how few of the evaluation rows have it.
+    """
+
+    name, calls = "paraphrase", 1
+
+    def __init__(self, known: Sequence[tuple[str, str]]) -> None:
+        """`known`: where each evaluation row is from, and what it asks."""
+        self.known = known
+        self._with: dict[str, list[int]] = defaultdict(list)
+        for index, (_, text) in enumerate(known):
+            for stem in _stems(text):
+                self._with[stem].append(index)
+        self._sizes = [math.sqrt(1 + len(_stems(text))) for _, text in known]
+
+    def nearest(self, text: str) -> list[int]:
+        """The evaluation rows that share words with a text, the nearest first, at most five."""
+        scores: Counter[int] = Counter()
+        for stem in _stems(text):
+            having = self._with.get(stem, ())
+            weight = math.log((1 + len(self.known)) / (0.5 + len(having))) if having else 0.0
+            for index in having if weight > 0 else ():
+                scores[index] += weight / self._sizes[index]  # type: ignore[assignment]  # a Counter of floats
+        return [index for index, _ in sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))[:SHOWN]]
+
+    async def check(self, row: Mapping[str, Any], endpoint: Endpoint | None) -> Verdict:
+        row = row.get("closed_book", row)  # a question about a document comes with a passage of it
+        near = self.nearest(text_of(row))
+        if not near:
+            return Verdict(True, "shares no word with the evaluation set")
+        asked = load("verify/paraphrase")
+        text = asked.render(task=text_of(row), known=[self.known[index][1] for index in near])
+
+        def read(found: Mapping[str, Any]) -> tuple[int, str]:
+            same = found.get("same")
+            if not isinstance(same, int) or isinstance(same, bool) or not 0 <= same <= len(near):
+                raise ValueError(f'"same" must be a number from 0 to {len(near)}')
+            return same, str(found.get("reason", ""))[:500]
+
+        model = JudgeModel(required(endpoint, self.name), max_tokens=512, retries=1)
+        try:
+            same, reason = (await model.ask([{"role": "user", "content": text}], _SCHEMA, read)).value
+        except NoReward as error:
+            details = {"error": str(error)[:500], "prompt": asked.label}
+            return Verdict(False, "the check for paraphrases cannot be read", details, failed=True)
+        if not same:
+            return Verdict(True, "no evaluation row in other words", {"grade": reason, "prompt": asked.label})
+        where, known = self.known[near[same - 1]]
+        details = {"evaluation": where, "text": known, "grade": reason, "prompt": asked.label}
+        return Verdict(False, IN_EVALUATION, details)
+
+
+async def find_paraphrases(
+    texts: Sequence[str],
+    known: Sequence[tuple[str, str]],
+    leaks: Sequence[Leak],
+    endpoint: Endpoint,
+    *,
+    on_progress: OnProgress,
+) -> list[Leak]:
+    """The leaks, and those that a model finds among the other rows; the endpoint is closed.
+
+    Raises what the endpoint raises, NoReward for a row on which the model's reply cannot be read.
+    """
+    checks, gone, done = Paraphrases(known), {leak.index for leak in leaks}, [0]
+    numbers = {where: number for number, (where, _) in enumerate(known)}
+    others = [index for index in range(len(texts)) if index not in gone]
+
+    async def check(index: int) -> Leak | None:
+        verdict = await checks.check({"main_query": texts[index]}, endpoint)
+        done[0] += 1
+        on_progress("asking the model", done[0], len(others))
+        if verdict.failed:
+            raise NoReward(f"{texts[index][:80]!r}: {verdict.details['error']}")
+        if verdict.ok:
+            return None
+        where, reason = verdict.details["evaluation"], verdict.details["grade"]
+        return Leak(index, numbers[where], "paraphrase", 1.0, reason)
+
+    try:
+        found = [one for start in range(0, len(others), _AT_ONCE)
+                 for one in await asyncio.gather(*map(check, others[start : start + _AT_ONCE]))]  # fmt: skip
+    finally:
+        await endpoint.aclose()
+    return sorted([*leaks, *(one for one in found if one is not None)], key=lambda leak: leak.index)
+
+
+def _stems(text: str) -> set[str]:
+    return {word[:_STEM] for word in words(text)}

@@ -1,0 +1,148 @@
+"""Evaluation rows in disguise: every sixth word changed, in a document, in other words; and seeds within rows.
+
+`leaks.jsonl` has forty questions, each with a paraphrase and another task that is near to it, written by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from ajet_tools.cli.app import app
+from ajet_tools.dataset.similarity.decontaminate import Leaks, count_common
+from ajet_tools.dataset.similarity.paraphrase import Paraphrases
+
+ROWS = [json.loads(line) for line in (Path(__file__).parent / "leaks.jsonl").read_text().splitlines()]
+KNOWN = [(f"eval line {number}", row["question"]) for number, row in enumerate(ROWS, 1)]
+OTHER = ("river", "lamp", "quiet", "seven", "table", "green", "often", "market", "yellow", "pencil", "under", "summer")
+LONG = [row for row in ROWS if len(row["question"].split()) >= 12]
+
+
+def altered(text: str) -> str:
+    """Every sixth word is another, but for numbers, which make another task."""
+    words = text.split(" ")
+    for at in range(5, len(words), 6):
+        if not re.search(r"\d", words[at]):
+            words[at] = re.sub(r"\w.*\w|\w", OTHER[at % len(OTHER)], words[at])
+    return " ".join(words)
+
+
+def found(leaks: Leaks, texts: list[str]) -> int:
+    return sum(leaks({"main_query": text}) is not None for text in texts)
+
+
+def test_every_sixth_word_changed_is_found_by_itself_and_in_a_document() -> None:
+    leaks = Leaks(KNOWN)
+    around = "Notes of the course follow here, in no order at all. " * 3
+    assert found(leaks, [altered(row["question"]) for row in LONG]) == len(LONG) == 36
+    assert found(leaks, [around + altered(row["question"]) + around for row in LONG]) == len(LONG)
+    evidence = leaks({"main_query": around + altered(LONG[0]["question"])})
+    assert evidence is not None and "83% of the words of eval line 1:" in evidence
+
+
+def test_another_task_on_the_same_subject_is_none_but_where_it_quotes_thirteen_words() -> None:
+    assert found(Leaks(KNOWN), [row["other"] for row in ROWS]) == 1
+
+
+def test_another_number_makes_another_task() -> None:
+    text = altered(ROWS[0]["question"])
+    assert Leaks(KNOWN)({"main_query": text}) and Leaks(KNOWN)({"main_query": text.replace("48", "49")}) is None
+
+
+@given(st.lists(st.sampled_from("abcd"), max_size=12), st.lists(st.sampled_from("abcd"), max_size=12))
+def test_common_words_in_their_order_are_counted(one: list[str], other: list[str]) -> None:
+    table = [[0] * (len(other) + 1) for _ in range(len(one) + 1)]
+    for i, a in enumerate(one):
+        for j, b in enumerate(other):
+            table[i + 1][j + 1] = table[i][j] + 1 if a == b else max(table[i][j + 1], table[i + 1][j])
+    assert count_common(one, other) == table[-1][-1]
+
+
+def test_a_paraphrases_question_is_among_the_five_that_a_model_is_shown() -> None:
+    checks = Paraphrases(KNOWN)
+    near = [index in checks.nearest(row["paraphrase"]) for index, row in enumerate(ROWS)]
+    assert sum(near) >= 37
+
+
+def says(body: dict[str, Any], number: int) -> str:
+    """A model that knows the paraphrases."""
+    text = body["messages"][-1]["content"]
+    task = re.findall(r"<task>\s*(.*?)\s*</task>", text, re.DOTALL)[0]
+    shown = re.findall(r'<known number="\d+">\s*(.*?)\s*</known>', text, re.DOTALL)
+    of = next((row["question"] for row in ROWS if row["paraphrase"] == task), "")
+    same = shown.index(of) + 1 if of in shown else 0
+    return json.dumps({"same": same, "reason": "the same facts, the same question" if same else "another task"})
+
+
+def test_decontaminate_asks_a_model_for_paraphrases(tmp_path: Path, model_server: Any) -> None:
+    server = model_server(says)
+    rows, evals = tmp_path / "rows.jsonl", tmp_path / "eval.jsonl"
+    asked = [*(row["paraphrase"] for row in ROWS[:8]), *(row["other"] for row in ROWS[:8])]
+    rows.write_text("".join(json.dumps({"main_query": text}) + "\n" for text in asked))
+    evals.write_text("".join(json.dumps({"main_query": row["question"]}) + "\n" for row in ROWS))
+    out, report = tmp_path / "clean.jsonl", tmp_path / "leaks.jsonl"
+    given = ["decontaminate", str(rows), "--eval", str(evals), "-o", str(out), "--report", str(report), "--json"]
+    done = CliRunner().invoke(app, ["dataset", *given, "--check-model", f"m@{server.url}"])
+    assert done.exit_code == 0, done.output
+    summary = json.loads(done.stdout)
+    assert (summary["paraphrase"], summary["words"], summary["kept"]) == (8, 1, 7)
+    assert len(server.requests) == 15, "a row that was found already is not asked for"
+    leak = json.loads(report.read_text().splitlines()[0])
+    assert (
+        leak["kind"] == "paraphrase" and leak["eval_text"] == ROWS[0]["question"] and "same facts" in leak["evidence"]
+    )
+
+
+WRITER = """
+import json
+
+ROWS = [json.loads(line) for line in open("leaks.jsonl")]
+CALLS = []
+
+def reply(ask):
+    CALLS.append(1)
+    row = ROWS[len(CALLS) % len(ROWS)]
+    seed = "A gardener waters 7 tomatoes, 9 beans and 4 roses every evening; how many plants does he water in a week?"
+    made = [(row["paraphrase"], "1"), (row["other"], "2"), (f"First read this. {seed} Then multiply it by 3.", "420")]
+    return [json.dumps([{"main_query": q, "metadata": {"answer": a}} for q, a in made])] * ask.sampling.n
+"""
+
+
+def test_expand_refuses_paraphrases_and_rows_that_hold_a_seed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, model_server: Any
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "leaks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (tmp_path / "writer.py").write_text(WRITER)
+    (tmp_path / "eval.jsonl").write_text("".join(json.dumps({"main_query": row["question"]}) + "\n" for row in ROWS))
+    seed = "A gardener waters 7 tomatoes, 9 beans and 4 roses every evening; how many plants does he water in a week?"
+    seeds = [{"main_query": seed, "metadata": {"answer": "140"}}, {"main_query": "2 + 2?", "metadata": {"answer": "4"}}]
+    (tmp_path / "seeds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in seeds))
+    server = model_server(says)
+    given = ["dataset", "expand", "seeds.jsonl", "--count", "9", "--out", "data", "--scripted", "writer.py:reply",
+             "--verify", "none", "--eval", "eval.jsonl", "--eval-paraphrases",
+             "--verify-model", f"paraphrase=m@{server.url}", "--concurrency", "1", "--json"]  # fmt: skip
+    done = CliRunner().invoke(app, given)
+    assert done.exit_code == 0, done.output
+    report = json.loads(done.stdout)
+    assert report["refused"]["in the evaluation set"] >= 9 and report["refused"]["a seed in the row"] >= 9
+    assert [one["verifier"] for one in report["checks"]] == ["paraphrase"]
+    rows = [json.loads(line) for line in Path("data/train.jsonl").read_text().splitlines()]
+    assert {row["main_query"] for row in rows} <= {row["other"] for row in ROWS}
+    rejected = [json.loads(line) for line in Path("data/rejected.jsonl").read_text().splitlines()]
+    details = [one["rejected"]["detail"] for one in rejected if one["rejected"]["reason"] == "in the evaluation set"]
+    assert any("eval.jsonl line" in text and "same facts" in text for text in details)
+
+
+def test_an_instruction_that_seeds_share_is_no_seed_in_the_row() -> None:
+    told = "Solve the following problem step by step and give the final answer as one number inside a box:"
+    seeds = Leaks([("seed a", f"{told} 12 plus 5"), ("seed b", f"{told} 30 minus 8")], share=0.9, common=1)
+    assert seeds.quotation({"main_query": f"{told} 44 plus 17"}) is None
+    assert seeds.quotation({"main_query": f"Look. {told} 12 plus 5 And then rest."}) is not None
