@@ -33,7 +33,7 @@ def test_the_first_program_runs_as_printed(tmp_path: Path) -> None:
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (0, "")
     assert rows[0]["question"] in done.stdout
-    assert "look with: ajet trace ls launcher_record/agent-" in done.stdout
+    assert "To view them: ajet trace ls launcher_record/agent-" in done.stdout
     printed = re.search(r"^Mean reward .*$", README, re.MULTILINE)
     assert printed and printed[0] in done.stdout
 

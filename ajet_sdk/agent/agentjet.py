@@ -62,7 +62,9 @@ def create_external_llm_fn(
     """
     keys = [api_key] if api_key else dashscope_keys() or [key for key in [os.environ.get("OPENAI_API_KEY")] if key]
     if not keys:
-        raise ConfigError(f"{alien_llm_model} needs a key: set DASHSCOPE_API_KEY or OPENAI_API_KEY, or pass api_key=")
+        raise ConfigError(
+            f"no API key for {alien_llm_model}: set DASHSCOPE_API_KEY or OPENAI_API_KEY, or pass api_key="
+        )
     url = base_url or os.environ.get("OPENAI_BASE_URL") or _DASHSCOPE
 
     def ask(

@@ -138,8 +138,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     if _major() >= 2:
         raise ConfigError(
-            "RobustDashScopeChatModel is a model of AgentScope 1.x; with 2.x take agentscope.model.DashScopeChatModel, "
-            "whose max_retries does the same"
+            "RobustDashScopeChatModel exists in AgentScope 1.x only; with 2.x use "
+            "agentscope.model.DashScopeChatModel with max_retries"
         )
     globals()[name] = _robust()
     return globals()[name]
@@ -161,7 +161,7 @@ def _robust() -> Any:
             self.keys = dashscope_keys()
             self.max_try = max_try
             if not self.keys:
-                raise ConfigError("RobustDashScopeChatModel needs a key: set DASHSCOPE_API_KEY")
+                raise ConfigError("no API key for RobustDashScopeChatModel: set DASHSCOPE_API_KEY")
             super().__init__(model_name=model_name, api_key=self.keys[0], stream=stream, **kwargs)
 
         async def __call__(self, *args: Any, **kwargs: Any) -> Any:

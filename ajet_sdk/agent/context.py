@@ -114,9 +114,9 @@ class ActiveEpisode:
         if self.guard is None:
             return
         message = (
-            f"the agent {what}: the policy would not have answered, the call would not be in the trace, and its "
-            "provider would have charged for it. Let the agent use a client that ajet captures, or take a parameter "
-            "`model` and give `model.base_url` and `model.api_key` to its client. Where this traffic is meant: "
+            f"the agent {what}: the policy did not answer that call, it is not in the trace, and the provider may "
+            "charge for it. Use a client that ajet captures, or take a parameter `model` and give "
+            "`model.base_url` and `model.api_key` to your client. If the traffic is intended, set "
             "rollout.on_uncaptured: warn"
         )
         if self.guard.action == "warn":

@@ -139,7 +139,7 @@ def _check_targets(names: Collection[str] | None) -> tuple[str, ...] | None:
     if isinstance(names, str):
         raise SignatureError(f'trainable_targets is a list of target tags: ["{names}"], not "{names}"')
     if not names:
-        raise SignatureError("trainable_targets=[] would train no agent at all; name the target tags, or leave it out")
+        raise SignatureError("trainable_targets=[] would train no agent; name at least one target tag, or omit it")
     return tuple(names)
 
 
@@ -152,11 +152,13 @@ def _decorate(function: F | None, tag: _Tag) -> Any:
 def _tag(function: Any, tag: _Tag) -> Any:
     if inspect.isclass(function) or not callable(function):
         raise SignatureError(
-            f"@{tag.kind} decorates a function, and {function!r} is none; "
-            "a class derives from ajet.Workflow or ajet.BaseJudge instead"
+            f"@{tag.kind} decorates functions, not {function!r}; to write a class, derive from ajet.Workflow or "
+            "ajet.BaseJudge"
         )
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise SignatureError(f"@{tag.kind} {_name_of(function)} yields; let it return its result instead")
+        raise SignatureError(
+            f"@{tag.kind} {_name_of(function)} is a generator; return the result instead of yielding it"
+        )
     _parameters(function, tag.kind, tag.name or _name_of(function))
     if inspect.iscoroutinefunction(function):
 
@@ -202,14 +204,14 @@ def _parameters(function: Any, kind: Kind, name: str) -> dict[str, inspect.Param
     for parameter in inspect.signature(function).parameters.values():
         if parameter.kind is parameter.POSITIONAL_ONLY:
             raise SignatureError(
-                f"{kind} {name}: parameter `{parameter.name}` is positional-only; a run fills parameters by name "
-                f"({_names(kind)}, or a key of the task's metadata): remove the `/`"
+                f"{kind} {name}: parameter `{parameter.name}` is positional-only, but a run passes arguments by "
+                f"name ({_names(kind)}, or a key of the task's metadata); remove the `/`"
             )
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             stars = "*" if parameter.kind is parameter.VAR_POSITIONAL else "**"
             raise SignatureError(
-                f"{kind} {name}: parameter `{stars}{parameter.name}` is variadic; a run fills parameters by name: "
-                f"list the ones it needs ({_names(kind)}, or keys of the task's metadata)"
+                f"{kind} {name}: parameter `{stars}{parameter.name}` is variadic, but a run passes arguments by "
+                f"name; list the parameters it needs ({_names(kind)}, or keys of the task's metadata)"
             )
         found[parameter.name] = parameter.replace(annotation=hints.get(parameter.name, parameter.annotation))
     return found
@@ -241,7 +243,7 @@ def _spec_of_function(function: Any, kind: Kind) -> Spec:
 def _spec_of(function: Any, kind: Kind) -> Spec:
     tag = getattr(function, "__ajet__", None)
     if tag is not None and tag.kind != kind:
-        raise SignatureError(f"{_name_of(function)} is decorated with @ajet.{tag.kind}; a {kind} is needed here")
+        raise SignatureError(f"{_name_of(function)} is decorated with @ajet.{tag.kind}, but a {kind} is needed here")
     if tag is None:
         tag = _tag(function, _Tag(kind, None, None, None)).__ajet__
     name = tag.name or _name_of(function)
@@ -293,13 +295,13 @@ def _explain_missing(spec: Spec, task: Task, given: Mapping[str, Any], missing: 
     names = ", ".join(f"`{p.name}`" for p in missing)
     keys = ", ".join(sorted(map(str, task.metadata))) or "none"
     several = spec.kind == "workflow" and len(missing) > 1 and bool(task.main_query)
-    query = "a main_query (given to a single string parameter)" if task.main_query else "no main_query"
+    query = "a main_query (passed to a single string parameter)" if task.main_query else "no main_query"
     what = f"{', '.join(sorted(given))} by name; metadata keys: {keys}"
     if spec.kind == "workflow":
         what += f"; {query}"
-    hint = "Only one parameter can get main_query. " if several else ""
+    hint = "Only one parameter can receive main_query. " if several else ""
     return (
-        f"{spec.kind} {spec.name}: nothing fills {'parameters' if len(missing) > 1 else 'parameter'} {names} "
-        f"for task {task.task_id}. There is {what}. {hint}Rename a parameter, give it a default, "
-        "or add the key to the task's metadata"
+        f"{spec.kind} {spec.name}: no value for {'parameters' if len(missing) > 1 else 'parameter'} {names} in "
+        f"task {task.task_id}. Available: {what}. {hint}Rename the parameter, give it a default, or add the key "
+        "to the task's metadata"
     )

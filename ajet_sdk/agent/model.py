@@ -81,7 +81,7 @@ class Model:
         head, found, rest = self.base_url.partition("/episodes/")
         pieces = rest.split("/")
         if not found or len(pieces) != 3:
-            raise EngineError(f"{self!r} is not the model of an episode: agents can be told apart only in a run")
+            raise EngineError(f"{self!r} belongs to no episode; agents can only be told apart during a run")
         segment = AgentIdentity(name, target_tag, trainable, debug_model).segment()
         return Model(
             f"{head}/episodes/{pieces[0]}/{segment}/{pieces[2]}", self.api_key, self.name, timeout=self.timeout
@@ -102,9 +102,9 @@ class Model:
     ) -> dict[str, Any]:
         """The whole reply of `chat/completions` as JSON, with its `usage`. Raises as `chat` does."""
         if params.get("stream"):
-            raise RequestRefused("a whole reply is returned; stream with openai() or async_openai()", "stream")
+            raise RequestRefused("replies are returned whole; to stream, use openai() or async_openai()", "stream")
         if isinstance(messages, str):
-            raise RequestRefused('messages is a list: [{"role": "user", "content": "..."}], got text', "messages")
+            raise RequestRefused('messages must be a list, [{"role": "user", "content": "..."}] (got text)', "messages")
         body: dict[str, Any] = {"model": self.name, "messages": [dict(m) for m in messages], **params}
         if tools:
             body["tools"] = list(tools)
@@ -125,7 +125,7 @@ class Model:
             with build_opener(ProxyHandler({})).open(request, timeout=STATUS_TIMEOUT) as response:
                 return bool(json.load(response)["context_overflow"])
         except OSError as error:
-            raise EngineUnavailable(f"the gateway of the episode did not answer at {self.base_url}: {error}") from error
+            raise EngineUnavailable(f"the episode's gateway at {self.base_url} did not answer: {error}") from error
 
     def openai(self) -> OpenAI:
         """An `openai.OpenAI` client for this model."""

@@ -205,7 +205,9 @@ class AjetTuner:
         """
         targets = self._targets()
         if targets is not None and not targets:
-            raise ConfigError("trainable_targets=[] would train no agent at all; name target tags, or set it to None")
+            raise ConfigError(
+                "trainable_targets=[] would train no agent; name at least one target tag, or set it to None"
+            )
         if targets is None or target_tag in targets or self._configured(agent_name, target_tag, debug_model):
             return False
         if debug_model is None:
@@ -251,8 +253,8 @@ def make_workflow(workflow: Any) -> Workflow:
         raise SignatureError(f"workflow {type(instance).__name__} has no `execute(self, workflow_task, tuner)`")
     if instance.trainable_targets is not None and not instance.trainable_targets:
         raise SignatureError(
-            f"workflow {type(instance).__name__}: trainable_targets=[] would train no agent at all; "
-            "name target tags, or leave it None for all"
+            f"workflow {type(instance).__name__}: trainable_targets=[] would train no agent; name at least one "
+            "target tag, or set it to None for all"
         )
     return instance
 

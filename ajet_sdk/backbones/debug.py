@@ -85,7 +85,7 @@ async def debug(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
     for episode in episodes:
         writer.put(*untrained_entries(episode))
     _print(episodes, engine)
-    output.echo(f"The traces are in {job.directory}; look with: ajet trace ls {job.directory}")
+    output.echo(f"Traces are in {job.directory}. To view them: ajet trace ls {job.directory}")
     check_sound(episodes, config.rollout.min_sound_share)
     rewards = [e.reward for e in episodes if e.reward is not None]
     metrics = {"debug/reward": sum(rewards) / len(rewards)} if rewards else {}
@@ -148,8 +148,8 @@ def _print(episodes: Sequence[Episode], engine: Engine) -> None:
     console.print(table)
     for episode, split in splits:
         console.print(
-            f"Split in episode {episode.episode_id}: {split.cause} at token {split.at_token}, "
-            f"{split.extra_tokens} tokens more to train on. {split.hint}",
+            f"Split in episode {episode.episode_id}: {split.cause} at token {split.at_token}; "
+            f"{split.extra_tokens} additional tokens to train. {split.hint}",
             markup=False,
             soft_wrap=True,
         )

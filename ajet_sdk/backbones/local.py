@@ -137,7 +137,7 @@ class _LocalRun:
             await self._abandon()
             self._write_checkpoint()
             self._book_unfinished()
-            self.loggers.say(f"stopped after step {self.done}; go on with --resume")
+            self.loggers.say(f"stopped after step {self.done}; continue with --resume")
             raise
         finally:
             await self._abandon()
@@ -146,20 +146,20 @@ class _LocalRun:
                 checkpoint.export, self.checkpoints / "model", self.trainer.model, self.tokenizer.hf
             )
         await _run_in_thread(check_export, path)
-        self.loggers.say(f"the trained model is in {path}")
+        self.loggers.say(f"trained model saved to {path}")
         return self.loggers.tuned(path, self.job.directory)
 
     async def _resume(self) -> None:
         newest = checkpoint.latest(self.checkpoints)
         if newest is None:
-            self.loggers.say("there is no checkpoint to resume from: beginning at step 0")
+            self.loggers.say("no checkpoint to resume from; starting at step 0")
         else:
             async with self.sampler.exclusive():  # the sampler learns of other weights at its end
                 progress = checkpoint.restore(newest, self.trainer, self._fingerprint())
                 self.sampler.policy_version = self.trainer.updates
             self.done = self.saved = progress.step
             self.loggers.last |= progress.metrics
-            self.loggers.say(f"going on from {newest}: {self.done} of {self.total} steps done")
+            self.loggers.say(f"resuming from {newest}: {self.done} of {self.total} steps done")
         self.writer.supersede(self.job.run_id, self.done if newest is not None else -1)
         if newest is not None:
             sql = "SELECT name, step, value FROM metrics WHERE run_id = ? AND step <= ?"
@@ -309,8 +309,8 @@ class _LocalRun:
         gap = learnt.get("logprob_gap_mean", 0.0)
         if gap > _LARGE_GAP and not self.config.rollout.max_staleness:  # with it they are two policies
             self.loggers.say(
-                f"step {step}: sampler and trainer differ by {gap:.2f} in the mean log-probability of a token; "
-                "the ratios of the loss are off. Use model.dtype: float32"
+                f"step {step}: mean log-probabilities of sampler and trainer differ by {gap:.2f} per token, so "
+                "policy ratios are wrong. Set model.dtype: float32"
             )
 
     # Checkpoints

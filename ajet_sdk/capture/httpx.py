@@ -186,7 +186,7 @@ def _too_late(module: Any, request: Any) -> Exception:
 
 def _taken(module: Any, request: Any, part: Part | None, client: ProcessClient) -> Part:
     if part is None:
-        raise module.RemoteProtocolError("the gateway broke off", request=request)
+        raise module.RemoteProtocolError("the gateway closed the connection early", request=request)
     client.take()
     return part
 

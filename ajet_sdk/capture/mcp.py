@@ -63,7 +63,7 @@ def _read(answer: Any) -> tuple[Any, str | None]:
     if not result.get("isError"):
         return result, None
     texts = [str(part.get("text", "")) for part in result.get("content", ())]
-    return result, "\n".join(filter(None, texts)) or "the tool says that it failed"
+    return result, "\n".join(filter(None, texts)) or "the tool reported an error"
 
 
 def _cut(value: Any) -> Any:

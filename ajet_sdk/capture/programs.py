@@ -65,14 +65,18 @@ def child_env(model: PolicyEndpoint | None = None) -> dict[str, str]:
         return {**os.environ, **endpoint_variables(model.base_url, model.api_key)}
     if active is None:
         raise EpisodeError(
-            "ajet.child_env() needs an active episode: call it inside of a workflow that ajet.run or ajet.train runs, "
-            "or give it a model: ajet.child_env(model)"
+            "ajet.child_env() needs an active episode: call it in a workflow that ajet.run or ajet.train runs, "
+            "or pass a model: ajet.child_env(model)"
         )
     if not active.gateway_url:  # observed only: nothing is rerouted
         return dict(os.environ)
     if not active.reroutes:
-        who = "a judge's own requests are" if active.phase == "judge" else "with a parameter `model` only its calls are"
-        raise EpisodeError(f"ajet.child_env() lacks the model: {who} not the policy's; use ajet.child_env(model)")
+        who = (
+            "requests of a judge are"
+            if active.phase == "judge"
+            else "if a workflow has a parameter `model`, only the calls of that model are the policy's; others are"
+        )
+        raise EpisodeError(f"ajet.child_env() needs the model: {who} not the policy's; use ajet.child_env(model)")
     return {**os.environ, **endpoint_variables(active.base_url, active.api_key)}
 
 
@@ -95,13 +99,15 @@ async def run_program(
     `timeout`, which makes the episode one of status `timeout`. Both quote the end of what it wrote.
     """
     if isinstance(command, (str, bytes)) or not command:
-        raise ConfigError(f'the command is a list, program first, such as ["aider", "--yes"] (got {command!r})')
+        raise ConfigError(
+            f'the command must be a list that starts with the program, such as ["aider", "--yes"] (got {command!r})'
+        )
     words = tuple(os.fspath(word) for word in command)
     environment = child_env() if env is None else env
     place = Path(cwd) if cwd is not None else Path.cwd()
     name = f"program {words[0]!r} (in {place})"
     if not place.is_dir():
-        raise ProgramFailed(f"program {words[0]!r} was not started: its working directory {place} does not exist")
+        raise ProgramFailed(f"program {words[0]!r} could not be started: its working directory {place} does not exist")
     with TemporaryFile() as stdin, TemporaryFile() as stdout, TemporaryFile() as stderr:
         stdin.write(input.encode())
         stdin.seek(0)
@@ -111,17 +117,17 @@ async def run_program(
                 words, cwd=place, env=environment, start_new_session=True, stdin=stdin, stdout=stdout, stderr=stderr
             )
         except OSError as error:
-            raise ProgramFailed(f"program {words[0]!r} was not started: {error.strerror or error}") from error
+            raise ProgramFailed(f"program {words[0]!r} could not be started: {error.strerror or error}") from error
         with _ended_with_the_block(process.pid):
             try:
                 code = await asyncio.wait_for(asyncio.to_thread(process.wait), timeout)
             except asyncio.TimeoutError:
-                late = f"{name} did not end within {timeout:.3g} s{_tail(_text(stdout), _text(stderr))}"
+                late = f"{name} did not finish within {timeout:.3g} s{_tail(_text(stdout), _text(stderr))}"
                 raise EpisodeTimeout(late) from None
         seconds = time.monotonic() - started
         result = ProgramResult(words, code, _text(stdout), _text(stderr), seconds)
     if check and code != 0:
-        how = f"ended with exit status {code}" if code > 0 else f"was ended by {signal.Signals(-code).name}"
+        how = f"exited with status {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
         raise ProgramFailed(f"{name} {how} after {seconds:.1f} s{_tail(result.stdout, result.stderr)}", result)
     return result
 
@@ -159,4 +165,4 @@ def _text(file: IO[bytes]) -> str:
 def _tail(stdout: str, stderr: str) -> str:
     """The end of what a program wrote, on stderr if it wrote there."""
     name, text = ("stderr", stderr.strip()) if stderr.strip() else ("stdout", stdout.strip())
-    return f"; the end of its {name}:\n{text[-_TAIL:]}" if text else "; it wrote nothing"
+    return f"; the end of its {name}:\n{text[-_TAIL:]}" if text else "; it printed nothing"

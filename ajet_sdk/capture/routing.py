@@ -118,7 +118,7 @@ class PassThrough:
         try:
             data = decode(raw) if decode is not None else raw
         except Exception as error:  # noqa: BLE001  # any library's decoder; half a gzip stream, say
-            log.debug("a response that passed through could not be decoded: %s", error)
+            log.debug("could not decode a response that was passed through: %s", error)
             data = b""
         error_text = None if status < 400 else f"HTTP {status}"
         if error_text is None and not whole and not any(mark in data for mark in ENDED):
@@ -264,7 +264,7 @@ def never_raise(action: Callable[[], Any]) -> None:
     try:
         action()
     except Exception as error:  # noqa: BLE001  # the boundary between recording and the agent
-        log.warning("a call was not recorded: %s: %s", type(error).__name__, error)
+        log.warning("could not record a call: %s: %s", type(error).__name__, error)
 
 
 class RemoteRecorder:

@@ -86,4 +86,4 @@ def refuse_unknown(active: ActiveEpisode, url: str, body: Any) -> None:
     """A POST to a watched host, on a route of no dialect. Raises UncapturedTraffic where it holds a conversation."""
     nested = body.get("input") if isinstance(body, dict) else None
     if any(isinstance(one, dict) and not CONVERSATIONS.isdisjoint(one) for one in (body, nested)):
-        active.refuse(f"posted a conversation to {url.split('?')[0]}, a route that ajet does not know")
+        active.refuse(f"posted a conversation to {url.split('?')[0]}, a route that ajet does not recognize")

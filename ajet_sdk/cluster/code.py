@@ -89,9 +89,9 @@ class CodePackage:
         largest = sorted(sizes, key=lambda file: sizes[file], reverse=True)[:3]
         named = ", ".join(f"{file} ({sizes[file] / 2**20:,.0f} MB)" for file in largest)
         raise ConfigError(
-            f"the code to send to the Ray nodes is {total / 2**20:,.0f} MB, more than the {_MOST_BYTES // 2**20} MB "
-            f"that Ray carries: {', '.join(map(str, found))}. Largest: {named}. Put data where every node reads it and "
-            "name it in .gitignore, or keep the agent in a folder of its own"
+            f"the code to send to the Ray nodes is {total / 2**20:,.0f} MB; Ray transfers at most "
+            f"{_MOST_BYTES // 2**20} MB: {', '.join(map(str, found))}. Largest: {named}. Move data to a path that "
+            "every node can read and add it to .gitignore, or put the agent into its own directory"
         )
 
 

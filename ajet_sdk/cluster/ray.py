@@ -116,8 +116,8 @@ def cluster(
     if ray.is_initialized():
         if ray.get_runtime_context().get_actor_id() is not None:
             raise ConfigError(
-                "a run was started inside of a Ray worker process, where the program's file is imported for its "
-                'functions; put what starts the run under `if __name__ == "__main__":`'
+                "a run was started inside a Ray worker process, which imports the program's file for its "
+                'functions; put the code that starts the run under `if __name__ == "__main__":`'
             )
         yield _describe_connection(ray, started=False)
         return
@@ -185,14 +185,13 @@ def _check_address(address: str) -> str:
     host, _, port = address.rpartition(":")
     if "://" in address or not host or not port.isdecimal():
         raise ConfigError(
-            f"--with-ray-cluster takes HOST:PORT of the cluster's control store, as `ray start --head` printed it, "
-            f"or auto (got {address!r})"
+            f"--with-ray-cluster takes the HOST:PORT that `ray start --head` printed, or auto (got {address!r})"
         )
     error = _connection_error(host.strip("[]"), int(port))
     if error is not None:
         raise ConfigError(
             f"no Ray cluster answers at {address} ({error}); check the address that `ray start --head` printed, "
-            "or let ajet start a Ray of its own: --with-ray"
+            "or start a local Ray with --with-ray"
         ) from error
     return address
 
@@ -211,14 +210,14 @@ def _explain_failure(address: str, error: Exception) -> ConfigError:
     text = " ".join(str(error).split())
     if type(error).__name__ == "AuthenticationError" or "token" in text.lower():
         hint = (
-            "its nodes ask for another token, or for none. Copy ~/.ray/auth_token of the head node here, "
-            "or set RAY_AUTH_MODE (token, disabled) to what the cluster was started with"
+            "its nodes use another token, or none. Copy ~/.ray/auth_token from the head node, or set "
+            "RAY_AUTH_MODE (token, disabled) as on the cluster"
         )
     elif "ersion mismatch" in text:
-        hint = "install the same versions of Python and Ray here and on the nodes"
+        hint = "install the same versions of Python and Ray on this machine and on the nodes"
     elif address == LOCAL:
         hint = "its logs are in /tmp/ray/session_latest/logs"
     else:
-        hint = f"run ajet on a node of the cluster, or make this machine one: ray start --address={address}"
+        hint = f"run ajet on a node of the cluster, or add this machine to it: ray start --address={address}"
     what = "Ray could not be started" if address == LOCAL else f"the Ray cluster at {address} could not be joined"
     return ConfigError(f"{what} ({type(error).__name__}: {text[:400]}); {hint}")

@@ -13,9 +13,11 @@ __all__ = ["MESSAGE_FIELDS", "read"]
 
 MESSAGE_FIELDS: Fields = {
     **fields("honoured", "model messages system max_tokens temperature top_p top_k stop_sequences stream"),
-    **fields("honoured", "tools", "your own; tools that Anthropic runs or describes are refused by name"),
+    **fields("honoured", "tools", "client tools only; tools that Anthropic runs or defines are refused by name"),
     **fields("honoured", "tool_choice", "auto, any, tool, none; disable_parallel_tool_use"),
-    **fields("honoured", "thinking", "enabled, disabled: told to the chat template; adaptive leaves it its default"),
+    **fields(
+        "honoured", "thinking", "enabled and disabled are passed to the chat template; adaptive keeps its default"
+    ),
     **fields("honoured", "output_config", "format, effort"),
     **fields("honoured", "output_format", "as output_config.format"),
     **fields(
@@ -23,10 +25,10 @@ MESSAGE_FIELDS: Fields = {
         "metadata service_tier inference_geo speed diagnostics user_profile_id workspace_id anthropic_version "
         "anthropic_beta betas",
     ),
-    **fields("no effect", "cache_control", "wherever it stands: what repeats is computed once in any case"),
-    **fields("no effect", "context_management", "the conversation stays whole"),
-    "container": Field("refused", "run the code in a tool of your own", ({}, "")),
-    "mcp_servers": Field("refused", "connect to them in the agent, and give their tools as tools", ([],)),
+    **fields("no effect", "cache_control", "accepted anywhere; repeated prefixes are computed once in any case"),
+    **fields("no effect", "context_management", "the conversation is always kept whole"),
+    "container": Field("refused", "run the code in a tool of the agent", ({}, "")),
+    "mcp_servers": Field("refused", "connect to them in the agent, and pass their tools as tools", ([],)),
 }
 """Every field of a request."""
 
@@ -94,7 +96,7 @@ def _block(block: Any, kinds: tuple[str, ...], where: str) -> dict[str, Any]:
     kind = block.get("type") if isinstance(block, dict) else type(block).__name__
     if not isinstance(block, dict) or kind not in kinds:
         raise RequestRefused(
-            f"{where}: a content block of type {kind!r} cannot be read here ({', '.join(kinds)})", "messages"
+            f"{where}: content blocks of type {kind!r} are not supported ({', '.join(kinds)} are)", "messages"
         )
     missing = [name for name in _NEEDED.get(str(kind), ()) if name not in block]
     if missing:
@@ -166,14 +168,18 @@ def _part(block: Mapping[str, Any], where: str) -> dict[str, Any]:
     source = block["source"] if isinstance(block["source"], dict) else {}
     if block["type"] == "document":
         if source.get("type") != "text":
-            raise RequestRefused(f"{where}: a document of {source.get('type')!r} cannot be read; send text", "messages")
+            raise RequestRefused(
+                f"{where}: documents of type {source.get('type')!r} are not supported; send text", "messages"
+            )
         return {"type": "text", "text": str(source.get("data", ""))}
     if source.get("type") == "base64":
         url = f"data:{source.get('media_type')};base64,{source.get('data')}"
     elif source.get("type") == "url":
         url = str(source.get("url"))
     else:
-        raise RequestRefused(f"{where}: an image of {source.get('type')!r} cannot be read; send base64", "messages")
+        raise RequestRefused(
+            f"{where}: images of type {source.get('type')!r} are not supported; send base64", "messages"
+        )
     return {"type": "image_url", "image_url": {"url": url}}
 
 
@@ -188,8 +194,8 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
     kind = tool.get("type") if isinstance(tool, dict) else type(tool).__name__
     if not isinstance(tool, dict) or kind not in (None, "custom"):
         raise RequestRefused(
-            f"{where}: a tool of type {kind!r} is run or described by Anthropic's servers; "
-            "give it as a tool of your own, with name, description and input_schema",
+            f"{where}: tools of type {kind!r} run on or are defined by Anthropic's servers; define your own tool "
+            "with name, description and input_schema",
             "tools",
         )
     if not isinstance(tool.get("name"), str) or not isinstance(tool.get("input_schema"), dict):
@@ -234,7 +240,7 @@ def _output(body: Mapping[str, Any]) -> dict[str, Any]:
         raise RequestRefused("output_config must be an object", "output_config")
     unknown = set(config) - {"effort", "format"}
     if unknown:
-        raise RequestRefused(f"output_config.{min(unknown)} cannot be honoured; leave it out", "output_config")
+        raise RequestRefused(f"output_config.{min(unknown)} is not supported; leave it out", "output_config")
     asked = {} if config.get("effort") is None else {"reasoning_effort": config["effort"]}
     form = config.get("format") or body.get("output_format")
     if form is None:

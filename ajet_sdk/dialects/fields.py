@@ -42,11 +42,13 @@ COMPLETIONS: Fields = {
     **fields("honoured", "response_format", "text, json_object, json_schema"),
     **fields("honoured", "structured_outputs", "as in vLLM: json, json_object, regex, choice, grammar"),
     **fields("honoured", "guided_json guided_regex guided_choice guided_grammar", "as in earlier versions of vLLM"),
-    **fields("honoured", "parallel_tool_calls", "false: a reply ends after its first call"),
-    **fields("honoured", "continue_final_message", "the reply goes on with the last message, the assistant's"),
+    **fields("honoured", "parallel_tool_calls", "false: a reply ends after its first tool call"),
+    **fields(
+        "honoured", "continue_final_message", "the reply continues the last message, which must be the assistant's"
+    ),
     **fields("honoured", "stream_options", "include_usage"),
-    **fields("honoured", "reasoning_effort", "given to the chat template"),
-    **fields("honoured", "chat_template_kwargs", "given to the chat template; no field of OpenAI's"),
+    **fields("honoured", "reasoning_effort", "passed to the chat template"),
+    **fields("honoured", "chat_template_kwargs", "passed to the chat template; not an OpenAI field"),
     **fields("honoured", "return_token_ids return_tokens_as_token_ids", "as in vLLM"),
     **fields(
         "no effect",
@@ -55,16 +57,16 @@ COMPLETIONS: Fields = {
         "skip_special_tokens spaces_between_special_tokens include_stop_str_in_output add_special_tokens "
         "add_generation_prompt guided_decoding_backend",
     ),
-    "length_penalty": Field("refused", "there is no beam search: ask for n replies", (1,)),
-    "use_beam_search": Field("refused", "ask for n replies", (False,)),
-    "best_of": Field("refused", "ask for n replies and choose", (1,)),
-    "echo": Field("refused", "put the prompt before the reply yourself", (False,)),
-    "suffix": Field("refused", "the policy continues a text, and fills none in", ("",)),
-    "modalities": Field("refused", "the policy gives text only", (["text"],)),
-    "audio": Field("refused", "the policy gives text only"),
-    "web_search_options": Field("refused", "nobody here searches: give the policy a tool that does"),
-    "moderation": Field("refused", "nobody here moderates"),
-    "functions": Field("refused", "give them as tools", ([],)),
+    "length_penalty": Field("refused", "beam search is not supported; request n replies", (1,)),
+    "use_beam_search": Field("refused", "request n replies", (False,)),
+    "best_of": Field("refused", "request n replies and choose one", (1,)),
+    "echo": Field("refused", "prepend the prompt to the reply yourself", (False,)),
+    "suffix": Field("refused", "the policy continues text; it cannot fill in", ("",)),
+    "modalities": Field("refused", "the policy produces text only", (["text"],)),
+    "audio": Field("refused", "the policy produces text only"),
+    "web_search_options": Field("refused", "there is no web search; give the policy a search tool"),
+    "moderation": Field("refused", "there is no moderation"),
+    "functions": Field("refused", "pass them as tools", ([],)),
     "function_call": Field("refused", "use tools and tool_choice", ("none", "auto")),
 }
 """Of chat completions and completions, with vLLM's own: by these names an engine gets the options of every dialect."""
@@ -77,7 +79,7 @@ def refuse(body: Mapping[str, Any], known: Fields) -> None:
             continue
         field = known.get(name)
         if field is None:
-            raise RequestRefused(f"{name} is not a parameter that is known here; leave it out", name)
+            raise RequestRefused(f"{name} is not a known parameter; leave it out", name)
         if field.effect == "refused" and value not in field.nothing:
             shown = json.dumps(value, default=str)[:200]
-            raise RequestRefused(f"{name}={shown} cannot be honoured here; {field.note or 'leave it out'}", name)
+            raise RequestRefused(f"{name}={shown} is not supported; {field.note or 'leave it out'}", name)

@@ -16,13 +16,15 @@ __all__ = ["CONFIG_FIELDS", "GEMINI_FIELDS", "SIGNED", "read", "shows_thoughts"]
 
 GEMINI_FIELDS: Fields = {
     **fields("honoured", "contents systemInstruction", "text, functionCall, functionResponse, thought"),
-    **fields("honoured", "model", "the path names it"),
-    **fields("honoured", "tools", "functionDeclarations; tools that Google runs are refused by name"),
+    **fields("honoured", "model", "the model is named in the path"),
+    **fields("honoured", "tools", "functionDeclarations only; tools that Google runs are refused by name"),
     **fields("honoured", "toolConfig", "functionCallingConfig: mode, allowedFunctionNames"),
     **fields("honoured", "generationConfig", "see below"),
     **fields("no effect", "labels serviceTier store"),
-    **fields("no effect", "safetySettings", "nothing is filtered"),
-    "cachedContent": Field("refused", "send the conversation whole; what repeats is computed once in any case", ("",)),
+    **fields("no effect", "safetySettings", "there is no filtering"),
+    "cachedContent": Field(
+        "refused", "send the whole conversation; repeated prefixes are computed once in any case", ("",)
+    ),
 }
 """Every field of a request, in camelCase; snake_case is read alike."""
 
@@ -45,11 +47,13 @@ CONFIG_FIELDS: Fields = {
     **fields("honoured", " ".join(SAMPLING)),
     **fields("honoured", "responseMimeType", "text/plain, application/json, text/x.enum"),
     **fields("honoured", "responseSchema responseJsonSchema", "with responseMimeType application/json"),
-    **fields("honoured", "thinkingConfig", "thinkingBudget 0 or more, thinkingLevel: told to the chat template"),
+    **fields(
+        "honoured", "thinkingConfig", "thinkingBudget (0 or more) and thinkingLevel are passed to the chat template"
+    ),
     **fields("no effect", "mediaResolution audioTimestamp enableEnhancedCivicAnswers"),
-    "responseModalities": Field("refused", "the policy gives text only", (["TEXT"], ["MODALITY_UNSPECIFIED"], [])),
-    "speechConfig": Field("refused", "the policy gives text only"),
-    "imageConfig": Field("refused", "the policy makes no images"),
+    "responseModalities": Field("refused", "the policy produces text only", (["TEXT"], ["MODALITY_UNSPECIFIED"], [])),
+    "speechConfig": Field("refused", "the policy produces text only"),
+    "imageConfig": Field("refused", "the policy produces no images"),
 }
 """Every field of generationConfig."""
 
@@ -117,7 +121,7 @@ def _messages(given: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _text(part: Mapping[str, Any]) -> str:
     if not isinstance(part.get("text"), str):
         raise RequestRefused(
-            f"a part of {', '.join(sorted(part)) or 'nothing'} cannot be read here; send text", "contents"
+            f"a part with {', '.join(sorted(part)) or 'no fields'} is not supported; send text", "contents"
         )
     return str(part["text"])
 
@@ -158,7 +162,7 @@ def _user(parts: list[dict[str, Any]], where: str, waiting: list[tuple[str, str]
         name, known = given.get("name"), given.get("id")
         found = next((call for call in waiting if known == call[0] or (not known and name == call[1])), None)
         if found is None and not known:
-            raise RequestRefused(f"{where}: no call of {name!r} waits for this functionResponse", "contents")
+            raise RequestRefused(f"{where}: there is no open call of {name!r} for this functionResponse", "contents")
         if found is not None:
             waiting.remove(found)
         yield {"role": "tool", "tool_call_id": known or (found or ("",))[0], "content": _result(given.get("response"))}
@@ -195,13 +199,13 @@ def _functions(tool: Any) -> Iterator[dict[str, Any]]:
     other = [name for name, value in given.items() if name != "functionDeclarations" and value is not None]
     if other:
         raise RequestRefused(
-            f"tools: {other[0]} is run by Google's servers; declare a function of your own in functionDeclarations",
+            f"tools: {other[0]} runs on Google's servers; declare your own function in functionDeclarations",
             "tools",
         )
     for one in _list(given, "functionDeclarations"):
         declared = camel(one, "functionDeclarations")
         if not isinstance(declared.get("name"), str):
-            raise RequestRefused("tools: a function declaration needs a name", "tools")
+            raise RequestRefused("tools: every function declaration needs a name", "tools")
         function: dict[str, Any] = {"name": declared["name"]}
         if declared.get("description") is not None:
             function["description"] = declared["description"]
@@ -254,7 +258,7 @@ def _response_format(config: Mapping[str, Any]) -> dict[str, Any]:
     if schema is None and config.get("responseSchema") is not None:
         schema = json_schema(config["responseSchema"])
     if kind not in ("text/plain", "application/json", "text/x.enum"):
-        raise RequestRefused(f"responseMimeType {kind!r} cannot be honoured; use application/json", "responseMimeType")
+        raise RequestRefused(f"responseMimeType {kind!r} is not supported; use application/json", "responseMimeType")
     if schema is not None and kind != "text/plain":
         if kind == "text/x.enum":  # the bare value, without quotes
             return {"structured_outputs": {"choice": list(schema.get("enum", ()))}}

@@ -204,7 +204,7 @@ def _read_sampling(body: Mapping[str, Any]) -> Sampling:
         if (named[name] or 0) > most:
             raise RequestRefused(f"{name} must be at most {most} (got {named[name]})", name)
     if named["repetition_penalty"] == 0:
-        raise RequestRefused("repetition_penalty must be above 0; 1 changes nothing", "repetition_penalty")
+        raise RequestRefused("repetition_penalty must be above 0 (1 has no effect)", "repetition_penalty")
     limit = named["max_tokens"] if named["max_completion_tokens"] is None else named["max_completion_tokens"]
     return Sampling(
         temperature=1.0 if temperature is None else float(temperature),
@@ -234,7 +234,7 @@ def _alternatives(logprobs: Any, top: float | None) -> int:
     else:
         count = int(_number("logprobs", logprobs, 0, True))
     if count > MOST_ALTERNATIVES:
-        raise RequestRefused(f"at most {MOST_ALTERNATIVES} alternatives are given (got {count})", "top_logprobs")
+        raise RequestRefused(f"at most {MOST_ALTERNATIVES} alternatives can be returned (got {count})", "top_logprobs")
     return count
 
 
@@ -245,7 +245,7 @@ def _bias(value: Any) -> tuple[tuple[int, float], ...]:
         number = isinstance(bias, (int, float)) and not isinstance(bias, bool) and -100 <= bias <= 100
         if not (str(token).isdecimal() and number):
             raise RequestRefused(
-                f"logit_bias must be an object of token ids and numbers from -100 to 100 (got {value!r:.200})",
+                f"logit_bias must be an object that maps token ids to numbers from -100 to 100 (got {value!r:.200})",
                 "logit_bias",
             )
     return tuple(sorted((int(token), float(bias)) for token, bias in pairs if bias))

@@ -23,27 +23,27 @@ _OTHERWISE = (
 _OF_CHAT = [name for name, field in COMPLETIONS.items() if field.effect == "honoured" and name not in _OTHERWISE]
 
 RESPONSE_FIELDS = {
-    **fields("honoured", " ".join(_OF_CHAT), "no field of OpenAI's; as in chat completions"),
+    **fields("honoured", " ".join(_OF_CHAT), "not an OpenAI field; as in chat completions"),
     **fields("honoured", "model input instructions stream temperature top_p top_logprobs tools parallel_tool_calls"),
     **fields("honoured", "tool_choice", "auto, none, required, a function, a custom tool, allowed_tools"),
     **fields("honoured", "text", "format: text, json_object, json_schema; verbosity has no effect"),
-    **fields("honoured", "max_output_tokens", "the response is incomplete where it is reached"),
-    **fields("honoured", "reasoning", "effort; with summary the reasoning is given as a summary"),
+    **fields("honoured", "max_output_tokens", "at this length the response is incomplete"),
+    **fields("honoured", "reasoning", "effort; with summary the reasoning is returned as a summary"),
     **fields("honoured", "include", "message.output_text.logprobs, reasoning.encrypted_content; others have no effect"),
-    **fields("honoured", "previous_response_id", "of a response of the same open episode"),
-    **fields("honoured", "store", "with false, no later request can name the response"),
+    **fields("honoured", "previous_response_id", "id of a response in the same open episode"),
+    **fields("honoured", "store", "with false, later requests cannot refer to the response"),
     **fields(
         "no effect",
         "stream_options metadata user service_tier safety_identifier prompt_cache_key prompt_cache_retention "
         "prompt_cache_options client_metadata max_tool_calls timeout moderation access_programs",
     ),
-    "background": Field("refused", "ask without it, and wait or stream", (False,)),
-    "background_options": Field("refused", "ask without background", ({},)),
-    "conversation": Field("refused", "name the response before by previous_response_id, or send its items as input"),
-    "prompt": Field("refused", "the template is kept at OpenAI: send its text as instructions"),
-    "truncation": Field("refused", "nothing is left out here: shorten the input yourself", ("disabled",)),
+    "background": Field("refused", "leave background out, and wait or stream", (False,)),
+    "background_options": Field("refused", "leave background out", ({},)),
+    "conversation": Field("refused", "set previous_response_id, or send its items as input"),
+    "prompt": Field("refused", "the template is stored at OpenAI; send its text as instructions"),
+    "truncation": Field("refused", "nothing is truncated; shorten the input yourself", ("disabled",)),
     "context_management": Field("refused", "shorten the input yourself", ([],)),
-    "image": Field("refused", "the policy makes no images", ({},)),
+    "image": Field("refused", "the policy produces no images", ({},)),
 }
 """Every field of a request."""
 
@@ -217,12 +217,12 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
     if kind == "custom":
         form = tool.get("format") or {"type": "text"}
         if form.get("type") != "text":
-            raise RequestRefused(f"{where}.format is a {form.get('type')}, and only text is honoured here", "tools")
+            raise RequestRefused(f"{where}.format is a {form.get('type')}; only text is supported", "tools")
         described = {"description": tool["description"]} if tool.get("description") else {}
         return {"type": "function", "function": {"name": tool.get("name"), **described, "parameters": CUSTOM}}
     raise RequestRefused(
-        f"{where} is of type {kind!r}, which OpenAI runs and nobody here does: leave it out, or give the policy a "
-        "function tool that does the same",
+        f"{where} is of type {kind!r}, which runs on OpenAI's servers; leave it out, or give the policy a "
+        "function tool instead",
         "tools",
     )
 
@@ -244,7 +244,7 @@ def _tool_choice(choice: Any) -> Any:
         }
         return {"type": "allowed_tools", "allowed_tools": allowed}
     raise RequestRefused(
-        f"tool_choice names a tool of type {kind!r}, which nobody here runs; name a function", "tool_choice"
+        f"tool_choice names a tool of type {kind!r}, which is not supported; name a function", "tool_choice"
     )
 
 

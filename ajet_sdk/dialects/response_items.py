@@ -35,7 +35,7 @@ class ItemReader:
             if isinstance(item, Mapping) and item.get("type") == "item_reference":
                 item = self._stored.get(str(item.get("id")), item)
             if not isinstance(item, Mapping):
-                raise RequestRefused(f"{where} must be an item, an object", "input")
+                raise RequestRefused(f"{where} must be an item (an object)", "input")
             self._read(item, where)
         return self._messages
 
@@ -61,7 +61,7 @@ class ItemReader:
             self._append({"role": "tool", "tool_call_id": item.get("call_id"), "content": content})
         else:
             known = "message, reasoning, function_call, custom_tool_call, their outputs, item_reference"
-            raise RequestRefused(f"{where} of type {kind!r} is not read here ({known} are); leave it out", "input")
+            raise RequestRefused(f"{where} of type {kind!r} is not supported ({known} are); leave it out", "input")
 
     def _message(self, item: Mapping[str, Any], where: str) -> None:
         role, content = item.get("role"), _content(item.get("content"), f"{where}.content")
@@ -95,7 +95,7 @@ def _content(value: Any, where: str) -> Any:
     if isinstance(value, str):
         return value
     if not isinstance(value, list) or not all(isinstance(part, Mapping) for part in value):
-        raise RequestRefused(f"{where} must be a text or a list of parts", "input")
+        raise RequestRefused(f"{where} must be text or a list of parts", "input")
     parts = [_part(part, f"{where}[{i}]") for i, part in enumerate(value)]
     if all(part["type"] == "text" for part in parts):
         return "".join(part["text"] for part in parts)
@@ -116,9 +116,7 @@ def _part(part: Mapping[str, Any], where: str) -> dict[str, Any]:
         return {"type": "file", "file": {name: part[name] for name in ("filename", "file_data") if part.get(name)}}
     if kind == "input_audio":
         return {"type": "input_audio", "input_audio": part.get("input_audio")}
-    raise RequestRefused(
-        f"{where} is of type {kind!r}, and only text, and images and files that are given whole, are read here", "input"
-    )
+    raise RequestRefused(f"{where} is of type {kind!r}; only text and inline images and files are supported", "input")
 
 
 def _reasoning(item: Mapping[str, Any]) -> str:

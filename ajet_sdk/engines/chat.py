@@ -69,8 +69,8 @@ class Chat:
         left = self.max_model_len - len(ids)
         if left < 1:
             raise ContextOverflow(
-                f"This model's maximum context length is {self.max_model_len} tokens, and the prompt has {len(ids)}; "
-                "shorten the conversation or raise max_model_len"
+                f"This model's maximum context length is {self.max_model_len} tokens, but the prompt has "
+                f"{len(ids)}; shorten the conversation or raise max_model_len"
             )
         limit = min(left, ask.sampling.max_tokens or NO_LIMIT)
         sampling = replace(ask.sampling, max_tokens=limit if limit < NO_LIMIT else None)
@@ -110,7 +110,9 @@ class Chat:
         if grammar:
             for name in ("min_tokens", "bad_words", "ignore_eos"):
                 if getattr(ask.sampling, name):
-                    raise RequestRefused(f"{name} and a typed output exclude each other; leave one of them out", name)
+                    raise RequestRefused(
+                        f"{name} and a structured output cannot be combined; leave one of them out", name
+                    )
         return grammar
 
     def tokens(self, episode_id: str, agent: str) -> PromptBuilder:
@@ -131,7 +133,7 @@ class Chat:
             return self.tokenizer.encode(prompt)
         if isinstance(prompt, list) and prompt and all(isinstance(i, int) and 0 <= i < NO_LIMIT for i in prompt):
             return list(prompt)
-        raise RequestRefused("prompt must be one string or one list of token ids", "prompt")
+        raise RequestRefused("prompt must be a string or a list of token ids", "prompt")
 
     def choice(self, conversation: Conversation, sampled: Sampled, index: int) -> Choice:
         """What the agent gets for one continuation; its ids are kept for the conversation's next prompt."""
@@ -288,7 +290,7 @@ def _checked_messages(messages: Any) -> list[dict[str, Any]]:
             kind = part.get("type") if isinstance(part, dict) else "string" if isinstance(part, str) else None
             if not isinstance(kind, str) or kind not in _TEXT:
                 raise RequestRefused(
-                    f"messages[{index}] holds a part of type {kind!r}; only text is read here", "messages"
+                    f"messages[{index}] contains a part of type {kind!r}; only text is supported", "messages"
                 )
     return list(messages)
 

@@ -60,8 +60,9 @@ def source_of(
     base_url = config.model.base_url or os.environ.get("OPENAI_BASE_URL")
     if not base_url:
         raise ConfigError(
-            f"the model {named!r} needs an endpoint that answers it: set OPENAI_BASE_URL and OPENAI_API_KEY, or "
-            "model.base_url in the config. Else name checkpoint@STEP, EXPERIMENT@STEP or a directory with a model"
+            f"no endpoint is known for the model {named!r}: set OPENAI_BASE_URL and OPENAI_API_KEY, or "
+            "model.base_url in the config. To play against a checkpoint, name checkpoint@STEP, EXPERIMENT@STEP "
+            "or a model's directory"
         )
     return ModelSource(name=named, base_url=base_url, api_key_env=config.model.api_key_env)
 
@@ -87,7 +88,7 @@ def _pick(named: str, which: str, steps: dict[int, Path], place: Path) -> str:
     if which.isdigit() and int(which) in steps:
         return str(steps[int(which)])
     there = f"has the steps {', '.join(map(str, steps))}" if steps else "has no checkpoint"
-    kept = "; trainer_common.keep_checkpoints and save_freq say which a training keeps" if steps else ""
+    kept = "; trainer_common.keep_checkpoints and save_freq set which ones a run keeps" if steps else ""
     raise ConfigError(f"there is no checkpoint {named}: {place} {there}{kept}")
 
 
@@ -106,8 +107,8 @@ def check_frozen(config: Config, *, training: bool) -> None:
         moving = isinstance(named, str) and named.startswith(f"{_OWN}@") and named.rpartition("@")[2] in _MOVING
         if moving and config.backbone in ("trinity", "verl"):
             raise ConfigError(
-                f"rollout.opponent: {named} is for backbone local: {config.backbone} keeps its checkpoints in another "
-                "form. Name checkpoint@0, policy, a directory, or a model that an endpoint serves"
+                f"rollout.opponent: {named} needs backbone local; {config.backbone} stores checkpoints in another "
+                "format. Name checkpoint@0, policy, a directory, or a model served at an endpoint"
             )
         if moving and training:  # of the run that is about to begin
             continue
@@ -122,7 +123,7 @@ def check_frozen(config: Config, *, training: bool) -> None:
             ) from None
     for key in rollout.debug_models:
         if not key:
-            raise ConfigError("rollout.debug_models: a key is a target tag, an agent or a model's name (got '')")
+            raise ConfigError("rollout.debug_models: a key must be a target tag, an agent or a model's name (got '')")
 
 
 def _named(config: Config) -> Iterator[str | ModelSource]:

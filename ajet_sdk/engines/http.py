@@ -63,7 +63,7 @@ class Refusals:
         self._next_line = now + _SAY_AGAIN
         meaning = f", {responses[status].lower()}" if status in responses else ""
         log.warning(
-            "%s answers %d%s (%d so far); the next one is sent in %.0f s%s",
+            "%s answered %d%s (%d so far); next request in %.0f s%s",
             self._base_url, status, meaning, self._count, wait, f". {self._remedy}" if status == 429 else "",
         )  # fmt: skip
 
@@ -220,7 +220,7 @@ class Endpoint:
         self.base_url = base_url.rstrip("/")
         handle = is_loopback(base_url) and "/episodes/" in base_url
         self.retries = 0 if handle else retries
-        self._refusals = Refusals(self.base_url, "A lower rollout.max_env_worker asks for less")
+        self._refusals = Refusals(self.base_url, "To send fewer requests at once, lower rollout.max_env_worker")
         self._answered = False
         """One that never did is not waited for as long as one that is gone for a moment."""
         headers = {"authorization": f"Bearer {api_key}", "content-type": "application/json"}
@@ -253,7 +253,7 @@ class Endpoint:
             wait = pause(attempt, response.headers.get("retry-after"))
             self._refusals.record(response.status, wait)
             await asyncio.sleep(wait)
-        raise EngineUnavailable(f"{url} was not asked at all: retries is {self.retries}")
+        raise EngineUnavailable(f"{url} was not asked: retries is {self.retries}")
 
     async def get(self, route: str) -> dict[str, Any]:
         """The JSON at `route`, asked for once."""
@@ -291,9 +291,9 @@ def _parsed(response: _Response) -> dict[str, Any]:
     try:
         parsed = json_value(response.content)
     except (ValueError, RecursionError) as error:
-        raise EngineUnavailable(f"{response.url} answered {response.status} without JSON: {error}") from error
+        raise EngineUnavailable(f"{response.url} answered {response.status}, but not with JSON: {error}") from error
     if not isinstance(parsed, dict):
-        raise EngineUnavailable(f"{response.url} answered JSON that is no object: {str(parsed)[:200]}")
+        raise EngineUnavailable(f"{response.url} answered JSON that is not an object: {str(parsed)[:200]}")
     return parsed
 
 

@@ -37,7 +37,7 @@ def at_endpoint(config: Config) -> Config:
     if config.resolve(model.path).exists() or model.path.startswith((".", "/", "~")) or _has_weights(model.path):
         return config
     name = model.name or model.path
-    log.info("%s is no directory here: asking for it at %s (OPENAI_BASE_URL)", model.path, url)
+    log.info("%s is not a local directory; asking for this model at %s (OPENAI_BASE_URL)", model.path, url)
     return config.model_copy(update={"model": model.model_copy(update={"base_url": url, "name": name, "path": None})})
 
 
@@ -61,12 +61,10 @@ def open_engine(config: Config) -> Engine:
     if model.base_url:
         key, name = os.environ.get(model.api_key_env, ""), model.name or model.path
         if not name:
-            raise ConfigError(
-                f"model.base_url is {model.base_url}, but model.name (--model) does not say which model to ask for"
-            )
+            raise ConfigError(f"model.base_url is {model.base_url}, but no model is named; set model.name (--model)")
         return RemoteEngine(model.base_url, key or "none", str(name))
     if not model.path:
-        raise ConfigError("no model is named: set model.path (weights), model.base_url (an endpoint) or model.scripted")
+        raise ConfigError("no model given: set model.path (weights), model.base_url (an endpoint) or model.scripted")
     check_source(config.resolve(model.path) if config.resolve(model.path).exists() else model.path)
     try:
         if samples_with_vllm(config):

@@ -95,7 +95,7 @@ class RemoteEngine:
             raise refused
         reply = await self._endpoint().post(ask.route, self._body(ask, False))
         self._ids_given = False
-        log.info("%r gives no token ids (%s): its calls are recorded without", self, refused)
+        log.info("%r returns no token ids (%s); its calls are recorded without", self, refused)
         return reply
 
     def _body(self, ask: Ask, with_ids: bool) -> dict[str, Any]:
@@ -148,7 +148,7 @@ class RemoteEngine:
         limited = replace(ask, sampling=replace(ask.sampling, max_tokens=1, n=1))
         usage = (await self.answer(limited)).usage
         if "prompt_tokens" not in usage:
-            raise EngineError(f"{self.base_url} does not say how many tokens a prompt has (usage.prompt_tokens)")
+            raise EngineError(f"{self.base_url} does not report the length of prompts (usage.prompt_tokens)")
         return usage["prompt_tokens"]
 
     def forget(self, episode_id: str) -> None:

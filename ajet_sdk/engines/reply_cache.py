@@ -132,8 +132,8 @@ class ReplyCache:
     def _explain(self, error: Exception) -> CacheError:
         why = error.strerror or str(error) if isinstance(error, OSError) else str(error)
         return CacheError(
-            f"cannot keep replies in {self.path}: {why}. What was kept before is whole: "
-            "make room there and go on with --resume"
+            f"cannot store replies in {self.path}: {why}. Earlier replies are intact: free some disk space and "
+            "continue with --resume"
         )
 
 

@@ -126,7 +126,7 @@ def read_reply(reply: Mapping[str, Any], route: str, source: str) -> ReplyJson:
             raise _misfit(source, route, f"choices[{index}] has no {needed}", reply)
         ids = choice.token_ids
         if ids and not 0 <= min(ids) <= max(ids) <= LARGEST_ID:
-            raise _misfit(source, route, f"choices[{index}].token_ids: an id is not from 0 to {LARGEST_ID}", reply)
+            raise _misfit(source, route, f"choices[{index}].token_ids: ids must be from 0 to {LARGEST_ID}", reply)
         if ids is not None and choice.logprobs is not None and len(choice.values) != len(ids):
             wrong = f"choices[{index}] has {len(ids)} token ids and {len(choice.values)} log-probabilities"
             raise _misfit(source, route, wrong, reply)
@@ -141,7 +141,7 @@ def _place(location: tuple[int | str, ...]) -> str:
 def _misfit(source: str, route: str, wrong: str, reply: Mapping[str, Any]) -> EngineUnavailable:
     shown = str(dict(reply))
     quoted = shown if len(shown) <= SHOWN else f"{shown[:SHOWN]}…"
-    return EngineUnavailable(f"{source} answered {route} with something else than a reply ({wrong}): {quoted}")
+    return EngineUnavailable(f"{source} answered {route} with an invalid reply ({wrong}): {quoted}")
 
 
 def checked_answer(answer: Answer, ask: Ask, source: str) -> Answer:
@@ -189,7 +189,7 @@ def _ids(values: Sequence[int], where: str) -> Any:
         found = np.array(values)
     whole = found.ndim == 1 and (found.dtype.kind in "iu" or not found.size)
     if not whole or (found.size and not 0 <= int(found.min()) <= int(found.max()) <= LARGEST_ID):
-        raise EngineUnavailable(f"{where}: a token id is no whole number from 0 to {LARGEST_ID}")
+        raise EngineUnavailable(f"{where}: a token id is not an integer from 0 to {LARGEST_ID}")
     ids = found.astype(np.int32, copy=False)
     ids.flags.writeable = False
     return ids
@@ -199,6 +199,6 @@ def _check_logprobs(values: Sequence[float], where: str) -> None:
     try:
         found = np.array(values, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise EngineUnavailable(f"{where}: a log-probability is no number ({error})") from error
+        raise EngineUnavailable(f"{where}: a log-probability is not a number ({error})") from error
     if found.ndim != 1 or not bool(np.all((found >= LOWEST_LOGPROB) & (found <= LARGEST_LOGPROB))):
         raise EngineUnavailable(f"{where}: a log-probability is not finite, or above 0")

@@ -213,12 +213,12 @@ def _options(body: Mapping[str, Any]) -> dict[str, Any]:
 def _checked(messages: Sequence[Any]) -> list[dict[str, Any]]:
     for place, message in enumerate(messages):
         if not isinstance(message, dict):
-            raise RequestRefused(f"messages[{place}] is no object", "messages")
+            raise RequestRefused(f"messages[{place}] is not an object", "messages")
         content = message.get("content")
         for part in content if isinstance(content, list) else ():
             if not isinstance(part, dict) or not isinstance(part.get("text"), str):
                 kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-                raise RequestRefused(f"a message holds a part of type {kind!r}; only text is read here", "messages")
+                raise RequestRefused(f"a message contains a part of type {kind!r}; only text is supported", "messages")
     return list(messages)
 
 

@@ -58,8 +58,8 @@ def refuse_processing(sampling: Sampling) -> None:
     for name, value in sampling.as_dict().items():
         if name not in plain and name != "top_logprobs":
             raise RequestRefused(
-                f"{name}={json.dumps(value)[:200]} cannot be honoured here: this backbone's trainer can't score tokens "
-                "sampled so; leave it out, or use backbone local",
+                f"{name}={json.dumps(value)[:200]} is not supported: the trainer of this backbone cannot score "
+                "such tokens; leave it out, or use backbone local",
                 name,
             )
 

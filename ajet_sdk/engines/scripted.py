@@ -143,7 +143,7 @@ class ScriptedEngine:
             self._turns[ask.episode_id, ask.agent] += 1
             if turn >= len(self._replies):
                 raise EngineError(
-                    f"the script has {len(self._replies)} replies, and agent {ask.agent!r} asks for another"
+                    f"the script has {len(self._replies)} replies, but agent {ask.agent!r} asked for another"
                 )
             said = self._replies[turn]
         said = said if isinstance(said, list) else [said]
@@ -172,7 +172,7 @@ class ScriptedEngine:
         render, user = renderer(self.tokenizer), {"role": "user", "content": "-"}
         head, whole = render([user], None, generate=True), render([user, {"role": "assistant", **message}])
         if not whole.startswith(head):
-            raise EngineError("this template does not keep its generation prompt: script replies as strings")
+            raise EngineError("this template drops its generation prompt; write scripted replies as strings")
         text = whole[len(head) :]
         ends = [text.rindex(end) for i in self.tokenizer.eos_ids if (end := self.tokenizer.decode([i])) in text]
         return text[: max(ends)] if ends else text
@@ -195,7 +195,7 @@ async def _in_a_thread(replies: Callable[[Ask], Any], ask: Ask) -> Any:
         try:
             future.set_result(replies(ask))
         except StopIteration:  # which no future takes; `lambda ask: next(replies)` raises it
-            future.set_exception(EngineError(f"the script is at its end, and agent {ask.agent!r} asks for more"))
+            future.set_exception(EngineError(f"the script has ended, but agent {ask.agent!r} asked for more"))
         except BaseException as error:  # noqa: BLE001  handed to whoever awaits it
             future.set_exception(error)
 
@@ -221,8 +221,8 @@ class _Replay(ScriptedEngine):
         key = _key(ask.agent, ask.messages, ask.prompt, ask.tools)
         left = self._left.setdefault((ask.episode_id, key), deque(self._recorded.get(key, ())))
         if not left:
-            known = "all of its recordings are used up" if key in self._recorded else "it was not recorded"
-            raise EngineError(f"agent {ask.agent!r} asks something that can't be replayed: {known}")
+            known = "all its recordings have been used" if key in self._recorded else "it was not recorded"
+            raise EngineError(f"agent {ask.agent!r} sent a request that can't be replayed: {known}")
         calls = left.popleft()
         first, output = calls[0], 0
         choices = []

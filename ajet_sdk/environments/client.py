@@ -67,7 +67,9 @@ class GymEnv:
         state = data.get("state") if isinstance(data, Mapping) else None
         messages = [state] if isinstance(state, dict) else state or []
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-            raise EnvironmentUnavailable(f"{self.service_url}/create answered a state that is no messages: {state!r}")
+            raise EnvironmentUnavailable(
+                f"{self.service_url}/create returned a state that is not a list of messages: {state!r}"
+            )
         return messages
 
     def _created(self, params: Mapping[str, Any]) -> Any:
@@ -103,11 +105,11 @@ class GymEnv:
         state = data.get("state")
         messages: list[Any] = state if isinstance(state, list) else [state]
         if not messages or not all(isinstance(message, Mapping) for message in messages):
-            raise EnvironmentUnavailable(f"{self.service_url}/step answered a state that is no message: {state!r}")
+            raise EnvironmentUnavailable(f"{self.service_url}/step returned a state that is not a message: {state!r}")
         reward, info = data.get("reward") or 0.0, data.get("info") or {}
         if not isinstance(reward, (int, float)) or not math.isfinite(reward) or not isinstance(info, Mapping):
             raise EnvironmentUnavailable(
-                f"{self.service_url}/step answered a reward or info of another kind: {reward!r}, {info!r:.100}"
+                f"{self.service_url}/step returned an invalid reward or info: {reward!r}, {info!r:.100}"
             )
         parts = [str(message.get("content") or message.get("error") or "") for message in messages]
         observation = "\n".join(filter(None, parts)) or _NO_FEEDBACK
@@ -119,7 +121,7 @@ class GymEnv:
         """The environment's own score, whatever `uuid` says. Raises EnvironmentUnavailable."""
         value = self._ask("evaluate", params=params, tries=_TRIES)
         if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise EnvironmentUnavailable(f"{self.service_url}/evaluate answered no number: {value!r}")
+            raise EnvironmentUnavailable(f"{self.service_url}/evaluate did not return a number: {value!r}")
         return float(value)
 
     def info(self, params: Mapping[str, Any] | None = None) -> Any:
@@ -171,7 +173,7 @@ def task_ids(service_url: str | Sequence[str], env_type: str, split: str, *, tim
                 if not left or (error.status is not None and error.status < 500):
                     raise
     if not isinstance(found, list):
-        raise EnvironmentUnavailable(f"{url}/get_env_profile answered no list of task ids: {found!r}")
+        raise EnvironmentUnavailable(f"{url}/get_env_profile did not return a list of task ids: {found!r}")
     return [str(one) for one in found]
 
 
@@ -199,7 +201,7 @@ def _client(urls: Sequence[str]) -> httpx.Client:
 def _post(http: httpx.Client, url: str, endpoint: str, body: dict[str, Any], timeout: float, tries: int) -> Any:
     answer = _asked(http, "POST", url, endpoint, body, timeout, tries)
     if not isinstance(answer, dict):
-        raise EnvironmentUnavailable(f"{url}/{endpoint} answered no object: {answer!r:.100}")
+        raise EnvironmentUnavailable(f"{url}/{endpoint} did not return an object: {answer!r:.100}")
     return answer.get("data")
 
 

@@ -43,7 +43,9 @@ class _Registered:
         try:
             seed = int(task_id)
         except ValueError:
-            raise UnknownTask(f"a task of gymnasium:{self._name} is a seed, a number (got {task_id!r})") from None
+            raise UnknownTask(
+                f"a task of gymnasium:{self._name} is a seed, which is a number (got {task_id!r})"
+            ) from None
         return Played(gymnasium.make(self._name, **self._spec.arguments), seed, self._spec.actions)
 
 

@@ -111,7 +111,7 @@ def load(spec: Spec) -> Hosted:
     path, arrow, name = spec.target.replace("->", ":").rpartition(":")
     if not arrow:
         raise WrongTarget(
-            f"{spec.target} names no environment: write FILE.py:NAME, package.module:NAME, or "
+            f"{spec.target} is not an environment: write FILE.py:NAME, package.module:NAME, or "
             + ", ".join(f"{kind}:NAME" for kind in KINDS)
         )
     factory = _attribute(_module(path), name, spec.target)
@@ -202,7 +202,7 @@ def split_of(spec: Spec, split: str) -> list[str]:
     """The task ids that were given for a split. Raises UnknownTask."""
     if split not in spec.splits:
         known = ", ".join(spec.splits) or "none"
-        raise UnknownTask(f"{spec.target} has no split {split!r} (known: {known}); give it with --split {split}=…")
+        raise UnknownTask(f"{spec.target} has no split {split!r} (splits: {known}); define it with --split {split}=…")
     return spec.splits[split]
 
 

@@ -164,11 +164,11 @@ class Instances:
             if now - one.asked > self.limits.idle and not one.lock.locked()
         ]
         for name in idle:
-            self._lose(name, self._instances[name], f"nobody asked it for {self.limits.idle:g} s")
+            self._lose(name, self._instances[name], f"no request for {self.limits.idle:g} s")
         return idle
 
     def _lose(self, name: str, instance: _Instance, why: str) -> None:
-        self.lost[name] = f"instance {name} of task {instance.task_id!r} was ended: {why}"
+        self.lost[name] = f"instance {name} of task {instance.task_id!r} was stopped: {why}"
         self._end(name, instance)
 
     def _end(self, name: str, instance: _Instance) -> None:
@@ -182,7 +182,7 @@ class Instances:
             answer = await asyncio.wait_for(process.ask(request), seconds)
         except asyncio.TimeoutError:
             process.kill()
-            raise Refused(410, f"{what} took longer than {seconds:g} s; its process was ended") from None
+            raise Refused(410, f"{what} took longer than {seconds:g} s; its process was killed") from None
         except asyncio.CancelledError:
             process.kill()  # its answer would be taken for the next request's
             raise
@@ -214,7 +214,7 @@ class _Process:
             await self._writer.drain()
         line = await self._reader.readline()
         if not line.endswith(b"\n"):
-            raise EOFError("it closed its connection; it was killed, crashed, or ran out of memory")
+            raise EOFError("it closed its connection: it was killed, crashed, or ran out of memory")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
@@ -250,7 +250,9 @@ class _Template:
             self.kill()
             raise ConfigError(f"loading {self._spec.target} took longer than {self._limits.start:g} s") from None
         if not line:
-            raise ConfigError(f"{self._spec.target} ended {self._python} while it was loaded; see its messages above")
+            raise ConfigError(
+                f"{self._spec.target} exited {self._python} while it was being loaded; see its output above"
+            )
         answer = json.loads(line)
         if "error" in answer:
             raise ConfigError(f"{self._spec.target} cannot be loaded by {self._python}: {answer['error']}")

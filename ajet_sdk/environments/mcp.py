@@ -73,7 +73,7 @@ class _Tools:
     async def evaluate(self, params: Mapping[str, Any]) -> float:
         """The score, of the tool that gives it. Raises LookupError without one, ValueError where it is no number."""
         if self._evaluate is None:
-            raise LookupError("an MCP server gives no score; name a tool that does: --arg evaluate=TOOL")
+            raise LookupError("an MCP server returns no score; name a tool that does: --arg evaluate=TOOL")
         text, failed = await self._call(self._evaluate, {})
         if failed:
             raise ValueError(f"{self._evaluate} failed: {text}")
@@ -95,7 +95,7 @@ class _Tools:
             arguments = json.loads(given) if isinstance(given, str) else dict(given)
             text, _ = await self._call(name, arguments)
         except (ValueError, TypeError) as error:
-            text = f"The arguments of {name} are no JSON object: {error}"  # the agent's mistake
+            text = f"The arguments of {name} are not a JSON object: {error}"  # the agent's mistake
         return {"role": "tool", "tool_call_id": call.get("id", ""), "content": text}
 
     async def _call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:

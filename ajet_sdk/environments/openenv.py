@@ -28,7 +28,9 @@ def load(name: str, spec: Spec) -> _Package:
     found = sorted(set(_environments(package, Environment)), key=lambda one: one.__name__)
     if len(found) != 1:
         names = ", ".join(one.__name__ for one in found) or "none"
-        raise WrongTarget(f"openenv:{name}: the package {package.__name__} must have one environment (found {names})")
+        raise WrongTarget(
+            f"openenv:{name}: the package {package.__name__} must contain one environment (found {names})"
+        )
     return _Package(found[0], spec)
 
 
@@ -38,7 +40,7 @@ def _package(name: str) -> Any:
     for module in (plain, f"{plain}_env"):
         if importlib.util.find_spec(module) is not None:
             return importlib.import_module(module)
-    raise ImportError(f"no package {plain} or {plain}_env is installed; install the environment's package first")
+    raise ImportError(f"neither package {plain} nor {plain}_env is installed; install the environment's package first")
 
 
 def _environments(package: Any, base: type) -> Iterator[type]:
@@ -63,7 +65,7 @@ class _Package:
 
     def create(self, task_id: str, params: Mapping[str, Any]) -> _Episode:
         if not task_id.isdecimal():
-            raise UnknownTask(f"a task of {self._spec.target} is a seed, a number (got {task_id!r})")
+            raise UnknownTask(f"a task of {self._spec.target} is a seed, which is a number (got {task_id!r})")
         return _Episode(self._environment(**self._spec.arguments), self._action, int(task_id))
 
 

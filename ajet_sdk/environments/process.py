@@ -124,7 +124,7 @@ def _line(value: Any) -> bytes:
     try:
         return json.dumps(value, default=_plain, allow_nan=False).encode() + b"\n"
     except ValueError as error:  # NaN and infinity too
-        raise ValueError(f"what the environment returned cannot be written as JSON: {error}") from None
+        raise ValueError(f"the environment returned a value that is not JSON: {error}") from None
 
 
 def _plain(value: Any) -> Any:

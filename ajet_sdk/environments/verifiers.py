@@ -52,7 +52,7 @@ class _Environment:
         env = self._make()
         found = list(itertools.islice(env.taskset, int(task_id), int(task_id) + 1)) if task_id.isdecimal() else []
         if not found:
-            raise UnknownTask(f"a task of {self._spec.target} is a position in its tasks (got {task_id!r})")
+            raise UnknownTask(f"a task of {self._spec.target} is an index into its tasks (got {task_id!r})")
         return _Conversation(env, found[0])
 
 

@@ -173,8 +173,10 @@ class Access:
             return KeyGrant(episode, "judge" if episode.judged else "rollout", False)
         ended = self._ended.get(key)
         if ended is not None and named in (None, ended):
-            raise HTTPError(410, f"episode {ended} is over; its key answers nothing any more", "episode_finished")
-        raise HTTPError(401, "the API key is not this episode's" if named else "unknown API key", "invalid_api_key")
+            raise HTTPError(410, f"episode {ended} is over; its key is no longer valid", "episode_finished")
+        raise HTTPError(
+            401, "the API key belongs to another episode" if named else "unknown API key", "invalid_api_key"
+        )
 
 
 # What both doors read and write
@@ -183,13 +185,13 @@ class Access:
 def unknown_route(route: str) -> HTTPError:
     """404, naming the route."""
     known = ", ".join((*DIALECTS, "models/NAME:generateContent"))
-    return HTTPError(404, f"the policy does not answer the route {route}; it answers {known}", "unknown_route")
+    return HTTPError(404, f"the policy does not serve the route {route}; it serves {known}", "unknown_route")
 
 
 def check_size(size: int) -> None:
     """Raises HTTPError 413 where a request has more bytes than are read."""
     if size > LARGEST_BODY:
-        said = f"the request has {size:,} bytes or more, and at most {LARGEST_BODY:,} are read"
+        said = f"the request has at least {size:,} bytes; the limit is {LARGEST_BODY:,}"
         raise HTTPError(413, f"{said}; shorten the conversation", "request_too_large")
 
 
@@ -200,7 +202,7 @@ def parse_body(data: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise HTTPError(400, f"the request is not JSON: {error}", "invalid_json") from error
     if not isinstance(body, dict):
-        raise HTTPError(400, f"the request is JSON but no object: {str(body)[:100]}", "invalid_json")
+        raise HTTPError(400, f"the request must be a JSON object (got {str(body)[:100]})", "invalid_json")
     return body
 
 
@@ -227,7 +229,7 @@ def models(route: str, names: list[str], speaks: Dialect) -> dict[str, Any]:
     if not wanted:
         return speaker.models(names)
     if wanted not in names:
-        raise HTTPError(404, f"there is no model {wanted!r}; there is {', '.join(names)}", "model_not_found", "model")
+        raise HTTPError(404, f"there is no model {wanted!r}; available: {', '.join(names)}", "model_not_found", "model")
     return speaker.model(wanted)
 
 

@@ -107,10 +107,10 @@ class CallInFlight:
         if debug is not None and spec.open_debug_model is not None:
             return spec.open_debug_model(debug)
         targets = ", ".join(spec.trainable_targets or ())
-        wanted = f"its debug model {debug!r} is not configured" if debug else "it names no debug model"
+        wanted = f"its debug model {debug!r} is not configured" if debug else "it has no debug model"
         raise ConfigError(
-            f"{name!r} is not among the trainable targets ({targets}) and {wanted}; "
-            "add it to trainable_targets, give it a debug model, or set rollout.opponent"
+            f"{name!r} is not a trainable target ({targets}), and {wanted}; add it to trainable_targets, give it "
+            "a debug model, or set rollout.opponent"
         )
 
     def keep_answer(self) -> dict[str, Any]:
@@ -176,7 +176,7 @@ class CallInFlight:
 
     def take_back(self) -> None:
         """It was recorded as delivered, and then the client left with bytes of it unread."""
-        self.episode.undelivered(self.request_id, f"{UNDELIVERED}: the client left before it had read all")
+        self.episode.undelivered(self.request_id, f"{UNDELIVERED}: the client disconnected before the end")
 
     def _undelivered(self) -> str:
         if not self.size:
@@ -241,15 +241,15 @@ def _read(call: CallInFlight, request: Request) -> Ask:
     if dialect is None:
         raise unknown_route(request.route)
     if call.episode.stopped is not None and request.phase == "rollout":
-        why = f"a reply showed {call.episode.stopped} (rollout.compute_madness_checklist), which ended the episode"
+        why = f"a reply was mad: {call.episode.stopped} (rollout.compute_madness_checklist); this ended the episode"
         raise HTTPError(400, why, "episode_stopped")
     call.neutral = asked = call.episode.kept.shared(dialect.neutral(body, call.episode.stored))
     model = str(asked.get("model", ""))
     if request.captured and call.episode.verdict(model) == "other":
         raise HTTPError(
             400,
-            f"model {model!r} is not the policy, and a process that was only given a base URL has no other endpoint "
-            "to pass it to; add it to rollout.policy_models or ask it with a base URL of its own",
+            f"model {model!r} is not the policy, and a process that was only given a base URL has no other "
+            "endpoint; add it to rollout.policy_models, or call it at its own base URL",
             "not_the_policy",
             "model",
         )

@@ -168,8 +168,8 @@ class OpenEpisode:
         if model == only:
             return "policy"
         raise ModelAmbiguous(
-            f"the episode asks for two models, {only!r} and {model!r}, and nothing says which of them is the policy; "
-            "name it in rollout.policy_models, or take a parameter `model` and use that handle"
+            f"the episode uses two models, {only!r} and {model!r}, and it is unclear which is the policy; name it "
+            "in rollout.policy_models, or take a parameter `model` and use it"
         )
 
     def observed(self, exchange: ObservedExchange) -> None:

@@ -141,7 +141,7 @@ class Gateway:
         if self._thread is None:
             raise EngineUnavailable("the gateway is not running; call start() first")
         if spec.episode_id in self._access.episodes:
-            raise ConfigError(f"episode {spec.episode_id} is open already; every attempt needs an id of its own")
+            raise ConfigError(f"episode {spec.episode_id} is already open; every attempt needs its own id")
         put, amend = (self.writer.put, self.writer.undelivered) if self.writer is not None else (None, None)
         episode = OpenEpisode(spec, self.url, put, self._run, self._access.end_keys, self._door, amend)
         self._access.add(episode)

@@ -70,7 +70,7 @@ class HttpDoor:
         except ClientGone:
             pass  # nobody is left to be told, and the call is recorded
         except TraceError as lost:  # the writer raises it again to the run, at its next record
-            log.debug("A call could not be recorded: %s", lost)
+            log.debug("Could not record a call: %s", lost)
 
     async def _answer(self, scope: Scope, place: Place, grant: KeyGrant, receive: Receive, send: Send) -> None:
         route, method, episode = place.endpoint.route, scope["method"], grant.episode
@@ -88,7 +88,7 @@ class HttpDoor:
         if method != "POST":
             if place.endpoint.dialect is None:
                 raise unknown_route(f"{method} {route}")
-            raise HTTPError(405, f"{method} {route} is not answered; calls are POSTed", "method")
+            raise HTTPError(405, f"{method} {route} is not supported; send calls with POST", "method")
         connection = scope["state"][CONNECTION]
         try:
             body = await read_json(receive, scope)

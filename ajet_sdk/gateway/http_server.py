@@ -200,12 +200,12 @@ def foreign(host: str, origin: str | None, content_type: str | None, own_name: s
     It is let through where it names the server by an address, `localhost`, this machine's name or `own_name`.
     """
     if not _ours(host, own_name):
-        return 403, f"this server does not answer to the name {host[:100]!r}; ask it by its address or as localhost"
+        return 403, f"this server does not accept the host name {host[:100]!r}; use its address or localhost"
     if origin is not None and urlsplit(origin).netloc != host:
-        return 403, f"a page of {origin[:100]!r} may not ask this server"
+        return 403, f"pages of {origin[:100]!r} may not send requests to this server"
     kind = (content_type or "").partition(";")[0].strip().lower()
     if kind in _UNASKED:
-        return 415, f"the content is JSON and its type application/json, not {kind}"
+        return 415, f"the content must be application/json, not {kind}"
     return None
 
 

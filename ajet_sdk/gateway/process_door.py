@@ -182,7 +182,7 @@ class ProcessClient:
         except ClientGone:
             pass  # nobody is left to be told, and the call is recorded
         except TraceError as lost:  # the writer raises it again to the run, at its next record
-            log.debug("A call could not be recorded: %s", lost)
+            log.debug("Could not record a call: %s", lost)
         finally:
             self.break_off()
 

@@ -92,7 +92,7 @@ def _load(config: Config, path: Path | str, steps: int, vllm: bool, say: Callabl
     lr = config.trainer_common.optim.lr
     if lr is None:
         lr = default_lr(parameters, lora=source.lora.enabled)
-        say(f"trainer_common.optim.lr is not given: {lr:g}, by the model's {parameters:,} parameters")
+        say(f"trainer_common.optim.lr is not set; using {lr:g} for {parameters:,} parameters")
     trainer = Trainer(model, TrainerSettings.of(config, lr, steps), tokenizer)
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     max_model_len = min(config.rollout.max_model_len, longest or config.rollout.max_model_len)

@@ -84,7 +84,7 @@ def test_lists_of_different_things_are_no_nonsense(numbers: list[int]) -> None:
 
 def test_a_reply_that_repeats_itself_ends_the_episode_with_the_reward_given() -> None:
     settings = config(rollout={"compute_madness_checklist": ["nonsense"], "agent_madness_reward": -0.5})
-    [episode] = run(Talk, ["a", LOOP, "never asked"], settings)
+    [episode] = run(Talk, ["a", LOOP, "without the adapter"], settings)
     assert (episode.status, episode.reward, episode.is_success) == ("succeeded", -0.5, False)
     assert [reward.reason for reward in episode.rewards] == ["nonsense"]
     answered, refused = [c for c in episode.calls if c.error is None], [c for c in episode.calls if c.error]

@@ -143,7 +143,7 @@ def test_a_default_of_none_changes_no_annotation() -> None:
 
 def test_judges_get_the_output_and_never_the_main_query_unasked() -> None:
     assert bound(exact, "judge", metadata={"answer": "42"}) == {"output": "given", "answer": "42"}
-    with pytest.raises(SignatureError, match=r"judge exact: nothing fills parameter `answer`.*metadata keys: level"):
+    with pytest.raises(SignatureError, match=r"judge exact: no value for parameter `answer`.*metadata keys: level"):
         bound(exact, "judge", main_query="why", metadata={"level": 1})
 
 
@@ -188,7 +188,12 @@ def test_what_is_no_function_fails_at_decoration() -> None:
     async def more():  # type: ignore[no-untyped-def]
         yield 1
 
-    for thing, words in ((Agent, "class derives"), (3, "decorates a function"), (numbers, "yields"), (more, "yields")):
+    for thing, words in (
+        (Agent, "derive from"),
+        (3, "decorates functions"),
+        (numbers, "generator"),
+        (more, "generator"),
+    ):
         with pytest.raises(SignatureError, match=words):
             ajet.workflow(thing)
 

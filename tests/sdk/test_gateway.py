@@ -212,7 +212,7 @@ def test_a_finished_episode_is_410(open_episode: Opener) -> None:
 
 def test_an_episode_id_is_opened_once_at_a_time(open_episode: Opener) -> None:
     first = open_episode()
-    with pytest.raises(ConfigError, match="open already"):
+    with pytest.raises(ConfigError, match="already open"):
         open_episode()
     asyncio.run(first.finish())
     open_episode()
@@ -221,7 +221,7 @@ def test_an_episode_id_is_opened_once_at_a_time(open_episode: Opener) -> None:
 def test_malformed_requests_are_400_and_do_not_harm(open_episode: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     episode = open_episode()
     base, headers = f"{episode.model().base_url}/chat/completions", bearer(episode.model().api_key)
-    for content, says in ((b"{", "not JSON"), (b"[1]", "no object"), (b"[" * 100_000, "not JSON")):
+    for content, says in ((b"{", "not JSON"), (b"[1]", "JSON object"), (b"[" * 100_000, "not JSON")):
         refused = httpx.post(base, content=content, headers=headers)
         assert refused.status_code == 400 and says in refused.json()["error"]["message"]
     for body, param in (
@@ -269,7 +269,7 @@ def test_a_request_over_the_limit_is_refused_before_it_is_read(open_episode: Ope
     unannounced = httpx.post(url, content=content, headers=headers, timeout=30)
     assert unannounced.status_code == 413 and unannounced.json()["error"]["code"] == "request_too_large"
     for call in episode.calls:
-        assert "at most 16,777,216 are read" in (call.error or "") and call.request == {}
+        assert "the limit is 16,777,216" in (call.error or "") and call.request == {}
     assert len(episode.calls) == 2 and episode.error is None
 
 
@@ -562,7 +562,7 @@ def test_a_short_body_cut_after_one_read_is_undelivered_in_the_trace_too(tmp_pat
             assert recorded.error is None
             client.socket.close()
             (call,) = asyncio.run(episode.finish())
-            assert call.error == (None if whole else "undelivered: the client left before it had read all")
+            assert call.error == (None if whole else "undelivered: the client disconnected before the end")
     reader = open_trace(path)
     found = {row["episode_id"]: row["error"] for row in reader.query("FROM calls").to_pylist()}
     reader.close()

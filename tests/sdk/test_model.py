@@ -63,7 +63,7 @@ def test_chat_raises_what_the_gateway_says(episode: OpenEpisode) -> None:
         model = episode.model()
         with pytest.raises(RequestRefused) as refused:
             await model.chat(USER, use_beam_search=True)
-        with pytest.raises(RequestRefused, match="messages is a list"):
+        with pytest.raises(RequestRefused, match="messages must be a list"):
             await model.chat("Hello")  # type: ignore[arg-type]
         with pytest.raises(RequestRefused, match="async_openai"):
             await model.chat(USER, stream=True)
@@ -98,7 +98,7 @@ def test_agents_are_told_apart_and_clients_work(episode: OpenEpisode) -> None:
 
 
 def test_only_an_episodes_model_has_agents() -> None:
-    with pytest.raises(EngineError, match="only in a run"):
+    with pytest.raises(EngineError, match="only be told apart during a run"):
         Model("https://api.openai.com/v1", "sk", "gpt").agent("wolf")
 
 

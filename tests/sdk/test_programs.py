@@ -147,17 +147,17 @@ async def test_what_fails_says_why(gateway: Gateway, tmp_path: Path) -> None:
     env = dict(os.environ)
     with pytest.raises(ProgramFailed) as failed:
         await ajet.run_program(["sh", "-c", "echo so far; echo the cause >&2; exit 3"], cwd=tmp_path, env=env)
-    assert "ended with exit status 3" in str(failed.value) and str(failed.value).endswith("stderr:\nthe cause")
+    assert "exited with status 3" in str(failed.value) and str(failed.value).endswith("stderr:\nthe cause")
     assert failed.value.result is not None and failed.value.result.stdout == "so far\n"
     done = await ajet.run_program(["sh", "-c", "kill -9 $$"], env=env, check=False)
     assert done.returncode == -9
-    with pytest.raises(ProgramFailed, match=r"was ended by SIGKILL after .*; it wrote nothing"):
+    with pytest.raises(ProgramFailed, match=r"was killed by SIGKILL after .*; it printed nothing"):
         await ajet.run_program(["sh", "-c", "kill -9 $$"], env=env)
-    with pytest.raises(ProgramFailed, match="'no-such-program' was not started: No such file"):
+    with pytest.raises(ProgramFailed, match="'no-such-program' could not be started: No such file"):
         await ajet.run_program(["no-such-program"], env=env)
     with pytest.raises(ProgramFailed, match=r"its working directory .*nowhere does not exist"):
         await ajet.run_program(["true"], cwd=tmp_path / "nowhere", env=env)
-    with pytest.raises(ConfigError, match="the command is a list"):
+    with pytest.raises(ConfigError, match="the command must be a list"):
         await ajet.run_program("echo hello", env=env)
 
 
@@ -177,7 +177,7 @@ async def test_past_its_time_it_ends_with_its_group(gateway: Gateway, tmp_path: 
 
     finished = await episode(gateway, slow)
     assert finished.status == "timeout" and finished.rewards == ()
-    assert "did not end within 0.3 s; the end of its stdout:\nbegun" in str(finished.error)
+    assert "did not finish within 0.3 s; the end of its stdout:\nbegun" in str(finished.error)
     until(lambda: not any(map(alive, pids(tmp_path))))
 
 

@@ -104,7 +104,7 @@ def python(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("address", ["ray://127.0.0.1:10001", "somewhere", "http://127.0.0.1:6379", "host:port"])
 def test_an_address_of_another_kind_is_refused(address: str) -> None:
-    with pytest.raises(ConfigError, match="takes HOST:PORT"), cluster(address):
+    with pytest.raises(ConfigError, match="takes the HOST:PORT"), cluster(address):
         pass
 
 

@@ -178,7 +178,7 @@ def test_an_epoch_has_each_conversation_once_and_its_order_is_the_seeds(tokenize
     ("row", "says"),
     [
         ({"messages": "yes"}, "said.jsonl line 1: messages must be a list of messages"),
-        ({"messages": said("Say yes.")}, "said.jsonl line 1: messages holds no message of the assistant"),
+        ({"messages": said("Say yes.")}, "said.jsonl line 1: messages contains no assistant message"),
         ({"text": "yes"}, "said.jsonl line 1: completion must be a list of messages"),
     ],
 )
@@ -195,7 +195,7 @@ def test_what_the_template_refuses_is_an_error(tokenizer: HFTokenizer, tmp_path:
 
 
 def test_nothing_to_learn_from_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"task .* has none; name a trace"):
+    with pytest.raises(ConfigError, match=r"task .* has none; set trainer_common.algorithm.data"):
         open_stored(job({"adv_estimator": "sft"}, [Task(main_query="Say yes.")]))
     with pytest.raises(ConfigError, match=r"there is no file nowhere.jsonl"):
         open_stored(job({"adv_estimator": "sft", "data": "nowhere.jsonl"}))

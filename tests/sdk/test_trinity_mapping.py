@@ -272,11 +272,11 @@ def test_everything_that_cant_be_honoured_is_told_at_once() -> None:
 @pytest.mark.parametrize(
     ("machines", "engines", "named"),
     [
-        ((4, 8), {"n_vllm_engine": 10, "tensor_parallel_size": 2}, "the 12 .* may be 4, 8, 12, 13, 14, 15, or null"),
-        ((2, 8), {"n_vllm_engine": 1}, "the 15 that are left to train on are no whole machines; it may be 8, 9, "),
-        ((2, 8), {"n_vllm_engine": 16}, "16 × 1 of 2 × 8 GPUs sample, and no GPU is left to train on"),
+        ((4, 8), {"n_vllm_engine": 10, "tensor_parallel_size": 2}, "the 12 .* set it to 4, 8, 12, 13, 14, 15, or null"),
+        ((2, 8), {"n_vllm_engine": 1}, "the remaining 15 are not whole machines; set it to 8, 9, "),
+        ((2, 8), {"n_vllm_engine": 16}, "16 × 1 of 2 × 8 GPUs sample, and no GPU is left for training"),
         ((2, 8), {"tensor_parallel_size": 3}, "tensor_parallel_size: 3 of 2 × 8 GPUs"),
-        ((1, 1), {}, "on one GPU take backbone local or verl"),
+        ((1, 1), {}, "with one GPU use backbone local or verl"),
     ],
 )
 def test_engines_that_leave_no_whole_machine_are_refused_with_those_that_do(

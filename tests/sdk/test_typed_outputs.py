@@ -121,8 +121,12 @@ def test_streams_and_tools_and_what_vllm_adds(setup: Setup) -> None:
             "names 'x', and tools has 'calc'",
         ),
         ({"extra_body": {"guided_regex": "("}}, "guided_regex", "unclosed group"),
-        ({"extra_body": {"guided_regex": "a", "guided_choice": ["b"]}}, "guided_choice", "exclude each other"),
-        ({"response_format": {"type": "json_object"}, "extra_body": {"min_tokens": 3}}, "min_tokens", "typed output"),
+        ({"extra_body": {"guided_regex": "a", "guided_choice": ["b"]}}, "guided_choice", "cannot be combined"),
+        (
+            {"response_format": {"type": "json_object"}, "extra_body": {"min_tokens": 3}},
+            "min_tokens",
+            "structured output",
+        ),
     ],
 )
 def test_what_cannot_be_compiled_is_one_400_that_names_it(

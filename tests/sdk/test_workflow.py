@@ -319,7 +319,7 @@ def test_decorated_targets_hold_for_handles() -> None:
     @ajet.workflow(trainable_targets=["wolf"])
     async def play(question: str, model: Any) -> Reward:
         await model.agent("a", target_tag="wolf").chat([{"role": "user", "content": question}])
-        with pytest.raises(Exception, match="not among the trainable targets"):
+        with pytest.raises(Exception, match="not a trainable target"):
             await model.agent("b", target_tag="seer").chat([{"role": "user", "content": question}])
         return Reward(value=1)
 

@@ -182,7 +182,7 @@ def test_the_account_of_a_debug_run_fits_a_terminal(starter: Path, monkeypatch: 
     columns = ["task", "status", "reward", "calls", "timelines", "tokens", "seconds", "output"]
     assert head.split() == columns and len(head) <= 80
     assert "What is 17 + 25?" in rows[0]
-    assert re.fullmatch(r"The traces are in (\S+); look with: ajet trace ls \1", rows[-1])
+    assert re.fullmatch(r"Traces are in (\S+)\. To view them: ajet trace ls \1", rows[-1])
 
 
 def test_a_failing_agent_is_reported_by_cause(starter: Path) -> None:
@@ -306,7 +306,7 @@ def test_compatible_flags_are_accepted_with_a_word(starter: Path) -> None:
         done = ajet_(*DEBUG, *flags, "--skip-check-avail-gpu", "--prefix", "x")
         assert done.exit_code == 0, done.output
         assert done.stderr.count("needs no Ray") == 1
-        assert done.stderr.count("changes nothing") == 1
+        assert done.stderr.count("has no effect") == 1
     both = ajet_(*DEBUG, "--with-ray", "--with-ray-cluster", "auto")
     assert both.exit_code == 2
     assert "give one of them" in both.stderr
@@ -425,7 +425,7 @@ def test_config_migrate_says_the_same_by_our_names(old: Path, tmp_path: Path) ->
 def test_config_check_tries_the_workflow_on_a_task(starter: Path) -> None:
     text = (starter / "agent.py").read_text()
     (starter / "agent.py").write_text(text.replace("(question: str)", "(question: str, hint: str, more: str)"))
-    assert "nothing fills parameters `hint`, `more`" in refused("config", "check", "config.yaml")
+    assert "no value for parameters `hint`, `more`" in refused("config", "check", "config.yaml")
 
 
 def test_doctor_says_what_is_here(tmp_path: Path) -> None:

@@ -111,7 +111,7 @@ def test_what_we_take_trinitys_validators_take(
     try:
         mapping = mapped(document)
     except ConfigError as told:
-        offered = re.search(r"it may be ([\d, ]+), or null", str(told))
+        offered = re.search(r"set it to ([\d, ]+), or null", str(told))
         for one in (int(word) for word in offered[1].split(",")) if offered else ():
             document["rollout"] = {"n_vllm_engine": one, "tensor_parallel_size": size}
             assert validate_config({**mapped(document), "checkpoint_root_dir": store})

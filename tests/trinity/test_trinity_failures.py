@@ -97,6 +97,6 @@ def test_a_killed_runner_costs_its_attempts_and_nothing_else(experiment: Callabl
     after = {row["call_id"] for row in one.query("SELECT call_id FROM calls")}
     assert before <= after, "what was recorded stays recorded"
     assert one.steps_saved() == 3
-    assert "a runner process was lost" in one.output()
+    assert "a runner process died" in one.output()
     books_balance(one)
     assert one.gone() == {}

@@ -64,7 +64,7 @@ def test_a_node_that_goes_takes_no_record_with_it(experiment: Callable[..., Expe
     after = {row["call_id"] for row in one.query("SELECT call_id FROM calls")}
     assert on_it and on_it <= before <= after
     assert one.steps_saved() == STEPS
-    assert "a runner process was lost" in one.output()
+    assert "a runner process died" in one.output()
     trace = open_trace(one.directory)
     try:
         assert ledger_balance(trace, one.run_id) == []

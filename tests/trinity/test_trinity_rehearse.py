@@ -40,7 +40,7 @@ GPUS = ("ajet.trainer_common.nnodes=4", "ajet.trainer_common.n_gpus_per_node=8",
 
 def test_engines_that_leave_no_whole_machine_are_found_at_the_desk(project: Experiment) -> None:
     done = rehearse(project, *GPUS, "ajet.rollout.n_vllm_engine=10")
-    assert done.returncode == 2 and "it may be 4, 8, 12, 13, 14, 15, or null" in done.stderr
+    assert done.returncode == 2 and "set it to 4, 8, 12, 13, 14, 15, or null" in done.stderr
     assert "went well" not in done.stdout and "Traceback" not in done.stderr
 
 
@@ -56,7 +56,7 @@ def test_what_trinitys_own_validators_refuse_is_found_at_the_desk(
 ) -> None:
     """Of the config of the real run, by validators that the small one on the CPU would pass."""
     done = rehearse(project, *GPUS, trinity=own)
-    assert done.returncode == 2 and f"Trinity refuses the config: {named}" in done.stderr
+    assert done.returncode == 2 and f"Trinity rejected the config: {named}" in done.stderr
     assert "went well" not in done.stdout and "Traceback" not in done.stderr
 
 

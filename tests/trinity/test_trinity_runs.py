@@ -64,7 +64,7 @@ def calls_of(one: Experiment) -> list[Call]:
 
 
 def test_a_resumed_run_goes_on_from_its_checkpoint(finished: Experiment) -> None:
-    assert "going on from step" in finished.output()
+    assert "resuming after step" in finished.output()
     assert finished.steps_saved() == STEPS
     rows = finished.query("SELECT status FROM runs")
     assert [row["status"] for row in rows] == ["finished"]
@@ -154,7 +154,7 @@ def test_a_run_is_over_when_the_last_step_is_saved_and_no_news_of_it_is_lost(
     shutil.rmtree(model)
     one.start("--with-ray", "--val-tasks", "val.jsonl", "--resume")
     assert one.wait() == 0, one.output()
-    assert "going on from step 2 of 2" in one.output() and one.output().count("the trained model is in") == 2
+    assert "resuming after step 2 of 2" in one.output() and one.output().count("trained model saved to") == 2
     assert (model / "model.safetensors").read_bytes() == weights
     assert one.query("SELECT count(*) AS n FROM calls") == calls, "it was validated already"
     assert [row["status"] for row in one.query("SELECT status FROM runs")] == ["finished"]

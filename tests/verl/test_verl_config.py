@@ -68,7 +68,7 @@ def test_a_key_that_verl_does_not_know_is_told(tmp_path: Path) -> None:
 
 
 def test_what_verl_refuses_is_a_config_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="verl refuses the config: Invalid loss_agg_mode"):
+    with pytest.raises(ConfigError, match="verl rejected the config: Invalid loss_agg_mode"):
         validate_config(
             merged(mapping_of(config_of(), tmp_path), {"actor_rollout_ref": {"actor": {"loss_agg_mode": "sum"}}})
         )

@@ -103,7 +103,7 @@ def test_a_training_run_samples_with_vllm_and_outlives_its_server(trained: Confi
     assert check(trained.directory) == []  # the ledger balances, among the rest
     assert {row["outcome"] for row in rows(trained, "SELECT outcome FROM ledger")} >= {"trained", "evaluation"}
     said = "".join(file.read_text() for file in (trained.directory / "logs").glob("*.log") if file.name != "vllm.log")
-    assert "vLLM died (killed by signal 9" in said and "1 of 3 times" in said
+    assert "vLLM crashed (killed by signal 9" in said and "1 of 3 times" in said
     assert not list(trained.directory.glob("vllm-*")) and servers() == []
 
 
@@ -140,7 +140,7 @@ def test_a_server_that_cannot_start_is_one_message(tiny: Path, tmp_path: Path, s
         return question
 
     with pytest.raises(
-        AjetError, match=r"(?s)vLLM did not start: exit code 1; struct.error: unpack.*\nIts log: .*vllm.log"
+        AjetError, match=r"(?s)vLLM did not start: exit code 1; struct.error: unpack.*\nLog file: .*vllm.log"
     ):
         train(made, workflow=talk, judge=length)
     assert (made.directory / "logs" / "vllm.log").stat().st_size > 1000

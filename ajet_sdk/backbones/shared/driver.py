@@ -119,10 +119,10 @@ class ClusterRun:
     def roll_back(self, step: int) -> None:
         """Take up the run at a checkpoint: what was sampled after it is sampled again."""
         if step:
-            self.loggers.say(f"going on from step {step} of {self.total}")
+            self.loggers.say(f"resuming after step {step} of {self.total}")
             self.loggers.last |= self._newest_metrics(step)
         else:
-            self.loggers.say("there is no checkpoint: beginning at step 0")
+            self.loggers.say("no checkpoint found; starting at step 0")
         ledger.roll_back(self.writer, self.traces, self.job.run_id, step if step else -1)
 
     def is_validated(self) -> bool:
@@ -164,8 +164,8 @@ class ClusterRun:
         target = self.store / self.job.run_id / "model"
         gap = export(found, target, self._validation_calls(self.total))
         if gap is not None:
-            self.loggers.say(f"loaded again, the model gives the sampler's log-probabilities to {gap:.1g} in the mean")
-        self.loggers.say(f"the trained model is in {target}")
+            self.loggers.say(f"reloaded model reproduces the sampler's log-probabilities; mean difference {gap:.1g}")
+        self.loggers.say(f"trained model saved to {target}")
         return target
 
     def _validation_calls(self, version: int) -> list[Call]:
@@ -190,7 +190,7 @@ async def model_to_train(job: Job, say: Callable[[str], None]) -> str:
     config = job.config
     if not config.model.path:
         raise ConfigError(
-            f"model.path is not set: the {config.backbone} backbone needs a directory or a hub name to train"
+            f"model.path is not set: backbone {config.backbone} needs a local directory or a Hugging Face name"
         )
     if wants_recipe(config):
         path = await build_recipe(config, Probe(config, job.workflow, job.judge, job.train), say)
@@ -205,7 +205,7 @@ def learning_rate(config: Config, model: str, say: Callable[[str], None]) -> flo
     if lr is None:
         parameters = _parameters(model)
         lr = default_lr(parameters, lora=False)
-        say(f"trainer_common.optim.lr is not given: {lr:g}, by the model's {parameters:,} parameters")
+        say(f"trainer_common.optim.lr is not set; using {lr:g} for {parameters:,} parameters")
     return lr
 
 
@@ -251,7 +251,7 @@ def _parameters(model: str) -> int:
             whole = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
     except (OSError, ValueError) as error:
         cause = str(error).partition("\n")[0]
-        raise ConfigError(f"model.path: no causal language model can be loaded from {model}: {cause}") from error
+        raise ConfigError(f"model.path: {model} cannot be loaded as a causal language model: {cause}") from error
     return sum(p.numel() for p in whole.parameters())
 
 

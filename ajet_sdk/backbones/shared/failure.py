@@ -65,13 +65,13 @@ def failure_of(report: str) -> Failure:
 
 def _out_of_memory(text: str, memory: re.Match[str]) -> Failure:
     """Ray ends processes before the kernel would; the largest of them is named."""
-    cause = f"out of memory: {memory['used']} of the node's {memory['limit']} were taken, so Ray ended the process"
+    cause = f"out of memory: {memory['used']} of the node's {memory['limit']} were in use, so Ray killed the process"
     victims = sorted(_VICTIM.finditer(text), key=lambda one: -float(one["used"]))
     if not victims:
         return Failure(cause, node=memory["node"], died=True)
     largest = victims[0]
     return Failure(
-        f"{cause}, which had {largest['used']} GB", largest["actor"], memory["node"], int(largest["pid"]), died=True
+        f"{cause}, which used {largest['used']} GB", largest["actor"], memory["node"], int(largest["pid"]), died=True
     )
 
 
@@ -79,9 +79,7 @@ def _dead(text: str, fields: dict[str, str]) -> Failure:
     """An actor whose process is gone."""
     name, kind = fields.get("name", ""), fields.get("class_name", "")
     if "connection error code 2" in text:
-        cause = (
-            "the process was killed or crashed; if the kernel ended it for lack of memory, `dmesg` on the node says so"
-        )
+        cause = "the process was killed or crashed; if the kernel ran out of memory, `dmesg` on the node says so"
     else:
         found = re.search(r"^The actor (?:is dead|died) because (.*?)(?:\. |\.?$)", text, re.MULTILINE)
         cause = f"the process died: {found[1]}" if found else _plain(text)

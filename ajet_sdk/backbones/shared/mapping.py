@@ -77,7 +77,7 @@ def merge_root(made: Mapping[str, Any], config: Config, name: str) -> dict[str, 
     """The mapping with the root `name:` of the same file over it. Raises ConfigError where that is no mapping."""
     own = config.roots.plain().get(name) or {}
     if not isinstance(own, Mapping):
-        raise ConfigError(f"the root {name}: must be a mapping (got {type(own).__name__})")
+        raise ConfigError(f"the top-level key {name}: must be a mapping (got {type(own).__name__})")
     return merged(made, own)
 
 
@@ -89,21 +89,21 @@ def unsupported_keys(config: Config, trainer: str) -> list[str]:
     if not config.trainer_common.algorithm.by_reward:
         name = config.trainer_common.algorithm.adv_estimator
         wrong.append(
-            f"trainer_common.algorithm: {name}; {trainer} gets samples with advantages here, and no demonstrations, "
-            "pairs or teachers: use backbone local"
+            f"trainer_common.algorithm: {name}; {trainer} learns from sampled attempts and their advantages only, "
+            "not from demonstrations, pairs or teachers; use backbone local"
         )
     if config.rollout.sampling == "request":
         wrong.append(
-            f"rollout.sampling: request; {trainer} trains at one temperature for all calls: set rollout.sampling: run"
+            f"rollout.sampling: request; {trainer} trains all calls at one temperature; set rollout.sampling: run"
         )
     if model.base_url or model.scripted:
-        wrong.append(f"model.base_url and model.scripted: {trainer} trains weights; set model.path")
+        wrong.append(f"model.base_url and model.scripted: {trainer} trains model weights; set model.path")
     if model.lora.enabled:
         wrong.append(f"model.lora: {_NO_LORA.format(trainer)}; set model.lora.enabled: false, or use backbone local")
     return wrong
 
 
-_NO_LORA = "{} samples with the model alone, so the adapter is never asked, and exports what transformers can't load"
+_NO_LORA = "{} samples without the adapter, and exports a model that transformers cannot load"
 
 
 def refuse_lora(mapping: Mapping[str, Any], trainer: str, *paths: str) -> None:
@@ -121,7 +121,7 @@ def refuse_lora(mapping: Mapping[str, Any], trainer: str, *paths: str) -> None:
 def refuse(backbone: str, wrong: list[str]) -> None:
     """Raise ConfigError where something is wrong, with all of it."""
     if wrong:
-        raise ConfigError(f"backbone {backbone} can't honour:\n  " + "\n  ".join(wrong))
+        raise ConfigError(f"backbone {backbone} does not support:\n  " + "\n  ".join(wrong))
 
 
 def warn(config: Config, backbone: str, without_effect: Mapping[str, str]) -> None:
@@ -134,16 +134,17 @@ def warn(config: Config, backbone: str, without_effect: Mapping[str, str]) -> No
     }
     for path, why in {"rollout.name": "clusters sample with vllm", **others, **without_effect}.items():
         if config.is_set(path):
-            log.warning("%s has no effect under backbone %s: %s", path, backbone, why)
+            log.warning("%s has no effect with backbone %s: %s", path, backbone, why)
     if config.rollout.top_p < 1 or config.rollout.top_k > 0:
         log.warning(
-            "rollout.top_p and top_k limit the distribution that is sampled from, and backbone %s scores tokens under "
-            "the whole one: ratios are below 1, and tokens of negative advantage may be clipped and get no gradient. "
-            "Set top_p: 1 and top_k: -1, or use backbone local, which scores them under the limited one",
+            "rollout.top_p and top_k restrict sampling, but backbone %s scores tokens under the unrestricted "
+            "distribution: policy ratios are below 1, and tokens with negative advantage may be clipped and get "
+            "no gradient. Set top_p: 1 and top_k: -1, or use backbone local, which scores them under the "
+            "restricted one",
             backbone,
         )
     if config.is_set("rollout.deterministic") and config.rollout.deterministic:
-        log.warning("rollout.deterministic: the order of calls on a cluster is not fixed, so a run does not repeat")
+        log.warning("rollout.deterministic: the order of calls on a cluster is not fixed, so runs are not reproducible")
 
 
 def dtype(config: Config) -> str:

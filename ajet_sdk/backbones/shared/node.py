@@ -93,8 +93,8 @@ def serialize_job(job: Job) -> dict[str, Any]:
         except Exception as error:  # pickling runs the object's own code
             raise ConfigError(
                 f"the {name} {getattr(thing, '__qualname__', thing)!r} can't be sent to other processes "
-                f"({type(error).__name__}: {error}); what it holds must be picklable: open files, locks and clients "
-                "belong inside the function"
+                f"({type(error).__name__}: {error}); everything it refers to must be picklable: create open "
+                "files, locks and clients inside the function"
             ) from error
     config = job.config
     return {

@@ -89,7 +89,7 @@ class Progress:
         if not done:
             listening.cancel()
         elif not listening.cancelled() and (error := listening.exception()) is not None:
-            self._loggers.say(f"the cluster's last words were lost: {error}")
+            self._loggers.say(f"the cluster's final messages were lost: {error}")
 
     def _group(self, group: Mapping[str, Any]) -> None:
         step, what = int(group["step"]), str(group["what"])

@@ -53,7 +53,7 @@ def open_stored(job: Job) -> StoredSteps | None:
     pairs, held_out = algorithm.adv_estimator == "dpo", {task.task_id for task in job.val}
     if algorithm.data is None:
         found = [_of_row(f"task {task.task_id}", _row_of(task), pairs, task) for task in job.train]
-        return StoredSteps(job, found, f"{len(found):,} training tasks' own messages")
+        return StoredSteps(job, found, f"the messages of {len(found):,} training tasks")
     path = job.config.resolve(algorithm.data)
     if path.suffix in (".jsonl", ".json"):
         if not path.is_file():
@@ -63,7 +63,7 @@ def open_stored(job: Job) -> StoredSteps | None:
     else:
         found, said = _of_trace(job, path, pairs, held_out)
     if not found:
-        raise ConfigError(f"trainer_common.algorithm.data: {said}: there is nothing to learn from")
+        raise ConfigError(f"trainer_common.algorithm.data: {said}; nothing to learn from")
     return StoredSteps(job, found, said)
 
 
@@ -81,8 +81,8 @@ def _of_file(path: Path, pairs: bool, held_out: set[str]) -> Iterator[Load]:
 def _row_of(task: Task) -> Mapping[str, Any]:
     if not {"messages", "completion"} & task.metadata.keys():
         raise ConfigError(
-            f"trainer_common.algorithm: sft learns from messages, and task {task.task_id} has none; name a trace or a "
-            "file of conversations with trainer_common.algorithm.data, or give each row its `messages`"
+            f"trainer_common.algorithm: sft needs messages, and task {task.task_id} has none; set "
+            "trainer_common.algorithm.data to a trace or a file of conversations, or give each task `messages`"
         )
     return task.metadata
 
@@ -94,7 +94,7 @@ def _of_row(where: str, row: Mapping[str, Any], pairs: bool, task: Task | None =
     sides = [_messages(row.get(name), f"{where}: {name}") for name in names]
     for name, side in zip(names, sides, strict=True):
         if not any(message["role"] == "assistant" for message in side):
-            raise TaskError(f"{where}: {name} holds no message of the assistant: there is nothing to learn")
+            raise TaskError(f"{where}: {name} contains no assistant message; nothing to learn from")
     tools = row.get("tools") or None
     tools = json.loads(tools) if isinstance(tools, str) else tools
     if task is None:
@@ -225,8 +225,8 @@ class StoredBatch:
         calls = [call.model_copy(update={**fresh, "call_id": ids[call.call_id]}) for call in episode.calls]
         anew = retokenise(calls, self._tokenizer)
         if anew.refused or not anew.calls:
-            why = anew.refused[0].why if anew.refused else "it holds no chat reply"
-            raise TrainingError(f"nothing can be learnt from the episode of task {episode.task.task_id}: {why}")
+            why = anew.refused[0].why if anew.refused else "it contains no chat reply"
+            raise TrainingError(f"nothing can be learned from the episode of task {episode.task.task_id}: {why}")
         began, ordered = now(), sorted(anew.calls, key=lambda call: (call.started_at, call.index))
         made = {
             "episode_id": episode_id, "run_id": self._run_id, "group_id": group, "attempt": attempt,

@@ -104,12 +104,12 @@ class _Runner(RunnerWrapper):  # type: ignore[misc]
                 lost = str(failure_of(str(error)))
                 await asyncio.sleep(_PAUSE)
         if result is None:
-            raise RuntimeError(f"{_LIVES} runner processes died of one task, the last one: {lost}")
+            raise RuntimeError(f"a task crashed {_LIVES} runner processes; the last failure: {lost}")
         return result
 
     async def _notify(self, lost: str) -> None:
         mailbox = mailbox_of(self.config.monitor.monitor_args["run_id"])
-        text = f"a runner process was lost ({lost}); what it was at is run again by another"
+        text = f"a runner process died ({lost}); another one repeats its work"
         await mailbox.put.remote("notice", {"text": text})
 
 

@@ -60,7 +60,7 @@ async def trinity(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel
     check_installed("ray", "trinity")
     with open_run(job, writer) as (sized, loggers, total):
         if is_on_cpu(sized.config):
-            loggers.say("no GPU: ajet's own learner trains and samples on this machine's CPU")
+            loggers.say("no GPU: training and sampling on this machine's CPU with ajet's own learner")
         else:
             check_installed("vllm", "verl")
         return await _Run(sized, gateway, writer, loggers, total).run()
@@ -205,7 +205,7 @@ def _newest_model(place: TrinityPlace, cpu: bool) -> Path:
             found = checkpoint / "actor" / "huggingface"
         if found is not None and (found / "config.json").exists() and any(found.glob("*.safetensors")):
             return found
-    raise TrainingError(f"Trinity left no model in {place.directory}; see its logs in {place.directory / 'log'}")
+    raise TrainingError(f"Trinity wrote no model to {place.directory}; see its logs in {place.directory / 'log'}")
 
 
 class TrinityProgress(Progress):

@@ -74,10 +74,10 @@ def _check_engine_arguments(model: Any, place: str) -> None:
     for name in model.extra_engine_args:
         if hasattr(model, name):
             raise ConfigError(
-                f"{place}.extra_engine_args.{name}: Trinity gives it to vLLM itself; set {name} beside it"
+                f"{place}.extra_engine_args.{name}: Trinity sets this itself; set {name} beside extra_engine_args"
             )
         if name in _PASSED_BY_TRINITY:
-            raise ConfigError(f"{place}.extra_engine_args.{name}: Trinity gives it to vLLM itself; leave it out")
+            raise ConfigError(f"{place}.extra_engine_args.{name}: Trinity sets this itself; remove it")
 
 
 @contextmanager
@@ -102,7 +102,7 @@ def validate_config(mapping: dict[str, Any]) -> Any:
         with environment(TRINITY_LOG_LEVEL="ERROR"):  # in this process; the actors' logs are files
             return config.check_and_update()
     except (ValueError, AssertionError, RuntimeError, ImportError, OSError) as error:
-        raise ConfigError(f"Trinity refuses the config: {error}") from error
+        raise ConfigError(f"Trinity rejected the config: {error}") from error
 
 
 async def explore_and_train(config: Any, updates: Any) -> None:
@@ -188,7 +188,7 @@ async def _until_ended(
 
 def _stop_message(who: str, steps: int, total: int, logs: Path) -> str:
     found = first_error(logs)
-    return f"Trinity's {who} stopped after {steps} of {total} steps: {found or f'no error is in its logs, {logs}'}"
+    return f"Trinity's {who} stopped after {steps} of {total} steps: {found or f'its logs in {logs} show no error'}"
 
 
 @contextlib.contextmanager

@@ -303,17 +303,18 @@ def check(config: Config) -> None:
     wrong = unsupported_keys(config, "Trinity")
     if common.algorithm.adv_estimator == "reinforce_plus_plus":
         wrong.append(
-            "trainer_common.algorithm.adv_estimator: reinforce_plus_plus normalises over a whole batch, whose groups "
-            "lie on different nodes here; use grpo or rloo"
+            "trainer_common.algorithm.adv_estimator: reinforce_plus_plus normalizes over the whole batch, whose "
+            "groups are on different nodes with Trinity; use grpo or rloo"
         )
     if common.optim.lr_scheduler_type == "linear" and not cpu and not schedule_is_trinitys(config):
         wrong.append(
-            "trainer_common.optim.lr_scheduler_type: linear; Trinity knows constant and cosine: set "
-            "trinity.algorithm.optimizer.lr_scheduler_type, which wins there"
+            "trainer_common.optim.lr_scheduler_type: linear; Trinity supports constant and cosine, or set "
+            "trinity.algorithm.optimizer.lr_scheduler_type, which takes precedence"
         )
     if common.mini_batch_num > 1 or common.ppo_epochs > 1:
         wrong.append(
-            "trainer_common.mini_batch_num and ppo_epochs must be 1: a Trinity step is one update of the whole batch"
+            "trainer_common.mini_batch_num and ppo_epochs must be 1: a Trinity step is a single update with the "
+            "whole batch"
         )
     if not cpu and (trouble := misplaced(config)) is not None:
         wrong.append(trouble)
@@ -323,5 +324,5 @@ def check(config: Config) -> None:
 _WITHOUT_EFFECT = {
     "model.gradient_checkpointing": "verl always recomputes activations",
     "model.device": "Trinity places models by trainer_common.nnodes and n_gpus_per_node",
-    "rollout.runner": "Trinity's own runners are processes over the cluster already",
+    "rollout.runner": "Trinity's own runners are already processes on the cluster",
 }

@@ -30,22 +30,22 @@ def misplaced(config: Config) -> str | None:
         return None
     machines = f"{common.nnodes} × {common.n_gpus_per_node} GPUs"
     if common.nnodes * common.n_gpus_per_node == 1:
-        return f"no GPU is left to train on: {machines}; on one GPU take backbone local or verl"
+        return f"no GPU is left for training: {machines}; with one GPU use backbone local or verl"
     if not fitting:
         return (
-            f"rollout.tensor_parallel_size: {size} of {machines} for an engine; no number of such engines leaves the "
-            f"trainer whole machines, in groups of trainer_common.ulysses_sequence_parallel_size "
-            f"({common.ulysses_sequence_parallel_size})"
+            f"rollout.tensor_parallel_size: {size} of {machines} per engine leaves the trainer no whole machines "
+            "divisible into groups of trainer_common.ulysses_sequence_parallel_size "
+            f"({common.ulysses_sequence_parallel_size}), for any number of engines"
         )
     if left < 1:
-        trouble = "no GPU is left to train on"
+        trouble = "no GPU is left for training"
     elif left > common.n_gpus_per_node and left % common.n_gpus_per_node:
-        trouble = f"the {left} that are left to train on are no whole machines"
+        trouble = f"the remaining {left} are not whole machines"
     else:
-        trouble = f"ulysses_sequence_parallel_size does not divide the {left} that are left to train on"
+        trouble = f"ulysses_sequence_parallel_size does not divide the remaining {left}"
     return (
-        f"rollout.n_vllm_engine: {count} × {size} of {machines} sample, and {trouble}; "
-        f"it may be {', '.join(map(str, fitting))}, or null"
+        f"rollout.n_vllm_engine: {count} × {size} of {machines} sample, and {trouble}; set it to "
+        f"{', '.join(map(str, fitting))}, or null"
     )
 
 

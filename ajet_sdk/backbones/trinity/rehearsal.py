@@ -127,7 +127,7 @@ def findings(directory: Path) -> tuple[dict[str, int], list[str]]:
     try:
         trace = open_trace(directory)
     except TraceError as error:
-        raise ConfigError(f"the rehearsal left no trace in {directory}: {error}") from error
+        raise ConfigError(f"the rehearsal wrote no trace to {directory}: {error}") from error
     try:
         row = trace.query(_FOUND).to_pylist()[0]
         failures = failures_by_cause(episodes(trace))

@@ -49,7 +49,7 @@ async def verl(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
     check_installed("ray", "verl", "vllm")
     if find_spec("flash_attn") is None:
         raise ConfigError(
-            "flash-attn is not installed, and verl 0.8 takes the padding from a batch with it, whatever the attention. "
+            "flash-attn is not installed, and verl 0.8 needs it to remove padding, whatever the attention. "
             "Install it with: pip install flash-attn --no-build-isolation"
         )
     with open_run(job, writer) as (sized, loggers, total):
@@ -73,7 +73,7 @@ class _Run(ClusterRun):
         self.close_books()
         done = saved_step(place.directory)
         if done < self.total:
-            raise TrainingError(f"verl stopped after {done} of {self.total} steps without an error")
+            raise TrainingError(f"verl stopped after {done} of {self.total} steps and reported no error")
         path = self.export(_newest_model(place))
         return self.result(path)
 
@@ -99,7 +99,7 @@ def _newest_model(place: VerlPlace) -> Path:
     """The newest checkpoint in the format of transformers. Raises TrainingError where it is not whole."""
     found = place.directory / f"global_step_{saved_step(place.directory)}" / "actor" / "huggingface"
     if not (found / "config.json").exists() or not any(found.glob("*.safetensors")):
-        raise TrainingError(f"verl left no model in {found}")
+        raise TrainingError(f"verl wrote no model to {found}")
     return found
 
 

@@ -25,7 +25,9 @@ def compose_config(mapping: Mapping[str, Any]) -> Any:
         base = compose("ppo_trainer")
     unknown = list(_unknown(mapping, OmegaConf.to_container(base)))
     if unknown:
-        raise ConfigError(f"verl: {', '.join(unknown)}: verl has no such key (write +name for one that it would take)")
+        raise ConfigError(
+            f"verl: unknown keys: {', '.join(unknown)} (to add a key that verl does not list, write +name)"
+        )
     try:
         with open_dict(base):
             return OmegaConf.merge(base, OmegaConf.create(_without_plus(mapping)))
@@ -70,7 +72,7 @@ def validate_config(mapping: Mapping[str, Any]) -> Any:
         with contextlib.redirect_stdout(io.StringIO()):
             validate_config(config, need_reference_policy(config), need_critic(config))
     except (ValueError, AssertionError, TypeError, NotImplementedError, InstantiationException) as error:
-        raise ConfigError(f"verl refuses the config: {error.__cause__ or error}") from error
+        raise ConfigError(f"verl rejected the config: {error.__cause__ or error}") from error
     return config
 
 
@@ -88,7 +90,7 @@ async def fit(config: Any, metrics: Path) -> None:
     try:
         await _wait_for(runner.run.remote(config))
     except ray.exceptions.RayError as error:
-        raise TrainingError(f"verl's trainer failed: {cause_of(error)} (what it printed is in Ray's logs)") from error
+        raise TrainingError(f"verl's trainer failed: {cause_of(error)} (its output is in Ray's logs)") from error
     finally:
         with contextlib.suppress(Exception):
             ray.kill(runner)  # its actors end with it

@@ -116,7 +116,7 @@ class AjetManager:
         """verl gets the mean reward of each task; the driver hears of every episode, and makes the metrics."""
         config = self.config
         if count != len(self._val):
-            raise TrainingError(f"verl validates on {count} rows, and there are {len(self._val)} tasks to validate on")
+            raise TrainingError(f"verl validates on {count} rows, but there are {len(self._val)} validation tasks")
         repeats = max(1, config.validation_attempts)
         found: list[Episode] = []
         for what, times, sampling in (("val", repeats, validation_sampling(config)), ("val, greedy", 1, GREEDY)):
@@ -152,11 +152,11 @@ class AjetManager:
                 break
             if not left:
                 raise TrainingError(
-                    f"a process that runs episodes was lost {_LOSSES + 1} times in one step: {failure_of(str(lost[0]))}"
+                    f"processes that run episodes died {_LOSSES + 1} times in one step: {failure_of(str(lost[0]))}"
                 )
             left -= 1
             why = failure_of(str(lost[0]))
-            text = f"a process that ran episodes was lost: {why}; {len(lost)} groups of attempts are run again"
+            text = f"a process that ran episodes died: {why}; repeating {len(lost)} groups of attempts"
             ray.get(self._mailbox.put.remote("notice", {"text": f"step {attempts[0].step}: {text}"}))
         return [episode for name in groups for episode in done[name]]
 

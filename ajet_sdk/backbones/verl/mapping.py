@@ -225,19 +225,19 @@ def check(config: Config) -> None:
     wrong = unsupported_keys(config, "verl")
     if not gpus:
         wrong.append(
-            "trainer_common.n_gpus_per_node: 0; verl trains on GPUs only: use backbone local or trinity on a CPU"
+            "trainer_common.n_gpus_per_node: 0; verl trains on GPUs only; on a CPU use backbone local or trinity"
         )
     for key, share in (
         ("rollout.tensor_parallel_size", config.rollout.tensor_parallel_size),
         ("trainer_common.ulysses_sequence_parallel_size", common.ulysses_sequence_parallel_size),
     ):
         if gpus % share:
-            wrong.append(f"{key}: {share} does not divide the {gpus} GPUs of the run")
+            wrong.append(f"{key}: {share} does not divide the run's {gpus} GPUs")
     if common.optim.lr_scheduler_type == "linear":
-        wrong.append("trainer_common.optim.lr_scheduler_type: linear; verl knows constant and cosine")
+        wrong.append("trainer_common.optim.lr_scheduler_type: linear; verl supports constant and cosine")
     if common.mini_batch_num > 1 or common.ppo_epochs > 1:
         wrong.append(
-            "trainer_common.mini_batch_num and ppo_epochs must be 1: the rows that fill up a batch of verl's would "
+            "trainer_common.mini_batch_num and ppo_epochs must be 1: verl pads batches with rows that would "
             "change the size of each update"
         )
     refuse("verl", wrong)
@@ -248,14 +248,14 @@ def _warn(config: Config) -> None:
     warn(config, "verl", _WITHOUT_EFFECT)
     if config.trainer_common.optim.warmup_steps:
         log.warning(
-            "trainer_common.optim.warmup_steps: verl's learning rate rises from 0, one step behind that of local, so "
-            "the first step changes no weight"
+            "trainer_common.optim.warmup_steps: verl's learning rate starts at 0, one step behind that of local, "
+            "so the first step changes no weights"
         )
 
 
 _WITHOUT_EFFECT = {
     "model.device": "verl places models by trainer_common.nnodes and n_gpus_per_node",
-    "rollout.runner": "episodes run in a process on each node already",
-    "rollout.n_vllm_engine": "there is an engine for every rollout.tensor_parallel_size GPUs",
-    "rollout.max_staleness": "sampling and training take turns, so no token is stale",
+    "rollout.runner": "episodes already run in a process on each node",
+    "rollout.n_vllm_engine": "there is one engine for every rollout.tensor_parallel_size GPUs",
+    "rollout.max_staleness": "sampling and training alternate, so no token is stale",
 }

@@ -117,12 +117,12 @@ class ClientSampler:
         except Exception as error:  # Ray wraps whatever the engine raised, and verl raises what it likes
             raise EngineUnavailable(f"verl's engine failed: {type(error).__name__}: {_first_line(error)}") from error
         if said.stop_reason == "aborted":
-            raise EngineUnavailable("verl's engine gave the call up before its end")
+            raise EngineUnavailable("verl's engine aborted the call")
         ids = [int(i) for i in said.token_ids]
         if said.log_probs is None or len(said.log_probs) != len(ids):
             raise EngineError(
-                "verl's engine gave no log-probability for each token; actor_rollout_ref.rollout.calculate_log_probs "
-                "must be true"
+                "verl's engine did not return a log-probability for each token; set "
+                "actor_rollout_ref.rollout.calculate_log_probs to true"
             )
         return self._sampled(ids, said, sampling, limit)
 

@@ -229,7 +229,7 @@ class RunningBatch:
             for i, one in wanting:
                 one.keep_top(best[i].tolist(), values[i].tolist())
         if np.isnan(sampled[1]).any():
-            raise EngineError("the model's logits are not numbers: its weights are broken (a learning rate too high?)")
+            raise EngineError("the model's logits are not finite: its weights are broken (learning rate too high?)")
         return sampled
 
     def _processed(self, rows: _Places, logits: torch.Tensor) -> torch.Tensor:

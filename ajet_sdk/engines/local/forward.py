@@ -268,14 +268,14 @@ def forward_of(model: Any, cache: RowCache) -> Forward:
         gap = _gap(model, short, cache)
         if gap <= tolerance(model):
             return short
-        _log.warning("The short forward pass is off by %.2g for %s: the model's own is used.", gap, type(bare).__name__)
+        _log.warning("The fast forward pass differs by %.2g for %s; using the model's own.", gap, type(bare).__name__)
     own = ModelForward(model, cache)
     try:
         gap = _gap(model, own, cache)
     except Exception as error:  # a model may refuse such a pass in any way
-        raise UnsupportedModel(f"{type(bare).__name__} refuses a batch of rows ({error}).") from error
+        raise UnsupportedModel(f"{type(bare).__name__} does not support batches ({error}).") from error
     if not gap <= tolerance(model):
-        raise UnsupportedModel(f"{type(bare).__name__} is off by {gap:.2g} in a batch of rows.")
+        raise UnsupportedModel(f"{type(bare).__name__} computes different results in a batch (by {gap:.2g}).")
     return own
 
 
@@ -304,8 +304,9 @@ def check_rope(config: Any, max_model_len: int) -> None:
             steady = rope.get("original_max_position_embeddings") or text.max_position_embeddings
         if steady is not None and max_model_len > steady:
             raise ConfigError(
-                f"rollout.max_model_len {max_model_len}: beyond {steady} tokens the model's rotary embedding ({kind}) "
-                f"depends on the longest conversation, and cached keys would be wrong. Set it to {steady} or less"
+                f"rollout.max_model_len {max_model_len}: beyond {steady} tokens the model's rotary embedding "
+                f"({kind}) depends on the longest conversation, which makes cached keys wrong. Set it to {steady} "
+                "or less"
             )
 
 

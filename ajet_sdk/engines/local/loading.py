@@ -45,8 +45,9 @@ def load_model(
     kind = (torch.bfloat16 if place.type == "cuda" else torch.float32) if dtype == "auto" else _dtype(dtype)
     if attn_implementation.startswith("flash") and (place.type != "cuda" or kind == torch.float32):
         raise ConfigError(
-            f"model.attn_implementation: {attn_implementation} takes bfloat16 on a GPU, and the model is "
-            f"{str(kind).removeprefix('torch.')} on {place.type}; set model.dtype: bfloat16, or sdpa here"
+            f"model.attn_implementation: {attn_implementation} needs bfloat16 on a GPU, but the model is "
+            f"{str(kind).removeprefix('torch.')} on {place.type}; set model.dtype: bfloat16, or "
+            "attn_implementation: sdpa"
         )
     adapter = Path(path) / "adapter_config.json"
     base = json.loads(adapter.read_text())["base_model_name_or_path"] if adapter.is_file() else path
@@ -56,7 +57,7 @@ def load_model(
         with _no_progress_bar():
             model = AutoModelForCausalLM.from_pretrained(base, dtype=kind, **extra)
     except (OSError, ValueError, ImportError) as error:
-        raise ConfigError(f"model.path: no causal language model can be loaded from {base}: {error}") from error
+        raise ConfigError(f"model.path: {base} cannot be loaded as a causal language model: {error}") from error
     if adapter.is_file():
         model = _peft().PeftModel.from_pretrained(model, str(path), is_trainable=lora is not None)
     elif lora is not None and lora.enabled:
@@ -80,7 +81,7 @@ def _no_progress_bar() -> Iterator[None]:
 def _dtype(name: str) -> torch.dtype:
     found = getattr(torch, name.removeprefix("torch."), None)
     if not isinstance(found, torch.dtype):
-        raise ConfigError(f"model.dtype: {name} is no torch dtype; use auto, float32, bfloat16 or float16")
+        raise ConfigError(f"model.dtype: {name} is not supported; use auto, float32, bfloat16 or float16")
     return found
 
 
@@ -108,7 +109,7 @@ def local_engine(config: Config) -> TokenEngine:
     """An engine over the model that `config.model` names, in this process, to sample from and not to train."""
     spec = config.model
     if spec.path is None:
-        raise ConfigError("model.path is not set: the local engine needs a directory or a hub name")
+        raise ConfigError("model.path is not set: the local engine needs a local directory or a Hugging Face name")
     path = str(config.resolve(spec.path)) if config.resolve(spec.path).exists() else spec.path
     tokenizer = HFTokenizer(path)
     model = load_model(path, dtype=spec.dtype, attn_implementation=spec.attn_implementation, device=spec.device)

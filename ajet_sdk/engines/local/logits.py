@@ -88,7 +88,7 @@ class _GrammarMask:
         """The bits of the tokens that may stand at a place of the reply."""
         for token_id in output_ids[self._taken : place]:
             if not self._matcher.take(int(token_id)):
-                raise EngineError(f"the grammar of a reply does not allow its token {self._taken}, {int(token_id)}")
+                raise EngineError(f"the grammar of the reply does not allow token {self._taken}, {int(token_id)}")
             self._taken += 1
         return self._matcher.allowed().copy()
 

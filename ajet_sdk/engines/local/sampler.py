@@ -106,7 +106,7 @@ class LocalSampler:
                 deterministic=deterministic,
             )
         except UnsupportedModel as reason:
-            _log.warning("%s It is sampled one conversation at a time, which is slow.", reason)
+            _log.warning("%s Sampling one conversation at a time, which is slow.", reason)
             return SingleConversation(self.module, eos_ids=eos, keep=self._max_batch)
 
     # The asyncio side
@@ -128,21 +128,23 @@ class LocalSampler:
     def _request(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> SamplingRequest:
         prompt = np.asarray(prompt_ids, dtype=np.int32)
         if not len(prompt):
-            raise RequestRefused("the prompt has no tokens", "prompt")
+            raise RequestRefused("the prompt is empty", "prompt")
         if prompt.view(np.uint32).max() >= self._vocabulary:  # a negative one is large
-            raise RequestRefused(f"the prompt has ids outside of the model's {self._vocabulary}", "prompt")
+            raise RequestRefused(f"token ids of the prompt must be less than the model's {self._vocabulary}", "prompt")
         room = self.max_model_len - len(prompt)
         if room < 1:
             raise ContextOverflow(
-                f"the prompt has {len(prompt)} tokens and {self.model} takes {self.max_model_len} with the reply: "
-                "shorten the conversation or raise rollout.max_model_len"
+                f"the prompt has {len(prompt)} tokens, but {self.model} takes {self.max_model_len} including the "
+                "reply; shorten the conversation or raise rollout.max_model_len"
             )
         if sampling.n < 1:
             raise RequestRefused(f"n must be at least 1 (got {sampling.n})", "n")
         if sampling.max_tokens is not None and sampling.max_tokens < 1:
             raise RequestRefused(f"max_tokens must be at least 1 (got {sampling.max_tokens})", "max_tokens")
         if any(not 0 <= token < self._vocabulary for token, _ in sampling.logit_bias):
-            raise RequestRefused(f"logit_bias names ids outside of the model's {self._vocabulary}", "logit_bias")
+            raise RequestRefused(
+                f"token ids in logit_bias must be less than the model's {self._vocabulary}", "logit_bias"
+            )
         seed = mix(self._seed, next(self._ordinal)) if sampling.seed is None else sampling.seed
         loop = asyncio.get_running_loop()
         max_new = min(room, sampling.max_tokens or room)
@@ -200,7 +202,9 @@ class LocalSampler:
                 try:
                     self._advance()
                 except Exception as error:  # noqa: BLE001  (kept and handed to every caller that it concerns)
-                    _log.exception("Sampling failed; the calls that ran are told, and all keys and values are dropped.")
+                    _log.exception(
+                        "Sampling failed; running calls get the error, and all cached keys and values are dropped."
+                    )
                     self._fail([*self._batch.continuations(), *self._joining], error)
                     self._batch.clear(broken=True)
         self._fail(
@@ -325,7 +329,7 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[..., None], *argum
     try:
         LoopCalls.for_loop(loop).call(function, *arguments)
     except RuntimeError:
-        _log.debug("An event loop was closed while a call of its own was sampled.")
+        _log.debug("An event loop was closed while one of its calls was being sampled.")
 
 
 def _kv_budget(device: torch.device) -> int:

@@ -95,7 +95,7 @@ class SingleConversation:
                 self._logits(conversation, ids[:3])
                 gap = distance(self._logits(conversation, ids), expected)
             except Exception as error:  # noqa: BLE001  (a model may refuse such a cache in any way)
-                _log.warning("%s cannot use a DynamicCache: %s", type(self.model).__name__, error)
+                _log.warning("%s does not support DynamicCache: %s", type(self.model).__name__, error)
                 return False
         return gap <= tolerance(self.model)
 

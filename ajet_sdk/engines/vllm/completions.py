@@ -32,12 +32,12 @@ def request_body(
     """
     prompt = [int(i) for i in prompt_ids]
     if not prompt:
-        raise RequestRefused("the prompt has no tokens", "prompt")
+        raise RequestRefused("the prompt is empty", "prompt")
     room = max_model_len - len(prompt)
     if room < 1:
         raise ContextOverflow(
-            f"the prompt has {len(prompt)} tokens and {model} takes {max_model_len} with the reply: "
-            "shorten the conversation or raise rollout.max_model_len"
+            f"the prompt has {len(prompt)} tokens, but {model} takes {max_model_len} including the reply; shorten "
+            "the conversation or raise rollout.max_model_len"
         )
     for name, value in (("n", sampling.n), ("max_tokens", sampling.max_tokens)):
         if value is not None and value < 1:
@@ -81,12 +81,12 @@ def choices_of(reply: Mapping[str, Any], version: int | None, n: int) -> list[Sa
 
 def _sampled(choice: ReplyChoice, version: int | None) -> Sampled:
     if choice.token_ids is None or choice.logprobs is None:
-        raise EngineError("vLLM gave no token ids with log-probabilities; 0.11 or later does")
+        raise EngineError("vLLM returned no token ids with log-probabilities; upgrade to 0.11 or later")
     if choice.finish_reason not in ("stop", "length"):
-        raise EngineUnavailable(f"vLLM broke off a reply ({choice.finish_reason})")
+        raise EngineUnavailable(f"vLLM aborted a reply ({choice.finish_reason})")
     logprobs = [value for value in choice.values if value is not None]
     if len(logprobs) != len(choice.token_ids):
-        raise EngineUnavailable("vLLM left out the log-probability of a token")
+        raise EngineUnavailable("vLLM returned no log-probability for a token")
     cut = choice.text if isinstance(choice.stop_reason, str) else None
     finish: Literal["stop", "length"] = "stop" if choice.finish_reason == "stop" else "length"
     return Sampled(choice.token_ids, logprobs, finish, version, cut, _alternatives(choice))

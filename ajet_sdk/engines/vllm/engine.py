@@ -31,8 +31,8 @@ def samples_with_vllm(config: Config) -> bool:
     if asked == "vllm":
         if not installed:
             raise ConfigError(
-                "rollout.name is vllm, and vLLM is not installed: run `ajet install vllm`, "
-                "or set rollout.name: transformers"
+                "rollout.name is vllm, but vLLM is not installed: run `ajet install vllm`, or set rollout.name: "
+                "transformers"
             )
         return True
     if not installed or config.model.device == "cpu":
@@ -50,7 +50,7 @@ def gpus_for(wanted: int, count: int, trainer: int | None) -> tuple[int, ...]:
     if not count:
         return ()
     if wanted > count:
-        raise ConfigError(f"rollout.tensor_parallel_size is {wanted}, and there are {count} GPUs")
+        raise ConfigError(f"rollout.tensor_parallel_size is {wanted}, but there are {count} GPUs")
     others = [i for i in range(count) if i != trainer]
     return tuple(others[:wanted]) if len(others) >= wanted else tuple(range(wanted))
 
@@ -113,14 +113,14 @@ def vllm_engine(config: Config) -> TokenEngine:
 
     spec = config.model
     if spec.path is None:
-        raise ConfigError("model.path is not set: vLLM needs a directory or a hub name")
+        raise ConfigError("model.path is not set: vLLM needs a local directory or a Hugging Face name")
     local = config.resolve(spec.path)
     path = str(local) if local.exists() else spec.path
     tokenizer = HFTokenizer(path)
     try:
         shape = AutoConfig.from_pretrained(_base(Path(path))).get_text_config()
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path: no model can be loaded from {path}: {error}") from error
+        raise ConfigError(f"model.path: {path} cannot be loaded: {error}") from error
     longest = getattr(shape, "max_position_embeddings", None) or config.rollout.max_model_len
     adapter = Path(path) / "adapter_config.json"
     settings = settings_of(

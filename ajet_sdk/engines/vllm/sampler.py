@@ -210,12 +210,12 @@ class VllmSampler:
         except EngineError as error:
             await self._fail(error)
         except Exception as error:  # noqa: BLE001  (kept, and told to every caller)
-            await self._fail(EngineError(f"vLLM could not be kept running: {type(error).__name__}: {error}"))
+            await self._fail(EngineError(f"vLLM could not be restarted: {type(error).__name__}: {error}"))
 
     async def _start(self) -> None:
         """A server with the newest weights, ready. Raises EngineError."""
         model = self.settings.model if self._adapter or self._place is None else str(self._place)
-        log.info("vLLM starts with %s; its log: %s", model, self.settings.log)
+        log.info("Starting vLLM with %s; log file: %s", model, self.settings.log)
         server = self._server = Server(self.settings, model, self._scratch)
         await server.ready()
         if self._adapter and self._place is not None:
@@ -249,9 +249,9 @@ class VllmSampler:
         await dead.stop()
         self._restarts += 1
         if self._restarts > RESTARTS:
-            await self._fail(EngineUnavailable(f"vLLM died {self._restarts} times, the last time so: {cause}"))
+            await self._fail(EngineUnavailable(f"vLLM crashed {self._restarts} times, most recently: {cause}"))
             return
-        log.warning("vLLM died (%s). Restarting it (%d of %d).", cause, self._restarts, RESTARTS)
+        log.warning("vLLM crashed (%s). Restarting it (%d of %d).", cause, self._restarts, RESTARTS)
         try:
             await self._start()
         except EngineError as error:
@@ -288,7 +288,7 @@ class VllmSampler:
         if await server.gone(_DYING):
             await self._start_again(server)
         else:
-            said = f"vLLM could not take the weights of version {self._served}: {error}"
+            said = f"vLLM could not load the weights of version {self._served}: {error}"
             await self._fail(EngineError(f"{said}\nIts log: {self.settings.log}"))
 
     async def _load_adapter(self, server: Server, place: Path, version: int | None) -> None:
@@ -320,5 +320,5 @@ async def _reload(server: Server, place: Path) -> None:
             break
         await asyncio.sleep(0.1)
     else:
-        raise EngineError("the prefix cache of the old weights could not be dropped")
+        raise EngineError("the prefix cache of the old weights could not be cleared")
     await server.control("resume")

@@ -114,7 +114,7 @@ class Server:
             if await self._answers():
                 return
             await asyncio.sleep(_TICK)
-        raise EngineError(f"vLLM did not start in {START_SECONDS:.0f} s: {self.cause()}")
+        raise EngineError(f"vLLM did not start within {START_SECONDS:.0f} s: {self.cause()}")
 
     async def _answers(self) -> bool:
         import httpx
@@ -159,7 +159,7 @@ class Server:
         """Why it ended, by its exit code and its log, and where the whole log is."""
         code = self._process.poll()
         ended = "" if code is None else f"exit code {code}; " if code < 128 else f"killed by signal {code - 128}; "
-        return f"{ended}{cause_in(self.said())}\nIts log: {self.settings.log}"
+        return f"{ended}{cause_in(self.said())}\nLog file: {self.settings.log}"
 
     async def stop(self) -> None:
         """End it and everything that it started, at once where it does not end by itself."""
@@ -249,4 +249,4 @@ def cause_in(text: str) -> str:
     errors = [line for line in lines if _ERROR.match(line) and not any(h in line for h in _HOLLOW)]
     if errors:
         return errors[0][:500]
-    return "its last lines:\n  " + "\n  ".join(line[:200] for line in lines[-8:]) if lines else "it has said nothing"
+    return "its last output:\n  " + "\n  ".join(line[:200] for line in lines[-8:]) if lines else "it printed nothing"

@@ -107,5 +107,5 @@ def test_a_missing_model_is_a_config_error(tmp_path: Path) -> None:
 
 
 def test_flash_attention_where_it_cannot_run_is_a_config_error(checkpoint: Path) -> None:
-    with pytest.raises(ConfigError, match="flash_attention_2 takes bfloat16 on a GPU, and the model is float32 on cpu"):
+    with pytest.raises(ConfigError, match="flash_attention_2 needs bfloat16 on a GPU, but the model is float32 on cpu"):
         load_model(checkpoint, attn_implementation="flash_attention_2", device="cpu")

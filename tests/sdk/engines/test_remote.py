@@ -197,7 +197,7 @@ def test_a_server_that_stays_busy_is_said_once_for_many_requests(
     [said] = [
         record.getMessage() for record in caplog.records if record.name == "ajet" and record.levelname == "WARNING"
     ]
-    assert f"{server.url} answers {status}, " in said and "(1 so far); the next one is sent in" in said
+    assert f"{server.url} answered {status}, " in said and "(1 so far); next request in" in said
     assert "secret-key" not in said and ("rollout.max_env_worker" in said) == (status == 429)
 
 

@@ -110,7 +110,7 @@ def test_what_was_not_recorded_cannot_be_replayed() -> None:
     with pytest.raises(EngineError, match="not recorded"):
         ask(replay, agent="solver", messages=[{"role": "user", "content": "something else"}])
     ask(replay, agent="solver")
-    with pytest.raises(EngineError, match="used up"):
+    with pytest.raises(EngineError, match="have been used"):
         ask(replay, agent="solver")
     ask(replay, episode_id="another", agent="solver")
 
@@ -136,7 +136,7 @@ def test_an_iterator_at_its_end_is_an_error_and_no_hang() -> None:
     replies = iter(["one"])
     engine = ScriptedEngine(lambda ask: next(replies))
     assert [*ask(engine).choices[0].output_ids] == [*b"one", 257]
-    with pytest.raises(EngineError, match="at its end"):
+    with pytest.raises(EngineError, match="has ended"):
         ask(engine)
 
 

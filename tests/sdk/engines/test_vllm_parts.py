@@ -58,8 +58,8 @@ def test_asking_for_a_vllm_that_is_absent_says_how_to_install_it(monkeypatch: py
         ({"token_ids": [1, 2**31]}, EngineUnavailable, "token_ids"),
         ({"logprobs": {"token_logprobs": [-1.0, float("nan")]}}, EngineUnavailable, "token_logprobs"),
         ({"logprobs": {"token_logprobs": [-1.0]}}, EngineUnavailable, "2 token ids and 1 log-probabilities"),
-        ({"logprobs": {"token_logprobs": [-1.0, None]}}, EngineUnavailable, "left out"),
-        ({"finish_reason": "abort"}, EngineUnavailable, "broke off"),
+        ({"logprobs": {"token_logprobs": [-1.0, None]}}, EngineUnavailable, "returned no log-probability"),
+        ({"finish_reason": "abort"}, EngineUnavailable, "aborted"),
         ({"token_ids": None}, EngineError, "0.11 or later"),
         ({"logprobs": None}, EngineError, "0.11 or later"),
     ],
@@ -101,7 +101,7 @@ def test_the_server_leaves_the_trainers_gpu_alone_where_it_can(
 
 
 def test_more_gpus_than_there_are_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="tensor_parallel_size is 4, and there are 2"):
+    with pytest.raises(ConfigError, match="tensor_parallel_size is 4, but there are 2"):
         gpus_for(4, 2, 0)
 
 
@@ -174,7 +174,7 @@ def test_the_cause_of_a_log_is_its_first_error_that_says_something() -> None:
 """
     assert cause_in(log) == "torch.OutOfMemoryError: CUDA out of memory. Tried 2 GiB"
     assert cause_in("api_server.py: error: unrecognized arguments: --uds").endswith("unrecognized arguments: --uds")
-    assert cause_in("") == "it has said nothing"
+    assert cause_in("") == "it printed nothing"
 
 
 def test_a_server_that_does_not_start_is_told_with_its_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -184,7 +184,7 @@ def test_a_server_that_does_not_start_is_told_with_its_log(tmp_path: Path, monke
     (broken / "api_server.py").write_text("raise ValueError('No supported CUDA device')")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     server = Server(settings(log=tmp_path / "logs" / "vllm.log"), "m", tmp_path)
-    with pytest.raises(EngineError, match=r"exit code 1; ValueError: No supported CUDA device\nIts log: .*vllm.log"):
+    with pytest.raises(EngineError, match=r"exit code 1; ValueError: No supported CUDA device\nLog file: .*vllm.log"):
         asyncio.run(server.ready())
     asyncio.run(server.stop())
 

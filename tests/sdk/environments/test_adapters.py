@@ -33,7 +33,7 @@ def test_a_registered_gymnasium_environment() -> None:
         _, reward, ended, _ = env.step({"content": " right "})
         assert (reward, ended, env.evaluate()) == (1.0, True, 1.0)
         env.release()
-        with pytest.raises(EnvironmentUnavailable, match="a seed, a number"):
+        with pytest.raises(EnvironmentUnavailable, match="is a seed"):
             GymEnv(url, "count", "x").create()
 
 
@@ -164,7 +164,7 @@ def test_an_openenv_package(tmp_path: Path) -> None:
             assert "Not an action" in say(env, '{"nothing": 1}')[0]
             assert env.evaluate() == pytest.approx(0.7)
             env.release()
-        with pytest.raises(ConfigError, match="no package nobody"), hosted("openenv:nobody"):
+        with pytest.raises(ConfigError, match="neither package nobody"), hosted("openenv:nobody"):
             pass
 
 
@@ -218,7 +218,7 @@ def test_a_verifiers_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         assert [message["content"] for message in env.create()] == ["Add.", "3 + 3?"]
         assert say(env, "6")[1:3] == (1.5, True) and env.evaluate() == 1.5
         env.release()
-        with pytest.raises(EnvironmentUnavailable, match="a position in its tasks"):
+        with pytest.raises(EnvironmentUnavailable, match="an index into its tasks"):
             GymEnv(url, "count", "4").create()
         assert not instances.listed()
     with hosted("verifiers:sums-v1", splits={"train": ["2"]}) as (url, _):

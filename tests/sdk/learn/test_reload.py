@@ -162,7 +162,7 @@ def test_what_a_cluster_trained_is_announced_only_if_it_loads(place: Path, tmp_p
         loggers.say = said.append  # type: ignore[method-assign]
         run = ClusterRun(job, writer, loggers, 3)
         assert run.export(place) == tmp_path / "checkpoint" / "r" / "model"
-        assert "log-probabilities to" in said[0] and "the trained model is in" in said[1]
+        assert "log-probabilities" in said[0] and "trained model saved to" in said[1]
         said.clear()
         with pytest.raises(CheckpointError):
             run.export(with_adapter(place))

@@ -188,7 +188,7 @@ def test_when_the_one_who_asked_is_cancelled_the_other_asks(model_server) -> Non
 
 def test_a_cache_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
-    with pytest.raises(CacheError, match="cannot keep replies"):
+    with pytest.raises(CacheError, match="cannot store replies"):
         Endpoint("http://127.0.0.1:9/v1", "m", cache=tmp_path / "file" / "replies.sqlite")
 
 

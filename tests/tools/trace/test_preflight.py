@@ -199,7 +199,7 @@ def test_refusals_by_cause(recorded: tuple[Path, list[Episode]]) -> None:
         response={"choices": [{"message": {"role": "assistant", "content": "a cat"}}]},
     )
     found = fly([Episode(calls=(picture,))], ByteTokenizer())
-    assert list(found.refused) == ["a message holds a part of type 'image_url'; only text is read here"]
+    assert list(found.refused) == ["a message contains a part of type 'image_url'; only text is supported"]
 
 
 def test_lengths_against_the_limit(recorded: tuple[Path, list[Episode]]) -> None:

@@ -142,7 +142,7 @@ def test_a_judge_that_asks_for_what_is_not_here(stored: Path) -> None:
 
     changes = judge_again(stored, of_model)
     [(cause, group)] = changes.failures.items()
-    assert cause == "SignatureError" and len(group) == 8 and "nothing fills parameter `model`" in (group[0].error or "")
+    assert cause == "SignatureError" and len(group) == 8 and "no value for parameter `model`" in (group[0].error or "")
 
 
 @pytest.mark.slow

@@ -68,7 +68,7 @@ class Sequences:
             raise RequestRefused("ids, targets and needed must each be as long as the sum of lengths")
         both = np.concatenate([self.ids_N, self.targets_N[self.needed_N]])
         if len(both) and not 0 <= both.min() <= both.max() < vocabulary:
-            raise RequestRefused(f"there are token ids outside of the model's {vocabulary}")
+            raise RequestRefused(f"token ids must be less than the model's {vocabulary}")
 
     @classmethod
     def whole(cls, ids: Sequence[int]) -> Sequences:
@@ -176,9 +176,9 @@ class Learner:
         groups, graph = self._groups, self._graph
         self._groups, self._graph = None, None
         if groups is None:
-            raise RequestRefused("there is no forward pass that these gradients could be of")
+            raise RequestRefused("the gradients do not belong to any forward pass")
         if groups and max(int(group.places.max()) for group in groups) >= len(gradients_N):
-            raise RequestRefused("there are fewer gradients than the forward pass gave log-probabilities")
+            raise RequestRefused("there are fewer gradients than log-probabilities of the forward pass")
         tokens = sum(len(group.places) for group in groups)
         for group in reversed(groups):
             given_N = torch.from_numpy(gradients_N[group.places])

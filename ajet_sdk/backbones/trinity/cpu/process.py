@@ -53,7 +53,7 @@ async def run_service(
     model, EngineUnavailable, with the end of the log, where it does not start.
     """
     if Path(model).is_absolute() and not (Path(model) / "config.json").is_file():
-        raise ConfigError(f"model.path: {model} is no directory with a model in it (it has no config.json)")
+        raise ConfigError(f"model.path: {model} is not a model directory (it has no config.json)")
     with tempfile.TemporaryDirectory(prefix="ajet-service-") as place:
         ready = Path(place) / "ready.json"
         options = {
@@ -120,16 +120,16 @@ def _url(process: subprocess.Popen[bytes], ready: Path, log: Path) -> str:
     deadline = time.monotonic() + START_TIMEOUT
     while not ready.is_file():
         if (code := process.poll()) is not None:
-            raise EngineUnavailable(f"the service ended with code {code} while it started{_last_lines(log)}")
+            raise EngineUnavailable(f"the service exited with code {code} during startup{_last_lines(log)}")
         if time.monotonic() > deadline:
-            raise EngineUnavailable(f"the service does not listen after {START_TIMEOUT:.0f} s{_last_lines(log)}")
+            raise EngineUnavailable(f"the service did not start within {START_TIMEOUT:.0f} s{_last_lines(log)}")
         time.sleep(0.05)
     return str(json.loads(ready.read_text())["url"])
 
 
 def _last_lines(log: Path) -> str:
     lines = log.read_text(errors="replace").splitlines()[-_SHOWN_LINES:]
-    return f"; its log is {log}" + "".join(f"\n  {line}" for line in lines)
+    return f"; log file: {log}" + "".join(f"\n  {line}" for line in lines)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

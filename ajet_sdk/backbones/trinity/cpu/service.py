@@ -189,7 +189,7 @@ class Service:
                 logprobs = await asyncio.to_thread(logprobs_of, self._reference, prompt, self.temperature)
             else:
                 if _version(str(name)) != self.sampler.policy_version:
-                    raise RequestRefused(f"{name} is not loaded: version {self.sampler.policy_version} samples now")
+                    raise RequestRefused(f"{name} is not loaded; version {self.sampler.policy_version} is")
                 async with self.sampler.exclusive():
                     logprobs = await asyncio.to_thread(logprobs_of, self.sampler.module, prompt, self.temperature)
         return array_response(logprobs_N=logprobs)
@@ -203,7 +203,7 @@ class Service:
                 async with self.sampler.exclusive():
                     await asyncio.to_thread(read_weights, place, self.sampler.module)
                     self.sampler.policy_version = version
-                _log.info("Version %s samples from now on.", version)
+                _log.info("Now sampling from version %s.", version)
         return JSONResponse({"policy_version": version})
 
     # Training
@@ -245,7 +245,7 @@ class Service:
         try:
             adam = Adam(**{name: float(value) for name, value in body.items()})
         except (TypeError, ValueError) as error:
-            raise RequestRefused(f"these are no parameters of AdamW: {error}") from error
+            raise RequestRefused(f"invalid AdamW parameters: {error}") from error
         norm = await self._train(self.learner.update, adam)
         return JSONResponse({"grad_norm": norm, "updates": self.learner.updates})
 
@@ -278,7 +278,7 @@ class Service:
 
     def _place(self, name: Any) -> Path:
         if not isinstance(name, str) or not name or name.startswith(".") or Path(name).name != name:
-            raise RequestRefused(f"{name!r} cannot be the name of a checkpoint: it must be a plain file name", "name")
+            raise RequestRefused(f"{name!r} is not a valid checkpoint name: it must be a plain file name", "name")
         return self.work_dir / name
 
     def _existing(self, body: Mapping[str, Any]) -> Path:
@@ -292,7 +292,7 @@ class Service:
 def _version(name: str) -> int:
     found = _SAMPLER.search(name)
     if found is None:
-        raise RequestRefused(f"{name} names no weights to sample from: it must end with -sampler-NUMBER", "name")
+        raise RequestRefused(f"{name} is not a set of sampler weights: its name must end with -sampler-NUMBER", "name")
     return int(found[1])
 
 
@@ -326,18 +326,20 @@ def main() -> None:
 def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Train and sample a model for Trinity-RFT on this machine.")
     parser.add_argument("--model", required=True, help="directory of the base model")
-    parser.add_argument("--work-dir", required=True, help="where snapshots and states are written")
-    parser.add_argument("--ready-file", required=True, type=Path, help="where url and pid are written once it listens")
+    parser.add_argument("--work-dir", required=True, help="directory for snapshots and states")
+    parser.add_argument(
+        "--ready-file", required=True, type=Path, help="file to write url and pid to once the service listens"
+    )
     parser.add_argument("--port", type=int, default=0, help="0: a free one")
-    parser.add_argument("--temperature", type=float, default=1.0, help="of sampling, which training assumes")
+    parser.add_argument("--temperature", type=float, default=1.0, help="sampling temperature, assumed in training")
     parser.add_argument("--max-model-len", type=int, required=True)
     parser.add_argument("--max-batch", type=int, default=64)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--dtype", default="float32", help="of the copy that samples; the trained one is float32")
+    parser.add_argument("--dtype", default="float32", help="of the sampling copy; the trained copy is float32")
     parser.add_argument(
-        "--settings", default="{}", help="the KL and entropy terms and the learning rate's course, JSON"
+        "--settings", default="{}", help="JSON of the KL and entropy terms and the learning rate schedule"
     )
-    parser.add_argument("--parent", type=int, help="pid of the parent process, with which the service ends")
+    parser.add_argument("--parent", type=int, help="pid of the parent process; the service exits with it")
     return parser.parse_args()
 
 
@@ -350,7 +352,7 @@ async def _serve(args: argparse.Namespace) -> None:
     import uvicorn
 
     if args.temperature <= 0:
-        raise ConfigError(f"--temperature must be above 0 to train on what was sampled (got {args.temperature})")
+        raise ConfigError(f"--temperature must be above 0 for training (got {args.temperature})")
     service = await asyncio.to_thread(Service, args)
     with listening_socket("127.0.0.1", args.port) as listener:
         settings = server_config(

@@ -39,7 +39,7 @@ class ServiceConnection:
 
     def __init__(self, url: str) -> None:
         if not is_loopback(url):
-            raise ConfigError(f"{url!r} is not on this machine: the CPU learner of ajet is reached by loopback only")
+            raise ConfigError(f"{url!r} is not on this machine; ajet's CPU learner listens on loopback only")
         self.url = url.rstrip("/")
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, httpx.AsyncClient] = WeakKeyDictionary()
 
@@ -49,9 +49,11 @@ class ServiceConnection:
             response = httpx.get(f"{self.url}/info", trust_env=False, verify=without_certificates(), timeout=30.0)
             said = response.json()
         except (httpx.TransportError, ValueError) as error:
-            raise EngineUnavailable(f"no service of ajet answers at {self.url}: {error}") from error
+            raise EngineUnavailable(f"no ajet service answers at {self.url}: {error}") from error
         if not isinstance(said, dict) or said.get("service") != SERVICE:
-            raise ConfigError(f"what answers at {self.url} is no service of ajet (TINKER_BASE_URL names it)")
+            raise ConfigError(
+                f"the server at {self.url} is not an ajet service (the address comes from TINKER_BASE_URL)"
+            )
         return said
 
     async def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -77,7 +79,7 @@ class ServiceConnection:
             response = await self._client().request(method, f"{self.url}/{route}", content=content)
         except httpx.TransportError as error:
             raise EngineUnavailable(
-                f"the service at {self.url} was lost ({type(error).__name__}: {error}); its log says why"
+                f"connection to the service at {self.url} lost ({type(error).__name__}: {error}); see its log"
             ) from error
         if response.status_code >= 400:
             _raise(response)
@@ -128,7 +130,7 @@ async def json_body(request: Request) -> dict[str, Any]:
     except ValueError as error:
         raise RequestRefused(f"the request is not JSON: {error}") from error
     if not isinstance(body, dict):
-        raise RequestRefused("the request is JSON but no object")
+        raise RequestRefused("the request must be a JSON object")
     return body
 
 

@@ -33,9 +33,9 @@ def _address(base_url: str | None) -> str:
     url = base_url or os.environ.get("TINKER_BASE_URL", "")
     if not is_loopback(url):
         raise ImportError(
-            f"this `tinker` ({Path(__file__).parent}) is ajet's stand-in for CPU runs and needs the address of ajet's "
-            f"service in TINKER_BASE_URL (it is {url!r}). Without such a run, take its folder off PYTHONPATH; to use "
-            "the real Tinker, install it and do that too"
+            f"this `tinker` ({Path(__file__).parent}) is ajet's replacement for CPU runs and needs the address of "
+            f"ajet's service in TINKER_BASE_URL (got {url!r}). Outside such a run, remove this directory from "
+            "PYTHONPATH; to use the real Tinker, also install it"
         )
     return url
 
@@ -81,7 +81,7 @@ class SamplingClient:
         attempts equal. The service draws one for each request from its own.
         """
         if include_prompt_logprobs:
-            raise NotImplementedError("ajet's service gives log-probabilities of sampled tokens only")
+            raise NotImplementedError("ajet's service returns log-probabilities of sampled tokens only")
         given = asdict(sampling_params) if isinstance(sampling_params, types.SamplingParams) else sampling_params
         asked = {name: value for name, value in given.items() if name != "seed" and value is not None}
         body = {"prompt": prompt.to_ints(), "n": num_samples, "logprobs": 0, "return_token_ids": True, **asked}
@@ -179,7 +179,7 @@ class ServiceClient:
     async def create_lora_training_client_async(self, base_model: str, **lora: Any) -> TrainingClient:
         """A client that trains all weights from the base model on; there is no LoRA here."""
         self._check(base_model)
-        _log.warning("The CPU learner trains all weights: Trinity's LoRA settings for tinker are not used.")
+        _log.warning("The CPU learner trains all weights; Trinity's LoRA settings for tinker are ignored.")
         await self._service.post("train/start", {})
         return TrainingClient(self._service)
 
@@ -200,4 +200,4 @@ class ServiceClient:
     def _check(self, base_model: str | None) -> None:
         served = self._info["model"]
         if base_model is None or Path(base_model).resolve() != Path(served).resolve():
-            raise ValueError(f"ajet's service serves {served} and no other model (asked for {base_model!r})")
+            raise ValueError(f"ajet's service serves only {served} (asked for {base_model!r})")
