@@ -71,7 +71,7 @@ class CodeJudge:
             code_in(text) or text, tests, task.metadata.get("entry_point"), self._run, apart=self.partial
         )
         if not tested.total:
-            raise NoReward(f"the tests of task {task.task_id} cannot be read: {str(tests)[:200]}")
+            raise NoReward(f"the tests of task {task.task_id} are not in a known format: {str(tests)[:200]}")
         whole = tested.passed == tested.total
         value = tested.passed / tested.total if self.partial else float(whole)
         reason = f"passes {tested.passed} of {tested.total} tests"

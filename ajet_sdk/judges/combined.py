@@ -47,7 +47,7 @@ class CombinedJudge:
     def __init__(self, parts: Sequence[Part | tuple[Any, float]]) -> None:
         self.parts = [part if isinstance(part, Part) else Part(*part) for part in parts]
         if not any(part.weight for part in self.parts):
-            raise ConfigError("a combined judge needs at least one judge with a weight")
+            raise ConfigError("a combined judge needs at least one judge with a nonzero weight")
         self.group = any(is_group_judge(part.judge) for part in self.parts)
         limits = [getattr(part.judge, "timeout", None) for part in self.parts]
         self.timeout: float | None = max((one for one in limits if one), default=None)

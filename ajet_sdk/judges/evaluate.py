@@ -78,7 +78,7 @@ def labelled_row(row: Any, place: int) -> Labelled:
     What else it has, its `metadata` too, is the task's metadata. Raises ConfigError.
     """
     if not isinstance(row, Mapping):
-        raise ConfigError(f"row {place + 1} of the labels is no object (got {row!r:.50})")
+        raise ConfigError(f"row {place + 1} of the labels is not an object (got {row!r:.50})")
     metadata = row.get("metadata")
     whole = {**row, **(metadata if isinstance(metadata, Mapping) else {})}
     whole.pop("metadata", None)
@@ -125,7 +125,7 @@ async def evaluate(
         done: called with how many more outputs were judged.
     """
     if not labelled:
-        raise ConfigError("there is no labelled output to judge")
+        raise ConfigError("there are no labelled outputs to judge")
     if isinstance(judge, RubricJudge):
         await judge.ready()
     room = asyncio.Semaphore(parallel)

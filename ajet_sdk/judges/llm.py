@@ -87,9 +87,9 @@ class LlmJudge:
         name: str = "llm",
     ) -> None:
         if mode not in get_args(Mode):
-            raise ConfigError(f"an LLM judge's mode is one of {', '.join(get_args(Mode))} (got {mode!r})")
+            raise ConfigError(f"the mode of an LLM judge must be one of {', '.join(get_args(Mode))} (got {mode!r})")
         if not min_score < max_score:
-            raise ConfigError(f"an LLM judge's scores go from min_score up to max_score (got {min_score}, {max_score})")
+            raise ConfigError(f"min_score of an LLM judge must be less than max_score (got {min_score}, {max_score})")
         if not isinstance(model, JudgeModel):
             asked = model if isinstance(model, Model) else open_model(model, base_url, api_key)
             model = JudgeModel(

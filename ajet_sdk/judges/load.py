@@ -72,7 +72,7 @@ def _part(name: str, config: Config, within: Sequence[str]) -> Any:
     if kind in _OF_FILE and colon:
         name = f"{kind}:{config.resolve(rest)}"
     if name in within:
-        raise ConfigError(f"the judge {name} stands within itself; take it out of its own parts")
+        raise ConfigError(f"judge {name} contains itself; remove it from its own parts")
     return named_judge(name, config, (*within, name))
 
 
@@ -123,9 +123,11 @@ def _read_section(path: Path, name: str) -> Any:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"judge {name}: cannot read {path}: {error}") from None
     except yaml.YAMLError as error:
-        raise ConfigError(f"judge {name}: {path} is not YAML: {error}") from None
+        raise ConfigError(f"judge {name}: {path} is not valid YAML: {error}") from None
     if not isinstance(found, Mapping | list):
-        raise ConfigError(f"judge {name}: {path} must hold the keys of the judge's section, or be a .md rubric")
+        raise ConfigError(
+            f"judge {name}: {path} must contain the keys of the judge's config section, or be a .md rubric"
+        )
     return _absolute(found, path.parent)
 
 
@@ -193,8 +195,8 @@ def rubric_judge(config: Config) -> RubricJudge:
     file = grader.jsonl_dataset_file.training.file_path
     if file is None:
         raise ConfigError(
-            "task_judge.rubrics_auto_grader.jsonl_dataset_file.training.file_path: name the scored examples (JSON "
-            "lines with a question, an answer and a score)"
+            "task_judge.rubrics_auto_grader.jsonl_dataset_file.training.file_path is required: JSON lines with a "
+            "question, an answer and a score"
         )
     rows = read_examples(config.resolve(file))
     fields = {"query": grader.query_field, "answer": grader.answer_field, "reference": grader.reference_field}

@@ -48,7 +48,7 @@ def math(output: Any, answer: Any) -> bool:
     """
     right = final_answer(text_of(answer))
     if not right:
-        raise NoReward("the right answer is empty")
+        raise NoReward("the reference answer is empty")
     truth = number(right)
     given = final_answer(text_of(output), numeric=truth is not None)
     if _plain(given) == _plain(right):
@@ -145,10 +145,12 @@ def _verify(given: str, right: str) -> bool:
 
     logging.getLogger("math_verify").setLevel(logging.ERROR)  # it warns that the limits are off
     if _too_costly(right):
-        raise NoReward(f"the right answer {right[:80]!r} is too long or too costly to be evaluated")
+        raise NoReward(f"the reference answer {right[:80]!r} is too long or too expensive to evaluate")
     truth = math_verify.parse(f"${right}$", parsing_timeout=None)
     if not truth:
-        raise NoReward(f"the right answer {right[:80]!r} cannot be read as mathematics; judge it by exact or regex")
+        raise NoReward(
+            f"the reference answer {right[:80]!r} is not a mathematical expression; use judge exact or regex"
+        )
     if _too_costly(given):
         return False
     mine = math_verify.parse(f"${given}$", parsing_timeout=None)

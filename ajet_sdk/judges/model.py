@@ -145,7 +145,7 @@ class JudgeModel:
             try:
                 reply = await self._post(said, schema)
             except (ContextOverflow, RequestRefused) as refused:  # the judge's fault, and not the agent's
-                raise NoReward(f"the judge's model {self.model.name} refuses the request: {refused}") from refused
+                raise NoReward(f"the judge's model {self.model.name} rejected the request: {refused}") from refused
             text = str(reply["choices"][0]["message"].get("content") or "")
             spent += self._spent(reply.get("usage") or {}, said, text)
             try:
@@ -156,7 +156,7 @@ class JudgeModel:
                 said = [*map(dict, messages), {"role": "assistant", "content": text or "(nothing)"}, asked]
                 continue
             return text, spent
-        raise NoReward(f"no verdict of the judge's model {self.model.name} in {self.retries + 1} replies: {wrong}")
+        raise NoReward(f"no verdict from the judge's model {self.model.name} in {self.retries + 1} replies: {wrong}")
 
     def _spent(self, usage: Mapping[str, Any], asked: Sequence[Any], text: str) -> Usage:
         """Of one reply, as the server counts, else about."""
@@ -203,13 +203,13 @@ def open_model(
     """
     name = name or os.environ.get("OPENAI_MODEL")
     if not name:
-        raise ConfigError("the judge asks a model: say which (task_judge.llm.model, or OPENAI_MODEL)")
+        raise ConfigError("the judge needs a model: set task_judge.llm.model or OPENAI_MODEL")
     keys = dashscope_keys()
     url = base_url or os.environ.get("OPENAI_BASE_URL")
     if url is None and not keys:
         raise ConfigError(
-            f"say where the judge's model {name} answers: task_judge.llm.base_url, or OPENAI_BASE_URL "
-            "(https://api.openai.com/v1), with its key in OPENAI_API_KEY; or DASHSCOPE_API_KEY for DashScope"
+            f"no endpoint for the judge's model {name}: set task_judge.llm.base_url or OPENAI_BASE_URL "
+            "(https://api.openai.com/v1) and OPENAI_API_KEY, or DASHSCOPE_API_KEY for DashScope"
         )
     key = api_key or os.environ.get(api_key_env) or (keys[0] if keys else "none")
     if url is None or (url == DASHSCOPE and keys):

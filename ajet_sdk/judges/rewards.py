@@ -75,7 +75,8 @@ def judged_group(values: Any, name: str, count: int) -> list[Verdict]:
     if not isinstance(values, (list, tuple)) or len(values) != count:
         given = f"{len(values)}" if isinstance(values, (list, tuple)) else _short(values)
         raise NoReward(
-            f"judge {name} returned {given} for {count} episodes; a group judge returns a list, one for each"
+            f"judge {name} returned {given} for {count} episodes; a group judge must return a list with one "
+            "reward for each"
         )
     return [judged(value, name) for value in values]
 
@@ -108,12 +109,12 @@ def _number(value: Any, source: str) -> float:
         value = value.item()
     if not isinstance(value, (Real, np.bool_)):
         raise NoReward(
-            f"{source} returned {_short(value)} ({type(value).__name__}), which is no reward: "
-            "return a number, a bool, a Reward, a list of Rewards, or (reward, is_success)"
+            f"{source} returned {_short(value)} ({type(value).__name__}), which is not a reward; return a number, "
+            "a bool, a Reward, a list of Rewards, or (reward, is_success)"
         )
     number = float(value)
     if not math.isfinite(number):
-        raise NoReward(f"{source} returned {number}, which is no reward: it must be finite")
+        raise NoReward(f"{source} returned {number}, which is not a reward: it must be finite")
     return number
 
 

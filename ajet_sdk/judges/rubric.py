@@ -122,13 +122,13 @@ class RubricJudge(LlmJudge):
         off = next((one for one in scored if not self.min_score <= one.score <= self.max_score), None)
         if off is not None:
             raise ConfigError(
-                f"a rubric's example has the score {off.score:g}, outside of {self.min_score:g} to {self.max_score:g} "
+                f"a scored example has the score {off.score:g}, outside {self.min_score:g} to {self.max_score:g} "
                 "(min_score, max_score)"
             )
         if len(scored) < _LEAST or len({one.score for one in scored}) < 2:
             raise ConfigError(
-                f"a rubric needs at least {_LEAST} scored examples of two different scores (got {len(scored)} of "
-                f"{len({one.score for one in scored})})"
+                f"a rubric needs at least {_LEAST} scored examples with at least two different scores (got "
+                f"{len(scored)} with {len({one.score for one in scored})})"
             )
 
     async def __call__(self, output: Any, task: Task, episode: Episode) -> Verdict:
@@ -169,8 +169,8 @@ class RubricJudge(LlmJudge):
         self._keep(built)
         if agreement is not None and built.plain is not None and agreement < built.plain:
             log.warning(
-                "the rubric agrees less with the held-out examples (%.2f) than the same model without it (%.2f): "
-                "score more examples, or write the rubric yourself (judge llm)",
+                "the rubric agrees less with the held-out examples (%.2f) than the same model without a rubric "
+"(%.2f); provide more scored examples, or write the rubric yourself (judge llm)",
                 agreement, built.plain,
             )  # fmt: skip
         return built
@@ -260,5 +260,5 @@ def read_examples(path: str | Path) -> list[dict[str, Any]]:
         raise ConfigError(f"the judge's scored examples: cannot read {path} as JSON lines: {error}") from None
     for place, row in enumerate(rows, 1):
         if not isinstance(row, Mapping):
-            raise ConfigError(f"the judge's scored examples: {path}: row {place} is no object (got {row!r:.50})")
+            raise ConfigError(f"the judge's scored examples: {path}: row {place} is not an object (got {row!r:.50})")
     return rows

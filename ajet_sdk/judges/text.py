@@ -34,7 +34,7 @@ def text_of(output: Any) -> str:
             if isinstance(metadata.get(name), str | int | float):
                 return str(metadata[name])
     raise NoReward(
-        f"the built-in judges compare text, and the workflow returned {type(output).__name__}; return a string, "
+        f"the built-in judges compare text, but the workflow returned {type(output).__name__}; return a string, "
         'or a WorkflowOutput with metadata={"final_answer": ...}'
     )
 
@@ -43,7 +43,7 @@ def answer_of(task: Task, key: str) -> Any:
     """The right answer of a task. Raises NoReward where its metadata has none."""
     if task.metadata.get(key) is None:
         raise NoReward(
-            f"task {task.task_id} has no {key!r} in its metadata to judge by; it has "
+            f"task {task.task_id} has no reference answer {key!r} in its metadata; it has "
             f"{', '.join(task.metadata) or 'nothing'} (task_judge.answer_key)"
         )
     return task.metadata[key]
@@ -59,7 +59,7 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile(pattern, re.MULTILINE)
     except re.error as error:
-        raise ConfigError(f"task_judge.pattern {pattern!r} is no regular expression: {error}") from None
+        raise ConfigError(f"task_judge.pattern {pattern!r} is not a valid regular expression: {error}") from None
 
 
 def matches(pattern: re.Pattern[str], output: str, answer: Any | None) -> bool:

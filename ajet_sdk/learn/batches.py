@@ -155,7 +155,7 @@ def _processing(
         first, last = np.searchsorted(at, (span.start, span.end))
         if how.processed and first < last:
             if tokenizer is None:
-                raise TrainingError("a call was sampled with a penalty or a bias; scoring it takes the tokenizer")
+                raise TrainingError("a call was sampled with a penalty or a bias; the tokenizer is needed to score it")
             changes = partial(processors, how, line.token_ids[: span.start].tolist(), tokenizer)
             places = (at[first:last] - span.start).tolist()
             yield Processing(begin + int(first), changes, line.token_ids[span.start : span.end], places)

@@ -66,7 +66,7 @@ def read(path: Path) -> Progress:
     try:
         return Progress(**json.loads((path / STATE).read_text()))
     except (OSError, ValueError, TypeError) as error:
-        raise CheckpointError(f"{path} is not a whole checkpoint: {error}") from error
+        raise CheckpointError(f"{path} is incomplete or damaged: {error}") from error
 
 
 def restore(path: Path, trainer: Trainer, fingerprint: str) -> Progress:
@@ -74,8 +74,8 @@ def restore(path: Path, trainer: Trainer, fingerprint: str) -> Progress:
     progress = read(path)
     if progress.fingerprint != fingerprint:
         raise CheckpointError(
-            f"{path} belongs to other settings (model, data, seed or optimiser differ); "
-            "start without --resume, or put the config back as it was"
+            f"{path} was made with other settings (model, data, seed or optimizer); start without --resume, or "
+            "restore the config"
         )
     try:
         read_weights(path, trainer.model)
@@ -152,7 +152,9 @@ def read_weights(path: Path, model: Any) -> None:
     model.tie_weights()
     tied = set(getattr(model, "_tied_weights_keys", None) or ())
     if unexpected or set(missing) - tied:
-        raise CheckpointError(f"{path} holds another model: missing {missing[:3]}, unexpected {unexpected[:3]}")
+        raise CheckpointError(
+            f"{path} is a checkpoint of another model: missing {missing[:3]}, unexpected {unexpected[:3]}"
+        )
 
 
 def replace(fresh: Path, place: Path) -> None:

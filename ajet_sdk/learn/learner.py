@@ -53,10 +53,10 @@ async def open_learner(config: Config, probe: Probe, steps: int, say: Callable[[
     transformers_logging.disable_progress_bar()
     if config.model.base_url or config.model.scripted:
         raise ConfigError(
-            "the local backbone trains weights: set model.path instead of model.base_url or model.scripted"
+            "backbone local trains model weights: set model.path instead of model.base_url or model.scripted"
         )
     if not config.model.path:
-        raise ConfigError("model.path is not set: the local backbone needs a directory or a hub name to train")
+        raise ConfigError("model.path is not set: backbone local needs a local directory or a Hugging Face name")
     if wants_recipe(config):
         path: Path | str = await build_recipe(config, probe, say)
     else:
@@ -64,7 +64,7 @@ async def open_learner(config: Config, probe: Probe, steps: int, say: Callable[[
     vllm = samples_with_vllm(config)
     learner = await asyncio.to_thread(_load, config, path, steps, vllm, say)
     if isinstance(learner.sampler, VllmSampler):
-        say(f"vLLM samples: its server starts, which may take a minute; its log: {learner.sampler.settings.log}")
+        say(f"Starting the vLLM server, which may take a minute; log file: {learner.sampler.settings.log}")
         try:
             await learner.sampler.ready()
         except BaseException:
@@ -84,7 +84,7 @@ def _load(config: Config, path: Path | str, steps: int, vllm: bool, say: Callabl
         lora=source.lora if source.lora.enabled else None,
     )  # fmt: skip
     if source.lora.enabled and source.lora.dropout:
-        say("model.lora.dropout has no effect: the policy is trained as it was sampled from, without dropout")
+        say("model.lora.dropout has no effect: dropout would make training differ from sampling")
     if source.gradient_checkpointing:
         model.gradient_checkpointing_enable()
         model.enable_input_require_grads()

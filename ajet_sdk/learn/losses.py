@@ -145,7 +145,7 @@ def kl_estimate(logprobs_N: torch.Tensor, reference_N: torch.Tensor, kind: str) 
         r_N = (reference_N - logprobs_N).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
         return torch.expm1(r_N) - r_N
     raise ConfigError(
-        f"trainer_common.kl_loss_type {kind!r} is not known; there are k1 (kl), abs, k2 (mse), k3 (low_var_kl)"
+        f"trainer_common.kl_loss_type {kind!r} is unknown; choose k1 (kl), abs, k2 (mse) or k3 (low_var_kl)"
     )
 
 

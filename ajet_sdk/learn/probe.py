@@ -40,7 +40,7 @@ class Probe:
     def of(cls, config: Config) -> Probe:
         """A probe of the workflow, judge and tasks that the config names."""
         if config.rollout.user_workflow is None:
-            raise ConfigError("rollout.user_workflow is not set, and model.recipe needs the agent to measure its model")
+            raise ConfigError("rollout.user_workflow is not set; model.recipe needs the agent to measure its model")
         return cls(config, config.load(config.rollout.user_workflow), load_judge(config), load_tasks(config).train)
 
     async def reward(self, model: Any, tokenizer: Any, count: int) -> float:

@@ -177,7 +177,9 @@ async def build_recipe(config: Config, probe: Probe | None = None, say: Say = lo
     place = config.resolve(config.model.path)
     if place.exists() and not recipe_of(place):
         if not (place / "config.json").is_file():
-            raise ConfigError(f"model.path: {place} exists and holds no model; name another directory for the recipe")
+            raise ConfigError(
+                f"model.path: {place} exists but contains no model; choose another directory for the recipe"
+            )
         return place
     recipe = config.load(config.model.recipe)
     if not isinstance(recipe, Recipe):

@@ -49,8 +49,8 @@ def check_export(path: Path, calls: Sequence[Call] = ()) -> float | None:
     gap = float(torch.cat(gaps).abs().mean())
     if gap > _FAR:
         raise CheckpointError(
-            f"the model in {path} gives log-probabilities that lie {gap:.2f} from those with which it was sampled: "
-            "it is not the one that was trained"
+            f"the log-probabilities of the model in {path} differ by {gap:.2f} from those it sampled with: it is "
+            "not the model that was trained"
         )
     return gap
 
@@ -68,7 +68,7 @@ def _load(path: Path, **options: Any) -> tuple[Any, dict[str, Any]]:
         )
         return found
     except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError) as error:
-        raise CheckpointError(f"the model in {path} can't be loaded again: {error}") from error
+        raise CheckpointError(f"the model in {path} can't be loaded: {error}") from error
     finally:
         logging.set_verbosity(level)
         if shown:
@@ -88,7 +88,7 @@ def _check_names(path: Path) -> None:
         if names
     ]
     if wrong:
-        raise CheckpointError(f"the weights in {path} are not the model's: {'; '.join(wrong)}")
+        raise CheckpointError(f"the weights in {path} do not match the model: {'; '.join(wrong)}")
 
 
 def _check_values(path: Path) -> None:

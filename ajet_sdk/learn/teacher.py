@@ -67,8 +67,8 @@ async def open_teacher(config: Config, tokenizer: HFTokenizer) -> Teacher | None
 def _load(config: Config, path: str, tokenizer: HFTokenizer) -> LocalTeacher:
     if HFTokenizer(path).hf.get_vocab() != tokenizer.hf.get_vocab():
         raise ConfigError(
-            f"trainer_common.algorithm.teacher: {path} has another tokenizer than the model that is trained, so its "
-            "log-probabilities are of other tokens; take a teacher of the same family"
+            f"trainer_common.algorithm.teacher: {path} has another tokenizer than the trained model, so its "
+            "log-probabilities are not comparable; use a teacher of the same family"
         )
     model = load_model(path, dtype=config.model.dtype, device=config.model.device)
     return LocalTeacher(model.requires_grad_(False), config.trainer_common.micro_batch_tokens)
@@ -85,7 +85,7 @@ async def distill(samples: Sequence[Sample], teacher: Teacher) -> tuple[list[Sam
         told.append(sample.model_copy(update={"advantages": advantages}))
     every = np.concatenate(differences)
     if not np.isfinite(every).all():
-        raise EngineError("the teacher gave a token no finite log-probability; its divergence is not defined there")
+        raise EngineError("the teacher's log-probability of a token is not finite, so the divergence is undefined")
     return told, {"teacher_kl": float(-every.mean())}
 
 
@@ -158,8 +158,8 @@ class RemoteTeacher:
         if alike < _ALIKE * len(known):
             theirs, ours = next((a, b) for a, b in known if _plain(a) != _plain(b))
             raise ConfigError(
-                f"trainer_common.algorithm.teacher: {self._at} has another tokenizer than the model that is "
-                f"trained: a token that reads {ours!r} here reads {theirs!r} there"
+                f"trainer_common.algorithm.teacher: {self._at} has another tokenizer than the trained model: the "
+                f"token {ours!r} is {theirs!r} there"
             )
         return np.array([entry.get("logprob", np.nan) for entry in own], np.float32)
 

@@ -55,8 +55,8 @@ class TrainerSettings:
         common, optim = config.trainer_common, config.trainer_common.optim
         if common.algorithm.use_kl_in_reward:
             raise ConfigError(
-                "trainer_common.algorithm.use_kl_in_reward: the local backbone takes the KL term in the loss; "
-                "set it to false and use trainer_common.use_kl_loss with kl_loss_coef"
+                "trainer_common.algorithm.use_kl_in_reward is not supported by backbone local; set it to false "
+                "and use trainer_common.use_kl_loss with kl_loss_coef"
             )
         by_reward = common.algorithm.by_reward
         return cls(
@@ -147,7 +147,7 @@ class Trainer:
         """Optimiser updates applied: the policy's version."""
         self.parameters = trainable_parameters(model)
         if not self.parameters:
-            raise ConfigError("the model has no trainable parameter")
+            raise ConfigError("the model has no trainable parameters")
         self.masters = [p if p.dtype == torch.float32 or p.dtype == torch.float64 else p.detach().float()
                         for p in self.parameters]  # fmt: skip
         self.optimizer = torch.optim.AdamW(
@@ -176,7 +176,7 @@ class Trainer:
         Returns metrics without their `train/` prefix. Raises TrainingError where the loss is not finite.
         """
         if not samples:
-            raise TrainingError("there is no sample to train on")
+            raise TrainingError("there are no samples to train on")
         started, tally = time.perf_counter(), Tally()
         try:
             with policy_pass(self.model):
@@ -190,7 +190,7 @@ class Trainer:
                             updated()
         except torch.OutOfMemoryError as error:
             raise TrainingError(
-                f"a training step does not fit into the GPU's memory ({str(error).partition('. ')[0]}): lower "
+                f"out of GPU memory in a training step ({str(error).partition('. ')[0]}); lower "
                 f"trainer_common.micro_batch_tokens ({self.settings.micro_batch_tokens}), or set "
                 "model.gradient_checkpointing: true or model.lora.enabled: true"
             ) from error

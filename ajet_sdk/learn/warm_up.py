@@ -174,8 +174,8 @@ def warm_up(
             if reward >= recipe.enough:
                 return step, reward
     raise TrainingError(
-        f"the recipe's warm-up reached a reward of {best:.2f} in {recipe.max_steps} steps and {recipe.enough:.2f} is "
-        "asked for; show simpler demonstrations, or raise max_steps"
+        f"the recipe's warm-up reached a reward of {best:.2f} in {recipe.max_steps} steps, less than "
+        f"{recipe.enough:.2f} (enough); give simpler demonstrations, or raise max_steps"
     )
 
 

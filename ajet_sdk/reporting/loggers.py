@@ -46,7 +46,7 @@ class Loggers:
     ) -> None:
         for name in names:
             if name not in _KNOWN:
-                raise ConfigError(f"trainer_common.logger: {name!r} is not known; there are {', '.join(_KNOWN)}")
+                raise ConfigError(f"trainer_common.logger: {name!r} is unknown; choose from {', '.join(_KNOWN)}")
         self.history: dict[str, dict[int, float]] = defaultdict(dict)
         self.last: dict[str, float] = {}
         """The newest value of each metric."""
@@ -96,7 +96,7 @@ class Loggers:
         for name, text in warning_signs(self.history).items():
             if step >= self._warned.get(name, step):
                 self._warned[name] = step + 2 * STEPS
-                log.warning("step %d: %s; look at some: does the judge reward what you want?", step, text)
+                log.warning("step %d: %s; inspect some episodes: does the judge reward what you want?", step, text)
 
     def _write_board(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write to tensorboard's file; it is left alone from its first failure on, and the trace has the metrics."""
@@ -105,7 +105,7 @@ class Loggers:
         try:
             self._board.write(step, metrics)
         except OSError as error:
-            log.warning("tensorboard gets no more metrics, the trace does: %s: %s", self._board.path, error)
+            log.warning("tensorboard failed; metrics are still written to the trace: %s: %s", self._board.path, error)
             self._board = None
 
     def say(self, text: str) -> None:
@@ -232,8 +232,8 @@ class _Board:
             raise MissingExtra("tensorboard", "local") from error
         except Exception as error:  # whatever one of its dozen dependencies raises
             raise ConfigError(
-                f"trainer_common.logger: tensorboard is installed and can't be imported ({type(error).__name__}: "
-                f"{error}); install it anew (pip install --force-reinstall tensorboard), or leave it out of the list"
+                f"trainer_common.logger: tensorboard is installed but can't be imported ({type(error).__name__}: "
+                f"{error}); reinstall it (pip install --force-reinstall tensorboard), or remove it from the list"
             ) from error
         directory.mkdir(parents=True, exist_ok=True)
         host, pid, unique = socket.gethostname(), os.getpid(), time.time_ns()
@@ -295,7 +295,7 @@ class _LogFile(logging.FileHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:
         log.removeHandler(self)
-        log.warning("%s is cut off here: %s", self.baseFilename, sys.exc_info()[1])
+        log.warning("%s is truncated here: %s", self.baseFilename, sys.exc_info()[1])
 
 
 @contextmanager

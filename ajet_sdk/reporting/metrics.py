@@ -72,19 +72,22 @@ def reason_for_no_samples(batch: Batch, estimator: str) -> str:
     for entry in batch.ledger:
         outcomes[entry.outcome] = outcomes.get(entry.outcome, 0) + entry.tokens
     if not outcomes:
-        return "no call of the policy was captured, so there is nothing to train on; is the agent's client captured?"
+        return (
+            "no call to the policy was captured, so there is nothing to train on; does the agent use a client that "
+            "ajet captures?"
+        )
     if set(outcomes) == {"zero_advantage"} and estimator == "reinforce_plus_plus":
         return (
-            "the reward has no variance: all episodes of the batch earned the same, so there is nothing to learn from; "
-            "raise data.train_batch_size or rollout.temperature, or take easier or harder tasks"
+            "the rewards have no variance: all episodes of the batch got the same reward, so there is nothing to "
+            "learn from; raise data.train_batch_size or rollout.temperature, or choose easier or harder tasks"
         )
     if set(outcomes) == {"zero_advantage"}:
         return (
-            "the reward has no variance: all attempts at each task earned the same, so there is nothing to learn from; "
-            "raise rollout.num_repeat or temperature, or take easier or harder tasks"
+            "the rewards have no variance: all attempts at each task got the same reward, so there is nothing to "
+            "learn from; raise rollout.num_repeat or temperature, or choose easier or harder tasks"
         )
     shares = ", ".join(f"{tokens} tokens {outcome}" for outcome, tokens in sorted(outcomes.items()))
-    return f"nothing was left to train on ({shares})"
+    return f"no tokens are left to train on ({shares})"
 
 
 def _mean(values: Sequence[float]) -> float:

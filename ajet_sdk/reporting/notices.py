@@ -84,12 +84,14 @@ def warning_signs(history: Mapping[str, Mapping[int, float]]) -> dict[str, str]:
         own = name.removeprefix("train/")
         if own.startswith("held_out_") and errors < -_SURE:
             judge = own.removeprefix("held_out_")
-            found[name] = f"{rose} while the judge {judge}, which does not count, fell from {before:.3g} to {after:.3g}"
+            found[name] = f"{rose} while that of judge {judge} (weight 0) fell from {before:.3g} to {after:.3g}"
         elif own == "answer_chars" and abs(errors) > _SURE and not 1 / _GROWTH < after / max(before, 1e-9) < _GROWTH:
             grew = "grew" if after > before else "shrank"
             found[name] = f"{rose} while the answers {grew} from {before:.0f} to {after:.0f} characters"
         elif own == "phrase_share" and errors > _SURE and after - before > _SPREAD and after > 2 * _SPREAD:
-            found[name] = f"{rose} while the share of answers with one phrase rose from {before:.0%} to {after:.0%}"
+            found[name] = (
+                f"{rose} while the share of answers that contain one phrase rose from {before:.0%} to {after:.0%}"
+            )
     return found
 
 

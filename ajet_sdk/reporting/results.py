@@ -95,7 +95,7 @@ class Report:
         messages = failure_messages(self.episodes, cause=False)
         used = [call.sampling.get("temperature") for e in self.episodes for call in e.calls if call.phase == "rollout"]
         if self.k > 1 and used and all(temperature == 0 for temperature in used):
-            messages.append(f"every call was sampled at temperature 0, so pass@{self.k} says no more than pass@1")
+            messages.append(f"all calls were sampled at temperature 0, so pass@{self.k} equals pass@1")
         return messages
 
     def to_arrow(self) -> pa.Table:
@@ -158,13 +158,13 @@ class Report:
         more = len(self.tasks) - SHOWN
         lines = [_text_table(*self.table()), *([f"… and {more} more tasks (to_arrow() has all)"] if more > 0 else [])]
         lines += ["", self.summary(), *self.failures, *self.notices]
-        lines.append(f"The traces are in {self.directory}; look with: ajet trace ls {self.directory}")
+        lines.append(f"Traces are in {self.directory}. To view them: ajet trace ls {self.directory}")
         return output.visible("\n".join(lines))
 
     def _repr_html_(self) -> str:
         more = len(self.tasks) - SHOWN
         notes = [*([f"… and {more} more tasks (to_arrow() has all)"] if more > 0 else []), *self.failures]
-        notes += [*self.notices, f"The traces are in {self.directory}; look with: ajet trace view {self.directory}"]
+        notes += [*self.notices, f"Traces are in {self.directory}. To view them: ajet trace view {self.directory}"]
         return html.paragraph(self.summary(), bold=True) + html.table(*self.table()) + html.paragraph("\n".join(notes))
 
 
@@ -223,7 +223,7 @@ class TunedModel:
         )
 
     def __repr__(self) -> str:
-        lines = [f"Trained model: {self.path}" if self.path is not None else "No model: this backbone trains nothing"]
+        lines = [f"Trained model: {self.path}" if self.path is not None else "No model: this backbone does not train"]
         for name in _CURVES:
             points = sorted(self.history.get(name, {}).items())
             if points:
@@ -234,7 +234,7 @@ class TunedModel:
             mean = f"mean reward {sum(rewards) / len(rewards):.3g}" if rewards else "no reward"
             lines.append(f"  {len(self.episodes)} episodes, {mean}")
         if self.directory is not None:
-            lines.append(f"Look with:  ajet trace view {self.directory}")
+            lines.append(f"View with:  ajet trace view {self.directory}")
         if self.path is not None:
             lines.append(f"Serve with: ajet serve {self.path}")
         return output.visible("\n".join(lines))

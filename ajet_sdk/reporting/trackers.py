@@ -123,8 +123,8 @@ class Tracker:
             raise MissingExtra(name, "loggers") from error
         except Exception as error:  # a service's own kinds of error, whatever they are
             raise ConfigError(
-                f"trainer_common.logger: {name} could not begin the run ({type(error).__name__}: {error}); log in "
-                f"with `{name} login`, or keep its files here with {name.upper()}_MODE=offline, or leave {name} out"
+                f"trainer_common.logger: {name} could not start the run ({type(error).__name__}: {error}); log in "
+                f"with `{name} login`, write files here with {name.upper()}_MODE=offline, or remove {name}"
             ) from error
         say(f"{name}: {self._service.place}")
 
@@ -135,7 +135,10 @@ class Tracker:
         try:
             self._service.log(step, metrics)
         except Exception as error:  # noqa: BLE001  a service's own kinds of error; told, and the metrics are in the trace
-            self._say(f"{self._name} takes no more metrics ({type(error).__name__}: {error}); they are in the trace")
+            self._say(
+                f"{self._name} failed and gets no more metrics ({type(error).__name__}: {error}); they are still "
+                "written to the trace"
+            )
             self._service = None
 
     def finish(self, error: BaseException | None) -> None:
@@ -148,7 +151,7 @@ class Tracker:
         except TimeoutError:
             self._say(f"{self._name} has not uploaded everything; its files are in {self._directory}")
         except Exception as lost:  # noqa: BLE001  as in `log`
-            self._say(f"{self._name} could not close the run ({type(lost).__name__}: {lost})")
+            self._say(f"{self._name} could not finish the run ({type(lost).__name__}: {lost})")
 
 
 def _in_a_thread(function: Callable[[], T], seconds: float) -> T:

@@ -61,8 +61,8 @@ def draw_seats(rollout: Rollout, own: Sequence[str] | None, group_seed: int) -> 
         return None if targets is None else list(targets)
     if targets is None or len(targets) < rollout.trained_seats:
         raise ConfigError(
-            f"rollout.trained_seats: {rollout.trained_seats} are drawn from trainable_targets, which "
-            + ("names none: list the target tags that the policy may play" if not targets else f"has {len(targets)}")
+            f"rollout.trained_seats: {rollout.trained_seats} targets are chosen from trainable_targets, which "
+            + ("is empty: list the target tags that the policy may play" if not targets else f"has {len(targets)}")
         )
     drawn = random.Random(f"{group_seed}/seats").sample(list(targets), rollout.trained_seats)
     return [target for target in targets if target in drawn]

@@ -123,7 +123,7 @@ class EpisodeRunner:
             decoding=_decoding(self.sampling),
             task=a.task,
             status="aborted",
-            error="the run was stopped while this episode ran",
+            error="the run was stopped during this episode",
             cause="Aborted",
         )
 
@@ -213,7 +213,7 @@ class EpisodeRunner:
             return
         self.env = GymEnv(service.env_url, self.task.env_type or service.env_type, self.task.task_id)
         outcome = await self.workers.call(
-            self.env.create, {}, timeout=self.config.rollout.judge_timeout, what="the environment's creation"
+            self.env.create, {}, timeout=self.config.rollout.judge_timeout, what="the creation of the environment"
         )
         if outcome.error is not None:
             raise EpisodeFault(outcome.error)

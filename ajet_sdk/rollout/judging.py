@@ -55,7 +55,7 @@ async def judge_episode(runner: Runner, output: Any) -> Verdict:
         return Verdict(())
     if judge is None:
         raise NoReward(
-            "the workflow returned no reward and there is no judge; return an ajet.Reward, or name a judge "
+            "the workflow returned no reward and there is no judge; return an ajet.Reward, or set a judge "
             "(task_judge.judge_protocol, --judge)"
         )
     if is_group_judge(judge):

@@ -61,7 +61,9 @@ def pass_at_k(attempts: int, successes: int, k: int) -> float:
     Chen et al. 2021, arXiv:2107.03374, equation 1. Raises ValueError where there are fewer than k attempts.
     """
     if not 1 <= k <= attempts or not 0 <= successes <= attempts:
-        raise ValueError(f"pass@{k} of {successes} successes in {attempts} attempts: it needs at least k attempts")
+        raise ValueError(
+            f"pass@{k} cannot be computed from {attempts} attempts ({successes} successes): it needs at least k"
+        )
     return 1.0 - math.comb(attempts - successes, k) / math.comb(attempts, k)
 
 
@@ -85,20 +87,20 @@ def failure_messages(episodes: Sequence[Episode], *, cause: bool = True) -> list
     messages = []
     failed = [e for e in episodes if e.status != "succeeded"]
     if episodes and len(failed) / len(episodes) > _WARN_SHARE:
-        why = f"; the most frequent cause: {failures_by_cause(failed)[0]}" if cause else ""
+        why = f"; most frequent cause: {failures_by_cause(failed)[0]}" if cause else ""
         messages.append(f"{len(failed)} of {len(episodes)} episodes failed{why}")
     silent = [e for e in episodes if e.status == "succeeded" and not any(c.phase == "rollout" for c in e.calls)]
     if silent:
         messages.append(
-            f"{len(silent)} of {len(episodes)} episodes never called a model, so there is nothing of them to train. "
-            "Does the workflow use a client that ajet does not capture? Then give it the parameter `model`"
+            f"{len(silent)} of {len(episodes)} episodes never called a model, so there is nothing to train. If "
+            "the workflow uses a client that ajet does not capture, give it the parameter `model` and use that"
         )
     untrained = [e for e in episodes if e.status == "succeeded" and e.calls and not any(c.trainable for c in e.calls)]
     if untrained:
         messages.append(
-            f"{len(untrained)} of {len(episodes)} episodes called only models that are not the policy "
-            f"({', '.join(sorted({c.model for e in untrained for c in e.calls if c.phase == 'rollout'}))}); "
-            "ask the policy through the `model` handle or the tuner where the function takes one, else name it in "
+            f"{len(untrained)} of {len(episodes)} episodes only called models that are not the policy "
+            f"({', '.join(sorted({c.model for e in untrained for c in e.calls if c.phase == 'rollout'}))}); call "
+            "the policy through the function's `model` or tuner if it has one, else add the name to "
             "rollout.policy_models"
         )
     return messages
@@ -110,8 +112,8 @@ def check_sound(episodes: Sequence[Episode], share: float) -> None:
     if episodes and sound < share * len(episodes):
         causes = "\n  ".join(failures_by_cause(episodes))
         raise TrainingError(
-            f"only {sound} of {len(episodes)} episodes are sound, less than rollout.min_sound_share ({share:g}):\n"
-            f"  {causes}\nSee one with: ajet trace show EPISODE"
+            f"only {sound} of {len(episodes)} episodes succeeded, less than rollout.min_sound_share "
+            f"({share:g}):\n  {causes}\nTo view one: ajet trace show EPISODE"
         )
 
 
@@ -239,4 +241,4 @@ def write_trajectory(directory: Path, episode: Episode) -> None:
         place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(text, encoding="utf-8")
     except (OSError, ValueError) as error:  # ValueError: a lone surrogate, say
-        log.warning("trainer_common.save_trajectory_as_json_file: %s was not written: %s", place, error)
+        log.warning("trainer_common.save_trajectory_as_json_file: could not write %s: %s", place, error)

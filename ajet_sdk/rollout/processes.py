@@ -91,7 +91,7 @@ class RayWorkers(Workers):
         if self.calls:
             hosts = {node.node_id: node.host for node in self.cluster.nodes()}
             by_node = ", ".join(f"{calls} on {hosts[node]} ({node[:8]})" for node, calls in self.calls.most_common())
-            log.info("Ray ran %d calls of users' code: %s; processes lost: %d", self.calls.total(), by_node, self.lost)
+            log.info("Ray ran %d calls of user code: %s; processes lost: %d", self.calls.total(), by_node, self.lost)
 
     async def call(
         self, function: Callable[..., Any], arguments: dict[str, Any], *, timeout: float | None, what: str
@@ -132,8 +132,8 @@ class RayWorkers(Workers):
         except Exception as error:
             raise TrainingError(
                 f"{call.what} cannot be sent to a worker process ({type(error).__name__}: {error}). With "
-                "rollout.runner: ray it must be picklable: make clients, locks and open files inside of it or at the "
-                "top of its file, not on the instance or in an enclosing function"
+                "rollout.runner: ray it must be picklable: create clients, locks and open files inside it or at "
+                "module level, not on the instance or in an enclosing function"
             ) from error
         return data
 
@@ -148,7 +148,9 @@ class RayWorkers(Workers):
             done, memory = await asyncio.wait_for(answer, None if timeout is None else timeout + _GRACE)
         except asyncio.TimeoutError:
             self._end(process, lost=True)
-            return Outcome(error=EpisodeTimeout(f"{what} did not end within {timeout:.3g} s, nor could it be asked to"))
+            return Outcome(
+                error=EpisodeTimeout(f"{what} did not finish within {timeout:.3g} s and could not be interrupted")
+            )
         except RayTaskError:
             raise  # ours to mend: what users' code raises comes as a reply
         except RayError as error:
@@ -167,10 +169,10 @@ class RayWorkers(Workers):
         self._end(process, lost=True)
         if gone:
             self._drop_node(node)
-            return WorkerLost(f"the Ray node {node.host} was lost {when}")
+            return WorkerLost(f"lost the Ray node {node.host} {when}")
         detail = text.partition("Worker exit detail: ")[2].partition(" There are some")[0] or text
         return WorkerLost(
-            f"the worker process on {node.host} died {when}: killed, out of memory, or ended by os._exit "
+            f"the worker process on {node.host} died {when}: it was killed, ran out of memory, or called os._exit "
             f"({' '.join(detail.split())[:500]})"
         )
 
@@ -184,8 +186,8 @@ class RayWorkers(Workers):
             if not process.busy:
                 self._end(process)
         log.warning(
-            "The Ray node %s (%s) is lost. The %d attempts that ran there are made again on the other nodes, as far as "
-            "rollout.max_retries allows; their recorded calls are kept",
+            "Lost the Ray node %s (%s). Its %d running attempts are retried on other nodes, up to "
+"rollout.max_retries; their recorded calls are kept",
             node.host, node.node_id[:8], busy,
         )  # fmt: skip
 
@@ -243,7 +245,7 @@ class RayWorkers(Workers):
         """The node with the fewest processes for its CPUs; None where every one is full. Raises TrainingError."""
         nodes = [n for n in self.cluster.nodes() if n.alive and n.cpus >= 1 and n.node_id not in self._gone]
         if not nodes:
-            raise TrainingError("no node of the Ray cluster that has a CPU is left; see `ray status`")
+            raise TrainingError("no node of the Ray cluster has a CPU; see `ray status`")
         counts = Counter(process.node.node_id for process in self._processes)
         if len(self._processes) >= self.limit:
             return None
@@ -263,12 +265,14 @@ class RayWorkers(Workers):
         except asyncio.TimeoutError as error:
             self._end(process)
             raise TrainingError(
-                f"no worker process came up on the Ray node {node.host} within {_START:g} s; see `ray status`"
+                f"no worker process started on the Ray node {node.host} within {_START:g} s; see `ray status`"
             ) from error
         except RayError as error:
             if getattr(error, "actor_init_failed", False):
                 self._end(process)
-                raise ConfigError(f"ajet does not start on the Ray node {node.host}: {_last_line(error)}") from error
+                raise ConfigError(
+                    f"ajet could not be started on the Ray node {node.host}: {_last_line(error)}"
+                ) from error
             raise await self._explain_loss(process, error, "while it started") from error
         except BaseException:
             self._end(process)

@@ -77,7 +77,7 @@ def dump_outcome(outcome: Outcome, what: str) -> bytes:
         return dumps(Reply(outcome.value))
     except Exception as error:  # noqa: BLE001  what any object's pickling raises
         wrong = ConfigError(
-            f"{what} returned {type(outcome.value).__name__}, which cannot be sent from its worker process "
+            f"{what} returned {type(outcome.value).__name__}, which cannot be sent between processes "
             f"({type(error).__name__}: {error}); return text, numbers, lists and dictionaries of them, or Rewards"
         )
         return dumps(Reply(error=wrong))
@@ -208,7 +208,9 @@ def _load_module(sent_file: str, name: str) -> ModuleType:
         if known is not None and _is_file_of(known, file):
             return known
     if not file.is_file():
-        raise ConfigError(f"{sent_file} is not among the code that came to this machine; keep it beside the workflow")
+        raise ConfigError(
+            f"{sent_file} is not part of the code that was sent to this machine; put it beside the workflow"
+        )
     found = importlib.util.find_spec(name) if "." in name or name not in sys.modules else None
     if found is not None and found.origin and Path(found.origin).resolve() == file.resolve():
         return importlib.import_module(name)

@@ -118,12 +118,12 @@ def log_replies(episode_id: str, calls: Sequence[Call], config: Config, engine: 
     for call in calls if tracker.log_tool_format_check else ():
         if fault_in(call, ("wrong_toolcall",), engine):
             text = f": {_text_of(call, engine)!r:.2000}" if tracker.log_tool_format_error_detail else ""
-            log.warning("Episode %s, call %s: a tool call could not be read%s", episode_id, call.call_id, text)
+            log.warning("Episode %s, call %s: a tool call could not be parsed%s", episode_id, call.call_id, text)
     if tracker.detect_timeline_snap:
         tokenizer = getattr(engine, "tokenizer", None)
         known = (None, None) if tokenizer is None else (tokenizer.decode, ChatTemplate.known(tokenizer))
         for split in merge(calls, *known).splits:
             log.warning(
-                "Episode %s: call %s begins a timeline of its own at token %d (%s). %s",
+                "Episode %s: call %s starts a new timeline at token %d (%s). %s",
                 episode_id, split.call_id, split.at_token, split.cause, split.hint,
             )  # fmt: skip

@@ -321,8 +321,8 @@ class Workers:
             return
         self._warned = True
         log.warning(
-            "A blocking call inside async code delays all other episodes (%s). "
-            "Use an async client there, or make the workflow a plain function: each gets a thread of its own.",
+            "A blocking call in async code delays all other episodes (%s). Use an async client, or make the "
+            "workflow a plain function, which runs in its own thread.",
             _current_place(work.thread),
         )
 
@@ -332,7 +332,7 @@ class Workers:
         work.cancel()
         end_programs()  # who waits for one can go on
         done, _ = await asyncio.wait({waiting}, timeout=_GRACE)
-        message = f"{what} did not end within {seconds:.3g} s" + (f"; it stood at {place}" if place else "")
+        message = f"{what} did not finish within {seconds:.3g} s" + (f"; it was at {place}" if place else "")
         held_up = blocker is not None and blocker not in work.tasks
         if blocker is not None and work.loop is self._shared and self._shared is not None:
             self._retired.append(self._shared)
@@ -342,7 +342,7 @@ class Workers:
             self._abandon(what, place)
         if held_up:
             return Outcome(
-                error=WorkerBlocked(f"{message}, in a blocking call of another episode on the same event loop")
+                error=WorkerBlocked(f"{message}, blocked by a call of another episode on the same event loop")
             )
         return Outcome(error=EpisodeTimeout(message))
 
@@ -350,7 +350,7 @@ class Workers:
         self.abandoned += 1
         if self.abandoned > self.limit:
             raise TrainingError(
-                f"{self.abandoned} calls of {what} did not end in time and were abandoned, more than "
-                f"rollout.max_env_worker ({self.limit}); the last stood at {place or 'an await'}. "
-                "Give its blocking calls a time limit, or raise rollout.timeout"
+                f"{self.abandoned} calls of {what} did not finish in time and were abandoned, more than "
+                f"rollout.max_env_worker ({self.limit}); the last was at {place or 'an await'}. Set a time limit "
+                "for blocking calls, or raise rollout.timeout"
             )

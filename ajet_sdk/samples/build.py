@@ -277,7 +277,7 @@ def balance(ledger: Iterable[LedgerEntry], calls: Iterable[Call]) -> list[str]:
         if row.tokens < 0:
             problems.append(f"call {row.call_id}: {row.tokens} tokens {row.outcome}")
         if (row.call_id, row.outcome) in seen:
-            problems.append(f"call {row.call_id}: two rows of outcome {row.outcome}")
+            problems.append(f"call {row.call_id}: two ledger rows with outcome {row.outcome}")
         seen.add((row.call_id, row.outcome))
         accounted[row.call_id] += row.tokens
     known = {call.call_id: call for call in calls}
@@ -285,8 +285,8 @@ def balance(ledger: Iterable[LedgerEntry], calls: Iterable[Call]) -> list[str]:
         sampled = sampled_tokens(call)
         if call_id not in accounted:
             if is_trained(call):
-                problems.append(f"call {call_id}: {sampled} tokens sampled, none accounted for")
+                problems.append(f"call {call_id}: {sampled} tokens sampled, none in the ledger")
         elif accounted[call_id] != sampled:
-            problems.append(f"call {call_id}: {sampled} tokens sampled, {accounted[call_id]} accounted for")
-    problems += [f"call {call_id}: in the ledger, but there is no such call" for call_id in accounted.keys() - known]
+            problems.append(f"call {call_id}: {sampled} tokens sampled, {accounted[call_id]} in the ledger")
+    problems += [f"call {call_id}: in the ledger, but the call does not exist" for call_id in accounted.keys() - known]
     return problems

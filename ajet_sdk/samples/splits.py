@@ -31,31 +31,33 @@ from ajet_sdk.tokens.template import ChatTemplate, Message, meaning
 __all__ = ["HINTS", "REPLACEMENT", "Side", "Texts", "align", "explain"]
 
 HINTS: Mapping[str, str] = {
-    "think_stripped": "Earlier reasoning is no longer shown: send `reasoning_content` back with each reply, or use a "
-    "chat template that keeps the reasoning of earlier turns.",
-    "retokenised": "The same text came back as other ids: the engine re-tokenises history. Let ajet make the prompt "
-    "ids, or have the server take and return token ids.",
-    "tool_call_reserialised": "A tool call is written otherwise in the history than the model wrote it: use a chat "
-    "template that shows tool calls in the model's own spelling.",
-    "tools_changed": "The list of tools differs from the earlier call's: keep it, and its order, through an episode.",
-    "options_changed": "The chat template's arguments differ from the earlier call's: keep them through an episode.",
-    "system_changed": "The system prompt differs from the earlier call's: put what changes (time, state) into a later "
-    "message.",
-    "history_edited": "An earlier message was changed, left out or moved: append to the history only.",
-    "summarised": "The history was shortened or summarised: expected where it no longer fits; else raise the length "
-    "at which the agent shortens it.",
-    "new_conversation": "The call shares nothing with earlier ones but a system prompt: expected where an agent "
-    "begins anew; different roles are better told apart as different agents.",
-    "parallel_branch": "Another call goes on from the same place (a retry, several choices, parallel calls): expected "
-    "where the agent tries several ways.",
-    "end_token": "The reply ended with another token than the template writes at a turn's end: make the two the same "
-    "in the generation config.",
-    "stop_string": "The reply ended with a stop string, which was sampled and is not in the history: let the agent "
-    "put it back behind the reply, or let replies end with the end of turn.",
-    "template_rewrites": "The chat template shows earlier messages otherwise once the conversation goes on: use a "
-    "template whose text only grows.",
-    "several": "More than one thing changed between the calls, and each matters.",
-    "unknown": "Not known: the text is not at hand; pass `decode`, or record requests.",
+    "think_stripped": "Earlier reasoning was dropped from the history: send `reasoning_content` back with each "
+    "reply, or use a chat template that keeps the reasoning of earlier turns.",
+    "retokenised": "The same text came back as different ids because the engine re-tokenizes the history. Let ajet "
+    "make the prompt ids, or have the server accept and return token ids.",
+    "tool_call_reserialised": "A tool call in the history differs in spelling from what the model wrote: use a chat "
+    "template that renders tool calls as the model writes them.",
+    "tools_changed": "The list of tools differs from the earlier call's: keep the tools and their order the same "
+    "throughout an episode.",
+    "options_changed": "The chat template's arguments differ from the earlier call's: keep them the same throughout "
+    "an episode.",
+    "system_changed": "The system prompt differs from the earlier call's: move what changes (time, state) into a "
+    "later message.",
+    "history_edited": "An earlier message was changed, removed or moved: only append to the history.",
+    "summarised": "The history was shortened or summarized: expected when the context is full; otherwise raise the "
+    "length at which the agent shortens it.",
+    "new_conversation": "The call shares only a system prompt with earlier calls: expected if the agent starts a "
+    "new conversation; give different roles different agent names.",
+    "parallel_branch": "Another call continues from the same point (a retry, several choices, parallel calls): "
+    "expected if the agent explores alternatives.",
+    "end_token": "The reply ended with another token than the one the template writes at the end of a turn: make "
+    "them the same in the generation config.",
+    "stop_string": "The reply ended with a stop string that is missing in the history: let the agent append it to "
+    "the reply, or let replies end with the end-of-turn token.",
+    "template_rewrites": "The chat template renders earlier messages differently once the conversation continues: "
+    "use a template whose text only grows.",
+    "several": "Several things changed between the calls, and each causes a split.",
+    "unknown": "Unknown: the text is not available; pass `decode`, or record requests.",
 }
 
 REPLACEMENT = "\ufffd"
@@ -157,11 +159,11 @@ def explain(old: Side, new: Side, texts: Texts | None = None, template: ChatTemp
     if template is not None and texts is not None and old.reply is not None:
         causes = _by_rendering(old, new, texts, template, changed)
         if not causes:
-            return "unknown", f"Not known: the calls do not merge with {', '.join(changed)} undone."
+            return "unknown", f"Unknown: the calls do not merge even with {', '.join(changed)} undone."
     else:
         causes = changed or ["template_rewrites"]
         if len(causes) > 1:
-            return "unknown", f"Not known: {', '.join(causes)}; which of these matters shows the chat template."
+            return "unknown", f"One of: {', '.join(causes)}; the chat template is needed to tell which."
     return _with_hint(*causes)
 
 

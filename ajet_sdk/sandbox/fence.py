@@ -90,12 +90,12 @@ class Fence:
 def fence() -> Fence:
     """The fence of this machine, after it has withstood a program that tries to get out. Raises NoFence."""
     if sys.platform != "linux":
-        raise NoFence(f"there is no bubblewrap for {platform.system()}")
+        raise NoFence(f"bubblewrap does not exist for {platform.system()}")
     bwrap = shutil.which("bwrap")
     if bwrap is None:
         raise NoFence("bubblewrap is not installed (apt-get install bubblewrap)")
     if platform.machine() not in _CALLS:
-        raise NoFence(f"the filter of system calls knows {' and '.join(_CALLS)}, not {platform.machine()}")
+        raise NoFence(f"the system call filter supports {' and '.join(_CALLS)}, not {platform.machine()}")
     told = subprocess.run([bwrap, "--version"], capture_output=True, text=True, check=False).stdout.strip()
     problems = []
     for users in (True, False) if os.geteuid() == 0 else (False,):
@@ -111,8 +111,8 @@ def fenced(what: str, *, unfenced: bool) -> bool:
     """Whether programs run inside a fence; False, with a warning, where they need not. Raises NoFence."""
     if unfenced:
         log.warning(
-            "%s --unfenced: programs that a model wrote run with your rights: they can read, change and delete your "
-            "files and reach the network. Only time, memory, files and output are limited",
+            "%s --unfenced: programs written by a model run with your permissions: they can read, change and "
+            "delete your files and use the network. Only time, memory, files and output are limited",
             what,
         )
         return False
@@ -120,9 +120,9 @@ def fenced(what: str, *, unfenced: bool) -> bool:
         fence()
     except NoFence as error:
         raise NoFence(
-            f"{what} runs programs that a model wrote, and nothing here keeps them from harm: {error}. Mend that "
-            "(ajet doctor says whether it holds), verify by agreement:3 or by a judge, or give --unfenced to run them "
-            "with your rights"
+            f"{what} runs programs written by a model, and there is no working sandbox: {error}. Fix that (`ajet "
+            "doctor` checks the sandbox), verify with agreement:3 or a judge, or pass --unfenced to run them "
+            "with your permissions"
         ) from None
     return True
 

@@ -95,8 +95,8 @@ class Ran:
             return ""
         last = next((line for line in reversed(self.stderr.splitlines()) if line.strip()), "")
         if self.stopped:
-            return f"met its limit of {self.stopped}"
-        return last[:300] or (f"ended by signal {-self.code}" if self.code < 0 else f"exit status {self.code}")
+            return f"exceeded its limit of {self.stopped}"
+        return last[:300] or (f"killed by signal {-self.code}" if self.code < 0 else f"exit status {self.code}")
 
 
 async def run_code(code: str, *, stdin: str = "", limits: Limits | None = None, unfenced: bool = False) -> Ran:
@@ -106,9 +106,7 @@ async def run_code(code: str, *, stdin: str = "", limits: Limits | None = None, 
     limits either (Windows), SandboxError where nothing could be started.
     """
     if os.name != "posix":
-        raise ConfigError(
-            "running code needs the limits of Linux or macOS; verify by agreement:3 or by a judge instead"
-        )
+        raise ConfigError("running code needs Linux or macOS; verify with agreement:3 or a judge instead")
     limits = limits or Limits()
     text = code.encode("utf-8", "replace")
     try:
@@ -118,7 +116,7 @@ async def run_code(code: str, *, stdin: str = "", limits: Limits | None = None, 
             started = held.enter_context(around(text, limits, theirs.fileno()))
             return await _run(started, stdin, limits, ours, theirs)
     except OSError as error:
-        raise SandboxError(f"no program can be started here: {error}") from error
+        raise SandboxError(f"no program can be started: {error}") from error
 
 
 @dataclass(frozen=True)
@@ -216,7 +214,7 @@ async def _run(started: _Launcher, stdin: str, limits: Limits, ours: socket.sock
     for line in _all(ours).splitlines():
         told |= json.loads(line)
     if not told:
-        raise SandboxError(f"no program can be started here: {err.strip()[-300:] or 'the sandbox said nothing'}")
+        raise SandboxError(f"no program can be started: {err.strip()[-300:] or 'the sandbox printed nothing'}")
     stopped = "output" if flood.is_set() else "time" if late else told.get("killed", "")
     code = told.get("code", -signal.SIGKILL)
     return Ran(out, err, code, stopped or _limit(code, last), counted[0], round(seconds, 3))

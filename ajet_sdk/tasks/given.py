@@ -29,7 +29,7 @@ def given_rows(given: GivenTasks, name: str = "tasks") -> Iterator[Row]:
         return path_rows(Path(given).expanduser(), os.fspath(given))
     if isinstance(given, Mapping):
         inside = ", ".join(map(str, list(given)[:8])) or "nothing"
-        raise TaskError(f"{name} is one mapping (of {inside}): give {_ACCEPTED}, such as {name}=data['train']")
+        raise TaskError(f"{name} is a single mapping (of {inside}); pass {_ACCEPTED}, such as {name}=data['train']")
     if hasattr(given, "collect_schema") and hasattr(given, "collect"):  # a lazy frame
         given = given.collect()
     if hasattr(given, "__arrow_c_stream__"):

@@ -26,13 +26,15 @@ def read_huggingface(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
     """The rows of `task_reader.huggingface_dat_repo`: training, validation."""
     repo = config.task_reader.huggingface_dat_repo
     if repo.dataset_path is None:
-        raise ConfigError(f"{SECTION}.dataset_path must be given (it is null): a hub name or a directory")
+        raise ConfigError(f"{SECTION}.dataset_path is not set; give a Hugging Face name or a directory")
     path = config.resolve(repo.dataset_path)
     local = path.exists()
     if not local and (
         path.is_absolute() or repo.dataset_path.startswith((".", "~")) or repo.dataset_path.count("/") > 1
     ):
-        raise ConfigError(f"{SECTION}.dataset_path: there is no {path} ({config.origin(SECTION + '.dataset_path')})")
+        raise ConfigError(
+            f"{SECTION}.dataset_path: there is no directory {path} ({config.origin(SECTION + '.dataset_path')})"
+        )
     if local and repo.dataset_name and (path / repo.dataset_name).is_dir():
         path = path / repo.dataset_name
 
@@ -49,7 +51,7 @@ def read_huggingface(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
     except TaskError as error:
         if config.is_set(f"{SECTION}.validation_split"):
             raise
-        log.warning("%s; there are no validation tasks. Name a split by %s.validation_split", error, SECTION)
+        log.warning("%s, so there are no validation tasks. Set %s.validation_split to another split", error, SECTION)
         return training, iter(())
 
 
@@ -58,7 +60,7 @@ def path_rows(path: Path, name: str) -> Iterator[Row]:
     if path.exists():
         return _local_rows(path, "train")
     if path.suffix in SUFFIXES or name.count("/") != 1 or name.startswith((".", "/", "~")):
-        raise TaskError(f"there is no file {name}; the hub's datasets are named owner/name")
+        raise TaskError(f"there is no file {name}; Hugging Face datasets are named owner/name")
     return _hub_rows(name, None, "train")
 
 
@@ -138,7 +140,7 @@ def _hub_rows(repo: str, name: str | None, split: str) -> Iterator[Row]:
         dataset = datasets.load_dataset(repo, name, split=split)
     except Exception as error:  # the library raises a dozen kinds, network errors among them; all mean the same here
         raise TaskError(
-            f"cannot load the split {split!r} of the dataset {repo!r}: {type(error).__name__}: {error}. "
-            f"Without network, download it elsewhere and give its directory as {SECTION}.dataset_path"
+            f"cannot load split {split!r} of the dataset {repo!r}: {type(error).__name__}: {error}. Without a "
+            f"network, download it elsewhere and set {SECTION}.dataset_path to its directory"
         ) from error
     return (Row(f"{repo} {split} row {number}", values) for number, values in enumerate(dataset, 1))

@@ -42,7 +42,7 @@ class BadRows:
         """Note a bad row. Raises TaskError where they are not to be skipped."""
         message = f"{where} {problem}"
         if not self.skip:
-            raise TaskError(f"{message}. --skip-bad-rows leaves such rows out and counts them")
+            raise TaskError(f"{message}. To skip and count such rows, pass --skip-bad-rows")
         self.count += 1
         if len(self.first) < 5:
             self.first.append(message)
@@ -89,13 +89,13 @@ def parse_line(text: bytes, where: str, number: int, *, ended: bool) -> Row:
 def _cut_off(row: Row, ended: bool) -> Row:
     if row.problem is None or ended:
         return row
-    return replace(row, problem=f"{row.problem}; the file seems to be cut off there")
+    return replace(row, problem=f"{row.problem}; the file seems to be truncated")
 
 
 def _document(content: bytes, name: str, file: BinaryIO, strict: bool) -> Iterator[Row]:
     """A file that is one JSON value over many lines; where it is none, JSON lines with a bad first one."""
     if file.read(1):
-        raise TaskError(f"{name} is one JSON document of more than {_WHOLE >> 30} GiB; write it as JSON lines")
+        raise TaskError(f"{name} is a single JSON document of more than {_WHOLE >> 30} GiB; convert it to JSON lines")
     whole = _parse(content.removeprefix(b"\xef\xbb\xbf"), name, 1, strict)
     if whole.problem is None:
         yield whole
@@ -103,7 +103,7 @@ def _document(content: bytes, name: str, file: BinaryIO, strict: bool) -> Iterat
     lines = content.split(b"\n")
     if len(lines) < 2 or _parse(lines[1].strip(), name, 2, strict).problem is not None:
         yield replace(
-            whole, problem=f"{whole.problem}; it is neither JSON lines nor one JSON document, or it is cut off"
+            whole, problem=f"{whole.problem}; the file is neither JSON lines nor a JSON document, or it is truncated"
         )
         return
     for number, line in enumerate(lines, 1):

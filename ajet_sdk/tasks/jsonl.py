@@ -17,7 +17,7 @@ def read_jsonl(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
     """The rows of `task_reader.jsonl_dataset_file`: training, validation."""
     files = config.task_reader.jsonl_dataset_file
     if files.training.file_path is None:
-        raise ConfigError("task_reader.jsonl_dataset_file.training.file_path must be given (it is null)")
+        raise ConfigError("task_reader.jsonl_dataset_file.training.file_path is not set")
     training = _existing(config, files.training.file_path, "training")
     validation = files.validation.file_path
     if validation is None:

@@ -53,8 +53,8 @@ def load_tasks(config: Config, tasks: GivenTasks | None = None, val_tasks: Given
     train, train_skipped = _collect(train_rows, config, "training")
     val, val_skipped = _collect(val_rows, config, "validation")
     if not train:
-        source = "the source of task_reader" if tasks is None else "what was given as tasks"
-        raise TaskError(f"there is no training task; {source} is empty")
+        source = "the source of task_reader" if tasks is None else "the list of tasks"
+        raise TaskError(f"there are no training tasks; {source} is empty")
     _check_apart(train, val)
     return TaskSets(
         train=[task for task, _ in train],
@@ -113,8 +113,9 @@ def _custom(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
     methods = ("get_training_tasks", "get_validation_tasks")
     if not isinstance(found, type) or not all(hasattr(found, name) for name in methods):
         raise ConfigError(
-            f"task_reader.type: {path} ({config.origin('task_reader.type')}) is no task reader; it is a class that "
-            f"takes the section task_reader and has {' and '.join(methods)}, such as one derived from BaseTaskReader"
+            f"task_reader.type: {path} ({config.origin('task_reader.type')}) is not a task reader: a class that "
+            f"takes the section task_reader and has {' and '.join(methods)}, for example derived from "
+            "BaseTaskReader"
         )
     build: Any = found
     reader = build(config.task_reader)
@@ -167,7 +168,7 @@ def _collect(rows: Iterator[Row], config: Config, split: str) -> tuple[list[tupl
             task = to_task(row, reader.field_mapping)
             known, place = first_of.setdefault(task.task_id, (task, row.where))
             if known != task:
-                raise TaskError(f"{row.where}: task_id {task.task_id!r} stands for another task in {place}")
+                raise TaskError(f"{row.where}: task_id {task.task_id!r} is already used for another task in {place}")
         except TaskError as error:
             if not reader.skip_bad_rows:
                 raise
@@ -176,7 +177,7 @@ def _collect(rows: Iterator[Row], config: Config, split: str) -> tuple[list[tupl
         found.append((task, row.where))
     if bad:
         count = "1 bad row" if len(bad) == 1 else f"{len(bad)} bad rows"
-        log.warning("%s of the %s tasks skipped; the first: %s", count, split, bad[0])
+        log.warning("skipped %s of the %s tasks; the first: %s", count, split, bad[0])
     return found, len(bad)
 
 
@@ -187,8 +188,8 @@ def _check_apart(train: list[tuple[Task, str]], val: list[tuple[Task, str]]) -> 
         first, where = next(iter(shared.items()))
         count = "1 task" if len(shared) == 1 else f"{len(shared)} tasks"
         raise TaskError(
-            f"training and validation share {count}, the first with task_id {first!r} ({places[first]} and {where}); "
-            "a validation on them measures memory: take them out of one split"
+            f"training and validation share {count}, the first with task_id {first!r} ({places[first]} and "
+            f"{where}); validation would measure memorization: remove them from one split"
         )
 
 

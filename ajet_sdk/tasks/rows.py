@@ -47,7 +47,7 @@ def to_task(row: Row, mapping: Mapping[str, str]) -> Task:
     if isinstance(row.values, Task):
         return row.values
     if not isinstance(row.values, Mapping):
-        raise TaskError(f"{row.where}: a task is an object with keys (got {type(row.values).__name__})")
+        raise TaskError(f"{row.where}: a task must be an object with keys (got {type(row.values).__name__})")
     values = {str(name): _plain(value) for name, value in row.values.items()}
     fields: dict[str, Any] = {name: values[name] for name in FIELDS if values.get(name) is not None}
     metadata = fields.pop("metadata", {})
@@ -62,7 +62,7 @@ def to_task(row: Row, mapping: Mapping[str, str]) -> Task:
         query = next((values[name] for name in QUERY_COLUMNS if isinstance(values.get(name), str)), "")
         fields["main_query"] = query
     if not any((fields["main_query"], fields.get("init_messages"), fields.get("task_id"), metadata)):
-        raise TaskError(f"{row.where} is empty: a task has a main_query, messages, an id or metadata")
+        raise TaskError(f"{row.where} is empty; a task needs a main_query, messages, an id or metadata")
     if isinstance(fields.get("task_id"), int):
         fields["task_id"] = str(fields["task_id"])
     try:
@@ -81,7 +81,7 @@ def _put(fields: dict[str, Any], metadata: dict[str, Any], target: str, value: A
         fields[target] = value
     else:
         raise TaskError(
-            f"{where}: task_reader.field_mapping leads to {target!r}; it may lead to main_query, init_messages, "
+            f"{where}: task_reader.field_mapping maps to {target!r}; it may map to main_query, init_messages, "
             "task_id, env_type or metadata.NAME"
         )
 

@@ -368,7 +368,7 @@ def _literal(node: ast.AST) -> Any:
         return {str(_literal(k or node)): _literal(v) for k, v in zip(node.keys, node.values, strict=True)}
     value = ast.literal_eval(node)  # type: ignore[arg-type]
     if not isinstance(value, (str, bool, int, float, type(None))):
-        raise ValueError(f"{value!r} is nothing that JSON has")
+        raise ValueError(f"{value!r} is not a JSON value")
     return value
 
 

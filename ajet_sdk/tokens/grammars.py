@@ -81,12 +81,12 @@ def forces_calls(choice: Any, tools: Sequence[Mapping[str, Any]]) -> bool:
         forced = bool(inner["mode"] == "required")
     elif not forced:
         raise RequestRefused(
-            f"tool_choice={json.dumps(choice, default=str)[:200]} is not known; use 'auto', 'none', 'required', "
+            f"tool_choice={json.dumps(choice, default=str)[:200]} is invalid; use 'auto', 'none', 'required', "
             '{"type": "function", "function": {"name": …}} or {"type": "allowed_tools", …}',
             "tool_choice",
         )
     if not tools:
-        raise RequestRefused("tool_choice asks for a call, and the request has no tools", "tool_choice")
+        raise RequestRefused("tool_choice requires a call, but the request has no tools", "tool_choice")
     allowed_tools(choice, tools)
     return bool(forced)
 
@@ -105,11 +105,11 @@ def allowed_tools(choice: Any, tools: Sequence[Mapping[str, Any]]) -> list[Mappi
         name = (one.get("function") or one).get("name") if isinstance(one, Mapping) else None
         if name not in known:
             raise RequestRefused(
-                f"tool_choice names {name!r}, and tools has {', '.join(map(repr, known)) or 'none'}", "tool_choice"
+                f"tool_choice names {name!r}, but tools has {', '.join(map(repr, known)) or 'none'}", "tool_choice"
             )
         found.append(known[name])
     if not found:
-        raise RequestRefused("tool_choice leaves no tool; name one, or use 'none'", "tool_choice")
+        raise RequestRefused("tool_choice allows no tool; name one, or use 'none'", "tool_choice")
     return found
 
 
@@ -128,7 +128,7 @@ def _wanted(options: Mapping[str, Any]) -> tuple[str, Any, str] | None:
     found += [wanted] if wanted else []
     if len(found) > 1:
         names = " and ".join(parameter for _, _, parameter in found)
-        raise RequestRefused(f"{names} exclude each other: ask for one of them", found[1][2])
+        raise RequestRefused(f"{names} cannot be combined; use one of them", found[1][2])
     return found[0] if found else None
 
 
@@ -157,16 +157,16 @@ def _value(text: _Text, kind: str, value: Any, parameter: str) -> str:
         return _json(text, value, parameter)
     if kind == "choice":
         if not isinstance(value, list) or not value or not all(isinstance(one, str) and one for one in value):
-            raise RequestRefused(f"{parameter} must be a list of strings, none of them empty", parameter)
+            raise RequestRefused(f"{parameter} must be a list of nonempty strings", parameter)
         return "(" + " | ".join(_quoted(one) for one in value) + ")"
     if not isinstance(value, str) or not value:
-        raise RequestRefused(f"{parameter} must be a string, and not empty", parameter)
+        raise RequestRefused(f"{parameter} must be a nonempty string", parameter)
     if kind == "regex":
         return text.rule("value", f"/{library().regex_to_lark(value).replace(chr(10), chr(92) + 'n')}/", parameter)
     try:
         lark = library().grammar_from("grammar", value)
     except (ValueError, NotImplementedError) as error:
-        raise RequestRefused(f"{parameter} is no grammar of Lark or GBNF: {error}", parameter) from error
+        raise RequestRefused(f"{parameter} is not a valid Lark or GBNF grammar: {error}", parameter) from error
     lines = "\n".join(line for line in lark.splitlines() if not line.startswith("%llguidance"))
     return text.rule("value", f"%lark {{\n{lines}\n}}", parameter)
 
@@ -176,16 +176,16 @@ def _json(text: _Text, schema: Any, parameter: str) -> str:
         try:
             schema = json.loads(schema)
         except ValueError as error:
-            raise RequestRefused(f"{parameter} is no JSON: {error}", parameter) from error
+            raise RequestRefused(f"{parameter} is not valid JSON: {error}", parameter) from error
     if not isinstance(schema, Mapping):
-        raise RequestRefused(f"{parameter} must be a JSON schema, an object", parameter)
+        raise RequestRefused(f"{parameter} must be a JSON schema (an object)", parameter)
     return text.rule("json", f"%json {json.dumps({**schema, 'x-guidance': _JSON})}", parameter)
 
 
 def _calls(text: _Text, form: ReplyFormat, tools: Iterable[Mapping[str, Any]], once: bool) -> str:
     """One call, or several where `once` is false, in the frame of the format."""
     if not form.calls:
-        raise RequestRefused("tool_choice asks for a call, and model.tool_call_parser is none", "tool_choice")
+        raise RequestRefused("tool_choice requires a call, but model.tool_call_parser is none", "tool_choice")
     frame = form.calls[0]
     item = text.rule("call", " | ".join(_call(text, frame, tool["function"]) for tool in tools))
     more = "" if once else f" ({text.literal(frame.separator)} {item})*" if frame.separator else ""
@@ -196,7 +196,7 @@ def _call(text: _Text, frame: CallFormat, function: Mapping[str, Any]) -> str:
     name, schema = str(function["name"]), function.get("parameters") or {}
     parameter = f"tools: the parameters of {name!r}"
     if not isinstance(schema, Mapping) or not isinstance(schema.get("properties") or {}, Mapping):
-        raise RequestRefused(f"{parameter} must be a JSON schema, an object", "tools")
+        raise RequestRefused(f"{parameter} must be a JSON schema (an object)", "tools")
     if frame.pairs is not None:
         return f"{text.literal(name + frame.pairs.name_end)} {_pairs(text, frame.pairs, schema, parameter)}"
     if frame.python:
@@ -280,7 +280,7 @@ class _Text:
             reason = problem(f"%llguidance {{}}\nstart: {body}\n")
             if reason:
                 raise RequestRefused(
-                    f"{parameter} can't be compiled to a grammar: {reason}", parameter.partition(":")[0]
+                    f"{parameter} cannot be compiled to a grammar: {reason}", parameter.partition(":")[0]
                 )
         self.rules.append(f"{name}: {body}")
         return name

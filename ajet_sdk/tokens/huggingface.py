@@ -32,7 +32,7 @@ def _load(path: str) -> Any:
     try:
         return AutoTokenizer.from_pretrained(path)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"model.path: no tokenizer can be loaded from {path}: {error}") from error
+        raise ConfigError(f"model.path: the tokenizer of {path} cannot be loaded: {error}") from error
 
 
 class HFTokenizer:

@@ -50,7 +50,7 @@ def problem(grammar: str) -> str:
 def _compiled(grammar: str, tokenizer: Tokenizer) -> Any:
     matcher = library().LLMatcher(_vocabulary(tokenizer), grammar, log_level=0)
     if matcher.is_error():
-        raise RequestRefused(f"the typed output can't be compiled: {matcher.get_error().partition(chr(10))[0]}")
+        raise RequestRefused(f"the structured output cannot be compiled: {matcher.get_error().partition(chr(10))[0]}")
     return matcher
 
 

@@ -26,7 +26,7 @@ Render = Callable[..., str]
 def learn(tokenizer: Tokenizer, parser: str = "auto") -> ReplyFormat:
     """The format that `tokenizer`'s template renders. Raises ConfigError for an unknown `parser`."""
     if parser != "auto" and parser not in PARSERS:
-        raise ConfigError(f"model.tool_call_parser: {parser!r} is unknown; there are auto, {', '.join(PARSERS)}")
+        raise ConfigError(f"model.tool_call_parser: {parser!r} is unknown; choose auto, {', '.join(PARSERS)}")
     template = ChatTemplate.of(tokenizer.chat_template, tokenizer.variables)
     ends = tuple(filter(None, (tokenizer.decode([i]) for i in sorted(tokenizer.eos_ids))))
     probe = _Probe(template, ends)

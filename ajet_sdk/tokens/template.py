@@ -219,7 +219,7 @@ def _compile(source: str) -> jinja2.Template:
         template.globals = dict(template.globals)  # copied at each rendering, and a ChainMap is slow at it
         return template
     except jinja2.TemplateSyntaxError as error:
-        raise ConfigError(f"the chat template does not parse: {error} (line {error.lineno})") from error
+        raise ConfigError(f"the chat template cannot be parsed: {error} (line {error.lineno})") from error
 
 
 def _freeze(value: Any) -> Any:
@@ -246,8 +246,8 @@ class ChatTemplate:
         """The template of a tokenizer, compiled and probed once per source and variables. Raises ConfigError."""
         if not source:
             raise ConfigError(
-                "the tokenizer has no chat template, so messages cannot be made tokens: add `chat_template` to its "
-                "tokenizer_config.json, or ask by the completions route, which takes plain text"
+                "the tokenizer has no chat template, so messages cannot be tokenized: add `chat_template` to "
+                "its tokenizer_config.json, or use the completions route, which takes plain text"
             )
         frozen = tuple(sorted((k, _freeze(v)) for k, v in variables.items()))
         try:
@@ -311,7 +311,7 @@ class ChatTemplate:
         try:
             return self._compiled.render(add_generation_prompt=add_generation_prompt, **variables)
         except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
-            raise RequestRefused(f"the chat template refuses these messages: {error}", "messages") from error
+            raise RequestRefused(f"the chat template rejected these messages: {error}", "messages") from error
 
     def render_begun(
         self,
@@ -328,8 +328,7 @@ class ChatTemplate:
         place = text.rfind(said) if said else -1
         if messages[-1]["role"] != "assistant" or place < 0:
             raise RequestRefused(
-                "continue_final_message goes on with the last message, which must be the assistant's with a content "
-                "that the chat template shows",
+                "continue_final_message needs a last message of the assistant whose content the chat template renders",
                 "continue_final_message",
             )
         end, blanks = place + len(said), content[len(content.rstrip()) :]

@@ -92,7 +92,7 @@ def readable(
                 found.append(file)
                 held |= dict.fromkeys(ids, file)
             else:
-                skipped[file] = f"{file}: run {copied} is in {held[copied]} too, and is counted there"
+                skipped[file] = f"{file}: run {copied} is also in {held[copied]}, and is counted there"
     if failure and not found:
         raise failure
     return sorted(found), skipped
@@ -101,7 +101,7 @@ def readable(
 def _unasked(file: Path, owner: Owner, *, deep: bool) -> list[str] | TraceError:
     """Of a live file no runs are known, but whether it can be read."""
     if deep and owner.writes and not owner.url:
-        return TraceError(f"{file} is being written by process {owner.pid}, which gives no rows")
+        return TraceError(f"{file} is being written by process {owner.pid}, which cannot be queried")
     return []
 
 

@@ -143,8 +143,8 @@ def check_whole(connection: duckdb.DuckDBPyConnection, files: Mapping[str, Path]
             last = blocks - 1
         if size < (whole := _HEADERS + (last + 1) * block):
             raise TraceError(
-                f"{path} is cut off: it has {size:,} of {whole:,} bytes. What is left of it is not read, for it would "
-                "look like all; copy it again, whole"
+                f"{path} is truncated: it has {size:,} of {whole:,} bytes. It is not read, since it would look "
+                "complete; copy it again"
             )
 
 
@@ -177,15 +177,15 @@ def check_version(connection: duckdb.DuckDBPyConnection, path: Path, schema: str
         row = connection.execute(f"SELECT schema_version FROM {schema}.meta").fetchone()
     except (duckdb.CatalogException, duckdb.BinderException) as error:
         raise TraceVersionError(
-            f"{path} is a DuckDB file but not an ajet trace (it has no table meta.schema_version); give another path"
+            f"{path} is a DuckDB file but not an ajet trace (it has no table meta.schema_version); check the path"
         ) from error
     if row is None or not isinstance(row[0], int):
         what = repr(row[0]) if row else "missing"
-        raise TraceVersionError(f"{path} is not an ajet trace (its meta.schema_version is {what}); give another path")
+        raise TraceVersionError(f"{path} is not an ajet trace (its meta.schema_version is {what}); check the path")
     if row[0] > SCHEMA_VERSION:
         raise TraceVersionError(
-            f"{path} was written by a newer ajet (schema {row[0]}, this ajet reads {SCHEMA_VERSION}); "
-            "update it: pip install -U ajet"
+            f"{path} was written by a newer ajet (schema {row[0]}; this version reads {SCHEMA_VERSION}); update "
+            "with: pip install -U ajet"
         )
     return row[0]
 
@@ -193,10 +193,10 @@ def check_version(connection: duckdb.DuckDBPyConnection, path: Path, schema: str
 def locked(path: Path, pid: int | None) -> TraceLocked:
     """The error for a file that a live process owns."""
     if pid == os.getpid():
-        return TraceLocked(f"{path} is already being written by this process (pid {pid}): use that TraceWriter")
+        return TraceLocked(f"{path} is already being written by this process (pid {pid}); use its TraceWriter")
     what = "another process" if pid is None else f"process {pid}"
     return TraceLocked(
-        f"{path} is held by {what}, which is alive. Wait until it ends, stop it, or give another experiment_name"
+        f"{path} is locked by {what}, which is still running. Wait for it, stop it, or choose another experiment_name"
     )
 
 
@@ -219,9 +219,11 @@ def explain(path: Path, error: Exception) -> TraceError:
     if _FULL.search(text):
         return TraceError(f"the disk of {path} is full. What was written is intact; free some space. ({text})")
     if isinstance(error, PermissionError) or _DENIED.search(text):
-        return TraceError(f"{path} cannot be opened: permissions forbid it. Change them or give another path. ({text})")
+        return TraceError(
+            f"{path} cannot be opened: permission denied. Change its permissions or choose another path. ({text})"
+        )
     if _CUT_OFF.search(text):
-        return TraceError(f"{path} is cut off: it ends before all of it is there. Copy it again, whole. ({text})")
+        return TraceError(f"{path} is truncated; copy it again. ({text})")
     if _FOREIGN.search(text):
         return TraceVersionError(f"{path} is not a trace that DuckDB {duckdb.__version__} can open. ({text})")
     return TraceError(f"the trace {path} cannot be used: {text}")
@@ -237,7 +239,7 @@ def insert(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pa.Table]
                 try:
                     _insert(connection, {table: rows.slice(i, 1)}, batch)
                 except duckdb.DataError as error:
-                    _LOG.warning("A row of %s could not be stored in the trace: %s", table, error)
+                    _LOG.warning("Could not store a row of %s in the trace: %s", table, error)
 
 
 def _insert(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pa.Table], batch: int) -> None:

@@ -99,7 +99,7 @@ def encode(records: Iterable[Record], stored: StoredCalls) -> dict[str, pa.Table
         try:
             encoded = _ROWS_OF[type(record)](record, stored)
         except _CANNOT as error:
-            _LOG.warning("A %s could not be stored in the trace: %s", type(record).__name__, error)
+            _LOG.warning("Could not store a %s in the trace: %s", type(record).__name__, error)
             continue
         for table, row in encoded:
             rows.setdefault(table, []).append(row)
@@ -123,7 +123,7 @@ def _safe_table(name: str, rows: Sequence[Row]) -> pa.Table:
             try:
                 kept.append(_table(name, [row]))
             except _CANNOT as error:
-                _LOG.warning("A row of %s could not be stored in the trace: %s", name, error)
+                _LOG.warning("Could not store a row of %s in the trace: %s", name, error)
         return pa.concat_tables([_table(name, []), *kept])
 
 

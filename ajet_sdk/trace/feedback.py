@@ -65,19 +65,19 @@ def _tell(file: Path, owner: Owner, feedback: list[Feedback]) -> bool:
     """Hand feedback to the live owner; False where it is gone since."""
     if not owner.url:
         raise TraceLocked(
-            f"{file} is being written by process {owner.pid}, which has no gateway to take feedback: give it again "
-            "when the process has ended, or in it, by its TraceWriter's put(Feedback(...))"
+            f"{file} is being written by process {owner.pid}, which has no gateway to receive feedback; send it "
+            "again after the process has ended, or call put(Feedback(...)) on its TraceWriter"
         )
     answer = post(owner, FEEDBACK_PATH, [one.model_dump(mode="json") for one in feedback])
     if answer is None:
         return False
     if answer.status_code == 404:
         raise TraceLocked(
-            f"the run that writes {file} (pid {owner.pid}) is of an older ajet, which takes no feedback while it runs; "
-            "give it again when it has ended"
+            f"the run that writes {file} (pid {owner.pid}) uses an older ajet, which takes no feedback during a "
+            "run; send it again after the run has ended"
         )
     if answer.status_code != 200:
-        raise TraceError(f"the run that writes {file} did not take the feedback: {refusal(answer)}")
+        raise TraceError(f"the run that writes {file} rejected the feedback: {refusal(answer)}")
     return True
 
 
@@ -85,7 +85,7 @@ def _write(file: Path, feedback: list[Feedback]) -> None:
     """Open a file that nobody writes, for as long as it takes."""
     rows = encode(feedback, StoredCalls())
     if len(rows["feedback"]) != len(feedback):
-        raise TraceError(f"the feedback cannot be stored in {file}: see the log")
+        raise TraceError(f"the feedback could not be stored in {file}; see the log")
     connection = open_to_write(file, brief=True)
     try:
         [row] = connection.execute("SELECT batch FROM meta").fetchall()

@@ -48,7 +48,7 @@ _FEEDBACK = TypeAdapter(list[Feedback])
 def post(owner: Owner, path: str, body: Any) -> httpx.Response | None:
     """Ask a live owner; None where it is gone since. Raises TraceError where it lives and does not answer."""
     if not owner.url:
-        raise ValueError(f"process {owner.pid} answers nothing")
+        raise ValueError(f"process {owner.pid} does not answer")
     import httpx  # a quarter of what `ajet trace ls` takes to start, and only a live run is asked
 
     try:  # plain http on loopback: no proxy, and no certificates to load
@@ -93,7 +93,7 @@ def live_routes(writer: TraceWriter, token: str) -> list[Route]:
                 return JSONResponse({"error": "the token is missing or wrong; it is in gateway.json"}, 401)
             raw = await request.body()
             if len(raw) > _BODY_BYTES:
-                return JSONResponse({"error": "what was sent is longer than 1 MiB"}, 413)
+                return JSONResponse({"error": "the request is longer than 1 MiB"}, 413)
             return await answer(writer, raw)
 
         return check
@@ -138,7 +138,7 @@ async def _feedback(writer: TraceWriter, raw: bytes) -> Response:
     try:
         if await anyio.to_thread.run_sync(write):
             return JSONResponse({"written": len(given)})
-        return JSONResponse({"error": "the file could not be written in time; look into the run's log"}, 503)
+        return JSONResponse({"error": "the file could not be written in time; see the run's log"}, 503)
     except TraceError as error:
         return JSONResponse({"error": str(error)}, 503)
 

@@ -63,7 +63,7 @@ def select(
     try:
         cursor = root.cursor()
     except duckdb.Error as error:
-        raise QueryError(f"the trace has been closed: {error}") from error
+        raise QueryError(f"the trace was closed: {error}") from error
     try:
         statement = only_statement(cursor, sql)
         late = threading.Event()
@@ -105,7 +105,7 @@ def only_statement(cursor: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statem
     allowed = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
     if len(statements) != 1 or statements[0].type not in allowed:
         kinds = ", ".join(s.type.name for s in statements) or "nothing"
-        raise QueryError(f"a query is exactly one SELECT or EXPLAIN; this is: {kinds}. A trace is read-only here")
+        raise QueryError(f"a query must be a single SELECT or EXPLAIN (got {kinds}); traces are read-only")
     forbidden = _FORBIDDEN.search(sql)
     if forbidden:
         raise QueryError(f"the function {forbidden[1]}() is not available in queries on a trace")
@@ -148,7 +148,7 @@ def _too_large(what: str) -> QueryError:
 
 
 def _stopped() -> QueryError:
-    return QueryError("the query was called off")
+    return QueryError("the query was canceled")
 
 
 @dataclass(frozen=True, slots=True)

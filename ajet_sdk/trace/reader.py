@@ -72,7 +72,7 @@ def trace_files(path: Path) -> list[Path]:
         files = in_and_below(path)
         if not files:
             raise TraceError(
-                f"there is no trace (*.duckdb) in {path.resolve()} or below: run an agent first (`ajet run "
+                f"there is no trace (*.duckdb) in or below {path.resolve()}; run an agent first (`ajet run "
                 "agent.py:solve ...`), or name a file or an experiment directory"
             )
         return files
@@ -206,16 +206,16 @@ def _ask(cost: _Cost, file: Path, owner: Owner, wanted: RowsOf, stop: Stop | Non
     if not owner.url:
         raise locked(file, owner.pid)
     if stop and stop.is_set:
-        raise QueryError("the query was called off")
+        raise QueryError("the query was canceled")
     began = time.monotonic()
     answer = post(owner, ROWS_PATH, wanted.model_dump())
     if answer is None:
-        raise _Gone(f"the run that writes {file} has just ended; ask again")
+        raise _Gone(f"the run that writes {file} has just ended; try again")
     cost.add(float(answer.headers.get(COST_HEADER) or time.monotonic() - began))
     if answer.status_code == 404:
         raise TraceLocked(
-            f"the run that writes {file} (pid {owner.pid}) is of another ajet, which gives no rows while it runs; read "
-            "it with that one, or when it has ended"
+            f"the run that writes {file} (pid {owner.pid}) uses another version of ajet and cannot be queried; "
+            "use that version, or wait until the run has ended"
         )
     if answer.status_code != 200:
         raise QueryError(refusal(answer))
@@ -372,10 +372,10 @@ def rebuild(calls: Sequence[Stored]) -> dict[str, Whole]:
         at: str | None = call.call_id
         while at is not None and at not in whole:
             if at in chain or at not in stored:
-                wrong = "refers to itself" if at in chain else f"refers to call {at}, which is not there"
+                wrong = "refers to itself" if at in chain else f"refers to call {at}, which is missing"
                 raise TraceError(
-                    f"the prompt of call {call.call_id} cannot be rebuilt: its chain of earlier calls {wrong}; "
-                    "`ajet trace check` lists what is broken"
+                    f"the prompt of call {call.call_id} cannot be reconstructed: its chain of earlier calls "
+                    f"{wrong}; `ajet trace check` lists what is damaged"
                 )
             chain[at] = stored[at]
             at = stored[at].parent_call_id

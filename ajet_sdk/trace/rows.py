@@ -54,10 +54,10 @@ class RowsOf(BaseModel):
         """Names go into SQL as they are: each must be one of the schema's."""
         known = _COLUMNS.get(self.table)
         if known is None:
-            raise ValueError(f"there is no table {self.table!r}; there are: {', '.join(_COLUMNS)}")
+            raise ValueError(f"there is no table {self.table!r}; tables: {', '.join(_COLUMNS)}")
         for name in (*self.columns, *([] if self.by is None else [self.by])):
             if name not in known:
-                raise ValueError(f"{self.table} has no column {name!r}; there are: {', '.join(known)}")
+                raise ValueError(f"{self.table} has no column {name!r}; columns: {', '.join(known)}")
         return self
 
     def read(self, query: Callable[..., pa.Table]) -> pa.Table:

@@ -315,7 +315,7 @@ class Mirror:
             wanted = RowsOf(table=table, columns=tuple(sorted(read)), by=column, among=among)
             return _select(table, read, name), {name: pa.concat_tables(_pages(wanted, ask))}
         if not any(self._follow(connection, table, scan.columns, ask) for _ in range(2)):
-            raise TraceError(f"{self.owner.trace} changes while it is read; ask again")
+            raise TraceError(f"{self.owner.trace} changed while it was read; try again")
         return _select(table, self._copied[table].columns, f"{self.name}.{table}"), {}
 
     def _follow(self, connection: duckdb.DuckDBPyConnection, table: str, columns: frozenset[str], ask: Ask) -> bool:

@@ -99,7 +99,7 @@ class TraceWriter:
         An Episode stores its own row and its rewards; its calls are put one by one as they finish.
         """
         if os.getpid() != self._pid:  # before the lock, which a fork may have left taken
-            self._drop("this process was forked from the one that writes it")
+            self._drop("this process was forked from the writing process")
             return
         size = sum(map(size_of, records))
         with self._changed:
@@ -113,7 +113,7 @@ class TraceWriter:
                 if first or len(self._queue) >= self._rows:
                     self._changed.notify_all()
         if full or closed:
-            self._drop("the writer is closed" if closed else "the disk is too slow for what is put")
+            self._drop("the writer is closed" if closed else "the disk is too slow")
         if self._failure:
             self._raise_failure()
 
@@ -152,7 +152,7 @@ class TraceWriter:
         """
         root = self._root
         if root is None:
-            raise QueryError(f"the trace {self.path} is not open; nothing can be queried")
+            raise QueryError(f"the trace {self.path} is not open and cannot be queried")
         return select(root, sql, parameters, stop=stop, most_bytes=most_bytes)
 
     def supersede(self, run_id: str, after_step: int, booked: Sequence[str] = ()) -> None:
@@ -266,7 +266,7 @@ class TraceWriter:
             while self._taken:
                 self._write_some()
         except duckdb.OutOfMemoryException as error:
-            _LOG.debug("a batch waits for memory that a query holds: %s", error)
+            _LOG.debug("a batch is waiting for memory that a query uses: %s", error)
             self._stored.clear()
             return False
         except (duckdb.Error, pa.ArrowException, OSError, MemoryError, TraceError) as error:
@@ -307,7 +307,7 @@ class TraceWriter:
             self._changed.notify_all()
 
     def _drop(self, reason: str) -> None:
-        error = TraceError(f"records for the trace {self.path} are dropped: {reason}")
+        error = TraceError(f"dropping records for the trace {self.path}: {reason}")
         if self._raises:
             raise error
         if not self._warned:
@@ -319,7 +319,7 @@ class TraceWriter:
             self._failure = type(error)(*error.args)  # without its trace, whose frames hold the connection
         elif not self._warned:
             self._warned = True
-            _LOG.warning("%s. The agent continues; what cannot be written is not recorded.", error)
+            _LOG.warning("%s. The agent continues, but some records are lost.", error)
         with self._changed:
             self._changed.notify_all()
 

@@ -69,7 +69,7 @@ def test_judges_and_readers_by_their_paths() -> None:
     reader = load_object("ajet.task_reader.task_reader_base->BaseTaskReader")
     with pytest.raises(NotImplementedError, match="get_training_tasks"):
         reader(None).get_training_tasks()
-    with pytest.raises(ConfigError, match="name the scored examples"):
+    with pytest.raises(ConfigError, match="JSON lines with a question"):
         load_object("ajet.task_judge.rm_auto_grader_judge->AutoGraderJudge")(CONFIG)
     judge = load_object("ajet.task_judge.env_service_as_judge->EnvServiceJudge")(CONFIG)
     with pytest.raises(ConfigError, match="no environment"):

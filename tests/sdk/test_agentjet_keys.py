@@ -121,13 +121,13 @@ def test_a_tool_call_that_cannot_be_read_ends_the_episode(reply: str, mad: bool)
 def test_tool_calls_that_cannot_be_read_are_logged(detail: bool, caplog: pytest.LogCaptureFixture) -> None:
     tracker = {"log_tool_format_check": True, "log_tool_format_error_detail": detail}
     [episode] = run(Talk(tools=True), ["<tool_call>{oops</tool_call>", "b", "c"], config(context_tracker=tracker))
-    [line] = [record.message for record in caplog.records if "could not be read" in record.message]
+    [line] = [record.message for record in caplog.records if "could not be parsed" in record.message]
     assert episode.calls[0].call_id in line and ("oops" in line) is detail
 
 
 def test_splits_are_logged_where_asked(caplog: pytest.LogCaptureFixture) -> None:
     [episode] = run(Talk(fresh=True), ["a", "b", "c"], config(context_tracker={"detect_timeline_snap": True}))
-    lines = [record.message for record in caplog.records if "begins a timeline" in record.message]
+    lines = [record.message for record in caplog.records if "starts a new timeline" in record.message]
     assert [episode.calls[i].call_id in line for i, line in zip((1, 2), lines, strict=True)] == [True, True]
 
 

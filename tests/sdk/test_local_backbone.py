@@ -173,7 +173,7 @@ def test_a_reward_without_variance_is_said_plainly(
 
     config = job(tmp_path, tiny_model, total_steps=1)
     tuned = train(config, workflow=talk, judge=always)
-    assert "the reward has no variance" in capsys.readouterr().out
+    assert "the rewards have no variance" in capsys.readouterr().out
     assert tuned.metrics["train/policy_version"] == 0
     assert set(outcomes(config)) == {"zero_advantage", "evaluation"}
 
@@ -188,7 +188,7 @@ def test_an_agent_that_never_calls_the_model_is_said_plainly(
     train(job(tmp_path, tiny_model, total_steps=1), workflow=silent, judge=length)
     said = capsys.readouterr().out
     assert "never called a model" in said
-    assert "no call of the policy was captured" in said
+    assert "no call to the policy was captured" in said
 
 
 def test_a_broken_agent_stops_the_run_with_its_first_cause(tmp_path: Path, tiny_model: Path) -> None:

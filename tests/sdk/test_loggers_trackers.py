@@ -164,7 +164,7 @@ def test_a_service_that_does_not_answer_holds_nobody_up(monkeypatch: pytest.Monk
     monkeypatch.setattr(trackers, "_BEGIN_SECONDS", 0.1)
     monkeypatch.setattr(trackers, "TRACKERS", {"deaf": lambda run: time.sleep(FOREVER)})
     run = trackers.TrackedRun(RUN, "sums", "math", {}, tmp_path)
-    with pytest.raises(ConfigError, match=r"deaf could not begin the run \(TimeoutError: no answer"):
+    with pytest.raises(ConfigError, match=r"deaf could not start the run \(TimeoutError: no answer"):
         trackers.Tracker("deaf", run, print)
 
 
@@ -181,7 +181,7 @@ def test_a_service_that_breaks_is_told_once_and_left(monkeypatch: pytest.MonkeyP
     for step in range(3):
         tracker.log(step, {"train/reward": 1.0})
     tracker.finish(None)
-    assert said == ["breaking: nowhere", "breaking takes no more metrics (OSError: gone); they are in the trace"]
+    assert said == ["breaking: nowhere", "breaking failed and gets no more metrics (OSError: gone); they are still written to the trace"]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -56,7 +56,7 @@ class SqlProcess:
             if self._process.poll() is not None:
                 self._process, self._errors = self._started()
                 if stop.is_set:
-                    raise QueryError("the query was called off")
+                    raise QueryError("the query was canceled")
             late = threading.Event()
 
             def end() -> None:
@@ -71,7 +71,7 @@ class SqlProcess:
                     return self._answer(sql)
             except _Ended as ended:
                 if stop.is_set:
-                    raise QueryError("the query was called off") from None
+                    raise QueryError("the query was canceled") from None
                 if late.is_set():
                     raise QueryError(f"the query was stopped after {_SECONDS:g} s; narrow it") from None
                 raise QueryError(str(ended)) from None

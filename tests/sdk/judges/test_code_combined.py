@@ -58,7 +58,7 @@ def test_a_program_without_end_is_wrong_and_a_task_without_tests_is_no_zero(unfe
     assert found.rewards[0].value == 0.0 and "time" in found.rewards[0].reason
     with pytest.raises(NoReward, match="has no tests"):
         judged(CodeJudge(unfenced=unfenced), DOUBLE, Task(main_query="q"))
-    with pytest.raises(NoReward, match="cannot be read"):
+    with pytest.raises(NoReward, match="not in a known format"):
         judged(CodeJudge(unfenced=unfenced), DOUBLE, Task(main_query="q", metadata={"tests": [3]}))
 
 

@@ -121,7 +121,7 @@ def test_the_judge_works_in_a_thread() -> None:
 
 def test_an_answer_that_cannot_be_read_is_the_data_s_fault() -> None:
     for answer in ("", "9^{9^{9^9}}", "x" * 400):
-        with pytest.raises(NoReward, match="the right answer"):
+        with pytest.raises(NoReward, match="the reference answer"):
             math("5", answer)
 
 
@@ -147,7 +147,7 @@ def test_a_config_names_a_judge() -> None:
     other = judge(judge_type="exact", answer_key="target")
     assert other("7", TASK) is True
     assert other("42", TASK) is False
-    with pytest.raises(NoReward, match="has no 'gone' in its metadata to judge by; it has answer, target"):
+    with pytest.raises(NoReward, match="has no reference answer 'gone' in its metadata; it has answer, target"):
         judge(judge_type="math", answer_key="gone")("7", TASK)
 
 
@@ -159,7 +159,7 @@ def test_a_pattern_finds_the_answer() -> None:
     plain = judge(judge_type="regex", pattern="goal reached")
     assert plain("the goal reached at last", Task(main_query="q")) is True
     assert plain("no", Task(main_query="q")) is False
-    with pytest.raises(ConfigError, match="is no regular expression: missing"):
+    with pytest.raises(ConfigError, match="is not a valid regular expression: missing"):
         judge(judge_type="regex", pattern="(")
 
 
@@ -185,5 +185,5 @@ def test_a_class_path_names_a_function_or_a_class(tmp_path: Path) -> None:
 
 
 def test_the_rubric_grader_needs_scored_examples() -> None:
-    with pytest.raises(ConfigError, match="name the scored examples"):
+    with pytest.raises(ConfigError, match="JSON lines with a question"):
         judge(judge_type="rubrics_auto_grader")

@@ -105,7 +105,7 @@ def test_a_server_that_knows_no_schema_is_asked_without_from_then_on() -> None:
 
 
 def test_a_refused_request_is_the_judges_fault() -> None:
-    with judging(lambda request: 400) as (judge, _), pytest.raises(NoReward, match="refuses the request"):
+    with judging(lambda request: 400) as (judge, _), pytest.raises(NoReward, match="rejected the request"):
         judged(judge)
 
 

@@ -96,7 +96,7 @@ def test_a_model_that_writes_no_rubric_gives_no_reward() -> None:
     [
         (SCORED[:3], "at least 4"),
         (SCORED[1::2], "two different scores"),
-        ([*SCORED, {"query": "q", "answer": "a", "score": 7}], "the score 7, outside of 0 to 1"),
+        ([*SCORED, {"query": "q", "answer": "a", "score": 7}], "the score 7, outside 0 to 1"),
         ([{"query": "q", "score": 1}], "needs `answer`"),
     ],
 )

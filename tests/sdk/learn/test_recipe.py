@@ -138,7 +138,7 @@ def test_the_warm_up_ends_once_the_agent_earns_enough(tmp_path: Path) -> None:
 
 
 def test_a_warm_up_that_does_not_get_going_says_how_far_it_came(tmp_path: Path) -> None:
-    with pytest.raises(TrainingError, match=r"reached a reward of 0\.20 in 6 steps and 0\.25 is asked"):
+    with pytest.raises(TrainingError, match=r"reached a reward of 0\.20 in 6 steps, less than 0\.25"):
         build(configured(tmp_path, SMALL), 0.1, 0.2, 0.15)
     assert list(tmp_path.iterdir()) == []
 
@@ -210,7 +210,7 @@ def test_somebodys_own_model_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "model" / "config.json").write_text("{}")
     assert build(configured(tmp_path, SMALL)) == tmp_path / "model"
     (tmp_path / "notes").mkdir()
-    with pytest.raises(ConfigError, match="holds no model"):
+    with pytest.raises(ConfigError, match="contains no model"):
         build(configured(tmp_path, SMALL, path="notes"))
 
 

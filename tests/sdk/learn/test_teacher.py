@@ -103,7 +103,7 @@ def test_another_tokenizer_is_refused(teacher_model: Any, place: Path, tmp_path:
     tokenizer = HFTokenizer(place)
     with (
         serving(endpoint_of(teacher_model, tokenizer, shift=1)) as url,
-        pytest.raises(ConfigError, match="has another tokenizer than the model that is trained: a token that reads"),
+        pytest.raises(ConfigError, match="has another tokenizer than the trained model: the token"),
     ):
         asyncio.run(asked(url, tokenizer))
     other = HFTokenizer(place).hf
@@ -140,7 +140,7 @@ def test_a_token_that_the_teacher_cannot_say_is_an_error() -> None:
         async def logprobs(self, samples: Any) -> Any:
             return [np.full(int(one.timeline.loss_mask.sum()), -np.inf, np.float32) for one in samples]
 
-    with pytest.raises(EngineError, match="no finite log-probability"):
+    with pytest.raises(EngineError, match="is not finite"):
         asyncio.run(distill(SAMPLES, Silent(None, 1)))
 
 

@@ -49,7 +49,7 @@ def test_a_file_cut_off_anywhere_is_one_error(whole: Path, tmp_path: Path) -> No
     for cut in (0, 1, 7, 8, 12, 100, 4096, 8191, 8192, 12287, 12288, 20000, len(content) // 2):
         path.write_bytes(content[:cut])
         for use in (read_all, check, pack):
-            with pytest.raises(TraceError, match=r"it is empty|not a trace|is cut off"):
+            with pytest.raises(TraceError, match=r"it is empty|not a trace|is truncated"):
                 use(path)
         assert path.read_bytes() == content[:cut]
         assert list(tmp_path.iterdir()) == [path]
@@ -57,7 +57,7 @@ def test_a_file_cut_off_anywhere_is_one_error(whole: Path, tmp_path: Path) -> No
     try:
         assert read_all(path) == 50, "the last byte was nobody's"
     except TraceError as error:
-        assert "is cut off" in str(error)
+        assert "is truncated" in str(error)
 
 
 def any_bytes(there: bytes, at: int) -> bytes:

@@ -127,7 +127,7 @@ def test_without_a_fence_it_is_refused_and_unfenced_says_what_that_means(
         fenced("--verify code", unfenced=False)
     with caplog.at_level("WARNING"):
         assert not fenced("--verify code", unfenced=True)
-    assert "with your rights" in caplog.text
+    assert "with your permissions" in caplog.text
 
 
 @pytest.mark.parametrize("command", [EXPAND, FROM_DOCS], ids=["expand", "from-docs"])

@@ -105,7 +105,7 @@ def test_an_exit_status_and_a_signal_are_told(unfenced: bool) -> None:
 )
 def test_code_that_loops_or_sleeps_is_stopped(code: str, unfenced: bool) -> None:
     got = ran(code, limits=Limits(seconds=1.0), stdin="x\n", unfenced=unfenced)
-    assert got.stopped == "time" and got.failure == "met its limit of time"
+    assert got.stopped == "time" and got.failure == "exceeded its limit of time"
 
 
 def test_code_that_eats_memory_is_stopped_by_its_limit(unfenced: bool) -> None:

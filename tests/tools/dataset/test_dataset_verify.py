@@ -300,7 +300,7 @@ def test_the_rows_own_program_must_print_the_answer() -> None:
     assert not wrong.ok and wrong.reason == "the row's program prints another answer"
     assert (
         check("code", row(program="while True: print('x' * 9999)")).reason
-        == "the row's program met its limit of output"
+        == "the row's program exceeded its limit of output"
     )
 
 
