@@ -39,7 +39,7 @@ class Price:
             numbers = []
         if len(numbers) != 2 or not all(math.isfinite(one) and one >= 0 for one in numbers):
             raise ConfigError(
-                f"{named} reads INPUT,OUTPUT, the price of a million tokens of each, such as 0.15,0.60 (got {text!r})"
+                f"{named} takes INPUT,OUTPUT, the price of a million tokens of each, such as 0.15,0.60 (got {text!r})"
             )
         return cls(*numbers)
 

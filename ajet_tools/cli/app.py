@@ -141,8 +141,8 @@ def _is_left() -> bool:
 
 
 def _interrupted(ctx: Any) -> typer.Exit:
-    resume = "; `ajet train … --resume` goes on where a checkpoint is" if ctx.invoked_subcommand == "train" else ""
-    _print_message("Interrupted", f"what was flushed is kept{resume}")
+    resume = "; `ajet train … --resume` continues from the last checkpoint" if ctx.invoked_subcommand == "train" else ""
+    _print_message("Interrupted", f"records already written are kept{resume}")
     return typer.Exit(130)
 
 
@@ -154,8 +154,8 @@ def _message(error: Exception) -> tuple[str, str]:
         return "Error", f"{error.filename}: {(error.strerror or str(error)).lower()}"
     return (
         "Error",
-        f"{type(error).__name__}: {error}{place_of(error)}. This was not foreseen; --traceback shows where it came "
-        "from. Where that is not your own code, it is a fault of ajet's: please report it",
+        f"{type(error).__name__}: {error}{place_of(error)}. This is unexpected; run again with --traceback to "
+        "see where it was raised. If that is not in your own code, it is a bug in ajet: please report it",
     )
 
 
@@ -267,7 +267,7 @@ def _end_without(threads: Sequence[threading.Thread], code: int) -> None:
         child.join(max(0.0, deadline - time.monotonic()))
         if child.is_alive():
             _print_message(
-                "Warning", f"ended the process {child.name} (pid {child.pid}), which was still running. Join it"
+                "Warning", f"killed the process {child.name} (pid {child.pid}), which was still running. Join it"
             )
             child.terminate()
     named = [f"{t.name}{_began_at(t)}" for t in threads if t.is_alive()]
@@ -275,8 +275,9 @@ def _end_without(threads: Sequence[threading.Thread], code: int) -> None:
         return
     _print_message(
         "Warning",
-        f"ended while {len(named)} {'thread was' if len(named) == 1 else 'threads were'} still running: "
-        f"{'; '.join(named[:5])}{'; …' if len(named) > 5 else ''}. Join such a thread, or make it a daemon thread",
+        f"exited while {len(named)} {'thread was' if len(named) == 1 else 'threads were'} still running: "
+        f"{'; '.join(named[:5])}{'; …' if len(named) > 5 else ''}. Join such threads, or make them daemon "
+        "threads",
     )
     # Python calls what is registered for the end once the threads have ended: never.
     last = threading.Thread(target=atexit._run_exitfuncs, daemon=True)

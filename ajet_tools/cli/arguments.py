@@ -28,11 +28,11 @@ def split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[str]]:
     overrides = [text for text in arguments if "=" in text]
     agents = [text for text in arguments if "=" not in text]
     if len(agents) > 1:
-        raise ConfigError(f"one agent at a time (got {' and '.join(agents)}); an override reads ajet.key=value")
+        raise ConfigError(f"give one agent only (got {' and '.join(agents)}); overrides have the form ajet.key=value")
     if agents and ":" not in agents[0] and "->" not in agents[0]:
         raise ConfigError(
-            f"an agent reads file.py:function or package.module->Name (got {agents[0]!r}); "
-            "a config file is given by --conf"
+            f"an agent is file.py:function or package.module->Name (got {agents[0]!r}); to give a config file, "
+            "use --conf"
         )
     return (agents[0] if agents else None), overrides
 
@@ -134,13 +134,17 @@ class AgentOptions:
 
     conf: Annotated[
         Path | None,
-        typer.Option("--conf", "-c", help="A config file with the root `ajet:`; it may name agent, judge and model."),
+        typer.Option(
+            "--conf", "-c", help="Config file with the top-level key `ajet:`; it may name agent, judge and model."
+        ),
     ] = None
     judge: Annotated[str | None, typer.Option(help=JUDGE_HELP)] = None
     base_url: Annotated[str | None, typer.Option(help="URL of an OpenAI-compatible endpoint.")] = None
     model: Annotated[
         str | None,
-        typer.Option(help="Its name there or at OPENAI_BASE_URL, else a directory or a hub name."),
+        typer.Option(
+            help="Model name at the endpoint (or at OPENAI_BASE_URL), or a local directory or Hugging Face name."
+        ),
     ] = None
     api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the endpoint's API key.")] = None
     scripted: Annotated[str | None, typer.Option(help="replies.py:function that replies instead of a model.")] = None
@@ -182,7 +186,7 @@ class AgentOptions:
         ).config()
         if not (config.model.base_url or config.model.path or config.model.scripted):
             raise ConfigError(
-                "say what answers: --base-url URL --model NAME (an endpoint), --model PATH (a local model), "
+                "no model given: pass --base-url URL --model NAME (an endpoint), --model PATH (a local model), "
                 "or --scripted replies.py:reply"
             )
         ensure_api_key()

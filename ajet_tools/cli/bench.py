@@ -33,25 +33,26 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def bench(
     tasks: Annotated[
-        list[str] | None, typer.Argument(metavar="[TASK]... [KEY=VALUE]...", help="Which tasks (all), and overrides.")
+        list[str] | None,
+        typer.Argument(metavar="[TASK]... [KEY=VALUE]...", help="Tasks (default: all), and overrides."),
     ] = None,
     library: Annotated[
-        Path, typer.Option(help="The directory of the examples; its bench.json names the tasks and keeps the results.")
+        Path, typer.Option(help="Directory of the examples; its bench.json lists the tasks and stores the results.")
     ] = Path("tutorial"),
     seed: Annotated[
         list[int] | None, typer.Option(help="Random seed; repeat it for several. Default: 0, 1 and 2.")
     ] = None,
-    backbone: Annotated[str, typer.Option(help="What trains: local, trinity or verl.")] = "local",
+    backbone: Annotated[str, typer.Option(help="Backbone: local, trinity or verl.")] = "local",
     compare: Annotated[
         str | None,
         typer.Option(metavar="VERSION", help="Compare with the results of VERSION; `last`: the newest other version."),
     ] = None,
     report: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Write DIR/bench.md and its pictures from the results.")
+        Path | None, typer.Option(metavar="DIR", help="Write DIR/bench.md and its plots from the results.")
     ] = None,
-    no_run: Annotated[bool, typer.Option("--no-run", help="Train nothing; use the results that are there.")] = False,
+    no_run: Annotated[bool, typer.Option("--no-run", help="Do not train; use the stored results.")] = False,
     exp_dir: Annotated[
-        Path | None, typer.Option(help="Keep the runs' directories here; without it they are removed.")
+        Path | None, typer.Option(help="Keep the runs' directories here; by default they are removed.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -71,7 +72,7 @@ def bench(
     named = [text for text in tasks or [] if "=" not in text]
     overrides = [text for text in tasks or [] if "=" in text]
     if unknown := set(named) - set(shelf.tasks):
-        raise ConfigError(f"{library} has no task {', '.join(sorted(unknown))}; there are: {', '.join(shelf.tasks)}")
+        raise ConfigError(f"{library} has no task {', '.join(sorted(unknown))}; tasks: {', '.join(shelf.tasks)}")
     failed = 0
     for task in [] if no_run else named or shelf.tasks:
         for number in seed or (0, 1, 2):
@@ -116,7 +117,7 @@ def _measure(library: Library, task: str, seed: int, backbone: str, overrides: l
     load_config(config, values)  # a wrong override is an error before anything runs
     with _directory(keep, f"{task}-seed-{seed}") as folder:
         log = folder / "bench.log"
-        echo(f"{task}, seed {seed}: training; its output is in {log}", err=True)
+        echo(f"{task}, seed {seed}: training; log file: {log}", err=True)
         started = time.perf_counter()
         with log.open("w") as output:
             command = [sys.executable, "-m", "ajet", "train", "--conf", str(config), *values]
@@ -149,7 +150,7 @@ def _directory(keep: Path | None, name: str) -> Iterator[Path]:
         return
     folder = keep.absolute() / name
     if (folder / "launcher_record").exists():
-        raise ConfigError(f"{folder} has a run already; remove it, or give another --exp-dir")
+        raise ConfigError(f"{folder} already contains a run; remove it, or choose another --exp-dir")
     folder.mkdir(parents=True, exist_ok=True)
     yield folder
 

@@ -106,7 +106,7 @@ class Library:
                 f"{file} does not exist. Run this in a clone of the repository, or name the examples: --library DIR"
             ) from None
         except (ValueError, KeyError, TypeError) as error:
-            raise ConfigError(f"{file} cannot be read as results of `ajet bench`: {error}") from error
+            raise ConfigError(f"{file} does not contain results of `ajet bench`: {error}") from error
 
     def keep(self, record: Record) -> None:
         """Store a result, in place of one with the same key."""
@@ -123,7 +123,7 @@ class Library:
         if wanted in {record.version for record in self.records}:
             return wanted
         known = ", ".join(others) or "none"
-        raise ConfigError(f"{self.file} has no results of {wanted}; results of other versions: {known}")
+        raise ConfigError(f"{self.file} has no results of {wanted}; versions: {known}")
 
 
 def _order(version: str) -> list[int]:
@@ -185,7 +185,7 @@ def compared(records: Sequence[Record], version: str) -> list[Comparison]:
             )
         )
     if not found:
-        raise ConfigError(f"no task was measured with the same seed in {version} and in {ajet.__version__}")
+        raise ConfigError(f"no task was measured with the same seed in both {version} and {ajet.__version__}")
     return found
 
 

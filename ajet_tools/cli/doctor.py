@@ -30,19 +30,19 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def doctor(
-    directory: Annotated[Path, typer.Argument(help="Directory where runs would write.")] = Path(),
+    directory: Annotated[Path, typer.Argument(help="Directory to which runs would write.")] = Path(),
     purpose: Annotated[
         str | None,
         typer.Option(
             "--for",
             metavar="NAME",
-            help=f"Check one setup in detail, and exit with 1 if it cannot run: {', '.join(TARGETS)}; trinity, "
-            "verl and vllm stand for those of this machine.",
+            help=f"Check one setup in detail; exits with 1 if it cannot run: {', '.join(TARGETS)}; trinity, verl and "
+            "vllm stand for the variant of this machine.",
         ),
     ] = None,
     environment: Annotated[
         list[str] | None,
-        typer.Option(metavar="URL", help="Ask an environment service for its health. Repeatable."),
+        typer.Option(metavar="URL", help="URL of an environment service to check. Repeatable."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -69,7 +69,7 @@ def doctor(
         echo(f"{target} {'can run here' if not failed else 'can not run here'}")
     else:
         _print(checks)
-        echo("\nWhat can run here (ajet doctor --for NAME looks closer):")
+        echo("\nWhat can run here (details: ajet doctor --for NAME):")
         _print([_summary(name, of) for name, of in found.items()])
     raise typer.Exit(1 if failed else 0)
 
@@ -124,7 +124,7 @@ def _accelerator() -> Iterator[Check]:
     try:
         import torch
     except Exception as error:  # noqa: BLE001  a broken install raises whatever its libraries raise
-        yield Check("torch", "miss", f"cannot be imported: {type(error).__name__}: {error}", "install it again")
+        yield Check("torch", "miss", f"cannot be imported: {type(error).__name__}: {error}", "reinstall it")
         return
     yield Check("torch", "ok", f"{torch.__version__}, {torch.get_num_threads()} CPU thread(s)")
     if torch.cuda.is_available():
@@ -133,9 +133,9 @@ def _accelerator() -> Iterator[Check]:
             yield Check(f"gpu {index}", "ok", f"{torch.cuda.get_device_name(index)}, {memory:.0f} GB")
     elif seen:
         name, _, driver = seen[0]
-        detail = f"{len(seen)} × {name} with driver {driver}, and torch {torch.__version__} sees none"
-        build = "this torch is built for CPUs" if torch.version.cuda is None else f"it wants CUDA {torch.version.cuda}"
-        yield Check("gpu", "miss", f"{detail}: {build}", "install a torch for CUDA, or a newer driver")
+        detail = f"{len(seen)} × {name} with driver {driver}, but torch {torch.__version__} finds none"
+        build = "this torch is a CPU build" if torch.version.cuda is None else f"it needs CUDA {torch.version.cuda}"
+        yield Check("gpu", "miss", f"{detail}: {build}", "install a CUDA build of torch, or a newer driver")
     else:
         yield Check("gpu", "ok", "none: models run on the CPU")
 
@@ -145,7 +145,7 @@ def _machine(directory: Path) -> Iterator[Check]:
     if hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
         total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
         yield Check(
-            "memory", "ok" if total >= 2 else "miss", f"{total:.1f} GB", "" if total >= 2 else "2 GB are better"
+            "memory", "ok" if total >= 2 else "miss", f"{total:.1f} GB", "" if total >= 2 else "2 GB are recommended"
         )
     try:
         with tempfile.NamedTemporaryFile(dir=directory, prefix=".ajet-doctor-") as file:
@@ -178,14 +178,14 @@ def _service(url: str) -> Check:
 
 def _programs() -> Iterator[Check]:
     """Tried, not looked up: a program that tries to get out is run inside."""
-    name = "programs of a model"
+    name = "sandbox for generated programs"
     try:
         found = fence()
     except NoFence as error:
-        yield Check(name, "miss", f"--verify code is refused: {error}", "it runs without a fence by --unfenced")
+        yield Check(name, "miss", f"--verify code will be refused: {error}", "without a sandbox, use --unfenced")
         return
-    user = "a user of its own" if found.users else "your user in a namespace, without privileges"
-    detail = f"{found.version} holds (tried): own root, no network, no processes of yours, {user}"
+    user = "a separate user" if found.users else "your user in a namespace, without privileges"
+    detail = f"{found.version} works (tested): own root, no network, no access to your processes, {user}"
     yield Check(name, "ok", detail)
 
 
@@ -200,6 +200,6 @@ def _network() -> Iterator[Check]:
         with socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
             with socket.create_connection(("127.0.0.1", port), timeout=2):
-                yield Check("loopback", "ok", f"listens and connects (tried port {port})")
+                yield Check("loopback", "ok", f"can listen and connect (tested on port {port})")
     except OSError as error:
         yield Check("loopback", "fail", str(error), "the gateway needs a port on 127.0.0.1")

@@ -33,46 +33,53 @@ def serve(
     target: Annotated[
         str,
         typer.Argument(
-            help="What to host: FILE.py:NAME, package.module:NAME (a class, or a function from a task id to an "
+            help="What to host: FILE.py:NAME, package.module:NAME (a class, or a function that maps a task id to an "
             "environment), gymnasium:ID, mcp:COMMAND, openenv:NAME, verifiers:NAME."
         ),
     ],
     name: Annotated[
-        str | None, typer.Option(help="Its name, task_reader.env_service.env_type; without it the target's.")
+        str | None,
+        typer.Option(
+            help="Name of the environment, as in task_reader.env_service.env_type. Default: the target's name."
+        ),
     ] = None,
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one and prints it.")] = 8080,
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one and prints it.")] = 8080,
     arg: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=VALUE", help="A keyword argument of the environment; JSON, else text. Repeatable."),
+        typer.Option(metavar="KEY=VALUE", help="Keyword argument of the environment, as JSON or text. Repeatable."),
     ] = None,
     split: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME=IDS",
-            help="The task ids of a split, where the environment has none of its own: 0:1000 for numbers, or a file "
-            "with an id a line. Repeatable.",
+            help="Task ids of a split, if the environment does not list them: 0:1000 for numbers, or a file with "
+            "one id per line. Repeatable.",
         ),
     ] = None,
     actions: Annotated[
-        str, typer.Option(help="Names of a gymnasium environment's actions, from 0 on, with commas between.")
+        str, typer.Option(help="Names of a gymnasium environment's actions, from 0, separated by commas.")
     ] = "",
     python: Annotated[
         str | None,
         typer.Option(
-            metavar="PATH", help="The interpreter of its processes, where its packages are; it needs no ajet."
+            metavar="PATH",
+            help="Python interpreter for the environment's processes, with its packages installed; ajet need not be.",
         ),
     ] = None,
-    instances: Annotated[int, typer.Option(min=1, help="Instances at once.")] = Limits.instances,
-    timeout: Annotated[float, typer.Option(min=0.1, help="Seconds for one request of an instance.")] = Limits.timeout,
+    instances: Annotated[int, typer.Option(min=1, help="Maximum number of instances.")] = Limits.instances,
+    timeout: Annotated[float, typer.Option(min=0.1, help="Time limit of a request, in seconds.")] = Limits.timeout,
     idle: Annotated[
-        float, typer.Option(min=1, help="Seconds without a request after which an instance is ended.")
+        float, typer.Option(min=1, help="Seconds without a request after which an instance is stopped.")
     ] = Limits.idle,
     memory: Annotated[
-        str | None, typer.Option(metavar="SIZE", help="Memory of one instance's process, such as 2G. Linux only.")
+        str | None, typer.Option(metavar="SIZE", help="Memory limit per instance, such as 2G. Linux only.")
     ] = None,
     api_key_env: Annotated[
-        str, typer.Option(help="The variable with the key that jobs must send; needed where others can connect.")
+        str,
+        typer.Option(
+            help="Environment variable with the key that jobs must send; required if other machines can connect."
+        ),
     ] = "AJET_ENV_KEY",
 ) -> None:
     """Host an environment, each instance in a process of its own, until Ctrl-C.
@@ -123,7 +130,7 @@ def _split(text: str) -> tuple[str, list[str]]:
     if numbers:
         return name, [str(one) for one in range(int(numbers[1]), int(numbers[2]))]
     if not equals or not Path(value).is_file():
-        raise ConfigError(f"--split {text}: write NAME=FIRST:END, or NAME=FILE with an id a line")
+        raise ConfigError(f"--split {text}: write NAME=FIRST:END, or NAME=FILE with one id per line")
     return name, [line.strip() for line in Path(value).read_text(encoding="utf-8").splitlines() if line.strip()]
 
 

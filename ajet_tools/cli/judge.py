@@ -47,16 +47,22 @@ def evaluate_judge(
         Path, typer.Option("--labels", metavar="FILE|TRACE", help="JSON lines with output and score, or a trace.")
     ],
     by: Annotated[
-        Literal["feedback", "reward"], typer.Option("--by", help="What of a trace is the label of an episode.")
+        Literal["feedback", "reward"], typer.Option("--by", help="For a trace: what to use as the label of an episode.")
     ] = "feedback",
     conf: Annotated[
         Path | None,
-        typer.Option("--conf", "-c", help="A config file: its judge where none is named, its answer_key and model."),
+        typer.Option("--conf", "-c", help="A config file: its judge if none is named, its answer_key and model."),
     ] = None,
-    repeats: Annotated[int, typer.Option("--repeats", min=1, help="Verdicts on each output, for their variance.")] = 3,
-    limit: Annotated[int | None, typer.Option("--limit", min=1, help="Only the first outputs.")] = None,
-    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Judgements at once.")] = 8,
-    seed: Annotated[int, typer.Option("--seed", help="Of the confidence intervals.")] = 0,
+    repeats: Annotated[
+        int, typer.Option("--repeats", min=1, help="Verdicts per output, to measure their variance.")
+    ] = 3,
+    limit: Annotated[
+        int | None, typer.Option("--limit", min=1, help="Maximum number of outputs, from the first.")
+    ] = None,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", min=1, help="Maximum number of concurrent judgements.")
+    ] = 8,
+    seed: Annotated[int, typer.Option("--seed", help="Level of the confidence intervals.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Hold a judge against labels: agreement, variance, the effects of order and length, cost.
@@ -76,7 +82,7 @@ def evaluate_judge(
     config = load_config(conf) if conf is not None else Config()
     found = load_judge(config) if name is None else named_judge(name, config)
     if found is None:
-        raise ConfigError("say which judge: as the argument, or by --conf with a task_judge")
+        raise ConfigError("no judge given: name it as the argument, or pass a --conf with a task_judge")
     name = name or config.task_judge.judge_protocol or config.task_judge.judge_type
     with ProgressBar("Judging", len(labelled) * repeats, quiet=as_json) as bar:
         result = asyncio.run(
@@ -88,7 +94,7 @@ def evaluate_judge(
     else:
         _print(name, result)
         if built is not None:
-            output.console().print(f"\nIts rubric:\n{built.rubric}", markup=False, soft_wrap=True)
+            output.console().print(f"\nRubric:\n{built.rubric}", markup=False, soft_wrap=True)
     if all(score is None for _, _, score in result.scores):
         raise typer.Exit(1)
 
@@ -113,7 +119,7 @@ def _episodes(path: Path, by: str) -> list[Labelled]:
         scores = {row["episode_id"]: float(row["score"]) for row in rows(reader, sql)}
         if not scores:
             raise ConfigError(
-                f"--labels: no one has scored an episode of {path}; record feedback with a score, or take the recorded "
+                f"--labels: no episode of {path} has a score; record feedback with a score, or use the recorded "
                 "rewards as labels (--by reward)"
             )
         kept = episodes(reader, episode_ids=list(scores))
@@ -145,15 +151,15 @@ def _lines(found: Evaluation) -> list[tuple[str, str | None, str]]:
     verdicts = f"{found.calls:.3g} calls, {found.tokens:.4g} tokens"
     money = "" if found.cost is None else f", {found.cost:.3g} in money"
     return [
-        ("agreement", interval(found.agreement), "pairs in the order of their labels; 0.5 is chance"),
-        ("accuracy", interval(found.accuracy), "of two labels, the right one"),
-        ("kappa", number(found.kappa), "the same beyond chance"),
-        ("correlation", interval(found.correlation), "Spearman's, of score and label"),
+        ("agreement", interval(found.agreement), "pairs ordered as by their labels; 0.5 is chance"),
+        ("accuracy", interval(found.accuracy), "outputs with the same verdict as the label"),
+        ("kappa", number(found.kappa), "agreement corrected for chance"),
+        ("correlation", interval(found.correlation), "Spearman correlation of score and label"),
         ("repeat spread", number(found.spread), f"standard deviation of {found.repeats} verdicts on one output"),
-        ("repeat flips", number(found.flipped, ".1%"), "outputs whose verdicts change sides"),
-        ("order flips", number(found.order, ".1%"), "pairs of a group that change their order when it is reversed"),
+        ("repeat flips", number(found.flipped, ".1%"), "outputs with differing verdicts"),
+        ("order flips", number(found.order, ".1%"), "pairs of a group whose order depends on the order shown"),
         ("length", number(found.length, "+.3f"), "correlation of score and length"),
         ("length of labels", number(found.length_of_labels, "+.3f"), "correlation of label and length"),
-        ("length alone", number(found.length_beyond_labels, "+.3f"), "score and length, labels held constant"),
+        ("length alone", number(found.length_beyond_labels, "+.3f"), "score and length, controlling for the label"),
         ("cost per verdict", f"{verdicts}{money}, {found.seconds:.3g} s", f"{found.cached} from the cache"),
     ]

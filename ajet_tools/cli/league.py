@@ -27,25 +27,25 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def league(
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides of the config, as for `ajet train`.")
+        list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides of the config, as in `ajet train`.")
     ] = None,
     *,
-    conf: Annotated[Path, typer.Option("--conf", "-c", help="The config of the training.")],
+    conf: Annotated[Path, typer.Option("--conf", "-c", help="Config of the training run.")],
     players: Annotated[
         str | None,
         typer.Option(
             metavar="NAMES",
-            help="Who plays, separated by commas and named as in rollout.opponent; without it checkpoint@0 and every "
-            "checkpoint that the experiment has kept.",
+            help="Players, separated by commas, as in rollout.opponent. Default: checkpoint@0 and all stored "
+            "checkpoints of the experiment.",
         ),
     ] = None,
-    opponents: Annotated[
-        str | None, typer.Option(metavar="NAMES", help="Against whom; without it against each other.")
+    opponents: Annotated[str | None, typer.Option(metavar="NAMES", help="Opponents. Default: each other.")] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=1, help="Maximum number of tasks, from the first.")
     ] = None,
-    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Only so many tasks, the first.")] = None,
-    k: Annotated[int, typer.Option("--attempts", "-k", min=1, help="Games on each task.")] = 1,
-    exp_dir: Annotated[Path | None, typer.Option(help="Where the experiment's directory is.")] = None,
-    picture: Annotated[Path | None, typer.Option(help="Draw the win rates into this .svg, .png or .pdf.")] = None,
+    k: Annotated[int, typer.Option("--attempts", "-k", min=1, help="Games per task.")] = 1,
+    exp_dir: Annotated[Path | None, typer.Option(help="Directory of the experiment.")] = None,
+    picture: Annotated[Path | None, typer.Option(help="Plot the win rates into this .svg, .png or .pdf.")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Play checkpoints against each other on the validation tasks, and print who wins how often.
@@ -57,16 +57,18 @@ def league(
     """
     agent, overrides = split_arguments(arguments or [])
     if agent is not None:
-        raise ConfigError(f"the config names the agent (rollout.user_workflow); {agent} is one too many")
+        raise ConfigError(f"the config already names the agent (rollout.user_workflow); remove {agent}")
     config = Arguments(conf=conf, overrides=overrides, exp_dir=exp_dir).config()
     ensure_api_key()
     named = _names(players) or saved_players(config)
     if len(named) == 1 and players and not opponents:
-        raise ConfigError(f"a league takes two players: --players names {named[0]} alone; name another, or --opponents")
+        raise ConfigError(
+            f"a league needs two players, but --players names only {named[0]}; add another, or --opponents"
+        )
     if len(named) < 2 and not opponents:
         raise ConfigError(
-            f"a league takes two players: {config.directory} has no checkpoint yet (trainer_common.save_freq and "
-            "keep_checkpoints); name others with --players"
+            f"a league needs two players, but {config.directory} has no checkpoint yet (trainer_common.save_freq "
+            "and keep_checkpoints); name players with --players"
         )
     found = _play(config, named, _names(opponents) or named, limit, k, quiet=as_json)
     if picture is not None:
@@ -115,8 +117,8 @@ def _print(league: League) -> None:
     output.console().print(table)
     failed = sum(score.failed for score in league.scores.values())
     if failed:
-        echo(f"{failed} games failed and are not counted")
-    echo(f"The traces are in {league.directory}; look with: ajet trace ls {league.directory}")
+        echo(f"{failed} games failed and were not counted")
+    echo(f"Traces are in {league.directory}. To view them: ajet trace ls {league.directory}")
 
 
 def _rate(score: Score) -> str:

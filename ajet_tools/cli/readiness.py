@@ -160,7 +160,7 @@ def _stack(stack: Stack) -> Iterator[Check]:
         if same_version(found, wanted):
             yield Check(name, "ok", found)
         else:
-            yield Check(name, "miss", f"{found}, and {wanted} is the one of {stack.constraints}", fix)
+            yield Check(name, "miss", f"{found}, but {stack.constraints} requires {wanted}", fix)
 
 
 def _beside_torch() -> Iterator[Check]:
@@ -170,7 +170,7 @@ def _beside_torch() -> Iterator[Check]:
         done = _python(f"import {name}")
         pair = f"{installed_version(name)}, beside torch {installed_version('torch')}"
         if done.returncode:
-            detail = f"{pair}, can't be imported: {_last_line(done.stderr)}"
+            detail = f"{pair} cannot be imported: {_last_line(done.stderr)}"
             yield Check(name, "fail", detail, f"pip uninstall -y {' '.join(installed)}")
         else:
             yield Check(name, "ok", pair)
@@ -179,12 +179,14 @@ def _beside_torch() -> Iterator[Check]:
 def _gpus(least: int) -> Iterator[Check]:
     found = gpus()
     if len(found) < least:
-        yield Check("gpus", "fail", "none: nvidia-smi is absent or shows none", "install NVIDIA's driver, or use --cpu")
+        yield Check(
+            "gpus", "fail", "none: nvidia-smi is missing or lists none", "install NVIDIA's driver, or use --cpu"
+        )
         return
     name, memory, driver = found[0]
     yield Check("gpus", "ok", f"{len(found)} × {name}, {memory:.0f} GiB")
     if _number(driver) < DRIVER:
-        yield Check("driver", "fail", f"{driver}, too old for CUDA 13", f"install driver {DRIVER} or later")
+        yield Check("driver", "fail", f"{driver} is too old for CUDA 13", f"install driver {DRIVER} or later")
     else:
         yield Check("driver", "ok", driver)
 
@@ -194,7 +196,7 @@ def _flash_attention(*, required: bool) -> Iterator[Check]:
     if version is not None:
         done = _python("import flash_attn")
         if done.returncode:
-            detail = f"{version} can't be imported: {_last_line(done.stderr)}"
+            detail = f"{version} cannot be imported: {_last_line(done.stderr)}"
             yield Check("flash-attn", "fail" if required else "miss", detail, "pip uninstall -y flash-attn")
         else:
             yield Check("flash-attn", "ok", version)
@@ -202,7 +204,7 @@ def _flash_attention(*, required: bool) -> Iterator[Check]:
         yield Check(
             "flash-attn",
             "miss",
-            "not installed: backbone verl needs it, trinity attends with sdpa and keeps the padding",
+            "not installed: backbone verl needs it; trinity uses sdpa and keeps the padding",
             "pip install flash-attn --no-build-isolation",
         )
     elif gpus():
@@ -218,8 +220,8 @@ def _shared_memory() -> Check:
     size, wanted = shutil.disk_usage(directory).total / 2**30, min(0.3 * total, 200)
     detail = f"{size:.1f} GiB in /dev/shm"
     if size < 0.95 * wanted:
-        fix = f"mount it larger (docker run --shm-size={max(1, round(wanted))}g)"
-        return Check("shared memory", "miss", f"{detail}; Ray would use {wanted:.1f} GiB, and falls back to disk", fix)
+        fix = f"enlarge it (docker run --shm-size={max(1, round(wanted))}g)"
+        return Check("shared memory", "miss", f"{detail}; Ray needs {wanted:.1f} GiB, and otherwise uses the disk", fix)
     return Check("shared memory", "ok", detail)
 
 
@@ -229,15 +231,17 @@ def _ray_tokens() -> Check:
     token = "RAY_AUTH_TOKEN" in os.environ or _token_file().is_file()
     if mode == "token" and not token:
         return Check(
-            name, "fail", "RAY_AUTH_MODE is token, and there is none", "copy ~/.ray/auth_token of the head node"
+            name, "fail", "RAY_AUTH_MODE is token, but there is no token", "copy ~/.ray/auth_token from the head node"
         )
     if mode is not None:
-        return Check(name, "ok", f"RAY_AUTH_MODE is {mode}: it must be on every node, and where ajet starts")
+        return Check(name, "ok", f"RAY_AUTH_MODE is {mode}: it must be the same on every node and where ajet starts")
     if token:
-        detail = "RAY_AUTH_MODE is unset and there is a token: a cluster that is started here asks every node for it"
+        detail = "RAY_AUTH_MODE is unset but a token exists: a cluster started here requires it from every node"
         fix = "for several nodes, set RAY_AUTH_MODE on each: token, with the same ~/.ray/auth_token, or disabled"
         return Check(name, "miss", detail, fix)
-    return Check(name, "ok", "none: a Ray of this machine makes its own, a cluster is open to whoever reaches it")
+    return Check(
+        name, "ok", "none: a local Ray creates its own; a cluster without one is open to everyone who can connect"
+    )
 
 
 def _token_file() -> Path:
@@ -266,7 +270,7 @@ _IMPORTS = {
 def _imported(target: str) -> Check:
     done = _python(_IMPORTS[target])
     if done.returncode == 0:
-        return Check("imports", "ok", "everything that a run imports can be imported")
+        return Check("imports", "ok", "all modules that a run needs can be imported")
     kind, _, build = target.partition("-")
     fix = f"ajet install {kind} --{build}" if build else f'pip install "ajet[{kind}]"'
     return Check("imports", "fail", _last_line(done.stderr), fix)
@@ -281,7 +285,7 @@ def _python(code: str) -> subprocess.CompletedProcess[str]:
             command, capture_output=True, text=True, timeout=_IMPORT_TIMEOUT, env=variables, check=False
         )
     except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, 1, "", f"it took more than {_IMPORT_TIMEOUT} s")
+        return subprocess.CompletedProcess(command, 1, "", f"the import took more than {_IMPORT_TIMEOUT} s")
 
 
 def _last_line(text: str) -> str:

@@ -37,8 +37,8 @@ def _python() -> str:
     parts = [
         "# Python API",
         MADE,
-        "Everything that `import ajet` gives. Each name is loaded on first use. The site shows signatures, attributes "
-        "and full docstrings below the table.",
+        "All public names of `ajet`. Each is loaded on first use. The site shows signatures, attributes and "
+        "full docstrings below the table.",
     ]
     documented = {name: inspect.getdoc(getattr(ajet, name)) or "" for name in ajet.__all__}
     rows = [f"| `ajet.{name}` | {_escaped(' '.join(_first(text).split()))} |" for name, text in documented.items()]
@@ -54,9 +54,9 @@ def _requests() -> str:
     parts = [
         "# Requests",
         MADE,
-        "What becomes of each field of a request that the policy answers: it is honoured, it is accepted and has no "
-        "effect on what is sampled, or the request is refused with status 400, the field's name and what to do. A "
-        "field that is not listed is refused as unknown.",
+        "What happens to each field of a request to the policy: it is supported, it is accepted but has no "
+        "effect on sampling, or the request is refused with status 400, the name of the field and what to do "
+        "instead. Unlisted fields are refused as unknown.",
     ]
     for dialect, known in FIELDS.items():
         rows = [
@@ -103,7 +103,7 @@ def _shared_options() -> Iterator[str]:
         for option in options(command):
             users.setdefault(_flags(option), []).append(name.removeprefix("ajet "))
     yield "## Options of several commands"
-    yield "An option means the same wherever it stands, and a letter stands for one option."
+    yield "An option has the same meaning in all commands, and a letter stands for one option."
     rows = [f"| {flags} | {', '.join(names)} |" for flags, names in sorted(users.items()) if len(names) > 2]
     yield "\n".join(["| option | commands |", "|---|---|", *rows])
 
@@ -150,10 +150,10 @@ def _config() -> str:
     parts = [
         "# Configuration",
         MADE,
-        "Every key stands under the root `ajet:` of a YAML file; any other root is passed through to its owner, as "
-        "`config.its_name`. A key may be given on the command line, `ajet.rollout.num_repeat=8`, its value read as "
-        "YAML. An unknown key is an error that names the nearest. `ajet config show --conf FILE` prints each key's "
-        "value and where it came from.",
+        "Every key is below the top-level key `ajet:` of a YAML file; other top-level keys are passed through, "
+        "as `config.its_name`. On the command line a key is given as `ajet.rollout.num_repeat=8`; the value is "
+        "read as YAML. An unknown key is an error that names the closest known one. `ajet config show --conf "
+        "FILE` prints the value of each key and where it comes from.",
     ]
     sections: dict[str, list[str]] = {}
     for row in describe_keys():

@@ -30,10 +30,14 @@ def run(
         typer.Argument(metavar="AGENT KEY=VALUE", help="The agent, unless the config names it, and overrides."),
     ] = None,
     *,
-    tasks: Annotated[str | None, typer.Option(help="A .jsonl file, a directory of Parquet, or a hub name.")] = None,
+    tasks: Annotated[
+        str | None, typer.Option(help="A .jsonl file, a directory of Parquet files, or a Hugging Face name.")
+    ] = None,
     answering: AgentOptions,
     k: Annotated[int, typer.Option("--attempts", "-k", min=1, help="Attempts per task, for pass@k.")] = 1,
-    limit: Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Only so many tasks, the first.")] = None,
+    limit: Annotated[
+        int | None, typer.Option("--limit", "-n", min=1, help="Maximum number of tasks, from the first.")
+    ] = None,
     skip_bad_rows: Annotated[
         bool, typer.Option("--skip-bad-rows", help="Skip invalid rows and report how many.")
     ] = False,
@@ -53,9 +57,9 @@ def run(
     """
     agent, overrides = split_arguments(arguments or [])
     if answering.conf is None and agent is None:
-        raise ConfigError("say what to run: an agent (agent.py:solve) or a config file (--conf FILE)")
+        raise ConfigError("no agent given: name it (agent.py:solve) or pass a config file (--conf FILE)")
     if answering.conf is None and tasks is None:
-        raise ConfigError("say on what to run: --tasks tasks.jsonl")
+        raise ConfigError("no tasks given: pass --tasks tasks.jsonl")
     # the tasks that are named are all there is: a file's validation tasks are others
     unread = {"task_reader.jsonl_dataset_file.validation": {"file_path": None} if tasks else None}
     config = answering.config(agent, overrides, tasks=tasks, skip_bad_rows=skip_bad_rows, more=unread)

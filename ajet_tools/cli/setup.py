@@ -30,7 +30,7 @@ class What(str, Enum):
 
 @app.command()
 def install(
-    what: Annotated[What, typer.Argument(help="trinity: the cluster's stack; vllm: the sampler alone.")],
+    what: Annotated[What, typer.Argument(help="trinity: the stack for clusters; vllm: only the sampler.")],
     cpu: Annotated[bool, typer.Option("--cpu", help="For a machine without GPUs.")] = False,
     cuda: Annotated[bool, typer.Option("--cuda", help="For a machine with NVIDIA GPUs.")] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the commands without running them.")] = False,
@@ -46,7 +46,7 @@ def install(
     ajet install trinity --cuda --dry-run
     """
     if cpu and cuda:
-        raise ConfigError("--cpu and --cuda exclude each other")
+        raise ConfigError("--cpu and --cuda cannot be combined")
     build = "cpu" if cpu else "cuda" if cuda or _has_gpu() else "cpu"
     stack = STACKS[f"{what.value}-{build}"]
     steps = stack.commands()
@@ -75,13 +75,13 @@ def _check(stack: Stack) -> None:
     """Raise ConfigError where the lines can't work."""
     if not (3, 11) <= sys.version_info[:2] <= (3, 12):
         raise ConfigError(
-            f"{stack.name} needs Python 3.11 or 3.12 (this is {sys.version_info[0]}.{sys.version_info[1]}): "
-            "make an environment with one of them"
+            f"{stack.name} needs Python 3.11 or 3.12 (this is {sys.version_info[0]}.{sys.version_info[1]}); "
+            "create an environment with one of them"
         )
     if find_spec("pip") is None:
-        raise ConfigError(f"{sys.prefix} has no pip: run `python -m ensurepip` first")
+        raise ConfigError(f"{sys.prefix} has no pip; run `python -m ensurepip` first")
     if installed_version("ajet") is None:
-        raise ConfigError("ajet itself is not installed in this environment: `pip install -e .` in its checkout first")
+        raise ConfigError("ajet is not installed in this environment; run `pip install -e .` in its checkout first")
 
 
 def _pip(arguments: list[str]) -> None:
@@ -90,6 +90,6 @@ def _pip(arguments: list[str]) -> None:
     done = subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", *arguments], check=False)
     if done.returncode:
         raise ConfigError(
-            f"pip {arguments[0]} failed with exit code {done.returncode}, and said why above; "
-            "run the same command again to go on from here"
+            f"pip {arguments[0]} failed with exit code {done.returncode} (see above); to continue, run the same "
+            "command again"
         )

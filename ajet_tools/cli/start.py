@@ -52,7 +52,7 @@ def _example_names(incomplete: str) -> list[str]:
 @app.command()
 def init(
     name: Annotated[
-        Path | None, typer.Argument(help="The directory to create; `.` for the current one.", show_default=False)
+        Path | None, typer.Argument(help="Directory to create; `.` for the current one.", show_default=False)
     ] = None,
     example: Annotated[
         str | None,
@@ -75,10 +75,10 @@ def init(
         _init_example(example, name)
         return
     if name is None:
-        raise ConfigError("say which directory to make: `ajet init NAME`, or `ajet init --example math_agent`")
+        raise ConfigError("name a directory to create: `ajet init NAME`, or `ajet init --example math_agent`")
     title = name.resolve().name
     if not re.fullmatch(r"[\w.-]+", title):
-        raise ConfigError(f"a project's name has letters, digits, dots, dashes and underscores (got {title!r})")
+        raise ConfigError(f"a project's name may contain letters, digits, dots, dashes and underscores (got {title!r})")
     source = resources.files("ajet_tools.cli") / "starter"
     files = {item.name: item.read_bytes() for item in source.iterdir() if item.is_file()}
     files["README.md"] = re.sub(rb"\bNAME\b(?!-)", title.encode(), files["README.md"])
@@ -112,7 +112,7 @@ def _init_example(example: str, name: Path | None) -> None:
         if other != example and any(beside.name.encode() in content for content in code) and not beside.exists():
             echo(f"It uses files of another example. Write that too: ajet init --example {other} {beside}")
     readme = "\n".join(files["README.md"].decode().splitlines())
-    echo(f"{name / 'README.md'} says what to do. It begins with:\n{_enter(name)}{_first_command(readme)}")
+    echo(f"See {name / 'README.md'}. First command:\n{_enter(name)}{_first_command(readme)}")
 
 
 def _files(folder: Path) -> dict[str, bytes]:
@@ -146,7 +146,7 @@ def _write(folder: Path, files: dict[str, bytes]) -> None:
     """Write a project's files. Raises ConfigError where one is there already, or the folder can't be made."""
     taken = [file for file in sorted(files) if (folder / file).exists()]
     if taken:
-        raise ConfigError(f"{folder} has {', '.join(taken)} already; nothing was written. Choose another name")
+        raise ConfigError(f"{folder} already contains {', '.join(taken)}; nothing was written. Choose another name")
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file; nothing was written")
     try:
@@ -163,8 +163,8 @@ def _enter(folder: Path) -> str:
 
 @app.command()
 def demo(
-    directory: Annotated[Path, typer.Argument(help="The directory for its files and its run.")] = Path("ajet-demo"),
-    view: Annotated[bool, typer.Option("--view", help="Open the viewer on the run at the end.")] = False,
+    directory: Annotated[Path, typer.Argument(help="Directory for its files and its run.")] = Path("ajet-demo"),
+    view: Annotated[bool, typer.Option("--view", help="Open the viewer at the end.")] = False,
 ) -> None:
     """Train a small model to use a calculator, on this machine's CPU, in about a minute and without a network.
 
@@ -175,7 +175,7 @@ def demo(
     ajet demo --view
     """
     if view:
-        check_terminal("ajet demo --view", "leave --view out, and look later with `ajet trace view --web`")
+        check_terminal("ajet demo --view", "leave out --view, and view the run later with `ajet trace view --web`")
         load_viewer("trace.app")
     files = _files(_examples()[DEMO])
     if not (directory / f"{DEMO}.yaml").exists():
@@ -187,8 +187,8 @@ def demo(
         {"experiment_dir": str(record / "demo"), "model": {"path": str((record / "model").resolve())}},
     )
     ensure_api_key()
-    echo(f"The agent is {directory / 'agent.py'}: plain OpenAI SDK, and two decorators.")
-    echo("Its model is made from scratch, then trained on the rewards that the judge gives:")
+    echo(f"The agent is {directory / 'agent.py'}: the OpenAI SDK and two decorators.")
+    echo("Its model is made from scratch, then trained on the judge's rewards:")
     tuned = run.train(config)
     echo(f"\n{tuned}")
     echo(

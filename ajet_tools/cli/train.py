@@ -37,9 +37,9 @@ app = typer.Typer(add_completion=False)
 
 @app.command()
 def serve(
-    checkpoint: Annotated[str, typer.Argument(help="A Hugging Face checkpoint: a directory or a hub name.")],
-    host: Annotated[str, typer.Option(help="The address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="The port; 0 takes a free one and prints it.")] = 8000,
+    checkpoint: Annotated[str, typer.Argument(help="A Hugging Face checkpoint: a local directory or a name.")],
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one and prints it.")] = 8000,
     name: Annotated[str | None, typer.Option(help="The model's name. Default: the directory's name.")] = None,
     api_key_env: Annotated[
         str,
@@ -70,7 +70,9 @@ def rehearse(
         list[str] | None,
         typer.Argument(metavar="AGENT KEY=VALUE", help="The agent, unless the config names it, and overrides."),
     ] = None,
-    conf: Annotated[Path | None, typer.Option("--conf", "-c", help="A config file with the root `ajet:`.")] = None,
+    conf: Annotated[
+        Path | None, typer.Option("--conf", "-c", help="A config file with the top-level key `ajet:`.")
+    ] = None,
     keep_files: Annotated[
         bool, typer.Option("--keep-files", help="Keep the rehearsal's directory when it succeeds.")
     ] = False,
@@ -86,14 +88,14 @@ def rehearse(
     """
     agent, overrides = split_arguments(arguments or [])
     if conf is None and agent is None:
-        raise ConfigError("say what to rehearse: a config file (--conf FILE) or an agent (agent.py:solve)")
+        raise ConfigError("nothing to rehearse: pass a config file (--conf FILE) or an agent (agent.py:solve)")
     config = Arguments(conf=conf, overrides=overrides, agent=agent, backbone="trinity").config()
     ensure_api_key()
     directory = config.directory.parent / f"rehearsal-{config.experiment_name}"
     shutil.rmtree(directory, ignore_errors=True)
     _rehearse(config, directory)
     if keep_files:
-        echo(f"Its traces: ajet trace view {directory}")
+        echo(f"View its traces: ajet trace view {directory}")
     else:
         shutil.rmtree(directory)
 
@@ -111,7 +113,7 @@ def _rehearse(config: Config, directory: Path) -> None:
     asyncio.run(check_mapping(config, directory / "real", model))
     sampling = engines(config) * rollout.tensor_parallel_size
     where = f"{common.nnodes} × {common.n_gpus_per_node} GPUs, {sampling} to sample"
-    watch.done("config", f"Trinity takes it for {where if common.n_gpus_per_node else 'a CPU'}")
+    watch.done("config", f"Trinity accepts it for {where if common.n_gpus_per_node else 'a CPU'}")
     try:
         tuned = run.train(rehearsal_of(config, directory, model))
     except TrainingError as error:
@@ -121,28 +123,31 @@ def _rehearse(config: Config, directory: Path) -> None:
         raise TrainingError(
             f"{found['failed']} of {found['episodes']} episodes failed:\n  "
             + "\n  ".join(failures)
-            + f"\nlook with: ajet trace view {directory}"
+            + f"\nTo view them: ajet trace view {directory}"
         )
     watch.done("run", _summary(found))
     _judge(found, tuned, directory)
     watch.done("checkpoint", f"{tuned.path}")
-    echo("The rehearsal went well. Rewards of 0 and 1 in turn stood in for the judge's, so it says nothing of them.")
+    echo(
+        "The rehearsal succeeded. Rewards alternated between 0 and 1 instead of coming from the judge, so they mean "
+        "nothing."
+    )
 
 
 def _summary(found: dict[str, int]) -> str:
     return (
-        f"{found['episodes']} episodes, {found['calls']} calls, {found['trained']} tokens trained, "
-        f"{found['versions']} versions of the model sampled"
+        f"{found['episodes']} episodes, {found['calls']} calls, {found['trained']} tokens trained; "
+        f"{found['versions']} model versions sampled"
     )
 
 
 def _judge(found: dict[str, int], tuned: Any, directory: Path) -> None:
     """Raise TrainingError where the rehearsal shows that the real run would not learn."""
-    look = f"look with: ajet trace view {directory}"
+    look = f"to view the run: ajet trace view {directory}"
     if not found["trained"]:
-        raise TrainingError(f"nothing was trained: no call of the policy was captured; {look}")
+        raise TrainingError(f"nothing was trained: no call to the policy was captured; {look}")
     if found["versions"] < 2:
-        raise TrainingError(f"new weights never reached the sampler; {look}")
+        raise TrainingError(f"the sampler never received new weights; {look}")
     if tuned.path is None:
         raise TrainingError(f"no model was written; {look}")
 
@@ -153,17 +158,24 @@ def train(
         list[str] | None,
         typer.Argument(metavar="AGENT KEY=VALUE", help="The agent, unless the config names it, and overrides."),
     ] = None,
-    conf: Annotated[Path | None, typer.Option("--conf", "-c", help="A config file with the root `ajet:`.")] = None,
+    conf: Annotated[
+        Path | None, typer.Option("--conf", "-c", help="A config file with the top-level key `ajet:`.")
+    ] = None,
     backbone: Annotated[str | None, typer.Option(help="debug, local, trinity or verl.")] = None,
     judge: Annotated[str | None, typer.Option(help=JUDGE_HELP)] = None,
     tasks: Annotated[
-        str | None, typer.Option(help="Training tasks: a .jsonl file, a directory of Parquet, or a hub name.")
+        str | None,
+        typer.Option(help="Training tasks: a .jsonl file, a directory of Parquet files, or a Hugging Face name."),
     ] = None,
     val_tasks: Annotated[str | None, typer.Option(help="Validation tasks: a .jsonl file.")] = None,
-    model: Annotated[str | None, typer.Option(help="The model to train: a directory or a hub name.")] = None,
+    model: Annotated[
+        str | None, typer.Option(help="The model to train: a local directory or a Hugging Face name.")
+    ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
     debug: Annotated[str, typer.Option(metavar="TAGS", help='Tags of the breakpoints to stop at:  "TAG1|TAG2".')] = "",
-    exp_dir: Annotated[Path | None, typer.Option(help="Create the experiment's directory in this directory.")] = None,
+    exp_dir: Annotated[
+        Path | None, typer.Option(help="Directory in which to create the experiment's directory.")
+    ] = None,
     skip_bad_rows: Annotated[
         bool, typer.Option("--skip-bad-rows", help="Skip invalid rows and report how many.")
     ] = False,
@@ -192,7 +204,7 @@ def train(
     """
     agent, overrides = split_arguments(arguments or [])
     if conf is None and agent is None:
-        raise ConfigError("say what to train: a config file (--conf FILE) or an agent (agent.py:solve)")
+        raise ConfigError("nothing to train: pass a config file (--conf FILE) or an agent (agent.py:solve)")
     config = Arguments(
         conf=conf,
         overrides=overrides,
@@ -206,7 +218,7 @@ def train(
         exp_dir=exp_dir,
     ).config()
     if with_ray and with_ray_cluster is not None:
-        raise ConfigError("--with-ray starts a Ray and --with-ray-cluster joins one: give one of them")
+        raise ConfigError("--with-ray starts a local Ray and --with-ray-cluster joins a cluster; give only one of them")
     ray = "local" if with_ray else with_ray_cluster
     _check_flags(config, ray is not None, with_appworld, prefix)
     if resume:
@@ -222,14 +234,14 @@ def train(
 
 def _check_flags(config: Config, ray: bool, appworld: bool, prefix: str) -> None:
     if appworld:
-        raise ConfigError("--with-appworld: environment services come in a later version; start yours and give its URL")
+        raise ConfigError("--with-appworld is not implemented; start the environment service yourself and give its URL")
     if ray and config.backbone in ("debug", "local") and config.rollout.runner != "ray":
         echo(
-            f"Note: the {config.backbone} backbone needs no Ray; to run the agent on it, set ajet.rollout.runner=ray.",
+            f"Note: backbone {config.backbone} needs no Ray; to run the agent on it, set ajet.rollout.runner=ray.",
             err=True,
         )
     if prefix:
-        echo("Note: --prefix changes nothing: there are no services to name.", err=True)
+        echo("Note: --prefix has no effect.", err=True)
 
 
 def newest_experiment(config: Config, exp_dir: Path | None) -> Config:
@@ -239,7 +251,7 @@ def newest_experiment(config: Config, exp_dir: Path | None) -> Config:
     base, stem = exp_dir or Path("launcher_record"), re.sub(r"-\d{8}-\d{6}$", "", config.experiment_name)
     found = sorted(p for p in base.glob(f"{stem}-*") if re.fullmatch(r"-\d{8}-\d{6}", p.name.removeprefix(stem)))
     if not found:
-        raise ConfigError(f"there is nothing to resume: {base} has no experiment {config.experiment_name} or {stem}-…")
+        raise ConfigError(f"nothing to resume: {base} has no experiment {config.experiment_name} or {stem}-…")
     update = {"experiment_name": found[-1].name}
     if exp_dir is not None:
         update["experiment_dir"] = str(found[-1])

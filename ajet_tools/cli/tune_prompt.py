@@ -36,17 +36,17 @@ def tune_prompt(
     val_tasks: Annotated[str | None, typer.Option(help="Held-out tasks to measure the gain on: a .jsonl file.")] = None,
     prompt: Annotated[
         list[str] | None,
-        typer.Option(help="A name that the agent's module assigns a text to; without it all that the agent uses."),
+        typer.Option(help="Variable of the agent's module that holds the prompt. Default: all that the agent uses."),
     ] = None,
     reflect_with: Annotated[
-        str | None, typer.Option(help="The model that writes new prompts: its name at --reflect-url.")
+        str | None, typer.Option(help="Model that writes new prompts, by its name at --reflect-url.")
     ] = None,
-    reflect_url: Annotated[str | None, typer.Option(help="Its endpoint; without it OPENAI_BASE_URL.")] = None,
+    reflect_url: Annotated[str | None, typer.Option(help="Endpoint of that model. Default: OPENAI_BASE_URL.")] = None,
     reflect_scripted: Annotated[
-        str | None, typer.Option(help="writer.py:function that writes in its place: text in, text out.")
+        str | None, typer.Option(help="writer.py:function that writes prompts instead of a model: text in, text out.")
     ] = None,
-    budget: Annotated[int, typer.Option(min=2, help="Episodes that the search may take.")] = 200,
-    k: Annotated[int, typer.Option("--attempts", "-k", min=1, help="Attempts at each held-out task.")] = 1,
+    budget: Annotated[int, typer.Option(min=2, help="Maximum number of episodes for the search.")] = 200,
+    k: Annotated[int, typer.Option("--attempts", "-k", min=1, help="Attempts per held-out task.")] = 1,
     apply: Annotated[bool, typer.Option("--apply", help="Write the best prompt into the agent's file.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
@@ -60,7 +60,7 @@ def tune_prompt(
     """
     agent, overrides = split_arguments(arguments or [])
     if answering.conf is None and agent is None:
-        raise ConfigError("say whose prompt: an agent (agent.py:solve) or a config file (--conf FILE)")
+        raise ConfigError("no agent given: name it (agent.py:solve) or pass a config file (--conf FILE)")
     held_out = None if val_tasks is None else str(Path(val_tasks).resolve())
     more = {"task_reader.jsonl_dataset_file.validation.file_path": held_out}
     config = answering.config(agent, overrides, tasks=tasks, more=more)
@@ -71,7 +71,7 @@ def tune_prompt(
         tuned.prompts.apply(tuned.best)
         echo(f"Written to {tuned.prompts.path}", err=as_json)
     elif tuned.changed and not as_json:
-        echo("--apply writes it into the file.")
+        echo("To write it into the file, pass --apply.")
 
 
 def _reflect(config: Config, model: str | None, url: str | None, scripted: str | None) -> Reflect:
@@ -81,8 +81,8 @@ def _reflect(config: Config, model: str | None, url: str | None, scripted: str |
     base_url = url or os.environ.get("OPENAI_BASE_URL")
     if model is None or base_url is None:
         raise ConfigError(
-            "say what writes the prompts: --reflect-with NAME, at --reflect-url URL or OPENAI_BASE_URL; "
-            "or --reflect-scripted writer.py:function"
+            "no model to write prompts: pass --reflect-with NAME, with --reflect-url URL or OPENAI_BASE_URL; or "
+            "--reflect-scripted writer.py:function"
         )
     key = os.environ.get(config.model.api_key_env) or "none"
 
@@ -96,7 +96,7 @@ def _reflect(config: Config, model: str | None, url: str | None, scripted: str |
 def _text(tuned: Tuned) -> str:
     head = f"{tuned.candidates} prompts tried in {tuned.episodes} episodes. "
     if not tuned.changed:
-        return head + f"None is better than what stands there (held-out reward {tuned.before:.3f})."
+        return head + f"None is better than the current prompt (held-out reward {tuned.before:.3f})."
     return (
         f"{head}Held-out reward {tuned.before:.3f} before, {tuned.after:.3f} after: {_gain(tuned.gain)}.\n\n"
         f"{tuned.prompts.diff(tuned.best)}"
@@ -105,7 +105,7 @@ def _text(tuned: Tuned) -> str:
 
 def _gain(gain: Paired) -> str:
     if gain.low is None or gain.high is None or gain.p is None:
-        return f"{gain.mean:+.3f} over {gain.n} tasks, too few to claim anything"
+        return f"{gain.mean:+.3f} over {gain.n} tasks, too few to be conclusive"
     return f"{gain.mean:+.3f} (95% interval {gain.low:+.3f} to {gain.high:+.3f}, p = {gain.p:.3g}, {gain.n} tasks)"
 
 

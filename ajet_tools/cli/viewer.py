@@ -35,11 +35,11 @@ def load_viewer(name: str) -> Any:
 def check_terminal(command: str, otherwise: str) -> None:
     """Raises ConfigError where there is no terminal that can place a cursor; `otherwise` is what to do there."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ConfigError(f"`{command}` needs a terminal, and this is a pipe or a file; {otherwise}")
+        raise ConfigError(f"`{command}` needs a terminal, but the output is a pipe or a file; {otherwise}")
     if os.environ.get("TERM") in ("dumb", "", None):
         raise ConfigError(
-            f"the terminal TERM={os.environ.get('TERM', '')!r} cannot place a cursor; set TERM (xterm-256color, say), "
-            f"or {otherwise}"
+            f"the terminal TERM={os.environ.get('TERM', '')!r} cannot position the cursor; set TERM (for example "
+            f"xterm-256color), or {otherwise}"
         )
 
 
@@ -85,7 +85,7 @@ def _announce(process: subprocess.Popen[str]) -> None:
         if shown:
             continue
         if line.startswith("http://"):
-            echo(f"The trace is at {line.strip()} while the run goes on", err=True)
+            echo(f"The viewer is at {line.strip()} during the run", err=True)
             shown = True
         else:
             said.append(line.strip())
@@ -94,7 +94,7 @@ def _announce(process: subprocess.Popen[str]) -> None:
 
 
 def _warn(reason: str) -> None:
-    text = f"--with-logview: the viewer did not start and the run goes on without it: {reason}"
+    text = f"--with-logview: the viewer did not start ({reason}); the run continues without it"
     echo(style(text, fg="yellow"), err=True)
 
 

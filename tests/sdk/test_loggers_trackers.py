@@ -181,7 +181,10 @@ def test_a_service_that_breaks_is_told_once_and_left(monkeypatch: pytest.MonkeyP
     for step in range(3):
         tracker.log(step, {"train/reward": 1.0})
     tracker.finish(None)
-    assert said == ["breaking: nowhere", "breaking failed and gets no more metrics (OSError: gone); they are still written to the trace"]
+    assert said == [
+        "breaking: nowhere",
+        "breaking failed and gets no more metrics (OSError: gone); they are still written to the trace",
+    ]
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -200,23 +200,23 @@ def test_a_failing_agent_is_reported_by_cause(starter: Path) -> None:
 @pytest.mark.parametrize(
     ("args", "expected"),
     [
-        (["run"], "say what to run"),
-        (["run", "agent.py:solve"], "say on what to run: --tasks"),
-        (["run", "agent.py:solve", "--tasks", "tasks.jsonl"], "say what answers: --base-url URL --model NAME"),
+        (["run"], "no agent given"),
+        (["run", "agent.py:solve"], "no tasks given: pass --tasks"),
+        (["run", "agent.py:solve", "--tasks", "tasks.jsonl"], "no model given: pass --base-url URL --model NAME"),
         (["run", "agent.py:solv", *SCRIPTED], "did you mean solve?"),
-        (["run", "agent.py", *SCRIPTED], "an agent reads file.py:function"),
-        (["run", "agent.py:solve", "b.py:solve", *SCRIPTED], "one agent at a time"),
+        (["run", "agent.py", *SCRIPTED], "an agent is file.py:function"),
+        (["run", "agent.py:solve", "b.py:solve", *SCRIPTED], "give one agent only"),
         (["run", "agent.py:solve", *SCRIPTED, "--judge", "exakt"], "a judge is file.py:function"),
         (["run", "agent.py:solve", *SCRIPTED, "--tasks", "none.jsonl"], "there is no file none.jsonl"),
         (["run", "agent.py:solve", *SCRIPTED, "-k", "2", "--temperature", "0"], "pass@2"),
         (["run", "agent.py:solve", *SCRIPTED, "ajet.rollout.num_repeats=3"], "did you mean rollout.num_repeat?"),
         (["run", "--conf", "confg.yaml"], "did you mean config.yaml?"),
-        (["train"], "say what to train"),
+        (["train"], "nothing to train"),
         (["train", "--conf", "config.yaml", "--backbone", "trinity"], "trinity"),
         (["train", "--conf", "config.yaml", "--backbone", "trnity"], "did you mean trinity?"),
         (["--conf", "config.yaml", "ajet.rollout.num_repeat=1"], "with one attempt per task every advantage is 0"),
-        (["--conf", "config.yaml", "--with-appworld"], "environment services come in a later version"),
-        (["--conf", "config.yaml", "--resume"], "there is nothing to resume"),
+        (["--conf", "config.yaml", "--with-appworld"], "--with-appworld is not implemented"),
+        (["--conf", "config.yaml", "--resume"], "nothing to resume"),
         (
             ["config", "show", "--conf", "config.yaml", "rollout.num_repeat=1"],
             "an override starts with its top-level key",
@@ -263,7 +263,7 @@ def test_ctrl_c_is_130(starter: Path, who: str) -> None:
         child.send_signal(signal.SIGINT)
         _, errors = child.communicate(timeout=300)
     assert child.returncode == 130
-    assert errors == "Interrupted: what was flushed is kept\n"
+    assert errors == "Interrupted: records already written are kept\n"
     assert "Traceback" not in errors
 
 
@@ -309,7 +309,7 @@ def test_compatible_flags_are_accepted_with_a_word(starter: Path) -> None:
         assert done.stderr.count("has no effect") == 1
     both = ajet_(*DEBUG, "--with-ray", "--with-ray-cluster", "auto")
     assert both.exit_code == 2
-    assert "give one of them" in both.stderr
+    assert "give only one of them" in both.stderr
 
 
 @pytest.mark.slow
@@ -403,7 +403,7 @@ def test_config_check_takes_several_files(starter: Path) -> None:
     assert done.exit_code == 2 and "config.yaml is fine" in done.stdout and "no_key is not a known key" in done.stderr
     assert "other.yaml has 1 problem(s)" in done.stdout
     assert ajet_("config", "check", "config.yaml", "config.yaml").exit_code == 0
-    assert "which config file" in refused("config", "check")
+    assert "name a config file" in refused("config", "check")
 
 
 OLD = sorted((Path(__file__).parents[1] / "sdk" / "agentjet").glob("*.yaml"))
@@ -612,7 +612,7 @@ def test_a_thread_that_an_agent_leaves_running_does_not_hold_up_the_end(
     )
     done = process("run", "agent.py:solve", *SCRIPTED, "--limit", "1")
     assert done.returncode == (1 if fails else 0), done.stderr
-    assert ("ended while 1 thread was still running: poller, in poll (" in done.stderr) is not daemon
+    assert ("exited while 1 thread was still running: poller, in poll (" in done.stderr) is not daemon
     assert (f"{starter / 'agent.py'}:" in done.stderr) is not daemon
     assert "leaked" not in done.stderr, "and no library has anything to say"
 

@@ -52,7 +52,7 @@ def test_a_process_that_is_left_is_ended_and_named() -> None:
     Path("tasks.jsonl").write_text('{"question": "2 + 2?", "answer": "4"}\n')
     more = ("--judge", "agent.py:plain", "--tasks", "tasks.jsonl", "--scripted", "replies.py:reply")
     done = ajet("run", "agent.py:spawns", *more)
-    assert done.returncode == 0 and "ended the process helper (pid " in done.stderr, done.stderr
+    assert done.returncode == 0 and "killed the process helper (pid " in done.stderr, done.stderr
     assert Path("registered").exists()
 
 

@@ -85,7 +85,7 @@ def test_another_version_is_told_with_the_one_that_is_wanted(everything: dict[st
     everything["vllm"] = "0.33.0"
     check = found("trinity-cuda", "vllm")
     assert check.status == "miss"
-    assert check.detail == f"0.33.0, and {STACKS['trinity-cuda'].pins()['vllm']} is the one of cuda.txt"
+    assert check.detail == f"0.33.0, but cuda.txt requires {STACKS['trinity-cuda'].pins()['vllm']}"
     assert check.fix == "ajet install trinity --cuda"
 
 
@@ -147,7 +147,7 @@ def test_whether_programs_of_a_model_are_fenced_in_is_tried(tmp_path: Path, monk
     def said() -> dict[str, Any]:
         fence.cache_clear()
         checks = json.loads(doctor(str(tmp_path), "--json").stdout)["checks"]
-        return next(check for check in checks if check["name"] == "programs of a model")
+        return next(check for check in checks if check["name"] == "sandbox for generated programs")
 
     (tmp_path / "bwrap").write_text("#!/bin/sh\necho 'bwrap: No permissions to create new namespace' >&2\nexit 1\n")
     (tmp_path / "bwrap").chmod(0o755)

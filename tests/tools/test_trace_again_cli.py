@@ -104,7 +104,7 @@ def test_replay_of_what_is_not_there(demo: Path) -> None:
     Path("agent.py").rename("away")
     said = ajet("trace", "replay", episode, WHERE, code=2)
     Path("away").rename("agent.py")
-    assert "name it from here with --workflow" in said
+    assert "pass its current location with --workflow" in said
 
 
 def test_rejudge(demo: Path) -> None:
@@ -134,7 +134,7 @@ def test_rejudge(demo: Path) -> None:
 def test_remerge(demo: Path) -> None:
     for estimator in get_args(RewardEstimator):
         said = ajet("trace", "remerge", WHERE, "--estimator", estimator)
-        assert "It trained nothing" in said and "tokens zero_advantage" in said
+        assert "The run trained nothing" in said and "tokens zero_advantage" in said
     found = json.loads(ajet("trace", "remerge", WHERE, "--max-tokens", "10", "--no-normalize-std", "--json"))
     assert found["policy"]["max_tokens"] == 10 and found["policy"]["normalize_std"] is False
     assert set(found["booked"]) == {"evaluation"} and found["own"]["outcomes"] == found["other"]["outcomes"]
@@ -146,8 +146,8 @@ def test_remerge(demo: Path) -> None:
 
 def test_preflight(demo: Path) -> None:
     said = ajet("trace", "preflight", "scripted", WHERE, "--max-model-len", "80")
-    assert "16 calls, 16 with their own ids" in said and "No split" in said and "Merge ratio 1.00" in said
-    assert "Of at most 80 tokens: 16 prompts leave no room for a reply, 16 calls with the reply do not fit" in said
+    assert "16 calls, 16 with recorded ids" in said and "No split" in said and "Merge ratio 1.00" in said
+    assert "With at most 80 tokens: 16 prompts leave no room for a reply, 16 calls do not fit" in said
     found = json.loads(ajet("trace", "preflight", "scripted", WHERE, "-n", "3", "--json"))
     assert found["episodes"] == 3 and found["merge_ratio"] == found["recorded"]["merge_ratio"] == 1.0
     assert "nothing is downloaded" in ajet("trace", "preflight", "no/such-model", WHERE, code=2)
@@ -157,7 +157,7 @@ def test_diff_of_runs(demo: Path) -> None:
     a, b = run_of(WHERE), run_of("launcher_record/second")
     said = ajet("trace", "diff", a[:10], b[:10], WHERE, "--path-b", "launcher_record/second")
     assert "B - A by task: +0.25 over 8 tasks (2 better, 0 worse, 6 the same)." in said
-    assert "p = 0.5 (sign-flip permutation test of the mean, paired by task, every choice of signs)" in said
+    assert "p = 0.5 (sign-flip permutation test of the mean, paired by task, all sign combinations)" in said
     assert "ajet.model.scripted" in said and "sure.py" in said
     found = json.loads(ajet("trace", "diff", a, b, WHERE, "--path-b", "launcher_record/second", "--json"))
     assert found["test"]["p"] == 0.5 and found["test"]["mean"] == 0.25 and found["a"]["solved"] == 0.75
@@ -177,18 +177,18 @@ def test_diff_of_runs_claims_nothing_of_few_tasks(tmp_path: Path) -> None:
                 given = failed if reward is None else {"rewards": (Reward(value=reward),)}
                 writer.put(Episode(run_id=run_id, task=Task(task_id=f"t{i}"), **given))
     said = ajet("trace", "diff", "one", "two", str(tmp_path))
-    assert "No claim: with 3 tasks the smallest possible p is 0.25; it takes at least 6." in said
+    assert "Not conclusive: with 3 tasks the smallest possible p is 0.25; at least 6 tasks are needed." in said
     assert "0 tasks only in A, 1 only in B" in said and "failed: KeyError" in said and "p = " not in said
 
 
 def test_diff_of_episodes(demo: Path) -> None:
     a, b = first_episode(WHERE), first_episode("launcher_record/second")
     same = ajet("trace", "diff", a, a, WHERE)
-    assert "The same 3 messages: they do not differ." in same
+    assert "Identical: all 3 messages." in same
     listed = json.loads(ajet("trace", "ls", WHERE, "--json"))["episodes"]
     other = max(listed, key=lambda e: str(e["task_id"]))["episode_id"]
     said = ajet("trace", "diff", a, other, WHERE)
-    assert "They part after 1 message:\nuser\n-  What is" in said
+    assert "First difference after 1 message:\nuser\n-  What is" in said
     assert "in place of each other 1 more message in A and 1 more message in B" in said
     found = json.loads(ajet("trace", "diff", a, b, WHERE, "--path-b", "launcher_record/second", "--json"))
     assert found["a"]["task_id"] == found["b"]["task_id"] and found["rewards"][0]["reward"] == "exact"
@@ -210,7 +210,7 @@ def test_diff_of_agents_that_talk_at_once_and_of_hostile_text(tmp_path: Path) ->
             writer.put(Episode(episode_id=episode, run_id="r"))
         writer.put(Call(episode_id="cc", request={"input": "one"}, response={"output": "two"}))
     said = ajet("trace", "diff", "aa", "bb", str(tmp_path))
-    assert "They part after 5 messages:\nassistant (wolf)\n-  same\n" in said
+    assert "First difference after 5 messages:\nassistant (wolf)\n-  same\n" in said
     assert "+  [bold red]x[/] \\x1b[31mred\\x07 \\u202eback" in said and "\x1b" not in said and "\x07" not in said
     cut = json.loads(ajet("trace", "diff", "aa", "cc", str(tmp_path), "--json"))
     assert cut["b"]["cause"] is None and cut["shared_tokens"] is None and cut["same_messages"] == 0

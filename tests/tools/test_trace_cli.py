@@ -91,7 +91,7 @@ def test_ls_of_a_directory_a_file_and_all_below(experiment: Path, monkeypatch: p
     assert found["runs"][0]["episodes"] == 2 and found["runs"][0]["unsound"] == 1
     assert ajet("ledger", "run-1") == ajet("ledger", "--run", "math") != ""  # a run stands for a path too
     monkeypatch.chdir(older)
-    assert "old" in ajet("ls") and "No episode yet" in ajet("ls")
+    assert "old" in ajet("ls") and "No episodes yet" in ajet("ls")
 
 
 def test_show_an_episode_without_taking_its_text_for_anything_else(experiment: Path) -> None:

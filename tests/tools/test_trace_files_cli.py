@@ -62,7 +62,7 @@ def test_merge_files_counts_what_it_wrote(path: Path) -> None:
     shutil.copy(path, "other.duckdb")
     said = ajet("merge-files", str(path.parent), "other.duckdb", "--out", "whole.duckdb")
     assert "whole.duckdb: 2 files" in said and "runs 2, episodes 2, calls 2" in said
-    assert "in more than one file, and kept once: runs 2" in said
+    assert "in more than one file, and kept only once: runs 2" in said
     merged = json.loads(ajet("merge-files", "whole.duckdb", "--out", "again.duckdb", "--json"))
     assert merged["rows"]["calls"] == 2 and merged["path"] == "again.duckdb"
     with duckdb.connect("other.duckdb") as connection:
@@ -78,7 +78,7 @@ def test_prune_says_what_goes_and_asks(path: Path) -> None:
     assert runs(path) == ["aaa", "bbb"]
     assert " -> " in ajet("prune", "--older-than", "30d", input="y\n")
     assert runs(path) == ["bbb"]
-    assert "No run is to go" in ajet("prune", "--older-than", "30d", "--yes")
+    assert "No runs to delete" in ajet("prune", "--older-than", "30d", "--yes")
 
 
 def test_prune_by_run_and_size(path: Path) -> None:

@@ -82,7 +82,7 @@ def test_ls_fits_the_terminal_and_says_what_it_shows(trace: Path) -> None:
     assert "more with --page 3" in text and "\x1b" not in text and "\\x1b[31m" in text
     assert all(len(line) <= 80 for line in text.splitlines()[1:])
     assert "None of 31 episodes fits" in ajet("ls", str(trace), "-f", "step<0")
-    assert "no such page" in ajet("ls", str(trace), "--page", "99")
+    assert "this page does not exist" in ajet("ls", str(trace), "--page", "99")
 
 
 def test_the_help_names_every_field_and_column() -> None:
@@ -139,8 +139,8 @@ def test_sql_writes_files(trace: Path, tmp_path: Path, kind: str) -> None:
 def test_ledger_and_splits_over_a_filter(trace: Path) -> None:
     found = json.loads(ajet("ledger", str(trace), "-f", "step<4", "--json"))
     assert [(row["outcome"], row["tokens"]) for row in found["outcomes"]] == [("trained", 6), ("stale", 4)]
-    assert "of episodes that fit step<4" in ajet("ledger", str(trace), "-f", "step<4")
-    assert "nothing is booked" in ajet("ledger", str(trace), "-f", "step<0")
+    assert "of episodes that match step<4" in ajet("ledger", str(trace), "-f", "step<4")
+    assert "no tokens in the ledger" in ajet("ledger", str(trace), "-f", "step<0")
     assert json.loads(ajet("splits", str(trace), "-f", "step<4", "--json"))["episodes"] == 4
 
 

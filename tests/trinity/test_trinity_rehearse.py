@@ -41,7 +41,7 @@ GPUS = ("ajet.trainer_common.nnodes=4", "ajet.trainer_common.n_gpus_per_node=8",
 def test_engines_that_leave_no_whole_machine_are_found_at_the_desk(project: Experiment) -> None:
     done = rehearse(project, *GPUS, "ajet.rollout.n_vllm_engine=10")
     assert done.returncode == 2 and "set it to 4, 8, 12, 13, 14, 15, or null" in done.stderr
-    assert "went well" not in done.stdout and "Traceback" not in done.stderr
+    assert "The rehearsal succeeded" not in done.stdout and "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -57,7 +57,7 @@ def test_what_trinitys_own_validators_refuse_is_found_at_the_desk(
     """Of the config of the real run, by validators that the small one on the CPU would pass."""
     done = rehearse(project, *GPUS, trinity=own)
     assert done.returncode == 2 and f"Trinity rejected the config: {named}" in done.stderr
-    assert "went well" not in done.stdout and "Traceback" not in done.stderr
+    assert "The rehearsal succeeded" not in done.stdout and "Traceback" not in done.stderr
 
 
 def test_without_gpus_they_look_at_the_real_config_too(project: Experiment) -> None:
@@ -70,4 +70,4 @@ def test_a_workflow_that_always_fails_says_why(project: Experiment) -> None:
     done = rehearse(project)
     assert done.returncode == 1
     assert "8 of 8 episodes failed:\n  8 × RuntimeError: this agent is broken (" in done.stderr
-    assert "went well" not in done.stdout and "Traceback" not in done.stderr
+    assert "The rehearsal succeeded" not in done.stdout and "Traceback" not in done.stderr

@@ -31,11 +31,13 @@ app = typer.Typer(add_completion=False)
 @app.command()
 def show(
     overrides: Annotated[list[str] | None, typer.Argument(metavar="KEY=VALUE", help="Overrides.")] = None,
-    conf: Annotated[Path | None, typer.Option("--conf", "-c", help="A config file. Default: the defaults.")] = None,
+    conf: Annotated[
+        Path | None, typer.Option("--conf", "-c", help="A config file. Default: the built-in defaults.")
+    ] = None,
     only_set: Annotated[bool, typer.Option("--set", help="Only keys that were set.")] = False,
     backbone: Annotated[
         str | None,
-        typer.Option(help="Print the config that `trinity` or `verl` would get, as YAML."),
+        typer.Option(help="Print the config that `trinity` or `verl` would receive, as YAML."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -83,9 +85,9 @@ def _show_mapped(config: Config, backbone: str, as_json: bool) -> None:
     else:
         mapping = module.to_trinity(config, module.TrinityPlace(**known, tasks=Path("RUN/tasks")))
     if not common.total_steps:
-        echo("Note: the steps (0 here) follow from the number of tasks when the run starts.", err=True)
+        echo("Note: the number of steps (0 here) is computed from the number of tasks when the run starts.", err=True)
     if common.optim.lr is None:
-        echo("Note: the learning rate follows from the model's size when the run starts.", err=True)
+        echo("Note: the learning rate is chosen by the model's size when the run starts.", err=True)
     if as_json:
         print_json(mapping)
     else:
@@ -104,7 +106,9 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 def check(
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="FILE... KEY=VALUE...", help="Config files with the root `ajet:`, and overrides."),
+        typer.Argument(
+            metavar="FILE... KEY=VALUE...", help="Config files with the top-level key `ajet:`, and overrides."
+        ),
     ] = None,
     conf: Annotated[list[Path] | None, typer.Option("--conf", "-c", help="A config file; repeatable.")] = None,
     as_json: AsJson = False,
@@ -119,7 +123,7 @@ def check(
     given = arguments or []
     files = [*(conf or []), *(Path(text) for text in given if not _is_override(text))]
     if not files:
-        raise ConfigError("say which config file to check: ajet config check FILE")
+        raise ConfigError("name a config file to check: ajet config check FILE")
     sound = [_check(file, [text for text in given if _is_override(text)], as_json) for file in files]
     raise typer.Exit(0 if all(sound) else 2)
 
@@ -191,7 +195,7 @@ _CHECKLIST = "rollout.compute_madness_checklist"
 @app.command()
 def migrate(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="A config file written for AgentJet.")],
-    output: Annotated[Path | None, typer.Option("--out", "-o", help="Write to this new file.")] = None,
+    output: Annotated[Path | None, typer.Option("--out", "-o", help="New file to write to.")] = None,
 ) -> None:
     """Convert a config written for AgentJet to ajet's key names, with comments on each key.
 
@@ -204,7 +208,7 @@ def migrate(
         echo(text.rstrip("\n"))
         return
     if output.exists():
-        raise ConfigError(f"there is a file {output} already; choose another --out")
+        raise ConfigError(f"{output} already exists; choose another --out")
     try:
         write_whole(output, text)
     except OSError as error:
@@ -214,7 +218,7 @@ def migrate(
 def _text(config: Config, name: str) -> str:
     """The file's text: what was left out, then each key that was given, then the other roots."""
     translated = config.translated
-    lines = [f"# {name}, by `ajet config migrate`."]
+    lines = [f"# {name}, converted by `ajet config migrate`."]
     left_out = [(path, WITHOUT_EFFECT[path]) for path, _ in translated.dropped]
     left_out += [(f"the root {root}", IGNORED_ROOTS[root]) for root in translated.roots]
     lines += [f"# Left out: {path}: {reason}." for path, reason in left_out]

@@ -36,7 +36,7 @@ def schema(
         return
     rows = [row for row in describe_keys() if section is None or f"{row['key']}.".startswith(f"{section}.")]
     if not rows:
-        raise ConfigError(f"there is no section {section!r}; there are {', '.join(Config.model_fields)}")
+        raise ConfigError(f"there is no section {section!r}; sections: {', '.join(Config.model_fields)}")
     for row in rows:
         echo(f"{style(row['key'], bold=True)}  {row['type']}  [{row['default']}]")
         echo(f"    {row['description']}")

@@ -71,12 +71,12 @@ def calibrate(
     """
     kept = Band.parse(band) if band else None
     if answering.conf is None and workflow is None:
-        raise ConfigError("say which agent: --workflow agent.py:solve, or --conf FILE that names one")
+        raise ConfigError("no agent given: pass --workflow agent.py:solve, or a --conf FILE that names one")
     config = answering.config(workflow, more={"rollout.max_env_worker": concurrency})
     bad = BadRows(skip=skip_bad_rows)
     rows = list(read(file, mapping=mapping_of(map), skip_bad=skip_bad_rows, bad=bad))
     if not rows:
-        raise ConfigError(f"{file} has no row to measure")
+        raise ConfigError(f"{file} has no rows to measure")
     rejected, measurements = rejected or _beside(out, "rejected"), measurements or _beside(out, "measured")
     try:
         with ProgressBar("Episodes") as bar:
@@ -87,7 +87,7 @@ def calibrate(
             )  # fmt: skip
     except KeyboardInterrupt:
         if measurements is not None and measurements.exists():
-            echo(f"What was measured is in {measurements}; the same command goes on from there", err=True)
+            echo(f"Measurements are in {measurements}; run the same command again to continue", err=True)
         raise
     summary = {**_as_json(done), "out": out, "rejected_to": str(rejected) if rejected else None, "bad_rows": bad.count}
     lines = [*_lines(done, kept, out, rejected, measurements), *bad_row_lines(bad)]
@@ -115,16 +115,16 @@ def _lines(
     yield ", ".join(told)
     yield from _histogram(done, band)
     where = "stdout" if out == "-" else out
-    apart = f", {done.outside:,} outside the band" if band else ""
+    apart = f", {done.outside:,} outside the range" if band else ""
     yield f"{counted(done.kept, 'row')} to {where}{apart}" + (f" to {rejected}" if rejected and done.outside else "")
     for reason, count in done.unmeasured.most_common(5):
         yield f"  {counted(count, 'row')} {reason}"
     if done.labelled:
-        yield f"  {counted(done.labelled, 'row')} with a difficulty of their own, left as it is; see metadata.pass_rate"
+        yield f"  {counted(done.labelled, 'row')} with an existing difficulty, which is kept; see metadata.pass_rate"
     for line in done.notices:
         yield f"  {line}"
     if done.traces is not None:
-        yield f"The traces are in {done.traces}; look with: ajet trace ls {done.traces}"
+        yield f"Traces are in {done.traces}. To view them: ajet trace ls {done.traces}"
 
 
 def _histogram(done: Calibration, band: Band | None) -> Iterator[str]:

@@ -124,7 +124,7 @@ def from_traces(
     ajet dataset expand seeds.jsonl --count 500 --out data/
     """
     if source != "auto" and source not in SOURCES:
-        raise ConfigError(f"there is no import format {source!r}; there are auto, {', '.join(SOURCES)}")
+        raise ConfigError(f"there is no import format {source!r}; formats: auto, {', '.join(SOURCES)}")
     format: Any = None if source == "auto" else source
     kind: Any = to
     choice, grader = choosing.choice(), choosing.grader(asking, out)

@@ -48,7 +48,7 @@ def diff(
     decoding: Annotated[
         Literal["sampled", "greedy"] | None,
         typer.Option(
-            "--decoding", help="For runs: the decoding to compare. Default: sampled attempts, if both have some."
+            "--decoding", help="For runs: the decoding to compare. Default: sampled attempts, if both have any."
         ),
     ] = None,
     step: Annotated[int | None, typer.Option("--step", min=0, help="For runs: the step to compare.")] = None,
@@ -79,7 +79,7 @@ def diff(
             print_json(_runs_json(runs)) if as_json else _print_runs(runs)
         else:
             told = " and ".join(f"{one.kind} {one.id}" for one in found)
-            raise QueryError(f"two episodes or two runs can be compared (got {told})")
+            raise QueryError(f"give two episodes or two runs (got {told})")
 
 
 # Episodes
@@ -140,17 +140,19 @@ def _print_episodes(found: EpisodeDiff) -> None:
     rows += [{"": f"reward {one_line(r['reward'])}", "A": _cell(r["a"]), "B": _cell(r["b"])} for r in found.rewards()]
     out.print(render.table(rows, out.width))
     if found.shared_tokens is not None:
-        out.print(f"\nThe same {render.counted(found.shared_tokens, 'token')} from the start of their first timelines")
+        out.print(
+            f"\nIdentical from the start of their first timelines: {render.counted(found.shared_tokens, 'token')}"
+        )
     first = found.first_difference
     if first is None:
-        out.print(f"The same {render.counted(found.same_messages, 'message')}: they do not differ.")
+        out.print(f"Identical: all {render.counted(found.same_messages, 'message')}.")
         return
     before = sum(len(part.a) for part in found.parts[: found.parts.index(first)])
-    out.print(f"They part after {render.counted(before, 'message')}:")
+    out.print(f"First difference after {render.counted(before, 'message')}:")
     _print_apart(first)
     apart = sum(not part.same for part in found.parts)
     if apart > 1:
-        out.print(f"{apart - 1} more differ further on; --json has all.", style="dim")
+        out.print(f"{apart - 1} further messages differ; --json has all.", style="dim")
 
 
 def _print_apart(part: Part) -> None:
@@ -168,7 +170,7 @@ def _print_apart(part: Part) -> None:
         f"{render.counted(len(said) - 1, 'more message')} {of}" for said, of in ((part.a, "in A"), (part.b, "in B"))
     ]
     if len(part.a) > 1 or len(part.b) > 1:
-        out.print(f"… and in place of each other {' and '.join(more)}", style="dim")
+        out.print(f"… and {' and '.join(more)} replaced by each other", style="dim")
 
 
 def _cell(value: Any) -> str | None:
@@ -233,9 +235,9 @@ def _side_json(found: RunDiff, which: str) -> dict[str, Any]:
 def _print_runs(found: RunDiff) -> None:
     out = render.console()
     a, b = _side_json(found, "a"), _side_json(found, "b")
-    names = {"reward": "mean reward", "calls": "calls an episode", "sampled_tokens": "sampled tokens an episode"}
+    names = {"reward": "mean reward", "calls": "calls per episode", "sampled_tokens": "sampled tokens per episode"}
     names["reward"] += f" ({found.a.of})" if found.a.of == found.b.of else f" ({found.a.of}; {found.b.of})"
-    names["seconds"] = "seconds an episode"
+    names["seconds"] = "seconds per episode"
     rows = [{"": names.get(name, name), "A": _cell(a[name]), "B": _cell(b[name])} for name in a if name != "failures"]
     for cause in sorted({*a["failures"], *b["failures"]}):
         counts = [str(side["failures"].get(cause, 0)) for side in (a, b)]
@@ -247,9 +249,9 @@ def _print_runs(found: RunDiff) -> None:
     changed = sorted((t for t in found.tasks if t[1] != t[2]), key=lambda t: (-abs(t[2] - t[1]), t[0]))
     if changed:
         shown = [{"task": t[0][:24], "A": t[1], "B": t[2], "change": t[2] - t[1]} for t in changed[:_SHOWN]]
-        out.print(render.table(shown, out.width, title=f"\ntasks, the largest change first ({len(changed)} change)"))
+        out.print(render.table(shown, out.width, title=f"\ntasks, largest change first ({len(changed)} changed)"))
     if found.config:
-        out.print("\nconfig, where it differs", style="italic")
+        out.print("\nconfig differences", style="italic")
     for key, before, after in found.config:
         out.print(one_line(f"{key}: {before!r} → {after!r}", 400), soft_wrap=True)
 
@@ -258,19 +260,22 @@ def _verdict(found: RunDiff) -> str:
     """What may be said of the difference, and by which test."""
     test = found.test
     if test is None:
-        return "The runs share no task that both have a reward for, so they cannot be paired."
+        return "The runs share no task with a reward in both, so they cannot be compared."
     better = sum(after > before for _, before, after in found.tasks)
     worse = sum(after < before for _, before, after in found.tasks)
     tasks = "1 task" if test.n == 1 else f"{test.n:,} tasks"
-    counts = f"{better} better, {worse} worse, {test.n - better - worse} the same"
+    counts = f"{better} better, {worse} worse, {test.n - better - worse} equal"
     head = f"B - A by task: {test.mean:+.4g} over {tasks} ({counts})."
     if test.p is None:
-        return f"{head} No claim: with {tasks} the smallest possible p is {test.smallest_p:.2g}; it takes at least 6."
+        return (
+            f"{head} Not conclusive: with {tasks} the smallest possible p is {test.smallest_p:.2g}; at least 6 tasks "
+            "are needed."
+        )
     return f"{head} {_claim(test)}"
 
 
 def _claim(test: Paired) -> str:
-    how = "every choice of signs" if test.exact else "20,000 draws of signs"
+    how = "all sign combinations" if test.exact else "20,000 random sign combinations"
     level = f"{100 * (test.level or 0):.1f} %"
     return (
         f"{level} interval {test.low:+.4g} to {test.high:+.4g}, p = {test.p:.3g} "

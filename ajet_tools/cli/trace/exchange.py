@@ -51,7 +51,7 @@ def export(
     ] = None,
     split: Annotated[str | None, typer.Option("--split", help="Only train or only val.")] = None,
     margin: Annotated[
-        float, typer.Option("--margin", min=0, help="trl-preference: the least difference of a pair's rewards.")
+        float, typer.Option("--margin", min=0, help="trl-preference: minimum difference between the rewards of a pair.")
     ] = 0.0,
     redact: Annotated[
         bool, typer.Option("--redact/--no-redact", help="Replace secrets and personal data with placeholders.")
@@ -72,11 +72,11 @@ def export(
     ajet trace export --format native --all-runs --no-redact -o - | gzip > all.jsonl.gz
     """
     if format not in FORMATS:
-        raise ConfigError(f"there is no export format {format!r}; there are {', '.join(FORMATS)}")
+        raise ConfigError(f"there is no export format {format!r}; formats: {', '.join(FORMATS)}")
     if split not in (None, "train", "val"):
-        raise ConfigError(f"--split is train or val (got {split!r})")
+        raise ConfigError(f"--split must be train or val (got {split!r})")
     if out == "-" and format == "tokens" and sys.stdout.isatty():
-        raise ConfigError("tokens is a binary table: name a file by --out, or redirect stdout")
+        raise ConfigError("tokens is a binary table: write it to a file with --out, or redirect stdout")
     target: Any = sys.stdout.buffer if out == "-" else Path(out)
     reader, where, run = open_named(run, path)
     with closing(reader):
@@ -133,9 +133,11 @@ def _report_export(done: Exported, redact: bool, as_json: bool, *, to_stdout: bo
         echo(f"  left out: {count:,} {reason}", err=True)
     if done.redacted:
         kinds = ", ".join(f"{count:,} {kind}" for kind, count in sorted(done.redacted.items()))
-        echo(f"  redacted: {kinds}. Not found: names and other facts in prose; read before you publish", err=True)
+        echo(
+            f"  redacted: {kinds}. Names and other facts in prose are not detected; review before publishing", err=True
+        )
     elif redact:
-        echo("  redacted: nothing was found. Names and other facts in prose are not looked for", err=True)
+        echo("  redacted: nothing found. Names and other facts in prose are not detected", err=True)
 
 
 @app.command("import")
@@ -161,7 +163,7 @@ def import_(
     gunzip -c chats.jsonl.gz | ajet trace import - --from openai -o chats.duckdb
     """
     if source != "auto" and source not in SOURCES:
-        raise ConfigError(f"there is no import format {source!r}; there are auto, {', '.join(SOURCES)}")
+        raise ConfigError(f"there is no import format {source!r}; formats: auto, {', '.join(SOURCES)}")
     with ProgressBar("import bytes") as bar:
         done = import_files(
             [None if file == "-" else Path(file) for file in files],

@@ -58,11 +58,13 @@ def pack(
     """
     traces = _traces(path)
     if len(traces) > 1:
-        raise ConfigError(f"there are {len(traces)} traces below {path or Path().resolve()}; name the one to pack")
+        raise ConfigError(
+            f"there are {len(traces)} traces in or below {path or Path().resolve()}; name the one to pack"
+        )
     [files] = traces.values()
     if out is not None and len(files) > 1:
         raise ConfigError(
-            f"--out takes one file, and there are {len(files)}; name one, or see `ajet trace merge-files`"
+            f"--out takes one file, but there are {len(files)}; name one, or see `ajet trace merge-files`"
         )
     with _progress() as said:
         packed = [pack_file(file, out, said) for file in files]
@@ -79,7 +81,7 @@ def merge_files(
     files: Annotated[
         list[Path], typer.Argument(metavar="FILES...", help="Trace files, or directories with trace files.")
     ],
-    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The new file.")],
+    out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="File to create.")],
     as_json: AsJson = False,
 ) -> None:
     """Merge several trace files (of nodes or processes) into one new file.
@@ -99,7 +101,7 @@ def merge_files(
     echo(f"{merged.path}: {merged.files} files, {_bytes(merged.bytes)}; rows: {held or 'none'}")
     twice = ", ".join(f"{table} {count:,}" for table, count in merged.shared.items() if count)
     if twice:
-        echo(f"in more than one file, and kept once: {twice}")
+        echo(f"in more than one file, and kept only once: {twice}")
 
 
 @app.command()
@@ -131,9 +133,9 @@ def prune(
     ajet trace prune --keep-size 500MB --yes
     """
     if not (older_than or run or keep_size):
-        raise ConfigError("say what to drop: --older-than 30d, --run ID or --keep-size 500MB")
+        raise ConfigError("nothing selected: pass --older-than 30d, --run ID or --keep-size 500MB")
     if as_json and not (yes or dry_run):
-        raise ConfigError("--json asks nothing: give --yes or --dry-run with it")
+        raise ConfigError("--json never asks for confirmation; add --yes or --dry-run")
     files = [file for trace in _traces(path).values() for file in trace]
     for file in files:
         refuse_live(file, "prune")
@@ -143,7 +145,7 @@ def prune(
         _print_pruned(gone)
     if gone and not dry_run:
         if not (yes or as_json):
-            typer.confirm("Drop them for good?", abort=True, err=True)
+            typer.confirm("Delete them permanently?", abort=True, err=True)
         with _progress() as said:
             for file in dict.fromkeys(file for file, _ in gone):
                 prune_file(file, [one.run_id for where, one in gone if where == file], said)
@@ -180,7 +182,7 @@ def _chosen(
 
 def _print_pruned(gone: Sequence[tuple[Path, RunSize]]) -> None:
     if not gone:
-        echo("No run is to go.")
+        echo("No runs to delete.")
         return
     out = render.console()
     several = len({file for file, _ in gone}) > 1
@@ -215,7 +217,7 @@ def check(path: Where = None, as_json: AsJson = False) -> None:
         print_json({"traces": len(traces), "sound": not listed, "broken": listed})
     for where, found in () if as_json else broken.items():
         if not found:
-            echo(f"{where}: sound ({len(INVARIANTS) + 3} invariants hold)")
+            echo(f"{where}: no violations ({len(INVARIANTS) + 3} invariants hold)")
         for one in found:
             place = f"{where}: " if len(traces) > 1 else ""
             echo(f"{place}{one.invariant}: {one.says} ({one.count:,})")

@@ -14,8 +14,8 @@ __all__ = ["RUN_HELP", "AsJson", "Fitting", "Newest", "NoPager", "OfRun", "Where
 _PATH_HELP = "A trace file, or a directory whose traces are read as one. Default: the current directory."
 Where = Annotated[Path | None, typer.Argument(metavar="PATH", help=_PATH_HELP, show_default=False)]
 RUN_HELP = (
-    "A trace file, a directory (all traces in and below it are read as one), or a run by its id or name; by default "
-    "all below here."
+    "A trace file, a directory (all traces in and below it are read as one), or a run by its id or name. "
+    "Default: all in or below the current directory."
 )
 WhereOrRun = Annotated[Path | None, typer.Argument(metavar="PATH", help=RUN_HELP, show_default=False)]
 OfRun = Annotated[
@@ -32,7 +32,7 @@ Fitting = Annotated[
         "--filter",
         "-f",
         metavar="EXPR",
-        help="Only episodes that fit, such as 'reward<0.5 text~\"calc\"'; `ajet trace ls --help` says more.",
+        help="Only episodes that match, such as 'reward<0.5 text~\"calc\"'; see `ajet trace ls --help`.",
     ),
 ]
 Newest = Annotated[

@@ -51,17 +51,18 @@ def remerge(
         ),
     ] = None,
     max_length: Annotated[
-        int | None, typer.Option("--max-length", min=1, metavar="N", help="Tokens that a training sequence may hold.")
+        int | None,
+        typer.Option("--max-length", min=1, metavar="N", help="Maximum number of tokens of a training sequence."),
     ] = None,
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            "--tokenizer", metavar="MODEL", help="A model directory, or a hub name that is in the local cache."
+            "--tokenizer", metavar="MODEL", help="A model directory, or a Hugging Face name that is in the local cache."
         ),
     ] = None,
     failure_reward: Annotated[
         float | None,
-        typer.Option("--failure-reward", metavar="X", help="Reward of an episode whose workflow raised."),
+        typer.Option("--failure-reward", metavar="X", help="Reward of an episode whose workflow failed."),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -106,7 +107,7 @@ def remerge(
 
 def _require_episodes(found: Sequence[Any], run_id: str) -> None:
     if not found:
-        raise QueryError(f"run {run_id} has no finished episode yet; `ajet trace ls` shows what there is")
+        raise QueryError(f"run {run_id} has no finished episode yet; see `ajet trace ls`")
 
 
 def _decode(reader: TraceReader, run_id: str, trace: Path) -> Callable[[Sequence[int]], str] | None:
@@ -114,7 +115,7 @@ def _decode(reader: TraceReader, run_id: str, trace: Path) -> Callable[[Sequence
     try:
         return decoder(reader, run_id, trace)
     except ConfigError as error:
-        echo(f"Causes of splits that only the text tells are `unknown`: {error}", err=True)
+        echo(f"Causes of splits that need the text are `unknown`: {error}", err=True)
         return None
 
 
@@ -144,9 +145,9 @@ def _totals_json(totals: Totals) -> dict[str, Any]:
 
 def _print_remerge(found: Remerge, run_id: str) -> None:
     out, own, other = render.console(), found.own, found.other
-    out.print(f"Run {run_id[:12]}: what it did, what its policy gives anew, and what the other one gives")
+    out.print(f"Run {run_id[:12]}: as trained, rebuilt with its own policy, and with the new one")
     if found.untrained:
-        out.print("It trained nothing; anew, its episodes are taken as if they were to be trained on.", style="yellow")
+        out.print("The run trained nothing; its episodes are rebuilt as training episodes.", style="yellow")
     named: list[tuple[str, Any, Any, Any]] = [
         ("samples", None, own.samples, other.samples),
         ("tokens in samples", None, own.tokens_in_samples, other.tokens_in_samples),
@@ -159,18 +160,20 @@ def _print_remerge(found: Remerge, run_id: str) -> None:
     ]
     named += [(f"splits {cause}", None, own.splits[cause], other.splits[cause]) for cause in sorted(
         {*own.splits, *other.splits})]  # fmt: skip
-    named.append(("tokens trained through twice for splits", None, own.extra_tokens, other.extra_tokens))
+    named.append(("tokens trained twice because of splits", None, own.extra_tokens, other.extra_tokens))
     rows = [
         {"": name, "the run": did, "anew": mine, "the other": theirs, "change": _change(mine, theirs)}
         for name, did, mine, theirs in named
     ]
     out.print(render.table(rows, out.width, right=("the run", "anew", "the other", "change")))
     if not found.untrained and not found.as_booked:
-        out.print("The run's ledger is not what its recorded policy gives anew: see the rows that differ.", style="dim")
+        out.print(
+            "The run's ledger differs from what its recorded policy gives now; see the rows that differ.", style="dim"
+        )
     if found.refused:
         out.print(f"{render.counted(found.refused, 'call')} refused by the template; `ajet trace preflight` says why")
     if found.foreign:
-        out.print(f"{render.counted(found.foreign, 'call')} of another dialect left out", style="dim")
+        out.print(f"{render.counted(found.foreign, 'call')} of another API left out", style="dim")
 
 
 def _change(before: float | None, after: float | None) -> str | None:
@@ -184,7 +187,9 @@ def preflight(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL", help="A model directory, or a hub name that is in the local cache.", show_default=False
+            metavar="MODEL",
+            help="A model directory, or a Hugging Face name that is in the local cache.",
+            show_default=False,
         ),
     ],
     path: WhereOrRun = None,
@@ -219,7 +224,7 @@ def preflight(
         print_json({"run_id": run_id, "model": model, "of": len(every), **_preflight_json(found, max_model_len)})
     else:
         if len(ids) < len(every):
-            echo(f"The newest {len(ids):,} of {len(every):,} episodes:")
+            echo(f"Newest {len(ids):,} of {len(every):,} episodes:")
         _print_preflight(found, model, max_model_len)
 
 
@@ -253,18 +258,18 @@ def _preflight_json(found: Preflight, limit: int | None) -> dict[str, Any]:
 
 def _print_preflight(found: Preflight, model: str, limit: int | None) -> None:
     out, predicted = render.console(), found.predicted
-    own = f", {found.own_ids:,} with their own ids" if found.own_ids else ", replies encoded from their text"
+    own = f", {found.own_ids:,} with recorded ids" if found.own_ids else ", replies encoded from their text"
     out.print(
         one_line(
             f"{model}: {render.counted(found.episodes, 'episode')}, {render.counted(predicted.calls, 'call')}{own}"
         )
     )
     if predicted.ratio is not None:
-        then = f" (as the run had it: {found.recorded.ratio:.2f})" if found.recorded.ratio is not None else ""
+        then = f" (in the run: {found.recorded.ratio:.2f})" if found.recorded.ratio is not None else ""
         out.print(
-            f"Merge ratio {predicted.ratio:.2f}{then}: {predicted.apart:,} tokens of calls fold into "
-            f"{predicted.held:,} of {render.counted(predicted.timelines, 'timeline')}; "
-            f"{found.extra_tokens:,} are there again for splits",
+            f"Merge ratio {predicted.ratio:.2f}{then}: {predicted.apart:,} tokens of calls merge into "
+            f"{predicted.held:,} in {render.counted(predicted.timelines, 'timeline')}; {found.extra_tokens:,} "
+            "are repeated because of splits",
             soft_wrap=True,
         )
     for kind in found.by_cost:
@@ -277,7 +282,7 @@ def _print_preflight(found: Preflight, model: str, limit: int | None) -> None:
             )
             out.print(f"  - {one_line(example.before)}\n  + {one_line(example.after)}", style="dim", soft_wrap=True)
     if predicted.calls and not found.kinds:
-        out.print("No split: every call goes on from the one before it.", style="green")
+        out.print("No splits: every call extends the previous one.", style="green")
     _print_refusals(found)
     _print_lengths(found, limit)
 
@@ -290,24 +295,24 @@ def _print_refusals(found: Preflight) -> None:
         out.print(one_line(text, 400), style="red", soft_wrap=True)
     if found.foreign:
         calls = render.counted(found.foreign, "call")
-        out.print(f"Left out: {calls} of another dialect than chat/completions and completions, or without a reply")
+        out.print(f"Left out: {calls} of an API other than chat/completions and completions, or without a reply")
 
 
 def _print_lengths(found: Preflight, limit: int | None) -> None:
     out, quantiles, most = render.console(), found.quantiles(), limit or found.limit
     if not quantiles:
-        out.print("No call could be made tokens.", style="yellow")
+        out.print("No call could be tokenized.", style="yellow")
         return
     out.print(
         f"\nPrompts: median {quantiles['median']:,} tokens, 95 % {quantiles['p95']:,}, longest {quantiles['max']:,}"
     )
     if most is None:
-        out.print("The model does not say how long a sequence it takes; --max-model-len N checks against one.")
+        out.print("The model's maximum length is unknown; to check against one, pass --max-model-len N.")
         return
     full, over = found.too_long(limit)
     style = "red" if full or over else ""
     out.print(
-        f"Of at most {most:,} tokens: {render.counted(full, 'prompt')} leave no room for a reply, "
-        f"{render.counted(over, 'call')} with the reply do not fit",
+        f"With at most {most:,} tokens: {render.counted(full, 'prompt')} leave no room for a reply, "
+        f"{render.counted(over, 'call')} do not fit including the reply",
         style=style,
     )

@@ -42,11 +42,11 @@ _SHOWN = 10
 
 @app.command()
 def replay(
-    id: Annotated[str, typer.Argument(metavar="ID", help="An episode, by a unique prefix.")],
+    id: Annotated[str, typer.Argument(metavar="ID", help="An episode, by a unique prefix of its id.")],
     path: Where = None,
     workflow: Annotated[
         str | None,
-        typer.Option("--workflow", "-w", metavar="AGENT", help="file.py:function; by default the run's."),
+        typer.Option("--workflow", "-w", metavar="AGENT", help="file.py:function. Default: the run's workflow."),
     ] = None,
     timeout: Annotated[
         float, typer.Option("--timeout", min=0.1, metavar="SECONDS", help="Time limit of the workflow in seconds.")
@@ -85,14 +85,15 @@ def _workflow(given: str | None, config: Config) -> Any:
     recorded = config.rollout.user_workflow
     name = given or recorded
     if not name:
-        raise ConfigError("the run recorded no workflow: name it with --workflow file.py:function")
+        raise ConfigError("the run recorded no workflow; pass --workflow file.py:function")
     try:
         return load_object(name) if given else config.load(name)
     except ConfigError as error:
         if given:
             raise
         raise ConfigError(
-            f"{error}\nThat is the workflow as the run recorded it; name it from here with --workflow file.py:function"
+            f"{error}\nThis is the workflow that the run recorded; pass its current location with --workflow "
+            "file.py:function"
         ) from error
 
 
@@ -115,13 +116,13 @@ def _print_replay(result: Replay) -> None:
         kinds = [difference.kind for difference in result.differences]
         parts = [f"{kinds.count(kind)} {kind}" for kind in ("changed", "missing", "extra") if kind in kinds]
         out.print(
-            f"\nThe workflow does not make the same calls: {', '.join(parts)} "
-            f"({result.requests} recorded, {result.requests_now} now). --json has every difference."
+            f"\nThe workflow makes different calls: {', '.join(parts)} ({result.requests} recorded, "
+            f"{result.requests_now} now). --json lists all differences."
         )
     else:
         out.print(f"The same {render.counted(result.requests, 'call')}.")
     if result.error is not None:
-        out.print(visible(f"The workflow failed now, and not then: {result.error}"), style="red")
+        out.print(visible(f"The workflow failed in the replay, but not in the run: {result.error}"), style="red")
     if not result.same_output:
         out.print("The output differs:")
         out.print(f"- {one_line(result.recorded.output, 400)}\n+ {one_line(result.replayed.output, 400)}")
@@ -131,9 +132,9 @@ def _difference_title(difference: Difference) -> str:
     agent = f" of agent {difference.agent}" if difference.agent != "default" else ""
     place = f"Request {difference.position + 1}{agent}"
     if difference.kind == "missing":
-        return one_line(f"{place}, call {(difference.call_id or '')[:12]}, is not made any more:")
+        return one_line(f"{place}, call {(difference.call_id or '')[:12]}, is no longer made:")
     if difference.kind == "extra":
-        return one_line(f"{place} was not made then:")
+        return one_line(f"{place} is new:")
     called = (difference.call_id or "")[:12]
     return one_line(f"{place}, call {called}, differs in {', '.join(difference.parts)}:")
 
@@ -145,10 +146,14 @@ def rejudge(
     run: OfRun = None,
     filter: Fitting = None,
     split: Annotated[Literal["train", "val"] | None, typer.Option("--split", help="Only these episodes.")] = None,
-    concurrency: Annotated[int, typer.Option("--concurrency", min=1, help="Episodes judged at once.")] = 8,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", min=1, help="Maximum number of episodes judged concurrently.")
+    ] = 8,
     timeout: Annotated[
         float | None,
-        typer.Option("--timeout", min=0.1, metavar="SECONDS", help="Seconds per judgement. Default: the run's limit."),
+        typer.Option(
+            "--timeout", min=0.1, metavar="SECONDS", help="Time limit of a judgement, in seconds. Default: the run's."
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -234,7 +239,7 @@ def _print_changes(changes: Changes, run_id: str, judge: str) -> None:
         of = render.counted(len(changes.both), "episode")
         out.print(f"Mean reward {before:.4g} → {after:.4g} ({change}) over {of} with both")
     else:
-        out.print("No episode has a reward from both judges.")
+        out.print("No episode has rewards from both judges.")
     _print_tables(changes)
     groups = changes.groups()
     if groups["groups"]:
@@ -244,12 +249,12 @@ def _print_changes(changes: Changes, run_id: str, judge: str) -> None:
         )
     flipped = [v for v in changes.verdicts if v.flipped]
     tokens = render.counted(sum(v.tokens for v in flipped), "sampled token")
-    out.print(f"Advantages that change their sign: in {render.counted(len(flipped), 'episode')}, {tokens}")
+    out.print(f"Advantages that change sign: in {render.counted(len(flipped), 'episode')}, {tokens}")
     for group in changes.failures.values():
         first = f"{group[0].error} (episode {group[0].episode_id[:12]})"
         out.print(one_line(f"The judge failed, {len(group)} × {first}", 400), style="yellow", soft_wrap=True)
     for cause, count in changes.skipped.items():
-        out.print(one_line(f"Not judged: {count} × {cause}, the workflow itself failed"), style="dim")
+        out.print(one_line(f"Not judged: {count} × {cause} (the workflow itself failed)"), style="dim")
 
 
 def _print_tables(changes: Changes) -> None:
@@ -257,7 +262,7 @@ def _print_tables(changes: Changes) -> None:
     tasks = [row for row in changes.by_task() if row["change"]]
     if tasks:
         rows = [{**row, "task_id": row["task_id"][:24]} for row in tasks[:_SHOWN]]
-        title = f"\nby task, the largest change first ({len(tasks)} change)"
+        title = f"\nby task, largest change first ({len(tasks)} changed)"
         out.print(render.table(rows, out.width, title=title))
     changed = changes.most_changed()
     if changed:
@@ -271,4 +276,4 @@ def _print_tables(changes: Changes) -> None:
             }
             for v in changed[:_SHOWN]
         ]
-        out.print(render.table(rows, out.width, title=f"\nepisodes, the largest change first ({len(changed)} change)"))
+        out.print(render.table(rows, out.width, title=f"\nepisodes, largest change first ({len(changed)} changed)"))

@@ -108,7 +108,7 @@ def _print_ls(
         out.print(str(where), style="dim", soft_wrap=True)
         out.print(render.table([_row("run", run_ids[r["run_id"]], r, shown) for r in runs[:_RUNS]], out.width))
         if len(runs) > _RUNS:
-            out.print(f"and {render.counted(len(runs) - _RUNS, 'earlier run')}; --json has all", style="dim")
+            out.print(f"and {render.counted(len(runs) - _RUNS, 'earlier run')}; --json lists all", style="dim")
         if not episodes:
             out.print(_none_of(listing))
             return
@@ -128,12 +128,12 @@ def _print_ls(
 
 def _none_of(listing: Listing) -> str:
     if listing.count:
-        return f"\nThere are only {listing.count:,} episodes: no such page."
-    return f"\nNone of {listing.of:,} episodes fits the filter." if listing.of else "\nNo episode yet."
+        return f"\nThere are only {listing.count:,} episodes; this page does not exist."
+    return f"\nNo episode of {listing.of:,} matches the filter." if listing.of else "\nNo episodes yet."
 
 
 def _in_words(listing: Listing) -> str:
-    return f"by {listing.sort}, the {'largest' if listing.descending else 'smallest'} first"
+    return f"by {listing.sort}, {'largest' if listing.descending else 'smallest'} first"
 
 
 _RUN_COLUMNS = ("status", "episodes", "unsound", "last_step", "started_at", "name", "backbone")
@@ -161,7 +161,7 @@ def _row(kind: str, short: str, row: Mapping[str, Any], columns: Sequence[str]) 
 
 @app.command()
 def show(
-    id: Annotated[str, typer.Argument(metavar="ID", help="A run, an episode or a call, by a unique prefix.")],
+    id: Annotated[str, typer.Argument(metavar="ID", help="A run, an episode or a call, by a unique prefix of its id.")],
     path: Where = None,
     full: Annotated[bool, typer.Option("--full", help="Show every call and message in full.")] = False,
     no_pager: NoPager = False,
@@ -272,13 +272,13 @@ def _print_ledger(
     rows = [{**row, "share": f"{row['tokens'] / tokens:.1%}"} for row in totals]
     with paged(no_pager) as out:
         if filter:
-            out.print(f"of episodes that fit {one_line(filter)}; the verdict is on the whole run", style="dim")
-        out.print(render.table(rows, out.width, right=["share"]) if rows else "nothing is booked")
+            out.print(f"of episodes that match {one_line(filter)}; the verdict is for the whole run", style="dim")
+        out.print(render.table(rows, out.width, right=["share"]) if rows else "no tokens in the ledger")
         out.print(verdict, soft_wrap=True)
         for line in wrong[:_UNBOOKED]:
             out.print(f"  {visible(line)}", soft_wrap=True)
         if len(wrong) > _UNBOOKED:
-            out.print(f"  and {len(wrong) - _UNBOOKED:,} more; --json has all", style="dim")
+            out.print(f"  and {len(wrong) - _UNBOOKED:,} more; --json lists all", style="dim")
 
 
 def _verdict(run_id: str, status: str, wrong: Sequence[str]) -> str:
@@ -287,4 +287,4 @@ def _verdict(run_id: str, status: str, wrong: Sequence[str]) -> str:
     if status == "finished":
         return f"run {run_id} ({status}): the ledger does not balance for {counted(len(wrong), 'call')}"
     are = "is" if len(wrong) == 1 else "are"
-    return f"run {run_id} ({status}): {counted(len(wrong), 'call')} {are} not booked, or not wholly"
+    return f"run {run_id} ({status}): {counted(len(wrong), 'call')} {are} missing in the ledger, at least in part"

@@ -38,7 +38,7 @@ def splits(
     path: WhereOrRun = None,
     run: OfRun = None,
     episode: Annotated[
-        str | None, typer.Option("--episode", metavar="ID", help="Only this episode, by a unique prefix.")
+        str | None, typer.Option("--episode", metavar="ID", help="Only this episode, by a unique prefix of its id.")
     ] = None,
     filter: Fitting = None,
     limit: Newest = None,
@@ -70,7 +70,7 @@ def splits(
         counts = ((len(ids), "episode"), (timelines, "timeline"), (sampled, "sampled token"), (len(found), "split"))
         out.print(", ".join(render.counted(count, noun) for count, noun in counts))
         if len(ids) < of:
-            out.print(f"of the newest {len(ids):,} of {render.counted(of, 'episode')}; the others were not looked at")
+            out.print(f"newest {len(ids):,} of {render.counted(of, 'episode')}; the others were not examined")
         if causes:
             out.print(render.table(causes, out.width, title="\nby cause"))
             worst = sorted(found, key=lambda row: -row["extra_tokens"])[:_WORST]
@@ -87,7 +87,7 @@ def _readings(reader: TraceReader, trace: Path) -> Callable[[str | None], Vocabu
         try:
             return vocabulary(reader, run_id or queries.find_run(reader, None), trace=trace)
         except ConfigError as error:
-            echo(f"Causes are what changed in the requests, unproven, else `unknown`: {error}", err=True)
+            echo(f"Causes are guessed from what changed in the requests, else `unknown`: {error}", err=True)
             return None
 
     return find
@@ -129,7 +129,7 @@ def _by_cause(found: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _title(shown: int, of: int) -> str:
-    return "\nthose that cost most" + (f", {shown} of {of:,}; --json has all" if shown < of else "")
+    return "\nmost expensive" + (f", {shown} of {of:,}; --json lists all" if shown < of else "")
 
 
 def _short(id: str | None) -> str | None:

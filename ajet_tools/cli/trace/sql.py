@@ -95,7 +95,7 @@ def _print_table(found: Any, limit: int, no_pager: bool) -> None:
             return
         out.print(render.table([_plain(row) for row in found.slice(0, limit).to_pylist()], out.width))
         if len(found) > limit:
-            out.print(f"{limit:,} of {len(found):,} rows; more with --limit", style="dim")
+            out.print(f"{limit:,} of {len(found):,} rows; for more, raise --limit", style="dim")
         elif not len(found):
             out.print("no rows", style="dim")
 

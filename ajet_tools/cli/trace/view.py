@@ -33,7 +33,7 @@ def view(
         ),
     ] = None,
     run: Annotated[
-        str | None, typer.Option("--run", metavar="RUN", help="Begin at this run, by its id or name.")
+        str | None, typer.Option("--run", metavar="RUN", help="Start with this run, by its id or name.")
     ] = None,
     tokenizer: Annotated[
         Path | None,
@@ -67,7 +67,7 @@ def view(
     if not served:
         check_terminal(
             "ajet trace view",
-            "print with `ajet trace ls` and `ajet trace show`, or serve it to a browser with `ajet trace view --web`",
+            "use `ajet trace ls` and `ajet trace show`, or open it in a browser with `ajet trace view --web`",
         )
     app_module = load_viewer("trace.app")
 
@@ -107,4 +107,4 @@ def _serve(target: str | None, run: str | None, tokenizer: Path | None, port: in
     if until_eof:
         serve(arguments, port, echo, until_eof=True)
     else:
-        serve(arguments, port, lambda url: echo(f"The trace is at {url}\nCtrl-C stops it."))
+        serve(arguments, port, lambda url: echo(f"Serving the trace at {url}\nPress Ctrl-C to stop."))

@@ -55,7 +55,7 @@ def converter(format: str) -> Callable[[_Values], dict[str, Any]]:
 def check_format(format: str) -> None:
     """Raises ConfigError where there is no such form."""
     if format not in FORMATS:
-        raise ConfigError(f"there is no export format {format!r}; there are {', '.join(FORMATS)}")
+        raise ConfigError(f"there is no export format {format!r}; formats: {', '.join(FORMATS)}")
 
 
 def _messages(values: _Values) -> dict[str, Any]:

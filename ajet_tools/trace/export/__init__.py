@@ -79,7 +79,7 @@ def export(
     Raises ConfigError for an unknown format, a target that is a trace, or one that cannot be written.
     """
     if format not in _WRITERS:
-        raise ConfigError(f"there is no export format {format!r}; there are {', '.join(FORMATS)}")
+        raise ConfigError(f"there is no export format {format!r}; formats: {', '.join(FORMATS)}")
     module, name = _WRITERS[format]
     write: Callable[[Job, Any], None] = getattr(importlib.import_module(f"{__name__}.{module}"), name)
     job = Job(reader, list(dict.fromkeys(episode_ids)), redact, margin, progress, cancelled, trace)

@@ -25,11 +25,11 @@ pytestmark = [
 SHORT = Limits(seconds=5.0, memory=256 << 20, file=1 << 20, disk=4 << 20, processes=8)
 
 
-@pytest.fixture(params=["a user of its own", "a namespace of users"], autouse=True)
+@pytest.fixture(params=["a separate user", "a namespace of users"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As root a program has a user of its own; everyone else has the other way, which root can take too."""
+    """As root a program has a separate user; everyone else has the other way, which root can take too."""
     found: Fence = request.getfixturevalue("fenced")
-    users = request.param == "a user of its own"
+    users = request.param == "a separate user"
     if users and not found.users:
         pytest.skip("needs root")
     monkeypatch.setattr(sandbox, "fence", lambda: replace(found, users=users))

@@ -103,7 +103,7 @@ def test_what_another_judge_changes(stored: Path) -> None:
     rows = {row["task_id"]: row for row in changes.by_task()}
     assert (rows["t2"]["episodes"], rows["t2"]["before"]) == (2, 0.5)
     assert rows["t2"]["after"] == pytest.approx(0.4) and rows["t2"]["change"] == pytest.approx(-0.1)
-    assert list(rows) == ["t1", "t0", "t2"], "the largest change first"
+    assert list(rows) == ["t1", "t0", "t2"], "largest change first"
     first = changes.most_changed()[0]
     assert first.change == pytest.approx(-0.9) and len(changes.most_changed()) == 8
     assert changes.groups() == {"groups": 3, "before": 2, "after": 2, "lost": 0, "gained": 0}
