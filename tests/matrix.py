@@ -16,6 +16,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 RESOLUTIONS = {"lowest": "lowest-direct", "newest": "highest"}
+WHEELS = ("--only-binary", ":all:", "--no-binary", "ajet")
+"""The lowest version that this Python has a wheel of: an earlier one would be built from sources that predate it."""
 TESTS = (
     "tests/test_wheel.py::test_the_package_is_whole",
     "tests/sdk/test_config.py",
@@ -66,7 +68,7 @@ def outcome(version: str, kind: str, venvs: Path, passed_on: list[str]) -> str:
         if subprocess.run(made, env=environment, check=False).returncode:
             return "no Python"
         install = ["uv", "pip", "install", "--quiet", "--python", str(folder / "bin/python")]
-        install += ["--resolution", RESOLUTIONS[kind], "--editable", str(ROOT), *_floors(kind)]
+        install += ["--resolution", RESOLUTIONS[kind], *WHEELS, "--editable", str(ROOT), *_floors(kind)]
         if subprocess.run(install, env=environment, check=False).returncode:
             return "no install"
         (folder / "installed").touch()

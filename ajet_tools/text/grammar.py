@@ -108,7 +108,7 @@ def _tokens(text: str) -> list[Token]:
         if match is None and text[at] in "\"'":
             raise FilterError(f"the quote {text[at]} is never closed", at)
         if match is None:
-            raise FilterError(f"{text[at]!r} stands alone; to look for it, put it in quotes", at)
+            raise FilterError(f"{text[at]!r} is not allowed alone; to search for it, put it in quotes", at)
         body = match[0]
         if any("\ud800" <= c <= "\udfff" for c in body):
             raise FilterError("half a surrogate pair is not a character", at)
@@ -141,7 +141,7 @@ class _Parser:
             return None
         node = self._either()
         if self._peek().kind != "end":
-            raise FilterError("there is no ( for this )", self._peek().at)
+            raise FilterError("this ) has no matching (", self._peek().at)
         return node
 
     def _peek(self) -> Token:
@@ -181,7 +181,7 @@ class _Parser:
         if self._terms > _MOST:
             raise FilterError(f"more than {_MOST} conditions", token.at)
         if token.kind in ("end", ")", ",") or (token.kind == "word" and token.text.lower() in ("or", "and")):
-            raise FilterError(f"a condition is missing here, such as {self._example}", token.at)
+            raise FilterError(f"a condition is missing here, for example {self._example}", token.at)
         if token.kind == "operator":
             raise FilterError(f"a field is missing before {token.text}, as in {self._example}", token.at)
         return self._comparison(token) if self._peek().kind == "operator" else BareWord(token)
@@ -189,11 +189,11 @@ class _Parser:
     def _inner(self, token: Token) -> Node:
         self._depth += 1
         if self._depth > _DEEPEST:
-            raise FilterError(f"more than {_DEEPEST} conditions inside each other", token.at)
+            raise FilterError(f"more than {_DEEPEST} levels of nested conditions", token.at)
         node = self._either() if token.kind == "(" else Tree("not", (self._one(),))
         self._depth -= 1
         if token.kind == "(" and self._take().kind != ")":
-            raise FilterError("the ( is never closed", token.at)
+            raise FilterError("this ( is never closed", token.at)
         return node
 
     def _comparison(self, field: Token) -> Node:
@@ -205,7 +205,7 @@ class _Parser:
         if len(values) > _MOST_VALUES:
             raise FilterError(f"more than {_MOST_VALUES} values", operator.at)
         if len(values) > 1 and operator.text[0] in "<>":
-            raise FilterError(f"{operator.text} takes one value", values[1].at)
+            raise FilterError(f"{operator.text} takes a single value", values[1].at)
         negated = operator.text[0] == "!"
         plain = Token("operator", operator.text.removeprefix("!") if negated else operator.text, operator.at)
         node = Comparison(field, plain, tuple(values))
@@ -221,5 +221,5 @@ class _Parser:
     def _value(self, field: Token) -> Token:
         value = self._take()
         if value.kind not in ("word", "quoted"):
-            raise FilterError(f"{field.text} is compared with nothing: a value is missing", value.at)
+            raise FilterError(f"a value is missing after {field.text}", value.at)
         return value

@@ -93,7 +93,7 @@ def table(
         made.add_row(*(cells[name][i] for name in shown))
     parts: list[RenderableType] = [Text(title, style="italic")] if title else []
     left = names[len(shown) :]
-    more = [Text(one_line(f"no room for {', '.join(left)}; a wider terminal or --json has them", width), style="dim")]
+    more = [Text(one_line(f"no room for {', '.join(left)}; use a wider terminal or --json", width), style="dim")]
     return Group(*parts, made, *(more if left else []))
 
 

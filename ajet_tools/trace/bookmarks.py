@@ -35,10 +35,10 @@ def bookmarked(where: Path, home: Path | None = None) -> frozenset[str]:
     except FileNotFoundError:
         return frozenset()
     except (OSError, ValueError) as error:
-        raise TraceError(f"the bookmarks in {file} cannot be read ({error}); mend or delete that file") from error
+        raise TraceError(f"cannot read the bookmarks in {file} ({error}); repair or delete that file") from error
     ids = content.get("episodes") if isinstance(content, dict) else None
     if not isinstance(ids, list) or not all(isinstance(id, str) for id in ids):
-        raise TraceError(f'{file} is not a file of bookmarks ({{"episodes": [...]}}); mend or delete it')
+        raise TraceError(f'{file} is not a bookmarks file ({{"episodes": [...]}}); repair or delete it')
     return frozenset(ids)
 
 
@@ -61,7 +61,7 @@ def set_bookmark(where: Path, episode_ids: Iterable[str], on: bool, home: Path |
             own.parent.mkdir(parents=True, exist_ok=True)
             _write(own, after)
         except OSError as error:
-            raise TraceError(f"bookmarks can be written neither to {first} nor to {own}: {error}") from error
+            raise TraceError(f"bookmarks can be saved neither in {first} nor in {own}: {error}") from error
     return after
 
 

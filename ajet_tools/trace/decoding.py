@@ -138,7 +138,7 @@ def _load(path: Path) -> Vocabulary:
     if file.is_file():
         return _read(file, file.stat().st_mtime_ns)
     if not path.is_dir():
-        raise ConfigError(f"there is no tokenizer at {path}")
+        raise ConfigError(f"there is no tokenizer in {path}")
     try:
         slow = HFTokenizer(path)
     except ImportError as error:
@@ -156,7 +156,7 @@ def _read(file: Path, changed: int) -> Vocabulary:
     try:
         backend = FastTokenizer.from_file(str(file))
     except Exception as error:  # the library raises a bare Exception at a file that is none of its own
-        raise ConfigError(f"{file} is not a tokenizer that can be loaded: {error}") from error
+        raise ConfigError(f"{file} cannot be loaded as a tokenizer: {error}") from error
     added = backend.get_added_tokens_decoder()
     special = frozenset(i for i, token in added.items() if token.special)
     contents = {i: str(token.content).encode() for i, token in added.items()}

@@ -85,13 +85,13 @@ def load_queries() -> SavedQueries:
     saved = content.get("saved", {}) if isinstance(content, dict) else None
     texts = [*history, *saved, *saved.values()] if isinstance(history, list) and isinstance(saved, dict) else [None]
     if not all(isinstance(text, str) for text in texts):
-        raise ConfigError(f"{file} does not hold saved queries; mend or delete it")
+        raise ConfigError(f"{file} does not contain saved queries; repair or delete it")
     return SavedQueries(tuple(history or ()), dict(saved or {}))
 
 
 def save_queries(queries: SavedQueries) -> None:
     """Write them, whole or not at all. Raises ConfigError where that fails."""
-    _write_json(queries_file(), asdict(queries), "the queries cannot be kept in")
+    _write_json(queries_file(), asdict(queries), "queries cannot be saved in")
 
 
 def _read_json(file: Path) -> Any:
@@ -101,7 +101,7 @@ def _read_json(file: Path) -> Any:
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:
-        raise ConfigError(f"{file} cannot be read ({error}); mend or delete it") from error
+        raise ConfigError(f"cannot read {file} ({error}); repair or delete it") from error
 
 
 def _write_json(file: Path, content: Mapping[str, Any], failure: str) -> None:
@@ -144,7 +144,7 @@ def load_settings() -> Settings:
     file = settings_file()
     content = _read_json(file)
     if not isinstance(content, dict):
-        raise ConfigError(f"{file} does not hold what the viewer remembers; mend or delete it")
+        raise ConfigError(f"{file} does not contain settings of the viewer; repair or delete it")
     known = {field.name: content[field.name] for field in fields(Settings) if field.name in content}
     return Settings(**{name: _check_value(file, name, value) for name, value in known.items()})
 
@@ -155,9 +155,9 @@ def _check_value(file: Path, name: str, value: Any) -> Any:
         return tuple(value)
     if not listed and isinstance(value, str):
         return value
-    raise ConfigError(f"{file}: {name} is not {'a list of texts' if listed else 'a text'}; mend or delete the file")
+    raise ConfigError(f"{file}: {name} is not {'a list of texts' if listed else 'a text'}; repair or delete the file")
 
 
 def save_settings(what: Settings) -> None:
     """Keep it for the next time. Raises ConfigError where it cannot be written."""
-    _write_json(settings_file(), asdict(what), "what the viewer remembers cannot be written to")
+    _write_json(settings_file(), asdict(what), "the viewer's settings cannot be saved in")

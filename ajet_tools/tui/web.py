@@ -65,7 +65,7 @@ def _listen(port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         raise ConfigError(
-            f"--port {port} on {_HOST} cannot be used ({error.strerror}); give another, or 0 for a free one"
+            f"cannot listen on {_HOST}:{port} ({error.strerror}); choose another --port, or 0 for a free one"
         ) from error
     return listener
 

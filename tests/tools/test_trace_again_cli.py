@@ -235,7 +235,7 @@ def test_an_empty_trace(tmp_path: Path) -> None:
     for command in (["rejudge", "--judge", "exact"], ["remerge"], ["preflight", "scripted"]):
         name, *more = command
         positional = [*more, str(tmp_path)] if name == "preflight" else [str(tmp_path), *more]
-        assert "there is no run in this trace" in ajet("trace", name, *positional, code=2), name
+        assert "there are no runs in this trace" in ajet("trace", name, *positional, code=2), name
     with TraceWriter(tmp_path / "t.duckdb") as writer:
         writer.put(Run(run_id="r", status="finished"))
     assert "has no finished episode" in ajet("trace", "remerge", str(tmp_path), code=2)

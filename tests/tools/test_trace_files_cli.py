@@ -53,7 +53,7 @@ def test_pack_takes_the_newest_trace_and_says_what_it_saved(path: Path) -> None:
     assert again["before"] == again["after"] == path.stat().st_size and again["calls"] == 0
     [copy] = json.loads(ajet("pack", str(path), "--out", "copy.duckdb", "--json"))
     assert copy["path"] == "copy.duckdb" and runs(Path("copy.duckdb")) == ["aaa", "bbb"]
-    assert "exists already" in ajet("pack", str(path), "--out", "copy.duckdb", code=1)
+    assert "already exists" in ajet("pack", str(path), "--out", "copy.duckdb", code=1)
     shutil.copy("copy.duckdb", path.parent / "other.duckdb")
     assert "--out takes one file" in ajet("pack", str(path.parent), "--out", "x.duckdb", code=2)
 
@@ -109,7 +109,7 @@ def test_check_exits_with_one_where_anything_is_broken(path: Path) -> None:
     with TraceWriter(path) as writer:
         writer.put(*(Metric(run_id=f"\x1b[31mnobody-{i}", step=0, name="x", value=0) for i in range(30)))
     said = ajet("check", str(path), code=1)
-    assert "runs of metrics: a metric belongs to a run that is not there (30)" in said
+    assert "runs of metrics: a metric belongs to a run that does not exist (30)" in said
     assert "\\x1b[31mnobody-1" in said and "\x1b" not in said and "and 10 more" in said
     result = CliRunner().invoke(app, ["trace", "check", str(path), "--json"])
     broken: list[dict[str, Any]] = json.loads(result.stdout)["broken"]

@@ -71,7 +71,7 @@ class ConversationsJob(Job):
         named = said.correction.call_id
         wrong = next((e for e in found if e.call.call_id == named), None) if named else (found[-1] if found else None)
         if wrong is None:
-            self.left_out["corrections of what is no chat reply"] += 1
+            self.left_out["corrections of something other than a chat reply"] += 1
             return record
         kept = [_correct_call(wrong.call, said.correction.correction) if e is wrong else e.call for e in found]
         calls = tuple(kept[: found.index(wrong) + 1])

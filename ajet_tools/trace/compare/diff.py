@@ -84,7 +84,7 @@ def paired(differences: Sequence[float], *, seed: int = 0) -> Paired:
     values = np.asarray(differences, dtype=np.float64)
     n = len(values)
     if not n:
-        raise ValueError("there is no pair to compare")
+        raise ValueError("there are no pairs to compare")
     exact, smallest = n <= EXACT, 2.0 ** (1 - n)
     mean = float(values.mean())
     if smallest > 1 - _LEVEL:
@@ -320,7 +320,7 @@ def diff_runs(
         kinds = {(fact["split"], fact["decoding"]) for fact in facts}
         if len(kinds) > 1:
             mixed = " and ".join(sorted(" ".join(filter(None, kind)) for kind in kinds))
-            raise QueryError(f"run {run_id} has episodes of {mixed} there: choose by --split and --decoding")
+            raise QueryError(f"run {run_id} has episodes of {mixed} there; choose with --split and --decoding")
         if not facts:
             where = "".join(f" {word}" for word in (split, decoding) if word)
             where = f" of{where}" if where else ""

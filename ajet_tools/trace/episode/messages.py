@@ -150,9 +150,9 @@ def _note(known: Sequence[int], view: Sequence[int]) -> str:
     """What became of the history, where it is not as it was said."""
     left = len(set(known).difference(view))
     if left:
-        return f"from here on {left} earlier {'message is' if left == 1 else 'messages are'} left out or changed"
+        return f"from here on, {left} earlier {'message is' if left == 1 else 'messages are'} missing or changed"
     moved = any(before > after for before, after in pairwise(view))
-    return "this was put in before messages that had already been sent" if moved else ""
+    return "inserted before messages that had already been sent" if moved else ""
 
 
 def request_messages(call: Call) -> list[Any]:
@@ -374,7 +374,7 @@ def pretty(value: Any) -> str:
         short = json.dumps(value, ensure_ascii=False, default=str)
         return short if len(short) <= _ONE_LINE else json.dumps(value, ensure_ascii=False, default=str, indent=2)
     except RecursionError:
-        return "[nested too deeply to be laid out]"
+        return "[nested too deeply to show]"
 
 
 def cut(text: str) -> tuple[str, int]:

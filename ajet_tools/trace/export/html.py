@@ -141,7 +141,7 @@ def _conversation(number: int, conversation: Conversation) -> Iterator[str]:
 
 def _timelines(record: Record, known: Vocabulary | str) -> Iterator[str]:
     if record.redacted:
-        yield "<p><i>Text of this episode was redacted; its tokens, which would spell it, are left out.</i></p>"
+        yield "<p><i>Text of this episode was redacted; its tokens are left out because they would reveal it.</i></p>"
         return
     timelines = merge(record.episode.calls).timelines
     if timelines and isinstance(known, str):

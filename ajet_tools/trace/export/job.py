@@ -99,7 +99,7 @@ class Job:
         if self.progress:
             self.progress(done, total)
         if self.cancelled and self.cancelled():
-            raise Cancelled(f"the export was stopped after {done:,} of {total:,} episodes; nothing was written")
+            raise Cancelled(f"the export was canceled after {done:,} of {total:,} episodes; nothing was written")
 
     def _read(self, ids: list[str], **wanted: bool) -> list[Record]:
         """The records of some episodes; in halves where they are too much for one answer."""

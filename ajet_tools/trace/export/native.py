@@ -37,7 +37,7 @@ def write(job: Job, file: BinaryIO) -> None:
     for record in job.records(whole=True):
         without_ids = bool(record.redacted)
         if without_ids:
-            job.left_out["episodes written without token ids, for their text was redacted"] += 1
+            job.left_out["episodes written without token ids, because their text was redacted"] += 1
         file.write(json_line(_episode_line(record, without_ids)))
         job.wrote(record)
 

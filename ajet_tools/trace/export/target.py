@@ -27,7 +27,7 @@ def opened(target: Path | BinaryIO) -> Iterator[BinaryIO]:
         yield target
         return
     if _is_trace(target):
-        raise ConfigError(f"{target} is a trace; an export never takes the place of one. Name another file")
+        raise ConfigError(f"{target} is a trace, which an export never overwrites; choose another file")
     draft = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -45,7 +45,7 @@ SCHEMA = pa.schema(
     ],
     metadata={
         "ajet.tokens": "1",
-        "ajet.logprobs": "of the sampler; 0 where masked out, NaN where it did not tell",
+        "ajet.logprobs": "of the sampler; 0 where masked out, NaN if it did not report one",
         "ajet.advantages": "0 where masked out; NaN where a sampled token was not trained, or its advantage is unknown",
         "ajet.advantage_source": "trained: as the trainer saw them; computed: from the rewards and the run's config",
     },
@@ -72,7 +72,7 @@ _ROW_GROUP = 1 << 19
 
 def _has_tokens(job: Job, record: Record) -> bool:
     if record.redacted:
-        job.left_out["episodes with text to redact (--no-redact has them)"] += 1
+        job.left_out["episodes with text to redact (use --no-redact to include them)"] += 1
         return False
     if not any(c.prompt_ids is not None and c.output_ids is not None for c in record.episode.calls):
         job.left_out["episodes without token ids"] += 1
@@ -95,7 +95,7 @@ def _rows(job: Job, records: Sequence[Record]) -> list[dict[str, Any]]:
         ids = (episode.episode_id for episode in unknown if episode.split == "train")
         computed = recomputed_advantages(job.reader, *ids)
     except ConfigError:
-        job.left_out["groups whose run's estimator is not known here: advantages unknown"] += 1
+        job.left_out["groups with an unknown estimator, so without advantages"] += 1
     made: list[dict[str, Any]] = []
     for record in records:
         timelines = merge(record.episode.calls).timelines

@@ -60,7 +60,7 @@ def pairs_of_group(episodes: Sequence[Episode], margin: float, left_out: Counter
     scored: dict[str, list[tuple[float, Episode, Conversation]]] = {}
     for episode in episodes:
         if episode.status != "succeeded":
-            left_out["attempts that did not succeed"] += 1
+            left_out["attempts without success"] += 1
             continue
         for agent, conversation in _longest_by_agent(episode).items():
             value = episode.value(agent)
@@ -73,7 +73,7 @@ def pairs_of_group(episodes: Sequence[Episode], margin: float, left_out: Counter
                 break
             row = _pair(chosen, rejected)
             if row is None:
-                left_out["pairs whose prompts differ"] += 1
+                left_out["pairs with different prompts"] += 1
                 continue
             of = {name: value for name, value in about(better, agent).items() if name in _OF_GROUP}
             yield {
@@ -127,10 +127,10 @@ def _corrections(record: Record, left_out: Counter[str]) -> Iterator[dict[str, A
         exchange = found.get(said.call_id) if said.call_id else next(reversed(found.values()), None)
         reply = {"role": "assistant", "content": said.correction}
         if exchange is None:
-            left_out["corrections of what is no chat reply"] += 1
+            left_out["corrections of something other than a chat reply"] += 1
             continue
         if same_reply(reply, exchange.reply):
-            left_out["corrections that change nothing"] += 1
+            left_out["corrections identical to the reply"] += 1
             continue
         of = {n: v for n, v in about(record.episode, exchange.call.agent).items() if n in _OF_GROUP}
         yield {

@@ -102,7 +102,7 @@ def _schema(file: Path) -> Iterator[Broken]:
             has = there.get((table, column), "missing").replace("TIMESTAMP WITH TIME ZONE", "TIMESTAMPTZ")
             wrong += [] if has == kind else [f"{table}.{column} ({has}, not {kind})"]
     if wrong:
-        yield Broken("schema", f"columns of {file.name} are not as they should be", len(wrong), tuple(wrong[:_NAMED]))
+        yield Broken("schema", f"{file.name} has missing or wrong columns", len(wrong), tuple(wrong[:_NAMED]))
 
 
 def _unbalanced(reader: TraceReader) -> Iterator[Broken]:
@@ -114,7 +114,7 @@ def _unbalanced(reader: TraceReader) -> Iterator[Broken]:
     for row in runs:
         lines = ledger_balance(reader, row["run_id"])
         if lines:
-            says = f"the ledger of run {row['run_id']} does not add up to what was sampled"
+            says = f"the ledger of run {row['run_id']} does not match the sampled tokens"
             yield Broken("ledger", says, len(lines), tuple(lines[:_NAMED]))
 
 
@@ -154,49 +154,50 @@ SELECT call_id AS id FROM own WHERE call_id NOT IN (SELECT call_id FROM reached)
 """A circle needs an edge that does not go back in time: only episodes that have one are walked."""
 
 INVARIANTS: dict[str, tuple[str, str]] = {
-    "run ids": ("a run is there twice", _twice("runs", "run_id")),
-    "episode ids": ("an episode is there twice: it must have one final status", _twice("episodes", "episode_id")),
-    "call ids": ("a call is there twice", _twice("calls", "call_id")),
-    "feedback ids": ("a feedback is there twice", _twice("feedback", "feedback_id")),
-    "ledger rows": ("an outcome of a call is booked twice", _twice("ledger", "run_id", "call_id", "outcome")),
+    "run ids": ("a run occurs twice", _twice("runs", "run_id")),
+    "episode ids": ("an episode occurs twice: it must have one final status", _twice("episodes", "episode_id")),
+    "call ids": ("a call occurs twice", _twice("calls", "call_id")),
+    "feedback ids": ("a feedback occurs twice", _twice("feedback", "feedback_id")),
+    "ledger rows": ("an outcome of a call is in the ledger twice", _twice("ledger", "run_id", "call_id", "outcome")),
     "trained rows": ("a call is trained twice in one step", _twice("trained", "run_id", "step", "call_id")),
     "run status": (
-        "the status of a run is not one that it can have, or it has ended without an end",
+        "the status of a run is unknown, or it has ended without an end time",
         "SELECT run_id AS id FROM runs WHERE status IS NULL "
         "OR status NOT IN ('running', 'finished', 'failed', 'interrupted') "
         "OR status = 'finished' AND ended_at IS NULL OR status = 'running' AND ended_at IS NOT NULL",
     ),
     "episode status": (
-        "the status or split of an episode is not one that it can have",
+        "the status or split of an episode is unknown",
         "SELECT episode_id AS id FROM episodes WHERE status IS NULL OR (split IS NULL) <> (step IS NULL) "
         "OR status NOT IN ('succeeded', 'failed', 'timeout', 'aborted') OR split NOT IN ('train', 'val')",
     ),
     "outcomes": (
-        "an entry of the ledger has an outcome that there is not, or a negative number of tokens",
+        "a ledger entry has an unknown outcome or a negative number of tokens",
         "SELECT call_id AS id FROM ledger WHERE tokens IS NULL OR tokens < 0 OR outcome IS NULL OR outcome NOT IN "
         "('superseded', 'evaluation', 'untrainable', 'undelivered', 'failed', 'stale', 'unmaskable', "
         "'zero_advantage', 'truncated', 'trained')",
     ),
     "runs of episodes": (
-        "an episode belongs to a run that is not there",
+        "an episode belongs to a run that does not exist",
         _absent("episodes", "run_id", _RUNS, "run_id <> ''", id="episode_id"),
     ),
-    "runs of metrics": ("a metric belongs to a run that is not there", _absent("metrics", "run_id", _RUNS)),
+    "runs of metrics": ("a metric belongs to a run that does not exist", _absent("metrics", "run_id", _RUNS)),
     "episodes of calls": ("a call of a run that has ended belongs to no episode", _LEFT_OPEN),
     "episodes of rewards": (
-        "a reward belongs to an episode that is not there",
+        "a reward belongs to an episode that does not exist",
         _absent("rewards", "episode_id", _EPISODES),
     ),
-    "calls of rewards": ("a reward names a call that is not there", _absent("rewards", "call_id", _CALLS)),
-    "calls of the ledger": ("the ledger names a call that is not there", _absent("ledger", "call_id", _CALLS)),
-    "calls of trained": ("a trained row names a call that is not there", _absent("trained", "call_id", _CALLS)),
+    "calls of rewards": ("a reward names a call that does not exist", _absent("rewards", "call_id", _CALLS)),
+    "calls of the ledger": ("the ledger names a call that does not exist", _absent("ledger", "call_id", _CALLS)),
+    "calls of trained": ("a trained row names a call that does not exist", _absent("trained", "call_id", _CALLS)),
     "episodes of feedback": (
-        "feedback on an episode that is not there",
+        "feedback on an episode that does not exist",
         _absent("feedback", "episode_id", _KNOWN),
     ),
-    "calls of feedback": ("feedback on a call that is not there", _absent("feedback", "call_id", _CALLS)),
+    "calls of feedback": ("feedback on a call that does not exist", _absent("feedback", "call_id", _CALLS)),
     "prefixes": (
-        "a prompt cannot be rebuilt: its earlier call is not in the episode, or shorter than what is taken of it",
+        "a prompt cannot be reconstructed: its earlier call is not in the episode, or is shorter than the part "
+        "taken from it",
         """
         SELECT c.call_id AS id FROM calls c
         LEFT JOIN calls p ON p.call_id = c.parent_call_id AND p.episode_id = c.episode_id
@@ -213,36 +214,36 @@ INVARIANTS: dict[str, tuple[str, str]] = {
         "WHERE c.extends_call_id IS NOT NULL AND (p.call_id IS NULL OR p.agent <> c.agent OR p.phase <> c.phase)",
     ),
     "log-probabilities": (
-        "a call has not one log-probability for each token that it sampled",
+        "a call does not have one log-probability per sampled token",
         "SELECT call_id AS id FROM calls WHERE logprobs IS NOT NULL AND len(logprobs) IS DISTINCT FROM len(output_ids)",
     ),
     "trained arrays": (
-        "a trained row is not as long as what its call sampled",
+        "a trained row is not as long as its call's sampled tokens",
         "SELECT t.call_id AS id FROM trained t JOIN calls c USING (call_id) WHERE len(advantages) IS DISTINCT FROM "
         "len(c.output_ids) OR len(t.logprobs) IS DISTINCT FROM len(c.output_ids) "
         "OR len(entropy) IS DISTINCT FROM len(c.output_ids)",
     ),
     "trained tokens": (
-        "a trained row has not as many advantages as the ledger says were trained",
+        "the number of advantages of a trained row differs from the trained tokens in the ledger",
         "SELECT t.call_id AS id FROM trained t LEFT JOIN (FROM ledger WHERE outcome = 'trained') l "
         "USING (run_id, step, call_id) WHERE list_count(list_filter(advantages, lambda a: isfinite(a))) "
         "IS DISTINCT FROM l.tokens",
     ),
     "superseded": (
-        "a call of an episode that was rolled back is booked as something else, or trained",
+        "a call of a rolled-back episode has another outcome in the ledger, or is trained",
         "SELECT call_id AS id FROM ledger JOIN episodes USING (episode_id) "
         "WHERE superseded AND outcome <> 'superseded' "
         "UNION SELECT call_id FROM trained JOIN episodes USING (episode_id) WHERE superseded",
     ),
     "times": (
-        "something ends before it begins",
+        "something ends before it starts",
         " UNION ALL ".join(
             f"SELECT {id} AS id FROM {table} WHERE ended_at < started_at"
             for table, id in (("runs", "run_id"), ("episodes", "episode_id"), ("calls", "call_id"))
         ),
     ),
     "times of calls": (
-        "a call begins before its episode, or an episode before its run",
+        "a call starts before its episode, or an episode before its run",
         "SELECT c.call_id AS id FROM calls c JOIN episodes e USING (episode_id) "
         "WHERE c.started_at < e.started_at - INTERVAL 1 SECOND AND epoch(c.started_at) <> 0 "
         "UNION ALL SELECT e.episode_id FROM episodes e JOIN runs r USING (run_id) "

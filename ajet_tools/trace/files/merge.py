@@ -46,7 +46,7 @@ def merge_files(files: Sequence[Path], target: Path, said: Said = lambda _: None
     """
     files = list(dict.fromkeys(file.resolve() for file in files))
     if target.exists():
-        raise TraceError(f"{target} exists already; give another name to --out")
+        raise TraceError(f"{target} already exists; choose another --out")
     for file in files:
         refuse_live(file, "merge")
     draft = draft_of(target.resolve())
@@ -91,8 +91,8 @@ def _add(connection: duckdb.DuckDBPyConnection, table: str, source: str, file: P
         if differing:
             named = ", ".join(differing[:_NAMED]) + (" and more" if len(differing) > _NAMED else "")
             raise TraceError(
-                f"{file} and a file before it say different things in {table} of the same {key}: {named}. "
-                "Leave one of them out, or prune those from it; nothing was written"
+                f"{file} and an earlier file disagree in {table} on the same {key}: {named}. Leave out one of "
+                "them, or prune those from it; nothing was written"
             )
     copied = f"{source}.{table}"
     shared = _count(connection, copied, there)

@@ -117,7 +117,7 @@ def compare(connection: duckdb.DuckDBPyConnection, said: Callable[[str], None]) 
         for episode_id, prompts in old.items():
             copied = new.get(episode_id, {})
             if prompts.keys() != copied.keys() or not all(same(prompts[one], copied[one]) for one in prompts):
-                raise TraceError(f"the prompts of episode {episode_id} would come out otherwise; nothing was replaced")
+                raise TraceError(f"the prompts of episode {episode_id} would change; nothing was replaced")
 
 
 def same(one: Whole | None, other: Whole | None) -> bool:

@@ -73,9 +73,7 @@ def refuse_live(path: Path, what: str) -> None:
     """Raises TraceLocked where a live process owns the file."""
     owner = settled_owner(path)
     if owner:
-        raise TraceLocked(
-            f"{path} is being written by process {owner.pid}, which is alive: {what} it when the run has ended"
-        )
+        raise TraceLocked(f"{path} is being written by process {owner.pid}; {what} it after the run has ended")
 
 
 @contextmanager
@@ -90,7 +88,7 @@ def rewriting(
     [path] = trace_files(path.resolve())
     refuse_live(path, what)
     if target is not None and target.exists():
-        raise TraceError(f"{target} exists already; give another name to --out")
+        raise TraceError(f"{target} already exists; choose another --out")
     end = target.resolve() if target is not None else path
     draft = draft_of(end)
     try:
@@ -170,7 +168,7 @@ def _settle(path: Path) -> None:
     open_to_write(path, brief=True).close()
     retract(path, writes=True)
     if _log(path).exists():
-        raise TraceError(f"{_log(path)} could not be brought into {path}; is the disk full?")
+        raise TraceError(f"{_log(path)} could not be merged into {path}; is the disk full?")
 
 
 def copy_rows(connection: duckdb.DuckDBPyConnection, table: str, where: str = "true", source: str = "source") -> None:
@@ -240,10 +238,10 @@ def _verify(connection: duckdb.DuckDBPyConnection) -> None:
         for database in ("source", "fresh")
     ]
     if sums[0] != sums[1]:
-        raise TraceError("the copy of the table calls is not equal; nothing was replaced")
+        raise TraceError("the copy of the table calls differs; nothing was replaced")
 
 
 def equal(connection: duckdb.DuckDBPyConnection, table: str, expected: tuple[int, int], where: str = "true") -> None:
     """Raises TraceError unless a table of `fresh` holds exactly what it should."""
     if fingerprint(connection, f"fresh.{table}", where) != expected:
-        raise TraceError(f"the copy of the table {table} is not equal; nothing was replaced")
+        raise TraceError(f"the copy of the table {table} differs; nothing was replaced")

@@ -95,7 +95,7 @@ def _check(files: Sequence[Path | None], out: Path) -> None:
     if out.is_dir():
         raise ConfigError(f"--out {out} is a directory; name a file, as in --out {out / 'imported.duckdb'}")
     if out.suffix != ".duckdb":
-        raise ConfigError(f"--out {out} is to be a trace: name it *.duckdb")
+        raise ConfigError(f"--out {out} must be a trace file: name it *.duckdb")
 
 
 def recognised(start: bytes, name: str) -> SourceFormat:
@@ -103,16 +103,16 @@ def recognised(start: bytes, name: str) -> SourceFormat:
     if studio.is_sqlite(start):
         return "studio"
     if start[8:12] == b"DUCK":
-        raise ConfigError(f"{name} is a trace already: `ajet trace merge-files` puts traces together")
+        raise ConfigError(f"{name} is already a trace; to join traces, use `ajet trace merge-files`")
     head = start.decode("utf-8", "replace")
     if any(all(f'"{needle}"' in head for needle in needles) for needles in openai.LANGFUSE):
-        raise ConfigError(f"{name} is an export of Langfuse's, {openai.NOT_READ}")
+        raise ConfigError(f"{name} is a Langfuse export, {openai.NOT_READ}")
     for format, needles in _SIGNS:
         if all(f'"{needle}"' in head for needle in needles):
             return format
     if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
         raise TaskError(f"{name} is UTF-16, not UTF-8; convert it first (`iconv -f UTF-16 -t UTF-8`)")
-    raise ConfigError(f"{name}: its format cannot be told; say which by --from ({', '.join(SOURCES)})")
+    raise ConfigError(f"{name}: unknown format; name it with --from ({', '.join(SOURCES)})")
 
 
 _SIGNS: tuple[tuple[SourceFormat, tuple[str, ...]], ...] = (
@@ -185,7 +185,7 @@ def _read(
 ) -> Iterator[Parsed]:
     if format == "studio":
         if path is None:
-            raise ConfigError("AgentScope Studio's database is a file, not a stream: name it")
+            raise ConfigError("AgentScope Studio's database cannot be read from stdin; name the file")
         return studio.read(path, bad, left_out)
     rows: Iterator[Row] = json_rows(file, name, bad)
     if format == "native":

@@ -21,15 +21,15 @@ def read(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
     """Runs, metrics and episodes, equal to those that were exported. Raises TraceVersionError for a newer file."""
     for row in rows:
         if not isinstance(row.value, dict):
-            bad.add(row.where, f"is no object (got {type(row.value).__name__})")
+            bad.add(row.where, f"is not an object (got {type(row.value).__name__})")
             continue
         version = row.value.get(HEADER)
         if version is not None and version != VERSION:
-            raise TraceVersionError(f"{row.where} is of version {version}; this ajet reads {VERSION}. Upgrade ajet")
+            raise TraceVersionError(f"{row.where} is version {version}; this ajet reads {VERSION}. Upgrade ajet")
         try:
             parsed = _parsed(row.value)
         except (ValidationError, KeyError, TypeError, ValueError, AttributeError) as error:
-            bad.add(row.where, f"is not as ajet writes it: {_why(error)}")
+            bad.add(row.where, f"is not in ajet's format: {_why(error)}")
             continue
         if parsed is not None:
             yield parsed

@@ -53,23 +53,23 @@ def read(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
 LANGFUSE = (("traceId", "startTime"), ("observations", "projectId"), ("projectId", "startTime"))
 """Keys by which a row of a Langfuse export is known."""
 NOT_READ = (
-    "which is not read: its times and its nesting stand where no OpenAI log has them. Send its spans on as "
+    "which is not supported: its times and nesting differ from every OpenAI log. Export its spans as "
     "OpenTelemetry (--from otlp), or write rows of request and response"
 )
 
 
 def _problem(value: Any) -> str | None:
     if not isinstance(value, Mapping):
-        return f"is no object (got {type(value).__name__})"
+        return f"is not an object (got {type(value).__name__})"
     if any(value.keys() >= set(keys) for keys in LANGFUSE):
-        return f"is an observation or a trace of Langfuse's, {NOT_READ}"
+        return f"is a Langfuse observation or trace, {NOT_READ}"
     if _request(value) is not None or _response(value) is not None:
         return None
     messages = value.get("messages")
     if messages is None:
         return f"has neither messages nor a request or response; it has {', '.join(map(str, value))[:80]}"
     if not isinstance(messages, list) or not messages or not all(isinstance(m, Mapping) for m in messages):
-        return "has messages that are no list of objects"
+        return "has messages that are not a list of objects"
     return None
 
 
@@ -83,7 +83,7 @@ def _parse(rows: Sequence[Row], bad: BadRows) -> Iterator[Parsed]:
         first = rows[0]
         yield _exchange(first) if "messages" not in first.value else _conversations(rows)
     except (ValidationError, TypeError, ValueError, KeyError, AttributeError) as error:
-        bad.add(rows[0].where, f"cannot be an episode: {str(error).splitlines()[0]}")
+        bad.add(rows[0].where, f"cannot be read as an episode: {str(error).splitlines()[0]}")
 
 
 def _conversations(rows: Sequence[Row]) -> Parsed:

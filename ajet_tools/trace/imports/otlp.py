@@ -215,7 +215,7 @@ def read(rows: Iterable[Row], bad: BadRows, left_out: Counter[str]) -> Iterator[
         for row in rows:
             try:
                 if not isinstance(row.value, Mapping):
-                    raise TypeError("it is no object")
+                    raise TypeError("it is not an object")
                 for span in list(spans_of(row.value)):
                     spool.add(span)
             except (ValueError, TypeError, KeyError, AttributeError, OverflowError) as error:
@@ -229,7 +229,7 @@ def parse_traces(traces: Iterable[tuple[str, list[Span]]], bad: BadRows, left_ou
         try:
             made = episode_of(trace, spans)
         except (ValidationError, ValueError, TypeError, KeyError, AttributeError) as error:
-            bad.add(f"trace {trace}", f"cannot be an episode: {str(error).splitlines()[0]}")
+            bad.add(f"trace {trace}", f"cannot be read as an episode: {str(error).splitlines()[0]}")
             continue
         if made is None or made.episode is None:
             left_out["traces without a model call"] += 1
@@ -238,5 +238,5 @@ def parse_traces(traces: Iterable[tuple[str, list[Span]]], bad: BadRows, left_ou
             others = sum(not told & span.attributes.keys() for span in spans)
             others -= 0 if any("ajet.call" in span.attributes for span in spans) else len(made.episode.calls)
             if others:
-                left_out["spans that are no model call"] += others
+                left_out["spans that are not model calls"] += others
             yield made

@@ -36,7 +36,8 @@ class Sink:
         owner = owner_of(path)
         if owner is not None:
             raise TraceLocked(
-                f"{path} is being written by a run (pid {owner.pid}); import into another file, or wait for its end"
+                f"{path} is being written by a run (pid {owner.pid}); import into another file, or wait until "
+                "the run has ended"
             )
         self.path = path
         self.episodes = self.calls = self.already = 0
@@ -99,7 +100,7 @@ class Sink:
         for parsed in chunk:
             self._put_episode(parsed, ended, calls)
         if not self._writer.flush(None):
-            raise TraceError(f"the import could not be written to {self.path}: see the log")
+            raise TraceError(f"the import could not be written to {self.path}; see the log")
 
     def _put_episode(self, parsed: Parsed, ended: set[str], calls: set[str]) -> None:
         episode = parsed.episode

@@ -37,7 +37,7 @@ def read(path: Path, bad: BadRows, left_out: Counter[str]) -> Iterator[Parsed]:
             file.row_factory = sqlite3.Row
             tables = {row["name"] for row in file.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
             if "span_table" not in tables:
-                raise TraceError(f"{path.name} is no database of AgentScope Studio: it has no span_table")
+                raise TraceError(f"{path.name} is not an AgentScope Studio database: it has no span_table")
             if "run_table" in tables:
                 yield from (Parsed(run=_run(dict(row))) for row in file.execute("SELECT * FROM run_table"))
             yield from parse_traces(_traces(file), bad, left_out)

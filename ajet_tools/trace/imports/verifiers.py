@@ -32,14 +32,14 @@ def read(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
     for row in rows:
         value = row.value
         if not isinstance(value, Mapping) or "prompt" not in value or "completion" not in value:
-            bad.add(row.where, "is no rollout of verifiers: it has no prompt and completion")
+            bad.add(row.where, "is not a verifiers rollout: it has no prompt and completion")
             continue
         try:
             group = str(value.get("example_id", ""))
             yield _episode(row, value, group, attempts[group] if group else 0)
             attempts[group] += 1
         except (ValidationError, TypeError, ValueError, AttributeError) as error:
-            bad.add(row.where, f"cannot be an episode: {str(error).splitlines()[0]}")
+            bad.add(row.where, f"cannot be read as an episode: {str(error).splitlines()[0]}")
 
 
 def _episode(row: Row, value: Mapping[str, Any], group: str, attempt: int) -> Parsed:

@@ -50,10 +50,10 @@ def find(reader: TraceReader, prefix: str, kind: Kind | None = None) -> Found:
         return Found(fitting[0]["kind"], fitting[0]["id"])
     if not fitting:
         raise QueryError(
-            f"nothing in this trace has the name {prefix!r} or an id that begins so; `ajet trace ls` lists them"
+            f"nothing in this trace is named {prefix!r} or has an id that starts with it; see `ajet trace ls`"
         )
     several = ", ".join(f"{row['kind']} {row['id']}" for row in fitting[:8])
-    raise QueryError(f"{prefix!r} begins more than one id: {several}{' and more' if len(fitting) > 8 else ''}")
+    raise QueryError(f"{prefix!r} is ambiguous: {several}{' and more' if len(fitting) > 8 else ''}")
 
 
 def find_run(reader: TraceReader, prefix: str | None) -> str:
@@ -68,10 +68,10 @@ def find_run(reader: TraceReader, prefix: str | None) -> str:
     )
     ids: list[str] = [row["run_id"] for row in found]
     if not ids:
-        raise QueryError(f"there is no run {prefix!r} in this trace" if prefix else "there is no run in this trace")
+        raise QueryError(f"there is no run {prefix!r} in this trace" if prefix else "there are no runs in this trace")
     named = [row["run_id"] for row in found if row["name"] == prefix]
     if prefix and len(ids) > 1 and prefix not in ids and not named:
-        raise QueryError(f"{prefix!r} begins more than one run: {', '.join(ids[:8])}")
+        raise QueryError(f"{prefix!r} is ambiguous; runs: {', '.join(ids[:8])}")
     return prefix if prefix in ids else (named or ids)[0]
 
 

@@ -109,7 +109,7 @@ def _comparison(part: Comparison) -> Node:
     allowed = _OPERATORS[field.kind]
     if operator.text not in allowed:
         said = " ".join(each for plain in allowed for each in (plain, *_NEGATED.get(plain, ())))
-        raise FilterError(f"{part.field.text} is compared by {said}, not by {operator.text}", operator.at)
+        raise FilterError(f"{part.field.text} supports {said}, not {operator.text}", operator.at)
     parts = tuple(_compare(field, operator.text, value) for value in part.values)
     return parts[0] if len(parts) == 1 else Joined("or", parts)
 
@@ -133,7 +133,7 @@ def _field(name: Token) -> Field:
     known = ALIASES.get(known, known)
     if name.kind == "quoted" or known not in fields.FIELDS:
         raise FilterError(
-            f"there is no field {name.text!r}{_nearest(known, [*FIELDS, *ALIASES])}; there are: {', '.join(FIELDS)}",
+            f"there is no field {name.text!r}{_nearest(known, [*FIELDS, *ALIASES])}; fields: {', '.join(FIELDS)}",
             name.at,
         )
     return fields.FIELDS[known]
@@ -184,7 +184,7 @@ _FLAGS = {"yes": True, "true": True, "no": False, "false": False}
 def _one_of(value: Token, choices: Iterable[str]) -> str:
     known = list(choices)
     if value.text.lower() not in known:
-        raise FilterError(f"{value.text!r} is none of {', '.join(known)}{_nearest(value.text, known)}", value.at)
+        raise FilterError(f"{value.text!r} is not one of {', '.join(known)}{_nearest(value.text, known)}", value.at)
     return value.text.lower()
 
 

@@ -180,7 +180,7 @@ def open_listing(
 
 def _known(sort: str) -> None:
     if sort not in COLUMNS:
-        raise QueryError(f"episodes have no column {sort!r} to sort by; there are: {', '.join(COLUMNS)}")
+        raise QueryError(f"episodes have no column {sort!r} to sort by; columns: {', '.join(COLUMNS)}")
 
 
 _PAGE = """
@@ -251,7 +251,7 @@ class _Fitting:
         of = self._needles * sum(size for _, size in spans)
         for span, size in spans:
             if self._cancelled and self._cancelled():
-                raise Cancelled("the search was cancelled")
+                raise Cancelled("the search was canceled")
             condition, edges = of_span(span)
             sql = f"SELECT DISTINCT c.episode_id FROM calls c WHERE {condition} AND {IN_CALL}"
             self._mark(found, sql, [*edges, *call_parameters(needle)])

@@ -60,7 +60,7 @@ def search(
     """
     needle = needle.encode("utf-8", "replace").decode()
     if not needle.strip() or len(needle) > _LONGEST:
-        raise QueryError(f"a text to search for has 1 to {_LONGEST:,} characters, and not only blanks")
+        raise QueryError(f"a search text must have 1 to {_LONGEST:,} characters, not only spaces")
     return _search(reader, needle, run_id, within, progress, cancelled)
 
 

@@ -213,8 +213,8 @@ async def rejudge(
                 judged_ones = await all_of([asyncio.create_task(some(few)) for few in apart])
             except TrainingError as error:
                 raise TraceError(
-                    f"{workers.abandoned} calls of the judge did not end in time and were abandoned, so it was "
-                    "stopped: give its blocking calls a time limit, or raise --timeout"
+                    f"{workers.abandoned} calls of the judge did not finish in time and were abandoned, so "
+                    "judging was stopped; set a time limit for its blocking calls, or raise --timeout"
                 ) from error
             after = {episode.episode_id: episode for few in judged_ones for episode in few}
             changes.verdicts += _verdicts(whole, [after[e.episode_id] for e in whole], crashed, config)

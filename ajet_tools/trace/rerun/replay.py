@@ -49,13 +49,13 @@ class Recording:
 
     async def count(self, ask: Ask) -> int:
         """Raises EngineError: a trace holds no counts."""
-        raise EngineError(f"agent {ask.agent!r} asks how many tokens a request has, which a recording does not say")
+        raise EngineError(f"agent {ask.agent!r} asked for the number of tokens of a request, which is not recorded")
 
     async def answer(self, ask: Ask) -> Answer:
         """Raises EngineError where nothing is left to answer with, and where the recorded call failed."""
         place = self._find(ask)
         if place is None:
-            raise EngineError(f"agent {ask.agent!r} makes a call that was not recorded, and no recorded one is left")
+            raise EngineError(f"agent {ask.agent!r} made a call that was not recorded, and no recorded one is left")
         calls = self._recorded[place].calls
         error = calls[0].error
         left = error is not None and error.startswith(_UNDELIVERED)
@@ -160,8 +160,7 @@ def _said(call: Call) -> Mapping[str, Any]:
     first = choices[0] if isinstance(choices, list) and choices else None
     if not isinstance(first, Mapping) or not ("message" in first or "text" in first):
         raise QueryError(
-            f"call {call.call_id} holds no answer of the chat/completions or completions route; a replay knows only "
-            "these"
+            f"call {call.call_id} has no reply of the chat/completions or completions route; only these can be replayed"
         )
     return first
 
@@ -221,8 +220,8 @@ def recorded_episode(reader: TraceReader, episode_id: str) -> Episode:
     found = episodes(reader, episode_ids=[episode_id], superseded=True)
     if not found:
         raise QueryError(
-            f"episode {episode_id} has not ended, or its run was cut off: it has {len(calls_of(reader, episode_id))} "
-            "calls and no task, so there is nothing to start the workflow with"
+            f"episode {episode_id} has not ended, or its run was killed: it has "
+            f"{len(calls_of(reader, episode_id))} calls and no task to start the workflow with"
         )
     episode = found[0]
     foreign = [c for c in episode.calls if c.phase == "rollout" and c.error is None and not _answerable(c.response)]

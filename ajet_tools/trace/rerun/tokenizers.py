@@ -57,8 +57,8 @@ def _cached(name: str) -> Path:
         return Path(snapshot_download(name, local_files_only=True))
     except (LocalEntryNotFoundError, HFValidationError, FileNotFoundError, OSError) as error:
         raise ConfigError(
-            f"{name} is neither a directory here nor a model in the Hugging Face cache, and nothing is downloaded: "
-            "name a directory with tokenizer.json, or fetch the model first (hf download NAME)"
+            f"{name} is neither a local directory nor a model in the Hugging Face cache, and nothing is "
+            "downloaded; name a directory with tokenizer.json, or download the model first (hf download NAME)"
         ) from error
 
 

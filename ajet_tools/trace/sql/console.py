@@ -54,9 +54,9 @@ def save_result(table: pa.Table, path: Path) -> int:
     path = path.expanduser()
     kind = path.suffix.lstrip(".").lower()
     if kind not in FORMATS:
-        raise ConfigError(f"{path.name or path}: the name says the format; it ends in .csv, .jsonl or .parquet")
+        raise ConfigError(f"{path.name or path}: unknown format; the name must end in .csv, .jsonl or .parquet")
     if path.exists():
-        raise ConfigError(f"{path} exists; give another name")
+        raise ConfigError(f"{path} already exists; choose another name")
     part = path.with_name(f".{path.name}.{uuid4().hex[:8]}")
     try:
         {"csv": _write_csv, "jsonl": _write_lines, "parquet": _write_parquet}[kind](table, part)

@@ -126,10 +126,10 @@ class SqlProcess:
         lines = self._errors.read().decode("utf-8", "replace").strip().splitlines()
         if code < 0 or (lines and any(sign in lines[-1] for sign in _NO_MEMORY)):
             return _Ended(
-                f"{QueryError.TOO_MUCH} ({self._memory >> 20} MiB), and was ended; narrow it (by run_id or "
+                f"{QueryError.TOO_MUCH} ({self._memory >> 20} MiB) and was stopped; narrow it (by run_id or "
                 "episode_id), select fewer columns or add a LIMIT"
             )
-        return _Ended(f"the query was ended (exit code {code}): {lines[-1] if lines else 'no message'}")
+        return _Ended(f"the query was killed (exit code {code}): {lines[-1] if lines else 'no message'}")
 
 
 class _Ended(Exception):

@@ -116,7 +116,7 @@ def _tone(value: float, half: float) -> str:
 
 
 def _gap(view: TokenView) -> ColorScale:
-    note = "" if np.isfinite(view.gap).any() else "no log-probability of the trainer's was recorded"
+    note = "" if np.isfinite(view.gap).any() else "the trainer's log-probability was not recorded"
     return _signed("trainer minus sampler log-probability", view, view.gap, 0.01, 0.1, note)
 
 

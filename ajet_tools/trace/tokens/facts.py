@@ -27,14 +27,14 @@ _BYTES = 20
 _REASONS = {
     "superseded": "not trained: its step was rolled back by a resume",
     "evaluation": "not trained: the episode is an evaluation",
-    "untrainable": "not trained: it is not the policy's to train, or its ids or log-probabilities are not known",
+    "untrainable": "not trained: it does not belong to the policy, or its ids or log-probabilities are unknown",
     "undelivered": "not trained: the reply did not reach the agent",
     "failed": "not trained: the episode failed",
-    "stale": "not trained: it was sampled more policy updates ago than rollout.max_staleness allows",
-    "unmaskable": "not trained: it was sampled under a grammar (a typed output), whose mask the trainer can't apply",
-    "zero_advantage": "not trained: its advantage is 0 (all attempts of the group are worth the same, or no reward is"
-    " given to it)",
-    "truncated": "not trained: it lies beyond what a training sequence may hold",
+    "stale": "not trained: it is older than rollout.max_staleness allows",
+    "unmaskable": "not trained: it was sampled under a grammar (structured output), whose mask the trainer can't apply",
+    "zero_advantage": "not trained: its advantage is 0 (all attempts of the group got the same reward, or there is "
+    "no reward)",
+    "truncated": "not trained: it is beyond the maximum length of a training sequence",
     "trained": "trained",
 }
 
@@ -63,7 +63,7 @@ def _identity(view: TokenView, token: int) -> Iterator[Fact]:
         yield "text", f"goes on with “{shown(view.spelled.of(held)[-1:])}” of token {held:,}"
     listed = exact[:_BYTES].hex(" ")
     more = f" … {len(exact):,} in all" if len(exact) > _BYTES else ""
-    yield "bytes", listed + more if exact else "none: the id is beyond the vocabulary"
+    yield "bytes", listed + more if exact else "none: the id is outside the vocabulary"
 
 
 def _values(view: TokenView, token: int) -> Iterator[Fact]:
@@ -121,7 +121,7 @@ def why(view: TokenView, token: int) -> str:
     """Why a token was trained, or why not, in one sentence."""
     turn = view.turns[view.turn[token]]
     if not view.sampled[token]:
-        return "prompt: given to the model, not sampled by it, so it is never trained"
+        return "prompt: given to the model, not sampled, so never trained"
     if not is_trained(turn.call):
         whose = "a judge's" if turn.call.phase == "judge" else "marked as not trainable"
         return f"not trained: the call is {whose}"
@@ -139,7 +139,7 @@ def why(view: TokenView, token: int) -> str:
 def _trained(view: TokenView, token: int) -> str:
     advantage = float(view.advantage[token])
     if np.isnan(advantage):
-        return "trained; with which advantage was not recorded"
+        return "trained; its advantage was not recorded"
     pushed = "up" if advantage > 0 else "down" if advantage < 0 else "nowhere"
     how = ", recomputed from its group" if view.recomputed else ""
     return f"trained: its probability was pushed {pushed} (advantage {advantage:+.4g}{how})"

@@ -234,7 +234,7 @@ def _turns(episode: PromptBuilder, index: int, timeline: Timeline) -> tuple[Turn
     turns = []
     for call_id in timeline.call_ids:
         call = episode.calls[call_id]
-        assert call.prompt_ids is not None and call.output_ids is not None, "a timeline is made of ids"
+        assert call.prompt_ids is not None and call.output_ids is not None, "a timeline consists of token ids"
         start, home = len(call.prompt_ids), episode.homes[call_id]
         turns.append(Turn(call, start, start + len(call.output_ids), home == index, home))
     return tuple(turns)

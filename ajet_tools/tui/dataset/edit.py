@@ -99,7 +99,7 @@ class EditScreen(Dialog[bool]):
             changed = True
         if changed and not self._leave_pressed:
             self._leave_pressed = True
-            self.show_wrong("not kept: ctrl+s keeps what you typed, escape again throws it away")
+            self.show_wrong("not saved: press ctrl+s to keep your changes, or escape again to discard them")
         else:
             self.dismiss(False)
 
@@ -140,22 +140,20 @@ def _parse_field(text: str, before: Any, path: str) -> Any:
     except ValueError as error:
         if before is None:
             return text
-        raise TaskError(
-            f"{path} is {json.dumps(before)[:40]} until now, and {text[:40]!r} is no JSON: {error}"
-        ) from error
+        raise TaskError(f"{path} was {json.dumps(before)[:40]}, and {text[:40]!r} is not JSON: {error}") from error
 
 
 def _reject_constant(text: str) -> Any:
-    raise ValueError(f"{text} is no JSON value")
+    raise ValueError(f"{text} is not a JSON value")
 
 
 def _parse_object(text: str) -> dict[str, Any]:
     try:
         row = json.loads(text, parse_constant=_reject_constant)
     except ValueError as error:
-        raise TaskError(f"this is not JSON: {error}") from error
+        raise TaskError(f"invalid JSON: {error}") from error
     if not isinstance(row, dict):
-        raise TaskError("a row is an object with keys: { ... }")
+        raise TaskError("a row must be an object with keys: { ... }")
     return row
 
 

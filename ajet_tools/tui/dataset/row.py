@@ -38,7 +38,7 @@ class RowScreen(FindInText, Screen[None]):
     """The row under the cursor of the table behind, which goes along."""
 
     app: DatasetViewer
-    NOT_FOUND = "it is not in this row"
+    NOT_FOUND = "not in this row"
     DEFAULT_CSS = "RowScreen > Vertical { height: 1fr; padding: 0 1; }  RowScreen LongText { height: 1fr; }"
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("a", "mark('accepted')", "Accept"),
@@ -196,7 +196,7 @@ def _other_fields(values: Mapping[str, Any]) -> Iterator[str]:
 
 def _verification_lines(verdict: Mapping[str, Any]) -> Iterator[str]:
     result = {True: "passed", False: "failed"}.get(verdict.get("ok") is True)
-    verifier, reason = verdict.get("verifier") or "by whom is not said", verdict.get("reason") or "no reason is given"
+    verifier, reason = verdict.get("verifier") or "by an unknown person", verdict.get("reason") or "no reason given"
     yield f"{result}, {verifier}: {reason}"
     details = verdict.get("details")
     if isinstance(details, Mapping):

@@ -129,13 +129,13 @@ class RowsScreen(ReviewScreen):
     def _report_restored(self) -> None:
         review = self.review
         if review.restored:
-            self.notify(f"{review.restored:,} decisions from before are here again", markup=False, timeout=5)
+            self.notify(f"restored {review.restored:,} earlier decisions", markup=False, timeout=5)
         if review.lost:
             self.notify(
-                f"{review.lost:,} decisions from before are about rows that are gone", severity="warning", timeout=8
+                f"{review.lost:,} earlier decisions are about rows that no longer exist", severity="warning", timeout=8
             )
         if review.bad.count:
-            self.notify(f"{review.bad.count:,} bad rows are left out", severity="warning", timeout=8)
+            self.notify(f"{review.bad.count:,} invalid rows are skipped", severity="warning", timeout=8)
 
     # Which rows
 
@@ -226,14 +226,14 @@ class RowsScreen(ReviewScreen):
 
     def action_hit(self, by: int) -> None:
         if self.hits is None:
-            self.notify("nothing is searched for; ctrl+f searches", timeout=2)
+            self.notify("no search yet; ctrl+f searches", timeout=2)
         else:
             self._go_to_hit(self.hits, by)
 
     def _go_to_hit(self, hits: SearchHits, by: int) -> None:
         at = hits.step(self.table.rows, self.table.cursor, by) if self.table.rows is not None else None
         if at is None:
-            self.notify(f"no row here has {one_line(hits.needle, 40)!r}", markup=False, timeout=3)
+            self.notify(f"no row contains {one_line(hits.needle, 40)!r}", markup=False, timeout=3)
         else:
             self.table.go_to(at)
 
@@ -342,7 +342,7 @@ class RowsScreen(ReviewScreen):
             self.review.forget()
             self.app.exit()
         elif how == "keep":
-            self.app.parting = f"what you decided is kept in {self.review.journal.path}; nothing is saved yet"
+            self.app.parting = f"your decisions are kept in {self.review.journal.path}; nothing is saved yet"
             self.app.exit()
 
     # Shown

@@ -99,7 +99,7 @@ class SaveScreen(Dialog[Saved]):
             return
         if plan.replaces and plan != self._confirmed:
             self._confirmed = plan
-            self.show_wrong(f"{plan.target} is another file, and is there already: enter once more replaces it")
+            self.show_wrong(f"{plan.target} already exists; press enter again to replace it")
             return
         self._save(plan, self.only_accepted)
 
@@ -139,7 +139,7 @@ class UnsavedScreen(Dialog[str]):
 
     def compose(self) -> ComposeResult:
         kept = self.review.is_kept
-        leaving = f"leave; {self.review.journal.path.name} keeps them for the next time"
+        leaving = f"leave; {self.review.journal.path.name} keeps them for next time"
         with Vertical() as box:
             box.border_title = "not saved"
             yield Static(

@@ -258,5 +258,5 @@ class ReviewStatus(PartsLine):
         if table.count:
             return f"{table.cursor + 1:,} of {table.count:,}{of}"
         if narrowed:
-            return f"no row fits{of}"
+            return f"no row matches{of}"
         return "no rows" if self.review.loaded else ""

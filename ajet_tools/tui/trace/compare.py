@@ -86,7 +86,7 @@ class CompareScreen(TraceScreen):
 
     async def read(self) -> None:
         if not self.episode_ids:
-            self.show_empty("There is no episode to compare: choose some in the list of episodes.")
+            self.show_empty("There are no episodes to compare; select some in the list of episodes.")
             return
         mark = await self.app.ask(mark_of, *self.episode_ids)
         if mark == self._mark:
@@ -123,7 +123,9 @@ class CompareScreen(TraceScreen):
         """What is compared, and which of it is in sight."""
         tasks = {attempt.task_id for attempt in self.attempts}
         last = self.first + len(self.shown) - 2
-        count = f"{len(self.attempts)} episodes" if len(self.attempts) > 1 else "1 episode: nothing to compare it with"
+        count = (
+            f"{len(self.attempts)} episodes" if len(self.attempts) > 1 else "only 1 episode: nothing to compare it with"
+        )
         beside = f"{self.first + 1}" if last == self.first else f"{self.first + 1} to {last + 1}"
         seen = f", 1 beside {beside}" if len(self.shown) < len(self.attempts) else ""
         what = f"{len(tasks)} different tasks" if len(tasks) > 1 else one_line(self.attempts[0].question, 200)

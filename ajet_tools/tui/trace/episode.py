@@ -261,7 +261,7 @@ class EpisodeScreen(TraceScreen):
         self.app.push_screen(TextScreen(f"call {call.index} {call.call_id}", text))
 
     def _no_call(self) -> None:
-        self.notify("this is of no call: j goes to the first message", timeout=3)
+        self.notify("this belongs to no call: j goes to the first message", timeout=3)
 
     def action_tokens(self) -> None:
         if self.overview is None:
@@ -269,7 +269,7 @@ class EpisodeScreen(TraceScreen):
         call_id = self._call_id or next(iter(self.overview.tree.spans), None)
         span = self.overview.tree.spans.get(call_id or "")
         if span is None:
-            self.notify("there are no token ids: the engine did not give any", severity="warning", timeout=3)
+            self.notify("there are no token ids: the engine did not return any", severity="warning", timeout=3)
             return
         self.app.open_tokens(self.episode_id, span[0], span[1])
 

@@ -122,9 +122,9 @@ class ExportScreen(Dialog[None]):
         if self._writing:
             return
         if not text or file.is_dir():
-            self.show_wrong(f"{text or 'this'} is not the name of a file; give one")
+            self.show_wrong(f"{text or 'this'} is not a file name")
         elif file.exists():
-            self.show_wrong(f"{file} is there already; give another name")
+            self.show_wrong(f"{file} already exists; choose another name")
         else:
             self._writing = True
             self._stop.clear()
@@ -255,4 +255,4 @@ class SelectionScreen(TraceScreen):
         if ids := self.selected_ids if self.table.selected else self.all_ids:
             self.app.push_screen(ExportScreen(ids, self.run_id or "", asking=asking))
         else:
-            self.notify("there is no episode to export")
+            self.notify("there are no episodes to export")

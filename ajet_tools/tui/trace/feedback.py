@@ -113,9 +113,9 @@ class FeedbackScreen(Dialog[None]):
         except ValueError:
             score = math.nan
         if score is not None and not math.isfinite(score):
-            self.show_wrong(f"the score {text!r} is not a number; write one such as 0.5, or leave it empty")
+            self.show_wrong(f"the score {text!r} is not a number; enter one such as 0.5, or leave it empty")
         elif score is None and not comment and not correction:
-            self.show_wrong("there is nothing to keep: give a thumb, a score, a comment or a corrected answer")
+            self.show_wrong("nothing to save: give a thumb, a score, a comment or a corrected answer")
         else:
             self._save(
                 Feedback(

@@ -167,7 +167,7 @@ def _describe_run(run: dict[str, Any]) -> Any:
     quiet = quiet_seconds(run, now())
     note = f"; nothing new for {lasting(quiet)}" if quiet is not None and quiet >= _QUIET else ""
     if run["status"] == "interrupted":
-        note = ": its process ended without saying so"
+        note = ": its process died without a message"
     started = f"{run['started_at']:%Y-%m-%d %H:%M:%S} UTC" if run["started_at"] else ""
     return fields(
         [

@@ -198,7 +198,7 @@ class SqlScreen(TraceScreen):
         if self.query_one(ArrowTable).table.num_columns:
             self.query_one("#file", Prompt).open("result.csv")
         else:
-            self._show_message("there is no result to export yet; F5 runs the query", "bold red")
+            self._show_message("there is no result to export; F5 runs the query", "bold red")
 
     async def on_prompt_submitted(self, event: Prompt.Submitted) -> None:
         try:
@@ -217,7 +217,7 @@ class SqlScreen(TraceScreen):
 
     def _save(self, name: str) -> str:
         if not name:
-            raise ConfigError("the query needs a name")
+            raise ConfigError("name the query first")
         save_queries(load_queries().with_saved(name, self.sql))
         return f"saved as {one_line(name)}; F3 lists it"
 

@@ -210,7 +210,7 @@ class TokensScreen(TraceScreen):
             self._needle, self._matches = event.text, found(self.view, event.text)
             self.text.mark(frozenset(self._matches))
             if event.text and not self._matches:
-                event.prompt.show_error("nothing such in this timeline")
+                event.prompt.show_error("none in this timeline")
                 return
             event.prompt.close()
             here = self.text.cursor
@@ -218,7 +218,7 @@ class TokensScreen(TraceScreen):
             return
         place = _position(event.text, len(self.view))
         if place is None:
-            event.prompt.show_error(f"a position is a number from 0 to {len(self.view) - 1:,}, or a share such as 50%")
+            event.prompt.show_error(f"enter a position from 0 to {len(self.view) - 1:,}, or a share such as 50%")
             return
         event.prompt.close()
         self.text.move(place)
@@ -240,7 +240,7 @@ class TokensScreen(TraceScreen):
         if self.opened is None or not len(self.opened.tokens):
             return
         if len(self.opened.tokens) == 1:
-            self.app.notify("the episode has one timeline", timeout=2)
+            self.app.notify("the episode has only one timeline", timeout=2)
             return
         self.timeline = (self.timeline + step) % len(self.opened.tokens)
         self.token, self._matches = 0, []
@@ -288,10 +288,10 @@ def _head(opened: Opened, view: TokenView) -> str:
 def _explain_empty(opened: Opened) -> str:
     calls = opened.tokens.facts.episode.calls
     if not calls:
-        return "The episode made no call: there is no token to show."
+        return "The episode made no calls, so there are no tokens to show."
     return (
-        f"None of the episode's {len(calls)} calls has token ids: the engine that answered did not give them. "
-        "Nothing of it can be trained; enter shows the messages."
+        f"None of the episode's {len(calls)} calls has token ids, because the engine did not return any. They "
+        "cannot be trained; press enter to see the messages."
     )
 
 

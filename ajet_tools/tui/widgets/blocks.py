@@ -273,9 +273,9 @@ def _event(event: Event) -> Part:
 
 _STATUS = {"succeeded": "green", "failed": "red", "timeout": "yellow", "aborted": "yellow"}
 _UNFINISHED = {
-    "running": "The episode is running: its rewards, its ledger and its task are written when it ends.",
-    "cut off": "The episode was cut off before it ended: it has no rewards, and nothing of it was trained.",
-    "absent": "There is no episode with this id in the trace.",
+    "running": "The episode is running: its rewards, ledger and task are written when it ends.",
+    "cut off": "The run was killed before the episode ended: it has no rewards, and nothing of it was trained.",
+    "absent": "The trace has no episode with this id.",
 }
 
 

@@ -148,7 +148,7 @@ class LongText(LineView, can_focus=True):
 class FindInText:
     """For a screen with a `LongText` and a `Prompt`: the actions `find` and `next`."""
 
-    NOT_FOUND: ClassVar[str] = "it is not in this text"
+    NOT_FOUND: ClassVar[str] = "not in this text"
     query_one: Any
 
     def action_find(self) -> None:

@@ -252,7 +252,7 @@ def test_a_prompt_names_what_there_is() -> None:
     assert "What is 6 times 7?: 42? {{braces}} \\text{LaTeX} {1}" in shown(asked[0])
     with pytest.raises(ConfigError, match=r"\{anser\}, which nothing stands for; it may have \{query\}, "):
         LlmJudge(model="m", base_url="http://127.0.0.1:9/v1", prompt="{query} {anser}")
-    with pytest.raises(ConfigError, match=r"^the price of the judge llm reads INPUT,OUTPUT"):
+    with pytest.raises(ConfigError, match=r"^the price of the judge llm takes INPUT,OUTPUT"):
         LlmJudge(model="m", base_url="http://127.0.0.1:9/v1", price="cheap")
 
 

@@ -73,10 +73,10 @@ def test_a_row_fits_and_does_not_fit_the_opposite(expression: str) -> None:
     ("expression", "message", "position"),
     [
         ("metadata.level>", "a value is missing", 15),
-        ("(zebra", r"the \( is never closed", 0),
-        ("zebra)", r"there is no \( for this \)", 5),
+        ("(zebra", r"this \( is never closed", 0),
+        ("zebra)", r"this \) has no matching \(", 5),
         ("or zebra", "a condition is missing here", 0),
-        ("level<1,2", "< takes one value", 8),
+        ("level<1,2", "< takes a single value", 8),
         ('main_query~"regex:("', "not a regular expression", 11),
         ('main_query~"regex:a{9999999999}"', "not a regular expression", 11),
         ('main_query~"open', "never closed", 11),

@@ -165,7 +165,7 @@ async def test_what_is_no_row_is_not_kept_and_what_was_typed_is_not_lost_by_one_
         area = pilot.app.screen.query_one("#whole", TextArea)
         area.text = '{"main_query": "Half'
         await press(pilot, "ctrl+s")
-        assert "this is not JSON" in said(pilot, "#wrong")
+        assert "invalid JSON" in said(pilot, "#wrong")
         area.text = json.dumps({**row(0), "metadata": {"answer": 1}})
         await press(pilot, "ctrl+s")
         assert "metadata.answer is a number, and text in these rows" in said(pilot, "#wrong")
@@ -218,7 +218,7 @@ async def test_another_file_is_replaced_only_when_that_was_said_twice(tasks: Pat
         pilot.app.screen.query_one(Input).value = "other.jsonl"
         pilot.app.screen.query_one(Button).press()
         await press(pilot, "enter")
-        assert isinstance(pilot.app.screen, SaveScreen) and "enter once more replaces it" in said(pilot, "#wrong")
+        assert isinstance(pilot.app.screen, SaveScreen) and "press enter again to replace it" in said(pilot, "#wrong")
         assert Path("other.jsonl").read_text() == "something of mine\n"
         await press(pilot, "ctrl+s")
         await until_shown(pilot, lambda: isinstance(pilot.app.screen, RowsScreen))

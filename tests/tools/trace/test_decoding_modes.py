@@ -73,7 +73,7 @@ def test_runs_are_compared_by_one_kind(runs: Path) -> None:
         ]  # fmt: skip
     shown = CliRunner().invoke(app, ["trace", "diff", "one", "two", str(runs)]).stdout
     assert "mean reward (val sampled)" in shown
-    assert "choose by --split and --decoding" in trace("diff", "one", "two", str(runs), "--step", "3", code=2)
+    assert "choose with --split and --decoding" in trace("diff", "one", "two", str(runs), "--step", "3", code=2)
 
 
 def test_it_is_a_field_of_the_filter_and_of_exports(runs: Path) -> None:

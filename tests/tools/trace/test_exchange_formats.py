@@ -251,12 +251,12 @@ def test_trl_preferences_pair_better_with_worse_and_ties_give_none(reader: Trace
     row = next(r for r in rows if r["agent"] == "solver" and r["source"] == "reward")
     assert [m["role"] for m in row["prompt"]] == ["system", "user", "assistant", "tool"]
     assert (row["chosen"][0]["content"], row["rejected"][0]["content"]) == ("4", "5")
-    assert done.left_out["attempts that did not succeed"] == 1
+    assert done.left_out["attempts without success"] == 1
     corrected = [r for r in rows if r["source"] == "feedback"]
     assert [(r["chosen"][0]["content"], r["rejected"][0]["content"]) for r in corrected] == [
         ("4, of course", "Let me think.")
     ]
-    assert done.left_out["corrections that change nothing"] == 1
+    assert done.left_out["corrections identical to the reply"] == 1
     _, wide = _export(reader, "trl-preference", tmp_path / "w.jsonl", margin=1.0)
     assert not [r for r in wide if r["source"] == "reward"], "a difference of the margin is not more than it"
 
@@ -323,7 +323,7 @@ def test_episodes_with_text_to_redact_have_no_tokens(tmp_path: Path) -> None:
     opened = open_trace(tmp_path / "t.duckdb")
     done = export(opened, ["a", "b"], "tokens", tmp_path / "t.parquet")
     assert done.episodes == 1 and done.redacted == {"email": 1}
-    assert done.left_out["episodes with text to redact (--no-redact has them)"] == 1
+    assert done.left_out["episodes with text to redact (use --no-redact to include them)"] == 1
     assert export(opened, ["a", "b"], "tokens", tmp_path / "t.parquet", redact=False).episodes == 2
     _, rows = _export(opened, "messages", tmp_path / "m.jsonl")
     assert rows[0]["messages"][0]["content"] == "mail [email 1]"

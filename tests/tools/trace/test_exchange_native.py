@@ -219,7 +219,7 @@ def test_half_a_file_says_where_it_ends_and_goes_on_where_asked(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("line", "problem"),
     [
-        ('{"episode": {"episode_id": "e"}}', "line 2 is not as ajet writes it: KeyError 'calls'"),
+        ('{"episode": {"episode_id": "e"}}', "line 2 is not in ajet's format: KeyError 'calls'"),
         ('{"episode": {"episode_id": "e", "calls": [], "attempt": "x"}}', "attempt: Input should be a valid integer"),
         ("[1, 2]", "line 2 item 1 is no object"),
         ('{"other": 1}', "line 2 has none of ajet_trace, run, metrics, episode; it has other"),
@@ -251,7 +251,7 @@ def test_files_that_cannot_be_read_at_all(tmp_path: Path) -> None:
         import_files([_small(tmp_path / "a.duckdb")], tmp_path / "x.duckdb")
     unknown = tmp_path / "unknown.txt"
     unknown.write_text("hello\n")
-    with pytest.raises(ConfigError, match="cannot be told; say which by --from"):
+    with pytest.raises(ConfigError, match="unknown format; name it with --from"):
         import_files([unknown], tmp_path / "y.duckdb")
     assert not (tmp_path / "y.duckdb").exists(), "no trace is made of what is not read"
 
@@ -268,7 +268,7 @@ def test_an_episode_whose_text_was_redacted_keeps_no_token_ids(tmp_path: Path) -
     done = export(reader, ["e1"], "native", tmp_path / "all.jsonl")
     reader.close()
     assert done.redacted == {"email": 1}
-    assert done.left_out == {"episodes written without token ids, for their text was redacted": 1}
+    assert done.left_out == {"episodes written without token ids, because their text was redacted": 1}
     line = json.loads((tmp_path / "all.jsonl").read_text().splitlines()[-1])["episode"]
     assert line["output"] == "write to [email 1]" and "output_ids" not in line["calls"][0]
 

@@ -120,7 +120,7 @@ def test_a_copy_elsewhere_leaves_the_file_as_it_is(tmp_path: Path) -> None:
     assert path.read_bytes() == before
     assert packed.after == (tmp_path / "small.duckdb").stat().st_size < len(before)
     assert content(tmp_path / "small.duckdb") == content(path)
-    with pytest.raises(TraceError, match="exists already"):
+    with pytest.raises(TraceError, match="already exists"):
         pack(path, tmp_path / "small.duckdb")
 
 
@@ -129,7 +129,7 @@ def test_what_is_live_or_not_ours_is_refused_and_untouched(tmp_path: Path) -> No
     with TraceWriter(path) as writer:
         writer.put(Run(run_id="r"))
         writer.flush()
-        with pytest.raises(TraceLocked, match=r"is being written by process .* pack it when the run has ended"):
+        with pytest.raises(TraceLocked, match=r"is being written by process .* pack it after the run has ended"):
             pack(path)
     other = tmp_path / "other.duckdb"
     with duckdb.connect(str(other)) as connection:

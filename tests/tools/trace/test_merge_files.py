@@ -83,7 +83,7 @@ def test_one_call_stored_in_two_ways_is_one_call(tmp_path: Path) -> None:
     assert merge_files([one, two], tmp_path / "whole.duckdb").shared["calls"] == 2
     with duckdb.connect(str(two)) as connection:
         connection.execute("UPDATE calls SET prompt_suffix = [1, 2, 3, 5] WHERE call_id = 'a-1'")
-    with pytest.raises(TraceError, match=r"calls of the same call_id: a-1\."):
+    with pytest.raises(TraceError, match=r"calls on the same call_id: a-1\."):
         merge_files([one, two], tmp_path / "other.duckdb")
 
 
@@ -95,13 +95,13 @@ def one(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("change", "named"),
     [
-        ("UPDATE runs SET status = 'failed'", "runs of the same run_id: r"),
-        ("UPDATE episodes SET status = 'failed'", "episodes of the same episode_id: a"),
-        ("UPDATE calls SET output_ids = [9] WHERE call_id = 'a-1'", "calls of the same call_id: a-1"),
-        ("UPDATE rewards SET value = 2", "rewards of the same episode_id: a"),
-        ("UPDATE ledger SET outcome = 'stale'", "ledger of the same episode_id: a"),
-        ("UPDATE metrics SET value = 2", "metrics of the same run_id: r train/reward at step 1"),
-        ("UPDATE feedback SET comment = 'no'", "feedback of the same feedback_id: a"),
+        ("UPDATE runs SET status = 'failed'", "runs on the same run_id: r"),
+        ("UPDATE episodes SET status = 'failed'", "episodes on the same episode_id: a"),
+        ("UPDATE calls SET output_ids = [9] WHERE call_id = 'a-1'", "calls on the same call_id: a-1"),
+        ("UPDATE rewards SET value = 2", "rewards on the same episode_id: a"),
+        ("UPDATE ledger SET outcome = 'stale'", "ledger on the same episode_id: a"),
+        ("UPDATE metrics SET value = 2", "metrics on the same run_id: r train/reward at step 1"),
+        ("UPDATE feedback SET comment = 'no'", "feedback on the same feedback_id: a"),
     ],
 )
 def test_a_contradiction_is_named_and_nothing_is_written(one: Path, tmp_path: Path, change: str, named: str) -> None:
@@ -115,7 +115,7 @@ def test_a_contradiction_is_named_and_nothing_is_written(one: Path, tmp_path: Pa
 
 def test_a_live_file_and_a_target_that_exists_are_refused(tmp_path: Path) -> None:
     one = node(tmp_path / "one.duckdb", "a")
-    with pytest.raises(TraceError, match="exists already"):
+    with pytest.raises(TraceError, match="already exists"):
         merge_files([one], one)
     with TraceWriter(tmp_path / "live.duckdb") as writer, pytest.raises(TraceLocked, match="merge it when the run has"):
         merge_files([one, writer.path], tmp_path / "whole.duckdb")

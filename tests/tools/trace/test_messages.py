@@ -75,7 +75,7 @@ def test_history_that_is_left_out_or_changed_is_said_so() -> None:
     changed = conversation([one, call([user("M0"), *first[1:], said("r")], said("s"))])
     assert [(m.content, m.note[:25]) for m in changed[5:]] == [("M0", "from here on 1 earlier me"), ("s", "")]
     before = conversation([one, call([user("put in"), *first, said("r")], said("s"))])
-    assert [m.note for m in before[5:]] == ["this was put in before messages that had already been sent", ""]
+    assert [m.note for m in before[5:]] == ["inserted before messages that had already been sent", ""]
     shorter = conversation([one, call(first[:1], said("again"))])
     assert shorter[-1].content == "again" and shorter[-1].note.startswith("from here on 4 earlier messages")
 

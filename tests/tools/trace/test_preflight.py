@@ -234,7 +234,7 @@ def test_other_dialects_and_calls_without_a_reply_are_left_out() -> None:
 def test_tokenizers_that_cannot_be_loaded(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="nor a model in the Hugging Face cache, and nothing is downloaded"):
         load_tokenizer("no-such-org/no-such-model")
-    with pytest.raises(ConfigError, match="neither a directory here"):
+    with pytest.raises(ConfigError, match="neither a local directory"):
         load_tokenizer("not a name at all: *")
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="no tokenizer can be loaded"):

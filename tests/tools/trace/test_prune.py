@@ -89,7 +89,7 @@ def test_runs_are_chosen_by_age_and_size(path: Path) -> None:
 
 
 def test_a_live_trace_is_refused(path: Path) -> None:
-    with TraceWriter(path), pytest.raises(TraceLocked, match="prune it when the run has ended"):
+    with TraceWriter(path), pytest.raises(TraceLocked, match="prune it after the run has ended"):
         prune(path, ["old"])
 
 

@@ -144,7 +144,7 @@ def test_extra_and_missing_calls(tmp_path: Path) -> None:
     result = again(recorded, agent)
     assert [(d.kind, d.position, d.lines[-1]) for d in result.differences] == [("extra", 2, "+  turn 2")]
     assert result.differences[0].call_id is None
-    assert "makes a call that was not recorded" in (result.error or "")
+    assert "made a call that was not recorded" in (result.error or "")
 
 
 def test_parallel_agents_are_matched_by_what_they_ask(tmp_path: Path) -> None:
@@ -450,7 +450,7 @@ def test_what_cannot_be_replayed_is_said(tmp_path: Path, outside: tuple[str, Cal
         record(tmp_path / "a", other_dialect, echo)
     with TraceWriter(tmp_path / "b.duckdb") as writer:
         writer.put(Run(run_id="r"), Call(episode_id="cut"))
-    with pytest.raises(QueryError, match="has not ended, or its run was cut off: it has 1 calls"):
+    with pytest.raises(QueryError, match="has not ended, or its run was killed: it has 1 calls"):
         recorded_episode(open_trace(tmp_path / "b.duckdb"), "cut")
 
 

@@ -180,8 +180,8 @@ def test_a_fork_a_cut_tail_and_a_stale_call(token_trace: Any) -> None:
     assert first.ids[:at].tolist() == second.ids[:at].tolist() and first.ids[at] != second.ids[at]
     assert "this timeline left timeline 1" in fork_words(second.forks[0])
     last = int(np.flatnonzero(first.mask)[-1])
-    assert why(first, last) == "not trained: it lies beyond what a training sequence may hold"
-    assert why(second, int(second.span_starts[0])).startswith("not trained: it was sampled more policy updates ago")
+    assert why(first, last) == "not trained: it is beyond the maximum length of a training sequence"
+    assert why(second, int(second.span_starts[0])).startswith("not trained: it is older than rollout.max_staleness")
     assert set(second.staleness[second.mask].tolist()) == {1}
     assert why(first, 0).startswith("prompt:")
 
@@ -295,12 +295,12 @@ def test_where_a_tokenizer_is_looked_for_and_what_is_said_where_there_is_none(tm
         decoder(reader, "r")
     with pytest.raises(ConfigError, match=r"names no model\.path"):
         vocabulary(reader, "plain")
-    with pytest.raises(ConfigError, match="there is no tokenizer at"):
+    with pytest.raises(ConfigError, match="there is no tokenizer in"):
         vocabulary(reader, "r", tmp_path / "nowhere")
     broken = tmp_path / "broken"
     broken.mkdir()
     (broken / "tokenizer.json").write_text("{}")
-    with pytest.raises(ConfigError, match="not a tokenizer that can be loaded"):
+    with pytest.raises(ConfigError, match="cannot be loaded as a tokenizer"):
         vocabulary(reader, "r", broken)
     opened = open_tokens(reader, "e", trace=experiment)
     assert opened.known is None and "models/tiny" in opened.why_ids

@@ -148,7 +148,7 @@ async def test_opening_the_episode_its_tokens_and_copying_its_id(
 @pytest.mark.parametrize(
     ("ids", "word"),
     [
-        ([], "There is no episode to compare"),
+        ([], "There are no episodes to compare"),
         (["good"], "1 episode: nothing to compare it with"),
         (["good", "good"], "1 episode"),
         (["good", "nothing"], "the trace has no episode nothing"),

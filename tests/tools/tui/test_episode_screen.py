@@ -498,7 +498,7 @@ async def test_one_call_none_and_unknown(traced: Path) -> None:
         await pilot.press("j", "right_square_bracket", "b", "t", "r", "n", "space", "end", "tab", "down")
         assert pilot.app.screen is screen
     async with opened(traced, "nothing") as (_, screen):
-        assert "There is no episode with this id" in shown(screen)
+        assert "The trace has no episode with this id" in shown(screen)
     async with opened(traced, "cutoff1") as (_, screen):
         assert "cut off" in facts(screen) and "391" in shown(screen)
 

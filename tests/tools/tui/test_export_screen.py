@@ -106,9 +106,9 @@ async def test_a_file_that_is_there_is_not_overwritten_and_the_name_is_kept(tmp_
         await pilot.press("e")
         await settled(pilot)
         for name, wrong in (
-            (str(taken), "is there already"),
-            (str(tmp_path), "not the name of a file"),
-            ("", "give one"),
+            (str(taken), "already exists"),
+            (str(tmp_path), "not a file name"),
+            ("", "this is not a file name"),
         ):
             pilot.app.screen.query_one(Input).value = name
             await pilot.press("enter")

@@ -107,7 +107,7 @@ async def test_a_score_that_is_no_number_is_said_and_the_text_stays(trace: Path)
 async def test_nothing_to_keep_and_leaving(trace: Path) -> None:
     async with asked(trace) as (pilot, screen):
         await pilot.press("ctrl+s")
-        assert "nothing to keep" in str(screen.query_one("#wrong").render())
+        assert "nothing to save" in str(screen.query_one("#wrong").render())
         await pilot.press("escape")
         await settled(pilot)
         assert pilot.app.screen is not screen

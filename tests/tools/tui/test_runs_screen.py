@@ -239,7 +239,7 @@ async def test_a_run_that_is_killed_becomes_interrupted(
             process.kill()
             process.wait()
             await until(pilot, lambda: "interrupted" in shown(pilot.app) and not pilot.app.live)
-            await until(pilot, lambda: "its process ended without saying so" in shown(pilot.app))
+            await until(pilot, lambda: "its process died without a message" in shown(pilot.app))
     finally:
         process.kill()
         process.wait()

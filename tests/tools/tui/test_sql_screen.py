@@ -251,6 +251,6 @@ async def test_an_export_without_a_result_or_with_an_odd_name(
         await pilot.press("f8")
         pilot.app.screen.query_one("#file Input", Input).value = "result.xls"
         await pilot.press("enter")
-        await until(pilot, lambda: "ends in .csv" in shown(pilot))
+        await until(pilot, lambda: "end in .csv" in shown(pilot))
         await pilot.press("escape")
         assert isinstance(pilot.app.screen, SqlScreen) and isinstance(pilot.app.focused, SqlEditor)

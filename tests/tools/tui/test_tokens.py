@@ -130,7 +130,7 @@ async def test_forks_and_timelines(token_trace: Any) -> None:
         await pilot.press("F")
         assert "fork: this timeline left timeline 1" in said(screen, "TokenPanel")
         await pilot.press("m")
-        assert "sampled more policy updates ago" in said(screen, "TokenPanel")
+        assert "older than rollout.max_staleness" in said(screen, "TokenPanel")
         await pilot.press("left_square_bracket")
         await settle(pilot)
         assert screen.view.index == 0

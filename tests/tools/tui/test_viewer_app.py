@@ -97,7 +97,7 @@ async def test_an_id_that_fits_nothing_is_a_word(training_trace: Path, viewing: 
         await until(pilot, lambda: "nothing in this trace" in shown(pilot))
         assert isinstance(pilot.app.screen, RunsScreen)
         pilot.app.open_found("aa")
-        await until(pilot, lambda: "begins more than one id" in shown(pilot))
+        await until(pilot, lambda: "is ambiguous" in shown(pilot))
 
 
 async def test_the_palette_has_our_commands(training_trace: Path, viewing: Any, until: Any) -> None:
