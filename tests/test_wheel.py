@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import os
+import shutil
 import subprocess
 import sys
 import venv
@@ -68,7 +69,15 @@ def test_wheel_and_source_archive_are_built_and_work_where_nothing_else_is(tmp_p
     (wheel,) = tmp_path.glob("ajet-*.whl")
     venv.create(tmp_path / "fresh", with_pip=True)
     python, command = tmp_path / "fresh/bin/python", tmp_path / "fresh/bin/ajet"
-    call(python, "-m", "pip", "--disable-pip-version-check", "-q", "install", wheel, cwd=tmp_path)
+    call(python, "-m", "pip", "--disable-pip-version-check", "-q", "install", wheel, "pytest", cwd=tmp_path)
+
+    pages = tmp_path / "pages"
+    for folder in ("docs", "tutorial"):
+        shutil.copytree(ROOT / folder, pages / folder, ignore=shutil.ignore_patterns("launcher_record"))
+    for file in ("README.md", "tests/test_code_blocks.py"):
+        (pages / file).parent.mkdir(exist_ok=True)
+        shutil.copy(ROOT / file, pages / file)
+    assert " passed" in call(python, "-m", "pytest", "-q", "tests", cwd=pages)
 
     here = tmp_path / "here"
     here.mkdir()

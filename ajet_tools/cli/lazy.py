@@ -45,6 +45,12 @@ class LazyGroup(TyperGroup):
         self.commands: Any = _Commands(self.package, self.table)
         self._panel_of = {name: panel for panel, names in self.panels.items() for name in names}
 
+    def get_params(self, ctx: Any) -> Any:
+        """The options, with those that Typer adds last: of shell completion."""
+        found = super().get_params(ctx)
+        _hide_flag_types(found)
+        return found
+
     def list_commands(self, ctx: Any) -> list[str]:
         return sorted(self.table, key=lambda name: [*self._panel_of, name].index(name))
 
@@ -100,7 +106,11 @@ def _lay_out(command: Any) -> None:
             parts.append("Examples:")
         parts.append(inspect.cleandoc(paragraph.replace("\b", "")))
     command.help = "\n\n".join(parts)
-    for option in command.params:
+    _hide_flag_types(command.get_params(command.context_class(command, help_option_names=["--help", "-h"])))
+
+
+def _hide_flag_types(options: Sequence[Any]) -> None:
+    for option in options:
         if getattr(option, "is_flag", False):
             option.metavar = ""
 

@@ -106,7 +106,8 @@ def _print_ls(
     shown = (*_RUN_COLUMNS[:4], *means, *_RUN_COLUMNS[4:])
     with paged(no_pager) as out:
         out.print(str(where), style="dim", soft_wrap=True)
-        out.print(render.table([_row("run", run_ids[r["run_id"]], r, shown) for r in runs[:_RUNS]], out.width))
+        rows = [_row("run", run_ids[r["run_id"]], r, shown) for r in runs[:_RUNS]]
+        out.print(render.table([{_HEADERS.get(n, n): v for n, v in row.items()} for row in rows], out.width))
         if len(runs) > _RUNS:
             out.print(f"and {render.counted(len(runs) - _RUNS, 'earlier run')}; --json lists all", style="dim")
         if not episodes:
@@ -136,6 +137,7 @@ def _in_words(listing: Listing) -> str:
     return f"by {listing.sort}, {'largest' if listing.descending else 'smallest'} first"
 
 
+_HEADERS = {"val_unknown_reward": "reward"}  # of `ajet run`: the agent decides how its calls are sampled
 _RUN_COLUMNS = ("status", "episodes", "unsound", "last_step", "started_at", "name", "backbone")
 _EPISODE_COLUMNS = (
     "status",
