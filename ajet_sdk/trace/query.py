@@ -105,7 +105,7 @@ def only_statement(cursor: duckdb.DuckDBPyConnection, sql: str) -> duckdb.Statem
     allowed = (duckdb.StatementType.SELECT, duckdb.StatementType.EXPLAIN)
     if len(statements) != 1 or statements[0].type not in allowed:
         kinds = ", ".join(s.type.name for s in statements) or "nothing"
-        raise QueryError(f"a query must be a single SELECT or EXPLAIN (got {kinds}); traces are read-only")
+        raise QueryError(f"a query must be exactly one SELECT or EXPLAIN (got {kinds}); traces are read-only")
     forbidden = _FORBIDDEN.search(sql)
     if forbidden:
         raise QueryError(f"the function {forbidden[1]}() is not available in queries on a trace")

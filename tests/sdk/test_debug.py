@@ -91,7 +91,7 @@ def test_failures_are_shown_with_their_place_and_stop_the_run(
     def broken(question: str) -> Reward:
         raise KeyError("pot")
 
-    with pytest.raises(TrainingError, match="only 0 of 2 episodes are sound"):
+    with pytest.raises(TrainingError, match="only 0 of 2 episodes succeeded"):
         train(config(tmp_path), workflow=broken)
     out = capsys.readouterr().out
     assert "KeyError" in out and "test_debug.py" in out

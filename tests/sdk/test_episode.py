@@ -601,7 +601,7 @@ def test_failures_are_summarised_by_cause_and_too_many_stop_the_run() -> None:
     lines = failures_by_cause(found)
     assert lines[0].startswith("2 × Broken:") and "at q0" in lines[0] and lines[1].startswith("1 × KeyError")
     check_sound(found, 0.25)
-    with pytest.raises(TrainingError, match="only 1 of 4 episodes are sound"):
+    with pytest.raises(TrainingError, match="only 1 of 4 episodes succeeded"):
         check_sound(found, 0.5)
 
 

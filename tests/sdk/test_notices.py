@@ -34,7 +34,7 @@ RISING = np.linspace(0.2, 0.8, N)
         ({"held_out_exact": RISING[::-1]}, "that of judge exact (weight 0) fell from 0.66 to 0.34"),
         ({"answer_chars": 1000 * RISING}, "answers grew from 340 to 660 characters"),
         ({"answer_chars": 1000 * RISING[::-1]}, "answers shrank from 660 to 340"),
-        ({"phrase_share": RISING}, "share of answers with one phrase rose from 34% to 66%"),
+        ({"phrase_share": RISING}, "share of answers that contain one phrase rose from 34% to 66%"),
         ({"held_out_exact": RISING, "answer_chars": 100 + RISING, "phrase_share": 0.3 + RISING / 9}, None),
     ],
 )

@@ -302,7 +302,7 @@ def test_a_node_that_is_lost_costs_no_call_and_its_attempts_run_elsewhere(
     report = start("slow", 24, row=lambda i: {"flag": str(flag)}, max_env_worker=12)
     watcher.join()
     assert report.reward == 1, report.failures
-    report = [r.getMessage() for r in caplog.records if "is lost" in r.getMessage()]
+    report = [r.getMessage() for r in caplog.records if "Lost the Ray node" in r.getMessage()]
     assert len(report) == 1
     assert "rollout.max_retries" in report[0]
     kept = rows(report, "SELECT status, cause, count(*) AS n FROM episodes GROUP BY ALL ORDER BY status")

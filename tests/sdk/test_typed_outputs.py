@@ -118,7 +118,7 @@ def test_streams_and_tools_and_what_vllm_adds(setup: Setup) -> None:
         (
             {"tools": [CALC], "tool_choice": {"type": "function", "function": {"name": "x"}}},
             "tool_choice",
-            "names 'x', and tools has 'calc'",
+            "names 'x', but tools has 'calc'",
         ),
         ({"extra_body": {"guided_regex": "("}}, "guided_regex", "unclosed group"),
         ({"extra_body": {"guided_regex": "a", "guided_choice": ["b"]}}, "guided_choice", "cannot be combined"),

@@ -71,7 +71,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     assert "does not exist" in str(invoke("--library", str(tmp_path / "none")).output)
     library(tmp_path, record(0.5))
     refused = invoke("products", "--library", str(tmp_path))
-    assert refused.exit_code == 2 and "there are: sums" in refused.output
+    assert refused.exit_code == 2 and "tasks: sums" in refused.output
     refused = invoke("--no-run", "--compare", "last", "--library", str(tmp_path))
     assert refused.exit_code == 2 and "versions: none" in refused.output
     (tmp_path / "bench.json").write_text("{}")

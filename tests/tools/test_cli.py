@@ -155,7 +155,7 @@ def test_the_starter_s_readme_is_true(starter: Path) -> None:
 
 def test_init_never_overwrites(starter: Path) -> None:
     (starter / "agent.py").write_text("mine")
-    assert "has README.md, agent.py, " in refused("init", ".")
+    assert "already contains README.md, agent.py, " in refused("init", ".")
     assert (starter / "agent.py").read_text() == "mine"
     assert "a project's name" in refused("init", "bad name!")
 
@@ -173,7 +173,7 @@ def test_what_is_logged_is_shown_once(starter: Path) -> None:
         text.replace("    reply = await", '    raise KeyError("lost")\n    reply = await')
     )
     done = process(*DEBUG)
-    assert done.returncode == 1 and done.stderr.count("only 0 of 2 episodes are sound") == 1
+    assert done.returncode == 1 and done.stderr.count("only 0 of 2 episodes succeeded") == 1
 
 
 def test_the_account_of_a_debug_run_fits_a_terminal(starter: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def test_every_tutorial_is_written_with_paths_of_its_new_place(here: Path) -> No
     for name in EXAMPLES:
         assert re.search(rf"^  {name} +\S", listed, re.M)
         said = ajet("init", "--example", name)
-        assert f"example_{name}/README.md says what to do" in said
+        assert f"See example_{name}/README.md" in said
         made, source = here / f"example_{name}", ROOT / "tutorial" / f"example_{name}"
         for path in (p for p in made.rglob("*") if p.is_file()):
             assert "tutorial/example_" not in path.read_text(encoding="utf-8"), path

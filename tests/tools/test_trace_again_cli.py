@@ -156,7 +156,7 @@ def test_preflight(demo: Path) -> None:
 def test_diff_of_runs(demo: Path) -> None:
     a, b = run_of(WHERE), run_of("launcher_record/second")
     said = ajet("trace", "diff", a[:10], b[:10], WHERE, "--path-b", "launcher_record/second")
-    assert "B - A by task: +0.25 over 8 tasks (2 better, 0 worse, 6 the same)." in said
+    assert "B - A by task: +0.25 over 8 tasks (2 better, 0 worse, 6 equal)." in said
     assert "p = 0.5 (sign-flip permutation test of the mean, paired by task, all sign combinations)" in said
     assert "ajet.model.scripted" in said and "sure.py" in said
     found = json.loads(ajet("trace", "diff", a, b, WHERE, "--path-b", "launcher_record/second", "--json"))
@@ -189,7 +189,7 @@ def test_diff_of_episodes(demo: Path) -> None:
     other = max(listed, key=lambda e: str(e["task_id"]))["episode_id"]
     said = ajet("trace", "diff", a, other, WHERE)
     assert "First difference after 1 message:\nuser\n-  What is" in said
-    assert "in place of each other 1 more message in A and 1 more message in B" in said
+    assert "1 more message in A and 1 more message in B replaced by each other" in said
     found = json.loads(ajet("trace", "diff", a, b, WHERE, "--path-b", "launcher_record/second", "--json"))
     assert found["a"]["task_id"] == found["b"]["task_id"] and found["rewards"][0]["reward"] == "exact"
     assert sum(len(part["a"]) for part in found["parts"]) == 3

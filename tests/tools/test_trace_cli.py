@@ -116,7 +116,7 @@ def test_show_a_call_and_a_run(experiment: Path) -> None:
 
 
 def test_an_id_that_fits_several_or_none_is_an_error(experiment: Path) -> None:
-    assert "more than one id: episode abcd01, episode abff02" in ajet("show", "ab", str(experiment), code=2)
+    assert "is ambiguous: episode abcd01, episode abff02" in ajet("show", "ab", str(experiment), code=2)
     assert "nothing in this trace" in ajet("show", "zz", str(experiment), code=2)
     assert "no run 'zz'" in ajet("ledger", str(experiment), "--run", "zz", code=2)
 

@@ -104,7 +104,7 @@ def test_prune_of_a_directory_takes_each_run_from_its_own_file(path: Path) -> No
 
 
 def test_check_exits_with_one_where_anything_is_broken(path: Path) -> None:
-    assert ajet("check").startswith("launcher_record/math/trace.duckdb: sound (")
+    assert ajet("check").startswith("launcher_record/math/trace.duckdb: no violations (")
     assert json.loads(ajet("check", str(path), "--json")) == {"traces": 1, "sound": True, "broken": []}
     with TraceWriter(path) as writer:
         writer.put(*(Metric(run_id=f"\x1b[31mnobody-{i}", step=0, name="x", value=0) for i in range(30)))

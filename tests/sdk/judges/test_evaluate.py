@@ -109,7 +109,7 @@ def test_verdicts_that_cannot_be_had_are_counted_and_left_out() -> None:
     assert found.agreement is not None and found.agreement.value == 0.5
     with pytest.raises(ConfigError, match="needs an output"):
         labelled_row({"query": "q"}, 0)
-    with pytest.raises(ConfigError, match="row 2 of the labels is no object"):
+    with pytest.raises(ConfigError, match="row 2 of the labels is not an object"):
         labelled_row(["q", "a", 1], 1)
     with pytest.raises(ConfigError, match="a number as its label"):
         labelled_row({"query": "q", "output": "a", "score": float("nan")}, 0)

@@ -170,7 +170,7 @@ def test_ranked_answers_are_examples(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ([1], "row 1 is no object"),
+        ([1], "row 1 is not an object"),
         ({"answers": ["a", "b"], "label_rank": ["first", 2]}, r"ranks .*list of numbers .got .'first'"),
     ],
 )

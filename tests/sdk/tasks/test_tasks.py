@@ -87,22 +87,22 @@ def test_a_mapping_says_where_columns_go(tmp_path: Path) -> None:
     assert "has no column 'gone' for main_query; it has question, text" in refused(
         jsonl(path, field_mapping={"gone": "main_query"})
     )
-    assert "it may lead to main_query" in refused(jsonl(path, field_mapping={"text": "query"}))
+    assert "it may map to main_query" in refused(jsonl(path, field_mapping={"text": "query"}))
 
 
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
         ("{not json", "t.jsonl line 2: is not JSON: Expecting property name enclosed in double quotes at column 2"),
-        ("[1]", "t.jsonl line 2: a task is an object with keys (got list)"),
-        ("3", "t.jsonl line 2: a task is an object with keys (got int)"),
+        ("[1]", "t.jsonl line 2: a task must be an object with keys (got list)"),
+        ("3", "t.jsonl line 2: a task must be an object with keys (got int)"),
         ('{"question": NaN}', "t.jsonl line 2: is not JSON: NaN is no JSON value"),
         ("{}", "t.jsonl line 2 is empty"),
         ('{"main_query": 5}', "t.jsonl line 2: main_query: input should be a valid string (got 5)"),
         ('{"init_messages": "hi"}', "t.jsonl line 2: init_messages: input should be a valid list"),
         ('{"metadata": "hi"}', "t.jsonl line 2: metadata must be an object"),
         ('{"task_id": "x", "question": "a"}\n{"task_id": "x", "question": "b"}',
-         "t.jsonl line 3: task_id 'x' stands for another task in t.jsonl line 2"),
+         "t.jsonl line 3: task_id 'x' is already used for another task in t.jsonl line 2"),
     ],
 )  # fmt: skip
 def test_a_bad_row_is_an_error_or_is_counted(
@@ -114,7 +114,7 @@ def test_a_bad_row_is_an_error_or_is_counted(
         sets = load_tasks(jsonl(path, skip_bad_rows=True))
     assert sets.skipped == {"train": 1, "val": 0}
     assert {ROWS[0]["question"], ROWS[1]["question"]} <= {task.main_query for task in sets.train}
-    assert "1 bad row of the training tasks skipped" in caplog.text
+    assert "skipped 1 bad row of the training tasks" in caplog.text
     assert expected in caplog.text
 
 
@@ -151,8 +151,8 @@ def test_what_is_not_given_or_not_there_is_said(tmp_path: Path) -> None:
     assert "training.file_path is not set" in refused(reader(type="jsonl_dataset_file"), ConfigError)
     assert "there is no file" in refused(jsonl(tmp_path / "none.jsonl"), ConfigError)
     assert "dataset_path is not set" in refused(load_config(), ConfigError)
-    assert "there is no /no/such" in refused(repo("/no/such"), ConfigError)
-    assert "there is no training task" in refused(jsonl(lines(tmp_path / "t.jsonl", [])))
+    assert "there is no directory /no/such" in refused(repo("/no/such"), ConfigError)
+    assert "there are no training tasks" in refused(jsonl(lines(tmp_path / "t.jsonl", [])))
 
 
 READER = """

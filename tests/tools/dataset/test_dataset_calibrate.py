@@ -238,7 +238,7 @@ def test_too_many_requests_are_told(here: Path, model_server: Callable[..., Any]
         done = CliRunner().invoke(app, ["run", "agent.py:solve", *options])
     assert done.exit_code == 0, done.output
     said = " ".join(done.stderr.split())
-    assert said.count("answers 429, too many requests (1 so far); the next one is sent in") == 1
+    assert said.count("answered 429, too many requests (1 so far); next request in") == 1
     assert "rollout.max_env_worker" in said and "Traceback" not in said
 
 

@@ -360,5 +360,5 @@ def test_too_many_requests_are_told_without_a_terminal(place: Place, model_serve
     done = place.run("seeds.jsonl", "-n", "10", "--out", "data", *at(server))
     assert done.returncode == 0, done.stderr
     said = " ".join(done.stderr.split())
-    assert said.count("answers 429, too many requests (1 so far); the next one is sent in") == 1
+    assert said.count("answered 429, too many requests (1 so far); next request in") == 1
     assert "--concurrency" in said and "secret-key" not in said

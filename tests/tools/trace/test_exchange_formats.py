@@ -378,7 +378,7 @@ def test_a_file_appears_whole_or_not_at_all(reader: TraceReader, tmp_path: Path,
 def test_an_export_never_takes_the_place_of_a_trace(reader: TraceReader, trace: Path) -> None:
     with pytest.raises(ConfigError, match="is a trace"):
         export(reader, ["ep0"], "messages", trace)
-    with pytest.raises(ConfigError, match="no export format 'csv'; there are tasks"):
+    with pytest.raises(ConfigError, match="no export format 'csv'; formats: tasks"):
         export(reader, ["ep0"], "csv", trace)  # type: ignore[arg-type]
 
 

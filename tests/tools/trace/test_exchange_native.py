@@ -221,7 +221,7 @@ def test_half_a_file_says_where_it_ends_and_goes_on_where_asked(tmp_path: Path) 
     [
         ('{"episode": {"episode_id": "e"}}', "line 2 is not in ajet's format: KeyError 'calls'"),
         ('{"episode": {"episode_id": "e", "calls": [], "attempt": "x"}}', "attempt: Input should be a valid integer"),
-        ("[1, 2]", "line 2 item 1 is no object"),
+        ("[1, 2]", "line 2 item 1 is not an object"),
         ('{"other": 1}', "line 2 has none of ajet_trace, run, metrics, episode; it has other"),
         ("not json", "line 2 is not JSON: Expecting value at column 1"),
         ("\xff\xfe", "line 2 is not UTF-8"),

@@ -148,7 +148,7 @@ def test_a_broken_prompt_stays_as_it_is(tmp_path: Path) -> None:
     packed = pack(path)
     assert packed.calls == TURNS, "the other episode's"
     assert [(one.invariant, one.ids) for one in check(path) if one.invariant == "prefixes"] == [("prefixes", ("a-5",))]
-    with pytest.raises(TraceError, match=r"call a-5 cannot be rebuilt.*gone, which is not there.*trace check"):
+    with pytest.raises(TraceError, match=r"call a-5 cannot be reconstructed.*gone, which is missing.*trace check"):
         calls_of(open_trace(path), "a")
 
 

@@ -69,7 +69,7 @@ def test_history_that_is_left_out_or_changed_is_said_so() -> None:
     first = [user(f"m{n}") for n in range(4)]
     one = call(first, said("r"))
     assert [m.note for m in conversation([one, call([first[0], first[3], said("r"), user("new")])])][-1].startswith(
-        "from here on 2 earlier messages are left out"
+        "from here on, 2 earlier messages are missing"
     )
     assert told(one, call([first[0], first[3], said("r"), user("new")]))[-1] == "user: new"
     changed = conversation([one, call([user("M0"), *first[1:], said("r")], said("s"))])
