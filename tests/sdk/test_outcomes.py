@@ -22,7 +22,7 @@ from ajet_sdk.types import Call, Episode, Reward
 @given(st.lists(st.booleans(), min_size=1, max_size=8), st.integers(1, 8))
 def test_pass_at_k_is_the_mean_over_every_choice_of_k(outcomes: list[bool], k: int) -> None:
     if k > len(outcomes):
-        with pytest.raises(ValueError, match="at least k attempts"):
+        with pytest.raises(ValueError, match="it needs at least k"):
             pass_at_k(len(outcomes), sum(outcomes), k)
         return
     choices = list(itertools.combinations(outcomes, k))

@@ -272,7 +272,7 @@ def test_everything_that_cant_be_honoured_is_told_at_once() -> None:
 @pytest.mark.parametrize(
     ("machines", "engines", "named"),
     [
-        ((4, 8), {"n_vllm_engine": 10, "tensor_parallel_size": 2}, "remaining 12 .* set it to 4, 8, 12, 13, 14, 15, or null"),
+        ((4, 8), {"n_vllm_engine": 10, "tensor_parallel_size": 2}, "remaining 12 .* to 4, 8, 12, 13, 14, 15, or null"),
         ((2, 8), {"n_vllm_engine": 1}, "the remaining 15 are not whole machines; set it to 8, 9, "),
         ((2, 8), {"n_vllm_engine": 16}, "16 × 1 of 2 × 8 GPUs sample, and no GPU is left for training"),
         ((2, 8), {"tensor_parallel_size": 3}, "tensor_parallel_size: 3 of 2 × 8 GPUs"),

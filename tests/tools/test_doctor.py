@@ -103,7 +103,7 @@ def test_gpus_and_their_driver(
     assert found("trinity-cuda", "driver").status == "ok"
     assert usable(check_target("trinity-cuda")) and found("trinity-cuda", "flash-attn").status == "miss"
     smi(tmp_path, monkeypatch, "NVIDIA A100, 81559, 535.104.05")
-    assert found("trinity-cuda", "driver").detail == "535.104.05, too old for CUDA 13"
+    assert found("trinity-cuda", "driver").detail == "535.104.05 is too old for CUDA 13"
     assert not usable(check_target("trinity-cuda"))
 
 

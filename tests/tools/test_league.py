@@ -115,7 +115,7 @@ def test_who_is_not_there_is_said(job: Path) -> None:
     alone = CliRunner().invoke(app, ["league", "--conf", str(job)])
     assert alone.exit_code == 2 and "no checkpoint yet" in alone.output
     one = CliRunner().invoke(app, ["league", "--conf", str(job), "--players", "policy"])
-    assert one.exit_code == 2 and "--players names policy alone" in one.output and "checkpoint" not in one.output
+    assert one.exit_code == 2 and "--players names only policy" in one.output and "checkpoint" not in one.output
 
 
 @given(games=st.integers(0, 500), share=st.floats(0, 1))

@@ -73,11 +73,11 @@ def test_history_that_is_left_out_or_changed_is_said_so() -> None:
     )
     assert told(one, call([first[0], first[3], said("r"), user("new")]))[-1] == "user: new"
     changed = conversation([one, call([user("M0"), *first[1:], said("r")], said("s"))])
-    assert [(m.content, m.note[:25]) for m in changed[5:]] == [("M0", "from here on 1 earlier me"), ("s", "")]
+    assert [(m.content, m.note[:25]) for m in changed[5:]] == [("M0", "from here on, 1 earlier m"), ("s", "")]
     before = conversation([one, call([user("put in"), *first, said("r")], said("s"))])
     assert [m.note for m in before[5:]] == ["inserted before messages that had already been sent", ""]
     shorter = conversation([one, call(first[:1], said("again"))])
-    assert shorter[-1].content == "again" and shorter[-1].note.startswith("from here on 4 earlier messages")
+    assert shorter[-1].content == "again" and shorter[-1].note.startswith("from here on, 4 earlier messages")
 
 
 def test_every_message_of_every_request_stands_in_the_conversation() -> None:
