@@ -34,6 +34,7 @@ from ajet_tools.dataset.model.budget import Budget
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.model.open import open_endpoint
 from ajet_tools.dataset.prompts import Prompt
+from ajet_tools.dataset.review.estimate import error_lines, errors_of
 from ajet_tools.dataset.similarity.meaning import MeaningIndex
 from ajet_tools.dataset.verify.combined import Check, Verify
 
@@ -282,6 +283,7 @@ def report(
     Raises KeyboardInterrupt, or Exit with 143, where Ctrl-C or SIGTERM ended the run.
     """
     spent, sides = budget.spent, {"train": result.train, "validation": result.validation}
+    errors = errors_of(files) if checks else []
     if as_json:
         print_json(
             {
@@ -291,6 +293,7 @@ def report(
                 "surplus": result.surplus,
                 "diversity": result.diversity().as_json(),
                 "checks": [one.as_json() for one in checks],
+                "errors": [one.as_json() for one in errors],
                 **(more or {}),
                 "calls": spent.calls,
                 "cached": spent.cached,
@@ -308,6 +311,8 @@ def report(
         for one in checks:
             took = f"; {one.budget.summary()}" if one.budget is not None else ""
             echo(f"  verified by {one.verifier}: {one.in_words()}{took}")
+        for line in error_lines(errors, files) if checks else ():
+            echo(f"  {line}")
         for reason, count in result.refused.most_common():
             echo(f"  {count:,} refused: {reason}")
         for path in files:

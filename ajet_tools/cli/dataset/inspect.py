@@ -21,6 +21,7 @@ from ajet_tools.cli.viewer import check_terminal, load_viewer
 from ajet_tools.dataset.card.pictures import draw
 from ajet_tools.dataset.files.blocks import read_blocks
 from ajet_tools.dataset.files.tables import files_of, splits_of, text_of
+from ajet_tools.dataset.review.estimate import estimate_errors
 from ajet_tools.dataset.review.review import Review
 from ajet_tools.dataset.rows.diff import Changed, Difference
 from ajet_tools.dataset.rows.diff import diff as compare
@@ -120,10 +121,14 @@ def stats(
     with counting("stats") as passing:
         found = gather(passing(read_blocks(source, mapping=mapping_of(mapping), bad=bad)), by=by, exact=not estimate)
     written = _write_stats(found, out) if out else []
+    errors = estimate_errors(Path(source)) if not mapping else None
     if as_json:
-        print_json({**found.as_json(), "bad_rows": bad.count, "files": [str(path) for path in written]})
+        labels = {"errors": errors.as_json()} if errors is not None else {}
+        print_json({**found.as_json(), **labels, "bad_rows": bad.count, "files": [str(path) for path in written]})
         return
     _print_stats(found)
+    if errors is not None:
+        echo(f"\n{errors.as_text()}")
     for line in (*bad_row_lines(bad), *(f"wrote {path}" for path in written)):
         echo(line, err=True)
 

@@ -14,11 +14,11 @@ from ajet_tools.dataset.files.writer import Writer, json_line
 from ajet_tools.dataset.review.journal import Decision, digest_of_line
 from ajet_tools.dataset.review.review import Review
 
-__all__ = ["Plan", "Saved", "proposed", "rejected_beside", "save"]
+__all__ = ["BY_HAND", "Plan", "Saved", "proposed", "rejected_beside", "save"]
 
 _WRITTEN = (".jsonl", ".jsonl.gz", ".csv", ".parquet")
 _TOGETHER = 256
-_REASON = {"reason": "rejected by hand"}
+BY_HAND = {"reason": "rejected by hand"}
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,6 @@ def _write_rejected(review: Review, path: Path) -> None:
                 seen.add(digest_of_line(json_line(row.values)))
                 writer.write(row.values, row.stored)
         for number, row in _rows(review):
-            values = {**row.values, "rejected": _REASON}
+            values = {**row.values, "rejected": BY_HAND}
             if review.mark_of(number) == "rejected" and digest_of_line(json_line(values)) not in seen:
                 writer.write(values, row.stored)
