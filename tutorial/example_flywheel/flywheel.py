@@ -1,6 +1,6 @@
 """Serve a model, collect what its users say, train on it, compare, and promote what is better; round after round.
 
-    python tutorial/example_flywheel/flywheel.py [--rounds 2] [--walks 256] [--held-out 128] [--seed 0]
+    python tutorial/example_flywheel/flywheel.py [--rounds 2] [--walks 512] [--held-out 256] [--seed 0]
 
 The users are SIMULATED. Of ten, four say nothing; the others give a thumb up where the goal was reached and a thumb
 down where it was not, and one in fifty is mistaken.
@@ -29,8 +29,8 @@ LAKES = HERE.parent / "example_frozenlake"
 SILENT, MISTAKEN = 0.4, 0.02
 
 
-def config(*overrides: str) -> ajet.Config:
-    return ajet.load_config(HERE / "flywheel.yaml", list(overrides))
+def config(seed: int, *overrides: str) -> ajet.Config:
+    return ajet.load_config(HERE / "flywheel.yaml", [f"ajet.trainer_common.seed={seed}", *overrides])
 
 
 def model(checkpoint: Path) -> list[str]:
@@ -53,10 +53,10 @@ def serving(checkpoint: Path) -> Iterator[str]:
         server.wait()
 
 
-def collect(url: str, lakes: list[dict[str, Any]], place: Path, draw: random.Random) -> tuple[int, int]:
+def collect(seed: int, url: str, lakes: list[dict[str, Any]], place: Path, draw: random.Random) -> tuple[int, int]:
     """Let users walk, and store what they say. Returns thumbs up and down."""
-    report = ajet.run(config(f"ajet.model.base_url={url}", "ajet.model.name=walker", f"ajet.experiment_dir={place}"),
-                      tasks=lakes)  # fmt: skip
+    served = [f"ajet.model.base_url={url}", "ajet.model.name=walker", f"ajet.experiment_dir={place}"]
+    report = ajet.run(config(seed, *served), tasks=lakes)
     said = []
     for score in report.tasks:
         for episode in score.episodes:
@@ -76,9 +76,9 @@ def build(place: Path) -> Path:
     return rows
 
 
-def rewards(checkpoint: Path, lakes: list[dict[str, Any]], place: Path) -> list[float]:
+def rewards(seed: int, checkpoint: Path, lakes: list[dict[str, Any]], place: Path) -> list[float]:
     """What a checkpoint does on held-out lakes, lake by lake. A walk that failed is no 0: it ends the comparison."""
-    report = ajet.run(config(*model(checkpoint), f"ajet.experiment_dir={place}"), tasks=lakes)
+    report = ajet.run(config(seed, *model(checkpoint), f"ajet.experiment_dir={place}"), tasks=lakes)
     if report.failures:
         raise RuntimeError(f"walks failed: {report.failures}")
     return [score.reward for score in report.tasks if score.reward is not None]
@@ -91,29 +91,30 @@ def rows_of(name: str) -> list[dict[str, Any]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=2)
-    parser.add_argument("--walks", type=int, default=256, help="Walks of users in a round.")
-    parser.add_argument("--held-out", type=int, default=128)
+    parser.add_argument("--walks", type=int, default=512, help="Walks of users in a round.")
+    parser.add_argument("--held-out", type=int, default=256)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--model", type=Path, help="The first checkpoint; without it the recipe's.")
     given = parser.parse_args()
     home, draw = Path("launcher_record/flywheel"), random.Random(given.seed)
     lakes, held_out = rows_of("train.jsonl"), rows_of("val.jsonl")[: given.held_out]
     draw.shuffle(lakes)
-    current = (given.model or asyncio.run(build_recipe(config()))).resolve()
-    known = rewards(current, held_out, home / "before")
+    current = (given.model or asyncio.run(build_recipe(config(given.seed)))).resolve()
+    known = rewards(given.seed, current, held_out, home / "before")
     lines = [f"round 0: held-out reward {sum(known) / len(known):.3f}"]
     for number in range(1, given.rounds + 1):
         place = home / f"round-{number}"
         with serving(current) as url:
-            up, down = collect(url, lakes[(number - 1) * given.walks : number * given.walks], place / "served", draw)
+            walked = lakes[(number - 1) * given.walks : number * given.walks]
+            up, down = collect(given.seed, url, walked, place / "served", draw)
         if not up:
             lines.append(f"round {number}: no thumb up, {down} down; there is nothing to learn from")
             break
         data = build(place / "served")
-        trained = ajet.train(config(*model(current), f"ajet.trainer_common.algorithm.data={data}",
+        trained = ajet.train(config(given.seed, *model(current), f"ajet.trainer_common.algorithm.data={data}",
                                     f"ajet.experiment_dir={place / 'trained'}"))  # fmt: skip
         assert trained.path is not None
-        now = rewards(trained.path.resolve(), held_out, place / "compared")
+        now = rewards(given.seed, trained.path.resolve(), held_out, place / "compared")
         gain = paired([b - a for a, b in zip(known, now, strict=True)])
         better = gain.low is not None and gain.low > 0
         lines.append(
