@@ -12,9 +12,12 @@ import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk import run as sdk
+from ajet_sdk.agent.decorators import workflow
+from ajet_sdk.capture.observe import trace
 from ajet_sdk.errors import ConfigError, MissingExtra, TrainingError
 from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.types import Episode, Task
@@ -69,8 +72,8 @@ def tune(
         raise MissingExtra("gepa", "prompts") from error
     if config.rollout.runner != "thread":
         raise ConfigError("prompts are tuned in this process: set rollout.runner: thread")
-    workflow = config.load(config.rollout.user_workflow or "")
-    prompts, sets = prompts_of(workflow, names), load_tasks(config)
+    agent = config.load(config.rollout.user_workflow or "")
+    prompts, sets = prompts_of(agent, names), load_tasks(config)
     if len(sets.train) < 2 or not sets.val:
         raise ConfigError(
             f"prompts are tuned on training tasks (at least 2; there are {len(sets.train)}) and compared on validation "
@@ -78,13 +81,13 @@ def tune(
         )
     tasks = list(sets.train)
     random.Random(config.trainer_common.seed).shuffle(tasks)
-    evaluation = _Evaluation(config, workflow, prompts)
+    evaluation = _Evaluation(config, agent, prompts)
     found = gepa.optimize(
         seed_candidate=dict(prompts.texts),
         trainset=tasks[: len(tasks) // 2],
         valset=tasks[len(tasks) // 2 :],
         adapter=evaluation,
-        reflection_lm=reflect,
+        reflection_lm=_traced(reflect, config.directory),
         reflection_minibatch_size=minibatch,
         max_metric_calls=budget,
         seed=config.trainer_common.seed,
@@ -97,6 +100,20 @@ def tune(
     gain = paired([b - a for a, b in zip(before, after, strict=True)], seed=config.trainer_common.seed)
     count = len(found.candidates)
     return Tuned(prompts, best, count, spent, _mean(before), _mean(after), gain)
+
+
+def _traced(reflect: Reflect, directory: Path) -> Reflect:
+    """Each question is an episode `reflection` in the trace, with the calls that it takes."""
+
+    @workflow
+    def reflection(question: str) -> str:
+        return reflect(question)
+
+    def ask(question: str) -> str:
+        with trace(directory / "trace.duckdb"):  # an evaluation has it open before and after
+            return str(reflection(question=question))
+
+    return ask
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -115,7 +132,7 @@ class _Evaluation:
     """GEPA's adapter: runs a candidate over tasks, and tells of each episode what a reflecting model should know."""
 
     config: Config
-    workflow: Any
+    agent: Any
     prompts: Prompts
     episodes: int = 0
     propose_new_texts: None = field(default=None, init=False)
@@ -153,7 +170,7 @@ class _Evaluation:
 
     def _run(self, tasks: Sequence[Task], texts: Mapping[str, str], k: int) -> list[tuple[Episode, ...]]:
         with self.prompts.trying(texts):
-            report = sdk.run(self.config, workflow=self.workflow, tasks=list(tasks), k=k)
+            report = sdk.run(self.config, workflow=self.agent, tasks=list(tasks), k=k)
         self.episodes += len(tasks) * k
         return [score.episodes for score in report.tasks]
 

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from ajet_sdk.config.config import load_config
 from ajet_sdk.errors import ConfigError, TrainingError
-from ajet_sdk.trace.reader import open_trace
+from ajet_sdk.trace.reader import episodes, open_trace
 from ajet_tools.cli.app import app
 from ajet_tools.tuning.prompts import tune
 from ajet_tools.tuning.source import Prompts, prompts_of
@@ -124,6 +124,13 @@ def test_a_candidate_without_its_placeholder_is_not_run(
     assert not tuned.changed and tuned.candidates == 1
     assert "a rewritten prompt is refused: SYSTEM has lost {question}" in caplog.text
     assert asked and all("{question}" in text.split("Keep in the prompt")[1] for text in asked)
+    reader = open_trace(config.directory)
+    try:
+        traced = [one for one in episodes(reader) if one.task.env_type == "reflection"]
+    finally:
+        reader.close()
+    assert [one.task.main_query for one in traced] == asked
+    assert {one.output for one in traced} == {"```\nAnswer in one word.\n```"}
 
 
 @pytest.fixture
@@ -161,10 +168,14 @@ def test_the_tutorial_finds_the_three_rules_and_writes_them_down(
         assert rule in said["diff"] and rule in (example / "agent.py").read_text()
     reader = open_trace(Path(said["directory"]))
     try:
-        episodes = reader.query("SELECT count(*) AS n FROM episodes").to_pylist()[0]["n"]
+        found = episodes(reader)
     finally:
         reader.close()
-    assert episodes == said["episodes"] + 2 * 60
+    reflections = [one for one in found if one.task.env_type == "reflection"]
+    assert len(found) == said["episodes"] + 2 * 60 + len(reflections) and len(reflections) >= 3
+    assert [len(one.calls) for one in reflections] == [1] * len(reflections)
+    assert {call.model for one in reflections for call in one.calls} == {"writer"}
+    assert not any(call.trainable for one in reflections for call in one.calls)
 
 
 @pytest.mark.slow
