@@ -17,22 +17,31 @@ HOW_MANY = re.compile(r"JSON array of (\d+)")
 
 def reply(ask):
     """The replies to one request. What is drawn, is drawn by its words and its seed: equal requests, equal replies."""
+    return replies(ask, value)
+
+
+def biased(ask):
+    """The same teacher with an error of its own: it believes that every product is ten more, whenever it is asked."""
+    return replies(ask, lambda a, operator, b, chance: value(a, operator, b, chance) + 10 * (operator == "*"))
+
+
+def replies(ask, value):
     prompt = ask.body["messages"][-1]["content"]
     chance = random.Random(f"{ask.sampling.seed} {prompt}")
-    return [said(prompt, chance) for _ in range(ask.sampling.n)]
+    return [said(prompt, chance, value) for _ in range(ask.sampling.n)]
 
 
-def said(prompt, chance):
+def said(prompt, chance, value):
     if chance.random() < PROSE:
         return "Sure! Here is what you asked for."
     wanted = HOW_MANY.search(prompt)
     if wanted is None:
-        return worked_out(prompt, chance)
+        return worked_out(prompt, chance, value)
     examples = [json.loads(line) for line in EXAMPLE.findall(prompt)]
-    return json.dumps([task(examples, chance) for _ in range(int(wanted[1]))])
+    return json.dumps([task(examples, chance, value) for _ in range(int(wanted[1]))])
 
 
-def task(examples, chance):
+def task(examples, chance, value):
     """A task in the style of the examples: one of their operators, numbers as long as theirs."""
     example = chance.choice(examples)
     if chance.random() < REPEATED:
@@ -42,7 +51,7 @@ def task(examples, chance):
     return {"question": f"What is {a}{operator}{b}?", "answer": str(value(a, operator, b, chance))}
 
 
-def worked_out(prompt, chance):
+def worked_out(prompt, chance, value):
     """An independent answer to the task that ends the prompt."""
     a, operator, b = SUM.findall(prompt)[-1]
     answer = value(int(a), operator, int(b), chance)

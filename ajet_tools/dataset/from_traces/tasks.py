@@ -10,8 +10,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from ajet_sdk.judges.math import number
 from ajet_sdk.types import Episode, Feedback, Task
 from ajet_tools.dataset.from_traces.choice import Opinion, opinion
+from ajet_tools.dataset.verify.agreement import final_of
 from ajet_tools.text.clean import spoken
 from ajet_tools.trace.export.conversations import Conversation, conversations
 from ajet_tools.trace.export.job import Record
@@ -22,6 +24,8 @@ __all__ = ["TaskPool", "TracedTask", "task_key", "traced_tasks"]
 Message = Mapping[str, Any]
 _PLACEHOLDER = re.compile(rf"\[(?:{'|'.join(KINDS)}) \d+\]|\[removed by ajet\]")
 _MOST_EPISODES = 16
+_MARKED = re.compile(r"^\s*ANSWER:|\\boxed\s*\{|####|\banswer is\b", re.MULTILINE)
+"""Signs by which judges tell the answer in an output that is no number."""
 
 
 @dataclass(frozen=True)
@@ -194,8 +198,19 @@ def _answer(episode: Episode, asked: _Question, said: Opinion, accept_output: bo
     if accept_output and said.correction is None and "up" in said.kinds:
         output = episode.output if asked.own and episode.output not in (None, "") else None
         liked = output if isinstance(output, str | int | float) else spoken(asked.reply or {}).strip()
-        return (liked, "output", None) if liked != "" else (None, None, None)
+        return (_value(liked), "output", None) if liked != "" else (None, None, None)
     return None, None, None
+
+
+def _value(liked: str | int | float) -> Any:
+    """What an output that people liked says is the answer, where the judges can tell: `42` of `So the answer is 42.`
+
+    Else the output as it is.
+    """
+    said = final_of(liked) if isinstance(liked, str) else None
+    if said is None or not (number(said) is not None or _MARKED.search(str(liked))):
+        return liked
+    return said
 
 
 def _asks_a_tool(episode: Episode, call_id: str | None) -> bool:

@@ -58,6 +58,17 @@ def test_eight_seeds_become_500_right_tasks_although_the_teacher_errs(tmp_path: 
     assert sum("question" in row and not is_right(row) for row in refused) > 30
 
 
+def test_an_independent_verifier_sees_what_a_biased_teacher_does_not(tmp_path: Path) -> None:
+    wrong = []
+    for name, more in ("own", ()), ("other", ("--verify-model", f"scripted:{HERE / 'checker.py'}:reply")):
+        arguments = ["expand", str(HERE / "seeds.jsonl"), "--count", "200", "--out", str(tmp_path / name), "--scripted",
+                     f"{HERE / 'teacher.py'}:biased", "--strategy", "same-style", "--verify", "agreement:3", *more,
+                     "--validation", "0"]  # fmt: skip
+        assert CliRunner().invoke(app, ["dataset", *arguments]).exit_code == 0
+        wrong.append(sum(not is_right(row) for row in rows_of(tmp_path / name / "train.jsonl")))
+    assert wrong[0] > 20 and wrong[1] == 0
+
+
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not installed")
 def test_the_makefile_runs_only_the_steps_that_have_to_run(tmp_path: Path) -> None:
     program = tmp_path / "ajet"

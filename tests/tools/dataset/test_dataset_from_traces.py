@@ -139,6 +139,23 @@ def test_an_output_that_people_liked_is_an_answer_where_that_is_asked_for(servic
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("output", "answer"),
+    [
+        ("So the answer is **42**.", "42"), (r"Half of 84: \boxed{42}", "42"), ("We add.\nANSWER: Paris", "Paris"),
+        ("1,234.0", "1,234.0"), ("The answer is Paris.", "Paris"),
+        ("It is 42 apples.", "It is 42 apples."), ("My answer: roses are red", "My answer: roses are red"),
+    ],
+)  # fmt: skip
+def test_the_value_of_an_output_that_people_liked_is_the_answer_where_a_judge_can_tell(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, answer: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    trace(tmp_path / "trace.duckdb", episode("liked", "What is it?", output), feedback=[said("liked", 1.0)])
+    made("trace.duckdb", "--accept-outputs", "-o", "tasks.jsonl")
+    assert [row["metadata"]["answer"] for row in rows(Path("tasks.jsonl"))] == [answer]
+
+
 def test_training_reads_what_was_made(service: Path) -> None:
     made(service, "--feedback", "corrected", "-o", "tasks.jsonl")
     where = {
