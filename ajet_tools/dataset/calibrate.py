@@ -56,7 +56,7 @@ class Band:
         except ValueError:
             band = cls(1.0, 0.0)
         if not colon or not 0.0 <= band.low <= band.high <= 1.0:
-            raise ConfigError(f"a band of pass rates reads LOW:HIGH, from 0 to 1, as in 0.1:0.9 (got {text!r})")
+            raise ConfigError(f"a range of pass rates is LOW:HIGH, from 0 to 1, such as 0.1:0.9 (got {text!r})")
         return band
 
     def __contains__(self, rate: float) -> bool:
@@ -195,7 +195,7 @@ class _AttemptLog:
             self.spoilt.setdefault(key, why)
             self.in_vain += 1
             if self.in_vain >= _FRUITLESS and not self.counted:
-                raise TaskError(f"none of the first {self.in_vain} attempts says anything of its task; the last: {why}")
+                raise TaskError(f"none of the first {self.in_vain} attempts was usable; the last: {why}")
         else:
             self.counted.append(episode.model_copy(update={"output": None}))
             attempts = self.under_way.setdefault(key, [])
@@ -248,7 +248,7 @@ def _write(
                     writer.declare(one.row.stored)
             measured = known.get(one.key) if one.task is not None else None
             if measured is None:
-                reason = one.problem or attempts.spoilt.get(one.key, "not measured: the run was cut short")
+                reason = one.problem or attempts.spoilt.get(one.key, "not measured: the run was stopped early")
                 done.unmeasured[reason] += 1
                 values = dict(one.row.values)
             else:

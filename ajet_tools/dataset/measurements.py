@@ -133,6 +133,6 @@ def _read(path: Path) -> Iterator[tuple[str, Measurement]]:
         except (ValueError, KeyError, TypeError) as error:
             if line.strip() and not line.startswith(b"{"):  # else a line that a kill cut off
                 raise AjetError(
-                    f"{path} line {number} is no measurement ({error}); this file is made by `ajet dataset calibrate`: "
-                    "name another by --measurements, or delete it to measure everything again"
+                    f"{path} line {number} is not a measurement ({error}); the file is written by `ajet dataset "
+                    "calibrate`: name another with --measurements, or delete it to measure everything again"
                 ) from error

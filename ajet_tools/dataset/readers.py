@@ -64,7 +64,7 @@ def read_generated(config: Config) -> Rows:
     documents = [_there(config, text, "document_reader.document_path") for text in given.document_reader.document_path]
     if not documents and seeds is None:
         raise ConfigError(
-            f"{_GENERATION} has nothing to make tasks of: give documents by document_reader.document_path, or seeds by "
+            f"{_GENERATION} has no source for tasks: set document_reader.document_path, or "
             "query_reader.jsonl_dataset_file.training.file_path"
         )
     if seeds is not None and validation is not None:
@@ -147,8 +147,8 @@ def _finished(folder: Path) -> dict[str, Path] | None:
     for path in files.values():
         if digest_of_path(path) != digests[path.name]:
             raise ConfigError(
-                f"{path} was changed since it was generated; train on it by task_reader.type: jsonl_dataset_file, or "
-                "delete it to generate it again"
+                f"{path} was changed since it was generated; train on it with task_reader.type: "
+                "jsonl_dataset_file, or delete it to generate it again"
             )
     return files
 
@@ -200,8 +200,8 @@ def writer_of(config: Config) -> dict[str, Any]:
     base_url = given.base_url or os.environ.get("OPENAI_BASE_URL")
     if model is None or not (base_url or Path(model).is_dir()):
         raise ConfigError(
-            f"say which model writes the tasks: {_GENERATION}.llm_model, and its endpoint by {_GENERATION}.base_url or "
-            "OPENAI_BASE_URL (a local checkpoint needs none)"
+            f"no model to generate tasks: set {_GENERATION}.llm_model, and its endpoint with "
+            f"{_GENERATION}.base_url or OPENAI_BASE_URL (not needed for a local checkpoint)"
         )
     return {"base_url": base_url, "model": model}
 
@@ -215,7 +215,7 @@ def _check_limits(config: Config) -> None:
     threshold = given.deduplication_filter.params.similarity_threshold
     key = f"{_GENERATION}.deduplication_filter.params.similarity_threshold"
     if given.deduplication_filter.enabled and threshold < _LEAST_SIMILARITY:
-        raise ConfigError(f"{key} is at least {_LEAST_SIMILARITY} (got {threshold:g}, {config.origin(key)})")
+        raise ConfigError(f"{key} must be at least {_LEAST_SIMILARITY} (got {threshold:g}, {config.origin(key)})")
 
 
 def file_of(config: Config, split: str) -> Path | None:
@@ -223,7 +223,7 @@ def file_of(config: Config, split: str) -> Path | None:
     reader = config.task_reader.data_generation.query_reader
     if reader.type != "jsonl_dataset_file":
         key = f"{_GENERATION}.query_reader.type"
-        raise ConfigError(f"{key} is jsonl_dataset_file (got {reader.type!r}, {config.origin(key)})")
+        raise ConfigError(f"{key} must be jsonl_dataset_file (got {reader.type!r}, {config.origin(key)})")
     text = getattr(reader.jsonl_dataset_file, split).file_path
     return None if text is None else _there(config, text, f"query_reader.jsonl_dataset_file.{split}.file_path")
 
@@ -247,7 +247,7 @@ def _check_apart(seeds: Path, validation: Path) -> None:
     for row in read(seeds):
         place = held_out.get(_plain(row.values))
         if place is not None:
-            raise TaskError(f"{row.where} is a validation task too ({place}): take it out of the seeds")
+            raise TaskError(f"{row.where} is also a validation task ({place}); remove it from the seeds")
 
 
 def _plain(values: Mapping[str, Any]) -> str:
@@ -316,11 +316,11 @@ def _traces(config: Config) -> Path:
     given = config.task_reader.feedback_tracing.base_url
     key = f"{_TRACING}.base_url"
     if given is None:
-        raise ConfigError(f"{key} must be given (it is null): the trace of the deployed agent, a directory or a file")
+        raise ConfigError(f"{key} is not set; give the trace of the deployed agent, a directory or a file")
     if "://" in given and not given.startswith("file://"):
         raise ConfigError(
-            f"{key}: {given} is an address ({config.origin(key)}); give the directory of a trace, or the file that "
-            "the service writes (AgentScope Studio's database.sqlite, OTLP or OpenAI logs)"
+            f"{key}: {given} is a URL ({config.origin(key)}); give a trace directory, or the file that the "
+            "service writes (AgentScope Studio's database.sqlite, OTLP or OpenAI logs)"
         )
     path = config.resolve(given.removeprefix("file://"))
     if not path.exists():
@@ -336,7 +336,7 @@ def _grader(config: Config) -> Grader | None:
         return None
     rubric = "\n".join(one.custom_rubrics.strip() for one in filters).strip()
     if not rubric:
-        raise ConfigError(f"{_TRACING}.filters: llm_evaluate needs custom_rubrics, which say what a good episode is")
+        raise ConfigError(f"{_TRACING}.filters: llm_evaluate needs custom_rubrics, which describe a good episode")
     cache = config.directory / "data" / "grades.sqlite"
     most = max(one.max_thread for one in filters)
     endpoint = open_endpoint(

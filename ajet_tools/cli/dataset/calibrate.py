@@ -42,7 +42,7 @@ def calibrate(
         typer.Option(metavar="LOW:HIGH", help="Keep rows whose pass rate is in this range: 0.1:0.9, 0.1:, :0.9."),
     ] = None,
     answering: AgentOptions,
-    concurrency: Annotated[int | None, typer.Option(min=1, help="Episodes at once.")] = None,
+    concurrency: Annotated[int | None, typer.Option(min=1, help="Maximum number of episodes run concurrently.")] = None,
     rejected: Annotated[
         Path | None,
         typer.Option(help="File for the other rows, with the reason [OUT.rejected.jsonl; .parquet beside Parquet]."),

@@ -108,7 +108,7 @@ def _parts(sources: list[str], split: str | None, *, to_directory: bool) -> dict
             own = name if to_directory and colon and Path(folder).is_dir() else "train"
             parts.setdefault(split or own, []).append(source)
     if not parts:
-        raise ConfigError(f"there is no data file in {', '.join(sources)}")
+        raise ConfigError(f"there are no data files in {', '.join(sources)}")
     return parts
 
 
@@ -130,9 +130,9 @@ def _converted(blocks: Iterator[Block], format: str, left_out: Counter[str]) -> 
 
 def _nothing(paths: list[str], format: str, left_out: Counter[str]) -> str:
     if not left_out:
-        return f"{', '.join(paths)} has no rows: there is nothing to export"
+        return f"{', '.join(paths)} has no rows; nothing to export"
     reasons = ", ".join(f"{number:,} {reason}" for reason, number in left_out.most_common())
-    return f"no row of {', '.join(paths)} can be put into the form {format}; rows {reasons}"
+    return f"no row of {', '.join(paths)} can be exported as {format}; rows {reasons}"
 
 
 def _write_card(

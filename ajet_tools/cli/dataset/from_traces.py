@@ -28,11 +28,12 @@ __all__ = ["app"]
 app = typer.Typer(add_completion=False)
 
 _PATHS = (
-    "Traces of ajet (files, directories, live ones), AgentScope Studio's database, OTLP or OpenAI logs; - is stdin. "
-    "By default the newest trace below here."
+    "ajet traces (files, directories, live runs), AgentScope Studio databases, OTLP or OpenAI logs; - is stdin. "
+    "Default: the newest trace in or below the current directory."
 )
 _TO = "tasks (for RL), messages (for SFT), preferences (pairs) or tokens."
-_FROM = "auto, native, openai, otlp, openinference, studio, agent-lightning or verifiers: of what is no trace of ajet."
+_FROM = "Format of inputs that are not ajet traces: auto, native, openai, otlp, openinference, studio, "
+"agent-lightning or verifiers."
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ class ChoiceOptions:
     rubric: Annotated[
         str | None, typer.Option(metavar="FILE|TEXT", help="Let a model grade episodes by this rubric.")
     ] = None
-    min_score: Annotated[float, typer.Option(min=0, max=1, help="--rubric: the least score of a good episode.")] = 0.5
+    min_score: Annotated[float, typer.Option(min=0, max=1, help="--rubric: minimum score of a good episode.")] = 0.5
     run: Annotated[str | None, typer.Option("--run", metavar="ID", help="Only this run. Default: all.")] = None
     split: Annotated[str | None, typer.Option("--split", help="Only train or only val.")] = None
 
@@ -78,7 +79,9 @@ class ConversionOptions:
     ] = False
     need_answer: Annotated[bool, typer.Option("--need-answer", help="Tasks: reject those without an answer.")] = False
     per_task: Annotated[int, typer.Option(min=0, help="Messages: the best N episodes per task; 0 for all.")] = 1
-    margin: Annotated[float, typer.Option(min=0, help="Preferences: the least difference of rewards.")] = 0.0
+    margin: Annotated[
+        float, typer.Option(min=0, help="Preferences: minimum difference between the rewards of a pair.")
+    ] = 0.0
     redact: Annotated[
         bool, typer.Option("--redact/--no-redact", help="Replace secrets and personal data with placeholders.")
     ] = True
@@ -200,17 +203,17 @@ def _lines(
     if made.stopped:
         yield f"  stopped grading: {made.stopped}"
     if made.duplicates:
-        yield f"  the same again: {made.duplicates:,}"
+        yield f"  duplicates: {made.duplicates:,}"
     for reason, count in sorted(made.left_out.items()):
         if count:
             yield f"  left out: {count:,} {reason}"
     for reason, count in sorted(_by_reason(made).items()):
         yield f"  rejected: {count:,}: {reason}"
     if apart:
-        yield f"  the rejected ones are in {apart}"
+        yield f"  rejected tasks are in {apart}"
     yield f"  {_redaction(made, redact)}"
     if failures and out != "-":
-        yield f"More tasks of their kind: ajet dataset expand {out} --count 500 --out data/"
+        yield f"To generate more like these: ajet dataset expand {out} --count 500 --out data/"
 
 
 _ANSWERS = {
@@ -223,8 +226,8 @@ _ANSWERS = {
 
 def _redaction(made: TraceRun, redact: bool) -> str:
     if not redact:
-        return "not redacted: secrets and personal data are in it as they were said"
+        return "not redacted: it may contain secrets and personal data"
     if not made.redacted:
-        return "redacted: nothing was found; names and addresses in prose are not looked for"
+        return "redacted: nothing found; names and addresses in prose are not detected"
     kinds = ", ".join(f"{n:,} {kind}" for kind, n in made.redacted.most_common())
-    return f"redacted: {kinds}; names and addresses in prose are not looked for"
+    return f"redacted: {kinds}; names and addresses in prose are not detected"

@@ -71,7 +71,10 @@ class LearningOptions:
         ),
     ] = None
     workflow: Annotated[
-        str | None, typer.Option("--workflow", "-w", metavar="AGENT", help="--for: agent.py:solve, which tries them.")
+        str | None,
+        typer.Option(
+            "--workflow", "-w", metavar="AGENT", help="--for: the agent that tries the tasks, agent.py:solve."
+        ),
     ] = None
     judge: Annotated[str | None, typer.Option(help=f"--for: {JUDGE_HELP}")] = None
     conf: Annotated[
@@ -87,11 +90,11 @@ class LearningOptions:
         """What tries the rows, with its traces beside them; None where no policy is named. Raises ConfigError."""
         if self.policy is None:
             if given := [name for name in ("workflow", "judge", "conf") if getattr(self, name) is not None]:
-                raise ConfigError(f"--{given[0]} says how a policy tries the tasks; name the policy with --for")
+                raise ConfigError(f"--{given[0]} configures the policy of --for; add --for")
             yield None
             return
         if self.workflow is None and self.conf is None:
-            raise ConfigError("--for: say which agent tries the tasks: --workflow agent.py:solve, or --conf FILE")
+            raise ConfigError("--for needs an agent: pass --workflow agent.py:solve, or --conf FILE")
         scripted = self.policy.removeprefix("scripted:") if self.policy.startswith("scripted:") else None
         name, at, url = self.policy.partition("@http")
         config = AgentOptions(
@@ -181,7 +184,7 @@ def expand(
     elif seeds is None and from_failures is not None:
         rows = _failed(from_failures)
     else:
-        raise ConfigError("say what to grow from: a FILE of seeds, or --from-failures TRACE")
+        raise ConfigError("nothing to grow from: pass a FILE of seeds, or --from-failures TRACE")
     if writing.show_prompt:
         _show_expand_prompts(rows, config, asking.model)
         return
@@ -255,7 +258,9 @@ def from_docs(
         str | None,
         typer.Option(metavar="NAME", help="Encoding of text, Markdown and HTML that is not UTF-8, such as latin-1."),
     ] = None,
-    passes: Annotated[int, typer.Option(min=1, help="How often a part is asked at most, to reach --count.")] = 3,
+    passes: Annotated[
+        int, typer.Option(min=1, help="Maximum number of times that a part is asked to reach --count.")
+    ] = 3,
     verify: VerifyHow = "llm",
     verifying: VerifyOptions,
     temperature: Temperature = 0.7,

@@ -90,7 +90,7 @@ class VerifyOptions:
     unfenced: Annotated[
         bool,
         typer.Option(
-            "--unfenced", help="--verify code: run generated programs without the sandbox, with your own rights."
+            "--unfenced", help="--verify code: run generated programs without a sandbox, with your own permissions."
         ),
     ] = False
 
@@ -127,7 +127,10 @@ class OutputOptions:
         typer.Option(metavar="FILE", help="Reject rows that are in this evaluation set; repeatable."),
     ] = None
     similarity: Annotated[
-        float, typer.Option(min=0.5, max=1, help="Share of equal characters from which a row is a near duplicate.")
+        float,
+        typer.Option(
+            min=0.5, max=1, help="Similarity (share of equal characters) from which a row is a near duplicate."
+        ),
     ] = 0.8
     max_same_form: Annotated[
         int | None,
@@ -139,7 +142,7 @@ class OutputOptions:
         float | None,
         typer.Option(
             metavar="SHARE",
-            help="Share of validation rows, from seeds or documents of their own. Default: 0.1 with five or more.",
+            help="Fraction of validation rows, made from their own seeds or documents. Default: 0.1 with five or more.",
         ),
     ] = None
     format: Annotated[str, typer.Option(metavar="jsonl|parquet", help="Output format.")] = "jsonl"
@@ -177,11 +180,11 @@ class OutputOptions:
     def directory(self) -> Directory:
         """Where it is written. Raises ConfigError where that is not said, or something of another run is there."""
         if self.format not in ("jsonl", "parquet"):
-            raise ConfigError(f"--format is jsonl or parquet (got {self.format})")
+            raise ConfigError(f"--format must be jsonl or parquet (got {self.format})")
         if self.out is None:
             if self.dry_run:
                 return Directory(Path())
-            raise ConfigError("say where to write: --out data/")
+            raise ConfigError("no output given: pass --out data/")
         directory = Directory(self.out, "parquet" if self.format == "parquet" else "jsonl")
         directory.check(resume=self.resume)
         return directory
@@ -204,18 +207,18 @@ def confirm(taken: Estimate, writing: OutputOptions, *, ask: bool, as_json: bool
         if as_json:
             print_json(taken)
             return
-        there = [f"{counted(taken.accepted, 'row')} from replies that are kept."] if taken.accepted else []
+        there = [f"{counted(taken.accepted, 'row')} from stored replies."] if taken.accepted else []
         for line in (*before, *there, f"{taken.as_text()}.", "Nothing was sent."):
             echo(line)
         return
     if ask or not as_json:
-        kept = " Replies that are kept cost nothing." if writing.resume else ""
+        kept = " Stored replies cost nothing." if writing.resume else ""
         for line in (*before, f"{taken.as_text()}.{kept}"):
             echo(line, err=True)
     if not ask or writing.yes:
         return
     if not sys.stdin.isatty():
-        raise ConfigError("nobody is there to ask whether to go on: --yes goes on without asking")
+        raise ConfigError("confirmation is needed, but stdin is not a terminal; pass --yes to continue without it")
     if not typer.confirm("Go on?", err=True):
         raise typer.Exit(1)
 
@@ -306,7 +309,7 @@ def report(
         )
     else:
         told = ", ".join(f"{len(rows):,} {side}{(origins or {}).get(side, '')}" for side, rows in sides.items())
-        cached = f" ({spent.cached:,} more were kept from before)" if spent.cached else ""
+        cached = f" ({spent.cached:,} more from the cache)" if spent.cached else ""
         echo(f"{counted(result.accepted, 'row')} accepted: {told}; {budget.summary()}{cached}, {seconds:.1f} s")
         for one in checks:
             took = f"; {one.budget.summary()}" if one.budget is not None else ""
@@ -339,7 +342,7 @@ class ModelOptions:
         typer.Option(
             metavar="NAME|PATH",
             envvar="OPENAI_MODEL",
-            help="The model's name at --base-url; without --base-url a checkpoint directory to load.",
+            help="Model name at --base-url; without --base-url, a checkpoint directory to load.",
             show_default=False,
         ),
     ] = None

@@ -70,7 +70,7 @@ def view(
     """
     check_terminal(
         "ajet dataset view",
-        "print rows with `ajet dataset filter FILE EXPR`, and count them with `ajet dataset stats FILE`",
+        "print rows with `ajet dataset filter FILE EXPR`, or count them with `ajet dataset stats FILE`",
     )
 
     app_module = load_viewer("dataset.app")
@@ -100,7 +100,7 @@ def stats(
         Path | None, typer.Option("--out", "-o", metavar="DIR", help="Write pictures and stats.json to this directory.")
     ] = None,
     estimate: Annotated[
-        bool, typer.Option("--estimate", help="Estimate what is slow to count from a part of more than 20,000 rows.")
+        bool, typer.Option("--estimate", help="With more than 20,000 rows, estimate slow statistics from a sample.")
     ] = False,
     mapping: Map = None,
     skip_bad_rows: SkipBad = False,
@@ -147,7 +147,7 @@ def _print_stats(found: Stats) -> None:
     out = render.console()
     parts = [counted(found.rows, "row"), f"{found.distinct:,} distinct", counted(found.duplicates, "duplicate")]
     parts += [f"{found.diversity.forms:,} {'form' if found.diversity.forms == 1 else 'forms'}"]
-    parts += [f"{found.answered:,} with an answer"] + ([f"{found.empty:,} that ask nothing"] if found.empty else [])
+    parts += [f"{found.answered:,} with an answer"] + ([f"{found.empty:,} without a question"] if found.empty else [])
     out.print(", ".join(parts))
     if not found.rows:
         return
@@ -205,7 +205,7 @@ def validate(
     sources: Sources,
     similarity: Annotated[
         float | None,
-        typer.Option(min=0.5, max=1, help="Also find near duplicates across files, from this similarity such as 0.8."),
+        typer.Option(min=0.5, max=1, help="Also find near duplicates across files, from this similarity, such as 0.8."),
     ] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Treat warnings as errors.")] = False,
     mapping: Map = None,
@@ -269,7 +269,7 @@ def diff(
         list[str] | None,
         typer.Option("--ignore", metavar="COLUMN", help="Field to ignore, such as provenance; repeatable."),
     ] = None,
-    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Rows to show of each kind.")] = 20,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=0, help="Rows to show per kind of change.")] = 20,
     exit_code: Annotated[bool, typer.Option("--exit-code", help="Exit with 1 if the datasets differ.")] = False,
     mapping: Map = None,
     as_json: AsJson = False,

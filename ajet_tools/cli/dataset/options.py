@@ -96,7 +96,7 @@ def mapping_of(pairs: Iterable[str] | None) -> dict[str, str]:
     for pair in pairs or ():
         column, equals, field = (part.strip() for part in pair.partition("="))
         if not (column and equals and field):
-            raise ConfigError(f"--map {pair}: say COLUMN=FIELD, such as question=main_query or label=metadata.answer")
+            raise ConfigError(f"--map {pair}: write COLUMN=FIELD, such as question=main_query or label=metadata.answer")
         if _is_field(column) and not _is_field(field):
             column, field = field, column
         mapping[column] = field
@@ -191,7 +191,9 @@ def write_kept(blocks: Iterator[Block], gone: set[int], total: int, out: str, ta
             write_block(writer, block, np.setdiff1d(np.arange(number, number + len(block)), left) - number)
             number += len(block)
         if number != total:
-            raise TaskError(f"the file changed while it was read ({total:,} rows, then {number:,}); run it again")
+            raise TaskError(
+                f"the file changed while it was being read ({total:,} rows, then {number:,}); run the command again"
+            )
 
 
 def write_report(path: str, lines: Iterator[dict[str, Any]]) -> None:
@@ -201,7 +203,7 @@ def write_report(path: str, lines: Iterator[dict[str, Any]]) -> None:
 
 
 def report_lines(report: str | None) -> list[str]:
-    return [f"  the evidence is in {report}"] if report else []
+    return [f"  evidence is in {report}"] if report else []
 
 
 def to_place(out: str) -> str:

@@ -56,13 +56,15 @@ def filter_rows(
         ),
     ] = None,
     sql: Annotated[
-        str | None, typer.Option("--sql", metavar="SELECT", help="Write what it gives over the table `rows` instead.")
+        str | None,
+        typer.Option("--sql", metavar="SELECT", help="Write the result of this SELECT over the table `rows` instead."),
     ] = None,
     judge: Annotated[
-        str | None, typer.Option(metavar="FILE:NAME", help="Only rows whose own answer this judge rewards fully.")
+        str | None,
+        typer.Option(metavar="FILE:NAME", help="Only rows whose own answer gets full marks from this judge."),
     ] = None,
     min_reward: Annotated[
-        float | None, typer.Option(help="With --judge: the least reward, instead of full marks.")
+        float | None, typer.Option(help="With --judge: minimum reward, instead of full marks.")
     ] = None,
     mapping: Map = None,
     rejected: Annotated[Path | None, typer.Option(metavar="FILE", help="File for the rows that are left out.")] = None,
@@ -91,13 +93,13 @@ def filter_rows(
     ajet dataset filter tasks.jsonl --judge agent.py:exact --rejected bad.jsonl -o good.jsonl
     """
     if min_reward is not None and judge is None:
-        raise ConfigError("--min-reward says what a judge must give at least; name it by --judge FILE:NAME")
+        raise ConfigError("--min-reward needs a judge; pass --judge FILE:NAME")
     in_sql = expression is not None and is_sql(expression)
     if (in_sql or sql) and (source == "-" or mapping):
-        raise ConfigError("SQL reads the columns of a file first: give a file in place of stdin, and no --map")
+        raise ConfigError("--sql reads a file twice; pass a file instead of stdin, and no --map")
     if sql:
         if expression or judge or rejected or min_chars is not None or max_chars is not None or language:
-            raise ConfigError("--sql is a whole SELECT: leave out the expression and the other conditions")
+            raise ConfigError("--sql is a complete SELECT; remove the expression and the other conditions")
         _select(sql, source, out, as_json)
         return
     keep = Keep(
@@ -153,7 +155,7 @@ def _report_filter(keep: Keep, kept: int, bad: Any, out: str, as_json: bool) -> 
     ]
     print_summary(summary, lines, as_json=as_json, out=out)
     if keep.failures:
-        raise NoReward(f"the judge failed on some rows, which were left out; the first: {keep.failures[0]}")
+        raise NoReward(f"the judge failed on some rows, which were left out; the first failure: {keep.failures[0]}")
 
 
 @app.command()

@@ -55,7 +55,10 @@ app = typer.Typer(add_completion=False)
 _SHOWN = 3
 
 Similarity = Annotated[
-    float, typer.Option(min=0.5, max=1.0, help="Share of equal characters from which two texts are near duplicates.")
+    float,
+    typer.Option(
+        min=0.5, max=1.0, help="Similarity (share of equal characters) from which two texts are near duplicates."
+    ),
 ]
 Seed = Annotated[int, typer.Option(help="Random seed; the same seed gives the same file.")]
 IgnoreNumbers = Annotated[
@@ -104,7 +107,7 @@ def dedup(
     ajet dataset dedup tasks.jsonl --embeddings http://127.0.0.1:8000/v1 bge-small -o clean.jsonl
     """
     if exact and embeddings:
-        raise ConfigError("--exact looks for exact copies alone; leave out --embeddings, or --exact")
+        raise ConfigError("--exact finds exact copies only; remove --embeddings or --exact")
     bad = BadRows(skip=skip_bad_rows)
     with ProgressBar("reading") as bar:
         again = rereadable(source, mapping_of(mapping), bad)
@@ -179,7 +182,7 @@ def _report_dedup(
     lines = [f"{counted(kept, 'row')} of {found.rows:,} kept{to_place(out)}"]
     lines += [f"  dropped: {counted(kinds[kind], 'row')} ({name})" for kind, name in names.items() if kinds[kind]]
     if differ:
-        lines.append(f"  of these, {counted(differ, 'row')} had another answer than the row that stays: look at them")
+        lines.append(f"  {counted(differ, 'row')} of these had another answer than the row that was kept; check them")
     for each in [each for each in found.duplicates if each.kind != "exact"][:_SHOWN]:
         lines.append(f"  {each.similarity:.2f} {rows[each.index].where}: {shorten(rows[each.index].text)}")
         lines.append(f"       {rows[each.kept].where}: {shorten(rows[each.kept].text)}")
@@ -193,7 +196,7 @@ def split(
     fractions: Annotated[
         str,
         typer.Option(
-            metavar="NAME=SHARE,...", help="Sides and their shares; a single number is the share of validation."
+            metavar="NAME=SHARE,...", help="Sides and their fractions; a single number is the fraction of validation."
         ),
     ] = "train=0.9,validation=0.1",
     by: Annotated[
@@ -226,7 +229,7 @@ def split(
     """
     suffixes = {"jsonl": ".jsonl", "parquet": ".parquet", "csv": ".csv", "directory": ""}
     if format not in suffixes:
-        raise ConfigError(f"--format is one of {', '.join(suffixes)} (got {format!r})")
+        raise ConfigError(f"--format must be one of {', '.join(suffixes)} (got {format!r})")
     bad, shares = BadRows(skip=skip_bad_rows), _fractions(fractions)
     splitter = Splitter(shares, by=by, stratify=stratify, seed=seed)
     with ProgressBar("reading") as bar, ExitStack() as stack:
@@ -267,9 +270,9 @@ def _fractions(text: str) -> dict[str, float]:
     except ValueError as error:
         if isinstance(error, ConfigError):
             raise
-        raise ConfigError(f"--fractions reads train=0.9,validation=0.1 or 0.1 (got {text!r})") from None
+        raise ConfigError(f"--fractions takes train=0.9,validation=0.1 or 0.1 (got {text!r})") from None
     if len(shares) < len(pairs) or any(not name or "/" in name or name.startswith(".") for name in shares):
-        raise ConfigError(f"--fractions names each side once, by a name that can be a file's (got {text!r})")
+        raise ConfigError(f"--fractions must name each side once, with a valid file name (got {text!r})")
     return check_fractions(shares)
 
 
@@ -284,6 +287,6 @@ def _report_split(
     empty = [name for name, number in counts.items() if not number and shares[name] > 0]
     if empty:
         lines.append(
-            f"  {' and '.join(empty)} got no row: there are too few; a larger fraction or another --seed may help"
+            f"  {' and '.join(empty)} got no rows because there are too few; try a larger fraction or another --seed"
         )
     print_summary({**summary, "empty": empty}, [*lines, *bad_row_lines(bad)], as_json=as_json)

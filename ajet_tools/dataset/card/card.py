@@ -25,7 +25,7 @@ from ajet_tools.dataset.verify.verdict import answer_of
 __all__ = ["Facts", "write_card"]
 
 NAME, OTHER_NAME = "README.md", "CARD.md"
-MARK = "<!-- Written by ajet; it is written anew with the dataset. -->"
+MARK = "<!-- Written by ajet; rewritten with the dataset. -->"
 FOLDER = "card"
 """Where the pictures are, beside the card."""
 _MAPPED = 2000
@@ -189,7 +189,7 @@ def _card(seen: _Sample, facts: Facts, topics: Topics | None, drawn: set[str], m
     yield from _difficulty(seen, drawn)
     yield from _topics(seen, topics, drawn)
     if missing:
-        yield from (f"The pictures are left out: {missing}", "")
+        yield from (f"Plots are left out: {missing}", "")
     yield from _examples(seen)
     yield from _parameters(facts)
 

@@ -76,7 +76,7 @@ class Corpus:
 
     def as_rows(self) -> list[dict[str, Any]]:
         """Every document, for `documents.jsonl`."""
-        copies = [{"document": name, "problem": f"says the same as {other}"} for name, other in self.copies]
+        copies = [{"document": name, "problem": f"is a copy of {other}"} for name, other in self.copies]
         unread = [{"document": one.name, "problem": one.problem} for one in self.unreadable]
         return [*(one.as_row() for one in self.held), *copies, *unread]
 
@@ -172,7 +172,10 @@ def _choose_validation(
         return set()
     if len(chunks) < 2:
         what = "there is one document" if len(groups) == 1 else "the documents have most of their text in common"
-        raise ConfigError(f"--validation {share:g}: {what}, and a document never feeds both sides. Add another, or 0")
+        raise ConfigError(
+            f"--validation {share:g}: {what}, and a document is never used for both sides. Add another document, or "
+            "pass 0"
+        )
     wanted = share * sum(chunks.values())
     order = sorted(chunks, key=lambda group: _hash(f"{seed}:{names[group]}"))
     kept: list[int] = []

@@ -29,7 +29,7 @@ def docx_blocks(path: Path) -> Iterator[Block]:
     try:
         blocks = list(_blocks(docx.Document(str(path)), Table))
     except Exception as error:
-        raise TaskError(f"{path} is no DOCX that can be read: {str(error) or type(error).__name__}") from error
+        raise TaskError(f"{path} cannot be read as DOCX: {str(error) or type(error).__name__}") from error
     yield from blocks
 
 
@@ -54,14 +54,14 @@ def _blocks(document: Any, table: type[Any]) -> Iterator[Block]:
 def _check(path: Path) -> None:
     with path.open("rb") as file:
         if file.read(8) == _OLE:
-            raise TaskError(f"{path} needs a password, or is an old .doc. Save it as .docx without a password")
+            raise TaskError(f"{path} is password-protected, or an old .doc. Save it as .docx without a password")
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(one.file_size for one in archive.infolist())
     except (zipfile.BadZipFile, OSError) as error:
-        raise TaskError(f"{path} is no DOCX that can be read: {error}") from error
+        raise TaskError(f"{path} cannot be read as DOCX: {error}") from error
     if size > _LARGEST:
-        raise TaskError(f"{path} holds {size / 1e9:.1f} GB when it is unpacked; that is no document")
+        raise TaskError(f"{path} is {size / 1e9:.1f} GB when unpacked, which is too large")
 
 
 def _level(paragraph: Any) -> int | None:

@@ -39,9 +39,9 @@ def html_blocks(path: Path, data: bytes, encoding: str | None = None) -> Iterato
     try:
         text = data.decode(marked or declared or "utf-8")
     except (UnicodeDecodeError, LookupError) as error:
-        says = f"says that it is {declared}" if declared else "does not say how it is encoded"
+        says = f"declares {declared}" if declared else "does not declare its encoding"
         raise TaskError(
-            f"{path} {says}, and cannot be read so: {error}. Convert it to UTF-8, or give --encoding"
+            f"{path} {says}, and cannot be decoded: {error}. Convert it to UTF-8, or pass --encoding"
         ) from None
     soup = BeautifulSoup(text, "html.parser")
     for tag in soup.find_all(list(_LEFT_OUT)):
@@ -49,7 +49,7 @@ def html_blocks(path: Path, data: bytes, encoding: str | None = None) -> Iterato
     try:
         yield from _walk(soup.find("main") or soup.find("article") or soup.body or soup, Headings())
     except RecursionError:
-        raise TaskError(f"{path} is nested too deeply to be read") from None
+        raise TaskError(f"{path} is nested too deeply") from None
 
 
 def _walk(node: Any, headings: Headings) -> Iterator[Block]:

@@ -86,7 +86,7 @@ def _explain_errors(path: Path) -> Iterator[None]:
     except DependencyError as error:
         raise MissingExtra(f"{error}; what reads encrypted PDF", "documents") from error
     except Exception as error:
-        raise TaskError(f"{path} is no PDF that can be read: {str(error) or type(error).__name__}") from error
+        raise TaskError(f"{path} cannot be read as PDF: {str(error) or type(error).__name__}") from error
     finally:
         log.setLevel(level)
 
@@ -95,7 +95,8 @@ def _unlock(reader: PdfReader, path: Path) -> None:
     """Many PDFs are encrypted with an empty password, to forbid printing; others cannot be read."""
     if not reader.decrypt(""):
         raise TaskError(
-            f"{path} needs a password. Save a copy without one (`qpdf --decrypt --password=... in.pdf out.pdf`)"
+            f"{path} is password-protected. Save a copy without a password (`qpdf --decrypt --password=... "
+            "in.pdf out.pdf`)"
         )
 
 
@@ -244,5 +245,5 @@ def _titles(reader: PdfReader) -> dict[int, list[tuple[int, str]]]:
     try:
         walk(reader.outline, 1)
     except Exception as error:  # noqa: BLE001  a third party's parser on a broken outline: the text is there without it
-        logging.getLogger("ajet.dataset").warning("the outline cannot be read, its headings are left out: %s", error)
+        logging.getLogger("ajet.dataset").warning("the outline cannot be read; its headings are left out: %s", error)
     return found

@@ -88,10 +88,10 @@ def find_documents(paths: Iterable[str | Path]) -> list[tuple[str, Path]]:
         if path.is_dir():
             inside = list(_walk(path))
             if not inside:
-                raise ConfigError(f"{given} has no document in it ({', '.join(SUFFIXES)})")
+                raise ConfigError(f"{given} contains no documents ({', '.join(SUFFIXES)})")
         elif path.is_file():
             if path.suffix.lower() not in SUFFIXES:
-                raise ConfigError(f"{given} is no document that can be read; there are {', '.join(SUFFIXES)}")
+                raise ConfigError(f"{given} is not a supported document; supported: {', '.join(SUFFIXES)}")
             inside = [path]
         else:
             raise ConfigError(f"there is no file or directory {given}")
@@ -149,13 +149,13 @@ def read_document(path: Path, *, name: str | None = None, encoding: str | None =
             raise TaskError(f"{'stdin' if kind == 'stdin' else path} is empty")
         if size > LARGEST:
             raise TaskError(
-                f"{path} is {size / 1e6:,.0f} MB long; a document may have {LARGEST / 1e6:,.0f} MB. Split it"
+                f"{path} has {size / 1e6:,.0f} MB; the limit is {LARGEST / 1e6:,.0f} MB per document. Split it"
             )
         blocks = tuple(map(_normalize, _blocks(path, kind, encoding, data)))
     except OSError as error:
         raise TaskError(f"cannot read {path}: {error.strerror or error}") from error
     if not any(block.kind != "heading" and block.text.strip() for block in blocks):
-        raise TaskError(f"{path} has no text in it" + (" but headings" if blocks else ""))
+        raise TaskError(f"{path} contains no text" + (" but headings" if blocks else ""))
     digest = hashlib.blake2b(digest_size=12)
     for block in blocks:
         for start in range(0, len(block.text), _SLICE):
@@ -190,13 +190,13 @@ def _decode(path: Path, data: bytes, encoding: str | None) -> str:
     try:
         text = data.decode(marked or encoding or "utf-8")
     except LookupError:
-        raise ConfigError(f"--encoding: there is no encoding {encoding!r}") from None
+        raise ConfigError(f"--encoding: unknown encoding {encoding!r}") from None
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise TaskError(
-            f"{path} line {line} is not {marked or encoding or 'UTF-8'} (byte 0x{data[error.start]:02x}). Give "
-            "--encoding latin-1 (or what it is), or convert it with `iconv -t UTF-8`"
+            f"{path} line {line} is not {marked or encoding or 'UTF-8'} (byte 0x{data[error.start]:02x}). Pass "
+            "--encoding latin-1 (or the right one), or convert it with `iconv -t UTF-8`"
         ) from None
     if "\x00" in text[:4096]:
-        raise TaskError(f"{path} is no text: it has zero bytes in it")
+        raise TaskError(f"{path} is not a text file: it contains zero bytes")
     return text.replace("\r\n", "\n").replace("\r", "\n")

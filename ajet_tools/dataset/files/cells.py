@@ -29,8 +29,8 @@ class Misfit(Exception):
     def as_error(self, path: object) -> TaskError:
         one = self.place.declared[0]
         return TaskError(
-            f"cannot write {path}: {self.place.path} is {self.place.type} in {one.table}, and {self.value!r:.80} does "
-            "not fit; write .jsonl, or give the column another type before"
+            f"cannot write {path}: {self.place.path} is {self.place.type} in {one.table}, and {self.value!r:.80} "
+            "does not fit; write .jsonl, or change the column's type first"
         )
 
 

@@ -235,7 +235,7 @@ class Place:
         if natural or not any(one.firm for one in self.declared):
             return None
         told = ", ".join(f"{one.field.type} in {one.table}" for one in self.declared)
-        raise TaskError(f"{self.path} is {told}, which no one type can hold; write .jsonl, or give it one type before")
+        raise TaskError(f"{self.path} is {told}, which do not fit one type; write .jsonl, or convert the values first")
 
     def _check_labels(self) -> None:
         """A class label is a number whose name stands in the schema: other names are other labels."""
@@ -244,8 +244,8 @@ class Place:
             if _labels(one.feature) != _labels(known[0].feature):
                 raise TaskError(
                     f"{self.path} is a class label of {_labels(known[0].feature)} in {known[0].table} and of "
-                    f"{_labels(one.feature)} in {one.table}: a number there means another label here. Make them the "
-                    "same before"
+                    f"{_labels(one.feature)} in {one.table}: the same number means different labels. Make them "
+                    "the same first"
                 )
 
 

@@ -36,7 +36,7 @@ def csv_rows(stream: BinaryIO, name: str, bad: BadRows) -> Iterator[tuple[str, d
             elif not cells:
                 continue
             elif len(cells) != len(names):
-                bad.add(where, f"has {len(cells)} cells, and the header {len(names)}")
+                bad.add(where, f"has {len(cells)} cells, but the header has {len(names)}")
             elif not all(map(_is_utf8, cells)):
                 bad.add(where, "is not UTF-8")
             else:
@@ -80,7 +80,7 @@ def _header(cells: list[str], where: str) -> list[str]:
     if not all(map(_is_utf8, cells)):
         raise TaskError(f"{where} is not UTF-8; convert the file first (`iconv -t UTF-8`)")
     if len(set(cells)) < len(cells):
-        raise TaskError(f"{where}: two columns of the header have one name: {', '.join(cells)}")
+        raise TaskError(f"{where}: two columns of the header have the same name: {', '.join(cells)}")
     return cells
 
 

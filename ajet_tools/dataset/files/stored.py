@@ -53,7 +53,7 @@ class Table:
     def of(cls, name: str, schema: Any) -> Table:
         """Raises TaskError where two columns have one name."""
         if len(set(schema.names)) < len(schema.names):
-            raise TaskError(f"{name}: two columns have one name: {', '.join(schema.names)}")
+            raise TaskError(f"{name}: two columns have the same name: {', '.join(schema.names)}")
         metadata = schema.metadata or {}
         notes = json.loads(metadata[KEY]).get("fields", {}) if KEY in metadata else {}
         return cls(name, schema, notes, _features(metadata))

@@ -215,8 +215,8 @@ class Writer:
             if lost := table.beyond_json():
                 columns = ", ".join(f"{name} ({type_})" for name, type_ in lost.items())
                 log.warning(
-                    "%s has columns of types that JSON has not: %s. They are written as text, bytes as base64; write "
-                    ".parquet to keep them", table.name, columns,
+                    "%s has columns of types that JSON does not have: %s. They are written as text, bytes as "
+"base64; write .parquet to keep them", table.name, columns,
                 )  # fmt: skip
 
     def __exit__(
@@ -283,7 +283,7 @@ class Writer:
     def _write_parquet(self, rows: TableDraft, shard_bytes: int | None) -> list[Path]:
         columns = Columns(self._shape, rows.tables)
         if self.rows and not len(columns.schema):
-            raise TaskError(f"every row for {self.path} is empty; Parquet has no place for them")
+            raise TaskError(f"every row for {self.path} is empty, which Parquet cannot store")
         while True:
             try:
                 return self._write_tables(rows, columns, shard_bytes)
@@ -326,7 +326,7 @@ class Writer:
         return self.path.with_name(f".{self.path.name}.{self._split}.{os.getpid()}.{name}")
 
     def _write_error(self, error: OSError) -> ConfigError:
-        return ConfigError(f"cannot write {self.path}: {error.strerror or error}. What stood there before is untouched")
+        return ConfigError(f"cannot write {self.path}: {error.strerror or error}. An existing file was not changed")
 
 
 def _format(path: Path) -> _Format:
@@ -342,8 +342,8 @@ def _format(path: Path) -> _Format:
     if path.is_dir() or not path.suffix:
         return "directory"
     raise ConfigError(
-        f"cannot write {path}: a dataset is written as .jsonl, .jsonl.gz, .csv, .parquet, or as a directory "
-        "(a name without a suffix)"
+        f"cannot write {path}: datasets are written as .jsonl, .jsonl.gz, .csv, .parquet, or as a directory (a "
+        "name without a suffix)"
     )
 
 
@@ -357,7 +357,7 @@ def _move_into_place(draft: Path, path: Path) -> None:
     with draft.open("rb") as file:
         os.fsync(file.fileno())
     if path.is_file() and _is_trace(path):
-        raise ConfigError(f"{path} is a trace; a dataset never takes the place of one. Name another file")
+        raise ConfigError(f"{path} is a trace, which a dataset never overwrites; choose another file")
     draft.replace(path)
 
 

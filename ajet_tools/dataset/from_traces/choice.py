@@ -86,9 +86,9 @@ class Choice:
     def __post_init__(self) -> None:
         for word in self.feedback:
             if word not in FEEDBACK:
-                raise ConfigError(f"--feedback is {', '.join(FEEDBACK)} (got {word!r})")
+                raise ConfigError(f"--feedback must be one of {', '.join(FEEDBACK)} (got {word!r})")
         if self.split not in (None, "train", "val"):
-            raise ConfigError(f"--split is train or val (got {self.split!r})")
+            raise ConfigError(f"--split must be train or val (got {self.split!r})")
 
 
 @dataclass(frozen=True)

@@ -43,7 +43,7 @@ def read_rubric(text: str) -> str:
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"--rubric: cannot read {path}: {error}") from error
     if not text.strip():
-        raise ConfigError("--rubric is empty: say in words what makes an episode good, or name a file that does")
+        raise ConfigError("--rubric is empty: describe what makes an episode good, or name a file that does")
     return text.strip()
 
 

@@ -126,7 +126,7 @@ def _begin(
     sources: Sources, to: Kind, choice: Choice, options: Options, grader: Grader | None, progress: Progress
 ) -> tuple[TraceRun, Any]:
     if to not in KINDS:
-        raise ConfigError(f"--to is {', '.join(KINDS)} (got {to!r})")
+        raise ConfigError(f"--to must be one of {', '.join(KINDS)} (got {to!r})")
     chosen = choose(sources.reader, choice)
     made = TraceRun(to, len(chosen.ids), chosen.of)
     if not chosen.ids:
@@ -141,20 +141,22 @@ def _begin(
 
 def _no_rows_error(made: TraceRun) -> ConfigError:
     if not made.of:
-        return ConfigError("this trace has no episode that has ended")
+        return ConfigError("this trace has no finished episodes")
     if not made.chosen:
-        return ConfigError(f"none of {made.of:,} episodes fits; `ajet trace ls --filter` shows what does")
+        return ConfigError(f"none of {made.of:,} episodes matches; to see what does, use `ajet trace ls --filter`")
     why = Counter({reason: count for reason, count in made.left_out.items() if count})
     why.update(str(row["reason"]) for row in made.rejected)
     reasons = "; ".join(f"{count:,} {reason}" for reason, count in why.most_common(5))
     if not reasons and made.to == "preferences":
-        reasons = "no two attempts of one task differ in worth, and nobody corrected an answer"
-    return ConfigError(f"{made.chosen:,} episodes of {made.of:,} fit, and none gives a row for {made.to}: {reasons}")
+        reasons = "no two attempts at a task differ in reward, and nobody corrected an answer"
+    return ConfigError(f"{made.chosen:,} episodes of {made.of:,} match, but none gives a row for {made.to}: {reasons}")
 
 
 def _write_tokens(target: str | Path, made: TraceRun, work: _RowBuilder) -> None:
     if str(target) == "-" or Path(target).suffix != ".parquet":
-        raise ConfigError(f"--to tokens is a table of token ids: name a .parquet file by --out (got {str(target)!r})")
+        raise ConfigError(
+            f"--to tokens writes a table of token ids: pass a .parquet file as --out (got {str(target)!r})"
+        )
     job = work.job(Job, work.kept)
     with opened(Path(target)) as file:
         tokens.write(job, file)

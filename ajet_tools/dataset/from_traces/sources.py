@@ -100,6 +100,6 @@ def _refuse_twice(reader: TraceReader, several: bool) -> None:
     sql = "SELECT episode_id FROM episodes GROUP BY episode_id HAVING count(*) > 1 LIMIT 1"
     for row in rows(reader, sql):
         raise ConfigError(
-            f"episode {row['episode_id']} is in two of the sources; name one of them, or put them together with "
+            f"episode {row['episode_id']} is in two of the sources; name only one of them, or join them with "
             "`ajet trace merge-files`"
         )

@@ -302,7 +302,7 @@ class TaskPool:
         for seen in items:
             answer, of, corrected = self._settle_answer(seen)
             if of == "disputed" or (need_answer and of is None):
-                reason = "people gave different corrections, none by most" if of else "no answer is known"
+                reason = "people gave different corrections, without a majority" if of else "no answer is known"
                 self.reject(TracedTask("", seen.task, seen.episodes[0]), reason)
                 continue
             self.answered[of or "none"] += 1

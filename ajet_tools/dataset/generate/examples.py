@@ -50,16 +50,16 @@ def select_seeds(rows: Iterable[Row], name: str, *, skip_bad: bool = False) -> l
         elif skip_bad:
             log.warning("%s %s: skipped", row.where, problem)
         else:
-            raise TaskError(f"{row.where} {problem}. --skip-bad-rows leaves such rows out")
+            raise TaskError(f"{row.where} {problem}. To skip such rows, pass --skip-bad-rows")
     if read_rows == 0:
-        raise TaskError(f"{name} is empty: a dataset grows from at least 2 seeds, better 5 or more")
+        raise TaskError(f"{name} is empty; a dataset grows from at least 2 seeds, better 5 or more")
     if len(seeds) < 2:
-        what = "has one row" if read_rows == 1 else f"has {read_rows} rows, which are one and the same"
+        what = "has one row" if read_rows == 1 else f"has {read_rows} rows, which are all the same"
         if read_rows > 1 and not seeds:
             what = "has no row that can be a seed"
         raise TaskError(f"{name} {what}: a dataset grows from at least 2 different seeds, better 5 or more")
     if len(seeds) < read_rows:
-        log.warning("%d of %d seeds are there more than once or were skipped", read_rows - len(seeds), read_rows)
+        log.warning("%d of %d seeds are duplicates or were skipped", read_rows - len(seeds), read_rows)
     return list(seeds.values())
 
 
@@ -76,7 +76,7 @@ def _problem(row: Row) -> str | None:
     size = len(json.dumps(row.values, ensure_ascii=False, default=str))
     if size > LARGEST:
         long = f"{size / 1e6:.1f} MB" if size > 500_000 else f"{size:,} characters"
-        return f"is {long} long; a seed stands in every prompt and may have {LARGEST:,} characters"
+        return f"is {long} long; seeds are part of every prompt and are limited to {LARGEST:,} characters"
     name = query_of(row.values)
     if name is not None and not row.values[name].strip():
         return f"asks nothing: {name} is empty"

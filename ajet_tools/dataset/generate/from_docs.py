@@ -66,14 +66,14 @@ class FromDocs(Generation[DocsAttempt, _Target]):
         meanings: MeaningIndex | None = None,
     ) -> None:
         if not any(one.chunks for one in corpus.held):
-            raise TaskError("there is no document that can be read, so there is nothing to ask about")
+            raise TaskError("no document could be read, so there is nothing to ask about")
         if "few-shot" in config.kinds and not seeds:
-            raise ConfigError("few-shot tasks are in the style of examples: give --seeds FILE")
+            raise ConfigError("few-shot tasks follow the style of examples; pass --seeds FILE")
         named = next((row.where for row in seeds if "quote" in row.values), None)
         if named is not None:
             raise ConfigError(
-                f"{named} has a field 'quote', which is the name of the evidence that is asked for; give it another "
-                "name by --map quote=metadata.quotation"
+                f"{named} has a field 'quote', which is reserved for the evidence; rename it with --map "
+                "quote=metadata.quotation"
             )
         self.corpus, self.config = corpus, config
         self.shape = RowShape.infer(seeds, free_language=bool(config.languages)) if seeds else None
@@ -101,18 +101,17 @@ class FromDocs(Generation[DocsAttempt, _Target]):
         unanswered = result.refused["no answer"]
         if wanted is not None and result.accepted < wanted:
             result.stopped = ChunksExhausted(
-                f"the documents gave {result.accepted:,} of {wanted:,} rows, and every part of them was asked "
-                f"{_times(self.config.passes)}. Add documents, raise --passes, or make --chunk-size smaller"
+                f"the documents gave {result.accepted:,} of {wanted:,} rows, after every part was asked "
+                f"{_times(self.config.passes)}. Add documents, raise --passes, or lower --chunk-size"
             )
         elif wanted is None and unanswered:
             result.stopped = ChunksExhausted(
-                f"{unanswered:,} of {result.calls:,} parts got no answer (rejected.jsonl says why), and there are no "
-                "rows of them"
+                f"{unanswered:,} of {result.calls:,} parts got no answer (see rejected.jsonl) and gave no rows"
             )
         elif not result.accepted:
             result.stopped = NoProgress(
-                f"no row could be kept (refused: {self._reasons()}). rejected.jsonl says why "
-                "for each; --show-prompt shows what was asked"
+                f"no row was accepted (rejected: {self._reasons()}). See rejected.jsonl for the reasons and "
+                "--show-prompt for the prompts"
             )
 
     def _next(self, number: int, each: float) -> DocsAttempt | None:

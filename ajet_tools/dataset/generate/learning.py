@@ -91,7 +91,7 @@ class LearningValue:
         if (measured := self.known.get(key)) is not None:
             return measured
         if self.halted:
-            raise Halted("not tried: nothing is to be asked")
+            raise Halted("not tried: no further calls are made")
         async with self._room:
             episodes = await self.policy.attempt([self._attempt(task, number) for number in range(self.k)])
         try:

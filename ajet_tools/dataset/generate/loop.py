@@ -282,8 +282,8 @@ class Generation(ABC, Generic[A, S]):
         self._without_progress = 0 if self.result.sound > before else self._without_progress + 1
         if self._without_progress >= NO_PROGRESS and self.result.stopped is None:
             self.result.stopped = NoProgress(
-                f"{NO_PROGRESS} calls in a row gave no row that could be kept (refused so far: {self._reasons()}). "
-                "rejected.jsonl says why for each; --show-prompt shows what was asked"
+                f"{NO_PROGRESS} calls in a row gave no accepted row (rejected so far: {self._reasons()}). See "
+                "rejected.jsonl for the reasons and --show-prompt for the prompts"
             )
         self._warn_of_forms(_EARLY)
         if self.on_change is not None:

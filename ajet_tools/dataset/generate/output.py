@@ -139,18 +139,20 @@ class Directory:
         try:
             begun: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
             if "options" not in begun:
-                raise ValueError("it is of another version of ajet")
+                raise ValueError("it was written by another version of ajet")
             return begun
         except (OSError, ValueError) as error:
-            raise ConfigError(f"cannot go on from {file}: {error}; name another directory with --out") from error
+            raise ConfigError(f"cannot continue from {file}: {error}; choose another directory with --out") from error
 
     def check(self, *, resume: bool) -> None:
         """Raises ConfigError where something of another run is there."""
         if self.path.exists() and not self.path.is_dir():
-            raise ConfigError(f"--out {self.path} is a file; it is a directory that is written")
+            raise ConfigError(f"--out {self.path} is a file, but must be a directory")
         there = next((p for p in (self.own / "run.json", self.train(), self.validation()) if p.exists()), None)
         if there is not None and not resume:
-            raise ConfigError(f"{there} is there already: go on with --resume, or name another directory with --out")
+            raise ConfigError(
+                f"{there} already exists; continue it with --resume, or choose another directory with --out"
+            )
 
     def compare(self, facts: Mapping[str, Any]) -> None:
         """See that what decides the rows is what the run was begun with. Raises ConfigError that names what is not.
@@ -164,15 +166,15 @@ class Directory:
         earlier, count = (one["options"].get("count") for one in (before, facts))
         if earlier is not None and count is not None and count < earlier:
             raise ConfigError(
-                f"--resume goes on with a run of {earlier:,} rows in {self.path}, and --count {count:,} is fewer: "
-                "ask for more, or name another directory with --out"
+                f"--resume continues a run of {earlier:,} rows in {self.path}, but --count {count:,} is fewer; "
+                "ask for more, or choose another directory with --out"
             )
         more = {"count": count} if earlier is not None and count is not None else {}
         before = {**before, "options": {**before["options"], **more}}
         if changed := _describe_changes(before, json.loads(json.dumps(facts))):
             raise ConfigError(
-                f"--resume goes on with what was begun in {self.path}, and this differs: {'; '.join(changed)}. "
-                "Give the same options, or name another directory with --out"
+                f"--resume continues the run in {self.path}, but these options differ: {'; '.join(changed)}. "
+                "Pass the same options, or choose another directory with --out"
             )
 
     def begin(self, facts: Mapping[str, Any]) -> None:

@@ -81,12 +81,12 @@ class GenerationConfig:
 
     def __post_init__(self) -> None:
         if self.count < 1:
-            raise ConfigError(f"--count is how many rows to make, at least 1 (got {self.count})")
+            raise ConfigError(f"--count must be at least 1 (got {self.count})")
         if self.validation is not None and not 0 <= self.validation < 1:
-            raise ConfigError(f"--validation is a share of the rows, from 0 to below 1 (got {self.validation:g})")
+            raise ConfigError(f"--validation must be a fraction from 0 to below 1 (got {self.validation:g})")
         for name, least in (("per_call", 1), ("shots", 1), ("window", 1), ("max_tokens", 1)):
             if getattr(self, name) < least:
-                raise ConfigError(f"--{name.replace('_', '-')} is at least {least} (got {getattr(self, name)})")
+                raise ConfigError(f"--{name.replace('_', '-')} must be at least {least} (got {getattr(self, name)})")
         if self.template is not None:
             object.__setattr__(self, "strategies", {"own": 1.0})
         object.__setattr__(self, "personas", tuple(self.personas) or prompts.phrases("expand/personas"))
@@ -119,13 +119,15 @@ def strategies_of(texts: Sequence[str]) -> dict[str, float]:
     for part in (one.strip() for text in texts for one in text.split(",")):
         name, equals, number = (piece.strip() for piece in part.partition("="))
         if name not in STRATEGIES:
-            raise ConfigError(f"--strategy {name}: there are {', '.join(STRATEGIES)}; a weight reads harder=2")
+            raise ConfigError(
+                f"--strategy {name} is unknown; strategies: {', '.join(STRATEGIES)}; with a weight: harder=2"
+            )
         try:
             weights[name] = float(number) if equals else 1.0
         except ValueError:
             weights[name] = -1.0
         if not 0 < weights[name] < 1e6:
-            raise ConfigError(f"--strategy {part}: a weight is a number above 0, such as {name}=2")
+            raise ConfigError(f"--strategy {part}: a weight must be a number above 0, such as {name}=2")
     return weights or dict(STRATEGIES)
 
 
@@ -166,16 +168,16 @@ class DocsConfig:
 
     def __post_init__(self) -> None:
         if self.count is not None and self.count < 1:
-            raise ConfigError(f"--count is how many rows to make, at least 1 (got {self.count})")
+            raise ConfigError(f"--count must be at least 1 (got {self.count})")
         if self.validation is not None and not 0 <= self.validation < 1:
-            raise ConfigError(f"--validation is a share of the rows, from 0 to below 1 (got {self.validation:g})")
+            raise ConfigError(f"--validation must be a fraction from 0 to below 1 (got {self.validation:g})")
         least = {"chunk_size": 200, "per_call": 1, "shots": 1, "window": 1, "max_tokens": 1, "passes": 1}
         for name, bound in least.items():
             if getattr(self, name) < bound:
-                raise ConfigError(f"--{name.replace('_', '-')} is at least {bound} (got {getattr(self, name)})")
+                raise ConfigError(f"--{name.replace('_', '-')} must be at least {bound} (got {getattr(self, name)})")
         unknown = [kind for kind in self.kinds if kind not in KINDS]
         if unknown or not self.kinds:
-            raise ConfigError(f"--kind {unknown[0] if unknown else ''}: there are {', '.join(KINDS)}")
+            raise ConfigError(f"--kind {unknown[0] if unknown else ''} is unknown; kinds: {', '.join(KINDS)}")
 
     def prompt(self, kind: str) -> Prompt:
         return self._prompts[kind]
@@ -205,7 +207,7 @@ class Interrupted(AjetError, RuntimeError):
     """A signal stopped the run: Ctrl-C, or SIGTERM."""
 
     def __init__(self, signal: int) -> None:
-        super().__init__("stopped: what was accepted is kept, and --resume goes on")
+        super().__init__("stopped: accepted rows are kept; continue with --resume")
         self.signal = signal
 
 

@@ -82,8 +82,8 @@ class DocsRun:
         if self.result.stopped is not None or not bad:
             return self.result.stopped
         return DocumentsFailed(
-            f"{len(bad)} of {len(bad) + len(self.corpus.held) + len(self.corpus.copies)} documents could not be read "
-            "(said above, and in documents.jsonl); the rows are from the others"
+            f"{len(bad)} of {len(bad) + len(self.corpus.held) + len(self.corpus.copies)} documents could not be "
+            "read (listed above and in documents.jsonl); the rows are from the others"
         )
 
 
@@ -113,7 +113,7 @@ def read_corpus(
         verb = "cannot be read" if len(corpus.unreadable) == 1 else "can be read"
         raise TaskError(f"{what} {verb}: {corpus.unreadable[0].problem}")
     for name, other in corpus.copies:
-        log.info("%s says the same as %s and is left out", name, other)
+        log.info("%s is a copy of %s and is left out", name, other)
     return corpus
 
 
@@ -190,7 +190,7 @@ def _take_in_kept(run: Generation[Any, Any]) -> None:
 def _open_verification(verify: str | Verify, writer: Endpoint, seed: int, leaks: Leaks | None) -> Combined | None:
     verify = Verify.of(verify)
     if verify.paraphrases and leaks is None:
-        raise ConfigError("--eval-paraphrases compares rows with the evaluation set: name it by --eval FILE")
+        raise ConfigError("--eval-paraphrases compares rows with an evaluation set; pass --eval FILE")
     first = Paraphrases(leaks.known) if verify.paraphrases and leaks is not None else None
     return open_verification(verify, writer, seed=seed, first=first)
 

@@ -34,7 +34,7 @@ class Budget:
 
     def __post_init__(self) -> None:
         if self.money is not None and self.price is None:
-            raise ConfigError("a limit in money needs the price of tokens: --price INPUT,OUTPUT for a million of each")
+            raise ConfigError("a limit in money needs prices: --price INPUT,OUTPUT for a million tokens of each")
         self._aside: dict[int, tuple[int, int, Price | None]] = {}
         """Input and output tokens set aside for each call under way, and their price."""
         self._money = 0.0
@@ -51,7 +51,9 @@ class Budget:
         Raises ConfigError where this one has a limit in money and the part no price.
         """
         if self.money is not None and price is None:
-            raise ConfigError("a limit in money needs the price of every model that is asked: --verify-price IN,OUT")
+            raise ConfigError(
+                "a limit in money needs the price of every model that is asked: pass --verify-price IN,OUT"
+            )
         self._priced = self._priced or price is not None
         return Budget(price=price, whole=self)
 
@@ -83,7 +85,7 @@ class Budget:
                     self._aside[self._next] = (input_tokens, output, price)
                     return self._next
                 if not self._aside:
-                    raise BudgetSpent(f"the budget of {passed} is spent: {self.summary()}")
+                    raise BudgetSpent(f"the budget of {passed} is used up: {self.summary()}")
                 await self._settled.wait()
 
     async def settle(self, ticket: int, input_tokens: int, output_tokens: int) -> None:

@@ -104,7 +104,7 @@ class Endpoint:
         self._patience = patience
         self._apart = 60.0 / per_minute if per_minute else 0.0
         self._pace = _Pace()
-        self._refusals = Refusals(self.base_url, "A lower --concurrency, or --rpm, asks for less")
+        self._refusals = Refusals(self.base_url, "To send fewer requests, lower --concurrency or set --rpm")
         self._shared = Shared[list[str]]()
         self._unknown: set[str] = set()
         """Parameters that the server refused by name."""
@@ -182,7 +182,7 @@ class Endpoint:
 
     def halt(self, why: AjetError | None = None) -> None:
         """Send nothing more: requests that wait for their turn raise `why`, or Halted; those under way come back."""
-        self._pace.halted = self._pace.halted or why or Halted("not asked any more: the run is ending")
+        self._pace.halted = self._pace.halted or why or Halted("not sent: the run is ending")
 
     def describe_wait(self, slow: float = 10.0) -> str:
         """What its requests wait for: a rate limit, a retry, a reply of more than `slow` seconds; else nothing."""
@@ -287,7 +287,7 @@ class Endpoint:
             except RequestRefused as refused:
                 if not self._drop_parameter(refused, body):
                     # perhaps for what this one says, as a content filter does
-                    raise EndpointError(f"{self.base_url} refuses the request: {refused}") from refused
+                    raise EndpointError(f"{self.base_url} rejected the request: {refused}") from refused
             except EngineError as error:
                 if type(error) is EngineError:  # 401, 403, 404: the next request would fare no better
                     raise EndpointError(str(error), permanent=True) from error
@@ -324,8 +324,8 @@ class Endpoint:
                 raise EndpointError(str(error), permanent=True) from error
             if waited + wait > self._patience:
                 raise EndpointError(
-                    f"{error}, and so for {waited:.0f} s ({failed} attempts); lower --concurrency or set --rpm, and go "
-                    "on with --resume",
+                    f"{error}, for {waited:.0f} s ({failed} attempts); lower --concurrency or set --rpm, and "
+                    "continue with --resume",
                     permanent=True,
                 ) from error
             self._pace.not_before = self._pace.limited_until = max(self._pace.not_before, time.monotonic() + wait)
@@ -384,11 +384,11 @@ def _vectors(reply: Mapping[str, Any], where: str, count: int) -> list[str]:
         items = sorted(reply["data"], key=lambda item: item["index"])
         vectors = [array("f", item["embedding"]) for item in items]
     except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise EndpointError(f"{where} answered no embeddings: {str(dict(reply))[:120]}", permanent=True) from error
+        raise EndpointError(f"{where} returned no embeddings: {str(dict(reply))[:120]}", permanent=True) from error
     if len(vectors) != count or len({len(one) for one in vectors}) > 1:
-        raise EndpointError(f"{where} answered {len(vectors)} embeddings for {count} texts", permanent=True)
+        raise EndpointError(f"{where} returned {len(vectors)} embeddings for {count} texts", permanent=True)
     if not all(one and math.isfinite(sum(one)) for one in vectors):
-        raise EndpointError(f"{where} answered an embedding in which a number is missing or is none (NaN)")
+        raise EndpointError(f"{where} returned an embedding with missing or invalid numbers (NaN)")
     return [base64.b64encode(one.tobytes()).decode() for one in vectors]
 
 

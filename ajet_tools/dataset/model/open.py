@@ -57,11 +57,13 @@ def open_endpoint(
         wire, base_url = _EngineWire(engine, limited=True), local_url(checkpoint)
         return Endpoint(base_url, checkpoint.name, concurrency=concurrency, cache=cache, budget=budget, wire=wire)
     if not base_url:
-        raise ConfigError("say what writes the rows: --base-url URL (or OPENAI_BASE_URL), or --scripted replies.py")
+        raise ConfigError(
+            "no model to write rows: pass --base-url URL (or set OPENAI_BASE_URL), or --scripted replies.py"
+        )
     if not model:
-        raise ConfigError(f"say which model writes the rows at {base_url}: --model NAME (or OPENAI_MODEL)")
+        raise ConfigError(f"no model named at {base_url}: pass --model NAME (or set OPENAI_MODEL)")
     if not base_url.startswith(("http://", "https://")):
-        raise ConfigError(f"--base-url begins with http:// or https:// (got {base_url!r})")
+        raise ConfigError(f"--base-url must start with http:// or https:// (got {base_url!r})")
     return Endpoint(
         base_url,
         model,
@@ -95,7 +97,7 @@ def open_named(
     name, at, url = spec.partition("@http")
     place = f"http{url}" if at else "" if Path(name).is_dir() else base_url
     if not place.startswith(("http://", "https://")) and not Path(name).is_dir():
-        raise ConfigError(f"{option} {spec}: say where it answers: {name}@https://HOST/v1")
+        raise ConfigError(f"{option} {spec}: add its endpoint: {name}@https://HOST/v1")
     return open_endpoint(place or None, name, os.environ.get(key_env or "OPENAI_API_KEY"), **more)
 
 

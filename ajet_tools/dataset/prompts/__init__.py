@@ -40,7 +40,7 @@ class Prompt:
             return self.template.render(**variables).strip()
         except jinja2.TemplateError as error:
             known = ", ".join(sorted(variables))
-            raise ConfigError(f"the template {self.name} fails: {error}; it may use {known}") from error
+            raise ConfigError(f"the template {self.name} failed: {error}; it may use {known}") from error
 
     @property
     def label(self) -> str:
@@ -67,11 +67,11 @@ def load(name: str) -> Prompt:
     if not path.is_file():
         folder = path.parent if path.parent.is_dir() else _FOLDER
         there = ", ".join(sorted(p.relative_to(_FOLDER).with_suffix("").as_posix() for p in folder.rglob("*.jinja")))
-        raise ConfigError(f"there is no prompt {name!r}; there are {there}")
+        raise ConfigError(f"there is no prompt {name!r}; prompts: {there}")
     text = path.read_text(encoding="utf-8")
     found = _VERSION.match(text)
     if found is None:
-        raise ConfigError(f"the prompt {name} does not begin with its version: {{# version 1 #}}")
+        raise ConfigError(f"the prompt {name} does not start with its version: {{# version 1 #}}")
     family = "".join(p.read_text(encoding="utf-8") for p in sorted({path, *path.parent.glob("base.jinja")}))
     return Prompt(name, found.group(1), _digest(family), _environment().get_template(f"{name}.jinja"))
 
@@ -85,7 +85,7 @@ def load_file(path: Path) -> Prompt:
     try:
         template = _environment().from_string(text)
     except jinja2.TemplateSyntaxError as error:
-        raise ConfigError(f"{path} line {error.lineno} is not Jinja: {error.message}") from error
+        raise ConfigError(f"{path} line {error.lineno} is not valid Jinja: {error.message}") from error
     return Prompt(path.name, _digest(text)[:8], _digest(text), template)
 
 
@@ -103,7 +103,7 @@ def lines_of(path: Path) -> tuple[str, ...]:
         raise ConfigError(f"cannot read {path}: {error}") from error
     found = tuple(line.strip() for line in lines if line.strip())
     if not found:
-        raise ConfigError(f"{path} is empty: it has a phrase on each line")
+        raise ConfigError(f"{path} is empty; it needs one phrase per line")
     return found
 
 

@@ -69,7 +69,7 @@ class Journal:
                 yield int(said["row"]), str(said["of"]), Decision(said["mark"], said["values"])
             except (ValueError, KeyError, TypeError) as error:
                 raise ConfigError(
-                    f"{self.path} line {at} is not what `ajet dataset view` wrote; move the file away to begin anew"
+                    f"{self.path} line {at} was not written by `ajet dataset view`; move the file away to start over"
                 ) from error
 
     def _whole_lines(self) -> list[bytes]:
@@ -108,6 +108,6 @@ class Journal:
 
     def _write_error(self, error: OSError) -> ConfigError:
         return ConfigError(
-            f"cannot keep what you decide in {self.path}: {error.strerror or error}. It is only in memory until you "
-            "save it"
+            f"cannot store your decisions in {self.path}: {error.strerror or error}. They are only in memory "
+            "until you save"
         )

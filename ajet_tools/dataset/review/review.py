@@ -38,7 +38,7 @@ class Review:
         """Raises ConfigError where there is no such dataset, or it is stdin, which is what keys come from."""
         if source == "-":
             raise ConfigError(
-                "a dataset from stdin cannot be looked at: keys come from there. Write it to a file first"
+                "a dataset from stdin cannot be browsed, because stdin is the keyboard; write it to a file first"
             )
         self.source = source
         self.mapping = dict(mapping or {})

@@ -67,8 +67,8 @@ class RowFile:
             self._file.flush()
         except OSError as error:
             raise ConfigError(
-                f"cannot keep the rows in {tempfile.gettempdir()}: {error.strerror or error}. Make room there, or name "
-                "another directory by TMPDIR"
+                f"cannot store the rows in {tempfile.gettempdir()}: {error.strerror or error}. Free some space "
+                "there, or set TMPDIR to another directory"
             ) from error
         for line in self._waiting:
             self._ends.append(self._ends[-1] + len(line))

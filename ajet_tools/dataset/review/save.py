@@ -40,7 +40,7 @@ class Plan:
     def of(cls, review: Review, target: Path, *, only_accepted: bool = False) -> Plan:
         """Raises ConfigError where it cannot be done, or would lose something."""
         if not review.loaded:
-            raise ConfigError("the rows are not all read yet: save when they are")
+            raise ConfigError("rows are still being read; save when that is finished")
         marks, total = review.marks, len(review.spool)
         undecided = total - marks["accepted"] - marks["rejected"]
         rows = marks["accepted"] if only_accepted else total - marks["rejected"]
@@ -53,7 +53,7 @@ class Plan:
     def as_text(self) -> str:
         verb = "replaces" if self.in_place or self.replaces else "writes"
         apart = f"; {self.rejected:,} rejected to {self.rejected_to.name}" if self.rejected else ""
-        note = "" if self.in_place or not self.replaces else " (another file is there)"
+        note = "" if self.in_place or not self.replaces else " (this file already exists)"
         return f"{verb} {self.target}{note} with {self.rows:,} rows{apart}"
 
 
@@ -84,22 +84,22 @@ def rejected_beside(target: Path) -> Path:
 
 def _check(review: Review, target: Path, *, in_place: bool, lost: int) -> None:
     if target.is_dir() or not target.name.lower().endswith(_WRITTEN):
-        raise ConfigError(f"{target} is no name of a file of rows, which ends in {', '.join(_WRITTEN)}")
+        raise ConfigError(f"{target} is not a dataset file name; it must end in {', '.join(_WRITTEN)}")
     if not in_place:
         return
     other = "save under another name"
     if len(review.files) > 1:
-        raise ConfigError(f"{target} is one of {len(review.files)} files that the rows are from: {other}")
+        raise ConfigError(f"{target} is one of {len(review.files)} source files: {other}")
     if review.bad.count:
-        raise ConfigError(f"{review.bad.count:,} bad rows of {target} would be lost: {other}")
+        raise ConfigError(f"{review.bad.count:,} invalid rows of {target} would be lost: {other}")
     if review.mapping:
-        raise ConfigError(f"the columns of {target} would get other names (--map): {other}")
+        raise ConfigError(f"the columns of {target} would be renamed (--map): {other}")
     if lost:
-        raise ConfigError(f"{lost:,} rows that are not decided on would be lost: {other}, or save all but the rejected")
+        raise ConfigError(f"{lost:,} undecided rows would be lost: {other}, or save all but the rejected")
     if review.stamps_now() != review.stamps:
         raise ConfigError(
-            f"{target} was changed by somebody else since it was opened: {other}, or open it again "
-            "(what you decided is kept)"
+            f"{target} was changed by another program since it was opened: {other}, or reopen it (your decisions "
+            "are kept)"
         )
 
 
@@ -142,7 +142,7 @@ def _rows(review: Review) -> Iterator[tuple[int, Row]]:
     rows = read(review.source, mapping=review.mapping, bad=BadRows(skip=review.bad.skip))
     for number, (row, stored) in enumerate(zip_longest((one for _, one in spooled), rows)):
         if row is None or stored is None or row.where != stored.where:
-            raise ConfigError(f"{review.source} was changed by somebody else since it was opened: open it again")
+            raise ConfigError(f"{review.source} was changed by another program since it was opened; reopen it")
         yield number, Row(row.where, row.values, stored.stored)
 
 

@@ -66,7 +66,7 @@ def parse_part(text: str) -> Part:
     except ValueError:
         return Part(text, 1.0)
     if not (math.isfinite(value) and value > 0):
-        raise ConfigError(f"{text}: a weight is a number above 0 (got {weight})")
+        raise ConfigError(f"{text}: a weight must be a number above 0 (got {weight})")
     return Part(path, value)
 
 
@@ -77,7 +77,7 @@ def plan(parts: Sequence[Part], total: int | None = None, *, repeat: bool = Fals
     more rows than a source has, unless `repeat`; TaskError for a source without rows.
     """
     if any(part.path == "-" for part in parts):
-        raise ConfigError("a mix reads its sources twice, which stdin cannot be; give files")
+        raise ConfigError("a mix reads its sources twice, which is impossible with stdin; pass files")
     sizes = [count_rows(part.path) for part in parts]
     for part, size in zip(parts, sizes, strict=True):
         if not size:
@@ -93,8 +93,8 @@ def plan(parts: Sequence[Part], total: int | None = None, *, repeat: bool = Fals
         if share.take > share.rows and not repeat:
             most = math.floor(min(s * whole / p.weight for p, s in zip(parts, sizes, strict=True)) + 1e-9)
             raise ConfigError(
-                f"{share.path} has {share.rows:,} rows, and the mix needs {share.take:,} of it. Ask for at most "
-                f"{most:,} rows (-n), give it a smaller weight, or allow rows to come again (--repeat)"
+                f"{share.path} has {share.rows:,} rows, but the mix needs {share.take:,} of it. Ask for at most "
+                f"{most:,} rows (-n), lower its weight, or allow repeated rows (--repeat)"
             )
     return shares
 
@@ -178,9 +178,11 @@ _GOLDEN = 0.6180339887498949
 def check_fractions(fractions: Mapping[str, float]) -> dict[str, float]:
     """The fractions, if they are some. Raises ConfigError."""
     if len(fractions) < 2 or any(not 0 <= share <= 1 for share in fractions.values()):
-        raise ConfigError(f"a split has two parts or more, each a fraction from 0 to 1 (got {dict(fractions)})")
+        raise ConfigError(f"a split needs at least two sides, each with a fraction from 0 to 1 (got {dict(fractions)})")
     if abs(sum(fractions.values()) - 1) > 1e-6:
-        raise ConfigError(f"the fractions of a split add up to 1 (got {sum(fractions.values()):g}: {dict(fractions)})")
+        raise ConfigError(
+            f"the fractions of a split must add up to 1 (got {sum(fractions.values()):g}: {dict(fractions)})"
+        )
     return dict(fractions)
 
 

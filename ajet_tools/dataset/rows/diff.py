@@ -132,7 +132,9 @@ def diff(
         limit: how many rows of each kind are kept.
     """
     if before == "-":
-        raise ConfigError("the first dataset is read twice, which stdin cannot be; give a file, and - as the second")
+        raise ConfigError(
+            "the first dataset is read twice, which is impossible with stdin; pass a file, and - as the second"
+        )
     index, found = _Index(), Difference()
     left = _without_equal_lines(before, after) if after != "-" and not (mapping or ignore) else None
     if left is not None:

@@ -54,9 +54,9 @@ class Keep:
     def __post_init__(self) -> None:
         for language in self.languages:
             if language not in (*LANGUAGES, "und"):
-                raise ConfigError(f"--language {language}: those that can be told are {', '.join(LANGUAGES)}, und")
+                raise ConfigError(f"--language {language} is unknown; languages: {', '.join(LANGUAGES)}, und")
         if self.least is not None and self.most is not None and self.least > self.most:
-            raise ConfigError(f"--min-chars {self.least} is more than --max-chars {self.most}: no row can be kept")
+            raise ConfigError(f"--min-chars {self.least} is more than --max-chars {self.most}, so no row can be kept")
 
     def of(self, blocks: Iterable[Block], reread: Callable[[], Iterable[Block]] | None = None) -> Iterator[Kept]:
         """The rows that are kept, in their order: a block, and which of it as a numpy array.

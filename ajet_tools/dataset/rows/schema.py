@@ -87,8 +87,9 @@ class RowShape:
         if len(queries) > 1:
             (one, first), (other, second), *_ = queries.items()
             raise TaskError(
-                f"the seeds are of different shapes: the question is in {one or 'messages'!r} in {first} and in "
-                f"{other or 'messages'!r} in {second}. Bring them to one with --map, or expand them apart"
+                f"the seeds have different shapes: the question is in {one or 'messages'!r} in {first} and in "
+                f"{other or 'messages'!r} in {second}. Use --map to make them the same, or expand them "
+                "separately"
             )
         stripped = [(row.where, {k: v for k, v in row.values.items() if k not in OURS}) for row in rows]
         root = _infer(stripped, "")
@@ -159,8 +160,8 @@ def _common_kind(values: Sequence[tuple[str, Any]], path: str) -> str:
     if len(seen) > 1:
         (one, first), (other, second), *_ = seen.items()
         raise TaskError(
-            f"the seeds are of different shapes: {path or 'the row'} is {_KINDS[one]} in {first} and {_KINDS[other]} "
-            f"in {second}. Make it the same in all, or expand them apart"
+            f"the seeds have different shapes: {path or 'the row'} is {_KINDS[one]} in {first} and "
+            f"{_KINDS[other]} in {second}. Make them the same, or expand them separately"
         )
     return next(iter(seen), "null")
 
@@ -181,8 +182,8 @@ def _refuse_strangers(path: str, rows: Sequence[tuple[str, Any]]) -> None:
         first, known = filled[0]
         if "[]" not in path and not set(row) & set(known):
             raise TaskError(
-                f"the seeds are of different shapes: {path or 'the row'} has {', '.join(known)} in {first} and "
-                f"{', '.join(row)} in {where}. Bring them to one with --map, or expand them apart"
+                f"the seeds have different shapes: {path or 'the row'} has {', '.join(known)} in {first} and "
+                f"{', '.join(row)} in {where}. Use --map to make them the same, or expand them separately"
             )
 
 

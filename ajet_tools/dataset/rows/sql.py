@@ -69,7 +69,7 @@ class Where:
             condition, made = _with_functions(self.text, frame)
             found = frame.with_columns(made).select(fits=pl.sql_expr(condition).fill_null(False)).to_series()
             if found.dtype != pl.Boolean:
-                raise ConfigError(f"{self.text!r} is no condition: it gives {found.dtype}, not true or false")
+                raise ConfigError(f"{self.text!r} is not a condition: its result is {found.dtype}, not true or false")
             return found
 
 
@@ -126,7 +126,7 @@ class _explain_sql:
         said = str(error).partition("\n")[0]
         missing = re.search(r'unable to find column "([^"]+)"|^([\w.]+)$', said)
         if missing is None:
-            raise ConfigError(f"cannot work out {self._text!r}: {said}") from error
+            raise ConfigError(f"cannot evaluate {self._text!r}: {said}") from error
         names = [*_paths(self._schema), "text", "chars", "words", "language"]
         name = missing[1] or missing[2]
         near = difflib.get_close_matches(name, [*names, *(one.rpartition(".")[2] for one in names)], n=1)

@@ -97,11 +97,11 @@ class Evaluation:
         """A run in more than `common` texts, and in more than a twentieth, is an instruction."""
         if size < LEAST_WORDS:
             raise ConfigError(
-                f"--ngram is at least {LEAST_WORDS} words (got {size}); shorter runs are in any two texts"
+                f"--ngram must be at least {LEAST_WORDS} words (got {size}); shorter runs occur in any two texts"
             )
         self.texts = list(texts)
         if not self.texts:
-            raise ConfigError("there is no evaluation row to keep out: the files of --eval are empty")
+            raise ConfigError("there are no evaluation rows: the files of --eval are empty")
         self.size = size
         self._words = [words(text) for text in self.texts]
         self._common = max(common, _COMMON_SHARE * len(self.texts))

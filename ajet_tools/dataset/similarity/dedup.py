@@ -52,7 +52,7 @@ def _rank(where: str, values: Mapping[str, Any], text: str, answer: str, keep: s
         return float(bool(answer))
     policy, _, field = keep.partition(":")
     if policy not in ("max", "min") or not field:
-        raise ConfigError(f"--keep is one of {', '.join(KEEP)} (got {keep!r})")
+        raise ConfigError(f"--keep must be one of {', '.join(KEEP)} (got {keep!r})")
     value = value_at(values, field)
     if isinstance(value, bool | str) or not isinstance(value, int | float | None):
         raise ConfigError(f"--keep {keep}: {where} has no number there (got {value!r:.60})")

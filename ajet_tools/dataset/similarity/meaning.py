@@ -73,7 +73,7 @@ async def embed(
         for made in await asyncio.gather(*map(endpoint.embed, batches)):
             rows += [np.frombuffer(base64.b64decode(text), np.float32) for text in made]
     if len({len(row) for row in rows}) > 1:
-        raise EngineError(f"{endpoint.base_url} gave vectors of different lengths; one model gives one length")
+        raise EngineError(f"{endpoint.base_url} returned vectors of different lengths")
     vectors = np.stack(rows) if rows else np.empty((0, 1), np.float32)
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     return np.asarray(vectors / np.where(norms > 0, norms, 1), np.float32)
@@ -91,7 +91,7 @@ class _LocalModel:
             self._tokenizer = AutoTokenizer.from_pretrained(model)
             self._network = AutoModel.from_pretrained(model).eval()
         except (OSError, ValueError) as error:
-            raise ConfigError(f"--embeddings local {model}: no model can be read there: {error}") from error
+            raise ConfigError(f"--embeddings local {model}: no model can be loaded there: {error}") from error
         self._tokenizer.pad_token = self._tokenizer.pad_token or self._tokenizer.eos_token
 
     async def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
@@ -171,8 +171,8 @@ class MeaningIndex:
             self._vectors = np.empty((64, made.shape[1]), np.float32)
         if made.shape[1] != self._vectors.shape[1]:
             raise EngineError(
-                f"{self.embedder.base_url} gave vectors of {made.shape[1]} numbers after some of "
-                f"{self._vectors.shape[1]}; one model gives one length"
+                f"{self.embedder.base_url} returned vectors of {made.shape[1]} numbers, after "
+                f"{self._vectors.shape[1]} before"
             )
         return made
 

@@ -148,7 +148,8 @@ def check_threshold(threshold: float) -> float:
     """The threshold, if it is one. Raises ConfigError."""
     if not 0.5 <= threshold <= 1:
         raise ConfigError(
-            f"a similarity threshold is between 0.5 and 1 (got {threshold:g}); 0.8 finds texts of which a tenth changed"
+            f"a similarity threshold must be between 0.5 and 1 (got {threshold:g}); 0.8 finds texts in which a "
+            "tenth has changed"
         )
     return threshold
 

@@ -104,7 +104,7 @@ def open_verifier(
         ]
         unchecked = next((group for group in opened for one in group if one.name == "none"), None)
         if unchecked is not None:
-            raise ConfigError(f"--verify {spec}: `none` is no check that can be combined")
+            raise ConfigError(f"--verify {spec}: `none` cannot be combined")
         return Combined(spec.strip(), [[Part(one) for one in group] for group in opened])
     kind, _, rest = spec.strip().partition(":")
     if kind == "none" and not rest:
@@ -119,12 +119,12 @@ def open_verifier(
         return Grader(spec.strip(), _rubric(rest, spec, relative_to) if rest else None)
     near = difflib.get_close_matches(kind, [one.partition(":")[0] for one in VERIFIERS], n=1)
     hint = f"did you mean {near[0]}? There" if near and near[0] != kind else "there"
-    raise ConfigError(f"--verify {spec!r} is no way to verify; {hint} are {', '.join(VERIFIERS)}")
+    raise ConfigError(f"--verify {spec!r} is unknown; {hint} are {', '.join(VERIFIERS)}")
 
 
 def _count(text: str, spec: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 64:
-        raise ConfigError(f"--verify {spec}: the number of independent answers is 1 to 64 (got {text!r})")
+        raise ConfigError(f"--verify {spec}: the number of independent answers must be 1 to 64 (got {text!r})")
     return int(text)
 
 
@@ -133,11 +133,11 @@ def _judge(rest: str, spec: str, seed: int, relative_to: Path | None, timeout: f
     k = _count(last, spec) if path and last.isdecimal() else 0
     path = path if k else rest
     if ":" not in path and "->" not in path:
-        raise ConfigError(f"--verify {spec}: a judge reads judge:FILE:NAME, as in judge:agent.py:exact")
+        raise ConfigError(f"--verify {spec}: a judge has the form judge:FILE:NAME, such as judge:agent.py:exact")
     with _placeholder_key():
         judge = load_object(path, relative_to)
     if isinstance(judge, type):
-        raise ConfigError(f"--verify {spec}: {path} is a class; give a function with @ajet.judge")
+        raise ConfigError(f"--verify {spec}: {path} is a class; name a function with @ajet.judge")
     return Judged(judge, spec.strip(), k=k, seed=seed, timeout=timeout)
 
 

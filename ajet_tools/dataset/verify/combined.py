@@ -73,7 +73,7 @@ def _chosen(given: Sequence[str], kind: str, option: str) -> str | None:
         if not value.strip():
             raise ConfigError(f"{option} {text!r} names nothing")
         if of.setdefault(part, value) != value:
-            raise ConfigError(f"{option} says two things of {part or 'every part'}: {of[part]} and {value}")
+            raise ConfigError(f"{option} is given twice for {part or 'every part'}: {of[part]} and {value}")
     return of.get(kind, of.get(""))
 
 

@@ -40,7 +40,7 @@ class Judged:
         self.name, self.calls = spec, k
         self._judge, self._seed, self._timeout = judge, seed, timeout
         if is_group_judge(judge):  # also raises SignatureError for a workflow
-            raise ConfigError(f"--verify {spec}: a judge of a group compares answers; a row has one")
+            raise ConfigError(f"--verify {spec}: a group judge compares answers, but a row has only one")
         self._workers = Workers(_HANGING)
         self._probed = k > 0
 
@@ -88,8 +88,8 @@ class Judged:
         )
         if not isinstance(outcome, Verdict) and outcome[1]:
             log.warning(
-                "--verify %s says little: this judge rewards whatever answer the row itself gives (a wrong one too). "
-                "Have it judge independent answers (%s:3), or use agreement:3",
+                "--verify %s proves little: this judge rewards whatever answer the row gives, even a wrong one. "
+"Use independent answers (%s:3) or agreement:3",
                 self.name, self.name,
             )  # fmt: skip
 
@@ -105,7 +105,7 @@ class Judged:
             said = judged(outcome.value, call.name)
         except TrainingError:
             raise NoReward(
-                f"--verify {self.name}: {_HANGING} calls of the judge hang; give its calls a time limit"
+                f"--verify {self.name}: {_HANGING} calls of the judge hang; set a time limit for its calls"
             ) from None
         except AjetError as error:  # a parameter that nothing fills, or no reward
             return _failure(error)

@@ -76,7 +76,7 @@ def question_of(row: Mapping[str, Any]) -> str:
 def required(endpoint: Endpoint | None, what: str) -> Endpoint:
     """The endpoint. Raises ConfigError where there is none."""
     if endpoint is None:
-        raise ConfigError(f"--verify {what} asks a model: say which (--base-url URL --model NAME)")
+        raise ConfigError(f"--verify {what} needs a model: pass --base-url URL --model NAME")
     return endpoint
 
 

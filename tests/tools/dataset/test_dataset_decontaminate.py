@@ -98,7 +98,7 @@ def test_a_quoted_evaluation_row_is_always_found(question: list[str], size: int,
 
 @pytest.mark.parametrize(
     ("evals", "said"),
-    [("", "there is no evaluation row to keep out"), ('{"question": "a"}\n{"question"\n', "e.jsonl line 2")],
+    [("", "there are no evaluation rows"), ('{"question": "a"}\n{"question"\n', "e.jsonl line 2")],
 )
 def test_bad_evaluation_files(tmp_path: Path, evals: str, said: str) -> None:
     (tmp_path / "e.jsonl").write_text(evals)

@@ -176,10 +176,10 @@ def test_meanings_by_an_endpoint(tmp_path: Path, embedder) -> None:
         (Response("no such model", status_code=404), "answered 404: no such model"),
         (Response("wrong key", status_code=401), "check the API key"),
         (JSONResponse({"data": []}), "0 embeddings for 1 texts"),
-        (JSONResponse({"oops": 1}), "answered no embeddings"),
+        (JSONResponse({"oops": 1}), "returned no embeddings"),
         (Response("<html>"), "without JSON"),
-        (Response('{"data": [{"index": 0, "embedding": [NaN, 1.0]}]}'), "a number is missing or is none"),
-        (JSONResponse({"data": [{"index": 0, "embedding": []}]}), "a number is missing or is none"),
+        (Response('{"data": [{"index": 0, "embedding": [NaN, 1.0]}]}'), "missing or invalid numbers"),
+        (JSONResponse({"data": [{"index": 0, "embedding": []}]}), "missing or invalid numbers"),
     ],
 )
 def test_an_endpoint_that_fails(tmp_path: Path, embedder, failure: Response, said: str) -> None:
@@ -194,7 +194,7 @@ def test_an_endpoint_that_fails(tmp_path: Path, embedder, failure: Response, sai
 def test_meanings_by_a_local_model(tmp_path: Path) -> None:
     pytest.importorskip("torch")
     result = ajet("dedup", write(tmp_path / "a.jsonl", FOX), "--embeddings", "local", str(tmp_path / "none"), code=2)
-    assert "no model can be read there" in result.stderr
+    assert "no model can be loaded there" in result.stderr
 
 
 def test_a_local_models_vectors_do_not_depend_on_what_stands_beside_a_text(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_a_scanned_pdf_is_told_as_such(tmp_path: Path) -> None:
 
 
 def test_a_pdf_with_a_password_is_told_and_one_with_an_empty_one_is_read(tmp_path: Path) -> None:
-    assert "needs a password" in said(lock(write_pdf(tmp_path / "locked.pdf", [PUMP]), "secret"))
+    assert "is password-protected" in said(lock(write_pdf(tmp_path / "locked.pdf", [PUMP]), "secret"))
     assert read_document(lock(write_pdf(tmp_path / "noprint.pdf", [PUMP]), "")).blocks[1].text.startswith("Filters")
 
 
@@ -132,7 +132,7 @@ def test_a_broken_pdf_is_told_and_its_parser_stays_quiet(
     path.write_bytes(path.read_bytes()[: int(path.stat().st_size * cut)])
     said(path)
     path.write_bytes(b"no pdf at all")
-    assert "no PDF that can be read" in said(path)
+    assert "cannot be read as PDF" in said(path)
     assert capfd.readouterr() == ("", "")
 
 
@@ -175,11 +175,11 @@ def test_other_bad_files_are_told(tmp_path: Path) -> None:
         return tmp_path / name
 
     assert "is empty" in said(file("a.txt", b""))
-    assert "has no text" in said(file("b.txt", b" \n\n "))
-    assert "has no text in it but headings" in said(file("c.md", b"# Only\n\n# Titles\n"))
+    assert "contains no text" in said(file("b.txt", b" \n\n "))
+    assert "contains no text in it but headings" in said(file("c.md", b"# Only\n\n# Titles\n"))
     assert "line 2 is not UTF-8 (byte 0xe9)" in said(file("d.txt", b"one\ncaf\xe9\n"))
     assert "zero bytes" in said(file("e.txt", b"\x7fELF\x00\x00\x01"))
-    assert "no DOCX" in said(file("f.docx", b"PK\x03\x04 broken"))
+    assert "cannot be read as DOCX" in said(file("f.docx", b"PK\x03\x04 broken"))
     assert "password" in said(file("g.docx", b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1" + b"\x00" * 600))
     assert read_document(tmp_path / "d.txt", encoding="latin-1").blocks[0].text == "one\ncafé"
     assert read_document(file("h.txt", "naïve text".encode("utf-16"))).blocks[0].text == "naïve text"
@@ -191,7 +191,7 @@ def test_a_directory_is_read_at_any_depth_by_suffix(tmp_path: Path) -> None:
         (tmp_path / name).write_text(f"Text of {name} is here.")
     assert [name for name, _ in find_documents([tmp_path])] == ["a.md", "b/TWO.TXT", "b/two.txt"]
     assert len(find_documents([tmp_path, tmp_path / "a.md"])) == 3, "a document named twice is there once"
-    with pytest.raises(ConfigError, match="no document that can be read"):
+    with pytest.raises(ConfigError, match="not a supported document"):
         find_documents([tmp_path / "b" / "code.py"])
     with pytest.raises(ConfigError, match="there is no file or directory"):
         find_documents([tmp_path / "nowhere"])
@@ -288,7 +288,7 @@ def test_a_single_document_gives_no_validation(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("It says one thing.")
     read = [read_document(tmp_path / "a.txt")]
     assert [held.side for held in prepare(read, size=500).held] == ["train"]
-    with pytest.raises(ConfigError, match="never feeds both"):
+    with pytest.raises(ConfigError, match="is never used for both"):
         prepare(read, size=500, validation=0.2)
 
 

@@ -404,7 +404,7 @@ def test_a_template_that_fails_says_what_it_may_use(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"exampels.*it may use count, domain, examples"):
         expansion.preview("own")
     mine.write_text("\n{% if %}")
-    with pytest.raises(ConfigError, match=r"mine\.jinja line 2 is not Jinja"):
+    with pytest.raises(ConfigError, match=r"mine\.jinja line 2 is not valid Jinja"):
         GenerationConfig(5, template=mine).prompt("own")
 
 
@@ -413,7 +413,7 @@ def test_a_template_that_fails_says_what_it_may_use(tmp_path: Path) -> None:
     [
         ([], "is empty"),
         ([task("a?", "1")], "has one row"),
-        ([task("a?", "1")] * 5, "has 5 rows, which are one and the same"),
+        ([task("a?", "1")] * 5, "has 5 rows, which are all the same"),
         ([task("a?", "1"), task("  ", "2")], "line 2 asks nothing"),
         ([task("a?", "1"), task("b" * 5_000_000, "2")], "line 2 is 5.0 MB long"),
     ],
@@ -433,7 +433,7 @@ def test_few_seeds_keep_none_apart_unless_asked(model_server) -> None:
 def test_a_wrong_recipe_is_told() -> None:
     with pytest.raises(ConfigError, match="there are same-style, harder"):
         strategies_of(["hardest"])
-    with pytest.raises(ConfigError, match="a weight is a number above 0"):
+    with pytest.raises(ConfigError, match="a weight must be a number above 0"):
         strategies_of(["harder=0"])
     with pytest.raises(ConfigError, match="--validation"):
         GenerationConfig(5, validation=1.0)

@@ -131,7 +131,7 @@ def test_it_says_what_it_may_take_and_asks(place: Place, model_server) -> None:
     server = model_server(sums)
     arguments = ("--base-url", server.url, "--model", "writer", "--verify", "none", "--price", "1,2")
     asked = place.run("seeds.jsonl", "-n", "100", "--out", "data", *arguments)
-    assert asked.returncode == 2 and "--yes goes on without asking" in asked.stderr
+    assert asked.returncode == 2 and "pass --yes to continue" in asked.stderr
     assert re.search(r"About 32 calls for rows: about [\d,]+ tokens in, [\d,]+ out, \d+\.\d\d in money", asked.stderr)
     assert server.requests == []
     assert place.run("seeds.jsonl", "-n", "10", "--out", "data", *arguments, "--yes").returncode == 0
@@ -150,7 +150,7 @@ def test_killed_at_any_time_resume_loses_nothing_and_pays_for_nothing_twice(plac
     at_kill = [json.dumps(body) for body in server.requests]
     assert 14 <= len(at_kill) < 30
     refused = place.run(*run, "--out", "data", *at(server))
-    assert refused.returncode == 2 and "go on with --resume" in refused.stderr
+    assert refused.returncode == 2 and "continue it with --resume" in refused.stderr
     resumed = place.run(*run, "--out", "data", *at(server), "--resume")
     assert resumed.returncode == 0, resumed.stderr
     again = [json.dumps(body) for body in server.requests[len(at_kill) :]]
@@ -234,7 +234,7 @@ def test_a_spent_budget_ends_it_cleanly(place: Place, model_server) -> None:
 def test_prose_and_a_wrong_key_end_with_one_message(place: Place, model_server) -> None:
     prose = model_server(lambda body, number: "Gladly!")
     done = place.run("seeds.jsonl", "--out", "a", *at(prose))
-    assert done.returncode == 1 and "30 calls in a row gave no row" in done.stderr
+    assert done.returncode == 1 and "30 calls in a row gave no accepted row" in done.stderr
     assert len(place.rows("a/rejected.jsonl")) >= 30
     wrong = model_server(lambda body, number: model_server.refusal(401, "Incorrect API key"))
     done = place.run("seeds.jsonl", "--out", "b", *at(wrong))
@@ -245,7 +245,7 @@ def test_prose_and_a_wrong_key_end_with_one_message(place: Place, model_server) 
 BAD = {
     "empty": (b"", "is empty"),
     "one row": (json.dumps(ROWS[0]).encode(), "has one row"),
-    "duplicates only": (b"\n".join([json.dumps(ROWS[0]).encode()] * 5), "which are one and the same"),
+    "duplicates only": (b"\n".join([json.dumps(ROWS[0]).encode()] * 5), "which are all the same"),
     "bad JSON": (b"\n".join([*(json.dumps(row).encode() for row in ROWS[:6]), b'{"main_query": '])+b"\n", "line 7"),
     "not UTF-8": (json.dumps(ROWS[0]).encode() + b'\n{"main_query": "caf\xe9"}\n', "line 2"),
     "5 MB row": (json.dumps(ROWS[0]).encode() + b'\n{"main_query": "' + b"x" * 5_000_000 + b'"}\n', "line 2 is 5.0 MB"),
@@ -315,7 +315,7 @@ def test_a_resume_may_ask_for_more_rows_and_makes_only_those(place: Place, model
     assert place.bytes_of("data") == after
     fewer = place.run(*run, "-n", "20", "--resume")
     assert fewer.returncode == 2
-    assert "a run of 35 rows in data, and --count 20 is fewer" in " ".join(fewer.stderr.split())
+    assert "a run of 35 rows in data, but --count 20 is fewer" in " ".join(fewer.stderr.split())
     assert place.bytes_of("data") == after
 
 

@@ -164,7 +164,7 @@ def test_a_resume_with_another_meaning_says_so(place: Place, model_server, embed
 def test_what_is_no_embedder_is_told_before_the_first_call(place: Place, model_server) -> None:
     writer = model_server(questions)
     asked = ("-n", "5", "--out", "data", "--base-url", writer.url, "--model", "m", "--verify", "none", "--yes")
-    for given, message in ((("local", "nowhere"), "no model can be read there"), (("here", "m"), "takes a URL")):
+    for given, message in ((("local", "nowhere"), "no model can be loaded there"), (("here", "m"), "takes a URL")):
         done = place.run(*asked, "--embeddings", *given)
         assert done.returncode == 2 and message in done.stderr, done.stderr
     assert not writer.requests

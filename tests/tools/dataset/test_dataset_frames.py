@@ -108,8 +108,8 @@ def test_a_select_is_written_and_errors_name_the_nearest_column(tasks: Path, tmp
     assert pq.read_table(out).to_pylist() == [{"level": level, "n": 4} for level in range(3)]
     assert "did you mean main_query?" in command("filter", tasks, "main_qery LIKE '%1%'", code=2).stderr
     assert "did you mean level?" in command("filter", tasks, "metadata.levl IN (1)", code=2).stderr
-    assert "is no condition" in command("filter", tasks, "chars(main_query) + 1", code=2).stderr
-    assert "--sql is a whole SELECT" in command("filter", tasks, "x", "--sql", query, code=2).stderr
+    assert "is not a condition" in command("filter", tasks, "chars(main_query) + 1", code=2).stderr
+    assert "--sql is a complete SELECT" in command("filter", tasks, "x", "--sql", query, code=2).stderr
 
 
 def test_a_select_keeps_integers_of_any_size(tmp_path: Path) -> None:

@@ -313,7 +313,13 @@ def test_bad_documents_are_told_the_others_are_used_and_the_exit_code_says_so(mo
     (docs / "latin.txt").write_bytes("Ein schöner Tag.".encode("latin-1"))
     given = ("--out", out, "--base-url", server.url, "--model", "w", "--yes", "--verify", "none")
     said = ajet(docs, *given, code=1).output
-    for words in ("its 1 page has no text", "needs a password", "is no PDF", "empty.txt is empty", "is not UTF-8"):
+    for words in (
+        "its 1 page has no text",
+        "is password-protected",
+        "cannot be read as PDF",
+        "empty.txt is empty",
+        "is not UTF-8",
+    ):
         assert said.count(words) == 1, words
     assert "5 of 13 documents could not be read" in said
     assert len(rows(out / "train.jsonl")) + len(rows(out / "validation.jsonl")) == 24
@@ -327,7 +333,7 @@ def test_no_document_that_can_be_read_is_an_error_before_any_call(model_server, 
     said = ajet(write_pdf(tmp_path / "scan.pdf", [[]]), *given, code=2).output
     assert "OCR" in said and not (tmp_path / "data").exists()
     (tmp_path / "none").mkdir()
-    assert "has no document in it" in ajet(tmp_path / "none", *given, code=2).output
+    assert "contains no documents" in ajet(tmp_path / "none", *given, code=2).output
     assert not server.requests
 
 
@@ -426,9 +432,9 @@ def test_stdin_is_read_as_markdown(model_server, tmp_path: Path) -> None:
     [
         (["--kind", "few-shot"], "--seeds FILE"),
         (["--kind", "poem"], "knowledge, few-shot"),
-        (["--chunk-size", "10"], "--chunk-size is at least 200"),
-        (["--validation", "0.5"], "never feeds both"),
-        (["--verify", "magic"], "no way to verify"),
+        (["--chunk-size", "10"], "--chunk-size must be at least 200"),
+        (["--validation", "0.5"], "is never used for both"),
+        (["--verify", "magic"], "is unknown"),
         (["--max-cost", "1"], "--price"),
     ],
 )

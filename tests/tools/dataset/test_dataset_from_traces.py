@@ -192,7 +192,7 @@ def test_who_speaks_twice_is_heard_once_and_the_last_time(tmp_path: Path) -> Non
     )  # fmt: skip
     made(file, "--feedback", "up", "-o", "up.jsonl")
     assert [row["main_query"] for row in rows(Path("up.jsonl"))] == ["A?"]
-    assert "none of 2 episodes fits" in made(file, "--feedback", "down", code=2).stderr
+    assert "none of 2 episodes matches" in made(file, "--feedback", "down", code=2).stderr
 
 
 def test_corrections_that_contradict_each_other_are_kept_apart(tmp_path: Path) -> None:
@@ -307,7 +307,7 @@ def test_messages_show_the_corrected_reply_and_not_what_was_disliked(service: Pa
     row = found["What is 2+2?"]
     assert row["messages"][-1] == {"role": "assistant", "content": "4"} and row["provenance"]["corrected"] is True
     assert "corrected" not in found["What is 1+1?"]["provenance"]
-    assert "1 episodes that people gave a thumb down" in result.stderr and "the same again: 1" in result.stderr
+    assert "1 episodes that people gave a thumb down" in result.stderr and "duplicates: 1" in result.stderr
     made(service, "--to", "messages", "--per-task", "0", "-o", "all.jsonl")
     assert len(rows(Path("all.jsonl"))) == 4
 
@@ -345,7 +345,7 @@ def test_the_same_pair_is_there_once(tmp_path: Path) -> None:
         feedback=[said(name, None, "six") for name in "ab"],
     )
     result = made(file, "--to", "preferences", "-o", "pairs.jsonl")
-    assert len(rows(Path("pairs.jsonl"))) == 1 and "the same again: 1" in result.stderr
+    assert len(rows(Path("pairs.jsonl"))) == 1 and "duplicates: 1" in result.stderr
 
 
 def test_tokens_are_those_of_the_export_and_only_of_what_was_chosen(tmp_path: Path) -> None:
@@ -643,11 +643,11 @@ def test_a_scripted_grader_needs_no_endpoint(service: Path, tmp_path: Path) -> N
         (["missing.duckdb"], "there is no trace at missing.duckdb"),
         (["missing.jsonl"], "there is no file or directory missing.jsonl"),
         (["trace.duckdb", "--filter", "rewrd<1"], "did you mean reward"),
-        (["trace.duckdb", "--feedback", "sideways"], "--feedback is up, down, corrected"),
+        (["trace.duckdb", "--feedback", "sideways"], "--feedback must be one of up, down, corrected"),
         (["trace.duckdb", "--to", "songs"], "--to is tasks, messages, preferences, tokens"),
-        (["trace.duckdb", "--filter", "reward>3"], "none of 5 episodes fits"),
+        (["trace.duckdb", "--filter", "reward>3"], "none of 5 episodes matches"),
         (["trace.duckdb", "--to", "tokens", "-o", "t.parquet"], "episodes without token ids"),
-        (["trace.duckdb", "--to", "preferences", "--filter", 'text~"4+4"'], "no two attempts of one task differ"),
+        (["trace.duckdb", "--to", "preferences", "--filter", 'text~"4+4"'], "no two attempts at a task differ"),
         (["trace.duckdb", "--rubric", "Good."], "--base-url URL"),
         (["trace.duckdb", "--rubric", "rubric.md"], "there is no file rubric.md"),
         (["bad.jsonl"], "bad.jsonl line 2"),

@@ -158,9 +158,9 @@ def test_a_policy_that_cannot_be_asked_ends_the_run_and_refuses_nothing_as_too_h
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--for", "scripted:policy.py:reply"], "say which agent tries the tasks"),
-        (["--judge", "agent.py:exact"], "name the policy with --for"),
-        (["--from-failures", "trace"], "say what to grow from"),
+        (["--for", "scripted:policy.py:reply"], "--for needs an agent"),
+        (["--judge", "agent.py:exact"], "add --for"),
+        (["--from-failures", "trace"], "nothing to grow from"),
         (["--band", "0.9:0.1", *FOR], "LOW:HIGH"),
     ],
 )

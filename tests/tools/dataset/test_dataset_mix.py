@@ -55,7 +55,7 @@ def test_the_same_seed_gives_the_same_mix(files: list[str]) -> None:
 
 
 def test_rows_come_again_only_where_that_is_asked_for(files: list[str]) -> None:
-    with pytest.raises(ConfigError, match=r"b.jsonl has 40 rows, and the mix needs 100 of it. Ask for at most 80 rows"):
+    with pytest.raises(ConfigError, match=r"b.jsonl has 40 rows, but the mix needs 100 of it. Ask for at most 80 rows"):
         mixed(files, (1, 1), 200)
     found = Counter(mixed(files, (1, 1), 200, repeat=True))
     assert sum(n for text, n in found.items() if text[0] == "b") == 100
@@ -73,7 +73,7 @@ def test_weights_are_read_of_the_arguments() -> None:
     assert mix.parse_part("a=b.jsonl=0.5") == mix.Part("a=b.jsonl", 0.5)
     assert mix.parse_part("a.jsonl") == mix.Part("a.jsonl", 1)
     for wrong in ("a.jsonl=0", "a.jsonl=-1", "a.jsonl=nan"):
-        with pytest.raises(ConfigError, match="a weight is a number above 0"):
+        with pytest.raises(ConfigError, match="a weight must be a number above 0"):
             mix.parse_part(wrong)
 
 

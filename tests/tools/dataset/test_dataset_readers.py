@@ -146,7 +146,7 @@ def test_given_validation_tasks_are_the_validation_set_and_are_never_trained_on(
 def test_a_seed_that_is_a_validation_task_is_refused(tmp_path: Path) -> None:
     lines(tmp_path / "seeds.jsonl", SEEDS)
     job = seeded(tmp_path, "http://127.0.0.1:9/v1", held_out=lines(tmp_path / "val.jsonl", SEEDS[3:4]))
-    with pytest.raises(TaskError, match=r"seeds.jsonl line 4 is a validation task too \(val.jsonl line 1\)"):
+    with pytest.raises(TaskError, match=r"seeds.jsonl line 4 is also a validation task \(val.jsonl line 1\)"):
         load_tasks(job)
 
 
@@ -191,7 +191,10 @@ def test_a_document_is_on_one_side_of_the_split(tmp_path: Path, model_server: Ca
     [
         ({}, "data_generation has nothing to make tasks of: give documents by document_reader.document_path"),
         ({"document_reader": {"document_path": ["none.pdf"]}}, "there is no none.pdf (argument)"),
-        ({"query_reader": {"type": "parquet"}}, "query_reader.type is jsonl_dataset_file (got 'parquet', argument)"),
+        (
+            {"query_reader": {"type": "parquet"}},
+            "query_reader.type must be jsonl_dataset_file (got 'parquet', argument)",
+        ),
     ],
 )
 def test_what_is_missing_is_told(tmp_path: Path, generation: dict[str, Any], said: str) -> None:
@@ -205,7 +208,7 @@ def test_a_job_needs_to_say_which_model_writes(tmp_path: Path, monkeypatch: pyte
     monkeypatch.delenv("OPENAI_MODEL", raising=False)
     lines(tmp_path / "seeds.jsonl", SEEDS)
     files = {"training": {"file_path": str(tmp_path / "seeds.jsonl")}}
-    with pytest.raises(ConfigError, match=r"say which model writes the tasks: .*llm_model"):
+    with pytest.raises(ConfigError, match=r"no model to generate tasks: .*llm_model"):
         generation = {"query_reader": {"jsonl_dataset_file": files}}
         load_tasks(config(tmp_path, "data_generation", data_generation=generation))
 
@@ -290,7 +293,7 @@ def test_tasks_that_are_alike_are_one_where_a_filter_says_so(tmp_path: Path) -> 
     ("given", "said"),
     [
         ({"base_url": None}, "feedback_tracing.base_url must be given (it is null)"),
-        ({"base_url": "http://127.0.0.1:3000"}, "is an address (argument); give the directory of a trace"),
+        ({"base_url": "http://127.0.0.1:3000"}, "is a URL (argument); give a trace directory"),
         ({"base_url": "nowhere"}, "feedback_tracing.base_url: there is no nowhere"),
         ({"filters": [{"type": "llm_evaluate"}]}, "llm_evaluate needs custom_rubrics"),
     ],

@@ -196,7 +196,7 @@ def test_saved_elsewhere_the_dataset_is_as_it_was_and_twice_is_as_once(tasks: Pa
 def test_only_accepted_rows_where_nothing_is_lost_by_it(tasks: Path, tmp_path: Path) -> None:
     review = opened(tasks)
     review.mark([1, 5], "accepted")
-    with pytest.raises(ConfigError, match="18 rows that are not decided on would be lost"):
+    with pytest.raises(ConfigError, match="18 undecided rows would be lost"):
         save(review, tasks, only_accepted=True)
     save(review, tmp_path / "good.jsonl", only_accepted=True)
     assert rows_of(tmp_path / "good.jsonl") == [row(1), row(5)]
@@ -206,21 +206,21 @@ def test_what_would_lose_something_is_refused(tasks: Path, tmp_path: Path) -> No
     review = opened(tasks)
     review.mark([1], "rejected")
     tasks.write_text(tasks.read_text() + json.dumps(row(99)) + "\n")
-    with pytest.raises(ConfigError, match="changed by somebody else"):
+    with pytest.raises(ConfigError, match="changed by another program"):
         save(review, tasks)
     assert len(rows_of(tasks)) == 21 and not rejected_beside(tasks).exists()
     mapped = opened(tasks, mapping={"main_query": "metadata.asked"})
-    with pytest.raises(ConfigError, match="other names"):
+    with pytest.raises(ConfigError, match="would be renamed"):
         save(mapped, tasks)
     assert proposed(mapped).name == "tasks.reviewed.jsonl"
     (tmp_path / "bad.jsonl").write_text(json.dumps(row(1)) + "\nno row\n")
     bad = opened(tmp_path / "bad.jsonl", skip_bad=True)
-    with pytest.raises(ConfigError, match="1 bad rows"):
+    with pytest.raises(ConfigError, match="1 invalid rows"):
         save(bad, tmp_path / "bad.jsonl")
-    with pytest.raises(ConfigError, match="no name of a file of rows"):
+    with pytest.raises(ConfigError, match="not a dataset file name"):
         Plan.of(review, tmp_path)
     unread = Review(str(tasks))
-    with pytest.raises(ConfigError, match="not all read yet"):
+    with pytest.raises(ConfigError, match="still being read"):
         Plan.of(unread, tmp_path / "x.jsonl")
 
 

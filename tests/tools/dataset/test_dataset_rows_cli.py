@@ -213,7 +213,7 @@ def test_columns_are_renamed_either_way_round(tmp_path: Path) -> None:
     for pairs in (("q=main_query", "label=metadata.answer"), ("main_query=q", "metadata.answer=label")):
         out = ajet("filter", path, "--map", pairs[0], "--map", pairs[1]).stdout
         assert json.loads(out) == {"main_query": "What is it?", "metadata": {"answer": "a"}}
-    assert "say COLUMN=FIELD" in ajet("filter", path, "--map", "q", code=2).stderr
+    assert "write COLUMN=FIELD" in ajet("filter", path, "--map", "q", code=2).stderr
 
 
 @pytest.mark.parametrize("command", ["filter", "mix", "export", "stats", "validate", "diff"])

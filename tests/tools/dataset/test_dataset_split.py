@@ -127,11 +127,11 @@ def test_formats_and_a_directory(tmp_path: Path) -> None:
     ("options", "said"),
     [
         (["--fractions", "train=0.9,validation=0.2"], "add up to 1"),
-        (["--fractions", "a lot"], "--fractions reads"),
+        (["--fractions", "a lot"], "--fractions takes"),
         (["--fractions", "a=0.5,a=0.5"], "each side once"),
         (["--fractions", "../a=0.5,b=0.5"], "each side once"),
         (["--by", "metadata.nothing"], "a.jsonl line 1 has no metadata.nothing"),
-        (["--format", "xlsx"], "--format is one of"),
+        (["--format", "xlsx"], "--format must be one of"),
     ],
 )
 def test_mistakes(tmp_path: Path, options: list[str], said: str) -> None:

@@ -159,7 +159,7 @@ def test_bad_rows_of_csv_have_the_line_they_begin_in(tmp_path: Path) -> None:
     path.write_bytes(b'a,b\n"two\nlines",1\nonly one\n\xff,1\nlast,2\n')
     bad = BadRows(skip=True)
     assert values(path, bad=bad) == [{"a": "two\nlines", "b": "1"}, {"a": "last", "b": "2"}]
-    assert bad.first == ["rows.csv line 4 has 1 cells, and the header 2", "rows.csv line 5 is not UTF-8"]
+    assert bad.first == ["rows.csv line 4 has 1 cells, but the header has 2", "rows.csv line 5 is not UTF-8"]
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl.gz"])

@@ -112,8 +112,8 @@ def test_one_of_several_is_enough_where_the_spec_says_so() -> None:
     [
         (("--verify", "none", "--verify-model", "m"), "nothing is verified"),
         (("--verify", "agreement:3", "--verify-model", "llm=m@http://127.0.0.1:1/v1"), "there is agreement"),
-        (("--verify", "agreement:3", "--verify-model", "judge-7b"), "say where it answers"),
-        (("--verify", "agreement:3+none"), "no check that can be combined"),
+        (("--verify", "agreement:3", "--verify-model", "judge-7b"), "add its endpoint"),
+        (("--verify", "agreement:3+none"), "cannot be combined"),
         (("--verify", "agreement:3", "--verify-price", "1,1"), "without --verify-model"),
         (("--verify", "llm", "--verify-model", "scripted:checker.py:grade", "--price", "1,1", "--max-cost", "1"),
          "--verify-price"),
@@ -188,7 +188,7 @@ def test_the_writer_as_verifier_is_counted_apart(model_server) -> None:
             own = verifier.parts[0].endpoint
             assert own is not None and own.budget.spent.calls == 1 and writer.budget.spent.calls == 2
             writer.halt()
-            with pytest.raises(Exception, match="not asked any more"):
+            with pytest.raises(Exception, match="not sent: the run is ending"):
                 await verifier.check({"question": "7 * 7?", "answer": "49"}, writer)
         finally:
             await writer.aclose()
@@ -199,5 +199,5 @@ def test_the_writer_as_verifier_is_counted_apart(model_server) -> None:
 
 def test_each_kind_is_known_to_the_grammar() -> None:
     assert set(KINDS) == {"agreement", "judge", "code", "llm", "none"}
-    with pytest.raises(ConfigError, match="two things"):
+    with pytest.raises(ConfigError, match="is given twice"):
         open_verification(Verify("llm", ("a@http://x/v1", "b@http://x/v1")), Endpoint("http://127.0.0.1:9", "m"))
