@@ -85,7 +85,7 @@ class Budget:
                     self._aside[self._next] = (input_tokens, output, price)
                     return self._next
                 if not self._aside:
-                    raise BudgetSpent(f"the budget of {passed} is used up: {self.summary()}")
+                    raise BudgetSpent(f"the budget of {passed} is spent: {self.summary()}")
                 await self._settled.wait()
 
     async def settle(self, ticket: int, input_tokens: int, output_tokens: int) -> None:

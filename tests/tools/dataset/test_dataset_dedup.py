@@ -177,7 +177,7 @@ def test_meanings_by_an_endpoint(tmp_path: Path, embedder) -> None:
         (Response("wrong key", status_code=401), "check the API key"),
         (JSONResponse({"data": []}), "0 embeddings for 1 texts"),
         (JSONResponse({"oops": 1}), "returned no embeddings"),
-        (Response("<html>"), "without JSON"),
+        (Response("<html>"), "not with JSON"),
         (Response('{"data": [{"index": 0, "embedding": [NaN, 1.0]}]}'), "missing or invalid numbers"),
         (JSONResponse({"data": [{"index": 0, "embedding": []}]}), "missing or invalid numbers"),
     ],

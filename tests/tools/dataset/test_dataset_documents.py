@@ -176,7 +176,7 @@ def test_other_bad_files_are_told(tmp_path: Path) -> None:
 
     assert "is empty" in said(file("a.txt", b""))
     assert "contains no text" in said(file("b.txt", b" \n\n "))
-    assert "contains no text in it but headings" in said(file("c.md", b"# Only\n\n# Titles\n"))
+    assert "contains no text but headings" in said(file("c.md", b"# Only\n\n# Titles\n"))
     assert "line 2 is not UTF-8 (byte 0xe9)" in said(file("d.txt", b"one\ncaf\xe9\n"))
     assert "zero bytes" in said(file("e.txt", b"\x7fELF\x00\x00\x01"))
     assert "cannot be read as DOCX" in said(file("f.docx", b"PK\x03\x04 broken"))

@@ -106,5 +106,5 @@ def test_a_row_that_lacks_what_a_form_needs_is_refused_with_the_reason(
 
 
 def test_an_unknown_form_is_told_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match="there are tasks, messages, sharegpt, trl-prompt, trl-preference"):
+    with pytest.raises(ConfigError, match="formats: tasks, messages, sharegpt, trl-prompt, trl-preference"):
         converter("chatml")

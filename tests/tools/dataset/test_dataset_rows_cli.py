@@ -73,7 +73,7 @@ def test_filter_stops_at_a_bad_row_and_leaves_what_stood_there(tasks: Path, tmp_
 
 
 def test_filter_says_where_an_expression_is_wrong(tasks: Path) -> None:
-    assert "a value is missing (filter, character 8)" in ajet("filter", tasks, "chars >", code=2).stderr
+    assert "a value is missing after chars (filter, character 8)" in ajet("filter", tasks, "chars >", code=2).stderr
     assert "did you mean metadata.level?" in ajet("filter", tasks, "metadata.levl=1", code=2).stderr
 
 
@@ -86,7 +86,8 @@ def test_a_judge_that_raises_keeps_what_passed_and_the_exit_code_is_not_0(tasks:
     out = tmp_path / "out.jsonl"
     said = ajet("filter", tasks, "--judge", f"{judge}:small", "-o", out, code=1).stderr
     assert (
-        "the judge failed on some rows, which were left out; the first: tasks.jsonl line 6: ValueError: seven" in said
+        "the judge failed on some rows, which were left out; the first failure: tasks.jsonl line 6: ValueError: seven"
+        in said
     )
     assert [row["metadata"]["answer"] for row in lines(out)] == ["2", "3", "4", "5", "6", "8", "9"]
 

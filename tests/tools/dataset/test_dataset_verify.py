@@ -205,7 +205,7 @@ def test_the_users_judge_decides(judges: Path) -> None:
     ("name", "cause", "words"),
     [
         ("raises", "LookupError", "no such oracle"), ("nothing", "NoReward", "returned None"),
-        ("needs", "SignatureError", "colour"), ("hangs", "EpisodeTimeout", "did not end"),
+        ("needs", "SignatureError", "colour"), ("hangs", "EpisodeTimeout", "did not finish"),
     ],
 )  # fmt: skip
 def test_a_judge_that_fails_refuses_the_row_and_says_so(judges: Path, name: str, cause: str, words: str) -> None:
