@@ -97,7 +97,7 @@ def test_copies_with_other_answers_are_counted(tmp_path: Path) -> None:
     rows = [{"main_query": "Capital?", "metadata": {"answer": a}} for a in ("Paris", "Lyon", "Paris")]
     out = str(tmp_path / "o.jsonl")
     result = ajet("dedup", write(tmp_path / "a.jsonl", *rows), "-o", out, "--report", str(tmp_path / "r.jsonl"))
-    assert "1 row had another answer" in result.stderr
+    assert "1 row of these had another answer" in result.stderr
     assert [line.get("answers") for line in read(tmp_path / "r.jsonl")] == [["Lyon", "Paris"], None]
 
 

@@ -215,7 +215,7 @@ async def test_a_spoilt_file_of_queries_is_a_word_and_stays(
     file.write_text("[1")
     async with viewing(training_trace) as pilot:
         await opened(pilot, until, "SELECT 1")
-        await until(pilot, lambda: "cannot be read" in shown(pilot))
+        await until(pilot, lambda: "cannot read" in shown(pilot))
         await until(pilot, lambda: "1 row" in said(pilot))
     assert file.read_text() == "[1"
 
