@@ -125,6 +125,12 @@ def fine(output) -> float:
 @ajet.judge
 def asks(output, answer: str) -> float:
     return float(ask("judge") == "judge")
+
+@ajet.judge(group=True)
+async def rank(episodes, model: ajet.Model) -> list:
+    reply = await model.chat([{"role": "user", "content": "judge"}])
+    assert reply["content"] == "judge"
+    return [ajet.Reward(value=e.attempt, reason=f"{len(episodes)} by {os.getpid()}") for e in episodes]
 """
 
 
@@ -196,6 +202,17 @@ def test_episodes_run_on_both_nodes_in_processes_used_again(start: Start) -> Non
     calls = [c for e in report.episodes for c in e.calls]
     assert len(calls) == 24
     assert all(c.output_ids is not None for c in calls)
+
+
+def test_a_group_is_judged_once_in_a_process_whatever_processes_its_attempts_ran_in(start: Start) -> None:
+    report = start("solve", 3, k=3, judge="rank", max_env_worker=2)
+    assert not report.failures, report.failures
+    for score in report.tasks:
+        assert [e.reward for e in score.episodes] == [0, 1, 2]
+        [reason] = {e.rewards[0].reason for e in score.episodes}
+        assert reason is not None and reason.startswith("3 by ") and reason != f"3 by {os.getpid()}"
+        judged = [[c for c in e.calls if c.phase == "judge"] for e in score.episodes]
+        assert [len(calls) for calls in judged] == [1, 0, 0] and not judged[0][0].trainable
 
 
 def test_a_process_that_dies_costs_its_attempt_and_nothing_else(start: Start, tmp_path: Path) -> None:
