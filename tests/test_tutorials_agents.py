@@ -19,7 +19,7 @@ import pytest
 from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.protocols import Ask
 from ajet_sdk.run import run, train
-from ajet_sdk.types import Episode
+from ajet_sdk.types import Episode, Reward
 
 TUTORIALS = Path(__file__).parents[1] / "tutorial"
 MATH, WOLVES, COUNTDOWN = (TUTORIALS / f"example_{name}" for name in ("math_agent", "werewolves", "countdown"))
@@ -111,16 +111,22 @@ def test_the_countdown_agent_wins_with_a_model_that_can(tmp_path: Path) -> None:
 # Werewolves
 
 
+def choices(text: str) -> tuple[str, list[str]]:
+    """What is asked, and all choices."""
+    what, lists = load(WOLVES / "wolf_recipe.py").choices(text)
+    return what, [option for options in lists.values() for option in options]
+
+
 def idle(ask: Ask) -> str:
     """The first choice of all; the village never uses what it could hurt itself with."""
-    what, *options = ask.body["messages"][-1]["content"].splitlines()[-1].split()
+    what, options = choices(ask.body["messages"][-1]["content"])
     return "none" if what in ("potion", "shoot") else str(options[0])
 
 
 def pack(ask: Ask) -> str:
     """Werewolves who hold together."""
     me, role, *mates = ask.body["messages"][0]["content"].split()
-    _, *options = ask.body["messages"][-1]["content"].splitlines()[-1].split()
+    _, options = choices(ask.body["messages"][-1]["content"])
     if role != "werewolf":
         return idle(ask)
     return str(next(one for one in options if one not in (me, *mates)))
@@ -141,6 +147,24 @@ def test_nine_players_play_and_the_side_under_training_is_paid(tmp_path: Path) -
     won = [e.output["winner"] in one for e, one in zip(played, sides, strict=True)]
     assert [e.reward for e in played] == [float(one) for one in won] and 0 < sum(won) < 6
     assert len({call.agent for call in played[0].calls}) > 5
+
+
+def test_in_training_each_choice_counts_for_its_own_call(tmp_path: Path) -> None:
+    players = load(WOLVES / "wolf_players.py")
+    [played] = games(tmp_path, pack, "ajet.rollout.opponent=policy", "ajet.rollout.val_kwargs.opponent=policy")[:1]
+    assert players.won(played.output, played)[0] == [Reward(name="won", value=played.reward)], "in validation"
+    training = played.model_copy(update={"split": "train", "step": 1})
+    _, *each = players.won(played.output, training)[0]
+    assert [one.call_id for one in each] == [call.call_id for call in played.calls if call.trainable]
+    called = {call.call_id: call for call in played.calls}
+    game = load(WOLVES / "wolf_game.py").Game(played.task.metadata["seed"])
+    for one in each:
+        request = called[one.call_id].request["messages"]
+        what, _ = choices(request[-1]["content"])
+        said = called[one.call_id].response["choices"][0]["message"]["content"].split()[0]
+        against = what in ("kill", "vote", "shoot") and said != "none"
+        me = int(request[0]["content"].split()[0])
+        assert one.value == (float(game.opposed(me, int(said))) if against else 0.5)
 
 
 @pytest.mark.slow
@@ -173,20 +197,48 @@ def test_the_game_keeps_its_rules() -> None:
     draw, powers = random.Random(0), {"check": "seer", "guard": "guard", "potion": "witch", "shoot": "hunter"}
 
     def answer(game: Any, player: int, text: str) -> str:
-        what, *options = text.splitlines()[-1].split()
+        what, options = choices(text)
         if what == "kill":
             assert game.roles[player] == "werewolf"
         elif what in powers:
             assert game.roles[player] == powers[what]
         assert player in game.alive or what == "shoot"
         assert {int(one) for one in options if one.isdigit()} <= set(game.alive)
-        return str(recipe.choose(draw, text))
+        return str(recipe.guess(draw, text))
 
     ends = Counter(play(seed, answer)[1] for seed in range(200))
     assert set(ends) == {"werewolf", "village", "nobody"} or set(ends) == {"werewolf", "village"}
     assert min(ends["werewolf"], ends["village"]) > 50
     silent, end = play(1, lambda game, player, text: "what?")
     assert end == "nobody" and silent.nonsense > 20
+    assert {value for each in silent.choices.values() for value in each} == {0.0}
+
+
+def test_choices_are_listed_by_what_their_player_knows() -> None:
+    recipe, seen = load(WOLVES / "wolf_recipe.py"), list[tuple[int, dict[str, list[str]]]]()
+
+    def answer(game: Any, player: int, text: str) -> str:
+        what, lists = recipe.choices(text)
+        seen.append((player, lists))
+        wolf = str(game.living("werewolf")[0])
+        return "none" if game.roles[player] != "seer" else wolf if what == "check" else f"{wolf} seer"
+
+    game, _ = play(3, answer)
+    for player, lists in seen:
+        assert not any(game.opposed(player, int(one)) for one in lists["ally"])
+        assert all(game.opposed(player, int(one)) for one in lists["wolf"])
+    listed = {(game.roles[player], name) for player, lists in seen for name, found in lists.items() if found}
+    assert {("seer", "wolf"), ("villager", "named"), ("werewolf", "ally")} <= listed
+    assert ("villager", "wolf") not in listed and ("villager", "ally") not in listed
+
+
+def test_six_who_see_their_choices_alone(tmp_path: Path) -> None:
+    config = WOLVES / "werewolves_six.yaml"
+    own = ["ajet.rollout.opponent=policy", "ajet.rollout.val_kwargs.opponent=policy"]
+    [played] = run(scripted(tmp_path, pack, config, *own), tasks=[{"question": "Game 1.", "seed": 1}]).episodes
+    assert played.error is None and len({call.agent for call in played.calls}) <= 6
+    texts = [str(message["content"]) for call in played.calls for message in call.request["messages"]]
+    assert not any(word in text for text in texts for word in ("dead", ":"))
 
 
 def test_the_village_hears_a_claim_and_the_seer_learns_what_he_checked() -> None:
@@ -194,7 +246,7 @@ def test_the_village_hears_a_claim_and_the_seer_learns_what_he_checked() -> None
 
     def answer(game: Any, player: int, text: str) -> str:
         heard[player] += text.splitlines()[:-1]
-        what, *options = text.splitlines()[-1].split()
+        what, options = choices(text)
         wolf = str(game.living("werewolf")[0])
         if what == "check":
             return wolf

@@ -1,4 +1,4 @@
-"""Werewolves for nine: three werewolves against a village with a seer, a witch, a hunter and a guard.
+"""Werewolves: for nine, three werewolves against a village with a seer, a witch, a hunter and a guard; or for six.
 
 The game knows no model: `ask(player, text)` says what a player answers. `python wolf_game.py` writes train.jsonl and
 val.jsonl: a task is a seed, which decides who has which role and in what order they speak.
@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-ROLES = ("werewolf",) * 3 + ("villager",) * 2 + ("seer", "witch", "hunter", "guard")
+NINE = ("werewolf",) * 3 + ("villager",) * 2 + ("seer", "witch", "hunter", "guard")
+SIX = ("werewolf",) * 2 + ("villager",) * 2 + ("seer", "guard")
 DAYS = 8
 Ask = Callable[[int, str], Awaitable[str]]
 
@@ -25,19 +26,31 @@ class Game:
     """One game: who is who, who lives, and what each player has been told since it was last asked."""
 
     seed: int
+    deck: tuple[str, ...] = NINE
+    brief: bool = False
+    """Players see their choices alone, and not what was said and who died: for a model that reads little."""
     roles: dict[int, str] = field(init=False)
     alive: list[int] = field(init=False)
     news: dict[int, list[str]] = field(init=False)
+    known: dict[int, dict[int, str]] = field(init=False)
+    """What each player knows of another: `ally` or `wolf`."""
+    named: set[int] = field(default_factory=set)
+    """Whom somebody voted for who claimed to be the seer."""
     potions: set[str] = field(default_factory=lambda: {"save", "poison"})
     guarded: int = 0
     nonsense: int = 0
     """Answers that were no choice; they count as `none`."""
+    choices: dict[int, list[float]] = field(init=False)
+    """What each answer of a player did at once: 1 against the other side, 0 against its own or no choice, else 0.5."""
 
     def __post_init__(self) -> None:
         self.draw = random.Random(self.seed)
-        self.roles = dict(enumerate(self.draw.sample(ROLES, len(ROLES)), 1))
+        self.roles = dict(enumerate(self.draw.sample(self.deck, len(self.deck)), 1))
         self.alive = [*self.roles]
         self.news = {player: [] for player in self.roles}
+        self.choices = {player: [] for player in self.roles}
+        pack = self.living("werewolf")
+        self.known = {one: dict.fromkeys(pack if one in pack else [one], "ally") for one in self.roles}
 
     def living(self, role: str) -> list[int]:
         return [player for player in self.alive if self.roles[player] == role]
@@ -55,13 +68,29 @@ class Game:
 
     async def choose(self, ask: Ask, player: int, what: str, options: list[str], claim: str = "") -> str:
         """The player's choice, which may have a claim behind it; `none` where it says something else."""
-        lines = [*self.news[player], f"{what} {' '.join(options)}"]
+        lines = [*(() if self.brief else self.news[player]), *self.listed(player, what, options)]
         self.news[player] = []
         answer = (await ask(player, "\n".join(lines))).strip()
-        if answer.removesuffix(f" {claim}" if claim else "") not in options:
+        choice = answer.removesuffix(f" {claim}" if claim else "")
+        if choice not in options:
             self.nonsense += answer != "none"
+            self.choices[player].append(0.0)
             return "none"
+        against = what in ("kill", "vote", "shoot") and choice != "none"
+        self.choices[player].append(float(self.opposed(player, int(choice))) if against else 0.5)
         return answer
+
+    def opposed(self, one: int, other: int) -> bool:
+        """Whether two players are on different sides."""
+        return side(self.roles[one]) != side(self.roles[other])
+
+    def listed(self, player: int, what: str, options: list[str]) -> list[str]:
+        """The choices as the player sees them: those it knows something of in lines of their own, the others last."""
+        lines: dict[str, list[str]] = {"ally": [], "wolf": [], "named": [], what: []}
+        for option in options:
+            number = int(option) if option.isdigit() else 0
+            lines[self.known[player].get(number, "named" if number in self.named else what)].append(option)
+        return [" ".join([name, *found]) for name, found in lines.items() if found or name == what]
 
     async def play(self, ask: Ask) -> str:
         """The side that wins; `nobody`, where it takes too many days."""
@@ -84,7 +113,9 @@ class Game:
         for seer in self.living("seer"):
             choice = await self.choose(ask, seer, "check", [n for n in numbers if int(n) != seer])
             if choice != "none":
-                self.news[seer].append(f"{choice} is {side(self.roles[int(choice)])}")
+                found = side(self.roles[int(choice)])
+                self.known[seer][int(choice)] = "wolf" if found == "werewolf" else "ally"
+                self.news[seer].append(f"{choice} is {found}")
         for witch in self.living("witch"):
             if not self.potions:
                 continue
@@ -114,7 +145,9 @@ class Game:
             choice = await self.choose(ask, player, "vote", others, claim="seer")
             if choice == "none":
                 continue
-            votes[int(choice.split()[0])] += 1
+            number, *claim = choice.split()
+            votes[int(number)] += 1
+            self.named |= {int(number)} if claim else set()
             for listener in self.alive:
                 if listener != player:
                     self.news[listener].append(f"{player}: {choice}")
