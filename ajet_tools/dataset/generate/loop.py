@@ -330,6 +330,8 @@ class Generation(ABC, Generic[A, S]):
 
 
 def _short(details: Mapping[str, Any]) -> str:
+    """What a verdict was said on; of several checks, what the last one said, which decided."""
+    details = details["parts"][-1]["details"] if details.get("parts") else details
     text = "; ".join(f"{name}: {value}" for name, value in details.items())
     return text if len(text) <= 400 else text[:399] + "…"
 

@@ -90,6 +90,11 @@ def test_a_verifier_of_ones_own_for_each_part_and_what_each_took() -> None:
             verdict["verifier"] == "agreement:2+llm"
             and [one["ok"] for one in verdict["details"]["parts"]] == [True] * 2
         )
+    rejected = [json.loads(line) for line in Path("data/rejected.jsonl").read_text().splitlines()]
+    details = {
+        one["rejected"]["detail"] for one in rejected if one["rejected"]["reason"] == "the grader finds it wrong"
+    }
+    assert details and all("odd numbers are not trusted" in detail for detail in details)
     card = Path("data/README.md").read_text()
     assert f"{agreement['checked']:,} rows checked by scripted:checker.py:solve" in card
     first = Path("data/train.jsonl").read_bytes(), card
