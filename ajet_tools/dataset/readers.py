@@ -172,6 +172,7 @@ def generation_config(
     given = config.task_reader.data_generation
     _check_limits(config)
     limits: dict[str, Any] = {
+        "min_new_forms": 0.0,
         "max_tokens": given.sampling_params.get("max_tokens", given.llm_response_length),
         "seed": config.trainer_common.seed,
         "similarity": given.deduplication_filter.params.similarity_threshold

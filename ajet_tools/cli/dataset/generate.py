@@ -28,11 +28,10 @@ from ajet_tools.cli.dataset.generation import (
     VerifyHow,
     VerifyOptions,
     confirm,
-    progress,
-    report,
     show_prompts,
 )
 from ajet_tools.cli.dataset.options import SOURCE_HELP, counted
+from ajet_tools.cli.dataset.progress import progress, report
 from ajet_tools.cli.options import AsJson, expand_options
 from ajet_tools.cli.output import ProgressBar
 from ajet_tools.dataset.calibrate import Band, task_of_row
@@ -41,6 +40,7 @@ from ajet_tools.dataset.files.tables import Row
 from ajet_tools.dataset.from_traces.choice import Choice
 from ajet_tools.dataset.from_traces.run import Options, task_rows
 from ajet_tools.dataset.from_traces.sources import opened_sources
+from ajet_tools.dataset.generate.coverage import cells_of
 from ajet_tools.dataset.generate.examples import select_seeds
 from ajet_tools.dataset.generate.expand import Expansion
 from ajet_tools.dataset.generate.from_docs import FromDocs
@@ -51,7 +51,6 @@ from ajet_tools.dataset.generate.runs import DocsRun, grow, make_tasks, read_cor
 from ajet_tools.dataset.measurements import Measurements, conditions
 from ajet_tools.dataset.model.budget import Budget
 from ajet_tools.dataset.model.endpoint import Endpoint
-from ajet_tools.dataset.prompts import lines_of
 
 __all__ = ["app"]
 
@@ -133,11 +132,13 @@ def expand(
             help="same-style, harder, easier, other-domain, rephrase, compositional, persona; by default a mix of all.",
         ),
     ] = None,
-    personas: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File with your own personas, one per line.")
-    ] = None,
-    domains: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="File with your own domains, one per line.")
+    cells: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="AXIS=A,B|AXIS=FILE|FILE|none",
+            help="What rows shall differ in: topic=rates,ages or a line each of a file; a YAML file of axes; none. By "
+            "default the seeds' topics, skills, difficulties, lengths. Repeatable.",
+        ),
     ] = None,
     verify: VerifyHow = "agreement:3",
     verifying: VerifyOptions,
@@ -176,8 +177,7 @@ def expand(
         temperature=temperature,
         window=2 * asking.concurrency,
         **writing.settings(),
-        personas=lines_of(personas) if personas else (),
-        domains=lines_of(domains) if domains else (),
+        cells=cells_of(cells or []),
     )
     if seeds is not None and from_failures is None:
         rows = writing.seeds(seeds)

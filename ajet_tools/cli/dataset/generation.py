@@ -1,4 +1,4 @@
-"""What the commands that make rows share: their options, the question before, the bar meanwhile, the report after.
+"""What the commands that make rows share: their options, and the question before.
 
 The options of every command that asks a model, and the endpoint and budget that they mean.
 """
@@ -6,37 +6,29 @@ The options of every command that asks a model, and the endpoint and budget that
 from __future__ import annotations
 
 import os
-import signal
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.text import Text
 
 from ajet_sdk.engines.reply_cache import Price
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.reporting import output
 from ajet_sdk.reporting.output import echo
 from ajet_tools.cli.dataset.options import Embeddings, Map, Meaning, SkipBad, counted, mapping_of
 from ajet_tools.cli.options import print_json
 from ajet_tools.dataset.files.tables import Row
 from ajet_tools.dataset.generate.examples import read_seeds
-from ajet_tools.dataset.generate.loop import Generation
 from ajet_tools.dataset.generate.output import Directory, Estimate
-from ajet_tools.dataset.generate.records import Attempt, GenerationResult, Interrupted
+from ajet_tools.dataset.generate.records import Attempt
 from ajet_tools.dataset.model.budget import Budget
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.model.open import open_endpoint
 from ajet_tools.dataset.prompts import Prompt
-from ajet_tools.dataset.review.estimate import error_lines, errors_of
 from ajet_tools.dataset.similarity.meaning import MeaningIndex
-from ajet_tools.dataset.verify.combined import Check, Verify
+from ajet_tools.dataset.verify.combined import Verify
 
 __all__ = [
     "ModelOptions",
@@ -45,9 +37,6 @@ __all__ = [
     "VerifyHow",
     "VerifyOptions",
     "confirm",
-    "progress",
-    "progress_lines",
-    "report",
     "show_prompts",
 ]
 
@@ -136,6 +125,15 @@ class OutputOptions:
         int | None,
         typer.Option(min=1, help="Keep at most N rows that differ only in numbers and names."),
     ] = None
+    min_new_forms: Annotated[
+        float,
+        typer.Option(
+            min=0,
+            max=1,
+            metavar="SHARE",
+            help="Stop if a smaller share of 100 rows has a new form (text without numbers and names), twice in a row.",
+        ),
+    ] = 0.1
     embeddings: Embeddings = None
     meaning: Meaning = 0.9
     validation: Annotated[
@@ -164,7 +162,17 @@ class OutputOptions:
 
     def settings(self) -> dict[str, Any]:
         """What `GenerationConfig` and `DocsConfig` both take of these."""
-        same = ("per_call", "shots", "max_tokens", "seed", "validation", "similarity", "max_same_form", "template")
+        same = (
+            "per_call",
+            "shots",
+            "max_tokens",
+            "seed",
+            "validation",
+            "similarity",
+            "max_same_form",
+            "min_new_forms",
+            "template",
+        )
         return {"languages": tuple(self.language or ()), **{name: getattr(self, name) for name in same}}
 
     def seeds(self, path: str) -> list[Row]:
@@ -221,110 +229,6 @@ def confirm(taken: Estimate, writing: OutputOptions, *, ask: bool, as_json: bool
         raise ConfigError("confirmation is needed, but stdin is not a terminal; pass --yes to continue without it")
     if not typer.confirm("Go on?", err=True):
         raise typer.Exit(1)
-
-
-@contextmanager
-def progress(
-    generation: Generation[Any, Any], rows: int | None, calls: int = 0
-) -> Iterator[Callable[[GenerationResult], None]]:
-    """On a terminal: a bar of the rows wanted (else of all calls) and the time left, and below it `progress_lines`."""
-    if not sys.stderr.isatty():
-        yield lambda result: None
-        return
-
-    class Shown(Progress):
-        """The bar, and under it what would take its place in a line of its own."""
-
-        def get_renderables(self) -> Iterable[RenderableType]:
-            yield from super().get_renderables()
-            for line in progress_lines(generation, rows, console.width):
-                yield Text(line, no_wrap=True, overflow="ellipsis")
-
-    console = output.console(stderr=True)
-    title = TextColumn("Accepted" if rows else "Parts asked")
-    columns = (title, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Shown(*columns, console=console, transient=True) as shown:
-        bar = shown.add_task("", total=rows or calls)
-        yield lambda result: shown.update(bar, completed=result.accepted if rows else result.calls)
-
-
-def progress_lines(generation: Generation[Any, Any], rows: int | None, width: int) -> Iterator[str]:
-    """What was spent and is waited for, and what was refused, the most frequent reasons first, in lines that fit."""
-    result, wait = generation.result, generation.describe_wait()
-    accepted = [] if rows else [f"{result.accepted:,} accepted"]
-    yield _fit("", [*accepted, *generation.endpoint.budget.summary().split(", ")], width)
-    if wait:
-        yield _fit("waiting for ", wait.split("; "), width)
-    reasons = [f"{count:,} {reason}" for reason, count in result.refused.most_common()]
-    if reasons:
-        yield _fit(f"refused {len(result.rejected):,}: ", reasons, width)
-
-
-def _fit(before: str, items: Sequence[str], width: int) -> str:
-    """As many of the items as the width has room for; of the others, how many there are."""
-    for shown in range(len(items), 0, -1):
-        left = len(items) - shown
-        line = before + ", ".join([*items[:shown], *([f"{left} more"] if left else [])])
-        if len(line) <= width or shown == 1:
-            return line
-    return before
-
-
-def report(
-    result: GenerationResult,
-    files: Sequence[Path],
-    budget: Budget,
-    seconds: float,
-    *,
-    as_json: bool,
-    checks: Sequence[Check] = (),
-    origins: Mapping[str, str] | None = None,
-    more: Mapping[str, Any] | None = None,
-) -> None:
-    """What there is now. `origins` says of a side where its rows are from; `more` is for JSON.
-
-    Raises KeyboardInterrupt, or Exit with 143, where Ctrl-C or SIGTERM ended the run.
-    """
-    spent, sides = budget.spent, {"train": result.train, "validation": result.validation}
-    errors = errors_of(files) if checks else []
-    if as_json:
-        print_json(
-            {
-                "accepted": result.accepted,
-                **{side: len(rows) for side, rows in sides.items()},
-                "refused": dict(result.refused.most_common()),
-                "surplus": result.surplus,
-                "diversity": result.diversity().as_json(),
-                "checks": [one.as_json() for one in checks],
-                "errors": [one.as_json() for one in errors],
-                **(more or {}),
-                "calls": spent.calls,
-                "cached": spent.cached,
-                "input_tokens": spent.input_tokens,
-                "output_tokens": spent.output_tokens,
-                "money": budget.cost,
-                "stopped": str(result.stopped) if result.stopped else None,
-                "files": [str(path) for path in files],
-            }
-        )
-    else:
-        told = ", ".join(f"{len(rows):,} {side}{(origins or {}).get(side, '')}" for side, rows in sides.items())
-        cached = f" ({spent.cached:,} more from the cache)" if spent.cached else ""
-        echo(f"{counted(result.accepted, 'row')} accepted: {told}; {budget.summary()}{cached}, {seconds:.1f} s")
-        for one in checks:
-            took = f"; {one.budget.summary()}" if one.budget is not None else ""
-            echo(f"  verified by {one.verifier}: {one.in_words()}{took}")
-        for line in error_lines(errors, files) if checks else ():
-            echo(f"  {line}")
-        for reason, count in result.refused.most_common():
-            echo(f"  {count:,} refused: {reason}")
-        for path in files:
-            echo(f"  {path}")
-    if isinstance(result.stopped, Interrupted):
-        if result.stopped.signal == signal.SIGINT:
-            raise KeyboardInterrupt
-        echo(f"Terminated: {result.stopped}", err=True)
-        raise typer.Exit(128 + result.stopped.signal)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from ajet_sdk.whole_file import write_whole
 from ajet_tools.dataset.card import pictures
 from ajet_tools.dataset.card.topics import Topics, map_topics
 from ajet_tools.dataset.files.tables import text_of
-from ajet_tools.dataset.rows.forms import LEAST, Diversity, Forms
+from ajet_tools.dataset.rows.forms import LEAST, Forms, NGrams
 from ajet_tools.dataset.verify.verdict import answer_of
 
 __all__ = ["Facts", "write_card"]
@@ -50,6 +50,8 @@ class Facts:
     """How it was made: model, strategies, prompt versions, verifier, seed."""
     similarities: Sequence[float] = ()
     """For each accepted row, how similar the nearest earlier row is (0 to 1)."""
+    coverage: Mapping[str, Any] = field(default_factory=dict)
+    """What `Coverage.as_json` of a run says: cells, and the Vendi score where there were embeddings."""
     notes: Sequence[str] = ()
     files: Mapping[str, str] = field(default_factory=dict)
     """Data file by split, relative to the card, for the head that the Hugging Face hub reads."""
@@ -184,7 +186,7 @@ def _card(seen: _Sample, facts: Facts, topics: Topics | None, drawn: set[str], m
     yield from _counts(seen, facts)
     yield from _table("Refused", ("reason", "rows"), [(r, f"{n:,}") for r, n in _ranked(facts.refused)])
     yield from _lengths(seen, drawn)
-    yield from _forms(seen.forms.diversity())
+    yield from _diversity(seen, facts)
     yield from _similarity(facts, drawn)
     yield from _difficulty(seen, drawn)
     yield from _topics(seen, topics, drawn)
@@ -232,14 +234,29 @@ def _quantiles(values: array[int]) -> list[str]:
     return [f"{ordered[min(len(ordered) - 1, len(ordered) * share // 100)]:,}" for share in _QUANTILES]
 
 
-def _forms(found: Diversity) -> Iterator[str]:
-    if found.rows < LEAST:
+def _diversity(seen: _Sample, facts: Facts) -> Iterator[str]:
+    """Forms, pairs of words and, of a run that was steered, cells."""
+    found, cells = seen.forms.diversity(), facts.coverage.get("cells")
+    if found.rows < LEAST and cells is None:
         return
     forms = "1 form" if found.forms == 1 else f"{found.forms:,} forms"
-    yield from ("## Forms", "")
+    ngrams = NGrams()
+    for text, _ in seen.sampled():
+        ngrams.add(text)
+    yield from ("## Diversity", "")
     yield from (f"Without their numbers and names the questions of {found.rows:,} rows have {forms}.", "")
+    yield from (f"Pairs of words: {ngrams.as_text()}.", "")
+    if (vendi := facts.coverage.get("vendi_score")) is not None:
+        yield from (
+            f"By their embeddings the rows are worth {vendi:.1f} that have nothing in common (Vendi score).",
+            "",
+        )
     if found.is_low:
         yield from (f"> {_one_line(found.as_text())}", "")
+    if cells is not None:
+        yield from (f"{cells['covered']:,} of {cells['of']:,} cells have a form of their own; forms by axis:", "")
+        rows = [(axis, value, f"{n:,}") for axis, values in cells["forms"].items() for value, n in values.items()]
+        yield from _rows(("axis", "value", "forms"), rows)
 
 
 def _similarity(facts: Facts, drawn: set[str]) -> Iterator[str]:

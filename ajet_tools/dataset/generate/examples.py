@@ -22,6 +22,7 @@ from ajet_sdk.tasks.rows import Row as TaskRow
 from ajet_sdk.tasks.rows import to_task
 from ajet_tools.dataset import prompts
 from ajet_tools.dataset.files.tables import Row, read, text_of
+from ajet_tools.dataset.generate.coverage import Coverage
 from ajet_tools.dataset.generate.records import CIRCUMSTANCE, Attempt, GenerationConfig
 from ajet_tools.dataset.rows.schema import OURS, RowShape, query_of
 
@@ -90,23 +91,34 @@ def _content(row: Row) -> str:
 
 
 def compose(
-    config: GenerationConfig, shape: RowShape, model: str, pool: Pool, side: str, number: int, count: int
+    config: GenerationConfig, shape: RowShape, model: str, pool: Pool, coverage: Coverage, side: str, number: int
 ) -> Attempt:
-    """Call `number`, which asks `model` for `count` rows; everything about it is drawn by its number."""
+    """Call `number`, which asks `model` for rows; everything about it is drawn by its number."""
     chance = random.Random(f"{config.seed}:{number}")
     strategy = chance.choices(list(config.strategies), list(config.strategies.values()))[0]
-    return compose_as(strategy, config, shape, model, pool, side, number, count)
+    return compose_as(strategy, config, shape, model, pool, coverage, side, number)
 
 
 def compose_as(
-    strategy: str, config: GenerationConfig, shape: RowShape, model: str, pool: Pool, side: str, number: int, count: int
+    strategy: str,
+    config: GenerationConfig,
+    shape: RowShape,
+    model: str,
+    pool: Pool,
+    coverage: Coverage,
+    side: str,
+    number: int,
 ) -> Attempt:
     """The same with a strategy that is given."""
-    chance = random.Random(f"{config.seed}:{number}:{strategy}")
+    chance, count = random.Random(f"{config.seed}:{number}:{strategy}"), config.per_call
     examples = pool.draw(config.shots, chance)
     language = config.languages[number % len(config.languages)] if config.languages else ""
-    drawn = {"persona": chance.choice(config.personas), "domain": chance.choice(config.domains)}
-    form = _form(tuple(shape.describe()), count, language)
+    drawn = {name: coverage.choose_value(name, config.phrases(name), chance) for name in CIRCUMSTANCE.values()}
+    cell = coverage.choose(chance)
+    places = {".".join(axis.path) or axis.name: cell[axis.name] for axis in coverage.axes}
+    form = _form(tuple(shape.describe()), count, language, tuple(places.items()), tuple(coverage.repeated))
+    if (name := CIRCUMSTANCE.get(strategy)) is not None:
+        cell[name] = drawn[name]
     prompt = config.prompt(strategy)
     text = prompt.render(
         examples=[shape.example(one.values) for one in examples],
@@ -114,6 +126,7 @@ def compose_as(
         form=form,
         strategy=strategy,
         language=language,
+        cell=cell,
         **drawn,
     )
     text = text if form in text else f"{text}\n\n{form}"
@@ -121,7 +134,7 @@ def compose_as(
     parameters = {
         "strategy": strategy,
         **({"language": language} if language else {}),
-        **({name: drawn[name]} if (name := CIRCUMSTANCE.get(strategy)) else {}),
+        **({"cell": cell} if cell else {}),
         "temperature": config.temperature,
         "max_tokens": config.max_tokens,
         "seed": seed,
@@ -142,9 +155,13 @@ def compose_as(
 
 
 @functools.lru_cache(maxsize=256)
-def _form(fields: tuple[str, ...], count: int, language: str) -> str:
+def _form(
+    fields: tuple[str, ...], count: int, language: str, cell: tuple[tuple[str, str], ...], repeated: tuple[str, ...]
+) -> str:
     """What a reply has to look like: the same text for most calls of a run."""
-    return prompts.load("expand/form").render(fields=fields, count=count, language=language)
+    return prompts.load("expand/form").render(
+        fields=fields, count=count, language=language, cell=cell, repeated=repeated
+    )
 
 
 @functools.cache

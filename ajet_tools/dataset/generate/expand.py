@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ajet_tools.dataset.files.tables import Row, text_of
+from ajet_tools.dataset.generate.coverage import axes_of
 from ajet_tools.dataset.generate.examples import Example, Pool, as_example, compose, compose_as, task_id_of
 from ajet_tools.dataset.generate.loop import Generation
 from ajet_tools.dataset.generate.records import (
@@ -57,10 +58,20 @@ class Expansion(Generation[Attempt, _Target]):
     ) -> None:
         self.config = config
         self.shape = RowShape.infer(seeds, free_language=bool(config.languages))
+        axes = axes_of(seeds, config.cells)
+        for axis in axes:
+            self.shape.allow(axis.path, axis.values)
         examples = [as_example(row) for row in seeds]
         there = {one.id: one for one in (*examples, *map(as_example, known))}.values()
         super().__init__(
-            config, endpoint, there, verifier=verifier, leaks=leaks, meanings=meanings, on_change=on_change
+            config,
+            endpoint,
+            list(there),
+            axes=axes,
+            verifier=verifier,
+            leaks=leaks,
+            meanings=meanings,
+            on_change=on_change,
         )
         share = config.validation if config.validation is not None else 0.1 if len(examples) >= SMALL else 0.0
         self._sides = _split(examples, config, share, self.result)
@@ -68,9 +79,7 @@ class Expansion(Generation[Attempt, _Target]):
     def preview(self, strategy: str) -> Attempt:
         """The first call as it would be made with a strategy; nothing is sent and nothing changes."""
         pool = Pool(self._sides["train"].pool.seeds)
-        return compose_as(
-            strategy, self.config, self.shape, self.endpoint.model, pool, "train", 0, self.config.per_call
-        )
+        return compose_as(strategy, self.config, self.shape, self.endpoint.model, pool, self.coverage, "train", 0)
 
     @property
     def seeds_by_side(self) -> dict[str, list[Example]]:
@@ -78,7 +87,9 @@ class Expansion(Generation[Attempt, _Target]):
 
     def _next(self, number: int, each: float) -> Attempt | None:
         side = min(self._sides.values(), key=lambda one: one.progress(each))
-        return compose(self.config, self.shape, self.endpoint.model, side.pool, side.name, number, self.config.per_call)
+        made = compose(self.config, self.shape, self.endpoint.model, side.pool, self.coverage, side.name, number)
+        self.coverage.ask(made.cell)
+        return made
 
     def _read_reply(self, attempt: Attempt, reply: str) -> tuple[list[Candidate], list[Rejected]]:
         """Which rows of a reply have the shape of the dataset's."""

@@ -13,12 +13,13 @@ import logging
 import signal
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ajet_sdk.errors import AjetError, ContextOverflow
+from ajet_tools.dataset.generate.coverage import Axis, Collapsed, Coverage
 from ajet_tools.dataset.generate.examples import Example
 from ajet_tools.dataset.generate.records import (
     Attempt,
@@ -31,7 +32,7 @@ from ajet_tools.dataset.generate.records import (
     SplitTarget,
 )
 from ajet_tools.dataset.generate.screen import Screen
-from ajet_tools.dataset.model.endpoint import Endpoint, EndpointError
+from ajet_tools.dataset.model.endpoint import Endpoint, EndpointError, Halted
 from ajet_tools.dataset.verify.combined import endpoints_of
 
 if TYPE_CHECKING:
@@ -80,8 +81,9 @@ class Generation(ABC, Generic[A, S]):
         self,
         pace: CallSettings,
         endpoint: Endpoint,
-        examples: Iterable[Example],
+        examples: Sequence[Example],
         *,
+        axes: Sequence[Axis] = (),
         verifier: Verifier | None = None,
         leaks: Leaks | None = None,
         meanings: MeaningIndex | None = None,
@@ -96,6 +98,7 @@ class Generation(ABC, Generic[A, S]):
         """Called after each call that was taken in."""
         self._settings, self._verifier, self._screen = pace, verifier, Screen(pace, examples, leaks, meanings)
         self._sides: dict[str, S] = {}
+        self.coverage = Coverage(axes, [example.values for example in examples], pace.min_new_forms)
         self._composed: deque[A] = deque()
         """Not sent yet."""
         self._calls: dict[int, tuple[A, asyncio.Task[_Outcome]]] = {}
@@ -164,7 +167,12 @@ class Generation(ABC, Generic[A, S]):
                 number += 1
             await self._drain()
             self._finish()
-            self._warn_of_forms(1)
+            if not isinstance(self.result.stopped, Halted):
+                self._warn_of_forms()
+            spread = self._screen.spread()
+            self.result.coverage = {**self.coverage.as_json(), "vendi_score": spread}
+            vendi = [f"Vendi score {spread:.1f}"] if spread is not None else []
+            self.result.coverage_text = "; ".join([*self.coverage.parts(), *vendi])
         finally:
             left: list[asyncio.Task[Any]] = [stopping, *(task for _, task in self._calls.values())]
             for task in left:
@@ -285,21 +293,28 @@ class Generation(ABC, Generic[A, S]):
                 f"{NO_PROGRESS} calls in a row gave no accepted row (rejected so far: {self._reasons()}). See "
                 "rejected.jsonl for the reasons and --show-prompt for the prompts"
             )
-        self._warn_of_forms(_EARLY)
+        self._watch_forms()
         if self.on_change is not None:
             self.on_change(self.result)
 
-    def _warn_of_forms(self, rows: int) -> None:
-        """Once, where there are as many rows: early enough to stop a run that costs money."""
-        if self._warned or self.result.accepted < rows:
+    def _watch_forms(self) -> None:
+        """Say early that the writer repeats itself; end a run that costs money where it goes on doing so."""
+        try:
+            said = self.coverage.collapse()
+        except Collapsed as error:
+            self.result.stopped = self.result.stopped or error
             return
+        if said is not None or (not self._warned and self.result.accepted >= _EARLY):
+            self._warn_of_forms(said)
+
+    def _warn_of_forms(self, said: str | None = None) -> None:
+        if said is None and not self._warned and (diversity := self.result.diversity()).is_low:
+            said = diversity.as_text()
+            if self._settings.max_same_form is None:
+                said += "; --max-same-form 5 takes five of each and no more"
         self._warned = True
-        diversity = self.result.diversity()
-        if diversity.is_low:
-            bound = (
-                "" if self._settings.max_same_form is not None else "; --max-same-form 5 takes five of each and no more"
-            )
-            log.warning("%s%s", diversity.as_text(), bound)
+        if said is not None:
+            log.warning("%s", said)
 
     def _reasons(self) -> str:
         return ", ".join(f"{count} {reason}" for reason, count in self.result.refused.most_common(3)) or "none"
@@ -317,6 +332,8 @@ class Generation(ABC, Generic[A, S]):
         else:
             side.rows.append({**candidate.values, "provenance": provenance})
         side.sound += sound
+        if sound:
+            self.coverage.add(candidate.values, attempt.cell)
         self._record_decision(attempt, side, candidate, sound)
 
     def _fail(self, attempt: A, error: AjetError) -> None:

@@ -214,6 +214,7 @@ def write(
         refused=dict(result.refused.most_common()),
         parameters=facts["parameters"],
         similarities=similarities([*result.train, *result.validation]),
+        coverage=result.coverage,
         notes=[f"Ended early: {result.stopped}"] if result.stopped is not None else [],
         files={name: path.name for name, (path, rows) in splits.items() if rows},
     )

@@ -50,7 +50,7 @@ STRATEGIES: Mapping[str, float] = {
 """Each with its weight where none is asked for; each is a prompt, `prompts/expand/NAME.jinja`."""
 
 CIRCUMSTANCE: Mapping[str, str] = {"other-domain": "domain", "persona": "persona"}
-"""The drawn phrase that a strategy's prompt uses."""
+"""The axis of cells whose value a strategy's prompt uses."""
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,13 @@ class GenerationConfig:
     """How many calls may be made beyond those taken in."""
     template: Path | None = None
     """The user's own prompt, in the place of the strategies."""
-    personas: Sequence[str] = ()
-    domains: Sequence[str] = ()
+    cells: Mapping[str, Sequence[str]] | None = None
+    """The values of each axis in which rows differ, beside the seeds' own (see `coverage`); an empty one: no steering.
+
+    `domain` and `persona` take the place of our lists for the strategies of these names.
+    """
+    min_new_forms: float = 0.1
+    """Share of the last 100 rows with a new form, below which a run stops; 0: it never does."""
 
     def __post_init__(self) -> None:
         if self.count < 1:
@@ -89,11 +94,13 @@ class GenerationConfig:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least {least} (got {getattr(self, name)})")
         if self.template is not None:
             object.__setattr__(self, "strategies", {"own": 1.0})
-        object.__setattr__(self, "personas", tuple(self.personas) or prompts.phrases("expand/personas"))
-        object.__setattr__(self, "domains", tuple(self.domains) or prompts.phrases("expand/domains"))
 
     def prompt(self, strategy: str) -> Prompt:
         return self._prompts[strategy]
+
+    def phrases(self, axis: str) -> Sequence[str]:
+        """The values of `domain` or `persona`."""
+        return (self.cells or {}).get(axis) or prompts.phrases(f"expand/{axis}s")
 
     @cached_property
     def _prompts(self) -> dict[str, Prompt]:
@@ -104,9 +111,9 @@ class GenerationConfig:
     def as_json(self) -> dict[str, Any]:
         """Everything that decides the rows, to compare a resumed run with what was begun."""
         values = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
-        del values["template"]
-        for name in ("personas", "domains"):
-            values[name] = hashlib.blake2b("\n".join(values[name]).encode(), digest_size=8).hexdigest()
+        del values["template"], values["min_new_forms"]
+        phrases = [self.phrases(axis) for axis in CIRCUMSTANCE.values()]
+        values["phrases"] = hashlib.blake2b(repr(phrases).encode(), digest_size=8).hexdigest()
         own = {name: prompt.digest for name, prompt in self._prompts.items()}
         shared = {name: prompts.load(f"expand/{name}").digest for name in ("system", "form")}
         return {**values, "strategies": dict(self.strategies), "languages": list(self.languages),
@@ -161,6 +168,8 @@ class DocsConfig:
     """Rows that may differ in numbers and names alone (see `forms`); None is any number."""
     window: int = 32
     """How many calls may be made beyond those taken in."""
+    min_new_forms: float = 0.1
+    """Share of the last 100 rows with a new form, below which a run stops; 0: it never does."""
     passes: int = 3
     """How often a chunk is asked at most, where the first pass did not give enough."""
     template: Path | None = None
@@ -192,7 +201,7 @@ class DocsConfig:
     def as_json(self) -> dict[str, Any]:
         """Everything that decides the rows, to compare a resumed run with what was begun."""
         values = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
-        del values["template"]
+        del values["template"], values["min_new_forms"]
         digests = {name: prompt.digest for name, prompt in self._prompts.items()}
         shared = {name: prompts.load(f"from-docs/{name}").digest for name in ("system", "open-book")}
         return {**values, "kinds": list(self.kinds), "languages": list(self.languages),
@@ -221,6 +230,12 @@ class Attempt:
     messages: list[dict[str, str]]
     seed: int
     provenance: Mapping[str, Any]
+
+    @property
+    def cell(self) -> Mapping[str, str]:
+        """What its rows are asked to be like, by axis."""
+        cell: Mapping[str, str] = self.provenance["parameters"].get("cell", {})
+        return cell
 
 
 @dataclass(frozen=True)
@@ -264,6 +279,9 @@ class GenerationResult:
     asked: int = 0
     """Rows that those of the calls which were answered asked for."""
     stopped: AjetError | None = None
+    coverage: Mapping[str, Any] = field(default_factory=dict)
+    """Figures of how varied the sound rows are, at the end (`Coverage.as_json`)."""
+    coverage_text: str = ""
 
     @property
     def accepted(self) -> int:
@@ -304,6 +322,8 @@ class CallSettings(Protocol):
     def similarity(self) -> float: ...
     @property
     def max_same_form(self) -> int | None: ...
+    @property
+    def min_new_forms(self) -> float: ...
 
 
 @dataclass(kw_only=True)

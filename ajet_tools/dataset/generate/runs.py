@@ -270,6 +270,7 @@ def _write(
         refused=dict(result.refused.most_common()),
         parameters=parameters,
         similarities=similarities([*result.train, *result.validation]),
+        coverage=result.coverage,
         notes=[
             *([f"Ended early: {result.stopped}"] if result.stopped is not None else []),
             "Each answer stands in a quotation that was found word for word in its document; a document is on one side "

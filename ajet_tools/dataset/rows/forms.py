@@ -6,7 +6,10 @@ teaches nine sentences.
 
 from __future__ import annotations
 
+import itertools
+import math
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
@@ -18,7 +21,7 @@ from ajet_tools.dataset.files.tables import text_of
 from ajet_tools.dataset.rows.language import language_of
 from ajet_tools.dataset.rows.schema import ANSWERS
 
-__all__ = ["LEAST", "Diversity", "Forms", "diversity_of", "form_of", "given_away"]
+__all__ = ["LEAST", "Diversity", "Forms", "NGrams", "diversity_of", "form_of", "given_away"]
 
 _NUMBER = re.compile(
     r"(?<![\w)])-?\d+(?:[.,:/]\d+)*|\d+(?:[.,:/]\d+)*|\b(?:two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|"
@@ -61,6 +64,7 @@ _EXPRESSION = r"\d[\d\s().,]*[-+*/×÷^][-\d\s+*/×÷^().,]*=\s*"
 
 LEAST = 20
 """Fewer rows say nothing of how diverse they are."""
+_TOKEN = re.compile(r"\w+|[^\w\s]")
 _GATHERED = 1000
 """Forms that are counted one by one."""
 
@@ -147,6 +151,30 @@ class Forms:
         return Diversity(
             self._distinct.total, self._distinct.count(), self._counts[commonest], self._examples[commonest]
         )
+
+
+class NGrams:
+    """Pairs of words that follow each other, counted: how evenly a set uses its words."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._total, self._sum = 0, 0.0
+
+    def add(self, text: str) -> None:
+        words = _TOKEN.findall(text.lower())
+        for pair in itertools.pairwise(words):
+            count = self._counts[pair]
+            self._sum += (count + 1) * math.log2(count + 1) - (count * math.log2(count) if count else 0.0)
+            self._counts[pair] = count + 1
+        self._total += max(0, len(words) - 1)
+
+    def entropy(self) -> float:
+        """Shannon entropy of the pairs, in bits."""
+        return max(0.0, math.log2(self._total) - self._sum / self._total) if self._total else 0.0
+
+    def as_text(self) -> str:
+        most = math.log2(self._total) if self._total else 0.0
+        return f"2-gram entropy {self.entropy():.1f} of {most:.1f} bits"
 
 
 def diversity_of(rows: Iterable[Mapping[str, Any]]) -> Diversity:

@@ -108,6 +108,14 @@ class RowShape:
         given = {k: v for k, v in values.items() if k not in OURS}
         return dict(_fit(given, self._root))
 
+    def allow(self, path: Sequence[str], values: Sequence[str]) -> None:
+        """Take these values too at a place where only those of the seeds are taken."""
+        node: _Node | None = self._root if path else None
+        for name in path:
+            node = node.fields.get(name) if node is not None else None
+        if node is not None and node.allowed:
+            node.allowed = tuple(dict.fromkeys((*node.allowed, *values)))
+
     def describe(self) -> list[str]:
         """The fields to write, a line each, for a prompt."""
         return [line for node in self._root.fields.values() for line in _lines(node, node.path in self._root.required)]

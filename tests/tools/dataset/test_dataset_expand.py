@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ajet_sdk.errors import ConfigError, TaskError
-from ajet_tools.cli.dataset.generation import progress_lines
+from ajet_tools.cli.dataset.progress import progress_lines
 from ajet_tools.dataset.files.tables import Row
 from ajet_tools.dataset.generate.examples import as_example, select_seeds
 from ajet_tools.dataset.generate.expand import Expansion
@@ -379,7 +379,7 @@ def test_languages_take_turns_and_strategies_are_drawn_by_weight(model_server) -
     assert {one["language"] for one in drawn} == {"German", "Polish"}
     assert {one["strategy"] for one in drawn} == {"harder", "persona"}
     assert sum(one["strategy"] == "harder" for one in drawn) > 20
-    assert all("persona" in one for one in drawn if one["strategy"] == "persona")
+    assert all("persona" in one["cell"] for one in drawn if one["strategy"] == "persona")
     assert any("is in German" in body["messages"][-1]["content"] for body in server.requests)
 
 
@@ -401,7 +401,7 @@ def test_a_template_that_fails_says_what_it_may_use(tmp_path: Path) -> None:
     mine = tmp_path / "mine.jinja"
     mine.write_text("{{ exampels }}")
     expansion = Expansion(SEEDS, GenerationConfig(5, template=mine), Endpoint("http://127.0.0.1:9/v1", "m"))
-    with pytest.raises(ConfigError, match=r"exampels.*it may use count, domain, examples"):
+    with pytest.raises(ConfigError, match=r"exampels.*it may use cell, count, domain, examples"):
         expansion.preview("own")
     mine.write_text("\n{% if %}")
     with pytest.raises(ConfigError, match=r"mine\.jinja line 2 is not valid Jinja"):

@@ -64,7 +64,7 @@ def expand(*arguments: str, given: float = 0.0, code: int = 0) -> str:
 
 
 def test_five_hundred_tasks_of_nine_sentences_are_told_as_nine(place: Path) -> None:
-    said = expand("-n", "500", "--per-call", "20")
+    said = expand("-n", "500", "--per-call", "20", "--min-new-forms", "0")
     assert "500 rows accepted" in said and "rows are 9 sentences with other numbers and names" in said
     assert "--max-same-form 5 takes five of each" in said
     card = Path("data/README.md").read_text()
@@ -74,6 +74,18 @@ def test_five_hundred_tasks_of_nine_sentences_are_told_as_nine(place: Path) -> N
     assert "9 forms" in stats and "rows are 9 sentences" in " ".join(stats.split())
     found = json.loads(CliRunner().invoke(app, ["dataset", "stats", "data/train.jsonl", "--json"]).stdout)
     assert found["diversity"]["forms"] == 9 and found["diversity"]["commonest"] >= 500 / 9
+
+
+def test_a_writer_of_nine_sentences_is_stopped_with_what_to_change_and_may_go_on(place: Path) -> None:
+    said = expand("-n", "500", "--per-call", "20", code=1)
+    assert "if the next 100 are so too, the run stops" in said
+    assert "Collapsed: the writer repeats itself: of the last 100 rows 0 have a new form" in said
+    assert "--cells topic=" in said and "--min-new-forms 0 goes on all the same" in said
+    assert "9 forms, 0% new in the last 100" in said
+    before = Path("data/train.jsonl").read_text()
+    assert 200 <= len(before.splitlines()) < 300
+    assert "500 rows accepted" in expand("-n", "500", "--per-call", "20", "--min-new-forms", "0", "--resume")
+    assert Path("data/train.jsonl").read_text().startswith(before)
 
 
 def test_a_bound_takes_so_many_of_each_form_and_refuses_the_rest(place: Path) -> None:

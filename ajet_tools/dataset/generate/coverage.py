@@ -1,0 +1,265 @@
+"""How varied the rows of a run are so far, and which kind of row is to be asked for next.
+
+A cell is a combination of values of the axes: topic, skill, difficulty, length, whatever the seeds have or the user
+names. A row counts in the cell that it is in, by its own fields and its length; on an axis that rows have no field for,
+in the one that it was asked for. It covers the cell if its form (its text without numbers and names) is new, so that a
+writer who ignores the cells covers few of them.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+import re
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ajet_sdk.errors import ConfigError
+from ajet_tools.dataset import prompts
+from ajet_tools.dataset.files.tables import Row, text_of
+from ajet_tools.dataset.generate.records import CIRCUMSTANCE, NoProgress
+from ajet_tools.dataset.rows.forms import NGrams, form_of
+from ajet_tools.dataset.rows.schema import ANSWERS, LANGUAGE_FIELDS, OURS, query_of
+
+__all__ = ["WINDOW", "Axis", "Collapsed", "Coverage", "axes_of", "cells_of"]
+
+WINDOW = 100
+"""Sound rows among which new forms are counted."""
+_NAMED = re.compile(r"topic|subject|category|domain|area|skill|difficulty|level|form|format|type|kind|style")
+"""Fields of seeds that are axes, whatever their values; others are where each value comes again."""
+_MOST_VALUES = 50
+_MOST_CELLS = 2000
+_AVOIDED = 5
+_REPEATED = 3
+"""Rows of a form from which the writer is told to leave it."""
+
+
+class Collapsed(NoProgress):
+    """The writer repeats itself: hardly a row has a new form."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One way in which rows differ."""
+
+    name: str
+    values: tuple[str, ...]
+    path: tuple[str, ...] = ()
+    """Where a row has its value, if it has a field for it."""
+    bounds: tuple[int, ...] = ()
+    """Of the length: the most words of each value but the last."""
+
+    def value_of(self, row: Mapping[str, Any], asked: Mapping[str, str]) -> str | None:
+        """The row's value; None where it has none of the axis."""
+        if self.bounds:
+            return self.values[bisect_left(self.bounds, len(text_of(row).split()))]
+        if not self.path:
+            return asked.get(self.name)
+        value: Any = row
+        for name in self.path:
+            value = value.get(name) if isinstance(value, Mapping) else None
+        return str(value) if str(value) in self.values else None
+
+
+def cells_of(texts: Sequence[str]) -> dict[str, tuple[str, ...]] | None:
+    """What `--cells` names: `topic=rates,percentages`, `topic=FILE` (a value each line), a YAML file of lists by axis.
+
+    None is nothing named; `none` gives no axes. Raises ConfigError.
+    """
+    if not texts:
+        return None
+    given: dict[str, tuple[str, ...]] = {}
+    for text in texts:
+        name, equals, values = (part.strip() for part in text.partition("="))
+        if equals:
+            path = Path(values)
+            given[name] = (
+                prompts.lines_of(path) if path.is_file() else tuple(filter(None, re.split(r"\s*,\s*", values)))
+            )
+        elif Path(text).is_file():
+            given |= _read_axes(Path(text))
+        elif text != "none":
+            raise ConfigError(f"--cells {text}: it reads AXIS=VALUE,VALUE, AXIS=FILE or none, or is a YAML file")
+    for name, axis in given.items():
+        if not name or len(axis) < 2 or len(set(axis)) < len(axis):
+            raise ConfigError(
+                f"--cells {name}: an axis has at least 2 different values (got {', '.join(axis) or 'none'})"
+            )
+    return given
+
+
+def _read_axes(path: Path) -> dict[str, tuple[str, ...]]:
+    try:
+        read = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ConfigError(f"cannot read the cells in {path}: {error}") from error
+    if not isinstance(read, dict) or not all(isinstance(values, list) for values in read.values()):
+        raise ConfigError(f"{path} names no axes: it reads `topic: [rates, percentages]`, a line for each axis")
+    return {str(name): tuple(map(str, values)) for name, values in read.items()}
+
+
+def axes_of(seeds: Sequence[Row], given: Mapping[str, Sequence[str]] | None) -> list[Axis]:
+    """The axes of the seeds' fields and lengths, and those that are given, which replace those of the same name.
+
+    `given` without an axis gives none. Raises ConfigError where there are too many cells.
+    """
+    if given is not None and not given:
+        return []
+    given = {name: values for name, values in (given or {}).items() if name not in CIRCUMSTANCE.values()}
+    rows = [seed.values for seed in seeds]
+    found = {axis.name: axis for axis in [*_field_axes(rows), *_length_axis(rows)]}
+    for name, values in given.items():
+        found[name] = Axis(name, tuple(values), found[name].path if name in found else ())
+    cells = math.prod(len(axis.values) for axis in found.values())
+    if cells > _MOST_CELLS:
+        sizes = ", ".join(f"{axis.name} {len(axis.values)}" for axis in found.values())
+        raise ConfigError(f"there are {cells:,} cells ({sizes}), at most {_MOST_CELLS:,}: --cells AXIS=... with fewer")
+    return list(found.values())
+
+
+def _field_axes(rows: Sequence[Mapping[str, Any]]) -> list[Axis]:
+    """Fields besides question and answer with a few short values."""
+    counts: dict[tuple[str, ...], Counter[str]] = {}
+    for row in rows:
+        metadata = row.get("metadata")
+        inner = metadata.items() if isinstance(metadata, Mapping) else ()
+        fields = [((name,), value) for name, value in row.items()]
+        for path, value in [*fields, *((("metadata", name), value) for name, value in inner)]:
+            taken = path[-1].lower() in (*ANSWERS, *LANGUAGE_FIELDS, *OURS) or path[-1] == query_of(row)
+            if not taken and isinstance(value, str | int) and not isinstance(value, bool) and len(str(value)) <= 60:
+                counts.setdefault(path, Counter())[str(value)] += 1
+    return [
+        Axis(path[-1], tuple(sorted(values)), path)
+        for path, values in counts.items()
+        if 2 <= len(values) <= _MOST_VALUES
+        and values.total() == len(rows)
+        and (_NAMED.fullmatch(path[-1].lower()) or min(values.values()) >= 2)
+    ]
+
+
+def _length_axis(rows: Sequence[Mapping[str, Any]]) -> list[Axis]:
+    """Thirds of the seeds, where the longest is twice as long as the shortest or more."""
+    words = sorted(len(text_of(row).split()) for row in rows)
+    if len(words) < 4 or words[-1] < 2 * words[0]:
+        return []
+    bounds = tuple(sorted({words[(len(words) - 1) // 3], words[2 * (len(words) - 1) // 3]}))
+    between = [f"{low + 1} to {high} words" for low, high in itertools.pairwise(bounds)]
+    return [Axis("length", (f"up to {bounds[0]} words", *between, f"more than {bounds[-1]} words"), bounds=bounds)]
+
+
+class Coverage:
+    """What there is of each cell, form and n-gram. The same rows in the same order give the same choices."""
+
+    def __init__(self, axes: Sequence[Axis], seeds: Sequence[Mapping[str, Any]], least_new: float) -> None:
+        self.axes = list(axes)
+        self.ngrams = NGrams()
+        self._forms: Counter[str] = Counter()
+        self._cells: Counter[tuple[str, ...]] = Counter()
+        """Rows with a new form, by cell."""
+        self._weights: Counter[Any] = Counter()
+        """Of cells, and of each value of an axis: such rows, and calls that asked for it."""
+        self._recent: deque[bool] = deque(maxlen=WINDOW)
+        self._all: list[tuple[str, ...]] = list(itertools.product(*(axis.values for axis in axes)))
+        forms = {form_of(text_of(seed)) for seed in seeds}
+        self.seeds_repeat = bool(seeds) and 2 * len(forms) <= len(seeds)
+        """The seeds themselves have few forms, so rows of few forms are what was asked for."""
+        self._least_new, self._warned_at = least_new, 0
+
+    def choose(self, chance: random.Random) -> dict[str, str]:
+        """The cell with the least, by axis; drawn where several have as little."""
+        if not self.axes:
+            return {}
+
+        def weight(cell: tuple[str, ...]) -> tuple[int, int, float]:
+            return self._weights[cell], sum(self._weights[pair] for pair in enumerate(cell)), chance.random()
+
+        least: tuple[str, ...] = min(self._all, key=weight)
+        return dict(zip((axis.name for axis in self.axes), least, strict=True))
+
+    def choose_value(self, name: str, values: Sequence[str], chance: random.Random) -> str:
+        """The value that was chosen least."""
+        return min(values, key=lambda value: (self._weights[None, name, value], chance.random()))
+
+    def ask(self, cell: Mapping[str, str]) -> None:
+        """A call asks for rows of a cell: one that no row comes of is not asked for for ever."""
+        self._weigh(tuple(cell[axis.name] for axis in self.axes))
+        self._weights.update((None, name, value) for name, value in cell.items())
+
+    def add(self, row: Mapping[str, Any], asked: Mapping[str, str]) -> None:
+        """A sound row came of a call that asked for a cell."""
+        text = text_of(row)
+        form = form_of(text)
+        is_new = form not in self._forms
+        self._forms[form] += 1
+        self._recent.append(is_new)
+        self.ngrams.add(text)
+        cell = tuple(axis.value_of(row, asked) for axis in self.axes)
+        if is_new and self.axes and None not in cell:
+            self._cells[tuple(map(str, cell))] += 1
+            self._weigh(tuple(map(str, cell)))
+
+    def _weigh(self, cell: tuple[str, ...]) -> None:
+        self._weights.update([cell, *enumerate(cell)] if cell else [])
+
+    @property
+    def repeated(self) -> list[str]:
+        """The commonest forms of several rows, for a prompt to name as used up; none where the seeds repeat too."""
+        if self.seeds_repeat or not self.axes:
+            return []
+        return [form for form, rows in self._forms.most_common(_AVOIDED) if rows >= _REPEATED]
+
+    @property
+    def is_low(self) -> bool:
+        """Of the last `WINDOW` rows, a smaller share than `least_new` has a new form."""
+        return len(self._recent) == WINDOW and sum(self._recent) < self._least_new * WINDOW
+
+    def collapse(self) -> str | None:
+        """After each call: what is wrong, when it is seen first. Raises Collapsed when it is so `WINDOW` rows later."""
+        rows = self._forms.total()
+        if not self.is_low or self.seeds_repeat:
+            return None
+        said = (
+            f"of the last {WINDOW} rows {sum(self._recent)} have a new form (the others repeat one of "
+            f"{len(self._forms):,} with other numbers and names)"
+        )
+        change = (
+            "name what rows shall differ in (--cells topic=...), raise --temperature, give more varied seeds or "
+            "another model; --max-same-form 5 takes five of each form"
+        )
+        if not self._warned_at:
+            self._warned_at = rows
+            return f"{said}; if the next {WINDOW} are so too, the run stops. To change it: {change}"
+        if rows >= self._warned_at + WINDOW:
+            raise Collapsed(f"the writer repeats itself: {said}. {change}; --min-new-forms 0 goes on all the same")
+        return None
+
+    @property
+    def covered(self) -> int:
+        return len(self._cells)
+
+    def parts(self) -> list[str]:
+        """The figures in few words."""
+        rows = self._forms.total()
+        if not rows:
+            return []
+        new = f", {sum(self._recent) / len(self._recent):.0%} new in the last {len(self._recent)}"
+        cells = [f"{self.covered:,} of {len(self._all):,} cells"] if self.axes else []
+        return [f"{len(self._forms):,} forms{new}", *cells, self.ngrams.as_text()]
+
+    def as_json(self) -> dict[str, Any]:
+        recent = sum(self._recent) / len(self._recent) if self._recent else None
+        cells = None
+        if self.axes:
+            values = {axis.name: dict.fromkeys(axis.values, 0) for axis in self.axes}
+            for cell, rows in self._cells.items():
+                for axis, value in zip(self.axes, cell, strict=True):
+                    values[axis.name][value] += rows
+            cells = {"covered": self.covered, "of": len(self._all), "forms": values}
+        return {"new_share": recent, "ngram_entropy": self.ngrams.entropy(), "cells": cells}
