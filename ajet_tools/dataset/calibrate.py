@@ -240,12 +240,11 @@ def _write(
     keep: Band,
 ) -> None:
     with ExitStack() as stack:
-        inside = stack.enter_context(Writer(out))
-        outside = stack.enter_context(Writer(rejected)) if rejected is not None else None
+        stored = [one.row.stored.columns for one in wanted if one.row.stored is not None]
+        tables = list({id(one): one for one in stored}.values())
+        inside = stack.enter_context(Writer(out, tables=tables))
+        outside = stack.enter_context(Writer(rejected, tables=tables)) if rejected is not None else None
         for one in wanted:
-            for writer in (inside, outside):
-                if writer is not None and one.row.stored is not None:
-                    writer.declare(one.row.stored)
             measured = known.get(one.key) if one.task is not None else None
             if measured is None:
                 reason = one.problem or attempts.spoilt.get(one.key, "not measured: the run was stopped early")

@@ -27,10 +27,9 @@ from ajet_tools.cli.dataset.options import (
 )
 from ajet_tools.cli.options import AsJson
 from ajet_tools.dataset.card.card import Facts, write_card
-from ajet_tools.dataset.files.blocks import Block, read_blocks, write_block
-from ajet_tools.dataset.files.columns import Shape
-from ajet_tools.dataset.files.tables import Row, read, splits_of
-from ajet_tools.dataset.files.writer import Writer
+from ajet_tools.dataset.files.blocks import Block, Stored, TableBlock
+from ajet_tools.dataset.files.tables import Row, read, read_blocks, splits_of
+from ajet_tools.dataset.files.writer import Shape, Writer
 from ajet_tools.dataset.rows.formats import OPENING, Unfit, check_format, converter
 
 __all__ = ["app"]
@@ -75,7 +74,7 @@ def export(
             writer = whole.enter_context(Writer(out, split=name, shape=shape))
             blocks = passing(_blocks(paths, mapping_of(mapping), bad))
             for block in blocks if format == "tasks" else ():
-                write_block(writer, block)
+                writer.write_block(block)
             for row in _converted(blocks, format, left_out):
                 writer.write(row.values, row.stored)
             if not writer.rows:
@@ -120,10 +119,10 @@ def _blocks(paths: list[str], mapping: Mapping[str, str], bad: BadRows) -> Itera
 def _converted(blocks: Iterator[Block], format: str, left_out: Counter[str]) -> Iterator[Row]:
     convert = converter(format)
     for block in blocks:
-        for row in block.rows():
-            stored = row.stored.opened() if row.stored is not None and format in OPENING else row.stored
+        opened = block.opened() if isinstance(block, TableBlock) and format in OPENING else None
+        for index, row in enumerate(block.rows()):
             try:
-                yield Row(row.where, convert(row.values), stored)
+                yield Row(row.where, convert(row.values), Stored(opened, index) if opened else row.stored)
             except Unfit as why:
                 left_out[str(why)] += 1
 

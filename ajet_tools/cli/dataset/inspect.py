@@ -19,8 +19,7 @@ from ajet_tools.cli.dataset.options import Map, SkipBad, Source, Sources, bad_ro
 from ajet_tools.cli.options import AsJson, pick, print_json
 from ajet_tools.cli.viewer import check_terminal, load_viewer
 from ajet_tools.dataset.card.pictures import draw
-from ajet_tools.dataset.files.blocks import read_blocks
-from ajet_tools.dataset.files.tables import files_of, splits_of, text_of
+from ajet_tools.dataset.files.tables import files_of, read_blocks, splits_of, text_of
 from ajet_tools.dataset.review.estimate import estimate_errors
 from ajet_tools.dataset.review.review import Review
 from ajet_tools.dataset.rows.diff import Changed, Difference

@@ -17,8 +17,9 @@ from ajet_sdk.reporting.output import echo
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.cli.output import ProgressBar
-from ajet_tools.dataset.files.blocks import Block, Wanted, read_blocks, write_block
-from ajet_tools.dataset.files.stored import Table
+from ajet_tools.dataset.files.blocks import Block, Wanted
+from ajet_tools.dataset.files.places import Columns
+from ajet_tools.dataset.files.tables import read_blocks
 from ajet_tools.dataset.files.writer import Writer
 
 __all__ = [
@@ -183,12 +184,12 @@ def read_some(blocks: Iterator[Block], source: str, bar: ProgressBar) -> Iterato
         raise TaskError(f"{source} has no rows")
 
 
-def write_kept(blocks: Iterator[Block], gone: set[int], total: int, out: str, tables: Iterable[Table]) -> None:
+def write_kept(blocks: Iterator[Block], gone: set[int], total: int, out: str, tables: Iterable[Columns]) -> None:
     """Write all but those that go, by their numbers from 0."""
     number, left = 0, np.fromiter(gone, np.int64)
     with Writer(out, tables=tables) as writer:
         for block in blocks:
-            write_block(writer, block, np.setdiff1d(np.arange(number, number + len(block)), left) - number)
+            writer.write_block(block, np.setdiff1d(np.arange(number, number + len(block)), left) - number)
             number += len(block)
         if number != total:
             raise TaskError(

@@ -27,8 +27,7 @@ from ajet_tools.cli.dataset.options import (
 )
 from ajet_tools.cli.options import AsJson
 from ajet_tools.cli.output import ProgressBar
-from ajet_tools.dataset.files.blocks import read_blocks, write_block
-from ajet_tools.dataset.files.tables import tables_of
+from ajet_tools.dataset.files.tables import read_blocks, tables_of
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.rows.combine import blocks, parse_part, plan
 from ajet_tools.dataset.rows.filter import parse
@@ -120,7 +119,7 @@ def filter_rows(
         for block, indices in keep.of(
             passing(read(bad=bad)), None if source == "-" else partial(read, bad=BadRows(True))
         ):
-            write_block(kept, block, indices)
+            kept.write_block(block, indices)
     _report_filter(keep, kept.rows, bad, out, as_json)
 
 
@@ -128,7 +127,7 @@ def _select(query: str, source: str, out: str, as_json: bool) -> None:
     """Write what a SELECT gives."""
     with Writer(out) as writer:
         for block in select(query, source):
-            write_block(writer, block)
+            writer.write_block(block)
     lines = [f"{counted(writer.rows, 'row')}{to_place(out)}"]
     print_summary({"rows": writer.rows, "path": out}, lines, as_json=as_json, out=out)
 
@@ -184,15 +183,14 @@ def mix(
     ajet dataset mix new.jsonl=2 old.jsonl=1 --count 3000 --repeat --seed 7 -o mixed.parquet
     """
     shares, columns = plan([parse_part(source) for source in sources], count, repeat=repeat), mapping_of(mapping)
-    mixed = blocks(shares, seed=seed, mapping=columns)
     tables = [table for share in shares for table in tables_of(share.path, columns)]
     with Writer(out, tables=tables) as writer, ProgressBar("mix rows") as bar:
-        for block, paths in mixed:
+        for block, paths in blocks(shares, seed=seed, mapping=columns, lines=writer.takes_lines):
             if source_column:
                 for row, path in zip(block.rows(), paths, strict=True):
                     writer.write({**row.values, source_column: path}, row.stored)
             else:
-                write_block(writer, block)
+                writer.write_block(block)
             bar.advance(len(block))
     summary = {"rows": writer.rows, "sources": [vars(share) for share in shares], "path": out}
     lines = [f"{counted(writer.rows, 'row')}{to_place(out)}"]

@@ -36,10 +36,8 @@ from ajet_tools.cli.dataset.options import (
 )
 from ajet_tools.cli.options import AsJson
 from ajet_tools.cli.output import ProgressBar
-from ajet_tools.dataset.files.blocks import write_block
-from ajet_tools.dataset.files.columns import Shape
 from ajet_tools.dataset.files.tables import tables_of
-from ajet_tools.dataset.files.writer import Writer
+from ajet_tools.dataset.files.writer import Shape, Writer
 from ajet_tools.dataset.rows.combine import Splitter, check_fractions, keys_of, together
 from ajet_tools.dataset.similarity.dedup import Facts, Found
 from ajet_tools.dataset.similarity.dedup import find as find_duplicates
@@ -255,7 +253,7 @@ def split(
             own = keys[number : number + len(block)] if near else keys_of(block, by)
             sides = np.array(splitter.sides(block, own))
             for name, writer in writers.items():
-                write_block(writer, block, np.flatnonzero(sides == name))
+                writer.write_block(block, np.flatnonzero(sides == name))
             number += len(block)
     counts = {name: writer.rows for name, writer in writers.items()}
     _report_split(counts, shares, out, suffixes[format], bad, as_json)

@@ -1,64 +1,78 @@
-"""Rows of a file some thousand at a time, as they are stored: lines of JSON, or an Arrow batch.
+"""Rows some thousand at a time, as they are stored: lines of JSON, or a record batch of a table.
 
 Commands that choose rows look at columns of a block (polars) and pass on its lines or its Arrow rows untouched, so no
-value changes on its way. A block that polars does not read is read row by row, which also says which row is bad.
+value changes on its way. A row in Python is a view of one, for a model, a judge or a user's function.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import islice
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-from ajet_sdk.tasks.json_rows import BadRows, parse_line
-from ajet_sdk.tasks.rows import QUERY_COLUMNS, decoded
-from ajet_tools.dataset.files.stored import Batch, Stored, json_value, rows_of
-from ajet_tools.dataset.files.tables import (
-    Row,
-    explain_errors,
-    files_of,
-    is_table,
-    kind_of,
-    open_text,
-    read_file,
-    table_batches,
-    text_of,
-)
-from ajet_tools.dataset.files.writer import Writer, json_line
+from ajet_sdk.tasks.rows import QUERY_COLUMNS
+from ajet_tools.dataset.files.arrays import change, convert, find, look_at
+from ajet_tools.dataset.files.places import Columns, Place, merged
+from ajet_tools.dataset.files.values import objects_of
 
 __all__ = [
     "QUERIES",
     "Block",
     "Irregular",
     "LineBlock",
+    "Row",
+    "Stored",
     "TableBlock",
     "Wanted",
+    "as_lines",
+    "as_table",
     "blocks_of",
-    "count_rows",
-    "is_lines",
+    "decode",
     "join",
-    "read_blocks",
-    "write_block",
+    "json_line",
+    "text_of",
 ]
 
-_BYTES = 8 << 20
-_ROWS = 8192
+ROWS = 8192
 Wanted = Sequence[tuple[str, ...]]
 """Paths of the fields to be looked at, such as `("metadata", "level")`."""
 QUERIES: Wanted = [(name,) for name in QUERY_COLUMNS]
 """What `texts` looks at."""
 _UNCLEAR = r"^(?:[\[{]|-?[0-9][0-9.eE+-]*$|true$|false$)"
 """Text that a list, an object, a number or a truth value could be, too."""
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
+_ESCAPING = json.JSONEncoder(allow_nan=False)
 
 
 class Irregular(Exception):
     """Columns do not show what stands in this block; its rows do."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of a dataset, and where it stands: `seeds.jsonl line 7`."""
+
+    where: str
+    values: dict[str, Any]
+    stored: Stored | None = field(default=None, compare=False, repr=False)
+    """The row in its table, which `Writer.write` takes the types from; None where it was read from text."""
+
+
+@dataclass(frozen=True)
+class Stored:
+    """Where a row stands in a table."""
+
+    block: TableBlock
+    index: int
+
+    @property
+    def columns(self) -> Columns:
+        return self.block.table
 
 
 @dataclass
@@ -91,7 +105,7 @@ class LineBlock:
         import polars as pl
 
         if missing := [path for path in wanted if path not in self.known]:
-            found = _decode(self.lines, missing)
+            found = decode(self.lines, missing)
             if found is None:
                 raise Irregular
             self.known |= found
@@ -116,26 +130,23 @@ class TableBlock:
     """Rows as a table stores them."""
 
     name: str
-    batch: Batch
-    first: int
+    table: Columns
+    data: Any
+    """A `pyarrow.RecordBatch` of that schema."""
+    first: int = 1
     """The number of its first row in the file, from 1."""
-    _rows: dict[int, Row] = field(default_factory=dict, repr=False)
 
     def __len__(self) -> int:
-        return int(self.batch.data.num_rows)
+        return int(self.data.num_rows)
 
     def where(self, index: int) -> str:
         return f"{self.name} row {self.first + index}"
 
     def rows(self, indices: Iterable[int] | None = None) -> Iterator[Row]:
-        import pyarrow as pa
-
         chosen = list(range(len(self)) if indices is None else map(int, indices))
-        data = self.batch.data if len(chosen) == len(self) else self.batch.data.take(pa.array(chosen, pa.int64()))
-        tree = {"fields": dict(self.batch.table.notes)} if self.batch.table.notes else None
-        for index, values in zip(chosen, rows_of(data, self.name), strict=True):
-            plain = json_value(decoded(values, tree) if tree else values)
-            yield Row(self.where(index), plain, Stored(self.batch, index, plain))
+        some = self if len(chosen) == len(self) else self.take(chosen)
+        for index, values in zip(chosen, objects_of(some.data, self.table), strict=True):
+            yield Row(self.where(index), values, Stored(self, index))
 
     def columns(self, wanted: Wanted) -> Any:
         import polars as pl
@@ -147,12 +158,12 @@ class TableBlock:
         import polars as pl
         import pyarrow as pa
 
-        at = self.batch.data.schema.get_field_index(path[0])
+        at = self.data.schema.get_field_index(path[0])
         if at < 0:
             return pl.Series([None] * len(self), dtype=pl.String)
-        if path[0] in self.batch.table.notes:
+        if self.table.fields[path[0]].notes:
             raise Irregular
-        array, left = self.batch.data.column(at), list(path[1:])
+        array, left = self.data.column(at), list(path[1:])
         while left and pa.types.is_struct(array.type):
             index = array.type.get_field_index(left[0])
             if index < 0:
@@ -162,9 +173,7 @@ class TableBlock:
         if left and not pa.types.is_null(array.type):
             raise Irregular
         types = pa.types
-        if types.is_string(array.type) or types.is_large_string(array.type):
-            return pl.Series(array).cast(pl.String)
-        if types.is_integer(array.type) or types.is_null(array.type):
+        if any(fits(array.type) for fits in (types.is_string, types.is_large_string, types.is_integer, types.is_null)):
             return pl.Series(array).cast(pl.String)
         if types.is_boolean(array.type):
             return pl.Series(array).replace_strict({True: "true", False: "false"}, return_dtype=pl.String)
@@ -174,7 +183,7 @@ class TableBlock:
         """All columns, as a polars frame."""
         import polars as pl
 
-        return pl.from_arrow(self.batch.data)
+        return pl.from_arrow(self.data)
 
     @cached_property
     def texts(self) -> Any:
@@ -183,44 +192,149 @@ class TableBlock:
     def take(self, indices: Any) -> TableBlock:
         import pyarrow as pa
 
-        data = self.batch.data.take(pa.array(indices, pa.int64()))
-        return TableBlock(self.name, Batch(self.batch.table, data), self.first)
+        return replace(self, data=self.data.take(pa.array(indices, pa.int64())))
+
+    def changed(self, values: Sequence[Mapping[str, Any]]) -> TableBlock:
+        """With these values in place of its rows; what is as it was keeps its type. Raises Misfit."""
+        data, table = change(self.data, self.table, objects_of(self.data, self.table), values)
+        return replace(self, table=table, data=data)
+
+    def renamed(self, mapping: Mapping[str, str]) -> TableBlock:
+        """With columns named as `--map` says."""
+        made = {name: one for name, one in self._places().items() if name not in mapping}
+        for name, target in mapping.items():
+            root, _, inner = target.partition(".")
+            if root != "metadata":
+                made[target] = self._places()[name]
+                continue
+            before = made.pop("metadata", None)
+            if before is None or not before[0].is_json:
+                made["metadata"] = _object({**(_fields(before) if before else {}), inner: self._places()[name]})
+        return self._with(made)
+
+    def opened(self) -> TableBlock:
+        """With what stands in `metadata` as columns beside it."""
+        places = self._places()
+        return self._with({**(_fields(places["metadata"]) if "metadata" in places else {}), **places})
+
+    def _places(self) -> dict[str, _Arranged]:
+        return {name: (one, self.data.column(i)) for i, (name, one) in enumerate(self.table.fields.items())}
+
+    def _with(self, places: Mapping[str, _Arranged]) -> TableBlock:
+        import pyarrow as pa
+
+        row = Place(fields={name: one for name, (one, _) in places.items()}, table=self.table.row.table)
+        table = Columns(self.name, row, self.table.metadata)
+        data = pa.RecordBatch.from_arrays([array for _, array in places.values()], schema=table.schema)
+        return replace(self, table=table, data=data)
 
 
 Block = LineBlock | TableBlock
+_Arranged = tuple[Place, Any]
 
 
-def join(blocks: Sequence[Block]) -> Block | None:
-    """Blocks as one, whose rows no longer know their places; None where they are not all lines, or all of one table."""
+def _fields(arranged: _Arranged) -> dict[str, _Arranged]:
+    """The fields of a column of objects, each as a column; none of another column."""
+    place, array = arranged
+    if place.fields is None or place.is_json:
+        return {}
+    return dict(zip(place.fields, zip(place.fields.values(), array.flatten(), strict=True), strict=True))
+
+
+def _object(fields: Mapping[str, _Arranged]) -> _Arranged:
+    import pyarrow as pa
+
+    some = {name: replace(one, nullable=True) for name, (one, _) in fields.items()}
+    place = Place(fields=some, table=next((one.table for one in some.values() if one.table), None))
+    array = pa.StructArray.from_arrays(
+        [array for _, array in fields.values()], fields=[one.as_field(name) for name, one in some.items()]
+    )
+    return place, array
+
+
+def json_line(values: Mapping[str, Any]) -> bytes:
+    """A row as one line of JSON in UTF-8; a lone surrogate, which UTF-8 cannot hold, stays as its escape."""
+    try:
+        return (_ENCODER.encode(values) + "\n").encode()
+    except UnicodeEncodeError:
+        return (_ESCAPING.encode(values) + "\n").encode()
+
+
+def blocks_of(rows: Iterable[Row], name: str) -> Iterator[LineBlock]:
+    """Rows that were read one by one, as lines."""
+    import polars as pl
+
+    left = iter(rows)
+    while some := list(islice(left, ROWS)):
+        lines = pl.Series("line", [json_line(row.values)[:-1].decode() for row in some], pl.String)
+        yield LineBlock(name, lines, [row.where for row in some])
+
+
+def as_lines(block: Block) -> LineBlock:
+    return block if isinstance(block, LineBlock) else next(blocks_of(block.rows(), block.name), _no_lines(block.name))
+
+
+def _no_lines(name: str) -> LineBlock:
+    import polars as pl
+
+    return LineBlock(name, pl.Series("line", [], pl.String), [])
+
+
+def as_table(block: Block) -> TableBlock:
+    """With the types that hold the values without loss, where they are lines."""
+    if isinstance(block, TableBlock):
+        return block
+    data, columns = find(block.name, list(map(json.loads, block.lines.to_list())))
+    return TableBlock(block.name, columns, data)
+
+
+def join(blocks: Sequence[Block], *, lines: bool) -> Block:
+    """Blocks as one, whose rows no longer know their places. Raises TaskError where their types do not go together."""
     import polars as pl
     import pyarrow as pa
 
-    lines = [block for block in blocks if isinstance(block, LineBlock)]
-    if lines and len(lines) == len(blocks):
-        return LineBlock(
-            "", pl.concat([block.lines for block in lines]), np.concatenate([block.numbers for block in lines])
-        )
-    tables = [block for block in blocks if isinstance(block, TableBlock)]
-    schemas = [block.batch.table.schema for block in tables]
-    if len(tables) < len(blocks) or any(not one.equals(schemas[0], check_metadata=True) for one in schemas):
-        return None
-    data = pa.Table.from_batches([block.batch.data for block in tables], schemas[0]).combine_chunks()
-    batch = (data.to_batches() or [tables[0].batch.data])[0]
-    return TableBlock(tables[0].name, Batch(tables[0].batch.table, batch), tables[0].first)
+    if lines:
+        some = [as_lines(block) for block in blocks]
+        return LineBlock("", pl.concat([block.lines for block in some]), [""] * sum(map(len, some)))
+    tables = [as_table(block) for block in blocks]
+    same = all(block.table is tables[0].table for block in tables)
+    looked = [block.table if same else look_at(block.data, block.table) for block in tables]
+    to = merged(looked)
+    data = [convert(block.data, own, to) for block, own in zip(tables, looked, strict=True)]
+    whole = pa.Table.from_batches(data, to.schema).unify_dictionaries().combine_chunks()
+    batches = whole.to_batches() or [data[0]]
+    return TableBlock(tables[0].name, to, batches[0])
 
 
-def count_rows(path: str | Path) -> int:
-    """How many rows there are. Raises TaskError at the first bad one. Parquet is not read through."""
-    import pyarrow.parquet as pq
+def text_of(values: Mapping[str, Any]) -> str:
+    """What a row asks, for comparing it with others: its query, else its last user message, else all its strings."""
+    for name in QUERY_COLUMNS:
+        value = values.get(name)
+        if isinstance(value, str) and value.strip():
+            return value
+    for name in ("init_messages", "messages", "prompt", "conversations"):
+        if found := _last_user(values.get(name)):
+            return found
+    return "\n".join(strings({k: v for k, v in values.items() if k not in ("task_id", "id", "provenance")}))
 
-    total = 0
-    for file in files_of(path):
-        if isinstance(file, Path) and file.suffix == ".parquet":
-            with explain_errors(file):
-                total += int(pq.read_metadata(file).num_rows)
-        else:
-            total += sum(map(len, read_blocks(file)))
-    return total
+
+def _last_user(messages: Any) -> str:
+    for message in reversed(messages if isinstance(messages, list) else []):
+        if isinstance(message, dict) and message.get("role", message.get("from")) in ("user", "human"):
+            return "\n".join(strings(message.get("content", message.get("value"))))
+    return ""
+
+
+def strings(value: Any) -> Iterator[str]:
+    """All texts within a value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for inner in value.values():
+            yield from strings(inner)
+    elif isinstance(value, list):
+        for inner in value:
+            yield from strings(inner)
 
 
 def _texts(block: Block) -> Any:
@@ -240,7 +354,7 @@ def _texts(block: Block) -> Any:
     return found["text"].scatter(left, [text_of(row.values) for row in block.rows(left)])
 
 
-def _decode(lines: Any, wanted: Wanted) -> dict[tuple[str, ...], Any] | None:
+def decode(lines: Any, wanted: Wanted) -> dict[tuple[str, ...], Any] | None:
     """The fields of lines as text, by their paths; None where polars cannot read them so."""
     import polars as pl
 
@@ -282,119 +396,3 @@ def _struct(tree: Mapping[str, Any]) -> Any:
     import polars as pl
 
     return pl.Struct({name: pl.String if below is None else _struct(below) for name, below in tree.items()})
-
-
-def write_block(writer: Writer, block: Block, indices: Any = None) -> None:
-    """Write rows of a block, all or those of a numpy array of indices, as they are stored where that is possible."""
-    if indices is not None and not len(indices):
-        return
-    if isinstance(block, LineBlock) and writer.takes_lines:
-        writer.write_lines((block.lines if indices is None else block.lines.gather(indices)).to_list())
-        return
-    if isinstance(block, TableBlock) and writer.write_batch((block if indices is None else block.take(indices)).batch):
-        return
-    for row in block.rows(indices):
-        writer.write(row.values, row.stored)
-
-
-def read_blocks(
-    path: str | Path,
-    *,
-    wanted: Wanted = (),
-    mapping: Mapping[str, str] | None = None,
-    bad: BadRows | None = None,
-) -> Iterator[Block]:
-    """The rows of what `dataset.files.tables.read` reads, in blocks.
-
-    Args:
-        wanted: fields that will be asked for; they are read while lines are checked.
-        mapping: as in `read`.
-        bad: rows that cannot be read; without it, and where it does not skip, the first raises TaskError.
-    """
-    bad = bad if bad is not None else BadRows()
-    for file in files_of(path):
-        if isinstance(file, Path) and is_table(file):
-            number = 1
-            for batch in table_batches(file, most=_ROWS):
-                named = batch.mapped(mapping) if mapping else batch
-                if mapping and not all(name in batch.table.schema.names for name in mapping):
-                    yield from blocks_of(read_file(file, mapping=mapping, bad=bad), file.name)
-                    break
-                yield TableBlock(file.name, named, number)
-                number += len(batch.data)
-        elif isinstance(file, Path) and not mapping and is_lines(file):
-            with explain_errors(file), open_text(file) as stream:
-                yield from _line_blocks(stream, file.name.removesuffix(".gz"), wanted, bad)
-        else:
-            yield from blocks_of(read_file(file, mapping=mapping, bad=bad), str(file))
-
-
-def blocks_of(rows: Iterable[Row], name: str) -> Iterator[Block]:
-    """Rows that were read one by one, as lines."""
-    import polars as pl
-
-    left = iter(rows)
-    while some := list(islice(left, _ROWS)):
-        lines = pl.Series("line", [json_line(row.values)[:-1].decode() for row in some], pl.String)
-        yield LineBlock(name, lines, [row.where for row in some])
-
-
-def is_lines(file: Path) -> bool:
-    """Its first line is an object of JSON: not one document over many lines, nor an array."""
-    if not file.name.removesuffix(".gz").endswith((".jsonl", ".json")):
-        return False
-    with explain_errors(file), open_text(file) as stream:
-        first = next((line for line in stream if line.strip()), b"")
-    try:
-        return isinstance(json.loads(first), dict)
-    except (ValueError, RecursionError):
-        return False
-
-
-def _line_blocks(stream: IO[bytes], name: str, wanted: Wanted, bad: BadRows) -> Iterator[Block]:
-    number = 1
-    while data := stream.read(_BYTES):
-        data += stream.readline()
-        if number == 1:
-            data = data.removeprefix(b"\xef\xbb\xbf")
-        block, count = _line_block(data, name, number, wanted, bad)
-        number += count
-        if len(block):
-            yield block
-
-
-def _line_block(data: bytes, name: str, first: int, wanted: Wanted, bad: BadRows) -> tuple[LineBlock, int]:
-    import polars as pl
-
-    try:
-        lines = pl.read_lines(data, name="line").to_series()
-    except pl.exceptions.PolarsError:  # not UTF-8
-        return _checked(data.split(b"\n"), name, first, bad), data.count(b"\n")
-    count = len(lines)
-    numbers = np.arange(first, first + count)
-    if any(blank in data for blank in (b"\n\n", b"\n ", b" \n", b"\t", b"\r")) or not data.startswith(b"{"):
-        lines = lines.str.strip_chars()
-        empty = lines == ""
-        lines, numbers = lines.filter(~empty), numbers[~empty.to_numpy()]
-    found = _decode(lines, wanted)
-    block = _checked(data.split(b"\n"), name, first, bad) if found is None else LineBlock(name, lines, numbers, found)
-    return block, count
-
-
-def _checked(lines: Sequence[bytes], name: str, first: int, bad: BadRows) -> LineBlock:
-    """The lines that are objects, looked at one by one."""
-    import polars as pl
-
-    good: list[tuple[int, str]] = []
-    for number, raw in enumerate(lines, first):
-        if not (line := raw.strip()):
-            continue
-        row = parse_line(line, f"{name} line {number}", number, ended=number < first + len(lines) - 1)
-        if row.problem is None and not isinstance(row.value, dict):
-            bad.add(row.where, "is no object with keys but " + kind_of(row.value))
-        elif row.problem is not None:
-            bad.add(row.where, row.problem)
-        else:
-            good.append((number, line.decode()))
-    series = pl.Series("line", [line for _, line in good], pl.String)
-    return LineBlock(name, series, np.array([number for number, _ in good], np.int64))

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.errors import TaskError
-from ajet_sdk.tasks.json_rows import BadRows
-from ajet_tools.dataset.files.blocks import is_lines
 from ajet_tools.dataset.files.delimited import dialect_of
-from ajet_tools.dataset.files.tables import files_of, is_table, read_file
+from ajet_tools.dataset.files.sources import files_of, is_table
+from ajet_tools.dataset.files.tables import is_lines
+from ajet_tools.dataset.files.tables import read as rows_of
 
 if TYPE_CHECKING:
     import polars as pl
@@ -86,7 +86,7 @@ def _from_rows(file: Path | str, mapping: Mapping[str, str] | None) -> pl.LazyFr
     """Rows that are read one by one, in memory."""
     import polars as pl
 
-    rows = [row.values for row in read_file(file, mapping=mapping, bad=BadRows())]
+    rows = [row.values for row in rows_of(file, mapping=mapping)]
     names = dict.fromkeys(name for values in rows for name in values)
     return pl.DataFrame([column(name, [values.get(name) for values in rows]) for name in names]).lazy()
 

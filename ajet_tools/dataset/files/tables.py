@@ -1,63 +1,45 @@
-"""Rows out of files of any kind a dataset comes in, one at a time, each with its place.
+"""Rows out of files of any kind a dataset comes in, in blocks, each row with its place.
 
 JSON lines (also one JSON document, also `.gz`), Parquet, Arrow, CSV, a directory in the Hugging Face layout, and stdin
-(`-`). A row that cannot be read is told by file and line. Memory is constant: the longest row, or one batch of a table.
+(`-`). A row that cannot be read is told by file and line. Memory is constant: some thousand rows, of a table at most
+some megabytes unless a single row is larger.
 """
 
 from __future__ import annotations
 
-import gzip
 import io
-import logging
-import re
+import json
 import sys
-import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
-from glob import glob
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
-from ajet_sdk.errors import ConfigError, TaskError
-from ajet_sdk.tasks.json_rows import BadRows, json_rows
-from ajet_sdk.tasks.rows import FIELDS, QUERY_COLUMNS, decoder
+import numpy as np
+
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.tasks.json_rows import BadRows, json_rows, parse_line
+from ajet_sdk.tasks.rows import FIELDS
+from ajet_tools.dataset.files.blocks import ROWS, Block, LineBlock, Row, TableBlock, Wanted, blocks_of, decode, text_of
 from ajet_tools.dataset.files.delimited import csv_rows
-from ajet_tools.dataset.files.stored import Batch, Stored, Table, json_value, rows_of
-from ajet_tools.dataset.files.writer import Writer
+from ajet_tools.dataset.files.places import Columns
+from ajet_tools.dataset.files.sources import explain_errors, files_of, is_table, open_text, splits_of
 
-__all__ = ["BadRows", "Row", "Writer", "files_of", "read", "splits_of", "tables_of", "text_of"]
+__all__ = [
+    "BadRows",
+    "Row",
+    "count_rows",
+    "files_of",
+    "is_lines",
+    "read",
+    "read_blocks",
+    "splits_of",
+    "tables_of",
+    "text_of",
+]
 
-log = logging.getLogger("ajet.dataset")
-
-SUFFIXES = (
-    ".jsonl",
-    ".json",
-    ".jsonl.gz",
-    ".json.gz",
-    ".parquet",
-    ".arrow",
-    ".feather",
-    ".ipc",
-    ".csv",
-    ".csv.gz",
-    ".tsv",
-    ".tsv.gz",
-)
-_NOT_ROWS = ("dataset_info", "dataset_dict", "dataset_infos", "state")
-_SHARD = re.compile(r"-\d+(-of-\d+)?$")
-_TABLE_BATCH = 1024
+_BYTES = 8 << 20
 _TABLE_BUFFER = 1 << 20
-
-
-@dataclass(frozen=True)
-class Row:
-    """One row of a dataset, and where it stands: `seeds.jsonl line 7`."""
-
-    where: str
-    values: dict[str, Any]
-    stored: Stored | None = field(default=None, compare=False, repr=False)
-    """The row in its table, which `Writer.write` takes the types from; None where it was read from text."""
 
 
 def read(
@@ -79,219 +61,183 @@ def read(
     row and for a file that cannot be read; ConfigError where there is none.
     """
     bad = bad if bad is not None else BadRows(skip=skip_bad)
-    for file in files_of(path):
-        yield from read_file(file, mapping=mapping, bad=bad)
+    for block in read_blocks(path, mapping=mapping, bad=bad):
+        yield from block.rows()
 
 
-def read_file(file: Path | str, *, mapping: Mapping[str, str] | None, bad: BadRows) -> Iterator[Row]:
-    """The rows of one of `files_of`."""
+def read_blocks(
+    path: str | Path,
+    *,
+    wanted: Wanted = (),
+    mapping: Mapping[str, str] | None = None,
+    bad: BadRows | None = None,
+) -> Iterator[Block]:
+    """The rows of what `read` reads, in blocks.
+
+    Args:
+        wanted: fields that will be asked for; they are read while lines are checked.
+        mapping: as in `read`.
+        bad: rows that cannot be read; without it, and where it does not skip, the first raises TaskError.
+    """
     _check_mapping(mapping or {})
-    for where, values, batch in _rows(file, bad):
-        if not isinstance(values, dict):
-            bad.add(where, f"is no object with keys but {kind_of(values)}")
-            continue
-        problem = _missing(values, mapping) if mapping else None
-        if problem:
-            bad.add(where, problem)
-            continue
-        named = _rename(values, mapping) if mapping else values
-        yield Row(where, named, _stored(batch, named, mapping) if batch is not None else None)
+    bad = bad if bad is not None else BadRows()
+    for file in files_of(path):
+        for block in _blocks(file, () if mapping else wanted, bad):
+            if not mapping:
+                yield block
+            elif isinstance(block, TableBlock) and all(name in block.table.fields for name in mapping):
+                yield block.renamed(mapping)
+            else:
+                yield from blocks_of(_renamed(block, mapping, bad), block.name)
 
 
-def _stored(place: tuple[Batch, int], values: Mapping[str, Any], mapping: Mapping[str, str] | None) -> Stored:
-    batch, index = place
-    return Stored(batch.mapped(mapping) if mapping else batch, index, values)
+def count_rows(path: str | Path) -> int:
+    """How many rows there are. Raises TaskError at the first bad one. Parquet is not read through."""
+    import pyarrow.parquet as pq
+
+    total = 0
+    for file in files_of(path):
+        if isinstance(file, Path) and file.suffix == ".parquet":
+            with explain_errors(file):
+                total += int(pq.read_metadata(file).num_rows)
+        else:
+            total += sum(map(len, _blocks(file, (), BadRows())))
+    return total
 
 
-def tables_of(path: str | Path, mapping: Mapping[str, str] | None = None) -> list[Table]:
+def tables_of(path: str | Path, mapping: Mapping[str, str] | None = None) -> list[Columns]:
     """What the tables among the files of a path say of their columns; nothing of text, and of stdin.
 
     A `Writer` that is told of them writes the columns even where no row is left.
     """
+    import pyarrow as pa
+
     found = []
     for file in files_of(path):
         if isinstance(file, Path) and is_table(file):
-            with explain_errors(file), _explain_table_errors(file.name):
-                batch = Batch.empty(Table.of(file.name, _schema(file)))
-                found.append((batch.mapped(mapping) if mapping else batch).table)
+            with explain_errors(file):
+                columns = Columns.of(file.name, _schema(file))
+                empty = TableBlock(file.name, columns, pa.RecordBatch.from_pylist([], schema=columns.schema))
+                known = {name: to for name, to in (mapping or {}).items() if name in columns.fields}
+                found.append(empty.renamed(known).table if known else columns)
     return found
-
-
-def text_of(values: Mapping[str, Any]) -> str:
-    """What a row asks, for comparing it with others: its query, else its last user message, else all its strings."""
-    for name in QUERY_COLUMNS:
-        value = values.get(name)
-        if isinstance(value, str) and value.strip():
-            return value
-    for name in ("init_messages", "messages", "prompt", "conversations"):
-        if found := _last_user(values.get(name)):
-            return found
-    return "\n".join(_strings({k: v for k, v in values.items() if k not in ("task_id", "id", "provenance")}))
-
-
-def _last_user(messages: Any) -> str:
-    for message in reversed(messages if isinstance(messages, list) else []):
-        if isinstance(message, dict) and message.get("role", message.get("from")) in ("user", "human"):
-            return "\n".join(_strings(message.get("content", message.get("value"))))
-    return ""
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict):
-        for inner in value.values():
-            yield from _strings(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _strings(inner)
-
-
-# Which files
-
-
-_STDIN = "-"
-
-
-def files_of(path: str | Path) -> list[Path | str]:
-    """The files that a path means, in order; `-` for stdin. Raises ConfigError where there is none to read."""
-    if str(path) == _STDIN:
-        return [_STDIN]
-    file = Path(path).expanduser()
-    if file.is_file():
-        return [file]
-    if file.is_dir():
-        return list(_files_of_split(file, None))
-    if matching := sorted(one for one in glob(str(file)) if one.endswith(SUFFIXES)):  # noqa: PTH207  # also absolute
-        return [Path(one) for one in matching]
-    folder, colon, split = str(path).rpartition(":")
-    if colon and Path(folder).expanduser().is_dir():
-        return list(_files_of_split(Path(folder).expanduser(), split))
-    raise ConfigError(
-        f"there is no {path}; name a .jsonl, .parquet or .csv file, a directory, a glob pattern, or - for stdin"
-    )
-
-
-def splits_of(folder: Path) -> dict[str, list[Path]]:
-    """A directory's splits: `train.jsonl`, `train-00000-of-00002.parquet`, `train/…`, also under `data/`."""
-    known: dict[str, list[Path]] = {}
-    for file in sorted(p for p in folder.rglob("*") if p.name.endswith(SUFFIXES) and p.is_file()):
-        inside = file.relative_to(folder).parts
-        stem = file.name.removesuffix(".gz").rpartition(".")[0]
-        if stem in _NOT_ROWS or any(part.startswith(".") for part in inside):
-            continue
-        name = inside[-2] if len(inside) > 1 and inside[-2] != "data" else _SHARD.sub("", stem)
-        known.setdefault(name, []).append(file)
-    return known
-
-
-def _files_of_split(folder: Path, split: str | None) -> list[Path]:
-    known = splits_of(folder)
-    if not known:
-        raise ConfigError(f"{folder} contains no data files ({', '.join(SUFFIXES)})")
-    if split is None and len(known) > 1 and "train" in known:
-        others = ", ".join(f"{folder}:{name}" for name in sorted(known) if name != "train")
-        log.info("%s: reading the split train; other splits: %s", folder, others)
-    if split is None:
-        split = "train" if "train" in known else next(iter(known)) if len(known) == 1 else ""
-    if split not in known:
-        names = ", ".join(f"{folder}:{name}" for name in sorted(known))
-        raise ConfigError(f"{folder} has no split {split or 'train'!r}; name one of: {names}")
-    return known[split]
 
 
 # What stands in them
 
 
-_Read = tuple[str, Any, tuple[Batch, int] | None]
-"""The place of a row, its values, and where a table holds it."""
-
-
-def _rows(file: Path | str, bad: BadRows) -> Iterator[_Read]:
-    if isinstance(file, str):
-        yield from _stdin_rows(bad)
+def _blocks(file: Path | str, wanted: Wanted, bad: BadRows) -> Iterator[Block]:
+    if isinstance(file, Path):
+        if is_table(file):
+            yield from _table_blocks(file, file.name)
+            return
+        with explain_errors(file), open_text(file) as stream:
+            yield from _text_blocks(stream, file.name.removesuffix(".gz"), wanted, bad)
         return
-    if is_table(file):
-        yield from _table_rows(file, file.name)
-        return
-    with explain_errors(file), open_text(file) as stream:
-        yield from _text_rows(stream, file.name.removesuffix(".gz"), bad)
-
-
-def is_table(file: Path) -> bool:
-    """It has types and columns of its own."""
-    return file.name.endswith((".parquet", ".arrow", ".feather", ".ipc"))
-
-
-@contextmanager
-def open_text(file: Path) -> Iterator[Any]:
-    """The bytes of a file, unpacked where its name says that it is packed."""
-    with file.open("rb") as stream:
-        if file.name.endswith(".gz"):
-            with gzip.open(stream, "rb") as unpacked:
-                yield unpacked
-        else:
-            yield stream
-
-
-@contextmanager
-def explain_errors(file: Any) -> Iterator[None]:
-    """An error of the system as a TaskError that names the file."""
-    try:
-        yield
-    except (OSError, EOFError, zlib.error) as error:
-        raise TaskError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from error
-
-
-@contextmanager
-def _explain_table_errors(name: str) -> Iterator[None]:
-    import pyarrow as pa
-
-    try:
-        yield
-    except pa.ArrowException as error:
-        raise TaskError(f"cannot read {name}: {error}") from error
-
-
-def _text_rows(stream: BinaryIO, name: str, bad: BadRows) -> Iterator[_Read]:
-    if name.endswith((".csv", ".tsv")):
-        for where, values in csv_rows(stream, name, bad):
-            yield where, values, None
-    else:
-        for row in json_rows(stream, name, bad, strict=True):
-            yield row.where, row.value, None
-
-
-def _stdin_rows(bad: BadRows) -> Iterator[_Read]:
-    stream = io.BufferedReader(sys.stdin.buffer, 1 << 20)  # type: ignore[type-var]
-    start = stream.peek(4)[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()
+    stdin = io.BufferedReader(sys.stdin.buffer, 1 << 20)  # type: ignore[type-var]
+    start = stdin.peek(4)[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()
     if start.startswith(b"PAR1"):
         import pyarrow as pa
 
-        yield from _table_rows(pa.BufferReader(stream.read()), "stdin")
-    elif start[:1] in (b"{", b"[", b""):
-        yield from _text_rows(stream, "stdin", bad)
+        yield from _table_blocks(pa.BufferReader(stdin.read()), "stdin")
     else:
-        yield from _text_rows(stream, "stdin.csv" if b"," in start.partition(b"\n")[0] else "stdin", bad)
+        is_csv = start[:1] not in (b"{", b"[", b"") and b"," in start.partition(b"\n")[0]
+        yield from _text_blocks(stdin, "stdin.csv" if is_csv else "stdin", wanted, bad)
 
 
-def _table_rows(source: Any, name: str) -> Iterator[_Read]:
-    number = 0
-    for batch in table_batches(source, name):
-        decode = decoder(batch.table.schema)
-        for index, values in enumerate(rows_of(batch.data, name)):
-            number += 1
-            yield f"{name} row {number}", json_value(decode(values)), (batch, index)
+def _text_blocks(stream: BinaryIO, name: str, wanted: Wanted, bad: BadRows) -> Iterator[Block]:
+    if name.endswith((".csv", ".tsv")):
+        yield from blocks_of((Row(*one) for one in csv_rows(stream, name, bad)), name)
+        return
+    buffered = io.BufferedReader(stream, _BYTES)  # type: ignore[type-var]
+    if _begins_with_line(buffered):
+        yield from _line_blocks(buffered, name, wanted, bad)
+    else:  # one document, or a bad first line
+        rows = json_rows(buffered, name, bad, strict=True)
+        yield from blocks_of((Row(one.where, one.value) for one in rows if _is_row(one, bad)), name)
 
 
-def table_batches(source: Any, name: str = "", most: int = _TABLE_BATCH) -> Iterator[Batch]:
-    """The rows of a table as they are stored, at most `most` of Parquet at a time."""
-    name, table = name or source.name, None
-    with explain_errors(source), _explain_table_errors(name):
-        for schema, data in _batches(source, name, most):
-            if table is None or not table.schema.equals(schema, check_metadata=True):
-                table = Table.of(name, schema)
-            yield Batch(table, data)
+def _begins_with_line(stream: Any) -> bool:
+    """Its first line is an object of JSON: not one document over many lines, nor an array."""
+    line, more, _ = stream.peek(1)[:_BYTES].removeprefix(b"\xef\xbb\xbf").lstrip().partition(b"\n")
+    try:
+        return line.startswith(b"{") and (not more or isinstance(json.loads(line), dict))
+    except (ValueError, RecursionError):
+        return False
+
+
+def _is_row(row: Any, bad: BadRows) -> bool:
+    if not isinstance(row.value, dict):
+        bad.add(row.where, f"is no object with keys but {_kind_of(row.value)}")
+    return isinstance(row.value, dict)
+
+
+def is_lines(file: Path) -> bool:
+    """It has a row in each line."""
+    if not file.name.removesuffix(".gz").endswith((".jsonl", ".json")):
+        return False
+    with explain_errors(file), open_text(file) as stream:
+        return _begins_with_line(io.BufferedReader(stream, _BYTES))
+
+
+def _line_blocks(stream: IO[bytes], name: str, wanted: Wanted, bad: BadRows) -> Iterator[Block]:
+    number = 1
+    while data := stream.read(_BYTES):
+        data += stream.readline()
+        if number == 1:
+            data = data.removeprefix(b"\xef\xbb\xbf")
+        block, count = _line_block(data, name, number, wanted, bad)
+        number += count
+        if len(block):
+            yield block
+
+
+def _line_block(data: bytes, name: str, first: int, wanted: Wanted, bad: BadRows) -> tuple[LineBlock, int]:
+    import polars as pl
+
+    try:
+        lines = pl.read_lines(data, name="line").to_series()
+    except pl.exceptions.PolarsError:  # not UTF-8
+        return _checked(data.split(b"\n"), name, first, bad), data.count(b"\n")
+    count = len(lines)
+    numbers = np.arange(first, first + count)
+    if any(blank in data for blank in (b"\n\n", b"\n ", b" \n", b"\t", b"\r")) or not data.startswith(b"{"):
+        lines = lines.str.strip_chars()
+        empty = lines == ""
+        lines, numbers = lines.filter(~empty), numbers[~empty.to_numpy()]
+    found = decode(lines, wanted)
+    block = _checked(data.split(b"\n"), name, first, bad) if found is None else LineBlock(name, lines, numbers, found)
+    return block, count
+
+
+def _checked(lines: Sequence[bytes], name: str, first: int, bad: BadRows) -> LineBlock:
+    """The lines that are objects, looked at one by one."""
+    import polars as pl
+
+    good: list[tuple[int, str]] = []
+    for number, raw in enumerate(lines, first):
+        if not (line := raw.strip()):
+            continue
+        row = parse_line(line, f"{name} line {number}", number, ended=number < first + len(lines) - 1)
+        if row.problem is None and not isinstance(row.value, dict):
+            _is_row(row, bad)
+        elif row.problem is not None:
+            bad.add(row.where, row.problem)
+        else:
+            good.append((number, line.decode()))
+    series = pl.Series("line", [line for _, line in good], pl.String)
+    return LineBlock(name, series, np.array([number for number, _ in good], np.int64))
+
+
+def _table_blocks(source: Any, name: str) -> Iterator[Block]:
+    """The rows of a table as they are stored, some megabytes at a time."""
+    columns, number = None, 1
+    with explain_errors(source):
+        for schema, data in _batches(source, name):
+            if columns is None or not columns.schema.equals(schema, check_metadata=True):
+                columns = Columns.of(name, schema)
+            yield TableBlock(name, columns, data, number)
+            number += data.num_rows
 
 
 def _schema(file: Path) -> Any:
@@ -303,7 +249,7 @@ def _schema(file: Path) -> Any:
         return schema
 
 
-def _batches(source: Any, name: str, most: int) -> Iterator[tuple[Any, Any]]:
+def _batches(source: Any, name: str) -> Iterator[tuple[Any, Any]]:
     import pyarrow.parquet as pq
 
     if isinstance(source, Path) and not name.endswith(".parquet"):
@@ -313,6 +259,8 @@ def _batches(source: Any, name: str, most: int) -> Iterator[tuple[Any, Any]]:
         return
     table = pq.ParquetFile(source, memory_map=False, buffer_size=_TABLE_BUFFER, pre_buffer=False)
     for group in range(table.num_row_groups):  # all at once, pyarrow reads ahead by more the larger the file is
+        about = table.metadata.row_group(group)
+        most = max(1, min(ROWS, 4 * _BYTES * about.num_rows // max(1, about.total_byte_size)))
         for batch in table.iter_batches(most, row_groups=[group]):
             yield table.schema_arrow, batch
 
@@ -331,10 +279,17 @@ def _arrow_batches(source: Path) -> Iterator[tuple[Any, Iterator[Any]]]:
         yield opened.schema, batches
 
 
-def kind_of(value: Any) -> str:
-    """What a value is, as an error says it."""
+def _kind_of(value: Any) -> str:
     names = {str: "text", list: "a list", bool: "true or false", int: "a number", float: "a number"}
     return "null" if value is None else names.get(type(value), type(value).__name__)
+
+
+def _renamed(block: Block, mapping: Mapping[str, str], bad: BadRows) -> Iterator[Row]:
+    for row in block.rows():
+        if (problem := _missing(row.values, mapping)) is not None:
+            bad.add(row.where, problem)
+        else:
+            yield Row(row.where, _rename(row.values, mapping))
 
 
 def _check_mapping(mapping: Mapping[str, str]) -> None:

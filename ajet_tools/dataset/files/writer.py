@@ -1,4 +1,4 @@
-"""A dataset's file, written a row at a time: it appears whole, or not at all."""
+"""A dataset's file, written in blocks or a row at a time: it appears whole, or not at all."""
 
 from __future__ import annotations
 
@@ -9,39 +9,29 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from itertools import islice
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO, Literal
 
-from ajet_sdk.errors import ConfigError, TaskError
-from ajet_sdk.tasks.rows import decoder
-from ajet_sdk.whole_file import remove_draft
-from ajet_tools.dataset.files.cells import Columns, Misfit
-from ajet_tools.dataset.files.columns import Shape
-from ajet_tools.dataset.files.stored import Batch, Stored, Table, json_value, rows_of
-from ajet_tools.dataset.files.table_draft import TableDraft
+import numpy as np
 
-__all__ = ["Writer", "json_line"]
+from ajet_sdk.errors import ConfigError, TaskError
+from ajet_sdk.whole_file import remove_draft
+from ajet_tools.dataset.files.arrays import not_finite
+from ajet_tools.dataset.files.blocks import ROWS, Block, LineBlock, Stored, TableBlock, join, json_line
+from ajet_tools.dataset.files.places import Columns
+from ajet_tools.dataset.files.segments import Segments, Shape
+
+__all__ = ["Shape", "Writer", "json_line"]
 
 log = logging.getLogger("ajet.dataset")
 
 _Format = Literal["jsonl", "jsonl.gz", "csv", "parquet", "directory"]
-_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False)
-_ESCAPING = json.JSONEncoder(allow_nan=False)
-_BATCH_ROWS = 1024
 _SHARD_BYTES = 500_000_000
 _GZIP_LEVEL = 6
-
-
-def json_line(values: Mapping[str, Any]) -> bytes:
-    """A row as one line of JSON in UTF-8; a lone surrogate, which UTF-8 cannot hold, stays as its escape."""
-    try:
-        return (_ENCODER.encode(values) + "\n").encode()
-    except UnicodeEncodeError:
-        return (_ESCAPING.encode(values) + "\n").encode()
 
 
 class Writer:
@@ -49,15 +39,15 @@ class Writer:
 
     `.jsonl`, `.jsonl.gz`, `.csv`, `.parquet`, or a name without a suffix: a directory in the Hugging Face layout
     (`data/train-00000-of-0000N.parquet`, `split` in place of train). `-` is stdout, as JSON lines. Memory is constant:
-    Parquet and CSV, whose columns are known only with the last row, go through a draft beside the file.
+    Parquet and CSV, whose columns are known only with the last row, go through drafts beside the file.
     Writers of several splits share a `shape`, so that all have the same columns: leave them all together.
     Leaving the `with` block by an error removes the draft and leaves what stood there before.
 
-    Parquet keeps rows of mixed shapes whole (see `dataset.files.columns`), and of rows that were read from a table
-    the types and what its schema says of them; `tables` are known to it even where no row is left (of
-    tables that are not `firm`, types give way to values that don't fit: those of seeds). Text cannot hold
-    such types: a log line says which columns are then written as what. CSV holds text: what is not text is
-    written as JSON, null and a missing key as nothing, half a surrogate pair as `?`.
+    Parquet keeps rows of mixed shapes whole (see `dataset.files.places`), and of rows that were read from a table
+    the types and what its schema says of them; where no row is written, it has the columns of `tables`. `wished` are
+    tables whose types rows of text get where all of them fit (those of seeds). Text cannot hold such types: a log line
+    says which columns are then written as what. CSV holds text: what is not text is written as JSON, null and a
+    missing key as nothing, half a surrogate pair as `?`.
     """
 
     def __init__(
@@ -66,8 +56,8 @@ class Writer:
         *,
         split: str = "train",
         shape: Shape | None = None,
-        tables: Iterable[Table] = (),
-        firm: bool = True,
+        tables: Iterable[Columns] = (),
+        wished: Iterable[Columns] = (),
         shard_bytes: int = _SHARD_BYTES,
     ) -> None:
         self.path = Path(path)
@@ -75,21 +65,17 @@ class Writer:
         """Written so far."""
         self._format = _format(self.path)
         self._split = split
-        self._shard_bytes = shard_bytes
+        self._shard_bytes = shard_bytes if self._format == "directory" else 0
         self._draft = self._draft_path("part")
         self._shape = shape if shape is not None else Shape()
-        self._columns: dict[str, None] = {}
+        self._shape.tables += tables
+        self._shape.wished += wished
         self._open = ExitStack()
         self._file: BinaryIO | Any = None
-        self._rows: TableDraft | None = None
-        self._told: set[str] = set()
-        self._copy: Any = None
-        """Where batches are copied to, while all rows are of one table."""
-        self._copied: list[Path] = []
-        self._table: Any = None
-        self._size = 0
-        for table in tables:
-            self._shape.declare(table, firm=firm)
+        self._segments: Segments | None = None
+        self._waiting: list[tuple[bytes, Stored | None]] = []
+        """Rows for a table, as lines, with what they were made of."""
+        self._logged: set[str] = set()
 
     def __enter__(self) -> Writer:
         if str(self.path) == "-":
@@ -107,9 +93,10 @@ class Writer:
     def _begin(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)
         if self._format in ("parquet", "directory"):
-            self._draft_path("tables").mkdir()
-            self._rows = TableDraft(self._draft_path("tables"))
-            self._open.callback(self._rows.close)
+            folder = self._draft_path("tables")
+            folder.mkdir()
+            (folder / "begun").open("w").close()
+            self._segments = self._open.enter_context(Segments(folder, self._shape, self._shard_bytes))
             return
         self._file = self._open.enter_context(self._draft.open("w+b"))
         if self._format == "jsonl.gz":
@@ -117,107 +104,88 @@ class Writer:
                 gzip.GzipFile("", "wb", _GZIP_LEVEL, self._file, mtime=0)  # no name, no time: the same bytes out
             )
 
+    @property
+    def takes_lines(self) -> bool:
+        """It is a file of lines, which blocks of lines go into as they are."""
+        return self._segments is None
+
     def write(self, values: Mapping[str, Any], stored: Stored | None = None) -> None:
         """Write a row; `stored` is the one that it was made of, where that was read from a table (`Row.stored`).
 
         Raises TaskError where it has what JSON has not, ConfigError where the disk does not take it.
         """
         try:
-            if self._rows is not None:
-                self._rows.add(values, stored)
-            else:
-                self._file.write(json_line(values))
+            line = json_line(values)
         except (ValueError, TypeError, RecursionError) as error:
             raise TaskError(f"row {self.rows + 1} for {self.path} cannot be written as JSON: {error}") from error
+        if self._segments is None:
+            if stored is not None:
+                self._log_losses(stored.block)
+            self._write(line, 1)
+            return
+        self._waiting.append((line, stored))
+        self.rows += 1
+        if len(self._waiting) >= ROWS:
+            self._flush()
+
+    def write_block(self, block: Block, indices: Any = None) -> None:
+        """Write rows of a block, all or those of a numpy array of indices, as they are stored."""
+        if indices is not None:
+            if not len(indices):
+                return
+            block = block if len(indices) == len(block) else block.take(indices)
+        if self._segments is None:
+            if isinstance(block, TableBlock):
+                self._log_losses(block)
+                lines = b"".join(json_line(row.values) for row in block.rows())
+            else:
+                lines = ("\n".join(block.lines.to_list()) + "\n").encode()
+            self._write(lines, len(block))
+            return
+        self._flush()
+        try:
+            self._segments.add(block)
+        except OSError as error:
+            raise self._write_error(error) from error
+        self.rows += len(block)
+
+    def _write(self, lines: bytes, count: int) -> None:
+        try:
+            self._file.write(lines)
         except BrokenPipeError:  # stdout, and who read it has gone: the caller's affair
             raise
         except OSError as error:
             raise self._write_error(error) from error
-        if self._rows is not None:
-            self._end_copies()
-            if stored is not None:
-                self._shape.declare(stored.batch.table)
-            self._shape.observe(dict(values))
-        elif stored is not None:
-            self._log_lost_types(stored.batch.table)
-        if self._format == "csv":
-            self._columns.update(dict.fromkeys(values))
-        self.rows += 1
+        self.rows += count
 
-    @property
-    def takes_lines(self) -> bool:
-        return self._format in ("jsonl", "jsonl.gz")
-
-    def write_lines(self, lines: Sequence[str]) -> None:
-        """Write rows as the lines of JSON that they are, for a writer that `takes_lines`."""
-        if not lines:
+    def _flush(self) -> None:
+        """The rows that wait as blocks, those of one table together."""
+        waiting, self._waiting = self._waiting, []
+        if not waiting or self._segments is None:
             return
+        groups: dict[int, list[int]] = {}
+        for index, (_, stored) in enumerate(waiting):
+            groups.setdefault(id(stored.block) if stored is not None else 0, []).append(index)
+        blocks = [_block([waiting[index] for index in group]) for group in groups.values()]
+        order = np.argsort(np.concatenate([*groups.values()]), kind="stable")
         try:
-            self._file.write(("\n".join(lines) + "\n").encode())
-        except BrokenPipeError:
-            raise
+            self._segments.add(join(blocks, lines=False).take(order) if len(blocks) > 1 else blocks[0])
         except OSError as error:
             raise self._write_error(error) from error
-        self.rows += len(lines)
 
-    def write_batch(self, batch: Batch) -> bool:
-        """Write the rows of a batch as they are stored; False where they must be written one by one instead.
-
-        That is where this file is no table, or where rows are not all of one table.
-        """
-        if self._rows is None or self._shape.copies is None or batch.table.is_arranged:
-            return False
-        if any(not one.schema.equals(batch.table.schema, check_metadata=True) for one in self._shape.tables):
-            self._end_copies()
-            return False
-        if self._copy is None:
-            self._shape.copies.append(self._uncopy)
-            self._copied = []
-            self._copy = self._open.enter_context(ExitStack())
-        self._shape.declare(batch.table)
-        if self._table is None or (self._size >= self._shard_bytes > 0 and self._format == "directory"):
-            self._copy.close()
-            self._table, self._size = self._copy.enter_context(self._parquet(self._copied, batch.table.schema)), 0
-        self._table.write_batch(batch.data)
-        self._size += batch.data.nbytes
-        self.rows += batch.data.num_rows
-        return True
-
-    def _end_copies(self) -> None:
-        """From now on rows are written one by one, those that were copied too."""
-        copies, self._shape.copies = self._shape.copies, None
-        for end in copies or ():
-            end()
-
-    def _uncopy(self) -> None:
-        import pyarrow.parquet as pq
-
-        self._copy.close()
-        self._copy, self.rows = None, 0
-        for path in self._copied:
-            with pq.ParquetFile(path) as file:
-                table, decode = Table.of(path.name, file.schema_arrow), decoder(file.schema_arrow)
-                for data in file.iter_batches(_BATCH_ROWS):
-                    batch = Batch(table, data)
-                    for index, values in enumerate(rows_of(data, path.name)):
-                        plain = json_value(decode(values))
-                        self.write(plain, Stored(batch, index, plain))
-            path.unlink()
-
-    def declare(self, stored: Stored) -> None:
-        """A row that is not written says which columns there are, for the case that none is."""
-        if self._rows is not None:
-            self._shape.declare(stored.batch.table)
-
-    def _log_lost_types(self, table: Table) -> None:
-        if table.name not in self._told:
-            self._told.add(table.name)
-            if lost := table.beyond_json():
-                columns = ", ".join(f"{name} ({type_})" for name, type_ in lost.items())
-                log.warning(
-                    "%s has columns of types that JSON does not have: %s. They are written as text, bytes as "
-"base64; write .parquet to keep them", table.name, columns,
-                )  # fmt: skip
+    def _log_losses(self, block: TableBlock) -> None:
+        """Say once a table what of it text does not hold."""
+        if block.name not in self._logged and (lost := block.table.lost_in_text()):
+            self._logged.add(block.name)
+            columns = ", ".join(f"{name} ({what})" for name, what in lost.items())
+            log.warning(
+                "%s has columns of types that JSON has not: %s. They are written as text, bytes as base64, labels by "
+                "their numbers; write .parquet to keep them", block.name, columns,
+            )  # fmt: skip
+        if (name := f"NaN of {block.name}") not in self._logged and (some := not_finite(block.data)):
+            self._logged.add(name)
+            log.warning("%s has NaN or an infinity in %s, which JSON has not: written as null; write .parquet to keep "
+                        "them", block.name, ", ".join(some))  # fmt: skip
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -241,25 +209,21 @@ class Writer:
         shutil.rmtree(self._draft_path("tables"), ignore_errors=True)
 
     def _finish(self) -> None:
-        if self._format in ("jsonl", "jsonl.gz"):
-            self._open.close()
-            _move_into_place(self._draft, self.path)
+        if self._segments is not None:
+            self._flush()
+            made = self._segments.finish(self.path, self.rows)
+            if self._format == "parquet":
+                _move_into_place(made[0], self.path)
+            else:
+                self._place_shards(made)
         elif self._format == "csv":
             self._file.flush()
             self._draft_path("tables").mkdir()
             self._write_csv(self._draft_path("tables") / "csv")
             _move_into_place(self._draft_path("tables") / "csv", self.path)
-        elif self._rows is not None:
-            self._rows.end()
-            if self._copy is not None:
-                self._copy.close()
-                made = self._copied
-            else:
-                made = self._write_parquet(self._rows, self._shard_bytes if self._format == "directory" else None)
-            if self._format == "parquet":
-                _move_into_place(made[0], self.path)
-            else:
-                self._place_shards(made)
+        else:
+            self._open.close()
+            _move_into_place(self._draft, self.path)
 
     def _place_shards(self, made: list[Path]) -> None:
         """Put the shards in their places, each whole; then take away those of an earlier, longer dataset."""
@@ -273,60 +237,36 @@ class Writer:
                 old.unlink()
 
     def _write_csv(self, path: Path) -> None:
-        names = list(self._columns)
+        names = list(dict.fromkeys(name for rows in self._drafted() for row in rows for name in row))
         with path.open("w", encoding="utf-8", errors="replace", newline="") as file:
             table = csv.writer(file, lineterminator="\n")
             table.writerow(names)
-            for rows in self._batches():
+            for rows in self._drafted():
                 table.writerows([_cell(row.get(name)) for name in names] for row in rows)
 
-    def _write_parquet(self, rows: TableDraft, shard_bytes: int | None) -> list[Path]:
-        columns = Columns(self._shape, rows.tables)
-        if self.rows and not len(columns.schema):
-            raise TaskError(f"every row for {self.path} is empty, which Parquet cannot store")
-        while True:
-            try:
-                return self._write_tables(rows, columns, shard_bytes)
-            except Misfit as misfit:
-                columns.widen(misfit, self.path)
-
-    def _write_tables(self, rows: TableDraft, columns: Columns, shard_bytes: int | None) -> list[Path]:
-        import pyarrow as pa
-
-        made: list[Path] = []
-        written = 0
-        try:
-            with ExitStack() as stack:
-                table: Any = None
-                for chunk in rows.chunks():
-                    if table is None or (shard_bytes is not None and written >= shard_bytes):
-                        stack.close()
-                        table, written = stack.enter_context(self._parquet(made, columns.schema)), 0
-                    table.write_table(columns.table(chunk))
-                    written += chunk.size
-                if table is None:
-                    stack.enter_context(self._parquet(made, columns.schema))
-        except pa.ArrowNotImplementedError as error:
-            raise TaskError(f"{self.path} cannot be written as Parquet: {error}") from error
-        return made
-
-    def _parquet(self, made: list[Path], schema: Any) -> Any:
-        import pyarrow.parquet as pq
-
-        made.append(self._draft_path("tables") / f"{len(made)}.parquet")
-        return pq.ParquetWriter(made[-1], schema, compression="zstd")
-
-    def _batches(self) -> Iterator[list[dict[str, Any]]]:
+    def _drafted(self) -> Iterator[list[dict[str, Any]]]:
         """The rows of the draft, some at a time."""
         self._file.seek(0)
-        while lines := list(islice(self._file, _BATCH_ROWS)):
+        while lines := list(islice(self._file, ROWS)):
             yield [json.loads(line) for line in lines]
 
     def _draft_path(self, name: str) -> Path:
         return self.path.with_name(f".{self.path.name}.{self._split}.{os.getpid()}.{name}")
 
     def _write_error(self, error: OSError) -> ConfigError:
-        return ConfigError(f"cannot write {self.path}: {error.strerror or error}. An existing file was not changed")
+        why = os.strerror(error.errno) if error.errno else error
+        return ConfigError(f"cannot write {self.path}: {why}. What stood there before is untouched")
+
+
+def _block(rows: list[tuple[bytes, Stored | None]]) -> Block:
+    """Rows that were all made of one block, or of none."""
+    import polars as pl
+
+    first = rows[0][1]
+    if first is None:
+        return LineBlock("", pl.Series("line", [line[:-1].decode() for line, _ in rows], pl.String), [""] * len(rows))
+    some = first.block.take([stored.index for _, stored in rows if stored is not None])
+    return some.changed([json.loads(line) for line, _ in rows])
 
 
 def _format(path: Path) -> _Format:
@@ -342,8 +282,8 @@ def _format(path: Path) -> _Format:
     if path.is_dir() or not path.suffix:
         return "directory"
     raise ConfigError(
-        f"cannot write {path}: datasets are written as .jsonl, .jsonl.gz, .csv, .parquet, or as a directory (a "
-        "name without a suffix)"
+        f"cannot write {path}: a dataset is written as .jsonl, .jsonl.gz, .csv, .parquet, or as a directory "
+        "(a name without a suffix)"
     )
 
 
@@ -357,7 +297,7 @@ def _move_into_place(draft: Path, path: Path) -> None:
     with draft.open("rb") as file:
         os.fsync(file.fileno())
     if path.is_file() and _is_trace(path):
-        raise ConfigError(f"{path} is a trace, which a dataset never overwrites; choose another file")
+        raise ConfigError(f"{path} is a trace; a dataset never takes the place of one. Name another file")
     draft.replace(path)
 
 

@@ -194,12 +194,12 @@ def write(
     A table has the types of the seeds, where those are from one and the rows fit.
     """
     splits = {"train": (directory.train(), result.train), "validation": (directory.validation(), result.validation)}
-    tables = dict.fromkeys(seed.stored.batch.table for seed in seeds if seed.stored is not None)
+    tables = {seed.stored.columns.name: seed.stored.columns for seed in seeds if seed.stored is not None}
     written = []
     rejected = [one.as_row() for one in result.rejected]
     for path, rows in (*splits.values(), (directory.rejected(), rejected)):
         if rows:
-            with Writer(path, tables=tables, firm=False) as file:
+            with Writer(path, wished=tables.values()) as file:
                 for row in rows:
                     file.write(row)
             written.append(path)

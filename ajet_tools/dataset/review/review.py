@@ -11,11 +11,10 @@ from typing import Any, Literal
 
 from ajet_sdk.errors import AjetError, ConfigError
 from ajet_sdk.tasks.json_rows import BadRows
-from ajet_tools.dataset.files.columns import Shape
 from ajet_tools.dataset.files.tables import Row, files_of, read
 from ajet_tools.dataset.files.writer import json_line
 from ajet_tools.dataset.review.journal import Decision, Journal, Mark, digest_of_line, journal_beside
-from ajet_tools.dataset.review.rows import RowFile, edited
+from ajet_tools.dataset.review.rows import Kinds, RowFile, edited
 from ajet_tools.dataset.rows.filter import Filter
 
 __all__ = ["Only", "Review"]
@@ -60,7 +59,7 @@ class Review:
         """Whether somebody was told."""
         self._before = self.journal.read() if not self.mapping else {}
         self._history: list[dict[int, Decision]] = []
-        self._shape = Shape()
+        self._shape = Kinds()
         self._saved: dict[int, Decision] = {}
 
     def close(self) -> None:

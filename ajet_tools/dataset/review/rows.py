@@ -11,12 +11,12 @@ import os
 import tempfile
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from types import TracebackType
 from typing import Any
 
 from ajet_sdk.errors import ConfigError, TaskError
-from ajet_tools.dataset.files.columns import Shape
 from ajet_tools.dataset.files.tables import Row, text_of
 from ajet_tools.dataset.files.writer import json_line
 from ajet_tools.dataset.rows.filter import task_id_of
@@ -107,12 +107,25 @@ def _row(line: bytes) -> Row:
     return Row(where.decode("utf-8", "replace"), made)
 
 
+@dataclass
+class Kinds:
+    """Which kinds of value stand at a place of the rows, and in its fields."""
+
+    kinds: set[str] = field(default_factory=set)
+    fields: dict[str, Kinds] = field(default_factory=dict)
+
+    def observe(self, value: Any) -> None:
+        self.kinds.add(_kind(value))
+        for name, inner in value.items() if isinstance(value, Mapping) else ():
+            self.fields.setdefault(name, Kinds()).observe(inner)
+
+
 _KINDS = {"str": "text", "int": "a number", "float": "a number", "bool": "true or false", "dict": "an object",
           "list": "a list", "null": "null"}  # fmt: skip
 
 
 def edited(
-    original: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any], shape: Shape
+    original: Mapping[str, Any], before: Mapping[str, Any], after: Mapping[str, Any], shape: Kinds
 ) -> dict[str, Any]:
     """The row as it is kept: with the id of what it asks now, and with what was changed in its provenance.
 
@@ -137,7 +150,7 @@ def edited(
     return made
 
 
-def check_row(before: Mapping[str, Any], after: Mapping[str, Any], shape: Shape) -> None:
+def check_row(before: Mapping[str, Any], after: Mapping[str, Any], shape: Kinds) -> None:
     """Raises TaskError where a row that was a task is none any more, or a field is of a kind that it is in no row.
 
     A new field is refused only where it looks like a misspelt one that is now missing.
@@ -161,7 +174,7 @@ def _changed(before: Any, after: Any, path: str = "") -> Iterator[str]:
         yield path
 
 
-def _check_kinds(before: Any, after: Any, shape: Shape | None, path: str) -> None:
+def _check_kinds(before: Any, after: Any, shape: Kinds | None, path: str) -> None:
     known = {_KINDS[one] for one in (*(shape.kinds if shape is not None else ()), _kind(before)) if one in _KINDS}
     known.discard("null")
     kind = _KINDS[_kind(after)]

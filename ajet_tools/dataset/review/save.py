@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.tasks.json_rows import BadRows
-from ajet_tools.dataset.files.tables import Row, read
+from ajet_tools.dataset.files.tables import Row, read, tables_of
 from ajet_tools.dataset.files.writer import Writer, json_line
 from ajet_tools.dataset.review.journal import Decision, digest_of_line
 from ajet_tools.dataset.review.review import Review
@@ -115,15 +115,13 @@ def save(review: Review, target: Path, *, only_accepted: bool = False) -> Saved:
         _write_rejected(review, plan.rejected_to)
         files.append(plan.rejected_to)
     kept: dict[int, tuple[str, Decision]] = {}
-    with Writer(plan.target) as writer:
+    with Writer(plan.target, tables=tables_of(review.source, review.mapping)) as writer:
         for number, row in _rows(review):
             mark = review.mark_of(number)
             if mark == "accepted":
                 kept[writer.rows] = digest_of_line(json_line(row.values)), Decision("accepted")
             if mark == "accepted" or (mark is None and not only_accepted):
                 writer.write(row.values, row.stored)
-            elif row.stored is not None:
-                writer.declare(row.stored)
     if plan.in_place:
         review.journal.replace(kept)
     review.was_saved()

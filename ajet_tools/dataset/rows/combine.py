@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 
 from ajet_sdk.errors import ConfigError, TaskError
-from ajet_tools.dataset.files.blocks import Block, count_rows, join, read_blocks
-from ajet_tools.dataset.files.tables import text_of
+from ajet_tools.dataset.files.blocks import Block, join
+from ajet_tools.dataset.files.tables import count_rows, read_blocks, text_of
 from ajet_tools.dataset.similarity.dedup import value_at
 from ajet_tools.dataset.similarity.near import Clusters, OnProgress, near_pairs
 from ajet_tools.dataset.similarity.text import normal, normals
@@ -113,31 +113,22 @@ _WINDOW = 8192
 
 
 def blocks(
-    shares: Sequence[Share], *, seed: int = 0, mapping: Mapping[str, str] | None = None
+    shares: Sequence[Share], *, seed: int = 0, mapping: Mapping[str, str] | None = None, lines: bool = True
 ) -> Iterator[tuple[Block, list[str]]]:
-    """The rows of a mix in blocks, with the source of each row; the same for the same seed and files."""
+    """The rows of a mix in blocks, of lines or of a table, with the source of each row.
+
+    They are the same for the same seed and files. Raises TaskError where the sources do not go into one table.
+    """
     counts = [share.take for share in shares]
     order = _chance(seed, 0).permutation(np.repeat(np.arange(len(shares), dtype=np.int16), counts))
     sources = [_Drawn(share, _chance(seed, i + 1), mapping) for i, share in enumerate(shares)]
     for start in range(0, len(order), _WINDOW):
         window = order[start : start + _WINDOW]
         drawn = [source.take(int((window == i).sum())) for i, source in enumerate(sources)]
-        yield from _interleave(window, drawn, [share.path for share in shares])
-
-
-def _interleave(
-    window: Any, drawn: Sequence[Sequence[Block]], paths: Sequence[str]
-) -> Iterator[tuple[Block, list[str]]]:
-    places = np.empty(len(window), np.int64)
-    places[np.argsort(window, kind="stable")] = np.arange(len(window))
-    whole = join([block for some in drawn for block in some])
-    if whole is not None:
-        yield whole.take(places), [paths[i] for i in window]
-        return
-    one_by_one = [((block, index) for block in some for index in range(len(block))) for some in drawn]
-    for i in window:
-        block, index = next(one_by_one[i])
-        yield block.take(np.array([index])), [paths[i]]
+        places = np.empty(len(window), np.int64)
+        places[np.argsort(window, kind="stable")] = np.arange(len(window))
+        whole = join([block for some in drawn for block in some], lines=lines)
+        yield whole.take(places), [shares[i].path for i in window]
 
 
 def _chance(seed: int, number: int) -> np.random.Generator:

@@ -18,9 +18,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from ajet_sdk.errors import ConfigError
-from ajet_tools.dataset.files.blocks import LineBlock, read_blocks
+from ajet_tools.dataset.files.blocks import LineBlock
 from ajet_tools.dataset.files.hashes import digest_of
-from ajet_tools.dataset.files.tables import Row, text_of
+from ajet_tools.dataset.files.tables import Row, read_blocks, text_of
 
 __all__ = ["Changed", "Difference", "diff"]
 

@@ -72,7 +72,7 @@ def _has_dotted_key(block: Block, wanted: Wanted) -> bool:
     inner = [".".join(path[i:j]) for path in wanted for i in range(len(path)) for j in range(i + 2, len(path) + 1)]
     if isinstance(block, LineBlock):
         return any(bool(block.lines.str.contains(f'"{name}"', literal=True).any()) for name in inner)
-    return any("." in one for one in block.batch.data.schema.names)
+    return any("." in one for one in block.data.schema.names)
 
 
 class _Expressions:

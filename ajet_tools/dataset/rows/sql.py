@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.files.blocks import Block, TableBlock, blocks_of
 from ajet_tools.dataset.files.frames import column, read
-from ajet_tools.dataset.files.stored import Batch, Table
+from ajet_tools.dataset.files.places import Columns
 from ajet_tools.dataset.files.tables import Row
 from ajet_tools.dataset.rows.language import language_of
 
@@ -159,4 +159,4 @@ def select(query: str, path: str) -> Iterator[Block]:
                 continue
             whole = part.to_arrow(compat_level=pl.CompatLevel.oldest()).combine_chunks()
             for batch in whole.to_batches():
-                yield TableBlock(path, Batch(Table.of(path, whole.schema), batch), 1)
+                yield TableBlock(path, Columns.of(path, whole.schema), batch)

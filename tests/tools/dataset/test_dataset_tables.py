@@ -21,8 +21,7 @@ from ajet_sdk.config.config import load_config
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_sdk.tasks.load import load_tasks
-from ajet_tools.dataset.files.blocks import count_rows
-from ajet_tools.dataset.files.tables import read, splits_of, text_of
+from ajet_tools.dataset.files.tables import count_rows, read, splits_of, text_of
 from ajet_tools.dataset.files.writer import Writer
 
 MIXED: list[dict[str, Any]] = [

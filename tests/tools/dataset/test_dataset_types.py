@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from ajet_tools.cli.app import app
-from ajet_tools.dataset.files.tables import read
+from ajet_tools.dataset.files.tables import read, tables_of
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.review.review import Review
 from ajet_tools.dataset.review.save import save
@@ -330,10 +330,7 @@ def test_whatever_the_schema_the_rows_that_stay_are_the_same(
     pq.write_table(table, source, row_group_size=2)
     before = pq.read_table(source)
     rows = [row for number, row in enumerate(read(source)) if number in keep]
-    with Writer(out) as writer:
-        for row in read(source):
-            if row.stored is not None:
-                writer.declare(row.stored)
+    with Writer(out, tables=tables_of(source)) as writer:
         for row in rows:
             writer.write({**row.values, "new": 1} if add else row.values, row.stored)
     after = pq.read_table(out)

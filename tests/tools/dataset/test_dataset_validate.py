@@ -36,7 +36,7 @@ def test_sound_files_have_no_problem(tmp_path: Path) -> None:
     ("kind", "rows", "where", "message"),
     [
         ("unreadable", [task("a"), '{"main_query": \n'], "line 2", "is not JSON"),
-        ("unreadable", [task("a"), "[1]\n"], "line 2 item 1", "is no object"),
+        ("unreadable", [task("a"), "[1]\n"], "line 2", "is no object with keys but a list"),
         ("no task", [task("a"), {"main_query": "b", "metadata": 3}], "line 2", "metadata must be an object"),
         ("asks nothing", [task("a"), {"text": "b"}], "line 2", "it has text"),
         ("id", [task("a", task_id="7"), task("b", task_id="7")], "line 2", "another task, f.jsonl line 1"),

@@ -1,0 +1,375 @@
+"""Values as Arrow arrays, each with the place that says how they are encoded: found, changed, put into other places."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal, InvalidOperation
+from itertools import accumulate
+from typing import Any
+
+from ajet_sdk.errors import TaskError
+from ajet_sdk.tasks.rows import decoded
+from ajet_tools.dataset.files.places import Columns, Place
+from ajet_tools.dataset.files.values import json_value, values_of
+
+__all__ = ["Misfit", "change", "convert", "find", "look_at", "not_finite"]
+
+_MOST_FIELDS, _MOST_COLUMNS, _DEEPEST = 256, 10_000, 16
+_EXACT = 1 << 53
+_ABSENT = type("_Absent", (), {})()
+"""The row has no such key."""
+_NOWHERE = type("_Nowhere", (), {})()
+"""There is no object that could have it."""
+
+
+class Misfit(TaskError):
+    """A value does not fit the type that a table declares."""
+
+    def __init__(self, place: Place, path: str, value: Any) -> None:
+        super().__init__(
+            f"{path} is {place.type} in {place.table}, and {value!r:.80} does not fit; write .jsonl, or give the "
+            "column another type before"
+        )
+        self.path = path
+
+
+# Of values
+
+
+def find(name: str, rows: Sequence[Mapping[str, Any]]) -> tuple[Any, Columns]:
+    """Rows of JSON's values as a record batch, with the types that hold them without loss."""
+    array, row = _found_objects(rows, {}, "")
+    if len(row.fields or {}) > _MOST_COLUMNS:
+        raise TaskError(
+            f"these rows have more than {_MOST_COLUMNS:,} different columns, too many for Parquet; write .jsonl"
+        )
+    columns = Columns(name, row)
+    return _batch(array, columns, len(rows)), columns
+
+
+def _batch(array: Any, columns: Columns, count: int) -> Any:
+    import pyarrow as pa
+
+    if not len(columns.schema):
+        return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
+    return pa.RecordBatch.from_arrays(array.flatten(), schema=columns.schema)
+
+
+def _found(values: Sequence[Any], path: str) -> tuple[Any, Place]:
+    import pyarrow as pa
+
+    found = set(map(type, values))
+    flags: dict[str, Any] = {"absent": type(_ABSENT) in found, "nulls": type(None) in found}
+    types = found - {type(_ABSENT), type(_NOWHERE), type(None)}
+    there = _without(values) if type(_ABSENT) in found or type(_NOWHERE) in found else values
+    deep = path.count(".") >= _DEEPEST
+    if not types and not (flags["absent"] and flags["nulls"]):
+        return pa.nulls(len(values)), Place(**flags)
+    try:
+        if flags["absent"] and flags["nulls"]:
+            pass
+        elif types == {dict} and not deep:
+            made = _found_objects(there, flags, path)
+            if made[1].fields and len(made[1].fields) <= _MOST_FIELDS:
+                return made
+        elif types == {list} and not deep:
+            return _found_list(there, flags, path)
+        elif types == {bool}:
+            return pa.array(there, pa.bool_()), Place(pa.bool_(), **flags)
+        elif types == {str}:
+            return pa.array(there, pa.string()), Place(pa.string(), **flags)
+        elif types <= {int, float}:
+            large = any(type(value) is int and abs(value) > _EXACT for value in there)
+            if types == {int}:
+                return pa.array(there, pa.int64()), Place(pa.int64(), large=large, **flags)
+            if not large:
+                return pa.array(there, pa.float64()), Place(pa.float64(), **flags)
+    except (UnicodeEncodeError, OverflowError, pa.ArrowException):  # half a surrogate pair, more than 64 bits
+        pass
+    return _json_text(values), Place(json=True, **flags)
+
+
+def _without(values: Sequence[Any]) -> list[Any]:
+    return [None if value is _ABSENT or value is _NOWHERE else value for value in values]
+
+
+def _json_text(values: Sequence[Any]) -> Any:
+    import pyarrow as pa
+
+    return pa.array([None if v is _ABSENT or v is _NOWHERE else json.dumps(v) for v in values], pa.string())
+
+
+def _found_objects(values: Sequence[Any], flags: Mapping[str, Any], path: str) -> tuple[Any, Place]:
+    names = dict.fromkeys(name for value in values if value is not None for name in value)
+    try:
+        "".join(names).encode()
+    except UnicodeEncodeError:
+        if path:
+            raise
+        raise TaskError("the name of a column is not text that UTF-8 can hold; write .jsonl") from None
+    if len(names) > (_MOST_FIELDS if path else _MOST_COLUMNS + 1):
+        names = dict.fromkeys(list(names)[: _MOST_COLUMNS + 1]) if not path else {}
+    fields = {
+        name: _found([_NOWHERE if value is None else value.get(name, _ABSENT) for value in values], _below(path, name))
+        for name in names
+    }
+    return _objects(fields, [value is None for value in values]), Place(
+        fields={name: place for name, (_, place) in fields.items()}, **flags
+    )
+
+
+def _below(path: str, name: str) -> str:
+    return f"{path}.{name}" if path else name
+
+
+def _objects(fields: Mapping[str, tuple[Any, Place]], nulls: Sequence[bool]) -> Any:
+    import pyarrow as pa
+
+    if not fields:
+        return pa.array([None if null else {} for null in nulls], pa.struct([]))
+    return pa.StructArray.from_arrays(
+        [array for array, _ in fields.values()],
+        fields=[place.as_field(name) for name, (_, place) in fields.items()],
+        mask=pa.array(nulls, pa.bool_()) if any(nulls) else None,
+    )
+
+
+def _found_list(values: Sequence[Any], flags: Mapping[str, Any], path: str) -> tuple[Any, Place]:
+    array, item = _found([one for value in values if value is not None for one in value], f"{path}.")
+    lengths = [0 if value is None else len(value) for value in values]
+    return _lists(array, lengths, [value is None for value in values]), Place(item=item, **flags)
+
+
+def _lists(items: Any, lengths: Sequence[int], nulls: Sequence[bool]) -> Any:
+    import pyarrow as pa
+
+    ends = pa.array(accumulate(lengths, initial=0), pa.int32())
+    return pa.ListArray.from_arrays(ends, items, mask=pa.array(nulls, pa.bool_()) if any(nulls) else None)
+
+
+# Of arrays
+
+
+def look_at(data: Any, columns: Columns) -> Columns:
+    """The columns, with whether there are nulls and large integers in that record batch."""
+    fields = {name: _looked_at(data.column(i), one) for i, (name, one) in enumerate(columns.fields.items())}
+    if fields == columns.fields:
+        return columns
+    return Columns(columns.name, replace(columns.row, fields=fields), columns.metadata, columns.own)
+
+
+def _looked_at(array: Any, place: Place, above: int = 0) -> Place:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    nulls = place.nulls or (array.null_count > above and not place.absent and not place.is_json)
+    large = place.large
+    if place.leaf == pa.int64() and not large and len(array) > array.null_count:
+        low, high = pc.min_max(array).as_py().values()
+        large = max(-low, high) > _EXACT
+    fields = place.fields
+    if fields and not place.is_json:
+        inner = zip(fields.items(), array.flatten(), strict=True)
+        fields = {name: _looked_at(one, child, array.null_count) for (name, child), one in inner}
+    if (nulls, large, fields) == (place.nulls, place.large, place.fields):
+        return place
+    return replace(place, nulls=nulls, large=large, fields=fields)
+
+
+def not_finite(data: Any) -> list[str]:
+    """Columns of a record batch that hold NaN or an infinity."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    def holds(array: Any) -> bool:
+        if pa.types.is_struct(array.type) or pa.types.is_list(array.type):
+            return any(map(holds, array.flatten() if pa.types.is_struct(array.type) else [array.flatten()]))
+        return bool(pa.types.is_floating(array.type) and pc.any(pc.invert(pc.is_finite(array))).as_py())
+
+    return [name for name, array in zip(data.schema.names, data.columns, strict=True) if holds(array)]
+
+
+def convert(data: Any, columns: Columns, to: Columns) -> Any:
+    """A record batch of these columns as one of columns that they were merged into. Raises Misfit."""
+    import pyarrow as pa
+
+    if columns is to or columns.schema.equals(to.schema, check_metadata=True):
+        return data
+    arrays = {name: (data.column(i), one) for i, (name, one) in enumerate(columns.fields.items())}
+    try:
+        made = [_converted(*arrays[name], one, name) if name in arrays else pa.nulls(len(data), one.type)
+                for name, one in to.fields.items()]  # fmt: skip
+        return pa.RecordBatch.from_arrays(made, schema=to.schema)
+    except (pa.ArrowException, OverflowError) as error:
+        raise TaskError(f"these rows cannot be put into one table: {error}") from error
+
+
+def _converted(array: Any, place: Place, to: Place, path: str) -> Any:
+    import pyarrow as pa
+
+    if array.type == to.type and _encoding(place) == _encoding(to):
+        return array
+    if to.is_json:
+        return _json_text(_plain(array, place, path))
+    if place.is_empty:
+        return pa.nulls(len(array), to.type)
+    if to.fields is not None and place.fields is not None and not place.is_json:
+        old = dict(zip(place.fields, array.flatten(), strict=True))
+        fields = {
+            name: (_converted(old[name], place.fields[name], one, _below(path, name))
+                   if name in old else pa.nulls(len(array), one.type), one)
+            for name, one in to.fields.items()
+        }  # fmt: skip
+        return _objects(fields, array.is_null().to_pylist())
+    if to.item is not None and not place.is_json:
+        inner = place.item or Place.declared(place.type.value_field, {}, None, "")
+        lengths = [length or 0 for length in array.value_lengths().to_pylist()]
+        return _lists(_converted(array.flatten(), inner, to.item, path), lengths, array.is_null().to_pylist())
+    if (place.table or not to.table) and not place.is_json and place.fields is None:
+        return array.cast(to.type)
+    return _parse(_without(_plain(array, place, path)), to, path)
+
+
+def _encoding(place: Place) -> Any:
+    return (
+        place.is_json,
+        {name: _encoding(one) for name, one in (place.fields or {}).items()},
+        (_encoding(place.item) if place.item is not None else None),
+    )
+
+
+def _plain(array: Any, place: Place, path: str) -> list[Any]:
+    """Values as JSON has them."""
+    values = json_value([decoded(value, place.notes) for value in values_of(array, path)])
+    if not place.absent or (place.nulls and not place.is_json):
+        return values  # type: ignore[no-any-return]
+    there = array.is_valid().to_pylist()
+    return [value if valid else _ABSENT for value, valid in zip(values, there, strict=True)]
+
+
+# Of stored values, some of which were changed
+
+
+def change(
+    data: Any, columns: Columns, before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]
+) -> tuple[Any, Columns]:
+    """A record batch whose rows are those of `after`, each with the types of what is as it was `before`.
+
+    Raises Misfit where a value was put in place of one of a type of its own, and does not fit it.
+    """
+    import pyarrow as pa
+
+    whole = pa.StructArray.from_arrays(data.columns, fields=list(data.schema)) if data.num_columns else None
+    array, row = _changed_objects(whole, columns.row, before, after, "")
+    made = Columns(columns.name, row, columns.metadata)
+    if list(made.fields.items()) == list(columns.fields.items()):
+        made = columns
+    return _batch(array, made, len(after)), made
+
+
+def _changed(array: Any, place: Place, before: Sequence[Any], after: Sequence[Any], path: str) -> tuple[Any, Place]:
+    same = [_is_same(*pair) for pair in zip(before, after, strict=True)]
+    if all(same):
+        return array, place
+    types = set(map(type, after))
+    if place.fields is not None and types <= {dict, type(None), type(_ABSENT), type(_NOWHERE)} and not place.is_json:
+        return _changed_objects(array, place, before, after, path)
+    if place.is_natural:
+        return _found(after, path)
+    import pyarrow as pa
+
+    made = _parse(_without([value for value, kept in zip(after, same, strict=True) if not kept]), place, path)
+    order, new = list[int](), len(array)
+    for index, kept in enumerate(same):
+        order.append(index if kept else new)
+        new += not kept
+    flags: dict[str, Any] = {"absent": type(_ABSENT) in types, "nulls": type(None) in types}
+    return pa.concat_arrays([array, made]).take(pa.array(order, pa.int64())), replace(place, **flags)
+
+
+def _is_same(before: Any, after: Any) -> bool:
+    return before is after or after is _NOWHERE or (type(before) is type(after) and bool(before == after))
+
+
+def _changed_objects(
+    array: Any, place: Place, before: Sequence[Any], after: Sequence[Any], path: str
+) -> tuple[Any, Place]:
+    old = dict(zip(place.fields or {}, array.flatten() if array is not None else (), strict=True))
+    made = {}
+    for name in dict.fromkeys(name for value in after if isinstance(value, Mapping) for name in value):
+        new = [value.get(name, _ABSENT) if isinstance(value, Mapping) else _NOWHERE for value in after]
+        if name in old:
+            had = [value.get(name, _ABSENT) if isinstance(value, Mapping) else _NOWHERE for value in before]
+            made[name] = _changed(old[name], (place.fields or {})[name], had, new, _below(path, name))
+        else:
+            made[name] = _found(new, _below(path, name))
+    fields = {name: one for name, (_, one) in made.items()}
+    nulls = [not isinstance(value, Mapping) for value in after]
+    flags: dict[str, Any] = {"absent": any(v is _ABSENT for v in after), "nulls": any(v is None for v in after)}
+    changed = replace(place, fields=fields, **flags)
+    if changed.feature is not None and changed.type != place.type:
+        changed = replace(changed, feature=None)
+    return _objects(made, nulls if path else [False] * len(after)), changed
+
+
+def _parse(values: Sequence[Any], place: Place, path: str) -> Any:
+    """Values as JSON has them, as those of a declared type. Raises Misfit at the first that is none."""
+    import pyarrow as pa
+
+    type_ = place.type
+    try:
+        if pa.types.is_temporal(type_):
+            return pa.array(values, pa.string()).cast(type_)
+        made = pa.array([_native(value, type_) for value in values], type_)
+        back: Iterable[Any] = map(json_value, made.to_pylist())
+    except (pa.ArrowException, ValueError, TypeError, KeyError, OverflowError, InvalidOperation):
+        if len(values) == 1:
+            raise Misfit(place, path, values[0]) from None
+        for value in values:
+            _parse([value], place, path)
+        raise Misfit(place, path, values[0]) from None
+    for value, found in zip(values, back, strict=True):
+        if not _same(value, found):
+            raise Misfit(place, path, value)
+    return made
+
+
+def _same(value: Any, found: Any) -> bool:
+    if isinstance(value, float) and isinstance(found, float):  # a narrow float is the nearest one
+        return abs(value - found) <= 1e-3 * abs(value)
+    if isinstance(value, bool) is not isinstance(found, bool):
+        return False
+    if isinstance(value, dict) and isinstance(found, dict):
+        return all(_same(value.get(name), one) for name, one in found.items())
+    if isinstance(value, list) and isinstance(found, list):
+        return len(value) == len(found) and all(map(_same, value, found))
+    return bool(value == found)
+
+
+def _native(value: Any, type_: Any) -> Any:
+    """A value as pyarrow takes it for that type. Raises ValueError, TypeError or KeyError."""
+    import pyarrow as pa
+
+    if value is None:
+        return None
+    if pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_):
+        try:
+            return base64.b64decode(value, validate=True)
+        except binascii.Error as error:
+            raise ValueError(str(error)) from error
+    if pa.types.is_decimal(type_):
+        return Decimal(value)
+    if pa.types.is_list(type_) or pa.types.is_large_list(type_) or pa.types.is_fixed_size_list(type_):
+        if not isinstance(value, list):
+            raise TypeError("no list")
+        return [_native(one, type_.value_type) for one in value]
+    if pa.types.is_struct(type_):
+        if not isinstance(value, dict):
+            raise TypeError("no object")
+        fields = {type_.field(i).name: type_.field(i).type for i in range(type_.num_fields)}
+        return {name: _native(one, fields[name]) for name, one in value.items()}
+    return value

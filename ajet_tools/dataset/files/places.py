@@ -1,0 +1,381 @@
+"""Which type each place of the rows has in a table, and what Arrow has no word for.
+
+A table's column has one type. Where rows come from several files, or from text, the types that they bring are merged
+(`merge`). What a table declares stays as it is, with what Hugging Face's `datasets` notes of it. Two things are kept
+beside the column, in the schema's metadata, where `ajet_sdk.tasks.rows` finds them when the file is read:
+
+- a place whose values have several types, or that Arrow cannot hold (an empty object, an integer past 64 bits, half a
+  surrogate pair, an object of hundreds of keys), is JSON text;
+- a key that some rows lack is null there, and taken out again on reading. Where other rows have it as a true null, the
+  place is JSON text, in which `null` is not the same as nothing (of a declared type, it is null).
+
+An integer among floats becomes the float of the same value.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+from ajet_sdk.errors import TaskError
+from ajet_sdk.tasks.rows import KEY
+
+__all__ = ["Columns", "Place", "merge", "merged", "wish"]
+
+FEATURES = b"huggingface"
+_MOST_FIELDS = 256
+_DEEPEST = 16
+
+
+@dataclass(frozen=True)
+class Place:
+    """A column, or a field or an item of one. Without a leaf, fields and an item all values are null."""
+
+    leaf: Any = None
+    """The Arrow type, where it is no object or list that was found."""
+    fields: Mapping[str, Place] | None = None
+    item: Place | None = None
+    json: bool = False
+    """Values are JSON text."""
+    absent: bool = False
+    """Some rows lack it."""
+    nulls: bool = False
+    """Some rows have it as null."""
+    large: bool = False
+    """Some integers are none that a float holds."""
+    table: str | None = None
+    """The file that declares the type; None where it was found from values."""
+    nullable: bool = True
+    metadata: Any = None
+    feature: Any = None
+    """What `datasets` notes of it."""
+
+    @classmethod
+    def declared(cls, field: Any, notes: Mapping[str, Any], feature: Any, table: str) -> Place:
+        """What a table says of a column."""
+        import pyarrow as pa
+
+        known = {"absent": bool(notes.get("absent")), "nullable": field.nullable, "metadata": field.metadata}
+        if "json" in notes:
+            return cls(**known, json=True)
+        if "item" in notes:
+            return cls(**known, item=cls.declared(field.type.value_field, notes["item"], None, table))
+        if pa.types.is_struct(field.type):
+            below, inner = notes.get("fields", {}), _fields_of(feature)
+            some = [field.type.field(i) for i in range(field.type.num_fields)]
+            fields = {one.name: cls.declared(one, below.get(one.name, {}), inner.get(one.name), table) for one in some}
+            return cls(**known, fields=fields, table=table, feature=feature)
+        return cls(**known, leaf=field.type, table=table, feature=feature)
+
+    @cached_property
+    def is_json(self) -> bool:
+        lacking = self.absent and self.nulls
+        return self.json or (self.table is None and (lacking or (self.fields is not None and not self.fields)))
+
+    @cached_property
+    def is_empty(self) -> bool:
+        """All values are null."""
+        return not self.json and self.leaf is None and self.fields is None and self.item is None
+
+    @cached_property
+    def type(self) -> Any:
+        import pyarrow as pa
+
+        if self.is_json:
+            return pa.string()
+        if self.fields is not None:
+            return pa.struct([one.as_field(name) for name, one in self.fields.items()])
+        if self.item is not None:
+            return pa.list_(self.item.type)
+        return pa.null() if self.leaf is None else self.leaf
+
+    @cached_property
+    def is_natural(self) -> bool:
+        """Its type is what JSON's values would get: nothing is lost where JSON stands between."""
+        return self.is_json or _is_natural(self.type)
+
+    def as_field(self, name: str) -> Any:
+        import pyarrow as pa
+
+        return pa.field(name, self.type, self.nullable or self.absent or self.nulls, self.metadata)
+
+    @cached_property
+    def notes(self) -> dict[str, Any]:
+        """How it is encoded; empty where it is as any tool would."""
+        made: dict[str, Any] = {}
+        if self.absent and (self.is_json or not self.nulls):
+            made["absent"] = True
+        if self.is_json:
+            return {**made, "json": True}
+        if below := {name: one.notes for name, one in (self.fields or {}).items() if one.notes}:
+            made["fields"] = below
+        if self.item is not None and self.item.notes:
+            made["item"] = self.item.notes
+        return made
+
+    @cached_property
+    def noted(self) -> Any:
+        """What `datasets` notes of it, also where that has to be made up."""
+        if self.fields is not None and not self.is_json and (self.feature is None or _fields_of(self.feature)):
+            return {name: one.noted for name, one in self.fields.items()}
+        return _feature(self.type) if self.feature is None else self.feature
+
+
+@dataclass(eq=False)
+class Columns:
+    """The columns of rows, and what their file says besides."""
+
+    name: str
+    row: Place
+    metadata: Mapping[bytes, bytes] = field(default_factory=dict)
+    """Of the schema."""
+    own: Any = None
+    """The schema as the file has it, of columns that are just those of one."""
+
+    @classmethod
+    def of(cls, name: str, schema: Any) -> Columns:
+        """Raises TaskError where two columns have one name."""
+        if len(set(schema.names)) < len(schema.names):
+            raise TaskError(f"{name}: two columns have one name: {', '.join(schema.names)}")
+        metadata = schema.metadata or {}
+        notes = json.loads(metadata[KEY]).get("fields", {}) if KEY in metadata else {}
+        features = _features(metadata) or {}
+        fields = {
+            one.name: Place.declared(one, notes.get(one.name, {}), features.get(one.name), name) for one in schema
+        }
+        return cls(name, Place(fields=fields, table=name), metadata, schema)
+
+    @cached_property
+    def schema(self) -> Any:
+        import pyarrow as pa
+
+        if self.own is not None:
+            return self.own
+        metadata = dict(self.metadata)
+        if _features(metadata) is not None:
+            noted = json.loads(metadata[FEATURES])
+            noted["info"]["features"] = {name: one.noted for name, one in self.fields.items()}
+            metadata[FEATURES] = json.dumps(noted).encode()
+        metadata.pop(KEY, None)
+        if notes := self.notes:
+            metadata[KEY] = json.dumps(notes).encode()
+        return pa.schema([one.as_field(name) for name, one in self.fields.items()], metadata or None)
+
+    @property
+    def fields(self) -> Mapping[str, Place]:
+        return self.row.fields or {}
+
+    @property
+    def notes(self) -> dict[str, Any]:
+        return {"fields": below} if (below := {n: one.notes for n, one in self.fields.items() if one.notes}) else {}
+
+    @cached_property
+    def as_written(self) -> Any:
+        """All that a file of these columns says of them."""
+        some = {name: (one.type, one.notes, one.noted, one.metadata) for name, one in self.fields.items()}
+        return list(some.items()), dict(self.metadata)
+
+    def lost_in_text(self) -> dict[str, str]:
+        """Columns of which text does not hold all, and what they are: bytes, times, decimals, the names of labels."""
+        lost = {name: str(one.type) for name, one in self.fields.items() if _is_beyond_json(one.type)}
+        for name, one in self.fields.items():
+            if names := _labels(one.feature):
+                lost[name] = f"class label of {names}"
+        return lost
+
+
+def merged(some: Sequence[Columns]) -> Columns:
+    """The columns that rows of all of them fit into. Raises TaskError where tables declare what no one type holds."""
+    found = some[0]
+    for one in some[1:]:
+        if one is not found:
+            row = merge(found.row, one.row)
+            if row != found.row or not one.metadata.keys() <= found.metadata.keys():
+                both = Columns(found.name, row, {**one.metadata, **found.metadata})
+                both.own = found.own if both.as_written == found.as_written else None
+                found = both
+    return found
+
+
+def wish(columns: Columns, wished: Sequence[Columns], unfit: Collection[str]) -> Columns:
+    """The columns, where they were found, of the types that tables declare, but for those at the paths of `unfit`."""
+    row, metadata = columns.row, dict(columns.metadata)
+    for one in wished:
+        row, metadata = _wished(row, one.row, "", unfit), {**one.metadata, **metadata}
+    return Columns(columns.name, row, metadata) if wished else columns
+
+
+def _wished(place: Place, wished: Place, path: str, unfit: Collection[str]) -> Place:
+    if place.table or path in unfit:
+        return place
+    if place.fields is not None and wished.fields is not None and not place.is_json:
+        fields = {
+            name: _wished(one, wished.fields[name], f"{path}.{name}" if path else name, unfit)
+            if name in wished.fields
+            else one
+            for name, one in place.fields.items()
+        }
+        return replace(place, fields=fields)
+    return place if wished.is_natural or wished.fields else merge(place, wished, path)
+
+
+def merge(one: Place, other: Place, path: str = "") -> Place:
+    """The place that holds the values of both."""
+    if one == other:
+        return one
+    flags: dict[str, Any] = {
+        name: getattr(one, name) or getattr(other, name) for name in ("absent", "nulls", "large", "nullable")
+    }
+    if one.is_empty or other.is_empty:
+        return replace(other if one.is_empty else one, **flags)
+    _check_labels(one, other, path)
+    if one.fields is not None and other.fields is not None and not (one.json or other.json):
+        return _merge_objects(one, other, path, flags)
+    first, second = (one, other) if one.table else (other, one)
+    if one.table and other.table and (found := _one_type(one.type, other.type)) is not None:
+        return replace(one if found == one.type else replace(other, leaf=found), **flags)
+    same = first.type == second.type and not (one.is_json or other.is_json)
+    if first.table and not second.table and (same or not first.is_natural):
+        return replace(first, **flags)  # where a value does not fit, its conversion says so
+    if not (one.is_natural and other.is_natural):
+        raise TaskError(
+            f"{path} is {one.type} in {one.table}, {other.type} in {other.table}, which no one type can hold; write "
+            ".jsonl, or give it one type before"
+        )
+    one, other = _opened(one), _opened(other)
+    if one.item is not None and other.item is not None and not (one.json or other.json):
+        return Place(item=merge(one.item, other.item, path), **flags)
+    import pyarrow as pa
+
+    if {one.leaf, other.leaf} == {pa.int64(), pa.float64()} and not flags["large"]:
+        return Place(pa.float64(), **flags)
+    return Place(one.leaf, **flags) if one.leaf == other.leaf is not None else Place(json=True, **flags)
+
+
+def _merge_objects(one: Place, other: Place, path: str, flags: Mapping[str, Any]) -> Place:
+    a, b = one.fields or {}, other.fields or {}
+    fields = {}
+    for name in (*a, *(name for name in b if name not in a)):
+        if name in a and name in b:
+            fields[name] = merge(a[name], b[name], f"{path}.{name}" if path else name)
+        else:
+            fields[name] = replace(a[name] if name in a else b[name], absent=True)
+    table = one.table or other.table
+    if path and not table and (len(fields) > _MOST_FIELDS or path.count(".") >= _DEEPEST):
+        return Place(json=True, **flags)
+    made = Place(fields=fields, table=table, metadata=one.metadata, **flags)
+    features = [each.feature for each in (one, other) if each.feature is not None and each.type == made.type]
+    return replace(made, feature=features[0]) if features else made
+
+
+def _opened(place: Place) -> Place:
+    """A declared list of a natural type as one that was found."""
+    import pyarrow as pa
+
+    if place.leaf is None or not pa.types.is_list(place.leaf) or not place.is_natural:
+        return place
+    return replace(place, leaf=None, table=None, item=Place.declared(place.leaf.value_field, {}, None, ""))
+
+
+def _check_labels(one: Place, other: Place, path: str) -> None:
+    """A class label is a number whose name stands in the schema: other names are other labels."""
+    a, b = _labels(one.feature), _labels(other.feature)
+    if a and b and a != b:
+        raise TaskError(
+            f"{path} is a class label of {a} in {one.table} and of {b} in {other.table}: a number there means another "
+            "label here. Make them the same before"
+        )
+
+
+def _one_type(one: Any, other: Any) -> Any:
+    """The type that holds the values of both, which differ in width alone; None where there is none."""
+    import pyarrow as pa
+
+    if one == other:
+        return one
+    if _family(one) != _family(other):
+        return None
+    try:
+        both = [pa.schema([("", each)]) for each in (one, other)]
+        return pa.unify_schemas(both, promote_options="permissive").types[0]
+    except pa.ArrowException:
+        return None
+
+
+def _family(type_: Any) -> str:
+    """Types of one family differ in their width alone."""
+    import pyarrow as pa
+
+    kinds = {"int": pa.types.is_integer, "float": pa.types.is_floating, "decimal": pa.types.is_decimal,
+             "text": lambda one: pa.types.is_string(one) or pa.types.is_large_string(one),
+             "bytes": lambda one: pa.types.is_binary(one) or pa.types.is_large_binary(one)}  # fmt: skip
+    return next((name for name, fits in kinds.items() if fits(type_)), str(type_))
+
+
+def _is_natural(type_: Any) -> bool:
+    import pyarrow as pa
+
+    if pa.types.is_list(type_):
+        return _is_natural(type_.value_type)
+    if pa.types.is_struct(type_):
+        return all(_is_natural(type_.field(i).type) for i in range(type_.num_fields))
+    return type_ in (pa.string(), pa.int64(), pa.float64(), pa.bool_(), pa.null())
+
+
+def _is_beyond_json(type_: Any) -> bool:
+    import pyarrow as pa
+
+    types = pa.types
+    if (
+        types.is_dictionary(type_)
+        or types.is_list(type_)
+        or types.is_large_list(type_)
+        or types.is_fixed_size_list(type_)
+    ):
+        return _is_beyond_json(type_.value_type)
+    if types.is_struct(type_):
+        return any(_is_beyond_json(type_.field(i).type) for i in range(type_.num_fields))
+    known = (types.is_string, types.is_large_string, types.is_integer, types.is_floating, types.is_boolean,
+             types.is_null)  # fmt: skip
+    return not any(fits(type_) for fits in known)
+
+
+def _fields_of(feature: Any) -> Mapping[str, Any]:
+    """What `datasets` notes of the fields of an object; nothing of an image, say, which has a type of its own."""
+    return feature if isinstance(feature, dict) and not isinstance(feature.get("_type"), str) else {}
+
+
+def _features(metadata: Mapping[bytes, bytes]) -> Mapping[str, Any] | None:
+    """None too where they are written as ajet does not know them: then they are no more than bytes to be kept."""
+    try:
+        found = json.loads(metadata[FEATURES])["info"]["features"]
+    except (KeyError, ValueError, TypeError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _labels(feature: Any) -> Any:
+    """The names of the class labels in what `datasets` notes of a column."""
+    if isinstance(feature, dict) and feature.get("_type") == "ClassLabel":
+        return feature.get("names")
+    if isinstance(feature, dict):
+        return {name: found for name, inner in feature.items() if (found := _labels(inner))}
+    return [found for inner in feature if (found := _labels(inner))] if isinstance(feature, list) else None
+
+
+def _feature(type_: Any) -> Any:
+    """What `datasets` would note of a column."""
+    import pyarrow as pa
+
+    if pa.types.is_struct(type_):
+        return {type_.field(i).name: _feature(type_.field(i).type) for i in range(type_.num_fields)}
+    if pa.types.is_list(type_):
+        return [_feature(type_.value_type)]
+    name = str(type_)
+    return {
+        "dtype": {"double": "float64", "float": "float32", "halffloat": "float16"}.get(name, name),
+        "_type": "Value",
+    }

@@ -1,0 +1,167 @@
+"""A table that is being written, whose columns are known only with the last row.
+
+Rows go into Parquet files, a new one where a block has columns that the one before has no place for. Mostly there is
+one, and it is the result; else all are written once more, with the columns that hold the rows of all.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ajet_sdk.errors import TaskError
+from ajet_tools.dataset.files.arrays import Misfit, convert, look_at
+from ajet_tools.dataset.files.blocks import Block, as_table
+from ajet_tools.dataset.files.places import Columns, Place, merged, wish
+
+__all__ = ["Segments", "Shape"]
+
+_BYTES = 64 << 20
+_GROUP = 1 << 16
+
+
+@dataclass
+class Shape:
+    """The columns of all rows that were written so far, which several writers may share."""
+
+    columns: Columns | None = None
+    tables: list[Columns] = field(default_factory=list)
+    """The columns where no row is written."""
+    wished: list[Columns] = field(default_factory=list)
+    """Tables whose types rows of text get where all of them fit."""
+
+    def add(self, columns: Columns) -> Columns:
+        self.columns = columns if self.columns is None else merged([self.columns, columns])
+        return self.columns
+
+
+class Segments:
+    """Rows go in by `add`; `finish` gives the files."""
+
+    def __init__(self, folder: Path, shape: Shape, shard_bytes: int) -> None:
+        """`folder` is there, and the files are made in it; each of about `shard_bytes` where that is not 0."""
+        self._folder, self._shape, self._shard_bytes = folder, shape, shard_bytes
+        self._made: list[tuple[Path, Columns]] = []
+        self._file: _TableFile | None = None
+        self._empty = 0
+        """Rows without a key, before any that has one."""
+
+    def __enter__(self) -> Segments:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if self._file is not None:
+            self._file.abandon()
+
+    def add(self, block: Block) -> None:
+        """Raises TaskError where the rows do not go into one table with those before."""
+        table = as_table(block)
+        own = look_at(table.data, table.table)
+        to = self._shape.add(own)
+        if not len(to.schema):
+            self._empty += len(table)
+            return
+        if self._empty:
+            self._write(_no_rows(to, self._empty), to)
+            self._empty = 0
+        self._write(convert(table.data, own, to), to)
+
+    def _write(self, data: Any, columns: Columns) -> None:
+        file = self._file
+        if file is not None and (
+            file.size >= self._shard_bytes > 0 or not file.columns.schema.equals(columns.schema, check_metadata=True)
+        ):
+            file.close()
+            file = None
+        if file is None:
+            path = self._folder / f"{len(self._made)}.parquet"
+            self._made.append((path, columns))
+            file = self._file = _TableFile(path, columns)
+        file.write(data)
+
+    def finish(self, path: Path, rows: int) -> list[Path]:
+        """The files, for `path`. Raises TaskError where the rows do not fit into one table."""
+        columns = self._shape.columns
+        if columns is None:
+            columns = merged(self._shape.tables) if self._shape.tables else Columns(path.name, Place(fields={}))
+        if rows and not len(columns.schema):
+            raise TaskError(f"every row for {path} is empty; Parquet has no place for them")
+        unfit: set[str] = set()
+        while True:
+            try:
+                return self._files(wish(columns, self._shape.wished, unfit))
+            except Misfit as misfit:
+                if misfit.path in unfit or not self._shape.wished:
+                    raise TaskError(f"cannot write {path}: {misfit}") from misfit
+                unfit.add(misfit.path)
+
+    def _files(self, columns: Columns) -> list[Path]:
+        """The files, written once more where they have not all these columns."""
+        import pyarrow.parquet as pq
+
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if self._made and all(one.schema.equals(columns.schema, check_metadata=True) for _, one in self._made):
+            return [path for path, _ in self._made]
+        made, self._made = self._made, []
+        folder, self._folder = self._folder, self._folder / "whole"
+        self._folder.mkdir(exist_ok=True)
+        try:
+            with ExitStack() as stack:
+                for path, own in made:
+                    for data in stack.enter_context(pq.ParquetFile(path)).iter_batches(8192):
+                        self._write(convert(data, own, columns), columns)
+            if not self._made:
+                self._write(_no_rows(columns), columns)
+            if self._file is not None:
+                self._file.close()
+            return [path for path, _ in self._made]
+        finally:
+            self._made, self._folder, self._file = made, folder, None
+
+
+def _no_rows(columns: Columns, count: int = 0) -> Any:
+    import pyarrow as pa
+
+    return pa.RecordBatch.from_arrays([pa.nulls(count, one.type) for one in columns.schema], schema=columns.schema)
+
+
+class _TableFile:
+    """A Parquet file, written in groups of many rows."""
+
+    def __init__(self, path: Path, columns: Columns) -> None:
+        import pyarrow.parquet as pq
+
+        self.columns, self.size = columns, 0
+        self._waiting: list[Any] = []
+        self._rows = self._bytes = 0
+        self._writer = pq.ParquetWriter(path, columns.schema, compression="zstd")
+
+    def write(self, data: Any) -> None:
+        self._waiting.append(data)
+        self.size += data.nbytes
+        self._rows, self._bytes = self._rows + data.num_rows, self._bytes + data.nbytes
+        if self._rows >= _GROUP or self._bytes >= _BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        import pyarrow as pa
+
+        waiting, self._waiting = self._waiting, []
+        self._rows = self._bytes = 0
+        if waiting:
+            self._writer.write_table(pa.Table.from_batches(waiting, self.columns.schema))
+
+    def close(self) -> None:
+        self._flush()
+        self._writer.close()
+
+    def abandon(self) -> None:
+        self._waiting = []
+        self._writer.close()

@@ -1,0 +1,66 @@
+"""Arrow's values as JSON has them."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Iterable, Mapping
+from itertools import accumulate, pairwise
+from typing import Any
+
+from ajet_sdk.errors import TaskError
+from ajet_sdk.tasks.rows import decoded
+from ajet_tools.dataset.files.places import Columns
+
+__all__ = ["json_value", "objects_of", "values_of"]
+
+
+def objects_of(data: Any, columns: Columns) -> list[dict[str, Any]]:
+    """The rows of a record batch as JSON has them: bytes as base64, times and decimals as text, NaN as null.
+
+    Raises TaskError where a time that Python cannot hold stands where it cannot be told from others, such as in a map.
+    """
+    try:
+        rows = data.to_pylist()
+    except (ValueError, OverflowError):  # nanoseconds, or the year 30,000
+        some = {one: values_of(data.column(i), f"{columns.name}: {one}") for i, one in enumerate(data.schema.names)}
+        rows = [dict(zip(some, values, strict=True)) for values in zip(*some.values(), strict=True)]
+    if notes := columns.notes:
+        rows = [decoded(row, notes) for row in rows]
+    return [json_value(row) for row in rows]
+
+
+def values_of(array: Any, name: str) -> list[Any]:
+    import pyarrow as pa
+
+    try:
+        return array.to_pylist()  # type: ignore[no-any-return]
+    except (ValueError, OverflowError) as error:
+        there, types = array.is_valid().to_pylist(), pa.types
+        if types.is_struct(array.type):
+            names = [array.type.field(i).name for i in range(array.type.num_fields)]
+            fields = [values_of(one, name) for one in array.flatten()]
+            rows: list[Any] = [dict(zip(names, values, strict=True)) for values in zip(*fields, strict=True)]
+        elif types.is_list(array.type) or types.is_large_list(array.type):
+            items = values_of(array.flatten(), name)
+            ends = accumulate((length or 0 for length in array.value_lengths().to_pylist()), initial=0)
+            rows = [items[start:end] for start, end in pairwise(ends)]
+        elif types.is_duration(array.type):
+            rows = [str(one) for one in array.cast(pa.int64()).to_pylist()]
+        elif types.is_temporal(array.type):
+            rows = array.cast(pa.string()).to_pylist()
+        else:
+            raise TaskError(f"cannot read {name}: {error}") from error
+        return [row if valid else None for row, valid in zip(rows, there, strict=True)]
+
+
+def json_value(value: Any) -> Any:
+    """A value as JSON can hold it: bytes as base64, times and decimals as text, NaN as null."""
+    if value is None or isinstance(value, str | int):
+        return value
+    if isinstance(value, float):
+        return value if value - value == 0 else None
+    if isinstance(value, Mapping):
+        return {str(name): json_value(inner) for name, inner in value.items()}
+    if isinstance(value, Iterable) and not isinstance(value, bytes):
+        return [json_value(inner) for inner in value]
+    return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
