@@ -17,12 +17,12 @@ from ajet_tools.cli.stacks import STACKS, Stack, installed_version, same_version
 __all__ = ["CORE", "EXTRAS", "TARGETS", "Check", "check_target", "gpus", "target_of", "usable"]
 
 CORE = (
-    "pydantic", "numpy", "duckdb", "pyarrow", "polars", "pytz", "typer", "rich", "pyyaml", "jinja2", "starlette",
-    "uvicorn", "httpx", "aiohttp", "openai",
+    "pydantic", "numpy", "duckdb", "pyarrow", "polars", "rapidfuzz", "pytz", "typer", "rich", "pyyaml", "jinja2",
+    "starlette", "uvicorn", "httpx", "aiohttp", "openai",
 )  # fmt: skip
 EXTRAS = {
     "local": ("torch", "transformers", "tokenizers", "safetensors", "peft", "llguidance", "matplotlib", "tensorboard"),
-    "tools": ("textual", "textual-plotext", "textual-serve", "rapidfuzz"),
+    "tools": ("textual", "textual-plotext", "textual-serve"),
     "documents": ("pypdf", "python-docx", "beautifulsoup4"),
     "math": ("math-verify",),
     "environments": ("gymnasium", "mcp"),

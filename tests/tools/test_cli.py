@@ -441,11 +441,13 @@ def test_doctor_fails_where_a_run_would(tmp_path: Path, monkeypatch: pytest.Monk
     done = ajet_("doctor", str(tmp_path / "none"))
     assert done.exit_code == 1
     assert re.search(r"fail +write access +.*No such file or directory; choose another directory", done.stdout)
-    monkeypatch.setattr("ajet_tools.cli.doctor.installed_version", lambda name: None if name == "rapidfuzz" else "1")
+    monkeypatch.setattr(
+        "ajet_tools.cli.doctor.installed_version", lambda name: None if name == "textual-plotext" else "1"
+    )
     checks = json.loads(ajet_("doctor", "--json").stdout)["checks"]
     (tools,) = (check for check in checks if check["name"] == "extra tools")
     assert tools["status"] == "miss" and tools["fix"] == 'pip install "ajet[tools]"'
-    assert re.fullmatch(r"missing rapidfuzz \(has textual 1, .*\)", tools["detail"])
+    assert re.fullmatch(r"missing textual-plotext \(has textual 1, .*\)", tools["detail"])
 
 
 @pytest.mark.parametrize(

@@ -32,9 +32,10 @@ from ajet_tools.cli.dataset.options import (
 from ajet_tools.cli.dataset.similarity import IgnoreNumbers, Report, Seed, Similarity, embedded
 from ajet_tools.cli.options import AsJson
 from ajet_tools.cli.output import ProgressBar
+from ajet_tools.dataset.files.blocks import strings_of
 from ajet_tools.dataset.files.tables import read, tables_of, text_of
 from ajet_tools.dataset.model.open import open_named
-from ajet_tools.dataset.similarity.decontaminate import Evaluation, Leak, find, quotable
+from ajet_tools.dataset.similarity.decontaminate import Evaluation, Leak, find
 from ajet_tools.dataset.similarity.paraphrase import find_paraphrases
 
 __all__ = ["app"]
@@ -113,7 +114,7 @@ def decontaminate(
             vectors = both[: len(asked)], both[len(asked) :]
         leaks = find(
             asked,
-            (quotable(row.values) for block in again() for row in block.rows()),
+            (strings_of(row.values) for block in again() for row in block.rows()),
             kept_out,
             threshold=similarity,
             share=share,

@@ -83,7 +83,8 @@ def _found(values: Sequence[Any], path: str) -> tuple[Any, Place]:
         elif types == {str}:
             return pa.array(there, pa.string()), Place(pa.string(), **flags)
         elif types <= {int, float}:
-            large = any(type(value) is int and abs(value) > _EXACT for value in there)
+            numbers = [value for value in there if type(value) is int]
+            large = bool(numbers) and max(-min(numbers), max(numbers)) > _EXACT
             if types == {int}:
                 return pa.array(there, pa.int64()), Place(pa.int64(), large=large, **flags)
             if not large:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, reduce
 from itertools import islice
 from typing import Any
 
@@ -35,6 +35,7 @@ __all__ = [
     "decode",
     "join",
     "json_line",
+    "strings_of",
     "text_of",
 ]
 
@@ -284,7 +285,7 @@ def as_table(block: Block) -> TableBlock:
     """With the types that hold the values without loss, where they are lines."""
     if isinstance(block, TableBlock):
         return block
-    data, columns = find(block.name, list(map(json.loads, block.lines.to_list())))
+    data, columns = find(block.name, json.loads(f"[{block.lines.str.join(',').item()}]"))
     return TableBlock(block.name, columns, data)
 
 
@@ -315,6 +316,11 @@ def text_of(values: Mapping[str, Any]) -> str:
     for name in ("init_messages", "messages", "prompt", "conversations"):
         if found := _last_user(values.get(name)):
             return found
+    return strings_of(values)
+
+
+def strings_of(values: Mapping[str, Any]) -> str:
+    """All texts of a row, where a question may be quoted."""
     return "\n".join(strings({k: v for k, v in values.items() if k not in ("task_id", "id", "provenance")}))
 
 
@@ -358,33 +364,23 @@ def decode(lines: Any, wanted: Wanted) -> dict[tuple[str, ...], Any] | None:
     """The fields of lines as text, by their paths; None where polars cannot read them so."""
     import polars as pl
 
-    frames: list[list[int]] = []
-    for number, path in enumerate(wanted):  # a field and one within it are read in turns
-        for group in frames:
-            if not any(_overlap(path, wanted[other]) for other in group):
-                group.append(number)
-                break
-        else:
-            frames.append([number])
+    apart = any(one != other and _overlap(one, other) for one in wanted for other in wanted)
     columns: dict[tuple[str, ...], Any] = {}
-    for group in frames or [[]]:
+    for group in [[path] for path in wanted] if apart else [list(wanted)]:  # a field and one within it
         tree: dict[str, Any] = {}
-        for number in group:
+        for path in group:
             at = tree
-            for step in wanted[number][:-1]:
+            for step in path[:-1]:
                 at = at.setdefault(step, {})
-            at[wanted[number][-1]] = None
+            at[path[-1]] = None
         try:
             found = lines.str.json_decode(_struct(tree or {"task_id": None}))
         except pl.exceptions.PolarsError:
             return None
         if found.null_count():
             return None
-        for number in group:
-            column = found
-            for step in wanted[number]:
-                column = column.struct.field(step)
-            columns[wanted[number]] = column
+        for path in group:
+            columns[path] = reduce(lambda column, step: column.struct.field(step), path, found)
     return columns
 
 

@@ -20,7 +20,7 @@ import numpy as np
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.tasks.json_rows import BadRows, json_rows, parse_line
 from ajet_sdk.tasks.rows import FIELDS
-from ajet_tools.dataset.files.blocks import ROWS, Block, LineBlock, Row, TableBlock, Wanted, blocks_of, decode, text_of
+from ajet_tools.dataset.files.blocks import Block, LineBlock, Row, TableBlock, Wanted, blocks_of, decode, text_of
 from ajet_tools.dataset.files.delimited import csv_rows
 from ajet_tools.dataset.files.places import Columns
 from ajet_tools.dataset.files.sources import explain_errors, files_of, is_table, open_text, splits_of
@@ -38,7 +38,8 @@ __all__ = [
     "text_of",
 ]
 
-_BYTES = 8 << 20
+_BYTES = 4 << 20
+_TABLE_ROWS = 1 << 15
 _TABLE_BUFFER = 1 << 20
 
 
@@ -201,7 +202,7 @@ def _line_block(data: bytes, name: str, first: int, wanted: Wanted, bad: BadRows
         return _checked(data.split(b"\n"), name, first, bad), data.count(b"\n")
     count = len(lines)
     numbers = np.arange(first, first + count)
-    if any(blank in data for blank in (b"\n\n", b"\n ", b" \n", b"\t", b"\r")) or not data.startswith(b"{"):
+    if not (lines.str.starts_with("{") & lines.str.ends_with("}")).all():
         lines = lines.str.strip_chars()
         empty = lines == ""
         lines, numbers = lines.filter(~empty), numbers[~empty.to_numpy()]
@@ -260,7 +261,7 @@ def _batches(source: Any, name: str) -> Iterator[tuple[Any, Any]]:
     table = pq.ParquetFile(source, memory_map=False, buffer_size=_TABLE_BUFFER, pre_buffer=False)
     for group in range(table.num_row_groups):  # all at once, pyarrow reads ahead by more the larger the file is
         about = table.metadata.row_group(group)
-        most = max(1, min(ROWS, 4 * _BYTES * about.num_rows // max(1, about.total_byte_size)))
+        most = max(1, min(_TABLE_ROWS, 4 * _BYTES * about.num_rows // max(1, about.total_byte_size)))
         for batch in table.iter_batches(most, row_groups=[group]):
             yield table.schema_arrow, batch
 

@@ -139,7 +139,7 @@ class Writer:
                 self._log_losses(block)
                 lines = b"".join(json_line(row.values) for row in block.rows())
             else:
-                lines = ("\n".join(block.lines.to_list()) + "\n").encode()
+                lines = (block.lines.str.join("\n").item() + "\n").encode()
             self._write(lines, len(block))
             return
         self._flush()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any
@@ -213,23 +213,20 @@ def stable(
         by: a field; rows with the same value are on the same side.
     """
     shares = {"train": 1 - fractions, "validation": fractions} if isinstance(fractions, float | int) else fractions
-    return _side(_uniform(seed, key_of(values, by)), check_fractions(shares))
+    return _sides(_places(seed, [key_of(values, by)]), check_fractions(shares))[0]
 
 
-def _side(place: float, fractions: Mapping[str, float]) -> str:
+def _places(seed: int, keys: Iterable[str]) -> Any:
+    """A number from 0 to 1 for each key, that depends on these alone."""
+    start = f"{seed}\n".encode()
+    hashes = [blake2b(start + key.encode("utf-8", "surrogatepass"), digest_size=8).digest() for key in keys]
+    return np.frombuffer(b"".join(hashes), ">u8") / 2**64
+
+
+def _sides(places: Any, fractions: Mapping[str, float]) -> list[str]:
     first, *others = fractions
-    edge = 0.0
-    for name in others:
-        edge += fractions[name]
-        if place < edge - 1e-12:
-            return name
-    return first
-
-
-def _uniform(seed: int, key: str) -> float:
-    """A number from 0 to 1 that depends on these alone."""
-    found = blake2b(f"{seed}\n{key}".encode("utf-8", "surrogatepass"), digest_size=8).digest()
-    return int.from_bytes(found, "big") / 2**64
+    edges = np.cumsum([fractions[name] for name in others]) - 1e-12
+    return [(*others, first)[number] for number in np.searchsorted(edges, places, side="right").tolist()]
 
 
 class Splitter:
@@ -255,15 +252,15 @@ class Splitter:
     def sides(self, block: Block, keys: Sequence[str]) -> list[str]:
         """The sides of the next rows, by their `keys_of`, or the keys of rows that they go with. Raises TaskError."""
         if self._stratify is None:
-            return [_side(_uniform(self._seed, key), self.fractions) for key in keys]
+            return _sides(_places(self._seed, keys), self.fractions)
         for key, row in zip(keys, block.rows(), strict=True):
             if key not in self._sides:
                 stratum = json.dumps(value_at(row.values, self._stratify), sort_keys=True, ensure_ascii=False)
                 number = self._counts.get(stratum, 0)
                 self._counts[stratum] = number + 1
                 # the golden ratio's multiples are spread evenly over any stretch of them, at every fraction
-                place = (_uniform(self._seed, f"stratum {stratum}") + number * _GOLDEN) % 1
-                self._sides[key] = _side(place, self.fractions)
+                place = (_places(self._seed, [f"stratum {stratum}"]) + number * _GOLDEN) % 1
+                self._sides[key] = _sides(place, self.fractions)[0]
         return [self._sides[key] for key in keys]
 
 

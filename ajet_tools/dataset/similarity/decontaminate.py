@@ -21,11 +21,12 @@ import numpy as np
 import numpy.typing as npt
 
 from ajet_sdk.errors import ConfigError
+from ajet_tools.dataset.files.blocks import strings_of
 from ajet_tools.dataset.files.tables import read, text_of
 from ajet_tools.dataset.similarity.near import NearIndex, OnProgress, check_threshold, near_pairs
 from ajet_tools.dataset.similarity.text import MARKED, normal
 
-__all__ = ["Evaluation", "Leak", "Leaks", "find", "leaks_of", "nearest", "quotable", "words"]
+__all__ = ["Evaluation", "Leak", "Leaks", "find", "leaks_of", "nearest", "words"]
 
 Vectors = npt.NDArray[np.float32]
 U64 = npt.NDArray[np.uint64]
@@ -59,22 +60,6 @@ _WORD = re.compile(
 def words(text: str) -> list[str]:
     """The words, numbers and operators of a text in normal form."""
     return _WORD.findall(normal(text))
-
-
-def quotable(values: Mapping[str, Any]) -> str:
-    """All texts of a row, where a question may be quoted."""
-    return "\n".join(_strings({k: v for k, v in values.items() if k not in ("task_id", "id", "provenance")}))
-
-
-def _strings(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for inner in value.values():
-            yield from _strings(inner)
-    elif isinstance(value, list):
-        for inner in value:
-            yield from _strings(inner)
 
 
 @dataclass(frozen=True)
@@ -354,7 +339,7 @@ class Leaks:
 
     def quotation(self, values: Mapping[str, Any]) -> str | None:
         """The evidence that a row has words of a text, as they are or altered."""
-        text = quotable(values)
+        text = strings_of(values)
         [quoted] = self._evaluation.quoted([text])
         if quoted is None or (self.share and self._evaluation.share(quoted.evaluation, text) < self.share):
             return None

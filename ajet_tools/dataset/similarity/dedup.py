@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.files.tables import text_of
-from ajet_tools.dataset.similarity.meaning import close_pairs
-from ajet_tools.dataset.similarity.near import Clusters, OnProgress, check_threshold, near_pairs
+from ajet_tools.dataset.similarity.near import Clusters, OnProgress, check_threshold, close_pairs, near_pairs
 from ajet_tools.dataset.similarity.text import likeness, normal
 
 __all__ = ["KEEP", "Duplicate", "Facts", "Found", "find", "value_at"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +18,17 @@ import numpy.typing as npt
 from ajet_sdk.errors import ConfigError, EngineError, MissingExtra
 from ajet_tools.dataset.model.budget import Budget
 from ajet_tools.dataset.model.endpoint import Endpoint, local_url
-from ajet_tools.dataset.similarity.near import Match, Pair
-from ajet_tools.dataset.similarity.text import MARKED, marks, normal
+from ajet_tools.dataset.similarity.near import ROUNDING, Match, Vectors, numbers_of
+from ajet_tools.dataset.similarity.text import normal
 
-__all__ = ["BATCH", "ROUNDING", "MeaningIndex", "Vectors", "close_pairs", "embed", "numbers_of", "open_embedder"]
-
-Vectors = npt.NDArray[np.float32]
+__all__ = ["BATCH", "MeaningIndex", "Vectors", "embed", "open_embedder"]
 
 BATCH = 64
 """Texts in one request."""
 
-ROUNDING = 1e-6
-"""By which a cosine may be off."""
-
 _AT_ONCE = 4
 
 _PART = 4 * BATCH
-
-_BLOCK = 2048
 
 
 def open_embedder(
@@ -110,27 +103,6 @@ class _LocalModel:
         mask = tokens["attention_mask"].unsqueeze(-1)
         means: list[list[float]] = ((hidden * mask).sum(1) / mask.sum(1).clamp(min=1)).tolist()
         return means
-
-
-def numbers_of(form: str) -> list[str] | None:
-    """Of a short text in normal form, what must be the same in all that mean the same; None of a long one."""
-    return marks(form) if len(form) < MARKED else None
-
-
-def close_pairs(vectors: Vectors, texts: Sequence[str], least: float, *, numbers: bool = True) -> Iterator[Pair]:
-    """All pairs with a cosine of at least that; short texts in normal form with different numbers stay apart.
-
-    Every pair is compared, a block of the matrix at a time: 100,000 rows are 5 billion products of vectors.
-    """
-    apart = [numbers_of(text) if numbers else None for text in texts]
-    for start in range(0, len(vectors), _BLOCK):
-        block = vectors[start : start + _BLOCK]
-        for other in range(start, len(vectors), _BLOCK):
-            cosine = block @ vectors[other : other + _BLOCK].T
-            for a, b in np.argwhere(cosine >= least - ROUNDING).tolist():
-                one, two = start + a, other + b
-                if one < two and (apart[one] is None or apart[two] is None or apart[one] == apart[two]):
-                    yield Pair(one, two, min(1.0, float(cosine[a, b])))
 
 
 class MeaningIndex:

@@ -17,9 +17,26 @@ from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.similarity.minhash import GRAM, LANES, candidates, digest, expected, grams, lanes
 from ajet_tools.dataset.similarity.text import MARKED, allowed, likeness, marks, masked, normal, shortest
 
-__all__ = ["Clusters", "Match", "NearIndex", "OnProgress", "Pair", "check_threshold", "near_pairs"]
+__all__ = [
+    "ROUNDING",
+    "Clusters",
+    "Match",
+    "NearIndex",
+    "OnProgress",
+    "Pair",
+    "Vectors",
+    "check_threshold",
+    "close_pairs",
+    "near_pairs",
+    "numbers_of",
+]
 
 Ints = npt.NDArray[np.int64]
+Vectors = npt.NDArray[np.float32]
+
+ROUNDING = 1e-6
+"""By which a cosine may be off."""
+_BLOCK = 2048
 
 OnProgress = Callable[[str, int, int], None]
 """Told of progress: the name of the stage, how much is done, of how much."""
@@ -130,6 +147,27 @@ class _PairFilter:
         self._seen = np.union1d(self._seen, codes)
         one, other = np.divmod(codes, len(lengths))
         return zip(one.tolist(), other.tolist(), strict=True)
+
+
+def numbers_of(form: str) -> list[str] | None:
+    """Of a short text in normal form, what must be the same in all that mean the same; None of a long one."""
+    return marks(form) if len(form) < MARKED else None
+
+
+def close_pairs(vectors: Vectors, texts: Sequence[str], least: float, *, numbers: bool = True) -> Iterator[Pair]:
+    """All pairs with a cosine of at least that; short texts in normal form with different numbers stay apart.
+
+    Every pair is compared, a block of the matrix at a time: 100,000 rows are 5 billion products of vectors.
+    """
+    apart = [numbers_of(text) if numbers else None for text in texts]
+    for start in range(0, len(vectors), _BLOCK):
+        block = vectors[start : start + _BLOCK]
+        for other in range(start, len(vectors), _BLOCK):
+            cosine = block @ vectors[other : other + _BLOCK].T
+            for a, b in np.argwhere(cosine >= least - ROUNDING).tolist():
+                one, two = start + a, other + b
+                if one < two and (apart[one] is None or apart[two] is None or apart[one] == apart[two]):
+                    yield Pair(one, two, min(1.0, float(cosine[a, b])))
 
 
 _CANDIDATES = 32

@@ -18,17 +18,12 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-
-try:
-    from rapidfuzz.distance import Levenshtein as _rapidfuzz
-except ImportError:
-    _rapidfuzz = None  # type: ignore[assignment]
+from rapidfuzz.distance import Levenshtein
 
 __all__ = [
     "LONG",
     "MARKED",
     "allowed",
-    "count_edits",
     "edits",
     "likeness",
     "marks",
@@ -67,9 +62,16 @@ def normals(texts: Any) -> Any:
     """The normal forms of a polars series."""
     import polars as pl
 
-    found = texts.str.to_lowercase().str.replace_all(r"[\s\x1c-\x1f]+", " ").str.strip_chars(" ")
-    other = texts.str.contains(r"[^\x00-\x7f]").arg_true()
-    return found.scatter(other, pl.Series([normal(text) for text in texts.gather(other)], dtype=pl.String))
+    plain = texts.str.len_bytes() == texts.str.len_chars()
+    spaced = (plain & texts.str.contains(r"[\x00-\x1f]|  |^ | $")).arg_true()
+    other = (~plain).arg_true()
+    found = texts.str.to_lowercase()
+    if len(spaced):
+        some = found.gather(spaced).str.replace_all(r"[\s\x1c-\x1f]+", " ").str.strip_chars(" ")
+        found = found.scatter(spaced, some)
+    if len(other):
+        found = found.scatter(other, pl.Series([normal(text) for text in texts.gather(other)], dtype=pl.String))
+    return found
 
 
 def marks(text: str) -> list[str]:
@@ -117,45 +119,9 @@ def _other_numbers(one: str, other: str) -> bool:
 
 
 def edits(one: str, other: str, most: int) -> int | None:
-    """The Levenshtein distance, or None where it is more than `most`; rapidfuzz counts it, where it is installed."""
-    if _rapidfuzz is None:
-        return count_edits(one, other, most)
-    distance = int(_rapidfuzz.distance(one, other, score_cutoff=most))
+    """The Levenshtein distance, or None where it is more than `most`."""
+    distance = Levenshtein.distance(one, other, score_cutoff=most)
     return distance if distance <= most else None
-
-
-def count_edits(one: str, other: str, most: int) -> int | None:
-    """The same without rapidfuzz, some twenty times slower.
-
-    Bit-parallel (Myers, "A fast bit-vector algorithm for approximate string matching", J. ACM 46, 1999, in Hyyrö's form
-    for whole strings), a column of the matrix in one integer.
-    """
-    if len(one) > len(other):
-        one, other = other, one
-    if not one:
-        return len(other) if len(other) <= most else None
-    places: dict[str, int] = {}
-    for index, char in enumerate(one):
-        places[char] = places.get(char, 0) | 1 << index
-    score, left = len(one), len(other)
-    everything, top = (1 << score) - 1, 1 << (score - 1)
-    up, down = everything, 0
-    for char in other:
-        equal = places.get(char, 0)
-        level = ((((equal & up) + up) ^ up) | equal | down) & everything
-        right = down | (everything & ~(level | up))
-        back = level & up
-        left -= 1
-        if right & top:
-            score += 1
-        elif back & top:
-            score -= 1
-        if score - left > most:
-            return None
-        right = (right << 1) | 1
-        up = ((back << 1) | (everything & ~(level | right))) & everything
-        down = right & level
-    return score if score <= most else None
 
 
 def _shared_share(one: str, other: str) -> float:
