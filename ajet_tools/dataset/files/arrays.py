@@ -31,8 +31,8 @@ class Misfit(TaskError):
 
     def __init__(self, place: Place, path: str, value: Any) -> None:
         super().__init__(
-            f"{path} is {place.type} in {place.table}, and {value!r:.80} does not fit; write .jsonl, or give the "
-            "column another type before"
+            f"{path} is {place.type} in {place.table}, and {value!r:.80} does not fit; write .jsonl, or change the "
+            "column's type first"
         )
         self.path = path
 

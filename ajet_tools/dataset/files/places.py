@@ -137,9 +137,9 @@ class Columns:
 
     @classmethod
     def of(cls, name: str, schema: Any) -> Columns:
-        """Raises TaskError where two columns have one name."""
+        """Raises TaskError where two columns have the same name."""
         if len(set(schema.names)) < len(schema.names):
-            raise TaskError(f"{name}: two columns have one name: {', '.join(schema.names)}")
+            raise TaskError(f"{name}: two columns have the same name: {', '.join(schema.names)}")
         metadata = schema.metadata or {}
         notes = json.loads(metadata[KEY]).get("fields", {}) if KEY in metadata else {}
         features = _features(metadata) or {}
@@ -242,8 +242,8 @@ def merge(one: Place, other: Place, path: str = "") -> Place:
         return replace(first, **flags)  # where a value does not fit, its conversion says so
     if not (one.is_natural and other.is_natural):
         raise TaskError(
-            f"{path} is {one.type} in {one.table}, {other.type} in {other.table}, which no one type can hold; write "
-            ".jsonl, or give it one type before"
+            f"{path} is {one.type} in {one.table}, {other.type} in {other.table}, which do not fit one type; write "
+            ".jsonl, or convert the values first"
         )
     one, other = _opened(one), _opened(other)
     if one.item is not None and other.item is not None and not (one.json or other.json):
@@ -285,8 +285,8 @@ def _check_labels(one: Place, other: Place, path: str) -> None:
     a, b = _labels(one.feature), _labels(other.feature)
     if a and b and a != b:
         raise TaskError(
-            f"{path} is a class label of {a} in {one.table} and of {b} in {other.table}: a number there means another "
-            "label here. Make them the same before"
+            f"{path} is a class label of {a} in {one.table} and of {b} in {other.table}: the same number means "
+            "different labels. Make them the same first"
         )
 
 

@@ -90,7 +90,7 @@ class Segments:
         if columns is None:
             columns = merged(self._shape.tables) if self._shape.tables else Columns(path.name, Place(fields={}))
         if rows and not len(columns.schema):
-            raise TaskError(f"every row for {path} is empty; Parquet has no place for them")
+            raise TaskError(f"every row for {path} is empty, which Parquet cannot store")
         unfit: set[str] = set()
         while True:
             try:

@@ -51,7 +51,7 @@ def files_of(path: str | Path) -> list[Path | str]:
     if colon and Path(folder).expanduser().is_dir():
         return list(_files_of_split(Path(folder).expanduser(), split))
     raise ConfigError(
-        f"there is no {path}; name a .jsonl, .parquet or .csv file, a directory or a pattern of them, or - for stdin"
+        f"there is no {path}; name a .jsonl, .parquet or .csv file, a directory, a glob pattern, or - for stdin"
     )
 
 
@@ -71,15 +71,15 @@ def splits_of(folder: Path) -> dict[str, list[Path]]:
 def _files_of_split(folder: Path, split: str | None) -> list[Path]:
     known = splits_of(folder)
     if not known:
-        raise ConfigError(f"{folder} has no data file ({', '.join(SUFFIXES)})")
+        raise ConfigError(f"{folder} contains no data files ({', '.join(SUFFIXES)})")
     if split is None and len(known) > 1 and "train" in known:
         others = ", ".join(f"{folder}:{name}" for name in sorted(known) if name != "train")
-        log.info("%s: reading its split train; there are also %s", folder, others)
+        log.info("%s: reading the split train; other splits: %s", folder, others)
     if split is None:
         split = "train" if "train" in known else next(iter(known)) if len(known) == 1 else ""
     if split not in known:
         names = ", ".join(f"{folder}:{name}" for name in sorted(known))
-        raise ConfigError(f"{folder} has no split {split or 'train'!r}; say which: {names}")
+        raise ConfigError(f"{folder} has no split {split or 'train'!r}; name one of: {names}")
     return known[split]
 
 

@@ -179,13 +179,13 @@ class Writer:
             self._logged.add(block.name)
             columns = ", ".join(f"{name} ({what})" for name, what in lost.items())
             log.warning(
-                "%s has columns of types that JSON has not: %s. They are written as text, bytes as base64, labels by "
-                "their numbers; write .parquet to keep them", block.name, columns,
+                "%s has columns of types that JSON does not have: %s. They are written as text, bytes as base64, "
+                "labels by their numbers; write .parquet to keep them", block.name, columns,
             )  # fmt: skip
         if (name := f"NaN of {block.name}") not in self._logged and (some := not_finite(block.data)):
             self._logged.add(name)
-            log.warning("%s has NaN or an infinity in %s, which JSON has not: written as null; write .parquet to keep "
-                        "them", block.name, ", ".join(some))  # fmt: skip
+            log.warning("%s has NaN or an infinity in %s, which JSON does not have: written as null; write .parquet "
+                        "to keep them", block.name, ", ".join(some))  # fmt: skip
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -255,7 +255,7 @@ class Writer:
 
     def _write_error(self, error: OSError) -> ConfigError:
         why = os.strerror(error.errno) if error.errno else error
-        return ConfigError(f"cannot write {self.path}: {why}. What stood there before is untouched")
+        return ConfigError(f"cannot write {self.path}: {why}. An existing file was not changed")
 
 
 def _block(rows: list[tuple[bytes, Stored | None]]) -> Block:
@@ -282,8 +282,8 @@ def _format(path: Path) -> _Format:
     if path.is_dir() or not path.suffix:
         return "directory"
     raise ConfigError(
-        f"cannot write {path}: a dataset is written as .jsonl, .jsonl.gz, .csv, .parquet, or as a directory "
-        "(a name without a suffix)"
+        f"cannot write {path}: datasets are written as .jsonl, .jsonl.gz, .csv, .parquet, or as a directory (a "
+        "name without a suffix)"
     )
 
 
@@ -297,7 +297,7 @@ def _move_into_place(draft: Path, path: Path) -> None:
     with draft.open("rb") as file:
         os.fsync(file.fileno())
     if path.is_file() and _is_trace(path):
-        raise ConfigError(f"{path} is a trace; a dataset never takes the place of one. Name another file")
+        raise ConfigError(f"{path} is a trace, which a dataset never overwrites; choose another file")
     draft.replace(path)
 
 

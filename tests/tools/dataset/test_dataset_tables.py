@@ -126,7 +126,7 @@ def test_a_directory_without_a_train_split_asks_which(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", [{"main_query": "a"}])
     assert values(tmp_path) == [{"main_query": "a"}]
     write(tmp_path / "b.csv", [{"main_query": "b"}])
-    with pytest.raises(ConfigError, match=r"say which: .*:a, .*:b"):
+    with pytest.raises(ConfigError, match=r"name one of: .*:a, .*:b"):
         list(read(tmp_path))
     assert values(f"{tmp_path}:b") == [{"main_query": "b"}]
 
