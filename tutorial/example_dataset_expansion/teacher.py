@@ -25,20 +25,25 @@ def biased(ask):
     return replies(ask, lambda a, operator, b, chance: value(a, operator, b, chance) + 10 * (operator == "*"))
 
 
-def replies(ask, value):
+def varied(ask):
+    """The same teacher without regard to what its pupil can do: its numbers have one to four digits."""
+    return replies(ask, value, task_of_any_length)
+
+
+def replies(ask, value, write=None):
     prompt = ask.body["messages"][-1]["content"]
     chance = random.Random(f"{ask.sampling.seed} {prompt}")
-    return [said(prompt, chance, value) for _ in range(ask.sampling.n)]
+    return [said(prompt, chance, value, write or task) for _ in range(ask.sampling.n)]
 
 
-def said(prompt, chance, value):
+def said(prompt, chance, value, write):
     if chance.random() < PROSE:
         return "Sure! Here is what you asked for."
     wanted = HOW_MANY.search(prompt)
     if wanted is None:
         return worked_out(prompt, chance, value)
     examples = [json.loads(line) for line in EXAMPLE.findall(prompt)]
-    return json.dumps([task(examples, chance, value) for _ in range(int(wanted[1]))])
+    return json.dumps([write(examples, chance, value) for _ in range(int(wanted[1]))])
 
 
 def task(examples, chance, value):
@@ -48,6 +53,12 @@ def task(examples, chance, value):
         return example
     a, operator, b = SUM.search(example["question"]).groups()
     a, b = (chance.randint(10 ** (len(number) - 1), 10 ** len(number) - 1) for number in (a, b))
+    return {"question": f"What is {a}{operator}{b}?", "answer": str(value(a, operator, b, chance))}
+
+
+def task_of_any_length(examples, chance, value):
+    operator, length = SUM.search(chance.choice(examples)["question"])[2], chance.randint(1, 4)
+    a, b = (chance.randint(10 ** (length - 1), 10**length - 1) for _ in range(2))
     return {"question": f"What is {a}{operator}{b}?", "answer": str(value(a, operator, b, chance))}
 
 
