@@ -1,4 +1,4 @@
-"""`python -m tests.bench [NAME ...]`: run the benchmarks named (default: all but `peers`) and print their figures."""
+"""`python -m tests.bench [NAME ...]`: run the benchmarks named (default: those without peers), print their figures."""
 
 from __future__ import annotations
 
@@ -20,9 +20,11 @@ from tests.bench import Figure
 def main(arguments: list[str]) -> int:
     known = [m.name for m in pkgutil.iter_modules(tests.bench.__path__) if not m.name.startswith("_")]
     parser = argparse.ArgumentParser(prog="python -m tests.bench", description="Run benchmarks, print their figures.")
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"which (default: all but peers): {', '.join(known)}")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"which (default: all but peers, dataset_peers): {', '.join(known)}"
+    )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--venvs", type=Path, help="peers: folder that keeps the environments of the other gateways")
+    parser.add_argument("--venvs", type=Path, help="peers, dataset_peers: folder that keeps their environments")
     parser.add_argument("--rllm", type=Path, help="peers: a checkout of rLLM")
     given = parser.parse_args(arguments)
     unknown = set(given.names) - set(known)
@@ -30,10 +32,10 @@ def main(arguments: list[str]) -> int:
         parser.error(f"no benchmark named {', '.join(sorted(unknown))}; there are: {', '.join(known)}")
     console = Console(stderr=True)
     rows: list[tuple[str, Figure]] = []
-    for name in given.names or [name for name in known if name != "peers"]:
+    for name in given.names or [name for name in known if not name.endswith("peers")]:
         started = time.perf_counter()
         console.print(f"[dim]{name} ...[/dim]")
-        options = (given.venvs, given.rllm) if name == "peers" else ()
+        options = {"peers": (given.venvs, given.rllm), "dataset_peers": (given.venvs,)}.get(name, ())
         rows += [(name, figure) for figure in importlib.import_module(f"tests.bench.{name}").main(*options)]
         console.print(f"[dim]{name} took {time.perf_counter() - started:.0f} s[/dim]")
     if given.json:
