@@ -191,7 +191,7 @@ def test_a_reply_left_half_read_is_undelivered(gateway: Gateway, stream: bool, s
         episode = opened(gateway, ["x" * size], name)
         within(episode, agent)
         (call,) = asyncio.run(episode.finish())
-        assert call.output_ids is not None and re.match("undelivered: the client (read|left)", call.error or "")
+        assert call.output_ids is not None and re.match("undelivered: the client (read|disconnected)", call.error or "")
 
 
 @pytest.mark.parametrize("stream", [False, True])
