@@ -189,7 +189,7 @@ def test_a_document_is_on_one_side_of_the_split(tmp_path: Path, model_server: Ca
 @pytest.mark.parametrize(
     ("generation", "said"),
     [
-        ({}, "data_generation has nothing to make tasks of: give documents by document_reader.document_path"),
+        ({}, "data_generation has no source for tasks: set document_reader.document_path"),
         ({"document_reader": {"document_path": ["none.pdf"]}}, "there is no none.pdf (argument)"),
         (
             {"query_reader": {"type": "parquet"}},
@@ -292,7 +292,7 @@ def test_tasks_that_are_alike_are_one_where_a_filter_says_so(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"base_url": None}, "feedback_tracing.base_url must be given (it is null)"),
+        ({"base_url": None}, "feedback_tracing.base_url is not set"),
         ({"base_url": "http://127.0.0.1:3000"}, "is a URL (argument); give a trace directory"),
         ({"base_url": "nowhere"}, "feedback_tracing.base_url: there is no nowhere"),
         ({"filters": [{"type": "llm_evaluate"}]}, "llm_evaluate needs custom_rubrics"),
