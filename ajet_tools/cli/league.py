@@ -108,17 +108,23 @@ def _play(
 
 
 def _print(league: League) -> None:
-    table = Table("player", *league.opponents, "all others", "95 %", "games", box=None, header_style="bold")
+    opponents = map(_short, league.opponents)
+    table = Table("player", *opponents, "all others", "95 %", "games", box=None, header_style="bold")
     for player in league.players:
         total = league.score(player)
         low, high = total.interval
         cells = [_rate(league.score(player, opponent)) for opponent in league.opponents]
-        table.add_row(player, *cells, _rate(total), f"{low:.2f} - {high:.2f}", str(total.games))
+        table.add_row(_short(player), *cells, _rate(total), f"{low:.2f} - {high:.2f}", str(total.games))
     output.console().print(table)
     failed = sum(score.failed for score in league.scores.values())
     if failed:
         echo(f"{failed} games failed and were not counted")
     echo(f"Traces are in {league.directory}. To view them: ajet trace ls {league.directory}")
+
+
+def _short(player: str) -> str:
+    """`@40` of `checkpoint@40`, so that the table fits a terminal."""
+    return player.removeprefix("checkpoint")
 
 
 def _rate(score: Score) -> str:
