@@ -15,14 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.agent.model import Model
 from ajet_sdk.errors import ConfigError, MissingExtra
-from ajet_sdk.types import Task
+from ajet_sdk.types import QUERY_COLUMNS, Task
 
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
 __all__ = ["TaskRow", "arguments", "chat_model", "dashscope_keys", "is_output", "plain"]
-
-QUERY_NAMES = ("main_query", "question", "query", "prompt", "problem", "instruction")
 
 
 def chat_model(model: Model, *, context_size: int) -> Any:
@@ -92,7 +90,7 @@ class TaskRow(dict[str, Any]):
         super().__init__({**task.metadata, "main_query": task.main_query, "task_id": task.task_id})
 
     def __missing__(self, name: str) -> Any:
-        if name in QUERY_NAMES:
+        if name in QUERY_COLUMNS:
             return self["main_query"]
         raise KeyError(name)
 

@@ -10,7 +10,8 @@ A run fills the function's parameters by name:
     episodes  those of one group, in the order of their attempts (judges with `group=True` only)
 
 Any other name is a key of the task's metadata, else a field of the Task, else the parameter's own default. A workflow's
-single string parameter that is left gets `main_query`. What nothing fills is a SignatureError before the first episode.
+single string parameter that is left gets `main_query`, and so does a judge's that has a usual name of it (`question`,
+`query`, `prompt`, `problem`, `instruction`). What nothing fills is a SignatureError before the first episode.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from typing import Any, Literal, TypeVar, get_origin, overload
 
 from ajet_sdk.agent.context import current_episode, observer
 from ajet_sdk.errors import SignatureError
-from ajet_sdk.types import Task
+from ajet_sdk.types import QUERY_COLUMNS, Task
 
 __all__ = ["GROUP_NAMES", "JUDGE_NAMES", "WORKFLOW_NAMES", "Spec", "bind", "judge", "spec_of", "workflow"]
 
@@ -266,7 +267,8 @@ def bind(spec: Spec, task: Task, given: Mapping[str, Any]) -> dict[str, Any]:
         if not _fill(parameter, task, given, arguments):
             missing.append(parameter)
     texts = [p for p in missing if p.annotation in _STRINGS]
-    if spec.kind == "workflow" and task.main_query and len(missing) == len(texts) == 1:
+    asked = texts if spec.kind == "workflow" else [p for p in missing if p.name in QUERY_COLUMNS]
+    if task.main_query and len(missing) == len(asked) == 1:
         arguments[missing[0].name] = task.main_query
         missing = []
     if missing:

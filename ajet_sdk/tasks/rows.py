@@ -18,11 +18,9 @@ from typing import Any
 from pydantic import ValidationError
 
 from ajet_sdk.errors import TaskError
-from ajet_sdk.types import Task
+from ajet_sdk.types import QUERY_COLUMNS, Task
 
 __all__ = ["KEY", "Row", "decoded", "decoder", "to_task"]
-
-QUERY_COLUMNS = ("main_query", "question", "query", "prompt", "problem", "instruction")
 
 FIELDS = ("main_query", "init_messages", "task_id", "env_type", "metadata")
 

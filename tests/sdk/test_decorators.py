@@ -147,6 +147,17 @@ def test_judges_get_the_output_and_never_the_main_query_unasked() -> None:
         bound(exact, "judge", main_query="why", metadata={"level": 1})
 
 
+def test_a_judge_gets_the_main_query_by_a_usual_name_of_it() -> None:
+    """Generated tasks hold what is asked as `main_query` alone, also where the seeds' column was called `question`."""
+
+    @ajet.judge
+    def about(question: str, output: str) -> float:
+        return 0.0
+
+    assert bound(about, "judge", main_query="why") == {"question": "why", "output": "given"}
+    assert bound(about, "judge", main_query="why", metadata={"question": "how"})["question"] == "how"
+
+
 def test_what_nothing_fills_is_named_with_what_there_is() -> None:
     def solve(question: str, context: str) -> None: ...
 

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.tasks.rows import QUERY_COLUMNS
+from ajet_sdk.types import QUERY_COLUMNS
 from ajet_tools.dataset.rows.filter import task_id_of
 from ajet_tools.trace.export.conversations import Conversation
 from ajet_tools.trace.export.messages import sharegpt
