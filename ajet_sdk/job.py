@@ -110,8 +110,8 @@ class AjetJob:
         validation_split: str | None = None,
         validation_path: str | Path | None = None,
     ) -> AjetJob:
-        """The tasks: `hf` (a hub name or a directory) with splits, or `jsonl` with a file each for training and
-        validation."""
+        """The tasks: `hf` (a Hugging Face name or a directory) with splits, or `jsonl` with a file for each of training
+        and validation."""
         kind = _DATA_TYPES.get(type)
         if kind is None:
             raise ConfigError(f"set_data(type={type!r}) is unknown; there are {', '.join(sorted(set(_DATA_TYPES)))}")

@@ -140,7 +140,7 @@ class Recipe:
 
 
 def wants_recipe(config: Config) -> bool:
-    """Whether `model.path` is a directory for a recipe to fill: it is what answers, and no hub name."""
+    """Whether `model.path` is a directory for a recipe to fill: it is what answers, and no Hugging Face name."""
     model, path = config.model, config.model.path
     if not model.recipe or not path or model.base_url or model.scripted:
         return False

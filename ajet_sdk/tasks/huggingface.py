@@ -1,4 +1,4 @@
-"""Tasks of a Hugging Face dataset: a local directory read with pyarrow, or a hub name read with `datasets`."""
+"""Tasks of a Hugging Face dataset: a local directory read with pyarrow, or a Hugging Face name read with `datasets`."""
 
 from __future__ import annotations
 

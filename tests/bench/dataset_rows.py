@@ -55,8 +55,8 @@ POLARS = {
     "content=pl.col('metadata').struct.field('answer')); "
     "r.select('metadata', messages=pl.concat_list(m, a)).sink_ndjson('{out}')",
     "export directory": _SCAN + "r.sink_parquet('{out}')",
-    "validate": _SCAN + "print(r.select(q.n_unique(), q.is_duplicated().sum(), pl.all().null_count().name.prefix('n'), "
-    "q.str.contains('answer is').sum().alias('c')).collect())",
+    "validate": _SCAN + "print(r.select(q.n_unique().alias('d'), q.is_duplicated().sum().alias('e'), "
+    "pl.all().null_count().name.prefix('n'), q.str.contains('answer is').sum().alias('c')).collect())",
     "diff": _SCAN + "g = pl.scan_ndjson('{g}.jsonl', infer_schema_length=None); "
     "print(r.join(g, on='main_query', how='full').filter(pl.col('metadata') != pl.col('metadata_right'))"
     ".select(pl.len()).collect())",

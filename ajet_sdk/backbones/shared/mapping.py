@@ -48,7 +48,7 @@ class Place:
 
     run_id: str
     model: str
-    """A directory that every node can read, or a hub name."""
+    """A directory that every node can read, or a Hugging Face name."""
     steps: int
     """Training steps of the run."""
     lr: float | None

@@ -46,7 +46,7 @@ class Settings:
     """What a server is started with; the weights may change while it runs."""
 
     model: str
-    """An absolute directory or a hub name."""
+    """An absolute directory or a Hugging Face name."""
     tokenizer: str
     name: str
     log: Path

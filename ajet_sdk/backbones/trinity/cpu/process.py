@@ -46,7 +46,7 @@ async def run_service(
     dtype: str = "float32",
     settings: TrainerSettings | None = None,
 ) -> AsyncIterator[str]:
-    """The URL of a service over `model`, a directory or a hub name.
+    """The URL of a service over `model`, a directory or a Hugging Face name.
 
     It writes checkpoints to `work_dir` and what it has to say to `log`. `temperature` is that of sampling in training;
     `settings` gives the KL and entropy terms and the learning rate's course. Raises ConfigError where there is no
