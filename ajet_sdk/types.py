@@ -42,10 +42,8 @@ __all__ = [
     "Status",
     "Task",
     "Timeline",
-    "Trained",
-    "new_id",
-    "now",
-]
+    "Trained", "new_id", "now",
+]  # fmt: skip
 
 Phase = Literal["rollout", "judge"]
 Status = Literal["succeeded", "failed", "timeout", "aborted"]

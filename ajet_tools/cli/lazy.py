@@ -24,6 +24,7 @@ EARLIER_OPTIONS = {
     "--near": ("--similarity",),
     "--keep": ("--band", "--keep-files"),
     "--max-tokens": ("--max-length",),
+    "--from-failures": ("--failed",),
     "-n": ("--count",),
     "-f": ("--format",),
 }

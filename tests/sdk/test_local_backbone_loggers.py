@@ -83,7 +83,7 @@ def _fill_the_disk_of(file: Path) -> None:
 
 
 def test_other_loggers_are_refused_with_what_there_is(tmp_path: Path) -> None:
-    known = "not known; there are console, tensorboard, wandb, swanlab"
+    known = "is unknown; choose from console, tensorboard, wandb, swanlab"
     with TraceWriter(tmp_path / "trace.duckdb") as writer, pytest.raises(ConfigError, match=known):
         loggers(tmp_path, writer, "tensorbord")
 

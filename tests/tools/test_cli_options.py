@@ -58,6 +58,8 @@ def test_what_lists_has_json() -> None:
         ("dataset split", ["--near", "--", "--threshold"], ["--near", "--", "--threshold"]),
         ("dataset calibrate", ["--keep", "0.1:0.9"], ["--band", "0.1:0.9"]),
         ("rehearse", ["--keep"], ["--keep-files"]),
+        ("dataset from-traces", ["t", "--from-failures"], ["t", "--failed"]),
+        ("dataset expand", ["--from-failures", "t"], ["--from-failures", "t"]),
         ("config migrate", ["--output", "new.yaml"], ["--out", "new.yaml"]),
         ("dataset dedup", ["--out", "-f", "--threshold", "--near"], ["--out", "-f", "--similarity", "--near"]),
         ("trace export", ["--out", "-f", "-f", "-f"], ["--out", "-f", "--format", "-f"]),

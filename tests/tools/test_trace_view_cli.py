@@ -77,7 +77,7 @@ def test_in_a_real_terminal_it_opens_and_leaves(record: Path) -> None:
     code, written = in_terminal("trace", "view", two, keys=[(b"finished", b"q")])
     assert code == 0 and b"twocafe" in written and b"Traceback" not in written
     code, written = in_terminal("trace", "view", term="dumb")
-    assert code == 2 and b"cannot place a cursor" in written
+    assert code == 2 and b"cannot position the cursor" in written
 
 
 def test_without_textual_it_says_what_to_install(record: Path, tmp_path: Path) -> None:

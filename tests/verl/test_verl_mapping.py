@@ -80,7 +80,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"trainer_common": {"algorithm": {"use_kl_in_reward": True}}}, "use_kl_in_reward"),
     ({"trainer_common": {"optim": {"lr_scheduler_type": "linear"}}}, "linear"),
     ({"model": {"lora": {"enabled": True}}}, "model.lora.enabled: false"),
-    ({"rollout": {"tensor_parallel_size": 3}}, "tensor_parallel_size: 3 does not divide the 8 GPUs"),
+    ({"rollout": {"tensor_parallel_size": 3}}, "tensor_parallel_size: 3 does not divide the run's 8 GPUs"),
     ({"trainer_common": {"ulysses_sequence_parallel_size": 5}}, "ulysses_sequence_parallel_size: 5"),
 ]
 

@@ -47,10 +47,10 @@ class ChoiceOptions:
         list[str] | None,
         typer.Option("--feedback", metavar="up|down|corrected", help="Only episodes with this feedback; repeatable."),
     ] = None
-    from_failures: Annotated[
-        bool, typer.Option("--from-failures", help="Only tasks that the policy failed, the most frequent first.")
+    failed: Annotated[
+        bool, typer.Option("--failed", help="Only tasks that the policy failed, the most frequent first.")
     ] = False
-    below: Annotated[float, typer.Option(help="--from-failures: rewards below this count as failures.")] = 0.5
+    below: Annotated[float, typer.Option(help="--failed: rewards below this count as failures.")] = 0.5
     rubric: Annotated[
         str | None, typer.Option(metavar="FILE|TEXT", help="Let a model grade episodes by this rubric.")
     ] = None
@@ -60,7 +60,7 @@ class ChoiceOptions:
 
     def choice(self) -> Choice:
         feedback = tuple(self.feedback or ())
-        return Choice(self.filter, feedback, self.from_failures, self.below, self.run, self.split)
+        return Choice(self.filter, feedback, self.failed, self.below, self.run, self.split)
 
     def grader(self, asking: ModelOptions, out: str) -> Grader | None:
         """What holds the rubric against an episode; its replies are kept beside `out`."""
@@ -123,7 +123,7 @@ def from_traces(
     What the policy fails at, and more of its kind:
 
     \b
-    ajet dataset from-traces traces/ --from-failures --out seeds.jsonl
+    ajet dataset from-traces traces/ --failed --out seeds.jsonl
     ajet dataset expand seeds.jsonl --count 500 --out data/
     """
     if source != "auto" and source not in SOURCES:
@@ -144,7 +144,7 @@ def from_traces(
             progress=lambda what, done, of: bar.show(f"{what} episodes", done, of),
         )
         apart = _write_rejected(made, out, rejected)
-        told = _lines(made, sources, out, apart, turning.redact, choosing.from_failures)
+        told = _lines(made, sources, out, apart, turning.redact, choosing.failed)
         print_summary(_summary(made, sources, out, apart), told, as_json=as_json, out=out)
     if made.stopped:
         raise typer.Exit(1)

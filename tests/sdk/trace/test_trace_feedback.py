@@ -181,7 +181,7 @@ def test_a_file_that_another_program_holds_is_named(tmp_path: Path, monkeypatch:
     child = subprocess.Popen([sys.executable, "-c", HOLDS, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     try:
         assert child.stdout and child.stdout.readline() == b"open\n"
-        with pytest.raises(TraceLocked, match=f"held by process {child.pid}"):
+        with pytest.raises(TraceLocked, match=f"locked by process {child.pid}"):
             give(path, Feedback(episode_id="e"))
     finally:
         child.communicate(b"\n")

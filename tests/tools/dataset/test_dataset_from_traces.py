@@ -285,7 +285,7 @@ def test_failures_are_seeds_for_expand_the_most_often_failed_first(tmp_path: Pat
         episode("g1", "Good?", "x", 5, rewards=(Reward(value=0.0),)),
         feedback=[said("a2", 0.0, "yes"), said("g1", 1.0)],
     )
-    result = made(file, "--from-failures", "-o", "seeds.jsonl")
+    result = made(file, "--failed", "-o", "seeds.jsonl")
     always, sometimes = rows(Path("seeds.jsonl"))
     assert (always["main_query"], always["metadata"]["answer"]) == ("Always?", "yes")
     assert "init_messages" not in always and set(always["metadata"]) == {"answer"}  # expand would repeat the question
@@ -293,7 +293,7 @@ def test_failures_are_seeds_for_expand_the_most_often_failed_first(tmp_path: Pat
     assert always["provenance"]["failures"] == {"failed: ValueError": 1, "a person corrected the answer": 1}
     assert (sometimes["provenance"]["attempts"], sometimes["provenance"]["failed"]) == (2, 1)
     assert "ajet dataset expand seeds.jsonl --count 500 --out data/" in result.stderr
-    made(file, "--from-failures", "--below", "0.1", "-o", "seeds.jsonl")
+    made(file, "--failed", "--below", "0.1", "-o", "seeds.jsonl")
     assert [row["main_query"] for row in rows(Path("seeds.jsonl"))] == ["Always?"]
 
 

@@ -208,7 +208,7 @@ def test_half_a_file_says_where_it_ends_and_goes_on_where_asked(tmp_path: Path) 
     whole = (tmp_path / "all.jsonl").read_bytes()
     half = tmp_path / "half.jsonl"
     half.write_bytes(whole[:-40])
-    with pytest.raises(TaskError, match=r"half\.jsonl line 3 is not JSON.*cut off"):
+    with pytest.raises(TaskError, match=r"half\.jsonl line 3 is not JSON.*truncated"):
         import_files([half], tmp_path / "x.duckdb")
     done = import_files([half], tmp_path / "x.duckdb", skip_bad_rows=True)
     assert done.bad_rows == 1 and done.episodes == 0

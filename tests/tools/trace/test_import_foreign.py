@@ -404,5 +404,5 @@ def test_chats_of_an_openai_log_are_tasks_of_their_own(tmp_path: Path) -> None:
 def test_a_langfuse_export_is_refused_by_name(tmp_path: Path, format: SourceFormat | None) -> None:
     row = {"id": "o", "traceId": "t", "projectId": "p", "type": "GENERATION", "startTime": "2026-01-01T00:00:00Z",
            "input": {"messages": ASKED}, "output": {"role": "assistant", "content": "4"}, "model": "m"}  # fmt: skip
-    with pytest.raises((ConfigError, TaskError), match=r"Langfuse's, which is not read.*--from otlp"):
+    with pytest.raises((ConfigError, TaskError), match=r"Langfuse .*, which is not supported.*--from otlp"):
         _import(tmp_path, _lines(tmp_path / "observations.jsonl", row), format)

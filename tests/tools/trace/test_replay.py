@@ -331,7 +331,7 @@ def test_a_workflow_that_raises_or_hangs_now(tmp_path: Path) -> None:
         return ""
 
     result = again(recorded, hangs, timeout=0.3)
-    assert "workflow hangs did not end within" in (result.error or "")
+    assert "workflow hangs did not finish within" in (result.error or "")
 
 
 def test_a_failure_of_then_that_is_the_same_now_is_no_difference(tmp_path: Path) -> None:
