@@ -226,10 +226,25 @@ def test_a_review_saves_the_rows_that_it_did_not_touch_as_they_were(source: Path
     review.close()
 
 
-def test_text_that_cannot_hold_a_type_says_so(source: Path) -> None:
-    told = ajet("filter", "typed.parquet", "chars>5", "-o", "out.jsonl")
+@pytest.mark.parametrize(
+    "arguments",
+    [("filter", "typed.parquet", "chars>5", "-o", "out.jsonl"), ("split", "typed.parquet", "-o", "data")],
+    ids=lambda arguments: arguments[0],
+)
+def test_text_that_cannot_hold_a_type_says_so(source: Path, arguments: tuple[str, ...]) -> None:
+    told = ajet(*arguments)
     assert "image (struct<bytes: binary, path: string>)" in told and "price (decimal128(12, 2))" in told
+    assert "label (class label of" in told and "NaN or an infinity in loss" in told
     assert "small" not in told and "write .parquet" in told
+
+
+def test_commands_that_only_look_take_every_type(source: Path) -> None:
+    whole = source.read_bytes()
+    assert f"{ROWS} rows" in ajet("stats", "typed.parquet")
+    ajet("validate", "typed.parquet")
+    again = write_typed(Path("again.parquet"))
+    assert json.loads(ajet("diff", "typed.parquet", str(again), "--json"))["changed"] == 0
+    assert source.read_bytes() == whole
 
 
 def test_a_dataset_that_grows_of_a_table_has_its_types(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
