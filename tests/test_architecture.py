@@ -129,16 +129,23 @@ def prints(tree: ast.AST) -> list[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Name) and node.id == "print":
             found.append(f"line {node.lineno}: print")
-        elif isinstance(node, ast.Attribute) and ast.unparse(node) in PRINTS:
+        elif isinstance(node, ast.Attribute) and node.attr in LAST_OF_PRINTS and ast.unparse(node) in PRINTS:
             found.append(f"line {node.lineno}: {ast.unparse(node)}")
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("Console", "rich.console.Console", "rich.print"):
-            found.append(f"line {node.lineno}: {ast.unparse(node.func)}")
+        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
+            last = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+            if last in ("Console", "print") and ast.unparse(node.func) in CONSOLES:
+                found.append(f"line {node.lineno}: {ast.unparse(node.func)}")
     return found
 
 
 PRINTS = {f"sys.{stream}.write" for stream in ("stdout", "stderr")} | {
     f"{module}.{function}" for module in ("typer", "click") for function in ("echo", "secho", "style")
 }
+
+
+LAST_OF_PRINTS = {name.rpartition(".")[2] for name in PRINTS}
+"""Looked at first: to write a node as text takes long."""
+CONSOLES = ("Console", "rich.console.Console", "rich.print")
 
 
 def test_nothing_prints_past_the_output_module() -> None:

@@ -134,6 +134,7 @@ def assert_trained_rows_fit(config: Config) -> None:
         assert all(a != 0 for a in row["advantages"]) and all(0 <= e < 7 for e in row["entropy"])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_goes_on_to_the_same_numbers(tmp_path: Path, tiny_model: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()

@@ -160,6 +160,7 @@ def test_init_never_overwrites(starter: Path) -> None:
     assert "a project's name" in refused("init", "bad name!")
 
 
+@pytest.mark.slow
 def test_what_is_logged_is_shown_once(starter: Path) -> None:
     """INFO lines too, on stderr, whatever the agent makes of the root logger; an error that stops a run as itself."""
     text = (starter / "agent.py").read_text()

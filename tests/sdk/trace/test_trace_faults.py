@@ -110,6 +110,7 @@ writer.close()
 """
 
 
+@pytest.mark.slow
 def test_a_live_owner_keeps_others_out_and_is_named(tmp_path: Path) -> None:
     path = tmp_path / "trace.duckdb"
     with process(OWNS, str(path)) as child:

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 from typer.testing import CliRunner
 
 from ajet_sdk.config.config import load_config
@@ -38,6 +39,7 @@ def program(name: str, *arguments: Any, url: str = "") -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_loop_from_a_served_agent_to_tasks(tmp_path: Path, model_server: Any) -> None:
     server = model_server(calculate)
     traces, tasks = tmp_path / "traces", tmp_path / "tasks.jsonl"

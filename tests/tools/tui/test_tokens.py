@@ -217,6 +217,7 @@ async def test_copying_and_the_way_to_other_screens(token_trace: Any, monkeypatc
         assert not isinstance(app.screen, TokensScreen)
 
 
+@pytest.mark.slow
 @pytest.mark.asyncio
 async def test_hostile_text_cannot_leave_its_cells(token_trace: Any) -> None:
     for size in ((80, 24), (60, 15)):
