@@ -144,7 +144,7 @@ def test_a_copy_elsewhere_below_is_counted_once(tmp_path: Path) -> None:
     shutil.copy(tmp_path / "a" / "trace.duckdb", tmp_path / "b" / "copy.duckdb")
     reader = open_trace(tmp_path)
     assert reader.query("SELECT count(*) AS n FROM episodes")["n"][0].as_py() == 2
-    assert "run run is in" in next(iter(reader.skipped.values()))
+    assert "run run is also in" in next(iter(reader.skipped.values()))
 
 
 def test_of_many_files_what_is_left_out_is_in_no_answer(tmp_path: Path) -> None:

@@ -133,7 +133,7 @@ def test_without_a_fence_it_is_refused_and_unfenced_says_what_that_means(
 @pytest.mark.parametrize("command", [EXPAND, FROM_DOCS], ids=["expand", "from-docs"])
 def test_every_command_that_runs_programs_is_refused_without_a_fence(without: None, command: tuple[str, ...]) -> None:
     done = ajet(*command)
-    assert done.exit_code == 2 and "nothing here keeps them from harm: bubblewrap is not installed" in done.output
+    assert done.exit_code == 2 and "there is no working sandbox: bubblewrap is not installed" in done.output
     assert not Path("data/train.jsonl").exists()
 
 

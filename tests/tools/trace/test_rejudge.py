@@ -164,7 +164,7 @@ def test_a_judge_that_hangs(stored: Path) -> None:
     changes = judge_again(stored, stuck, timeout=0.1, parallel=8)
     assert len(changes.failures["EpisodeTimeout"]) == 8
     record(stored / "more", solve, right, {"q0": ["0"] * 5, "q1": ["1"] * 5, "q2": ["2"] * 5})
-    with pytest.raises(TraceError, match=r"\d+ calls of the judge did not end in time"):
+    with pytest.raises(TraceError, match=r"\d+ calls of the judge did not finish in time"):
         judge_again(stored / "more", stuck, timeout=0.1, parallel=8)
 
 

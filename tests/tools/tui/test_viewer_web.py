@@ -115,7 +115,8 @@ async def test_a_port_that_is_taken_is_an_error(training_trace: Path) -> None:
         done = subprocess.run(
             [*ARGUMENTS, str(training_trace), "--web", "--port", port], capture_output=True, text=True, timeout=300
         )
-    assert done.returncode == 2 and f"--port {port}" in done.stderr and "Traceback" not in done.stderr
+    assert done.returncode == 2 and f"127.0.0.1:{port} (Address already in use)" in done.stderr
+    assert "choose another --port" in done.stderr and "Traceback" not in done.stderr
 
 
 async def test_it_ends_with_the_process_that_started_it(training_trace: Path) -> None:
@@ -145,7 +146,7 @@ def started(directory: Path, **environment: str) -> subprocess.CompletedProcess[
 def test_with_logview_serves_beside_a_run_and_ends_with_it(tmp_path: Path) -> None:
     done = started(tmp_path)
     assert done.returncode == 0, done.stderr
-    found = re.search(r"Serving the trace at http://127\.0\.0\.1:(\d+)/\?token=", done.stderr)
+    found = re.search(r"The viewer is at http://127\.0\.0\.1:(\d+)/\?token=", done.stderr)
     assert found, done.stderr
     time.sleep(0.2)
     with socket.socket() as again:
