@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.judges.model import object_schema
 
 __all__ = [
     "GRADES_SCHEMA",
@@ -210,19 +211,10 @@ def _shown(text: str) -> str:
     return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
 
 
-def _object(**properties: Any) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
-
-
-GRADE_SCHEMA = _object(reason={"type": "string"}, score={"type": "number"})
-_ONE_OF_LIST = _object(answer={"type": "integer"}, reason={"type": "string"}, score={"type": "number"})
-GRADES_SCHEMA = _object(verdicts={"type": "array", "items": _ONE_OF_LIST})
-PREFERENCE_SCHEMA = _object(reason={"type": "string"}, better={"type": "string", "enum": list(PREFERENCES)})
+GRADE_SCHEMA = object_schema(reason={"type": "string"}, score={"type": "number"})
+_ONE_OF_LIST = object_schema(answer={"type": "integer"}, reason={"type": "string"}, score={"type": "number"})
+GRADES_SCHEMA = object_schema(verdicts={"type": "array", "items": _ONE_OF_LIST})
+PREFERENCE_SCHEMA = object_schema(reason={"type": "string"}, better={"type": "string", "enum": list(PREFERENCES)})
 
 
 # Writing a rubric

@@ -18,7 +18,7 @@ from ajet_sdk.agent.model import Model
 from ajet_sdk.engines.reply_cache import Price, ReplyCache, Shared, Usage, tokens_of
 from ajet_sdk.errors import ConfigError, ContextOverflow, NoReward, RequestRefused
 
-__all__ = ["Asked", "JudgeModel", "number_in", "object_in", "open_model"]
+__all__ = ["Asked", "JudgeModel", "number_in", "object_in", "object_schema", "open_model"]
 
 T = TypeVar("T")
 
@@ -222,6 +222,16 @@ def _object(text: str) -> dict[str, Any]:
     if found is None:
         raise ValueError("there is no JSON object in it")
     return found
+
+
+def object_schema(**properties: Any) -> dict[str, Any]:
+    """The JSON schema of an object that has these properties, all of them and no other."""
+    return {
+        "type": "object",
+        "properties": properties,
+        "required": list(properties),
+        "additionalProperties": False,
+    }
 
 
 def object_in(reply: str) -> dict[str, Any] | None:

@@ -22,6 +22,7 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.judges.agreement import concordance
 from ajet_sdk.judges.llm import Grade, LlmJudge
 from ajet_sdk.judges.llm_prompts import Example, Material, messages, revision, rubric_question
+from ajet_sdk.judges.model import object_schema
 from ajet_sdk.judges.rewards import Verdict
 from ajet_sdk.types import Episode, Task
 
@@ -33,12 +34,7 @@ _LEAST = 4
 """Examples: fewer leave none to try a rubric on."""
 _OFF = 0.25
 """Of the range of scores: a verdict further from the label is misjudged."""
-_POINTS_SCHEMA = {
-    "type": "object",
-    "properties": {"points": {"type": "array", "items": {"type": "string"}}},
-    "required": ["points"],
-    "additionalProperties": False,
-}
+_POINTS_SCHEMA = object_schema(points={"type": "array", "items": {"type": "string"}})
 
 log = logging.getLogger("ajet")
 

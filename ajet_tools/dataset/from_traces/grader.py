@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet_sdk.errors import ConfigError, NoReward
+from ajet_sdk.judges.llm_prompts import GRADE_SCHEMA
 from ajet_sdk.judges.model import JudgeModel, number_in
 from ajet_tools.dataset.model.budget import BudgetSpent
 from ajet_tools.dataset.model.endpoint import Endpoint
@@ -24,12 +25,6 @@ _LONGEST = 24_000
 """Characters of a transcript; of a longer one the beginning and the end are shown."""
 _LONGEST_OUTCOME = 4_000
 _MOST = 10.0
-_SCHEMA = {
-    "type": "object",
-    "properties": {"reason": {"type": "string"}, "score": {"type": "number"}},
-    "required": ["reason", "score"],
-    "additionalProperties": False,
-}
 
 
 def read_rubric(text: str) -> str:
@@ -95,7 +90,7 @@ class Grader:
         """The verdict on one episode. A reply that is no grade is asked for once more; then the episode is refused."""
         model = JudgeModel(self.endpoint, temperature=self.temperature, max_tokens=self.max_tokens, retries=1)
         try:
-            asked = await model.ask([{"role": "user", "content": self.question(record)}], _SCHEMA, _read)
+            asked = await model.ask([{"role": "user", "content": self.question(record)}], GRADE_SCHEMA, _read)
         except NoReward as error:
             details = {"error": str(error), "prompt": self.prompt}
             return Verdict(False, "the grader's reply is no grade", details, failed=True)

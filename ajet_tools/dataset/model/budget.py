@@ -37,8 +37,8 @@ class Budget:
             raise ConfigError("a limit in money needs prices: --price INPUT,OUTPUT for a million tokens of each")
         self._aside: dict[int, tuple[int, int, Price | None]] = {}
         """Input and output tokens set aside for each call under way, and their price."""
-        self._money = 0.0
-        self._priced = self.price is not None
+        if self.price is not None:
+            self.spent.cost = 0.0
         self._guessed = 0
         """Input tokens that were guessed for the calls that are settled: how far to trust a guess."""
         self._longest: int | None = None
@@ -54,13 +54,14 @@ class Budget:
             raise ConfigError(
                 "a limit in money needs the price of every model that is asked: pass --verify-price IN,OUT"
             )
-        self._priced = self._priced or price is not None
+        if price is not None:
+            self.spent.cost = self.spent.cost or 0.0
         return Budget(price=price, whole=self)
 
     @property
     def cost(self) -> float | None:
         """Money spent; None where no price is known."""
-        return self._money if self._priced else None
+        return self.spent.cost
 
     def record_cached(self) -> None:
         """A reply was there already."""
@@ -117,7 +118,8 @@ class Budget:
         self.spent.calls += 1
         self.spent.input_tokens += input_tokens
         self.spent.output_tokens += output_tokens
-        self._money += price.of(input_tokens, output_tokens) if price else 0.0
+        if price is not None:
+            self.spent.cost = (self.spent.cost or 0.0) + price.of(input_tokens, output_tokens)
 
     def summary(self) -> str:
         """`12 calls, 3,456 tokens, 0.0123 in money`."""
@@ -129,7 +131,7 @@ class Budget:
         under_way = [*self._aside.values(), (input_tokens, output_tokens, price)]
         trust = max(1.0, self.spent.input_tokens / self._guessed) if self._guessed else 1.0
         tokens = self.spent.tokens + sum(trust * read + written for read, written, _ in under_way)
-        money = self._money + sum(one.of(trust * read, written) for read, written, one in under_way if one)
+        money = (self.spent.cost or 0.0) + sum(one.of(trust * read, written) for read, written, one in under_way if one)
         if self.calls is not None and self.spent.calls + len(under_way) > self.calls:
             return f"{self.calls:,} calls"
         if self.tokens is not None and tokens > self.tokens:

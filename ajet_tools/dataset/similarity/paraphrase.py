@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ajet_sdk.errors import NoReward
-from ajet_sdk.judges.model import JudgeModel
+from ajet_sdk.judges.model import JudgeModel, object_schema
 from ajet_tools.dataset.files.tables import text_of
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.prompts import load
@@ -25,12 +25,7 @@ SHOWN = 5
 _AT_ONCE = 256
 _STEM = 5
 """Characters of a word that count, so that `divides` is near `divisible`."""
-_SCHEMA = {
-    "type": "object",
-    "properties": {"same": {"type": "integer"}, "reason": {"type": "string"}},
-    "required": ["same", "reason"],
-    "additionalProperties": False,
-}
+_SCHEMA = object_schema(same={"type": "integer"}, reason={"type": "string"})
 
 
 class Paraphrases:

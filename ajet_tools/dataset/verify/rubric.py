@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ajet_sdk.errors import NoReward
-from ajet_sdk.judges.model import JudgeModel, number_in
+from ajet_sdk.judges.model import JudgeModel, number_in, object_schema
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.prompts import load
 from ajet_tools.dataset.verify.verdict import Verdict, answer_of, question_of, required
@@ -16,12 +16,7 @@ from ajet_tools.dataset.verify.verdict import Verdict, answer_of, question_of, r
 __all__ = ["Grader"]
 
 _LONGEST = 500
-_SCHEMA = {
-    "type": "object",
-    "properties": {"correct": {"type": "boolean"}, "score": {"type": "number"}, "reason": {"type": "string"}},
-    "required": ["correct", "score", "reason"],
-    "additionalProperties": False,
-}
+_SCHEMA = object_schema(correct={"type": "boolean"}, score={"type": "number"}, reason={"type": "string"})
 
 
 @dataclass(frozen=True)
