@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
 
 from ajet_sdk.capture.patches import Patches
-from ajet_sdk.capture.routing import Fallback, PassThrough, Reroute, active_episode, decide, in_client, never_raise
+from ajet_sdk.capture.routing import Fallback, PassThrough, Reroute, active_episode, decide, sending
 from ajet_sdk.dialects.json import json_bytes
 
 __all__ = ["patch_aiohttp"]
@@ -79,13 +79,8 @@ def patch_aiohttp(module: Any, patches: Patches, fallback: Fallback) -> None:
         plan = decide(active, method, url, headers, lambda: given)
         if isinstance(plan, Reroute):
             return await original(self, "POST", plan.url, **_arguments_to_gateway(self, plan, headers, given, kwargs))
-        try:
-            with in_client(active):
-                response = await original(self, method, str_or_url, **kwargs)
-        except BaseException as error:
-            if plan is not None:
-                plan.failed(error)
-            raise
+        with sending(active, plan):
+            response = await original(self, method, str_or_url, **kwargs)
         if plan is not None:
             _observe_aiohttp(plan, response)
         return response
@@ -106,11 +101,7 @@ def _arguments_to_gateway(
 
 
 def _observe_aiohttp(passing: PassThrough, response: Any) -> None:
-    status, kind = response.status, response.headers.get("content-type", "")
-
-    def done(whole: bool) -> None:
-        never_raise(lambda: passing.done(status, kind, whole=whole))
-
+    done = passing.ending(response.status, response.headers.get("content-type", ""))
     if response.content.at_eof():
         passing.feed(response._body or b"")
         done(True)

@@ -26,10 +26,9 @@ from ajet_sdk.capture.lm15 import patch_lm15
 from ajet_sdk.capture.mcp import patch_mcp
 from ajet_sdk.capture.patches import Patches
 from ajet_sdk.capture.processes import patch_threads_and_processes
-from ajet_sdk.capture.requests import patch_requests
 from ajet_sdk.capture.routing import Fallback
 from ajet_sdk.capture.uncaptured import patch_sockets
-from ajet_sdk.capture.urllib3 import patch_urllib3
+from ajet_sdk.capture.urllib3 import patch_requests, patch_urllib3
 
 __all__ = ["HOOKS", "ensure_api_key", "installed"]
 

@@ -9,7 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ajet_sdk.capture.patches import Patches
-from ajet_sdk.capture.routing import Fallback, PassThrough, Reroute, active_episode, decide, in_client, never_raise
+from ajet_sdk.capture.routing import Fallback, PassThrough, Reroute, active_episode, decide, sending
 
 __all__ = ["patch_http_client", "read_along"]
 
@@ -77,16 +77,11 @@ def patch_http_client(module: Any, patches: Patches, fallback: Fallback) -> None
             return
         given = {str(name).lower(): str(value) for name, value in headers.items()}
         plan = decide(active, method, _url(self, url), given, lambda: body)
-        with in_client(active):
+        with sending(active, plan):
             if isinstance(plan, Reroute):
                 underway[self] = _to_gateway(plan, given, body, self.timeout)
                 return
-            try:
-                original(self, method, url, body, headers, encode_chunked=encode_chunked)
-            except BaseException as error:
-                if plan is not None:
-                    plan.failed(error)
-                raise
+            original(self, method, url, body, headers, encode_chunked=encode_chunked)
         if plan is not None:
             underway[self] = plan
 
@@ -127,8 +122,4 @@ def _url(connection: Any, url: str) -> str:
 def _observe(passing: PassThrough, response: Any) -> None:
     kind = response.headers.get("content-type", "")
     decode = gzip.decompress if response.headers.get("content-encoding") == "gzip" else None
-
-    def done(whole: bool) -> None:
-        never_raise(lambda: passing.done(response.status, kind, whole=whole, decode=decode))
-
-    read_along(response, passing.feed, done)
+    read_along(response, passing.feed, passing.ending(response.status, kind, decode))

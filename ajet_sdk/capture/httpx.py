@@ -8,7 +8,6 @@ httpx and httpx2: one API under two names.
 from __future__ import annotations
 
 import asyncio
-import os
 import queue
 import time
 import weakref
@@ -19,17 +18,8 @@ from datetime import timedelta
 from types import ModuleType
 from typing import Any
 
-from ajet_sdk.capture.patches import Patches
-from ajet_sdk.capture.routing import (
-    Fallback,
-    PassThrough,
-    Reroute,
-    active_episode,
-    decide,
-    in_client,
-    may_be_llm,
-    never_raise,
-)
+from ajet_sdk.capture.patches import OwnClient, Patches
+from ajet_sdk.capture.routing import Fallback, PassThrough, Reroute, active_episode, decide, may_be_llm, sending
 from ajet_sdk.engines.http import without_certificates
 from ajet_sdk.engines.loop_calls import LoopCalls
 from ajet_sdk.gateway.process_door import Part, ProcessClient
@@ -204,14 +194,14 @@ class _Httpx:
         self.module: Any = module
         self.send = module.Client.__dict__["send"]
         self.asend = module.AsyncClient.__dict__["send"]
-        self._sync: dict[int, Any] = {}
+        self._own = OwnClient(lambda: self.module.Client(**self._arguments()))
         self._async: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
         self.tee, self.atee = _streams(self.module)
         self.ask, self.aask = asking(self.module)
 
     def reroute(self, request: Any, plan: Reroute, stream: bool) -> Any:
         if plan.door is None:
-            return self.send(self._client(), self._request_to_gateway(request, plan), stream=stream)
+            return self.send(self._own.get(), self._request_to_gateway(request, plan), stream=stream)
         return self.ask(plan, request, stream)
 
     async def areroute(self, request: Any, plan: Reroute, stream: bool) -> Any:
@@ -223,12 +213,6 @@ class _Httpx:
         kept = {key: value for key, value in request.extensions.items() if key == "timeout"}
         headers = plan.headers(request.headers)
         return self.module.Request("POST", plan.url, headers=headers, content=request.content, extensions=kept)
-
-    def _client(self) -> Any:
-        # By process: a pool of connections must not be shared across a fork.
-        if os.getpid() not in self._sync:
-            self._sync[os.getpid()] = self.module.Client(**self._arguments())
-        return self._sync[os.getpid()]
 
     def _aclient(self) -> Any:
         loop = asyncio.get_running_loop()
@@ -252,23 +236,16 @@ class _Httpx:
 
     def observe(self, passing: PassThrough, response: Any, stream: bool, tee: Any) -> Any:
         kind = response.headers.get("content-type", "")
-        if not stream:
+        if stream:
+            done = passing.ending(response.status_code, kind, self.decoder(response))
+            response.stream = tee(response.stream, passing.feed, done)
+        else:
             passing.feed(response.content)
-            never_raise(lambda: passing.done(response.status_code, kind, whole=True))
-            return response
-        decode = self.decoder(response)
-        response.stream = tee(
-            response.stream,
-            passing.feed,
-            lambda whole: never_raise(lambda: passing.done(response.status_code, kind, whole=whole, decode=decode)),
-        )
+            passing.ending(response.status_code, kind)(True)
         return response
 
     def close(self) -> None:
-        for pid, client in self._sync.items():
-            if pid == os.getpid():
-                client.close()
-        self._sync.clear()
+        self._own.close()
         for loop, client in list(self._async.items()):
             if loop.is_running():
                 asyncio.run_coroutine_threadsafe(client.aclose(), loop)
@@ -319,13 +296,8 @@ def patch_httpx(module: ModuleType, patches: Patches, fallback: Fallback) -> Non
             plan = decide(active, "POST", str(request.url), request.headers, request.read, in_process=True)
         if isinstance(plan, Reroute):
             return hook.reroute(request, plan, stream)
-        try:
-            with in_client(active):
-                response = hook.send(self, request, stream=stream, **kwargs)
-        except BaseException as error:
-            if plan is not None:
-                plan.failed(error)
-            raise
+        with sending(active, plan):
+            response = hook.send(self, request, stream=stream, **kwargs)
         return response if plan is None else hook.observe(plan, response, stream, hook.tee)
 
     async def asend(self: Any, request: Any, *, stream: bool = False, **kwargs: Any) -> Any:
@@ -339,13 +311,8 @@ def patch_httpx(module: ModuleType, patches: Patches, fallback: Fallback) -> Non
             plan = decide(active, "POST", url, request.headers, lambda: body, in_process=True)
         if isinstance(plan, Reroute):
             return await hook.areroute(request, plan, stream)
-        try:
-            with in_client(active):
-                response = await hook.asend(self, request, stream=stream, **kwargs)
-        except BaseException as error:
-            if plan is not None:
-                plan.failed(error)
-            raise
+        with sending(active, plan):
+            response = await hook.asend(self, request, stream=stream, **kwargs)
         return response if plan is None else hook.observe(plan, response, stream, hook.atee)
 
     patches.replace(module.Client, "send", send)

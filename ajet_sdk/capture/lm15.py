@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import weakref
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from ajet_sdk.capture.patches import Patches
-from ajet_sdk.capture.routing import Fallback, PassThrough, Reroute, active_episode, decide, in_client, never_raise
+from ajet_sdk.capture.patches import OwnClient, Patches
+from ajet_sdk.capture.routing import Fallback, PassThrough, Reroute, active_episode, decide, sending
 
 __all__ = ["patch_lm15"]
 
@@ -17,7 +16,7 @@ __all__ = ["patch_lm15"]
 def patch_lm15(module: Any, patches: Patches, fallback: Fallback) -> None:
     transport, atransport = module.StdlibTransport, module.StdlibAsyncTransport
     original, aoriginal = transport.__dict__["stream"], atransport.__dict__["_do_stream"]
-    own: dict[int, Any] = {}
+    own = OwnClient(lambda: transport(trust_env=False, max_connections=256))
     aown: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
 
     def to_gateway(self: Any, plan: Reroute, request: Any) -> Any:
@@ -40,17 +39,10 @@ def patch_lm15(module: Any, patches: Patches, fallback: Fallback) -> None:
         if active is None:
             return original(self, request)
         plan = planned(active, request)
-        with in_client(active):
+        with sending(active, plan):
             if isinstance(plan, Reroute):
-                if os.getpid() not in own:
-                    own[os.getpid()] = transport(trust_env=False, max_connections=256)
-                return original(own[os.getpid()], to_gateway(self, plan, request))
-            try:
-                response = original(self, request)
-            except BaseException as error:
-                if plan is not None:
-                    plan.failed(error)
-                raise
+                return original(own.get(), to_gateway(self, plan, request))
+            response = original(self, request)
         if plan is not None:
             response._chunks = _read_along(plan, response)
         return response
@@ -60,54 +52,47 @@ def patch_lm15(module: Any, patches: Patches, fallback: Fallback) -> None:
         if active is None:
             return await aoriginal(self, request)
         plan = planned(active, request)
-        with in_client(active):
+        with sending(active, plan):
             if isinstance(plan, Reroute):
                 loop = asyncio.get_running_loop()
                 if loop not in aown:
                     aown[loop] = atransport(trust_env=False, max_connections=256)
                 return await aoriginal(aown[loop], to_gateway(self, plan, request))
-            try:
-                response = await aoriginal(self, request)
-            except BaseException as error:
-                if plan is not None:
-                    plan.failed(error)
-                raise
+            response = await aoriginal(self, request)
         if plan is not None:
             response._chunks = _aread_along(plan, response)
         return response
 
     patches.replace(transport, "stream", stream)
     patches.replace(atransport, "_do_stream", do_stream)
-
-    def close() -> None:
-        if os.getpid() in own:
-            own.pop(os.getpid()).close()
-
-    patches.at_end(close)
+    patches.at_end(own.close)
 
 
 def _read_along(passing: PassThrough, response: Any) -> Iterator[bytes]:
-    whole, chunks = False, response._chunks
+    whole, chunks, done = (
+        False,
+        response._chunks,
+        passing.ending(response.status, response.header("content-type") or ""),
+    )
     try:
         for chunk in chunks:
             passing.feed(chunk)
             yield chunk
         whole = True
     finally:
-        _done(passing, response, whole)
+        done(whole)
 
 
 async def _aread_along(passing: PassThrough, response: Any) -> AsyncIterator[bytes]:
-    whole, chunks = False, response._chunks
+    whole, chunks, done = (
+        False,
+        response._chunks,
+        passing.ending(response.status, response.header("content-type") or ""),
+    )
     try:
         async for chunk in chunks:
             passing.feed(chunk)
             yield chunk
         whole = True
     finally:
-        _done(passing, response, whole)
-
-
-def _done(passing: PassThrough, response: Any, whole: bool) -> None:
-    kind = response.header("content-type") or ""
-    never_raise(lambda: passing.done(response.status, kind, whole=whole))
+        done(whole)

@@ -1,11 +1,12 @@
-"""Attributes that were replaced, and how to put them back."""
+"""Attributes that were replaced, and how to put them back; our own clients in their place."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Patches"]
+__all__ = ["OwnClient", "Patches"]
 
 _INHERITED = object()
 
@@ -48,3 +49,24 @@ class Patches:
         """Put everything back."""
         while self._undo:
             self._undo.pop()()
+
+
+class OwnClient:
+    """Our client for what goes to the gateway, one for each process: connections must not be shared across a fork."""
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._made: dict[int, Any] = {}
+
+    def get(self) -> Any:
+        """That of this process."""
+        pid = os.getpid()
+        if pid not in self._made:
+            self._made[pid] = self._make()
+        return self._made[pid]
+
+    def close(self) -> None:
+        """Close that of this process."""
+        client = self._made.pop(os.getpid(), None)
+        if client is not None:
+            client.close()

@@ -39,9 +39,9 @@ __all__ = [
     "Reroute",
     "active_episode",
     "decide",
-    "in_client",
     "may_be_llm",
     "never_raise",
+    "sending",
 ]
 
 SUBJECTS = frozenset(("model", "messages", "prompt", "input", "contents", "generateContentRequest"))
@@ -107,10 +107,7 @@ class PassThrough:
         if self._size <= MOST_BYTES:
             self._parts.append(bytes(data))
 
-    def done(
-        self, status: int, content_type: str, *, whole: bool, decode: Callable[[bytes], bytes] | None = None
-    ) -> None:
-        """The response has ended; `whole` is false where the agent closed it before its end."""
+    def _end(self, status: int, content_type: str, whole: bool, decode: Callable[[bytes], bytes] | None) -> None:
         if self._done:
             return
         self._done = True
@@ -124,6 +121,12 @@ class PassThrough:
         if error_text is None and not whole and not any(mark in data for mark in ENDED):
             error_text = "undelivered"
         self._record(_response(data, content_type), error_text)
+
+    def ending(
+        self, status: int, content_type: str, decode: Callable[[bytes], bytes] | None = None
+    ) -> Callable[[bool], None]:
+        """What to call at the end of the response, with whether it was read whole; it never raises."""
+        return lambda whole: never_raise(lambda: self._end(status, content_type, whole, decode))
 
     def failed(self, error: BaseException) -> None:
         """There was no response."""
@@ -315,10 +318,17 @@ def active_episode(fallback: Fallback) -> ActiveEpisode | None:
 
 
 @contextmanager
-def in_client(active: ActiveEpisode) -> Iterator[None]:
-    """While a hooked client sends: the libraries beneath it, and the sockets, leave the request alone."""
+def sending(active: ActiveEpisode, plan: Reroute | PassThrough | None) -> Iterator[None]:
+    """While a hooked client sends: the libraries beneath it, and the sockets, leave the request alone.
+
+    What it raises is recorded of a request that passes through.
+    """
     token = current_episode.set(replace(active, in_client=True))
     try:
         yield
+    except BaseException as error:
+        if isinstance(plan, PassThrough):
+            plan.failed(error)
+        raise
     finally:
         current_episode.reset(token)

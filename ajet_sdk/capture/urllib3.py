@@ -1,27 +1,25 @@
-"""urllib3, used directly; requests is caught above it."""
+"""urllib3, used directly, and requests, which is caught above it."""
 
 from __future__ import annotations
 
-import os
 from typing import Any
 from urllib.parse import urlsplit
 
 from ajet_sdk.capture.http_client import read_along
-from ajet_sdk.capture.patches import Patches
-from ajet_sdk.capture.routing import Fallback, PassThrough, Reroute, active_episode, decide, in_client, never_raise
+from ajet_sdk.capture.patches import OwnClient, Patches
+from ajet_sdk.capture.routing import Fallback, PassThrough, Reroute, active_episode, decide, sending
 
-__all__ = ["patch_urllib3"]
+__all__ = ["patch_requests", "patch_urllib3"]
 
 
 def patch_urllib3(module: Any, patches: Patches, fallback: Fallback) -> None:
     pool = module.connectionpool.HTTPConnectionPool
     original = pool.__dict__["urlopen"]
-    own: dict[int, Any] = {}
 
-    def gateway(url: str) -> Any:
-        if os.getpid() not in own:  # connections must not be shared across a fork
-            own[os.getpid()] = module.PoolManager(num_pools=4, maxsize=256)
-        return own[os.getpid()].connection_from_url(url)
+    class Pools(module.PoolManager):  # type: ignore[misc]
+        close = module.PoolManager.clear
+
+    own = OwnClient(lambda: Pools(num_pools=4, maxsize=256))
 
     def urlopen(
         self: Any, method: str, url: str, body: Any = None, headers: Any = None, *args: Any, **kwargs: Any
@@ -32,37 +30,65 @@ def patch_urllib3(module: Any, patches: Patches, fallback: Fallback) -> None:
         given = {str(name).lower(): str(value) for name, value in (headers or self.headers or {}).items()}
         whole = url if "://" in url else f"{self.scheme}://{self.host}:{self.port or ''}{url}"
         plan = decide(active, method, whole, given, lambda: body)
-        with in_client(active):
+        with sending(active, plan):
             if isinstance(plan, Reroute):
-                target, path = gateway(plan.url), urlsplit(plan.url).path
-                return original(target, "POST", path, body, plan.headers(given), *args, **kwargs)
-            try:
-                response = original(self, method, url, body, headers, *args, **kwargs)
-            except BaseException as error:
-                if plan is not None:
-                    plan.failed(error)
-                raise
+                gateway, path = own.get().connection_from_url(plan.url), urlsplit(plan.url).path
+                return original(gateway, "POST", path, body, plan.headers(given), *args, **kwargs)
+            response = original(self, method, url, body, headers, *args, **kwargs)
         if plan is not None:
-            _observe(plan, response, bool(kwargs.get("preload_content", True)))
+            preloaded = bool(kwargs.get("preload_content", True))
+            _observe(plan, response, response.status, response.data if preloaded else None, response)
         return response
 
     patches.replace(pool, "urlopen", urlopen)
-
-    def close() -> None:
-        if os.getpid() in own:
-            own[os.getpid()].clear()
-
-    patches.at_end(close)
+    patches.at_end(own.close)
 
 
-def _observe(passing: PassThrough, response: Any, preloaded: bool) -> None:
-    kind = response.headers.get("content-type", "")
+def patch_requests(module: Any, patches: Patches, fallback: Fallback) -> None:
+    original = module.Session.__dict__["send"]
 
-    def done(whole: bool) -> None:
-        never_raise(lambda: passing.done(response.status, kind, whole=whole))
+    def session() -> Any:
+        made = module.Session()
+        made.trust_env = False
+        made.mount("http://", module.adapters.HTTPAdapter(pool_connections=4, pool_maxsize=256))
+        return made
 
-    if preloaded:
-        passing.feed(response.data)
-        done(True)
+    own = OwnClient(session)
+
+    def send(self: Any, request: Any, **kwargs: Any) -> Any:
+        active = active_episode(fallback)
+        if active is None:
+            return original(self, request, **kwargs)
+        plan = decide(active, request.method, str(request.url), request.headers, lambda: request.body)
+        with sending(active, plan):
+            if isinstance(plan, Reroute):
+                kept = {key: kwargs[key] for key in ("stream", "timeout") if key in kwargs}
+                copy = _to_gateway(module, plan, request)
+                return original(own.get(), copy, **kept, allow_redirects=False, proxies={})
+            response = original(self, request, **kwargs)
+        if plan is not None:
+            stream = bool(kwargs.get("stream", self.stream))
+            _observe(plan, response, response.status_code, None if stream else response.content, response.raw)
+        return response
+
+    patches.replace(module.Session, "send", send)
+    patches.at_end(own.close)
+
+
+def _to_gateway(module: Any, plan: Reroute, request: Any) -> Any:
+    copy, body = request.copy(), request.body
+    copy.url = plan.url
+    copy.body = body.encode() if isinstance(body, str) else body
+    copy.headers = module.structures.CaseInsensitiveDict(plan.headers(request.headers))
+    copy.headers["content-length"] = str(len(copy.body))
+    return copy
+
+
+def _observe(passing: PassThrough, response: Any, status: int, content: bytes | None, unread: Any) -> None:
+    """`content` is the body where it is here already; else `unread` is read along."""
+    done = passing.ending(status, response.headers.get("content-type", ""))
+    if content is None:
+        read_along(unread, passing.feed, done)
     else:
-        read_along(response, passing.feed, done)
+        passing.feed(content)
+        done(True)
