@@ -13,21 +13,31 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import ajet
+from ajet_tools.cli.app import app
 
 ROOT = Path(__file__).parents[1]
 RUBRIC = ROOT / "tutorial" / "example_rubric_judge"
 
 
-@pytest.mark.slow
-def test_a_rubric_of_ten_examples_agrees_better_than_the_plain_judge() -> None:
-    ran = subprocess.run(
-        [sys.executable, RUBRIC / "compare.py"], capture_output=True, text=True, check=True, timeout=250
-    )
-    assert ran.stdout in (RUBRIC / "README.md").read_text()
-    plain, rubric, *_ = [float(line.split("agreement ")[1].split()[0]) for line in ran.stdout.splitlines()[:2]]
-    assert rubric > plain + 0.2
+def test_a_rubric_of_ten_examples_agrees_better_than_the_plain_judge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "judge_model", raising=False)
+    agreements, readme = [], (RUBRIC / "README.md").read_text()
+    for judge in ([f"llm:{RUBRIC / 'plain.yaml'}"], ["--conf", str(RUBRIC / "rubric_judge.yaml")]):
+        options = ["--labels", str(RUBRIC / "held_out.jsonl"), "--repeats", "1", "--json"]
+        done = CliRunner().invoke(app, ["judge", "eval", *judge, *options])
+        assert done.exit_code == 0, done.output
+        found = json.loads(done.stdout)
+        value, low, high = (found["agreement"][name] for name in ("value", "low", "high"))
+        assert f"{value:.3f} [{low:.3f}, {high:.3f}]" in readme
+        agreements.append(value)
+    assert agreements[1] > agreements[0] + 0.2
+    assert all(point in readme for point in found["rubric"]["points"])
 
 
 def test_the_scored_replies_are_those_that_the_script_writes(tmp_path: Path) -> None:
@@ -52,20 +62,17 @@ def doctor(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     sys.modules.update({name: module for name, module in before.items() if module is not None})
 
 
-def test_a_doctors_questions_are_judged_over_http(doctor: Any, tmp_path: Path) -> None:
-    dialogues, served = doctor("dialogues"), doctor("judge_model").served
+def test_a_doctors_questions_are_judged_by_a_function(doctor: Any, tmp_path: Path) -> None:
+    dialogues = doctor("dialogues")
     rows = [json.loads(line) for line in (ASK / "val.jsonl").read_text().splitlines()][:6]
     (tmp_path / "replies.py").write_text(
         "def reply(ask):\n"
         f"    return {dialogues.ASK['fever']!r}\n"
     )  # fmt: skip
-    with served() as url:
-        overrides = [
-            f"ajet.task_judge.llm.base_url={url}", f"ajet.model.scripted={tmp_path / 'replies.py'}:reply",
-            f"ajet.experiment_dir={tmp_path / 'run'}",
-        ]  # fmt: skip
-        config = ajet.load_config(ASK / "learn2ask.yaml", overrides)
-        report = ajet.run(config, tasks=rows, k=1)
+    overrides = [
+        f"ajet.model.scripted={tmp_path / 'replies.py'}:reply", f"ajet.experiment_dir={tmp_path / 'run'}",
+    ]  # fmt: skip
+    report = ajet.run(ajet.load_config(ASK / "learn2ask.yaml", overrides), tasks=rows, k=1)
     assert [episode.status for episode in report.episodes] == ["succeeded"] * 6, report.failures
     for row, episode in zip(rows, report.episodes, strict=True):
         [reward] = episode.rewards

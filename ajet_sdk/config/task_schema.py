@@ -149,6 +149,7 @@ class Llm(Section):
         None, "Its OpenAI-compatible endpoint; null: OPENAI_BASE_URL, else DashScope if its API key is set."
     )
     api_key_env: str = key("OPENAI_API_KEY", "Environment variable that holds its API key.")
+    scripted: str | None = key(None, "Class path of a function that returns the replies instead of a model.")
     examples: str | list[dict[str, Any]] = key(
         [], "Graded examples to show it: rows with query, answer, score and reason, or a JSON-lines file of them."
     )

@@ -13,6 +13,7 @@ from typing import Any
 
 import yaml
 
+from ajet_sdk.agent.model import Model
 from ajet_sdk.agent.workflow import BaseJudge, WorkflowOutput, WorkflowTask
 from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.config.task_schema import Llm
@@ -22,7 +23,7 @@ from ajet_sdk.judges.combined import CombinedJudge, Part
 from ajet_sdk.judges.llm import LlmJudge
 from ajet_sdk.judges.llm_prompts import Example
 from ajet_sdk.judges.math import math, require_math
-from ajet_sdk.judges.model import open_model
+from ajet_sdk.judges.model import ScriptedModel, open_model
 from ajet_sdk.judges.rewards import Verdict
 from ajet_sdk.judges.rubric import RubricJudge, read_examples
 from ajet_sdk.judges.text import answer_of, compile_pattern, exact, matches, text_of
@@ -157,21 +158,28 @@ def _is_file(path: Path) -> bool:
 
 
 def _llm(config: Config, section: Llm) -> LlmJudge:
-    judge = config.task_judge
-    asked = section.model or judge.alien_llm_model
     options = section.model_dump(include={
         "mode", "min_score", "max_score", "success_threshold", "reference_key", "show", "prompt", "temperature",
         "price",
     })  # fmt: skip
     return LlmJudge(
         read_rubric(config, section.rubric),
-        model=open_model(asked, section.base_url, api_key_env=section.api_key_env),
+        model=_model(config, section.model),
         examples=read_examples(config.resolve(shown)) if isinstance(shown := section.examples, str) else shown,
         max_tokens=section.max_tokens or _longest(config),
         retries=section.max_retries,
         cache=None if section.cache is None else config.resolve(section.cache),
         **options,
     )
+
+
+def _model(config: Config, name: str | None) -> Model:
+    """What answers an LLM judge: the function of `task_judge.llm.scripted`, or an endpoint's model."""
+    llm = config.task_judge.llm
+    if llm.scripted:
+        return ScriptedModel(llm.scripted, config.source.parent if config.source else None, name)
+    asked = name or config.task_judge.alien_llm_model
+    return open_model(asked, llm.base_url, api_key_env=llm.api_key_env)
 
 
 def _longest(config: Config) -> int:
@@ -200,12 +208,12 @@ def rubric_judge(config: Config) -> RubricJudge:
         )
     rows = read_examples(config.resolve(file))
     fields = {"query": grader.query_field, "answer": grader.answer_field, "reference": grader.reference_field}
-    named, prompt = grader.model_name or judge.alien_llm_model, grader.custom_evaluation_prompt
+    prompt = grader.custom_evaluation_prompt
     if isinstance(prompt, Mapping):
         prompt = str(prompt.get(grader.language) or next(iter(prompt.values()), "")) or None
     return RubricJudge(
         [example for row in rows for example in _scored(row, fields, (grader.min_score, grader.max_score))],
-        model=open_model(named, judge.llm.base_url, api_key_env=judge.llm.api_key_env),
+        model=_model(config, grader.model_name),
         mode=grader.grader_mode, min_score=grader.min_score, max_score=grader.max_score,
         success_threshold=grader.success_threshold, name=grader.grader_name, prompt=prompt,
         retries=grader.max_retries, language=grader.language, rounds=grader.max_epochs,

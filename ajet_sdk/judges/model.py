@@ -5,6 +5,8 @@ A verdict that cannot be read raises NoReward; nothing is ever made of it.
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import json
 import math
 import os
@@ -15,10 +17,14 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from ajet_sdk.agent.agentscope import dashscope_keys
 from ajet_sdk.agent.model import Model
+from ajet_sdk.config.objects import load_object
+from ajet_sdk.engines.http import Endpoint
+from ajet_sdk.engines.in_process import InProcess
 from ajet_sdk.engines.reply_cache import Price, ReplyCache, Shared, Usage, tokens_of
+from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import ConfigError, ContextOverflow, NoReward, RequestRefused
 
-__all__ = ["Asked", "JudgeModel", "number_in", "object_in", "object_schema", "open_model"]
+__all__ = ["Asked", "JudgeModel", "ScriptedModel", "number_in", "object_in", "object_schema", "open_model"]
 
 T = TypeVar("T")
 
@@ -192,6 +198,34 @@ class JudgeModel:
         if "max_tokens" in self._unknown:
             parameters["max_completion_tokens"] = self.max_tokens
         return parameters
+
+
+class ScriptedModel(Model):
+    """A function that replies in place of an endpoint. Its calls are recorded as an endpoint's are.
+
+    Raises ConfigError where `class_path` leads to no function.
+    """
+
+    def __init__(self, class_path: str, relative_to: Path | None = None, name: str | None = None) -> None:
+        self._given = (class_path, relative_to, name)
+        replies = load_object(class_path, relative_to)
+        source = inspect.getsourcefile(replies)
+        content = Path(source).read_bytes() if source else class_path.encode()
+        # A function that was changed is another model to the caches.
+        digest = hashlib.blake2b(content, digest_size=8).hexdigest()
+        super().__init__(f"http://127.0.0.1/scripted/{digest}/v1", "none", name or "scripted")
+        self._engine = InProcess(ScriptedEngine(replies), limited=False)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ScriptedModel, self._given
+
+    def _endpoint(self) -> Endpoint:
+        import httpx
+
+        async def answer(request: httpx.Request) -> httpx.Response:
+            return httpx.Response(200, json=await self._engine.post("chat/completions", json.loads(request.content)))
+
+        return Endpoint(self.base_url, self.api_key, timeout=self.timeout, transport=httpx.MockTransport(answer))
 
 
 def open_model(

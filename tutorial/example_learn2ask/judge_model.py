@@ -1,4 +1,4 @@
-"""The judge's model as a program, served over HTTP as OpenAI's API: the stand-in for a real one.
+"""The judge's model as a program: the stand-in for a real one.
 
 By the rubric in `rubric.txt` it compares what was asked with what the doctor asked and with what is known already.
 """
@@ -7,10 +7,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 from dialogues import ASK, COMPLAINTS
@@ -38,34 +34,8 @@ def part(prompt: str, tag: str) -> str:
     return found[1] if found else ""
 
 
-class Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        prompt = asked["messages"][-1]["content"]
-        score, reason = grade(part(prompt, "task"), part(prompt, "reference"), part(prompt, "answer"))
-        content = json.dumps({"reason": reason, "score": score})
-        choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
-        usage = {"prompt_tokens": len(prompt) // 4, "completion_tokens": len(content) // 4}
-        body = json.dumps({"id": "1", "model": asked["model"], "choices": [choice], "usage": usage}).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        """Print nothing."""
-
-
-@contextmanager
-def served() -> Iterator[str]:
-    """Its base URL, as long as the block lasts."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
-    finally:
-        server.shutdown()
-        server.server_close()
+def reply(ask: Any) -> str:
+    """The reply to what ajet's judge asks."""
+    prompt = ask.messages[-1]["content"]
+    score, reason = grade(part(prompt, "task"), part(prompt, "reference"), part(prompt, "answer"))
+    return json.dumps({"reason": reason, "score": score})

@@ -1,4 +1,4 @@
-"""A judge's model that is a program, served over HTTP as OpenAI's API: the stand-in for a real one.
+"""A judge's model that is a program: the stand-in for a real one.
 
 It sees five things in a reply, by patterns. Without a rubric it has the taste that is known of LLM judges: it likes
 kind words and length. By a rubric it scores the share of the points that hold. Asked for a rubric, it compares the
@@ -9,10 +9,6 @@ from __future__ import annotations
 
 import json
 import re
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 SEEN = {
@@ -52,48 +48,13 @@ def write_rubric(examples: list[tuple[float, str]]) -> list[str]:
     return [point for _, point in sorted(found, reverse=True)] or ["It answers the customer."]
 
 
-def answer(prompt: str) -> dict[str, Any]:
+def reply(ask: Any) -> str:
     """The reply to what ajet's judges ask."""
+    prompt = ask.messages[-1]["content"]
     replies = re.findall(r"<answer[^>]*>\n(.*?)\n</answer>", prompt, re.DOTALL)
     if '"points"' in prompt:
         scores = [float(text) for text in re.findall(r'<example score="([^"]+)">', prompt)]
-        return {"points": write_rubric(list(zip(scores, replies, strict=True)))}
+        return json.dumps({"points": write_rubric(list(zip(scores, replies, strict=True)))})
     rubric = (re.search(r"<rubric>\n(.*?)\n</rubric>", prompt, re.DOTALL) or [""])[0]
     score, reason = grade(replies[0], rubric)
-    return {"reason": reason, "score": score}
-
-
-class Handler(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        prompt = asked["messages"][-1]["content"]
-        content = json.dumps(answer(prompt))
-        usage = {"prompt_tokens": len(prompt) // 4, "completion_tokens": len(content) // 4}
-        choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
-        body = json.dumps({"id": "1", "model": asked["model"], "choices": [choice], "usage": usage}).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: Any) -> None:
-        """Print nothing."""
-
-
-@contextmanager
-def served(port: int = 0) -> Iterator[str]:
-    """Its base URL, as long as the block lasts."""
-    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}/v1"
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-if __name__ == "__main__":
-    with served(8123) as url:
-        print(f"the judge's model answers at {url}; Ctrl-C ends it", flush=True)
-        threading.Event().wait()
+    return json.dumps({"reason": reason, "score": score})

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from ajet_sdk.config.config import load_config
 from ajet_sdk.config.objects import load_object
-from ajet_sdk.dialects.table import CHAT
+from ajet_sdk.engines.in_process import InProcess
 from ajet_sdk.engines.open import open_engine
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.protocols import Engine, Sampling
+from ajet_sdk.protocols import Engine
 from ajet_tools.dataset.model.budget import Budget
 from ajet_tools.dataset.model.endpoint import Endpoint, local_url
 
@@ -49,12 +48,12 @@ def open_endpoint(
         base_url = f"scripted://{hashlib.blake2b(content, digest_size=8).hexdigest()}"
         model = f"scripted:{Path(place).name}:{function}"
         engine: Engine = ScriptedEngine(load_object(f"{place}:{function}"))
-        wire = _EngineWire(engine, limited=False)  # its tokens are bytes: a limit in tokens says nothing of them
+        wire = InProcess(engine, limited=False)  # its tokens are bytes: a limit in tokens says nothing of them
         return Endpoint(base_url, model, concurrency=concurrency, cache=cache, budget=budget, wire=wire)
     if model is not None and Path(model).is_dir() and not base_url:
         checkpoint = Path(model)
         engine = open_engine(load_config(None, [], {"model": {"path": str(checkpoint.resolve())}}))
-        wire, base_url = _EngineWire(engine, limited=True), local_url(checkpoint)
+        wire, base_url = InProcess(engine, limited=True), local_url(checkpoint)
         return Endpoint(base_url, checkpoint.name, concurrency=concurrency, cache=cache, budget=budget, wire=wire)
     if not base_url:
         raise ConfigError(
@@ -99,33 +98,3 @@ def open_named(
     if not place.startswith(("http://", "https://")) and not Path(name).is_dir():
         raise ConfigError(f"{option} {spec}: add its endpoint: {name}@https://HOST/v1")
     return open_endpoint(place or None, name, os.environ.get(key_env or "OPENAI_API_KEY"), **more)
-
-
-class _EngineWire:
-    """An engine of this process in place of a connection.
-
-    `limited`: `max_tokens` holds for the engine, and its count of tokens is one to charge.
-    """
-
-    def __init__(self, engine: Engine, *, limited: bool) -> None:
-        self._engine, self._limited = engine, limited
-        self._requests = 0
-
-    async def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
-        self._requests += 1
-        episode = f"request-{self._requests}"
-        sampling = Sampling(
-            temperature=float(body.get("temperature", 1.0)),
-            max_tokens=body.get("max_tokens") if self._limited else None,
-            seed=body.get("seed"),
-            n=int(body.get("n", 1)),
-        )
-        try:
-            answer = await self._engine.answer(CHAT.ask(body, sampling, episode, "dataset"))
-        finally:
-            self._engine.forget(episode)
-        choices = [{"message": choice.message, "finish_reason": choice.finish_reason} for choice in answer.choices]
-        return {"choices": choices, **({"usage": dict(answer.usage)} if self._limited else {})}
-
-    async def aclose(self) -> None:
-        await self._engine.aclose()

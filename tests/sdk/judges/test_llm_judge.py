@@ -23,6 +23,7 @@ from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.judges.llm import LlmJudge
 from ajet_sdk.judges.llm_prompts import Material
 from ajet_sdk.judges.load import load_judge, named_judge
+from ajet_sdk.judges.model import ScriptedModel
 from ajet_sdk.rollout.episode import Attempt, run_batch
 from ajet_sdk.samples.build import build
 from ajet_sdk.types import Episode, Task
@@ -241,6 +242,21 @@ def test_by_yaml_by_name_and_as_a_class_it_is_the_same(tmp_path: Path, monkeypat
     (tmp_path / "typo.yaml").write_text("rubrik: x")
     with pytest.raises(ConfigError, match=r"did you mean .*rubric"):
         named_judge(f"llm:{tmp_path / 'typo.yaml'}")
+
+
+def test_a_function_replies_in_place_of_a_model(tmp_path: Path) -> None:
+    code = 'def reply(ask):\n    return \'{"reason": "by the script", "score": %s}\'\n'
+    (tmp_path / "replies.py").write_text(code % 0.25)
+    (tmp_path / "judge.yaml").write_text("scripted: replies.py->reply\n")
+    judge = named_judge(f"llm:{tmp_path / 'judge.yaml'}")
+    for one in (judge, pickle.loads(pickle.dumps(judge))):
+        assert judged(one).rewards[0].value == 0.25
+    (tmp_path / "changed.py").write_text(code % 0.5)
+    urls = {ScriptedModel(f"{tmp_path / name}:reply").base_url for name in ("replies.py", "changed.py")}
+    assert len(urls) == 2  # the caches tell them apart
+    (tmp_path / "prose.py").write_text("def reply(ask):\n    return 'fine'\n")
+    with pytest.raises(NoReward, match="no verdict"):
+        judged(LlmJudge(model=ScriptedModel(f"{tmp_path / 'prose.py'}:reply")))
 
 
 def test_a_prompt_names_what_there_is() -> None:
