@@ -11,6 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+import httpx
 import pytest
 
 from ajet_sdk.config.config import load_config
@@ -91,18 +92,19 @@ def test_it_learns_while_instances_are_killed(tmp_path: Path, monkeypatch: pytes
 
     def kill() -> None:
         while not over.is_set():
-            until(lambda: over.is_set() or (instances.created > 200 * (len(killed) + 1) and instances.listed()))
-            with suppress(IndexError, ProcessLookupError):
-                killed.append(instances.listed()[-1]["pid"])
-                os.kill(killed[-1], signal.SIGKILL)
+            until(lambda: over.is_set() or instances.created > 200 * (len(killed) + 1))
+            played = [one["pid"] for one in httpx.get(f"{url}/instances").json() if one["steps"]]
+            with suppress(IndexError, ProcessLookupError):  # none has taken a step; it has ended
+                os.kill(played[-1], signal.SIGKILL)
+                killed.append(played[-1])
 
     killed: list[int] = []
     with hosted(TARGET, name="GymLake") as (url, instances):
         killer = threading.Thread(target=kill)
         killer.start()
         steps = [
-            "ajet.trainer_common.total_steps=8",
-            "ajet.trainer_common.test_freq=8",
+            "ajet.trainer_common.total_steps=6",
+            "ajet.trainer_common.test_freq=6",
             "ajet.trainer_common.optim.lr_scheduler_type=constant",
             f"ajet.task_reader.env_service.env_url={url}",
         ]
@@ -112,5 +114,5 @@ def test_it_learns_while_instances_are_killed(tmp_path: Path, monkeypatch: pytes
             over.set()
             killer.join()
     recipe = json.loads((tmp_path / "launcher_record/models/lake/.ajet").read_text())
-    assert len(killed) >= 5 and instances.lost
+    assert len(killed) >= 5 and 0 < len(instances.lost) <= len(killed)
     assert tuned.metrics["val/reward"] >= recipe["reward"] + 0.1

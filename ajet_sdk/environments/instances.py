@@ -198,28 +198,46 @@ def _first_line(error: BaseException) -> str:
     return (str(error) or type(error).__name__).splitlines()[0]
 
 
-class _Process:
+class _Process(asyncio.StreamReaderProtocol):
     """The process of one instance, at the other end of a socket."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+    def __init__(self) -> None:
+        self._answers = asyncio.StreamReader(limit=_LONGEST_LINE)
+        super().__init__(self._answers)
         self.pid = 0
         self.alive = True
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._writer = asyncio.StreamWriter(transport, self, self._answers, asyncio.get_running_loop())
+
+    def eof_received(self) -> bool:
+        self.kill()
+        return bool(super().eof_received())
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.kill()
+        super().connection_lost(exc)
+
     async def ask(self, request: dict[str, Any] | None) -> dict[str, Any]:
         """Raises EOFError where the process has died."""
-        if request is not None:
-            self._writer.write(json.dumps(request).encode() + b"\n")
-            await self._writer.drain()
-        line = await self._reader.readline()
+        line = b""
+        with suppress(ConnectionError):  # it has died, which is said below
+            if request is not None:
+                self._writer.write(json.dumps(request).encode() + b"\n")
+                await self._writer.drain()
+            line = await self._answers.readline()
         if not line.endswith(b"\n"):
-            raise EOFError("it closed its connection: it was killed, crashed, or ran out of memory")
+            raise EOFError("it was killed, crashed, or ran out of memory")
         answer: dict[str, Any] = json.loads(line)
         return answer
 
     def kill(self) -> None:
-        """End the process and what it started; where it cannot be reached it sees the socket close."""
+        """End the process and what it started; where it cannot be reached it sees the socket close.
+
+        It is also called as soon as the process has ended by itself: later its id may be another process's.
+        """
         if not self.alive:
             return
         self.alive = False
@@ -285,7 +303,7 @@ class _Template:
                 assert self._control is not None
                 socket.send_fds(self._control, [b"x"], [theirs.fileno()])
         ours.setblocking(False)
-        process = _Process(*await asyncio.open_connection(sock=ours, limit=_LONGEST_LINE))
+        _, process = await asyncio.get_running_loop().create_connection(_Process, sock=ours)
         try:
             hello = await asyncio.wait_for(process.ask(None), self._limits.timeout)
         except (OSError, EOFError, asyncio.TimeoutError) as error:

@@ -26,7 +26,7 @@ from ajet_sdk.errors import ConfigError, MissingExtra
 from ajet_sdk.run import train
 from ajet_sdk.trace.reader import open_trace
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
+pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {

@@ -23,7 +23,7 @@ from ajet_sdk.rollout import processes as ray_workers
 from ajet_sdk.run import run
 from ajet_sdk.trace.reader import open_trace
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(240)]
+pytestmark = pytest.mark.slow
 
 AGENT = """
 import multiprocessing, os, threading, time

@@ -18,13 +18,6 @@ import pytest
 from .experiments import Experiment
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A run starts Ray and a dozen processes: a minute on an idle machine, and more on a busy one."""
-    for item in items:
-        if "tests/trinity/" in str(item.path) and item.get_closest_marker("timeout") is None:
-            item.add_marker(pytest.mark.timeout(900))
-
-
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of random weights with a tokenizer and a chat template."""

@@ -15,13 +15,6 @@ from typing import Any
 import pytest
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Importing verl takes half a minute on a busy machine, and Ray starts processes that import it again."""
-    for item in items:
-        if "tests/verl/" in str(item.path):
-            item.add_marker(pytest.mark.timeout(900))
-
-
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of random weights with a tokenizer and a chat template."""

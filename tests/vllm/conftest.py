@@ -19,13 +19,6 @@ from ajet_sdk.tokens.huggingface import HFTokenizer
 from tests.tiny_models import VLLMS, save_tiny
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A server takes a minute to start, and more on a busy machine."""
-    for item in items:
-        if "tests/vllm/" in str(item.path):
-            item.add_marker(pytest.mark.timeout(900))
-
-
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A model of random weights with a tokenizer and a chat template."""

@@ -225,6 +225,19 @@ def test_all_end_with_the_service(counter: Path) -> None:
     until(lambda: not any(map(is_running, pids)))
 
 
+def test_what_a_killed_instance_has_started_ends_with_it(service: tuple[str, Instances]) -> None:
+    """At once, not when it is next asked: its process id may be another's by then."""
+    url, instances = service
+    env = GymEnv(url, "count", "0")
+    env.create()
+    child = int(say(env, "child")[0])
+    os.kill(instances.listed()[0]["pid"], signal.SIGKILL)
+    until(lambda: not is_running(child))
+    with pytest.raises(EnvironmentUnavailable, match="step of task '0': its process died"):
+        say(env, 1)
+    assert not instances.listed()
+
+
 def test_a_killed_template_is_started_again(service: tuple[str, Instances]) -> None:
     url, instances = service
     template = instances._template._process
