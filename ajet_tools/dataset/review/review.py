@@ -6,11 +6,15 @@ import json
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
 from ajet_sdk.errors import AjetError, ConfigError
 from ajet_sdk.tasks.json_rows import BadRows
+from ajet_tools.dataset.files.blocks import LineBlock
 from ajet_tools.dataset.files.tables import Row, files_of, read
 from ajet_tools.dataset.files.writer import json_line
 from ajet_tools.dataset.review.journal import Decision, Journal, Mark, digest_of_line, journal_beside
@@ -136,13 +140,21 @@ class Review:
         decision = self.decisions.get(number)
         return Row(row.where, dict(decision.values)) if decision is not None and decision.values is not None else row
 
-    def _lines(self) -> Iterator[tuple[int, bytes]]:
-        """Each row as its line of JSON, edits included."""
-        for number, line in enumerate(self.spool.lines()):
-            decision = self.decisions.get(number)
-            yield number, line if decision is None or decision.values is None else json_line(decision.values)
-
     # Finding
+
+    def _scan(self, progress: Callable[[int], None], stop: threading.Event) -> Iterator[LineBlock]:
+        """All rows, edits included, numbered from 0; less where it was stopped."""
+        import polars as pl
+
+        lines, number = self.spool.lines(), 0
+        while not stop.is_set() and (some := list(islice(lines, _TOLD))):
+            progress(number)
+            numbers = np.arange(number, number + len(some))
+            for one in self.decisions.keys() & set(numbers.tolist()):
+                if (values := self._values_of(one)) is not None:
+                    some[one - number] = json_line(values)
+            yield LineBlock("", pl.Series("line", [line[:-1].decode() for line in some], pl.String), numbers)
+            number += len(some)
 
     def fitting(
         self,
@@ -157,15 +169,12 @@ class Review:
         Raises ConfigError for a field that no row has.
         """
         found: list[int] = []
-        for number, line in self._lines():
-            if number % _TOLD == 0:
-                progress(number)
-                if stop.is_set():
-                    return None
-            if only != "all" and not self._is(number, only):
-                continue
-            if not wanted.text or wanted.fits(json.loads(line)):
-                found.append(number)
+        for block in self._scan(progress, stop):
+            kept = [only == "all" or self._is(number, only) for number in block.numbers.tolist()]
+            found += block.numbers[wanted.mask(block) & kept].tolist()
+            wanted.note(block)
+        if stop.is_set():
+            return None
         if only == "all":
             wanted.check()
         return found
@@ -179,14 +188,10 @@ class Review:
         """The numbers of the rows that have a text anywhere in them, in any case; None where it was stopped."""
         sought = json.dumps(needle, ensure_ascii=False)[1:-1].casefold()
         found: list[int] = []
-        for number, line in self._lines():
-            if number % _TOLD == 0:
-                progress(number)
-                if stop.is_set():
-                    return None
-            if sought in line.decode("utf-8").casefold():
-                found.append(number)
-        return found
+        for block in self._scan(progress, stop):
+            lines = zip(block.numbers.tolist(), block.lines, strict=True)
+            found += [number for number, line in lines if sought in line.casefold()]
+        return None if stop.is_set() else found
 
     # Deciding
 

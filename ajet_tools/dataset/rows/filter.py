@@ -9,22 +9,24 @@ or not there; `~ "regex:..."` is a regular expression. A list fits where one of 
 from __future__ import annotations
 
 import difflib
+import json
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+import numpy as np
+
 from ajet_sdk.errors import AjetError, ConfigError
 from ajet_sdk.tasks.rows import Row as TaskRow
 from ajet_sdk.tasks.rows import to_task
-from ajet_tools.dataset.files.blocks import Block
-from ajet_tools.dataset.files.tables import text_of
+from ajet_tools.dataset.files.blocks import QUERIES, Block, Irregular, LineBlock, Wanted, text_of
 from ajet_tools.dataset.rows.language import language_of
 from ajet_tools.text.grammar import BareWord, Comparison, FilterError, Node, Token, fold, tree
 
-__all__ = ["DERIVED", "ORDER", "POSITION", "REGEX", "Filter", "is_none", "number_of", "parse", "task_id_of", "value_at"]
+__all__ = ["DERIVED", "Filter", "parse", "task_id_of", "value_at"]
 
 DERIVED = {
     "text": "what the row asks: its query, else its last user message, else all its strings",
@@ -39,7 +41,7 @@ _ABSENT = object()
 
 
 class _View:
-    """A row, with what is derived from it, once."""
+    """A row, and what is derived from it."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
         self.values = values
@@ -48,59 +50,141 @@ class _View:
     def text(self) -> str:
         return text_of(self.values)
 
-    @cached_property
-    def folded(self) -> str:
-        return self.text.casefold()
-
-    @cached_property
-    def language(self) -> str:
-        return language_of(self.text)
-
     def derived(self, name: str) -> Any:
-        if name == "task_id":
-            return task_id_of(self.values)
-        if name == "chars":
-            return len(self.text)
-        if name == "words":
-            return len(self.text.split())
-        return getattr(self, name)
+        return task_id_of(self.values) if name == "task_id" else _OF_TEXT[name](self.text)
 
 
-_Test = Callable[[_View], bool]
+_OF_TEXT: dict[str, Callable[[str], Any]] = {
+    "text": str,
+    "chars": len,
+    "words": lambda text: len(text.split()),
+    "language": language_of,
+}
+
+
+@dataclass(frozen=True)
+class _Condition:
+    """One comparison, or a word that is looked for in a row's text."""
+
+    field: str
+    steps: tuple[str, ...]
+    """To its column; none of what is always derived."""
+    tests: Sequence[Callable[[Any], bool]]
+    by_text: bool = False
+    """It looks at how a value is spelt."""
+    needle: str | None = None
+    """It holds of text that contains this, in any case."""
+
+    def holds(self, value: Any) -> bool:
+        return any(test(value) for test in self.tests)
+
+    def holds_of_row(self, row: _View) -> bool:
+        value = _at(row.values, self.steps) if self.steps else _ABSENT
+        if self.field in DERIVED and (value is _ABSENT or value is None):
+            value = row.derived(self.field)
+        return self.holds(None if value is _ABSENT else value)
+
+    def holds_of_texts(self, texts: Any, *, exact: bool) -> Any:
+        """Of values as a column of text shows them: 1 or 0, and -1 where that depends on what a value is.
+
+        `exact`: they are text.
+        """
+        found, left = np.zeros(len(texts), np.int8), texts
+        if self.needle is not None:
+            lower = texts.str.to_lowercase()
+            found[lower.str.contains(self.needle, literal=True).fill_null(False).to_numpy()] = 1
+            left = texts.str.len_bytes() > texts.str.len_chars()  # letters that have other forms, too
+            left = (left if exact else left | texts.str.contains(_NOT_TEXT)).arg_true()
+            texts = texts.gather(left)
+        values = texts.to_list()
+        holds = self.holds if exact else self._holds_of_text
+        said = {value: holds(value) for value in set(values)}
+        found[left if self.needle is not None else slice(None)] = [said[value] for value in values]
+        return found
+
+    def _holds_of_text(self, text: str | None) -> int:
+        said = self.holds(text)
+        if text is None or not re.match(_NOT_TEXT, text):
+            return said
+        if self.by_text or not _PLAIN.fullmatch(text):
+            return -1
+        return said if said == self.holds(json.loads(text)) else -1
+
+
+_NOT_TEXT = r"^(?:[\[{]|-?[0-9][0-9.eE+-]*$|true$|false$)"
+"""What a list, an object, a number or a truth value is shown as."""
+_PLAIN = re.compile(r"-?(?:0|[1-9][0-9]{0,14})(?:\.[0-9]{1,15})?|true|false")
 
 
 @dataclass
 class Filter:
-    """A parsed filter; `fits` says whether a row does."""
+    """A parsed filter; `mask` says which rows of a block fit."""
 
     text: str
-    _test: _Test
+    node: Node | None
+    _conditions: Mapping[Node, _Condition]
     fields: dict[str, bool] = field(default_factory=dict)
     """Fields that a row must have somewhere -> whether one had it."""
-    node: Node | None = None
     _known: dict[str, None] = field(default_factory=dict)
 
-    def fits(self, values: Mapping[str, Any]) -> bool:
-        if not all(self.fields.values()):
-            self._note(values)
-        return self._test(_View(values))
+    @property
+    def wanted(self) -> Wanted:
+        """The fields that `mask` looks at."""
+        names = list(dict.fromkeys(one.steps for one in self._conditions.values() if one.steps))
+        asks_text = any(one.field in DERIVED for one in self._conditions.values())
+        return names + [path for path in QUERIES if path not in names] if asks_text else names
+
+    def mask(self, block: Block) -> Any:
+        """Which rows of a block fit, as a numpy array.
+
+        What columns do not decide (a list, an object, a number that may be text) is asked of the row.
+        """
+        if self.node is None:
+            return np.ones(len(block), bool)
+        try:
+            if _has_dotted_key(block, self.wanted):
+                raise Irregular
+            columns = dict(zip(self.wanted, block.columns(self.wanted), strict=True))
+        except Irregular:
+            return self.mask_rows(row.values for row in block.rows())
+        self.fields.update({".".join(path): True for path, one in columns.items() if one.null_count() < len(one)})
+        unclear = np.zeros(len(block), bool)
+
+        def leaf(part: Node) -> Any:
+            one = self._conditions[part]
+            if one.field not in DERIVED:
+                found = one.holds_of_texts(columns[one.steps], exact=False)
+            else:
+                found = one.holds_of_texts(_derived(block, one.field), exact=True)
+                unclear[:] |= columns[one.steps].is_not_null().to_numpy() if one.steps else False
+            unclear[:] |= found < 0
+            return found > 0
+
+        found = fold(self.node, leaf, _join)
+        if len(left := np.flatnonzero(unclear)):
+            found[left] = self.mask_rows(row.values for row in block.rows(left))
+        return found
+
+    def mask_rows(self, rows: Iterable[Mapping[str, Any]]) -> Any:
+        """Which of these rows fit, as a numpy array."""
+        views = list(map(_View, rows))
+        if self.node is None:
+            return np.ones(len(views), bool)
+        of = self._conditions
+        return fold(self.node, lambda part: np.array([*map(of[part].holds_of_row, views)], bool), _join)
 
     def note(self, block: Block) -> None:
         """Look for the fields that no column has shown so far, to be called where `check` would fail."""
-        if not all(self.fields.values()):
-            for row in block.rows():
-                self._note(row.values)
+        for row in block.rows() if self.is_unmet else ():
+            for name, met in self.fields.items():
+                self.fields[name] = met or _at(row.values, name.split(".")) is not _ABSENT
+            if len(self._known) < 1000:
+                self._known.update(dict.fromkeys(_names(row.values)))
 
     @property
     def is_unmet(self) -> bool:
         """There is a field that no row was seen to have."""
         return not all(self.fields.values())
-
-    def _note(self, values: Mapping[str, Any]) -> None:
-        for name, met in self.fields.items():
-            self.fields[name] = met or _at(values, name.split(".")) is not _ABSENT
-        if len(self._known) < 1000:
-            self._known.update(dict.fromkeys(_names(values)))
 
     def check(self) -> None:
         """Call it when all rows are through. Raises ConfigError for a field that none of them had: a typing error."""
@@ -110,6 +194,33 @@ class Filter:
                 hint = f"did you mean {near[0]}? There are" if near else "there are"
                 names = [*self._known, *DERIVED]
                 raise ConfigError(f"no row has a field {name!r}; {hint} {', '.join(names[:40])}")
+
+
+def _join(word: str, parts: Sequence[Any]) -> Any:
+    if word == "not":
+        return ~parts[0]
+    return (np.logical_and if word == "and" else np.logical_or).reduce(parts)
+
+
+def _derived(block: Block, name: str) -> Any:
+    """What `DERIVED` names, of each row, as a polars series."""
+    import polars as pl
+
+    if name == "task_id":
+        return pl.Series([task_id_of(row.values) for row in block.rows()], dtype=pl.String)
+    if name in ("text", "chars"):
+        return block.texts if name == "text" else block.texts.str.len_chars()
+    return pl.Series([_OF_TEXT[name](text) for text in block.texts])
+
+
+def _has_dotted_key(block: Block, wanted: Wanted) -> bool:
+    """A key may have a point in its name, or be the length of something: what a path means is up to the row."""
+    if any(_POSITION.fullmatch(step) or step in ("count", "chars") for path in wanted for step in path[1:]):
+        return True
+    inner = [".".join(path[i:j]) for path in wanted for i in range(len(path)) for j in range(i + 2, len(path) + 1)]
+    if isinstance(block, LineBlock):
+        return any(bool(block.lines.str.contains(f'"{name}"', literal=True).any()) for name in inner)
+    return any("." in one for one in block.data.schema.names)
 
 
 def task_id_of(values: Mapping[str, Any]) -> str | None:
@@ -126,7 +237,7 @@ def value_at(values: Any, path: str) -> Any:
     return None if found is _ABSENT else found
 
 
-POSITION = re.compile(r"-?[0-9]{1,9}")
+_POSITION = re.compile(r"-?[0-9]{1,9}")
 
 
 def _at(values: Any, steps: Sequence[str]) -> Any:
@@ -139,11 +250,11 @@ def _at(values: Any, steps: Sequence[str]) -> Any:
         if steps[0] in values:
             return _at(values[steps[0]], steps[1:])
     if isinstance(values, list):
-        if POSITION.fullmatch(steps[0]) and -len(values) <= int(steps[0]) < len(values):
+        if _POSITION.fullmatch(steps[0]) and -len(values) <= int(steps[0]) < len(values):
             return _at(values[int(steps[0])], steps[1:])
-        if steps == ["count"]:
+        if [*steps] == ["count"]:
             return len(values)
-    if isinstance(values, str) and steps == ["chars"]:
+    if isinstance(values, str) and [*steps] == ["chars"]:
         return len(values)
     return _ABSENT
 
@@ -159,65 +270,53 @@ def _names(values: Mapping[str, Any], before: str = "", depth: int = 0) -> list[
 
 def parse(text: str) -> Filter:
     """A filter of rows; of an empty text one that every row fits. Raises FilterError, with the place."""
-    found = tree(text, "metadata.answer=42")
+    node = tree(text, "metadata.answer=42")
+    conditions: dict[Node, _Condition] = {}
     fields: dict[str, bool] = {}
 
-    def leaf(part: BareWord | Comparison) -> _Test:
+    def leaf(part: BareWord | Comparison) -> None:
         if isinstance(part, BareWord):
-            needle = part.text.text.casefold()
-            return lambda row: needle in row.folded
-        if part.field.text not in DERIVED and not any(is_none(value) for value in part.values):
-            fields.setdefault(part.field.text, False)
-        return _comparison(part)
+            text = part.text.text
+            conditions[part] = _Condition("text", (), [_contains(text)], True, text.casefold())
+            return
+        name, sign = part.field.text, part.operator.text
+        tests = [_test_of(sign, value) for value in part.values]
+        value = part.values[0].text
+        plain = sign == "~" and len(tests) == 1 and not value.startswith(_REGEX) and name not in ("chars", "words")
+        needle = value.casefold() if plain else None
+        conditions[part] = _Condition(name, tuple(name.split(".")), tests, sign == "~", needle)
+        if name not in DERIVED and not any(map(_is_none, part.values)):
+            fields.setdefault(name, False)
 
-    return Filter(text, (lambda row: True) if found is None else fold(found, leaf, _join), fields, found)
-
-
-def _join(word: str, tests: Sequence[_Test]) -> _Test:
-    if word == "not":
-        return lambda row: not tests[0](row)
-    every = all if word == "and" else any
-    return lambda row: every(test(row) for test in tests)
-
-
-def _comparison(part: Comparison) -> _Test:
-    name = part.field.text
-    steps, derived = name.split("."), name if name in DERIVED else None
-    tests = [_test_of(part.operator.text, value) for value in part.values]
-
-    def test(row: _View) -> bool:
-        value = _at(row.values, steps)
-        if value is _ABSENT or (value is None and derived):
-            value = row.derived(derived) if derived else None
-        return any(test(value) for test in tests)
-
-    return test
+    if node is not None:
+        fold(node, leaf, lambda word, parts: None)
+    return Filter(text, node, conditions, fields)
 
 
-REGEX = "regex:"
+_REGEX = "regex:"
 
 
 def _test_of(sign: str, value: Token) -> Callable[[Any], bool]:
     """A comparison with one value, of what stands at the field (None where nothing does)."""
     if sign == "~":
-        return _contains(value)
-    number = number_of(value.text)
+        return _matches(value) if value.text.startswith(_REGEX) else _contains(value.text)
+    number = _number_of(value.text)
     if sign == "=":
-        if is_none(value):
+        if _is_none(value):
             return lambda found: found is None
         return lambda found: _equal(found, value.text, number)
-    compare = ORDER[sign]
+    compare = _ORDER[sign]
     if number is None:
         return lambda found: isinstance(found, str) and compare(found, value.text)
 
     def ordered(found: Any) -> bool:
-        known = number_of(found) if isinstance(found, str) else found
+        known = _number_of(found) if isinstance(found, str) else found
         return isinstance(known, int | float) and not isinstance(known, bool) and compare(known, number)
 
     return ordered
 
 
-ORDER: dict[str, Callable[[Any, Any], Any]] = {
+_ORDER: dict[str, Callable[[Any, Any], Any]] = {
     "<": operator.lt,
     "<=": operator.le,
     ">": operator.gt,
@@ -225,11 +324,11 @@ ORDER: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def is_none(value: Token) -> bool:
+def _is_none(value: Token) -> bool:
     return value.kind == "word" and value.text.lower() == "none"
 
 
-def number_of(text: str) -> float | int | None:
+def _number_of(text: str) -> float | int | None:
     try:
         return int(text)
     except ValueError:
@@ -250,14 +349,16 @@ def _equal(found: Any, text: str, number: float | None) -> bool:
     return bool(found == text)
 
 
-def _contains(value: Token) -> Callable[[Any], bool]:
-    if value.text.startswith(REGEX):
-        try:
-            pattern = re.compile(value.text.removeprefix(REGEX))
-        except (re.error, OverflowError, RecursionError) as error:
-            raise FilterError(f"not a regular expression: {error}", value.at) from None
-        return lambda found: any(pattern.search(text) for text in _texts(found))
-    needle = value.text.casefold()
+def _matches(value: Token) -> Callable[[Any], bool]:
+    try:
+        pattern = re.compile(value.text.removeprefix(_REGEX))
+    except (re.error, OverflowError, RecursionError) as error:
+        raise FilterError(f"not a regular expression: {error}", value.at) from None
+    return lambda found: any(pattern.search(text) for text in _texts(found))
+
+
+def _contains(text: str) -> Callable[[Any], bool]:
+    needle = text.casefold()
     return lambda found: any(needle in text.casefold() for text in _texts(found))
 
 

@@ -14,7 +14,6 @@ import numpy as np
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.files.blocks import QUERIES, Block, Wanted
 from ajet_tools.dataset.files.tables import Row
-from ajet_tools.dataset.rows.expressions import mask, wanted_by
 from ajet_tools.dataset.rows.filter import Filter
 from ajet_tools.dataset.rows.language import LANGUAGES, language_of
 from ajet_tools.dataset.rows.sql import Where
@@ -68,16 +67,15 @@ class Keep:
             yield block, self._kept(block)
             if self.filter and reread is None:
                 self.filter.note(block)
-        if self.filter and self.filter.is_unmet:
-            for block in reread() if reread else ():
-                self.filter.note(block)
         if self.filter:
+            for block in reread() if reread and self.filter.is_unmet else ():
+                self.filter.note(block)
             self.filter.check()
 
     @property
     def wanted(self) -> Wanted:
         """The fields that are looked at."""
-        own = list(wanted_by(self.filter) if self.filter else ())
+        own = list(self.filter.wanted if self.filter else ())
         asked = self.least is not None or self.most is not None or bool(self.languages)
         return own + [path for path in QUERIES if path not in own] if asked else own
 
@@ -107,7 +105,7 @@ class Keep:
         if self.where:
             yield self.where.mask(block).to_numpy(), "not what the expression says"
         if self.filter:
-            yield mask(self.filter, block).to_numpy(), "not what the expression says"
+            yield self.filter.mask(block), "not what the expression says"
 
     def _reject(self, block: Block, index: int, reason: str) -> bool:
         self.left_out[reason] += 1

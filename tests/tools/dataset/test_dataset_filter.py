@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet_sdk.errors import ConfigError
-from ajet_tools.dataset.files.blocks import blocks_of
+from ajet_tools.dataset.files.blocks import as_table, blocks_of
 from ajet_tools.dataset.files.tables import Row
-from ajet_tools.dataset.rows.expressions import mask
 from ajet_tools.dataset.rows.filter import parse
 from ajet_tools.dataset.rows.keep import Keep
 from ajet_tools.dataset.rows.language import language_of
@@ -64,9 +63,9 @@ ROW: dict[str, Any] = {
     ],
 )
 def test_a_row_fits_and_does_not_fit_the_opposite(expression: str) -> None:
-    assert parse(expression).fits(ROW)
+    assert kept(Keep(parse(expression)), ROW) == [ROW]
     if expression:
-        assert not parse(f"not ({expression})").fits(ROW)
+        assert not kept(Keep(parse(f"not ({expression})")), ROW)
 
 
 @pytest.mark.parametrize(
@@ -179,4 +178,6 @@ FILTERS = [
 @settings(max_examples=60)
 def test_columns_say_of_each_row_what_the_row_itself_says(rows: list[dict[str, Any]], expression: str) -> None:
     for block in blocks_of((Row(f"line {i}", row) for i, row in enumerate(rows, 1)), "rows"):
-        assert mask(parse(expression), block).to_list() == [parse(expression).fits(row) for row in rows]
+        wanted = parse(expression)
+        assert wanted.mask(block).tolist() == wanted.mask_rows(rows).tolist()
+        assert wanted.mask(as_table(block)).tolist() == wanted.mask_rows(rows).tolist()
