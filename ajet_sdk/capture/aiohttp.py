@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any
@@ -70,6 +71,7 @@ class _ContentTee:
 def patch_aiohttp(module: Any, patches: Patches, fallback: Fallback) -> None:
     original = module.ClientSession.__dict__["_request"]
 
+    @functools.wraps(original)
     async def request(self: Any, method: str, str_or_url: Any, **kwargs: Any) -> Any:
         active = active_episode(fallback)
         if active is None:

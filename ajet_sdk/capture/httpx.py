@@ -194,27 +194,17 @@ class _Httpx:
         self.module: Any = module
         self.send = module.Client.__dict__["send"]
         self.asend = module.AsyncClient.__dict__["send"]
-        self._own = OwnClient(lambda: self.module.Client(**self._arguments()))
+        self.own = OwnClient(lambda: self.module.Client(**self._arguments()))
         self._async: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Any] = weakref.WeakKeyDictionary()
         self.tee, self.atee = _streams(self.module)
         self.ask, self.aask = asking(self.module)
 
-    def reroute(self, request: Any, plan: Reroute, stream: bool) -> Any:
-        if plan.door is None:
-            return self.send(self._own.get(), self._request_to_gateway(request, plan), stream=stream)
-        return self.ask(plan, request, stream)
-
-    async def areroute(self, request: Any, plan: Reroute, stream: bool) -> Any:
-        if plan.door is None:
-            return await self.asend(self._aclient(), self._request_to_gateway(request, plan), stream=stream)
-        return await self.aask(plan, request, stream)
-
-    def _request_to_gateway(self, request: Any, plan: Reroute) -> Any:
+    def to_gateway(self, request: Any, plan: Reroute) -> Any:
         kept = {key: value for key, value in request.extensions.items() if key == "timeout"}
         headers = plan.headers(request.headers)
         return self.module.Request("POST", plan.url, headers=headers, content=request.content, extensions=kept)
 
-    def _aclient(self) -> Any:
+    def own_async(self) -> Any:
         loop = asyncio.get_running_loop()
         if loop not in self._async:
             self._async[loop] = self.module.AsyncClient(**self._arguments())
@@ -245,7 +235,7 @@ class _Httpx:
         return response
 
     def close(self) -> None:
-        self._own.close()
+        self.own.close()
         for loop, client in list(self._async.items()):
             if loop.is_running():
                 asyncio.run_coroutine_threadsafe(client.aclose(), loop)
@@ -295,7 +285,9 @@ def patch_httpx(module: ModuleType, patches: Patches, fallback: Fallback) -> Non
         if request.method == "POST":
             plan = decide(active, "POST", str(request.url), request.headers, request.read, in_process=True)
         if isinstance(plan, Reroute):
-            return hook.reroute(request, plan, stream)
+            if plan.door is not None:
+                return hook.ask(plan, request, stream)
+            return hook.send(hook.own.get(), hook.to_gateway(request, plan), stream=stream)
         with sending(active, plan):
             response = hook.send(self, request, stream=stream, **kwargs)
         return response if plan is None else hook.observe(plan, response, stream, hook.tee)
@@ -310,7 +302,9 @@ def patch_httpx(module: ModuleType, patches: Patches, fallback: Fallback) -> Non
             body = await request.aread() if may_be_llm(active, url) else b""
             plan = decide(active, "POST", url, request.headers, lambda: body, in_process=True)
         if isinstance(plan, Reroute):
-            return await hook.areroute(request, plan, stream)
+            if plan.door is not None:
+                return await hook.aask(plan, request, stream)
+            return await hook.asend(hook.own_async(), hook.to_gateway(request, plan), stream=stream)
         with sending(active, plan):
             response = await hook.asend(self, request, stream=stream, **kwargs)
         return response if plan is None else hook.observe(plan, response, stream, hook.atee)

@@ -172,8 +172,8 @@ def decide(
     if _is_ours(url, headers, active):
         return _by_handle(active, url, headers) if in_process else None
     given = read()
-    body = _json_object(given)
-    if body is None:
+    body = _parsed(given)
+    if not isinstance(body, dict) or SUBJECTS.isdisjoint(body):
         return None
     identity = AgentIdentity(headers.get("x-ajet-agent") or "default", headers.get("x-ajet-target"))
     if active.pid != os.getpid() and not isinstance(active.recorder, RemoteRecorder):
@@ -223,13 +223,6 @@ def _key(url: str, headers: Mapping[str, str]) -> str:
 def door_of(active: ActiveEpisode) -> ProcessDoor | None:
     """The door of an episode whose recorder is here, and not in the process that this one was forked from."""
     return getattr(active.recorder, "door", None) if active.pid == os.getpid() else None
-
-
-def _json_object(body: Any) -> dict[str, Any] | None:
-    body = _parsed(body)
-    if not isinstance(body, dict) or SUBJECTS.isdisjoint(body):
-        return None
-    return body
 
 
 def _parsed(body: Any) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import inspect
 import ipaddress
 import logging
 import random
@@ -109,11 +110,16 @@ class _NoResponse(Exception):
 
 
 class _Direct:
-    """Requests by aiohttp, which takes a third of the processor time of httpx: no proxy, no captured agent."""
+    """Requests by aiohttp, which takes a third of the processor time of httpx: no proxy, no captured agent.
 
-    def __init__(self, base_url: str, headers: Mapping[str, str], timeout: float, connect_timeout: float) -> None:
+    Hooks see what is `of_agent`; an engine's request is part of a call that the gateway records.
+    """
+
+    def __init__(
+        self, base_url: str, headers: Mapping[str, str], timeout: float, connect_timeout: float, of_agent: bool
+    ) -> None:
         self._ssl = _with_certificates() if base_url.startswith("https://") else False
-        self._headers, self._timeouts = headers, (timeout, connect_timeout)
+        self._headers, self._timeouts, self._of_agent = headers, (timeout, connect_timeout), of_agent
         self._session: aiohttp.ClientSession | None = None
         self._opened: AsyncGenerator[None, None] | None = None
 
@@ -136,7 +142,9 @@ class _Direct:
 
         try:
             session = self._session or await self._open()
-            async with session.request(method, url, data=content, allow_redirects=False) as response:
+            request = type(session)._request
+            request = request if self._of_agent else inspect.unwrap(request)
+            async with await request(session, method, url, data=content, allow_redirects=False) as response:
                 content = await response.read()
                 return _Response(str(response.url), response.status, response.reason or "", response.headers, content)
         except aiohttp.ConnectionTimeoutError as error:
@@ -216,7 +224,9 @@ class Endpoint:
         connect_timeout: float = 10.0,
         retries: int = 4,
         transport: httpx.AsyncBaseTransport | None = None,
+        of_agent: bool = True,
     ) -> None:
+        """`of_agent`: a request in an active episode is the agent's, and captured."""
         self.base_url = base_url.rstrip("/")
         handle = is_loopback(base_url) and "/episodes/" in base_url
         self.retries = 0 if handle else retries
@@ -228,7 +238,7 @@ class Endpoint:
         if handle or transport is not None or _has_proxy(base_url):
             self._client = _Httpx(base_url, headers, timeout, connect_timeout, transport)
         else:
-            self._client = _Direct(base_url, headers, timeout, connect_timeout)
+            self._client = _Direct(base_url, headers, timeout, connect_timeout, of_agent)
 
     async def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """The JSON answer. Raises RequestRefused, ContextOverflow, EngineUnavailable, EngineError."""

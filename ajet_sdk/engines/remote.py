@@ -13,7 +13,7 @@ from ajet_sdk.dialects.openai_chat import wants_logprobs
 from ajet_sdk.engines.http import Endpoint
 from ajet_sdk.engines.reply_schema import ReplyChoice, read_reply
 from ajet_sdk.errors import EngineError, RequestRefused
-from ajet_sdk.protocols import Answer, Ask, Choice, Sampling
+from ajet_sdk.protocols import Answer, Ask, Choice
 
 __all__ = ["RemoteEngine"]
 
@@ -72,8 +72,9 @@ class RemoteEngine:
         if loop not in self._endpoints:
             timeout, connect = self._timeouts
             self._endpoints[loop] = Endpoint(
-                self.base_url, self._api_key, timeout=timeout, connect_timeout=connect, retries=self._retries
-            )
+                self.base_url, self._api_key, timeout=timeout, connect_timeout=connect, retries=self._retries,
+                of_agent=False,
+            )  # fmt: skip
         return self._endpoints[loop]
 
     async def answer(self, ask: Ask) -> Answer:
@@ -104,17 +105,28 @@ class RemoteEngine:
         if ask.tools is not None:
             body["tools"] = ask.tools
         body.update({name: value for name, value in ask.options.items() if name not in OURS})
-        body.update(_sampling(ask.sampling, ask.named))
+        sampling = ask.sampling
+        body["temperature"] = sampling.temperature
+        if sampling.top_p != 1.0 or "top_p" in ask.named:  # some models refuse any value of it
+            body["top_p"] = sampling.top_p
+        if sampling.top_k > 0:
+            body["top_k"] = sampling.top_k
+        if sampling.stop:
+            body["stop"] = list(sampling.stop)
+        if sampling.seed is not None:
+            body["seed"] = sampling.seed
+        if sampling.n != 1:
+            body["n"] = sampling.n
         limit = "max_completion_tokens" if self._newer_limit or "max_completion_tokens" in ask.named else "max_tokens"
-        if ask.sampling.max_tokens is not None:
-            body[limit] = ask.sampling.max_tokens
+        if sampling.max_tokens is not None:
+            body[limit] = sampling.max_tokens
         for name in ("logprobs", "top_logprobs"):
             if ask.options.get(name) is not None:
                 body[name] = ask.options[name]
         if with_ids:
             body["return_token_ids"] = True
             # A vLLM server takes what is left out from the model's generation_config: say it all.
-            body.update(temperature=ask.sampling.temperature, top_p=ask.sampling.top_p, top_k=ask.sampling.top_k)
+            body.update(temperature=sampling.temperature, top_p=sampling.top_p, top_k=sampling.top_k)
             for name, neutral in (("repetition_penalty", 1.0), ("min_p", 0.0)):
                 body.setdefault(name, neutral)
             if not body.get("logprobs"):
@@ -162,22 +174,6 @@ class RemoteEngine:
             elif loop.is_running():
                 asyncio.run_coroutine_threadsafe(endpoint.aclose(), loop)
         self._endpoints.clear()
-
-
-def _sampling(sampling: Sampling, named: Mapping[str, Any]) -> dict[str, Any]:
-    """Sampling as JSON; `top_p` only where it says something, for some models refuse any value of it."""
-    spelled: dict[str, Any] = {"temperature": sampling.temperature}
-    if sampling.top_p != 1.0 or "top_p" in named:
-        spelled["top_p"] = sampling.top_p
-    if sampling.top_k > 0:
-        spelled["top_k"] = sampling.top_k
-    if sampling.stop:
-        spelled["stop"] = list(sampling.stop)
-    if sampling.seed is not None:
-        spelled["seed"] = sampling.seed
-    if sampling.n != 1:
-        spelled["n"] = sampling.n
-    return spelled
 
 
 def _choice(

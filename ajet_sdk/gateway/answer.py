@@ -71,18 +71,14 @@ class CallInFlight:
         self._completion: dict[str, Any] = {}
         self.size = self.sent = 0
         """Bytes of the response, and of them sent."""
-        self._loop = asyncio.get_running_loop()
-        self._until = self._loop.time() + episode.spec.call_timeout
-        self.over: asyncio.Future[None] = self._loop.create_future()
+        loop = asyncio.get_running_loop()
+        self.until = loop.time() + episode.spec.call_timeout
+        """The loop's time at which the engine's is up."""
+        self.over: asyncio.Future[None] = loop.create_future()
         """Done when the episode is."""
         self._recorded = False
         self._answer: Answer | None = None
         episode.in_flight.add(self)
-
-    @property
-    def seconds_left(self) -> float:
-        """Of the engine's time."""
-        return self._until - self._loop.time()
 
     def choose_engine(self, sampling: Sampling) -> Sampling:
         """Choose the engine, and what to sample by in place of what was asked for. Raises ConfigError."""
@@ -260,14 +256,14 @@ def _read(call: CallInFlight, request: Request) -> Ask:
 
 async def _finished(call: CallInFlight, most: float = math.inf) -> bool:
     """Wait for the engine's answer. Raises HTTPError where the episode ends, ClientGone, EngineUnavailable (late)."""
-    work, gone = call.work, call.client.gone
+    work, gone, loop = call.work, call.client.gone, asyncio.get_running_loop()
     assert work is not None
-    await _first((work, gone, call.over), min(most, call.seconds_left))
+    await _first((work, gone, call.over), min(most, call.until - loop.time()))
     if call.over.done():
         raise HTTPError(410, f"episode {call.episode.episode_id} is over", "episode_finished")
     if gone.done():
         raise ClientGone
-    if not work.done() and call.seconds_left <= 0:
+    if not work.done() and call.until <= loop.time():
         limit = call.episode.spec.call_timeout
         raise EngineUnavailable(f"the engine did not answer within {limit:g} s (call_timeout)")
     return work.done()

@@ -48,7 +48,7 @@ class ProcessDoor:
     """Where clients in other threads of this process ask. `close` it when the gateway's loop is closed."""
 
     def __init__(self, access: Access, loop: asyncio.AbstractEventLoop) -> None:
-        self.access, self.loop = access, loop
+        self.access, self.loop, self.calls = access, loop, LoopCalls.for_loop(loop)
         self.open = set[ProcessClient]()
         """Clients that have not got the last part of their response."""
 
@@ -68,7 +68,7 @@ class ProcessDoor:
         """
         client = ProcessClient(self, url, headers, content, tell, body, in_parts)
         self.open.add(client)
-        LoopCalls.for_loop(self.loop).call(client.start)  # in an empty context: what it does belongs to no episode
+        self.calls.call(client.start)  # in an empty context: what it does belongs to no episode
         return client
 
     def close(self) -> None:
@@ -118,7 +118,7 @@ class ProcessClient:
 
     def _call(self, function: Callable[[], None]) -> None:
         with suppress(RuntimeError):  # the gateway's loop is closed
-            LoopCalls.for_loop(self._door.loop).call(function)
+            self._door.calls.call(function)
 
     # In the gateway's loop
 

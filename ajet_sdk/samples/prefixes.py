@@ -26,6 +26,7 @@ import numpy.typing as npt
 from ajet_sdk.types import Call
 
 __all__ = [
+    "DIGEST",
     "PLACE",
     "Ends",
     "IdHash",
@@ -81,26 +82,10 @@ def common_text(a: str, b: str) -> int:
     return low
 
 
-class IdHash:
-    """A hash of token ids that can be extended: `length` of them are in it."""
-
-    __slots__ = ("_state", "length")
-
-    def __init__(self) -> None:
-        self._state = hashlib.blake2b(digest_size=16)
-        self.length = 0
-
-    def copy(self) -> IdHash:
-        other = IdHash.__new__(IdHash)
-        other._state, other.length = self._state.copy(), self.length
-        return other
-
-    def extend(self, ids: Ids) -> None:
-        self._state.update(np.ascontiguousarray(ids).data)
-        self.length += len(ids)
-
-    def digest(self) -> bytes:
-        return self._state.digest()
+IdHash = hashlib.blake2b
+"""A hash of the bytes of token ids, of which more can be added."""
+DIGEST = 16
+"""Bytes of a digest."""
 
 
 class Ends(Generic[T]):
@@ -111,28 +96,30 @@ class Ends(Generic[T]):
         self._items: dict[tuple[int, int], dict[bytes, tuple[Any, T]]] = {}
         """By length and last id: by digest, the item of least rank."""
 
-    def longest(self, prompt: Ids, limit: int, hashed: IdHash) -> T | None:
-        """The longest sequence, of `hashed.length` to `limit` ids, that begins a prompt.
+    def longest(self, prompt: Ids, limit: int, hashed: IdHash, known: int = 0) -> T | None:
+        """The longest sequence, of `known` to `limit` ids, that begins a prompt.
 
-        `hashed` is of the first ids of the prompt, and in the end of all.
+        `hashed` is of the first `known` ids of the prompt, and in the end of all.
         """
         found: T | None = None
-        first, last = bisect_left(self._lengths, hashed.length), bisect_right(self._lengths, limit)
+        prompt = np.ascontiguousarray(prompt)
+        first, last = bisect_left(self._lengths, known), bisect_right(self._lengths, limit)
         for length in self._lengths[first:last]:
             items = self._items.get((length, int(prompt[length - 1]) if length else -1))
             if items is not None:
-                hashed.extend(prompt[hashed.length : length])
+                hashed.update(prompt[known:length].data)
+                known = length
                 item = items.get(hashed.digest())
                 found = found if item is None else item[1]
-        hashed.extend(prompt[hashed.length :])
+        hashed.update(prompt[known:].data)
         return found
 
-    def add(self, hashed: IdHash, last_id: int, rank: Any, item: T) -> None:
-        """Add a sequence, by its hash and its last id (-1: it is empty)."""
-        place = bisect_left(self._lengths, hashed.length)
-        if place == len(self._lengths) or self._lengths[place] != hashed.length:
-            insort(self._lengths, hashed.length)
-        items = self._items.setdefault((hashed.length, last_id), {})
+    def add(self, hashed: IdHash, length: int, last_id: int, rank: Any, item: T) -> None:
+        """Add a sequence of so many ids, by its hash and its last id (-1: it is empty)."""
+        place = bisect_left(self._lengths, length)
+        if place == len(self._lengths) or self._lengths[place] != length:
+            insort(self._lengths, length)
+        items = self._items.setdefault((length, last_id), {})
         digest = hashed.digest()
         other = items.get(digest)
         if other is None or rank < other[0]:
@@ -228,8 +215,8 @@ class PrefixIndex:
             shared, nearest = self._nearest(prompt, keys)
             hashed, extended = None, None
             if call.prompt_ids is not None and call.output_ids is not None:
-                known = nearest.hashed if nearest is not None and shared[0] == nearest.end else None
-                hashed, extended = self._extended(call, prompt, output, known)
+                whole = nearest if nearest is not None and shared[0] == nearest.end else None
+                hashed, extended = self._extended(call, prompt, output, whole)
             new = prompt[shared[0] :]
             if held and len(held) == len(new) and np.array_equal(new, engines := np.frombuffer(held, dtype=np.int32)):
                 new = engines
@@ -252,20 +239,19 @@ class PrefixIndex:
                 best, nearest = shared, leaf
         return best, nearest
 
-    def _extended(self, call: Call, prompt: Ids, output: Ids, known: IdHash | None) -> tuple[IdHash, str | None]:
-        """The call that this one extends, and the hash of its prompt and output; `known` is of the first ids."""
+    def _extended(self, call: Call, prompt: Ids, output: Ids, first: _Leaf | None) -> tuple[IdHash, str | None]:
+        """The call that this one extends, and the hash of its prompt and output; `first`: its first ids."""
         limit = min(len(prompt), len(prompt) + len(output) - 1)
         ends = self._ends[call.agent, call.phase]
         found: str | None = None
-        hashed = IdHash()
-        if known is not None and known.length <= limit:
-            hashed = known.copy()
+        if first is not None and first.hashed is not None and first.end <= limit:
+            hashed = first.hashed.copy()
+            found = ends.longest(prompt, limit, hashed, first.end)
+        if found is None:  # the nearest may be another agent's
+            hashed = IdHash(digest_size=DIGEST)
             found = ends.longest(prompt, limit, hashed)
-        if found is None:
-            hashed = hashed if known is None else IdHash()  # the nearest may be another agent's
-            found = ends.longest(prompt, limit, hashed)
-        hashed.extend(output)
-        ends.add(hashed, _last_id(prompt, output), rank(call), call.call_id)
+        hashed.update(np.ascontiguousarray(output).data)
+        ends.add(hashed, len(prompt) + len(output), _last_id(prompt, output), rank(call), call.call_id)
         return hashed, found
 
     def _keys(self, messages: Any) -> Sequence[bytes]:

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ajet_sdk.samples.prefixes import Ends, IdHash, common_prefix, is_trained, rank
+from ajet_sdk.samples.prefixes import DIGEST, Ends, IdHash, common_prefix, is_trained, rank
 from ajet_sdk.samples.splits import HINTS, Side, Texts, explain
 from ajet_sdk.tokens.template import ChatTemplate, clean, meaning
 from ajet_sdk.types import Call, Span, Split, Timeline
@@ -141,12 +141,12 @@ def _search(nodes: Sequence[_Node], left: Collection[str]) -> None:
         before = node.parent
         if before is None and latest is not None and latest.end <= limit and node.begins_with(latest):
             before = latest
-        hashed = IdHash() if before is None else hashes[before.call.call_id].copy()
-        found = ends.longest(node.prompt, limit, hashed)
+        hashed = IdHash(digest_size=DIGEST) if before is None else hashes[before.call.call_id].copy()
+        found = ends.longest(node.prompt, limit, hashed, 0 if before is None else before.end)
         if call_id in left:
             node.parent = found
-        hashed.extend(node.output)
-        ends.add(hashed, node.last_id, rank(node.call), node)
+        hashed.update(np.ascontiguousarray(node.output).data)
+        ends.add(hashed, node.end, node.last_id, rank(node.call), node)
         if latest is not None and latest.call.call_id not in to_extend:
             del hashes[latest.call.call_id]
         hashes[call_id], latest = hashed, node
