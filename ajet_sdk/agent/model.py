@@ -17,13 +17,11 @@ Two variables are all that the lower floors share with the hooks in `capture`:
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import json
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.request import ProxyHandler, Request, build_opener
-from weakref import WeakKeyDictionary
 
 from ajet_sdk.agent.context import AgentIdentity
 from ajet_sdk.engines.http import Endpoint, is_loopback, without_certificates
@@ -61,7 +59,6 @@ class Model:
         self.api_key = api_key
         self.name = name
         self.timeout = timeout
-        self._endpoints: WeakKeyDictionary[asyncio.AbstractEventLoop, Endpoint] = WeakKeyDictionary()
 
     def __repr__(self) -> str:
         return f"Model({self.name!r} at {self.base_url})"
@@ -108,15 +105,13 @@ class Model:
         body: dict[str, Any] = {"model": self.name, "messages": [dict(m) for m in messages], **params}
         if tools:
             body["tools"] = list(tools)
-        reply = await self._endpoint().post("chat/completions", body)
+        reply = await self._endpoint.post("chat/completions", body)
         read_reply(reply, "chat/completions", self.base_url)
         return reply
 
+    @functools.cached_property
     def _endpoint(self) -> Endpoint:
-        loop = asyncio.get_running_loop()
-        if loop not in self._endpoints:
-            self._endpoints[loop] = Endpoint(self.base_url, self.api_key, timeout=self.timeout)
-        return self._endpoints[loop]
+        return Endpoint(self.base_url, self.api_key, timeout=self.timeout)
 
     def overflowed(self) -> bool:
         """Whether a call of the episode did not fit the model's length. Asks the gateway; raises EngineUnavailable."""

@@ -11,14 +11,16 @@ import logging
 import random
 import ssl
 import time
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
+from functools import partial
 from http.client import responses
 from typing import TYPE_CHECKING, Any, NoReturn
 from urllib.parse import urlsplit
 from urllib.request import getproxies, proxy_bypass
+from weakref import WeakKeyDictionary
 
 from ajet_sdk.dialects.json import json_bytes, json_value
 from ajet_sdk.errors import ContextOverflow, EngineError, EngineUnavailable, RequestRefused
@@ -213,7 +215,7 @@ def _has_proxy(url: str) -> bool:
 
 
 class Endpoint:
-    """One base URL with a key. It belongs to the event loop in which it is first used."""
+    """One base URL with a key, asked from any event loop: each has connections of its own."""
 
     def __init__(
         self,
@@ -234,18 +236,26 @@ class Endpoint:
         self._answered = False
         """One that never did is not waited for as long as one that is gone for a moment."""
         headers = {"authorization": f"Bearer {api_key}", "content-type": "application/json"}
-        self._client: _Direct | _Httpx
+        self._open: Callable[[], _Direct | _Httpx]
         if handle or transport is not None or _has_proxy(base_url):
-            self._client = _Httpx(base_url, headers, timeout, connect_timeout, transport)
+            self._open = partial(_Httpx, base_url, headers, timeout, connect_timeout, transport)
         else:
-            self._client = _Direct(base_url, headers, timeout, connect_timeout, of_agent)
+            self._open = partial(_Direct, base_url, headers, timeout, connect_timeout, of_agent)
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, _Direct | _Httpx] = WeakKeyDictionary()
+
+    def _client(self) -> _Direct | _Httpx:
+        """The running loop's."""
+        loop = asyncio.get_running_loop()
+        if loop not in self._clients:
+            self._clients[loop] = self._open()
+        return self._clients[loop]
 
     async def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
         """The JSON answer. Raises RequestRefused, ContextOverflow, EngineUnavailable, EngineError."""
         url, content = f"{self.base_url}/{route}", json_bytes(body)
         for attempt in range(self.retries + 1):
             try:
-                response = await self._client.send("POST", url, content)
+                response = await self._client().send("POST", url, content)
             except _NoResponse as failure:
                 if attempt == self.retries or (attempt and not self._answered and failure.refused):
                     raise EngineUnavailable(
@@ -268,7 +278,7 @@ class Endpoint:
     async def get(self, route: str) -> dict[str, Any]:
         """The JSON at `route`, asked for once."""
         try:
-            response = await self._client.send("GET", f"{self.base_url}/{route}", None)
+            response = await self._client().send("GET", f"{self.base_url}/{route}", None)
         except _NoResponse as failure:
             raise EngineUnavailable(f"{self.base_url}/{route} could not be reached: {failure}") from failure.__cause__
         if response.status >= 400:
@@ -276,7 +286,13 @@ class Endpoint:
         return _parsed(response)
 
     async def aclose(self) -> None:
-        await self._client.aclose()
+        """Close every connection, each in the event loop that it belongs to."""
+        for loop, client in list(self._clients.items()):
+            if loop is asyncio.get_running_loop():
+                await client.aclose()
+            elif loop.is_running():
+                asyncio.run_coroutine_threadsafe(client.aclose(), loop)
+        self._clients.clear()
 
 
 def _retryable(response: _Response) -> bool:

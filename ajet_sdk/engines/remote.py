@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
-from weakref import WeakKeyDictionary
 
 from ajet_sdk.dialects.openai_chat import wants_logprobs
 from ajet_sdk.engines.http import Endpoint
@@ -54,34 +52,23 @@ class RemoteEngine:
         self.base_url = base_url
         self.model = model
         self.policy_version = policy_version
-        self._api_key = api_key
-        self._timeouts = (timeout, connect_timeout)
-        self._retries = retries
         self._processed = processed_logprobs
         self._ids_given: bool | None = None if with_ids else False
         """None: not yet known."""
         self._newer_limit = False
         """The server wants `max_completion_tokens`."""
-        self._endpoints: WeakKeyDictionary[asyncio.AbstractEventLoop, Endpoint] = WeakKeyDictionary()
+        self._endpoint = Endpoint(
+            base_url, api_key, timeout=timeout, connect_timeout=connect_timeout, retries=retries, of_agent=False
+        )
 
     def __repr__(self) -> str:
         return f"RemoteEngine({self.model!r} at {self.base_url})"
-
-    def _endpoint(self) -> Endpoint:
-        loop = asyncio.get_running_loop()
-        if loop not in self._endpoints:
-            timeout, connect = self._timeouts
-            self._endpoints[loop] = Endpoint(
-                self.base_url, self._api_key, timeout=timeout, connect_timeout=connect, retries=self._retries,
-                of_agent=False,
-            )  # fmt: skip
-        return self._endpoints[loop]
 
     async def answer(self, ask: Ask) -> Answer:
         """Raises RequestRefused, ContextOverflow, EngineUnavailable, EngineError."""
         wants_ids, route = self._ids_given is not False, ask.route
         try:
-            reply = await self._endpoint().post(route, self._body(ask, wants_ids))
+            reply = await self._endpoint.post(route, self._body(ask, wants_ids))
         except RequestRefused as refused:
             reply = await self._second_try(ask, wants_ids, refused)
         return self._answer(ask, reply, route)
@@ -91,10 +78,10 @@ class RemoteEngine:
         said = f"{refused.parameter} {refused}"
         if not self._newer_limit and "max_completion_tokens" in said and "max_completion_tokens" not in ask.named:
             self._newer_limit = True
-            return await self._endpoint().post(ask.route, self._body(ask, wants_ids))
+            return await self._endpoint.post(ask.route, self._body(ask, wants_ids))
         if self._ids_given is not None or not wants_ids:
             raise refused
-        reply = await self._endpoint().post(ask.route, self._body(ask, False))
+        reply = await self._endpoint.post(ask.route, self._body(ask, False))
         self._ids_given = False
         log.info("%r returns no token ids (%s); its calls are recorded without", self, refused)
         return reply
@@ -167,13 +154,8 @@ class RemoteEngine:
         """Nothing is kept."""
 
     async def aclose(self) -> None:
-        """Close every connection, each in the event loop that it belongs to."""
-        for loop, endpoint in list(self._endpoints.items()):
-            if loop is asyncio.get_running_loop():
-                await endpoint.aclose()
-            elif loop.is_running():
-                asyncio.run_coroutine_threadsafe(endpoint.aclose(), loop)
-        self._endpoints.clear()
+        """Close every connection."""
+        await self._endpoint.aclose()
 
 
 def _choice(

@@ -5,6 +5,7 @@ A verdict that cannot be read raises NoReward; nothing is ever made of it.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import inspect
 import json
@@ -219,6 +220,7 @@ class ScriptedModel(Model):
     def __reduce__(self) -> tuple[Any, ...]:
         return ScriptedModel, self._given
 
+    @functools.cached_property
     def _endpoint(self) -> Endpoint:
         import httpx
 

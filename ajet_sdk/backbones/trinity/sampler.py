@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from itertools import count
 from typing import Any
-from weakref import WeakKeyDictionary
 
 from ajet_sdk.engines.http import Endpoint
 from ajet_sdk.engines.vllm.completions import choices_of, request_body
@@ -30,14 +29,11 @@ class ServerSampler:
         self._wrapper, self.model, self.max_model_len = wrapper, model, max_model_len
         self._eos_ids = eos_ids
         self._ordinal = count()
-        self._endpoints: WeakKeyDictionary[asyncio.AbstractEventLoop, Endpoint] = WeakKeyDictionary()
 
+    @cached_property
     def _endpoint(self) -> Endpoint:
-        loop = asyncio.get_running_loop()
-        if loop not in self._endpoints:
-            url = os.environ.get("TINKER_BASE_URL") or self._wrapper.api_address
-            self._endpoints[loop] = Endpoint(f"{url.rstrip('/')}/v1", self._wrapper.api_key, timeout=_TIMEOUT)
-        return self._endpoints[loop]
+        url = os.environ.get("TINKER_BASE_URL") or self._wrapper.api_address
+        return Endpoint(f"{url.rstrip('/')}/v1", self._wrapper.api_key, timeout=_TIMEOUT)
 
     async def version(self) -> int:
         """Updates behind the weights that the engine has now."""
@@ -54,7 +50,7 @@ class ServerSampler:
             eos_ids=self._eos_ids,
             drawn_from=f"{session}/{next(self._ordinal)}",
         )
-        reply = await self._endpoint().post("completions", {**body, "session": session})
+        reply = await self._endpoint.post("completions", {**body, "session": session})
         version = reply.get("policy_version")
         return choices_of(reply, before if version is None else int(version), sampling.n)
 
@@ -62,5 +58,4 @@ class ServerSampler:
         """The server drops what it kept in its own time."""
 
     async def aclose(self) -> None:
-        for endpoint in list(self._endpoints.values()):
-            await endpoint.aclose()
+        await self._endpoint.aclose()
