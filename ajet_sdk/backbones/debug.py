@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
+from ajet_sdk.backbones.shared.steps import training_sampling
 from ajet_sdk.engines.open import at_endpoint, open_engine, ready
-from ajet_sdk.engines.sampling import SamplingOverride
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.learn.recipe import with_model
 from ajet_sdk.reporting import output
@@ -78,7 +78,7 @@ async def debug(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
                 gateway=gateway,
                 config=config,
                 writer=writer,
-                sampling=_sampling(config),
+                sampling=training_sampling(config),
             )
     finally:
         await engine.aclose()
@@ -111,13 +111,6 @@ def _attempts(job: Job) -> list[Attempt]:
 
 def _seed(text: str) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=4).digest(), "big")
-
-
-def _sampling(config: Config) -> SamplingOverride | None:
-    rollout = config.rollout
-    if rollout.sampling == "request":
-        return None
-    return SamplingOverride(temperature=rollout.temperature, top_p=rollout.top_p, top_k=rollout.top_k)
 
 
 def _print(episodes: Sequence[Episode], engine: Engine) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ajet_sdk.dialects.fields import Field, Fields, fields, refuse
-from ajet_sdk.dialects.json import json_text
+from ajet_sdk.dialects.json import joined, json_text
 from ajet_sdk.errors import RequestRefused
 
 __all__ = ["MESSAGE_FIELDS", "read"]
@@ -143,11 +143,11 @@ def _user(blocks: list[Any], where: str) -> Iterator[dict[str, Any]]:
             said.append(_part(block, place))
             continue
         if said:
-            yield {"role": "user", "content": _joined(said)}
+            yield {"role": "user", "content": joined(said)}
             said = []
         yield {"role": "tool", "tool_call_id": block["tool_use_id"], "content": _result(block, place)}
     if said or not blocks:
-        yield {"role": "user", "content": _joined(said)}
+        yield {"role": "user", "content": joined(said)}
 
 
 def _result(block: Mapping[str, Any], where: str) -> Any:
@@ -156,7 +156,7 @@ def _result(block: Mapping[str, Any], where: str) -> Any:
         if not isinstance(content, list):
             raise RequestRefused(f"{where}.content must be a string or a list", "messages")
         kinds = ("text", "image", "document")
-        content = _joined([_part(_block(b, kinds, f"{where}.content.{i}"), where) for i, b in enumerate(content)])
+        content = joined([_part(_block(b, kinds, f"{where}.content.{i}"), where) for i, b in enumerate(content)])
     if block.get("is_error") and isinstance(content, str) and not content.lower().startswith("error"):
         return f"Error: {content}"
     return content
@@ -181,13 +181,6 @@ def _part(block: Mapping[str, Any], where: str) -> dict[str, Any]:
             f"{where}: images of type {source.get('type')!r} are not supported; send base64", "messages"
         )
     return {"type": "image_url", "image_url": {"url": url}}
-
-
-def _joined(parts: list[dict[str, Any]]) -> Any:
-    """One string where all is text: its blocks stand on lines of their own."""
-    if any(part["type"] != "text" for part in parts):
-        return parts
-    return "\n".join(part["text"] for part in parts)
 
 
 def _tool(tool: Any, where: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ajet_sdk.dialects.fields import Field, Fields, fields, refuse
-from ajet_sdk.dialects.json import json_text
+from ajet_sdk.dialects.json import joined, json_text
 from ajet_sdk.errors import RequestRefused
 
 __all__ = ["CONFIG_FIELDS", "GEMINI_FIELDS", "SIGNED", "read", "shows_thoughts"]
@@ -156,7 +156,7 @@ def _user(parts: list[dict[str, Any]], where: str, waiting: list[tuple[str, str]
             said.append(_said(part))
             continue
         if said:
-            yield {"role": "user", "content": _joined(said)}
+            yield {"role": "user", "content": joined(said)}
             said = []
         given = camel(part["functionResponse"], f"{where}.functionResponse")
         name, known = given.get("name"), given.get("id")
@@ -167,7 +167,7 @@ def _user(parts: list[dict[str, Any]], where: str, waiting: list[tuple[str, str]
             waiting.remove(found)
         yield {"role": "tool", "tool_call_id": known or (found or ("",))[0], "content": _result(given.get("response"))}
     if said or not parts:
-        yield {"role": "user", "content": _joined(said)}
+        yield {"role": "user", "content": joined(said)}
 
 
 def _said(part: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,12 +176,6 @@ def _said(part: Mapping[str, Any]) -> dict[str, Any]:
         if str(data.get("mimeType")).startswith("image/"):
             return {"type": "image_url", "image_url": {"url": f"data:{data['mimeType']};base64,{data.get('data')}"}}
     return {"type": "text", "text": _text(part)}
-
-
-def _joined(parts: list[dict[str, Any]]) -> Any:
-    if any(part["type"] != "text" for part in parts):
-        return parts
-    return "\n".join(part["text"] for part in parts)
 
 
 def _result(response: Any) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-__all__ = ["Json", "Stored", "arguments_of", "json_bytes", "json_text", "json_value"]
+__all__ = ["Json", "Stored", "arguments_of", "joined", "json_bytes", "json_text", "json_value"]
 
 Json = dict[str, Any]
 Stored = MutableMapping[str, Any]
@@ -34,6 +34,13 @@ def json_value(data: bytes | str) -> Any:
 def json_text(value: Any) -> str:
     """JSON as tool calls spell it, so that one call is spelt alike whatever dialect it comes from."""
     return json.dumps(value, ensure_ascii=False)
+
+
+def joined(parts: list[dict[str, Any]]) -> Any:
+    """A message's content of parts: one string where all is text, whose blocks stand on lines of their own."""
+    if any(part["type"] != "text" for part in parts):
+        return parts
+    return "\n".join(part["text"] for part in parts)
 
 
 def arguments_of(function: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import numpy.typing as npt
 
 from ajet_sdk.learn.batches import trained_positions
 from ajet_sdk.learn.losses import Scored
-from ajet_sdk.types import Call, Episode, Floats, Sample, Trained
+from ajet_sdk.samples.draft import sampled_tokens
+from ajet_sdk.types import Episode, Floats, Sample, Trained
 
 __all__ = ["TokenScores", "trained_calls"]
 
@@ -33,7 +34,7 @@ def trained_calls(
         unknown = np.full(len(sample.timeline.token_ids), np.nan, np.float32)
         values = (sample.advantages, logprobs[i] if logprobs else unknown, entropy[i] if entropy else unknown)
         for span in sample.timeline.spans:
-            size = _output_length(calls[span.call_id])
+            size = sampled_tokens(calls[span.call_id])
             own = [_pad(array[span.start : span.end], size) for array in values]
             yield Trained(
                 run_id=run_id,
@@ -44,10 +45,6 @@ def trained_calls(
                 logprobs=own[1],
                 entropy=own[2],
             )
-
-
-def _output_length(call: Call) -> int:
-    return 0 if call.output_ids is None else len(call.output_ids)
 
 
 def _pad(values: Floats, size: int) -> npt.NDArray[np.float32]:

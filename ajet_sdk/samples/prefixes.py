@@ -34,6 +34,7 @@ __all__ = [
     "Place",
     "PrefixIndex",
     "common_prefix",
+    "common_start",
     "common_text",
     "is_trained",
     "place_all",
@@ -68,6 +69,11 @@ def common_prefix(a: Ids, b: Ids) -> int:
         if differs[first]:
             return first
     return n
+
+
+def common_start(a: Sequence[Any], b: Sequence[Any]) -> int:
+    """How many first items two sequences share."""
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def common_text(a: str, b: str) -> int:

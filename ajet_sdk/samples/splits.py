@@ -25,7 +25,7 @@ from itertools import combinations
 from typing import Any
 
 from ajet_sdk.errors import RequestRefused
-from ajet_sdk.samples.prefixes import common_text
+from ajet_sdk.samples.prefixes import common_start, common_text
 from ajet_sdk.tokens.template import ChatTemplate, Message, meaning
 
 __all__ = ["HINTS", "REPLACEMENT", "Side", "Texts", "align", "explain"]
@@ -191,10 +191,6 @@ def _systems(messages: Sequence[Message]) -> int:
     return next((i for i, m in enumerate(messages) if m["role"] not in ("system", "developer")), len(messages))
 
 
-def _common(a: Sequence[str], b: Sequence[str]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
 def _changes(old: Side, new: Side) -> list[str] | None:
     """The causes that the requests show, the last of `_ELSEWHERE` if any.
 
@@ -206,7 +202,7 @@ def _changes(old: Side, new: Side) -> list[str] | None:
         return changed or None
     asked, now = _systems(old.messages), _systems(new.messages)
     old_rest, new_rest = old.meanings[asked:], new.meanings[now:]
-    same = _common(old_rest, new_rest)
+    same = common_start(old_rest, new_rest)
     if same == len(new_rest):
         return ["parallel_branch"]
     if same == len(old_rest):

@@ -13,12 +13,12 @@ from ajet_sdk.errors import ConfigError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["HFTokenizer"]
+__all__ = ["HFTokenizer", "byte_alphabet"]
 
 _PROBE = "Qx7"
 
 
-def _byte_alphabet() -> dict[str, int]:
+def byte_alphabet() -> dict[str, int]:
     """The byte behind each letter of a byte-level vocabulary (GPT-2's `bytes_to_unicode`, inverted)."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     others = [b for b in range(256) if b not in set(printable)]
@@ -49,7 +49,7 @@ class HFTokenizer:
         backend = getattr(self.hf, "backend_tokenizer", None)
         self._backend = backend
         self._byte_level = backend is not None and '"ByteLevel"' in _decoder_of(backend)
-        self._alphabet = _byte_alphabet()
+        self._alphabet = byte_alphabet()
         self._special = frozenset(self.hf.all_special_ids) | {
             i for i, token in self.hf.added_tokens_decoder.items() if token.special
         }

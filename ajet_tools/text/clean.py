@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.reporting.output import visible
@@ -11,7 +11,7 @@ from ajet_sdk.reporting.output import visible
 if TYPE_CHECKING:
     from ajet_sdk.types import Episode
 
-__all__ = ["kind_of", "message_text", "one_line", "reply_of", "short_ids", "spoken", "visible"]
+__all__ = ["flat_keys", "kind_of", "message_text", "one_line", "reply_of", "short_ids", "spoken", "visible"]
 
 
 def kind_of(episode: Episode) -> str:
@@ -25,6 +25,15 @@ def one_line(value: Any, width: int = 120) -> str:
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
     text = visible(" ".join(text[: 4 * width].split()))
     return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def flat_keys(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Each value of nested objects with its dotted path; an empty object is a value."""
+    for name, value in document.items():
+        if isinstance(value, Mapping) and value:
+            yield from flat_keys(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
 
 
 def message_text(message: Mapping[str, Any]) -> str:

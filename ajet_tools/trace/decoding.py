@@ -20,7 +20,7 @@ from ajet_sdk.engines.scripted import ByteTokenizer
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import visible
-from ajet_sdk.tokens.huggingface import HFTokenizer
+from ajet_sdk.tokens.huggingface import HFTokenizer, byte_alphabet
 from ajet_sdk.tokens.template import ChatTemplate
 
 if TYPE_CHECKING:
@@ -179,7 +179,7 @@ def _template_beside(file: Path) -> ChatTemplate | None:
 
 
 def _look_up(backend: FastTokenizer, added: dict[int, bytes], byte_level: bool) -> Callable[[int], bytes]:
-    alphabet = _byte_alphabet()
+    alphabet = byte_alphabet()
     known = dict(added)
 
     def token_bytes(token_id: int) -> bytes:
@@ -205,13 +205,6 @@ def _exact(token: str, alphabet: dict[str, int] | None) -> bytes:
 def _byte_level(file: Path) -> bool:
     state: dict[str, Any] = json.loads(file.read_bytes())
     return '"ByteLevel"' in json.dumps([state.get("decoder"), state.get("pre_tokenizer")])
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The byte behind each letter of a byte-level vocabulary (GPT-2's `bytes_to_unicode`, inverted)."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [b for b in range(256) if b not in set(printable)]
-    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
 
 
 @dataclass(frozen=True)

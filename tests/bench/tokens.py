@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import tokenizers
@@ -15,6 +14,7 @@ from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
 
 from ajet_sdk.engines.prompts import PromptBuilder
 from tests.bench import Figure
+from tests.sdk.conftest import Tok
 
 TURNS, CHARACTERS = 200, 165_000
 TOOL = {
@@ -40,43 +40,21 @@ TEMPLATE = """\
 WORDS = ["the", "search", "found", "a", "page", "about", "trains", "that", "leave", "at", "nine", "and", "another"]
 
 
-class Counting:
+def counting() -> Tok:
     """A byte-level tokenizer that counts what it encodes."""
-
-    chat_template = TEMPLATE
-    variables: dict[str, Any] = {}
-
-    def __init__(self) -> None:
-        self.inner = tokenizers.Tokenizer(models.BPE())
-        self.inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        self.inner.decoder = decoders.ByteLevel()
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        special = ["<|im_start|>", "<|im_end|>"]
-        trainer = trainers.BpeTrainer(
-            vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False
-        )
-        self.inner.train_from_iterator([" ".join(WORDS), json.dumps(TOOL)] * 9, trainer)
-        self.inner.add_tokens([AddedToken("<tool_call>"), AddedToken("</tool_call>")])
-        self.eos_ids = frozenset([self.inner.token_to_id("<|im_end|>")])
-        self.encoded = 0
-
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = self.inner.encode(text, add_special_tokens=False).ids
-        self.encoded += len(ids)
-        return ids
-
-    def decode(self, ids: Sequence[int]) -> str:
-        text: str = self.inner.decode(list(ids), skip_special_tokens=False)
-        return text
-
-    def is_special(self, token_id: int) -> bool:
-        return token_id < 2
-
-    def token_bytes(self, token_id: int) -> bytes:
-        return self.decode([token_id]).encode()
+    inner = tokenizers.Tokenizer(models.BPE())
+    inner.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    inner.decoder = decoders.ByteLevel()
+    special, alphabet = ["<|im_start|>", "<|im_end|>"], pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    inner.train_from_iterator([" ".join(WORDS), json.dumps(TOOL)] * 9, trainer)
+    inner.add_tokens([AddedToken("<tool_call>"), AddedToken("</tool_call>")])
+    return Tok(inner, TEMPLATE)
 
 
-def converse(tokenizer: Counting) -> tuple[float, int, float]:
+def converse(tokenizer: Tok) -> tuple[float, int, float]:
     """CPU seconds, characters, and encoded tokens per token that was not sampled."""
     tokens = PromptBuilder(tokenizer)
     messages: list[dict[str, Any]] = [{"role": "system", "content": "You search."}, {"role": "user", "content": "Go."}]
@@ -104,7 +82,7 @@ def converse(tokenizer: Counting) -> tuple[float, int, float]:
 
 
 def main() -> list[Figure]:
-    seconds, characters, share = min(converse(Counting()) for _ in range(3))
+    seconds, characters, share = min(converse(counting()) for _ in range(3))
     return [
         Figure(f"{TURNS} turns, {characters:,} characters: prompts in all", seconds, "CPU-s", "under 2", seconds < 2),
         Figure("tokens encoded per token that was not sampled", share, "x", "1.0 to 1.1", share < 1.1),

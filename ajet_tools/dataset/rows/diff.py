@@ -21,6 +21,7 @@ from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.files.blocks import LineBlock
 from ajet_tools.dataset.files.hashes import digest_of
 from ajet_tools.dataset.files.tables import Row, read_blocks, text_of
+from ajet_tools.text.clean import flat_keys
 
 __all__ = ["Changed", "Difference", "diff"]
 
@@ -222,7 +223,7 @@ def _digest(values: Mapping[str, Any]) -> bytes:
 
 
 def _compare(before: Row, after: Row, by: str) -> Changed:
-    a, b = dict(_flat(before.values)), dict(_flat(after.values))
+    a, b = dict(flat_keys(before.values)), dict(flat_keys(after.values))
     differing = [path for path in (*a, *(p for p in b if p not in a)) if a.get(path, _MISSING) != b.get(path, _MISSING)]
     return Changed(
         before=before.where,
@@ -233,11 +234,3 @@ def _compare(before: Row, after: Row, by: str) -> Changed:
         added=tuple(path for path in differing if path not in a),
         removed=tuple(path for path in differing if path not in b),
     )
-
-
-def _flat(value: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    for name, inner in value.items():
-        if isinstance(inner, Mapping) and inner:
-            yield from _flat(inner, f"{before}{name}.")
-        else:
-            yield f"{before}{name}", inner

@@ -23,12 +23,12 @@ import numpy.typing as npt
 
 from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
-from ajet_sdk.samples.prefixes import common_prefix
+from ajet_sdk.samples.prefixes import common_prefix, common_start
 from ajet_sdk.samples.timelines import merge
 from ajet_sdk.tokens.template import clean
 from ajet_sdk.trace.reader import calls_of, episodes
 from ajet_sdk.types import Episode
-from ajet_tools.text.clean import reply_of
+from ajet_tools.text.clean import flat_keys, reply_of
 from ajet_tools.trace.compare.requests import requests_of
 from ajet_tools.trace.decoding import recorded_config
 from ajet_tools.trace.queries.episodes import episode_facts, last_steps
@@ -209,16 +209,12 @@ def _conversation(episode: Episode) -> Iterator[Said]:
             for m in messages
         ]
         keys = [one.key for one in said]
-        old = max((_common(keys, before) for before in known[request.agent]), default=0)
+        old = max((common_start(keys, before) for before in known[request.agent]), default=0)
         yield from said[old:]
         for call in request.calls:
             reply = Said(request.agent, reply_of(call.response), call.call_id)
             known[request.agent].append([*keys, reply.key])
             yield reply
-
-
-def _common(a: Sequence[str], b: Sequence[str]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
 def _shared_tokens(a: Episode, b: Episode) -> int | None:
@@ -342,15 +338,7 @@ def diff_runs(
 
 
 def _config_changes(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[tuple[str, Any, Any]]:
-    flat_a, flat_b = dict(_flat(a)), dict(_flat(b))
+    flat_a, flat_b = dict(flat_keys(a)), dict(flat_keys(b))
     for key in sorted({*flat_a, *flat_b}):
         if key not in _IDENTITY and flat_a.get(key) != flat_b.get(key):
             yield key, flat_a.get(key), flat_b.get(key)
-
-
-def _flat(document: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in document.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

@@ -14,7 +14,7 @@ from itertools import zip_longest
 from typing import Any, Literal
 
 from ajet_sdk.engines.retokenize import by_request
-from ajet_sdk.samples.prefixes import common_text
+from ajet_sdk.samples.prefixes import common_start, common_text
 from ajet_sdk.types import Call
 from ajet_tools.text.clean import message_text
 
@@ -78,8 +78,8 @@ def compare(recorded: Sequence[Asked], asked: Sequence[Asked]) -> list[Differenc
 def likeness(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[int, int, int]:
     """How alike two requests are: messages in common from the start, from the end, and equal parameters."""
     mine, theirs = _messages(a), _messages(b)
-    head = _common(mine, theirs)
-    tail = _common(mine[head:][::-1], theirs[head:][::-1])
+    head = common_start(mine, theirs)
+    tail = common_start(mine[head:][::-1], theirs[head:][::-1])
     return head, tail, sum(a[name] == b.get(name) for name in a if name != "messages")
 
 
@@ -177,10 +177,6 @@ def _messages(body: Mapping[str, Any]) -> list[Any]:
     return messages if isinstance(messages, list) else [body.get("prompt")]
 
 
-def _common(a: Sequence[Any], b: Sequence[Any]) -> int:
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
 def _json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, ensure_ascii=False, default=str)
 
@@ -223,8 +219,8 @@ def _cut(text: str) -> list[str]:
 
 def _diff(before: list[str], after: list[str]) -> list[str]:
     """A unified diff without a head, with a little of what is alike around it."""
-    head = _common(before, after)
-    tail = _common(before[head:][::-1], after[head:][::-1])
+    head = common_start(before, after)
+    tail = common_start(before[head:][::-1], after[head:][::-1])
     cut, start = _MOST_LINES, max(0, head - _CONTEXT)
     old, new = (side[start : len(side) - max(0, tail - _CONTEXT)][:cut] for side in (before, after))
     lines = list(difflib.unified_diff(old, new, lineterm="", n=_CONTEXT))[2:]
