@@ -18,9 +18,29 @@ from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.judges.load import judge_section
 
-__all__ = ["JUDGE_HELP", "AgentOptions", "Arguments", "split_arguments"]
+__all__ = [
+    "JUDGE_HELP",
+    "AgentAndOverrides",
+    "AgentOptions",
+    "Arguments",
+    "Conf",
+    "MostTasks",
+    "WithLogview",
+    "split_arguments",
+]
 
 JUDGE_HELP = "file.py:function, module->Name, exact, math, regex:PATTERN, code, llm:FILE, rubric:FILE or combined:FILE."
+
+
+AgentAndOverrides = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="AGENT KEY=VALUE", help="The agent, unless the config names it, and overrides."),
+]
+Conf = Annotated[Path | None, typer.Option("--conf", "-c", help="A config file with the top-level key `ajet:`.")]
+MostTasks = Annotated[int | None, typer.Option("--limit", "-n", min=1, help="Maximum number of tasks, from the first.")]
+WithLogview = Annotated[
+    bool, typer.Option("--with-logview", help="Serve the viewer to a browser during the run; prints the URL.")
+]
 
 
 def split_arguments(arguments: Sequence[str]) -> tuple[str | None, list[str]]:

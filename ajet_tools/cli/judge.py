@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import typer
-from rich.table import Table
 
 from ajet_sdk.capture.hooks import ensure_api_key
 from ajet_sdk.config.config import Config, load_config
@@ -19,11 +18,11 @@ from ajet_sdk.judges.agreement import Interval
 from ajet_sdk.judges.evaluate import Evaluation, Labelled, evaluate, labelled_row
 from ajet_sdk.judges.load import load_judge, named_judge
 from ajet_sdk.judges.rubric import RubricJudge
-from ajet_sdk.reporting import output
 from ajet_sdk.trace.reader import episodes
 from ajet_tools.cli.arguments import JUDGE_HELP
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.cli.output import ProgressBar
+from ajet_tools.text.tables import console, table
 from ajet_tools.trace.locate import open_located
 from ajet_tools.trace.queries.base import rows
 
@@ -62,7 +61,7 @@ def evaluate_judge(
     concurrency: Annotated[
         int, typer.Option("--concurrency", min=1, help="Maximum number of concurrent judgements.")
     ] = 8,
-    seed: Annotated[int, typer.Option("--seed", help="Level of the confidence intervals.")] = 0,
+    seed: Annotated[int, typer.Option("--seed", help="Random seed of the bootstrap.")] = 0,
     as_json: AsJson = False,
 ) -> None:
     """Hold a judge against labels: agreement, variance, the effects of order and length, cost.
@@ -94,7 +93,7 @@ def evaluate_judge(
     else:
         _print(name, result)
         if built is not None:
-            output.console().print(f"\nRubric:\n{built.rubric}", markup=False, soft_wrap=True)
+            console().print(f"\nRubric:\n{built.rubric}", soft_wrap=True)
     if all(score is None for _, _, score in result.scores):
         raise typer.Exit(1)
 
@@ -127,18 +126,12 @@ def _episodes(path: Path, by: str) -> list[Labelled]:
 
 
 def _print(name: str, found: Evaluation) -> None:
-    console = output.console()
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(style="dim")
-    for label, value, meaning in _lines(found):
-        if value is not None:
-            table.add_row(label, value, meaning)
-    console.print(f"{name}: {found.count} labelled outputs", markup=False)
-    console.print(table)
+    out = console()
+    lines = [line for line in _lines(found) if line[1] is not None]
+    out.print(f"{name}: {found.count} labelled outputs")
+    out.print(table([dict(zip(("measure", "value", "meaning"), line, strict=True)) for line in lines], out.width))
     for cause, count in list(found.failures.items())[:5]:
-        console.print(f"No verdict, {count} × {cause}", style="yellow", markup=False, soft_wrap=True)
+        out.print(f"No verdict, {count} × {cause}", style="yellow", soft_wrap=True)
 
 
 def _lines(found: Evaluation) -> list[tuple[str, str | None, str]]:

@@ -1,7 +1,7 @@
 """Commands whose modules are imported when they run, so that help and other commands don't wait for them.
 
 A command's help gets its layout here: paragraphs are filled, and examples have a heading. Earlier spellings of options
-are translated here, so that no help shows them.
+are understood and shown in no help.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["EARLIER_OPTIONS", "LazyGroup", "current_options"]
+__all__ = ["EARLIER_OPTIONS", "LazyGroup"]
 
 EARLIER_OPTIONS = {
     "--workers": ("--concurrency",),
@@ -65,8 +65,7 @@ class LazyGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         name, *rest = args
         if name in self.table:
-            command = self.commands[name]
-            return name, command, current_options(command, rest)
+            return name, self.commands[name], rest
         if ctx.resilient_parsing:  # shell completion
             return None, None, rest
         near = difflib.get_close_matches(name, self.table, n=1)
@@ -87,6 +86,7 @@ class _Commands(Mapping[str, Any]):
         if not isinstance(command, LazyGroup):
             for one in (command, *getattr(command, "commands", {}).values()):
                 _lay_out(one)
+                _accept_earlier_options(one)
         return command
 
     def __iter__(self) -> Iterator[str]:
@@ -116,25 +116,16 @@ def _hide_flag_types(options: Sequence[Any]) -> None:
             option.metavar = ""
 
 
-def current_options(command: Any, arguments: Sequence[str]) -> list[str]:
-    """The arguments of a command with earlier spellings of its options as they are spelt now; values stay."""
-    own = {name: option for option in command.params for name in (*option.opts, *option.secondary_opts)}
-    current = list(arguments)
-    values = 0
-    for place, argument in enumerate(arguments):
-        if values:
-            values -= 1
-            continue
-        if argument == "--":
-            break
-        long = argument.startswith("--")
-        name = argument.split("=", 1)[0] if long else argument[:2]
-        rest = argument[len(name) :]
-        new = next((one for one in EARLIER_OPTIONS.get(name, ()) if one in own), None)
-        if name not in own and new is not None:
-            current[place] = f"{new}{rest if long or not rest else '=' + rest}"
-            name = new
-        option = own.get(name)
-        if option is not None and not rest and not getattr(option, "is_flag", False):
-            values = option.nargs
-    return current
+def _accept_earlier_options(command: Any) -> None:
+    """Have the command's parser know earlier spellings of its options, where they are no options of its own."""
+    make = command.make_parser
+
+    def make_parser(ctx: Any) -> Any:
+        parser = make(ctx)
+        short, long = parser._short_opt, parser._long_opt
+        for old, now in EARLIER_OPTIONS.items():
+            for new in filter(long.__contains__, now):
+                (long if old.startswith("--") else short).setdefault(old, long[new])
+        return parser
+
+    command.make_parser = make_parser

@@ -6,18 +6,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from ajet_sdk.capture.hooks import ensure_api_key
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.league import League, Score, draw_league, play_league, saved_players
-from ajet_sdk.reporting import output
 from ajet_sdk.reporting.output import echo
 from ajet_sdk.tasks.load import load_tasks
-from ajet_tools.cli.arguments import Arguments, split_arguments
+from ajet_tools.cli.arguments import Arguments, MostTasks, split_arguments
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.cli.output import ProgressBar
+from ajet_tools.text.tables import console, table
 
 __all__ = ["app"]
 
@@ -40,9 +39,7 @@ def league(
         ),
     ] = None,
     opponents: Annotated[str | None, typer.Option(metavar="NAMES", help="Opponents. Default: each other.")] = None,
-    limit: Annotated[
-        int | None, typer.Option("--limit", "-n", min=1, help="Maximum number of tasks, from the first.")
-    ] = None,
+    limit: MostTasks = None,
     k: Annotated[int, typer.Option("--attempts", "-k", min=1, help="Games per task.")] = 1,
     exp_dir: Annotated[Path | None, typer.Option(help="Directory of the experiment.")] = None,
     picture: Annotated[Path | None, typer.Option(help="Plot the win rates into this .svg, .png or .pdf.")] = None,
@@ -108,14 +105,15 @@ def _play(
 
 
 def _print(league: League) -> None:
-    opponents = map(_short, league.opponents)
-    table = Table("player", *opponents, "all others", "95 %", "games", box=None, header_style="bold")
+    rows = []
     for player in league.players:
         total = league.score(player)
         low, high = total.interval
-        cells = [_rate(league.score(player, opponent)) for opponent in league.opponents]
-        table.add_row(_short(player), *cells, _rate(total), f"{low:.2f} - {high:.2f}", str(total.games))
-    output.console().print(table)
+        cells = {_short(opponent): _rate(league.score(player, opponent)) for opponent in league.opponents}
+        summary = {"all others": _rate(total), "95 %": f"{low:.2f} - {high:.2f}", "games": total.games}
+        rows.append({"player": _short(player), **cells, **summary})
+    out = console()
+    out.print(table(rows, out.width))
     failed = sum(score.failed for score in league.scores.values())
     if failed:
         echo(f"{failed} games failed and were not counted")

@@ -14,9 +14,10 @@ import typer
 
 from ajet_sdk.reporting.output import echo, json_line
 
-__all__ = ["AsJson", "expand_options", "pick", "print_json"]
+__all__ = ["AsJson", "SkipBadRows", "expand_options", "pick", "print_json"]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Skip invalid rows and report how many.")]
 
 
 def pick(source: Any, *names: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from ajet_sdk.dialects.fields import Effect, Field
 from ajet_sdk.dialects.table import FIELDS
 from ajet_sdk.reporting.output import echo
 from ajet_tools.cli.app import app
-from ajet_tools.cli.config.schema import describe_keys
+from ajet_tools.cli.config import describe_keys
 
 __all__ = ["commands", "main", "options", "pages"]
 

@@ -12,8 +12,8 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo
 from ajet_sdk.reporting.results import Report
 from ajet_sdk.tasks.load import load_tasks
-from ajet_tools.cli.arguments import AgentOptions, split_arguments
-from ajet_tools.cli.options import AsJson, expand_options, pick, print_json
+from ajet_tools.cli.arguments import AgentAndOverrides, AgentOptions, MostTasks, WithLogview, split_arguments
+from ajet_tools.cli.options import AsJson, SkipBadRows, expand_options, pick, print_json
 from ajet_tools.cli.output import ProgressBar
 from ajet_tools.cli.viewer import logview
 
@@ -25,25 +25,16 @@ app = typer.Typer(add_completion=False)
 @app.command()
 @expand_options
 def run(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="AGENT KEY=VALUE", help="The agent, unless the config names it, and overrides."),
-    ] = None,
+    arguments: AgentAndOverrides = None,
     *,
     tasks: Annotated[
         str | None, typer.Option(help="A .jsonl file, a directory of Parquet files, or a Hugging Face name.")
     ] = None,
     answering: AgentOptions,
     k: Annotated[int, typer.Option("--attempts", "-k", min=1, help="Attempts per task, for pass@k.")] = 1,
-    limit: Annotated[
-        int | None, typer.Option("--limit", "-n", min=1, help="Maximum number of tasks, from the first.")
-    ] = None,
-    skip_bad_rows: Annotated[
-        bool, typer.Option("--skip-bad-rows", help="Skip invalid rows and report how many.")
-    ] = False,
-    with_logview: Annotated[
-        bool, typer.Option("--with-logview", help="Serve the viewer to a browser during the run; prints the URL.")
-    ] = False,
+    limit: MostTasks = None,
+    skip_bad_rows: SkipBadRows = False,
+    with_logview: WithLogview = False,
     as_json: AsJson = False,
 ) -> None:
     """Run an agent over tasks and score it; nothing is trained.

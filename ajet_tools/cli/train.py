@@ -27,7 +27,8 @@ from ajet_sdk.capture.hooks import ensure_api_key
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import ConfigError, MissingExtra, TrainingError
 from ajet_sdk.reporting.output import echo
-from ajet_tools.cli.arguments import JUDGE_HELP, Arguments, split_arguments
+from ajet_tools.cli.arguments import JUDGE_HELP, AgentAndOverrides, Arguments, Conf, WithLogview, split_arguments
+from ajet_tools.cli.options import SkipBadRows
 from ajet_tools.cli.viewer import logview
 
 __all__ = ["app", "newest_experiment"]
@@ -66,13 +67,8 @@ def serve(
 
 @app.command()
 def rehearse(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="AGENT KEY=VALUE", help="The agent, unless the config names it, and overrides."),
-    ] = None,
-    conf: Annotated[
-        Path | None, typer.Option("--conf", "-c", help="A config file with the top-level key `ajet:`.")
-    ] = None,
+    arguments: AgentAndOverrides = None,
+    conf: Conf = None,
     keep_files: Annotated[
         bool, typer.Option("--keep-files", help="Keep the rehearsal's directory when it succeeds.")
     ] = False,
@@ -154,13 +150,8 @@ def _judge(found: dict[str, int], tuned: Any, directory: Path) -> None:
 
 @app.command()
 def train(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="AGENT KEY=VALUE", help="The agent, unless the config names it, and overrides."),
-    ] = None,
-    conf: Annotated[
-        Path | None, typer.Option("--conf", "-c", help="A config file with the top-level key `ajet:`.")
-    ] = None,
+    arguments: AgentAndOverrides = None,
+    conf: Conf = None,
     backbone: Annotated[str | None, typer.Option(help="debug, local, trinity or verl.")] = None,
     judge: Annotated[str | None, typer.Option(help=JUDGE_HELP)] = None,
     tasks: Annotated[
@@ -176,9 +167,7 @@ def train(
     exp_dir: Annotated[
         Path | None, typer.Option(help="Directory in which to create the experiment's directory.")
     ] = None,
-    skip_bad_rows: Annotated[
-        bool, typer.Option("--skip-bad-rows", help="Skip invalid rows and report how many.")
-    ] = False,
+    skip_bad_rows: SkipBadRows = False,
     with_ray: Annotated[
         bool, typer.Option("--with-ray", help="Start Ray on this machine for the run, and stop it afterwards.")
     ] = False,
@@ -187,9 +176,7 @@ def train(
         typer.Option(metavar="ADDRESS", help="Use this Ray cluster: HOST:PORT, or `auto` for the one on this machine."),
     ] = None,
     with_appworld: Annotated[bool, typer.Option("--with-appworld", hidden=True)] = False,
-    with_logview: Annotated[
-        bool, typer.Option("--with-logview", help="Serve the viewer to a browser during the run; prints the URL.")
-    ] = False,
+    with_logview: WithLogview = False,
     skip_check_avail_gpu: Annotated[bool, typer.Option("--skip-check-avail-gpu", hidden=True)] = False,
     prefix: Annotated[str, typer.Option(hidden=True)] = "",
 ) -> None:

@@ -12,9 +12,9 @@ import typer
 from ajet_sdk.agent.model import Model
 from ajet_sdk.config.config import Config, load_object
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.reporting.output import echo, json_line
-from ajet_tools.cli.arguments import AgentOptions, split_arguments
-from ajet_tools.cli.options import expand_options
+from ajet_sdk.reporting.output import echo
+from ajet_tools.cli.arguments import AgentAndOverrides, AgentOptions, split_arguments
+from ajet_tools.cli.options import AsJson, expand_options, print_json
 from ajet_tools.trace.compare.diff import Paired
 from ajet_tools.tuning.prompts import Reflect, Tuned, tune
 
@@ -26,10 +26,7 @@ app = typer.Typer(add_completion=False)
 @app.command()
 @expand_options
 def tune_prompt(
-    arguments: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="AGENT KEY=VALUE", help="The agent, unless the config names it, and overrides."),
-    ] = None,
+    arguments: AgentAndOverrides = None,
     *,
     answering: AgentOptions,
     tasks: Annotated[str | None, typer.Option(help="Tasks to search on: a .jsonl file.")] = None,
@@ -48,7 +45,7 @@ def tune_prompt(
     budget: Annotated[int, typer.Option(min=2, help="Maximum number of episodes for the search.")] = 200,
     k: Annotated[int, typer.Option("--attempts", "-k", min=1, help="Attempts per held-out task.")] = 1,
     apply: Annotated[bool, typer.Option("--apply", help="Write the best prompt into the agent's file.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Search for a better prompt with GEPA, and measure its gain on held-out tasks.
 
@@ -66,7 +63,10 @@ def tune_prompt(
     config = answering.config(agent, overrides, tasks=tasks, more=more)
     reflect = _reflect(config, reflect_with, reflect_url, reflect_scripted)
     tuned = tune(config, reflect, names=prompt or (), budget=budget, k=k)
-    echo(json_line(_as_json(tuned, config)) if as_json else _text(tuned))
+    if as_json:
+        print_json(_as_json(tuned, config))
+    else:
+        echo(_text(tuned))
     if apply and tuned.changed:
         tuned.prompts.apply(tuned.best)
         echo(f"Written to {tuned.prompts.path}", err=as_json)

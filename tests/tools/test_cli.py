@@ -11,6 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -213,7 +214,11 @@ def test_a_failing_agent_is_reported_by_cause(starter: Path) -> None:
         (["run", "agent.py:solve", *SCRIPTED, "ajet.rollout.num_repeats=3"], "did you mean rollout.num_repeat?"),
         (["run", "--conf", "confg.yaml"], "did you mean config.yaml?"),
         (["train"], "nothing to train"),
-        (["train", "--conf", "config.yaml", "--backbone", "trinity"], "trinity"),
+        pytest.param(
+            ["train", "--conf", "config.yaml", "--backbone", "trinity"],
+            "ajet install trinity",
+            marks=pytest.mark.skipif(find_spec("trinity") is not None, reason="Trinity is installed"),
+        ),
         (["train", "--conf", "config.yaml", "--backbone", "trnity"], "did you mean trinity?"),
         (["--conf", "config.yaml", "ajet.rollout.num_repeat=1"], "with one attempt per task every advantage is 0"),
         (["--conf", "config.yaml", "--with-appworld"], "--with-appworld is not implemented"),

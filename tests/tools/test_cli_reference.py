@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ajet_sdk.config.config import keys
-from ajet_tools.cli.config.schema import describe_keys
+from ajet_tools.cli.config import describe_keys
 from ajet_tools.cli.reference import commands, main, options, pages
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"

@@ -21,6 +21,7 @@ from ajet_tools.dataset.files.blocks import Block, Wanted
 from ajet_tools.dataset.files.places import Columns
 from ajet_tools.dataset.files.tables import read_blocks
 from ajet_tools.dataset.files.writer import Writer
+from ajet_tools.text.tables import counted
 
 __all__ = [
     "SOURCE_HELP",
@@ -119,11 +120,6 @@ def counting(verb: str) -> Iterator[Callable[[Iterable[SizedItem]], Iterator[Siz
                 bar.advance(len(block))
 
         yield count
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 row`, `2,000 rows`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def print_summary(summary: Mapping[str, Any], lines: Iterable[str], *, as_json: bool, out: str = "") -> None:

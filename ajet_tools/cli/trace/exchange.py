@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +13,7 @@ import typer
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import echo, visible
-from ajet_tools.cli.options import AsJson, print_json
+from ajet_tools.cli.options import AsJson, SkipBadRows, print_json
 from ajet_tools.cli.output import ProgressBar
 from ajet_tools.cli.trace.options import OfRun, WhereOrRun
 from ajet_tools.text.tables import counted
@@ -122,10 +121,7 @@ def _chosen(
 def _report_export(done: Exported, redact: bool, as_json: bool, *, to_stdout: bool) -> None:
     if as_json:
         told = {**vars(done), "path": str(done.path) if done.path else None}
-        if to_stdout:
-            echo(_json_text(told), err=True)
-        else:
-            print_json(told)
+        print_json(told, indent=None if to_stdout else 2, err=to_stdout)
         return
     where = f" to {done.path}" if done.path else ""
     echo(f"{counted(done.episodes, 'episode')}, {counted(done.rows, 'row')} of {done.format}{where}", err=True)
@@ -145,9 +141,7 @@ def import_(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Files to import; - is stdin.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The trace (*.duckdb) to create or add to.")],
     source: Annotated[str, typer.Option("--from", metavar="FORMAT", help=_FROM_HELP)] = "auto",
-    skip_bad_rows: Annotated[
-        bool, typer.Option("--skip-bad-rows", help="Skip invalid rows and report how many.")
-    ] = False,
+    skip_bad_rows: SkipBadRows = False,
     as_json: AsJson = False,
 ) -> None:
     """Import other tools' traces, or what `ajet trace export` wrote, into a trace file.
@@ -190,7 +184,3 @@ def _report_import(done: Imported) -> None:
         echo(f"  skipped: {counted(done.bad_rows, 'bad row')}, the first:")
     for problem in done.problems:
         echo(f"    {visible(problem)}")
-
-
-def _json_text(value: Mapping[str, Any]) -> str:
-    return json.dumps(value, ensure_ascii=False, default=str)
