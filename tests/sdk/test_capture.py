@@ -456,33 +456,6 @@ def test_a_shared_pool_serves_each_episode_as_its_own(world: World) -> None:
     assert [c.request["messages"][0]["content"] for c in two.calls] == ["second"]
 
 
-def test_many_episodes_at_once_never_mix(world: World) -> None:
-    episodes = [world.open(f"e{n}") for n in range(60)]
-    pool = ThreadPoolExecutor(8)
-    session: dict[str, aiohttp.ClientSession] = {}
-
-    async def agent(number: int) -> None:
-        current_episode.set(episodes[number].active)
-        loop = asyncio.get_running_loop()
-        first = await module_async_client.chat.completions.create(**body(f"{number} a"))
-        assert first.choices[0].message.content == f"policy {number} a"
-        assert await loop.run_in_executor(pool, with_requests, NOWHERE, "k", f"{number} b", number % 2 == 0)
-        async with session["shared"].post(f"{NOWHERE}/chat/completions", json=body(f"{number} c")) as response:
-            assert said(await response.json()) == f"policy {number} c"
-
-    async def scenario() -> None:
-        async with aiohttp.ClientSession() as shared:
-            session["shared"] = shared
-            await asyncio.gather(*(agent(number) for number in range(60)))
-
-    asyncio.run(scenario())
-    pool.shutdown()
-    for number, episode in enumerate(episodes):
-        texts = [call.request["messages"][0]["content"] for call in episode.calls]
-        assert texts == [f"{number} a", f"{number} b", f"{number} c"]
-        assert all(call.error is None for call in episode.calls)
-
-
 def test_a_left_over_thread_cannot_reach_a_model_after_the_episode(world: World) -> None:
     episode = world.open()
 

@@ -118,22 +118,6 @@ def test_a_read_timeout_is_the_clients_own_and_the_call_undelivered(gateway: Gat
     assert episode.calls[0].error == "undelivered"
 
 
-def test_a_cancelled_task_leaves_an_undelivered_call(gateway: Gateway) -> None:
-    slow = Slow()
-    episode = opened(gateway, slow)
-
-    async def scenario() -> None:
-        task = asyncio.create_task(ask_async(httpx)())
-        await asyncio.to_thread(slow.asked.wait, 10)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-    within(episode, scenario)
-    until(lambda: len(episode.calls) == 1)
-    assert episode.calls[0].error == "undelivered"
-
-
 def test_the_gateway_answers_outside_of_every_episode(gateway: Gateway) -> None:
     """A request that the engine itself makes, to a server of its own, must not be taken for the agent's."""
     slow = Slow()
@@ -192,19 +176,6 @@ def test_a_reply_left_half_read_is_undelivered(gateway: Gateway, stream: bool, s
         within(episode, agent)
         (call,) = asyncio.run(episode.finish())
         assert call.output_ids is not None and re.match("undelivered: the client (read|disconnected)", call.error or "")
-
-
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_long_reply_read_slowly_is_delivered(gateway: Gateway, stream: bool) -> None:
-    episode = opened(gateway, ["x" * 200_000])
-
-    def ask() -> int:
-        with httpx.Client() as client, client.stream("POST", URL, json=body("go", stream=stream)) as response:
-            return sum(part.count(b"x") for part in response.iter_raw(1000))
-
-    assert within(episode, ask) >= 200_000
-    (call,) = asyncio.run(episode.finish())
-    assert call.error is None
 
 
 @pytest.mark.parametrize("module", [httpx, httpx2])

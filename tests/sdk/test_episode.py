@@ -111,13 +111,6 @@ def test_an_endpoint_whose_reply_is_none_gives_no_reward(workflow: Any) -> None:
     assert episode.rewards == () and "has no message" in (episode.error or "")
 
 
-def test_an_untouched_agent_with_a_client_of_its_own() -> None:
-    found = episodes(untouched, exact, tasks=4)
-    assert [e.reward for e in found] == [1.0] * 4
-    said_of = [[call.request["messages"][0]["content"] for call in e.calls] for e in found]
-    assert said_of == [["q0"], ["q1"], ["q2"], ["q3"]]
-
-
 def test_a_client_of_the_module_survives_batches_and_a_run() -> None:
     """Async workflows share one loop for as long as the run lasts, so that pooled connections stay usable."""
 
@@ -200,15 +193,6 @@ def test_a_reward_of_the_workflow_skips_the_judge_and_a_number_is_output(output:
     [episode] = episodes(act, judge)
     assert episode.reward == (7.0 if reward is None else reward)
     assert asked == ([] if reward is not None else [output])
-
-
-def test_a_nan_of_the_workflow_is_a_failure() -> None:
-    @ajet.workflow
-    def act(question: str) -> Any:
-        return WorkflowOutput(reward=float("nan"))
-
-    [episode] = episodes(act)
-    assert (episode.status, episode.cause) == ("failed", "NoReward")
 
 
 def test_no_judge_and_no_reward() -> None:

@@ -23,7 +23,7 @@ from ajet_sdk.gateway import answer as answer_module
 from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.protocols import Answer, Ask, Choice
-from tests.waiting import FOREVER, until_async
+from tests.waiting import FOREVER
 
 USER = [{"role": "user", "content": "What is six times seven?"}]
 TOOLS = [{"type": "function", "function": {"name": "calc", "parameters": {"type": "object", "properties": {}}}}]
@@ -52,24 +52,6 @@ def post(episode: OpenEpisode, body: dict[str, Any], route: str = "chat/completi
     model = episode.model()
     headers = {"authorization": f"Bearer {model.api_key}"}
     return httpx.post(f"{model.base_url}/{route}", json=body, headers=headers, timeout=300, **more)
-
-
-class Slow:
-    """A reply that waits until it is let go, and says whether it was cancelled."""
-
-    def __init__(self) -> None:
-        self.asked = asyncio.Event()
-        self.let_go = asyncio.Event()
-        self.cancelled = False
-
-    async def __call__(self, ask: Ask) -> str:
-        self.asked.set()
-        try:
-            await self.let_go.wait()
-        except asyncio.CancelledError:
-            self.cancelled = True
-            raise
-        return "at last"
 
 
 def test_a_call_is_answered_and_recorded_with_the_ids_that_the_engine_saw(open_episode: Opener) -> None:
@@ -221,7 +203,10 @@ def test_an_episode_id_is_opened_once_at_a_time(open_episode: Opener) -> None:
 def test_malformed_requests_are_400_and_do_not_harm(open_episode: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     episode = open_episode()
     base, headers = f"{episode.model().base_url}/chat/completions", bearer(episode.model().api_key)
-    for content, says in ((b"{", "not JSON"), (b"[1]", "JSON object"), (b"[" * 100_000, "not JSON")):
+    endless = json.dumps({"messages": USER, "max_tokens": float("inf")}).encode()
+    for content, says in (
+        (b"{", "not JSON"), (b"[1]", "JSON object"), (b"[" * 100_000, "not JSON"), (endless, "max_tokens"),
+    ):  # fmt: skip
         refused = httpx.post(base, content=content, headers=headers)
         assert refused.status_code == 400 and says in refused.json()["error"]["message"]
     for body, param in (
@@ -243,16 +228,8 @@ def test_malformed_requests_are_400_and_do_not_harm(open_episode: Opener, monkey
         assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), body
     monkeypatch.setattr(access, "LARGEST_BODY", 100)
     assert post(episode, {"messages": USER, "user": "x" * 200}).status_code == 413
-    assert all(call.error for call in episode.calls) and len(episode.calls) == 14
+    assert all(call.error for call in episode.calls) and len(episode.calls) == 15
     assert episode.error is None
-
-
-def test_a_number_without_end_is_400(open_episode: Opener) -> None:
-    episode = open_episode()
-    url, headers = f"{episode.model().base_url}/chat/completions", bearer(episode.model().api_key)
-    content = json.dumps({"messages": USER, "max_tokens": float("inf")}).encode()
-    refused = httpx.post(url, content=content, headers=headers)
-    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
 
 
 def test_a_request_over_the_limit_is_refused_before_it_is_read(open_episode: Opener) -> None:
@@ -372,6 +349,7 @@ def test_an_engines_answer_that_cannot_be_is_an_infrastructure_fault(
 ) -> None:
     sound = gateway.open(EpisodeSpec("sound", Answering()))
     assert post(sound, {"messages": USER}).status_code == 200 and sound.error is None
+    assert "1 choices, and n is 2" in post(sound, {"messages": USER, "n": 2}).json()["error"]["message"]
     for stream in (False, True):
         episode = gateway.open(EpisodeSpec(f"one {stream}", Answering(**changed)))
         refused = post(episode, {"messages": USER, "stream": stream})
@@ -381,12 +359,6 @@ def test_an_engines_answer_that_cannot_be_is_an_infrastructure_fault(
         assert isinstance(episode.error, EngineUnavailable)
 
 
-def test_fewer_choices_than_asked_for_are_a_fault(gateway: Gateway) -> None:
-    episode = gateway.open(EpisodeSpec("one", Answering()))
-    refused = post(episode, {"messages": USER, "n": 2})
-    assert refused.status_code == 503 and "1 choices, and n is 2" in refused.json()["error"]["message"]
-
-
 def test_a_prompt_longer_than_the_model_is_an_overflow(open_episode: Opener) -> None:
     episode = open_episode()
     refused = post(episode, {"messages": [{"role": "user", "content": "x" * 4000}]})
@@ -394,27 +366,6 @@ def test_a_prompt_longer_than_the_model_is_an_overflow(open_episode: Opener) -> 
     assert episode.context_overflow and episode.error is None
     fits = post(episode, {"messages": [{"role": "user", "content": "x" * 3975}], "max_tokens": 4000}).json()
     assert fits["choices"][0]["finish_reason"] == "length"
-
-
-def test_a_client_that_gives_up_leaves_an_undelivered_call_and_a_free_engine(open_episode: Opener) -> None:
-    async def scenario() -> None:
-        slow = Slow()
-        episode = open_episode(slow)
-        model = episode.model()
-        async with httpx.AsyncClient(timeout=300, headers=bearer(model.api_key)) as client:
-            for stream in (False, True):
-                slow.asked.clear()
-                body = {"messages": USER, "stream": stream}
-                leaving = asyncio.create_task(client.post(f"{model.base_url}/chat/completions", json=body))
-                await until_async(slow.asked.is_set)
-                leaving.cancel()
-                with pytest.raises(asyncio.CancelledError):
-                    await leaving
-        await until_async(lambda: len(episode.calls) == 2 and slow.cancelled)
-        assert [call.error for call in episode.calls] == ["undelivered", "undelivered"]
-        assert all(call.output_ids is None for call in episode.calls)
-
-    asyncio.run(scenario())
 
 
 def test_retries_of_a_client_are_calls_of_their_own(open_episode: Opener) -> None:
@@ -433,22 +384,6 @@ def test_retries_of_a_client_are_calls_of_their_own(open_episode: Opener) -> Non
         assert reply_.choices[0].message.content == "in time"
         errors = [call.error for call in episode.calls]
         assert len(errors) == len(asked) and set(errors[:-1]) == {"undelivered"} and errors[-1] is None
-
-    asyncio.run(scenario())
-
-
-def test_calls_in_flight_at_the_end_are_cancelled_and_undelivered(open_episode: Opener) -> None:
-    async def scenario() -> None:
-        slow = Slow()
-        episode = open_episode(slow)
-        chat = asyncio.create_task(episode.model().chat(USER))
-        await until_async(slow.asked.is_set)
-        (call,) = await episode.finish()
-        assert call.error == "undelivered"
-        with pytest.raises(Exception, match="410"):
-            await chat
-        await until_async(lambda: slow.cancelled)
-        assert len(episode.calls) == 1
 
     asyncio.run(scenario())
 
@@ -473,13 +408,6 @@ def test_a_long_wait_sends_comments_and_errors_come_as_events(
     with pytest.raises(openai.APIError, match="went away"):
         list(client.chat.completions.create(model="m", messages=[{"role": "user", "content": "fail"}], stream=True))
     assert [call.error for call in episode.calls] == [None, None, "the engine went away"]
-
-
-def test_a_reply_that_takes_too_long_is_503(open_episode: Opener) -> None:
-    episode = open_episode(Slow(), call_timeout=0.1)
-    refused = post(episode, {"messages": USER})
-    assert refused.status_code == 503 and "call_timeout" in refused.json()["error"]["message"]
-    assert isinstance(episode.error, EngineUnavailable)
 
 
 def test_a_stream_closed_after_the_whole_reply_is_delivered(open_episode: Opener) -> None:
@@ -654,20 +582,3 @@ def test_every_call_is_in_the_trace_once_and_can_be_read_live(tmp_path: Path) ->
             {"count_star()": 20, "count(DISTINCT call_id)": 20}
         ]
         reader.close()
-
-
-def test_many_at_once_over_few_connections_never_mix(gateway: Gateway) -> None:
-    engine = ScriptedEngine(lambda ask: "echo " + ask.body["messages"][0]["content"])
-    episodes = [gateway.open(EpisodeSpec(f"e{n}", engine)) for n in range(50)]
-
-    async def one(number: int, episode: OpenEpisode) -> None:
-        for turn in range(4):
-            said = await episode.model().chat([{"role": "user", "content": f"{number}.{turn}"}])
-            assert said.content == f"echo {number}.{turn}"
-
-    async def scenario() -> None:
-        await asyncio.gather(*(one(number, episode) for number, episode in enumerate(episodes)))
-
-    asyncio.run(scenario())
-    for number, episode in enumerate(episodes):
-        assert [c.request["messages"][0]["content"] for c in episode.calls] == [f"{number}.{t}" for t in range(4)]

@@ -70,32 +70,6 @@ TASK = [SYSTEM, user("What is 3 + 4?")]
 YES = reply("The answer is 7.")
 
 
-def test_a_think_block_that_the_template_drops(tokenizer_of: Callable[..., Any]) -> None:
-    tok = tokenizer_of("byte_level", "forgetful")
-    said = reply("<think>\nis that so?\n</think>\n\nyes it is")
-    first = asked(tok, 0, TASK, said["content"] + END, said)
-    split = the_split(tok, first, asked(tok, 1, [*TASK, said, user("so")], "yes" + END, reply("yes")))
-    assert (split.cause, split.parent_call_id) == ("think_stripped", "c0")
-    assert split.at_token == len(first.prompt_ids)  # type: ignore[arg-type]
-
-
-def test_reasoning_that_the_client_drops(tokenizer_of: Callable[..., Any]) -> None:
-    tok = tokenizer_of("byte_level", "tools")
-    said = reply("yes", reasoning_content="is that so?")
-    first = asked(tok, 0, TASK, f"<think>\nis that so?\n</think>\nyes{END}", said)
-    assert (
-        the_split(tok, first, asked(tok, 1, [*TASK, reply("yes"), user("so")], "x", reply("x"))).cause
-        == "think_stripped"
-    )
-
-
-def test_reasoning_of_an_earlier_turn_that_goes_with_the_next(tokenizer_of: Callable[..., Any]) -> None:
-    tok = tokenizer_of("byte_level", "forgetful")
-    said = reply("yes", reasoning_content="is that so?")
-    first = asked(tok, 0, TASK, f"<think>\nis that so?\n</think>\nyes{END}", said)
-    assert the_split(tok, first, asked(tok, 1, [*TASK, said, user("so")], "x", reply("x"))).cause == "think_stripped"
-
-
 def test_text_that_comes_back_as_other_ids(tokenizer_of: Callable[..., Any]) -> None:
     tok = tokenizer_of("byte_level", "tools")
     letters = [i for piece in (*"The answer is 7.", END) for i in tok.encode(piece)]
@@ -103,21 +77,6 @@ def test_text_that_comes_back_as_other_ids(tokenizer_of: Callable[..., Any]) -> 
     split = the_split(tok, first, asked(tok, 1, [*TASK, YES, user("so")], "x", reply("x")))
     assert split.cause == "retokenised"
     assert split.at_token >= len(first.prompt_ids)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "sampled",
-    [
-        '<tool_call>\n{"name":"calc","arguments":{"expression":"12*34"}}\n</tool_call>',
-        '<tool_call>\n{"arguments": {"expression": "12*34"}, "name": "calc"}\n</tool_call>',
-    ],
-)
-def test_a_tool_call_written_otherwise(sampled: str, tokenizer_of: Callable[..., Any]) -> None:
-    tok = tokenizer_of("byte_level", "tools")
-    said = called('{"expression":"12*34"}')
-    first = asked(tok, 0, TASK, sampled + END, said)
-    then = [*TASK, said, {"role": "tool", "tool_call_id": "c1", "content": "408"}]
-    assert the_split(tok, first, asked(tok, 1, then, "x", reply("x"))).cause == "tool_call_reserialised"
 
 
 def test_a_tool_call_written_otherwise_behind_a_long_reply(tokenizer_of: Callable[..., Any]) -> None:
@@ -130,25 +89,6 @@ def test_a_tool_call_written_otherwise_behind_a_long_reply(tokenizer_of: Callabl
     assert split.cause == "tool_call_reserialised" and split.at_token > len(first.prompt_ids) + 60  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("cause", "then", "tools"),
-    [
-        ("tools_changed", [*TASK, YES, user("so")], [TOOL, TOOL]),
-        ("system_changed", [{"role": "system", "content": "It is 9:01."}, TASK[1], YES, user("so")], [TOOL]),
-        ("history_edited", [SYSTEM, user("What is 3 + 5?"), YES, user("so")], [TOOL]),
-        ("history_edited", [*TASK, reply("The answer is 8."), user("so")], [TOOL]),
-    ],
-)
-def test_what_the_agent_changed(
-    cause: str, then: list[Message], tools: list[Any], tokenizer_of: Callable[..., Any]
-) -> None:
-    tok = tokenizer_of("byte_level", "tools")
-    first = asked(tok, 0, TASK, "The answer is 7." + END, YES)
-    for decode in (True, False):
-        split = the_split(tok, first, asked(tok, 1, then, "x", reply("x"), tools), decode=decode)
-        assert (split.cause, split.parent_call_id) == (cause, "c0")
-
-
 def test_a_summarised_history(tokenizer_of: Callable[..., Any]) -> None:
     tok = tokenizer_of("byte_level", "tools")
     messages, calls = list(TASK), []
@@ -158,24 +98,6 @@ def test_a_summarised_history(tokenizer_of: Callable[..., Any]) -> None:
     short = [SYSTEM, user("So far: the answer is 7."), user("and then?")]
     split = the_split(tok, *calls, asked(tok, 3, short, "x", reply("x")))
     assert (split.cause, split.parent_call_id) == ("summarised", "c2")
-
-
-def test_parallel_calls_and_retries(tokenizer_of: Callable[..., Any]) -> None:
-    tok = tokenizer_of("byte_level", "tools")
-    first = asked(tok, 0, TASK, "The answer is 7." + END, YES)
-    # the newline behind the end tag is the template's: the two branches share it
-    one = asked(tok, 1, [*TASK, YES, user("so")], "x", reply("x"))
-    two = asked(tok, 2, [*TASK, YES, user("but")], "yy", reply("y"))
-    split = the_split(tok, first, one, two)
-    assert split.cause == "parallel_branch" and split.parent_call_id == "c0"
-    again = asked(tok, 3, TASK, "no" + END, reply("no"))
-    assert [s.cause for s in merge([first, again], tok.decode).splits] == ["parallel_branch"]
-
-
-def test_a_conversation_begun_anew(tokenizer_of: Callable[..., Any]) -> None:
-    tok = tokenizer_of("byte_level", "tools")
-    first = asked(tok, 0, TASK, "The answer is 7." + END, YES)
-    assert the_split(tok, first, asked(tok, 1, [SYSTEM, user("hi")], "x", reply("x"))).cause == "new_conversation"
 
 
 def test_a_reply_that_ends_with_another_token(tokenizer_of: Callable[..., Any]) -> None:

@@ -235,19 +235,6 @@ def test_a_shortened_history_is_summarised(tokenizer_of: Callable[..., Any]) -> 
     assert tokens.prompt([SYSTEM, user("hi"), user("So far: yes."), YES, user("so")]).cause == "summarised"
 
 
-def test_causes_seen_in_the_text(tokenizer_of: Callable[..., Any]) -> None:
-    tok = tokenizer_of("byte_level", "forgetful")
-    then = [SYSTEM, user("hi")]
-    thought = reply("<think>is that so?</think>yes")
-    stripped = _split(tok, f"<think>is that so?</think>yes{END}", thought, [*then, thought, user("so")])
-    assert stripped.cause == "think_stripped"
-    called = reply("", tool_calls=calls('{"a": 1}'))
-    otherwise = f'<tool_call>\n{{"arguments": {{"a": 1}}, "name": "calc"}}\n</tool_call>{END}'
-    assert _split(tok, otherwise, called, [*then, called, result("1")]).cause == "tool_call_reserialised"
-    ended = _split(tok, "yes<|endoftext|>", YES, [*then, YES, user("so")])
-    assert ended.cause == "end_token"
-
-
 def test_calls_may_overlap_in_any_order(tokenizer_of: Callable[..., Any]) -> None:
     tok = tokenizer_of()
     tokens = PromptBuilder(tok)

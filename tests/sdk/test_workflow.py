@@ -15,7 +15,7 @@ from ajet_sdk.agent.workflow import AjetTuner, BaseJudge, Workflow, WorkflowOutp
 from ajet_sdk.config.config import load_config
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import ContextOverflow, SignatureError
-from ajet_sdk.gateway.gateway import Gateway
+from ajet_sdk.gateway.gateway import EpisodeSpec, Gateway, OpenEpisode
 from ajet_sdk.rollout.episode import Attempt, run_batch
 from ajet_sdk.types import Episode, Reward, Task
 from tests.gateways import shared_gateway
@@ -209,19 +209,22 @@ def test_a_debug_model_by_name_needs_an_endpoint(monkeypatch: pytest.MonkeyPatch
     assert episode.cause == "ConfigError" and "OPENAI_BASE_URL" in (episode.error or "")
 
 
-def test_a_debug_model_by_name_answers_and_is_not_trained(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The endpoint of the debug model is another gateway's policy: a real server."""
-    from ajet_sdk.gateway.episode import EpisodeSpec
-
+@pytest.fixture
+def debug_endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[OpenEpisode]:
+    """Another gateway's policy: a real server for debug models that are given by name."""
     with Gateway() as other:
         opened = other.open(EpisodeSpec("other", ScriptedEngine(lambda ask: "from the debug model")))
         monkeypatch.setenv("OPENAI_BASE_URL", opened.model().base_url)
         monkeypatch.setenv("OPENAI_API_KEY", opened.model().api_key)
-        [episode] = episodes(Werewolves(debug="gpt-4o"))
+        yield opened
+
+
+def test_a_debug_model_by_name_answers_and_is_not_trained(debug_endpoint: OpenEpisode) -> None:
+    [episode] = episodes(Werewolves(debug="gpt-4o"))
     assert (episode.error, episode.reward) == (None, 1.0)
     assert [(c.target_tag, c.trainable) for c in episode.calls] == [("werewolf", True), ("villager", False)]
     assert episode.calls[1].response["choices"][0]["message"]["content"] == "from the debug model"
-    assert opened.calls[0].request["model"] == "gpt-4o"
+    assert debug_endpoint.calls[0].request["model"] == "gpt-4o"
 
 
 def test_a_debug_model_that_is_an_object_is_returned_as_it_is() -> None:
@@ -246,19 +249,7 @@ def test_targets_may_change_while_the_workflow_runs() -> None:
     assert "trainable_targets=[]" in (episode.error or "") and episode.cause == "ConfigError"
 
 
-@pytest.fixture
-def debug_endpoint(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Another gateway's policy: a real server for debug models that are given by name."""
-    from ajet_sdk.gateway.episode import EpisodeSpec
-
-    with Gateway() as other:
-        opened = other.open(EpisodeSpec("other", ScriptedEngine(lambda ask: "from the debug model")))
-        monkeypatch.setenv("OPENAI_BASE_URL", opened.model().base_url)
-        monkeypatch.setenv("OPENAI_API_KEY", opened.model().api_key)
-        yield
-
-
-def test_targets_that_are_set_while_the_workflow_runs_hold(debug_endpoint: None) -> None:
+def test_targets_that_are_set_while_the_workflow_runs_hold(debug_endpoint: OpenEpisode) -> None:
     class Late(Workflow):
         trainable_targets: list[str] | None = ["nobody yet"]
 
@@ -275,7 +266,7 @@ def test_targets_that_are_set_while_the_workflow_runs_hold(debug_endpoint: None)
     assert episode.calls[1].response["choices"][0]["message"]["content"] == "from the debug model"
 
 
-def test_a_handle_outside_of_the_targets_is_answered_by_its_debug_model(debug_endpoint: None) -> None:
+def test_a_handle_outside_of_the_targets_is_answered_by_its_debug_model(debug_endpoint: OpenEpisode) -> None:
     @ajet.workflow(trainable_targets=["wolf"])
     async def play(question: str, model: Any) -> Reward:
         said = await model.agent("b", target_tag="seer", debug_model="gpt-4o").chat([{"role": "user", "content": "x"}])

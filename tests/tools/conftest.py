@@ -128,3 +128,8 @@ def lasting_notices(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Notification, "time_left", 3_600.0)
     monkeypatch.setattr(Notification, "has_expired", False)
+
+
+@pytest.fixture
+def anyio_backend() -> str:
+    return "asyncio"

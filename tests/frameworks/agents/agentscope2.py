@@ -60,9 +60,7 @@ async def chat_tools(question: str) -> Any:
     return await reply_text(question)
 
 
-@ajet.workflow
-async def chat_parallel(question: str) -> Any:
-    return await reply_text(question)
+chat_parallel = chat_tools
 
 
 @ajet.workflow

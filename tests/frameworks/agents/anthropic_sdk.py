@@ -61,9 +61,7 @@ def messages_tools(question: str) -> str:
     return loop(question)
 
 
-@ajet.workflow
-def messages_parallel(question: str) -> str:
-    return loop(question)
+messages_parallel = messages_tools
 
 
 @ajet.workflow

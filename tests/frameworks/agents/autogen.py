@@ -45,10 +45,7 @@ async def chat_tools(question: str) -> Any:
     return result.messages[-1].content
 
 
-@ajet.workflow
-async def chat_parallel(question: str) -> Any:
-    result = await agent(tools=[get_weather], reflect_on_tool_use=True).run(task=question)
-    return result.messages[-1].content
+chat_parallel = chat_tools
 
 
 @ajet.workflow

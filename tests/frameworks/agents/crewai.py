@@ -49,9 +49,7 @@ def chat_tools(question: str) -> str:
     return str(kickoff(question, [get_weather]).raw)
 
 
-@ajet.workflow
-def chat_parallel(question: str) -> str:
-    return str(kickoff(question, [get_weather]).raw)
+chat_parallel = chat_tools
 
 
 @ajet.workflow

@@ -39,9 +39,7 @@ async def chat_tools(question: str) -> str:
     return await answer(question, LiteLlm(model="openai/gpt-4o"), [get_weather])
 
 
-@ajet.workflow
-async def chat_parallel(question: str) -> str:
-    return await answer(question, LiteLlm(model="openai/gpt-4o"), [get_weather])
+chat_parallel = chat_tools
 
 
 @ajet.workflow

@@ -58,9 +58,7 @@ async def chat_tools(question: str) -> Any:
     return await loop(question)
 
 
-@ajet.workflow
-async def chat_parallel(question: str) -> Any:
-    return await loop(question)
+chat_parallel = chat_tools
 
 
 @ajet.workflow

@@ -43,9 +43,7 @@ async def chat_tools(question: str) -> str:
     return str(await FunctionAgent(tools=[get_weather], llm=llm(), system_prompt="Be helpful.").run(question))
 
 
-@ajet.workflow
-async def chat_parallel(question: str) -> str:
-    return str(await FunctionAgent(tools=[get_weather], llm=llm(), system_prompt="Be helpful.").run(question))
+chat_parallel = chat_tools
 
 
 @ajet.workflow

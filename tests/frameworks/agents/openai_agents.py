@@ -50,9 +50,7 @@ async def chat_tools(question: str) -> Any:
     return (await Runner.run(agent(True, tools=[get_weather]), question)).final_output
 
 
-@ajet.workflow
-async def chat_parallel(question: str) -> Any:
-    return (await Runner.run(agent(True, tools=[get_weather]), question)).final_output
+chat_parallel = chat_tools
 
 
 @ajet.workflow
@@ -75,9 +73,7 @@ async def responses_tools(question: str) -> Any:
     return (await Runner.run(agent(False, tools=[get_weather]), question)).final_output
 
 
-@ajet.workflow
-async def responses_parallel(question: str) -> Any:
-    return (await Runner.run(agent(False, tools=[get_weather]), question)).final_output
+responses_parallel = responses_tools
 
 
 @ajet.workflow

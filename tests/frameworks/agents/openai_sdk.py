@@ -57,9 +57,7 @@ def chat_tools(question: str) -> str | None:
     return chat_loop(question)
 
 
-@ajet.workflow
-def chat_parallel(question: str) -> str | None:
-    return chat_loop(question)
+chat_parallel = chat_tools
 
 
 @ajet.workflow
@@ -98,9 +96,7 @@ def responses_tools(question: str) -> str:
     return responses_loop(question)
 
 
-@ajet.workflow
-def responses_parallel(question: str) -> str:
-    return responses_loop(question)
+responses_parallel = responses_tools
 
 
 @ajet.workflow

@@ -54,9 +54,7 @@ async def chat_tools(question: str) -> Any:
     return (await agent(CHAT, tools=[get_weather]).run(question)).output
 
 
-@ajet.workflow
-async def chat_parallel(question: str) -> Any:
-    return (await agent(CHAT, tools=[get_weather]).run(question)).output
+chat_parallel = chat_tools
 
 
 @ajet.workflow

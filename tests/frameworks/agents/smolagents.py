@@ -67,9 +67,7 @@ def chat_tools(question: str) -> Any:
     return ToolCallingAgent(tools=[get_weather], model=model()).run(question)
 
 
-@ajet.workflow
-def chat_parallel(question: str) -> Any:
-    return ToolCallingAgent(tools=[get_weather], model=model()).run(question)
+chat_parallel = chat_tools
 
 
 @ajet.workflow

@@ -45,9 +45,7 @@ def chat_tools(question: str) -> str:
     return str(agent(tools=[get_weather])(question))
 
 
-@ajet.workflow
-def chat_parallel(question: str) -> str:
-    return str(agent(tools=[get_weather])(question))
+chat_parallel = chat_tools
 
 
 @ajet.workflow

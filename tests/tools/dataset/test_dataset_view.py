@@ -48,11 +48,6 @@ def row(i: int) -> dict[str, Any]:
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Forty rows, in the current directory."""
     monkeypatch.chdir(tmp_path)

@@ -31,11 +31,6 @@ EVIL = "[bold red]not markup[/] :smile: \x1b[31mred\x1b]0;title\x07 \u202eback\n
 START = datetime(2026, 3, 1, 9, tzinfo=timezone.utc)
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where the viewer remembers things: not the user's own."""

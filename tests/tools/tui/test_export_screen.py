@@ -23,11 +23,6 @@ from ajet_tools.tui.trace.export import ExportScreen
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("own_home")]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @asynccontextmanager
 async def viewed(tmp_path: Path) -> AsyncIterator[tuple[Pilot[None], EpisodesScreen]]:
     file = tmp_path / "trace.duckdb"

@@ -22,11 +22,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("own_home")]
 
 
 @pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
-@pytest.fixture
 def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LOGNAME", "ada")
     with TraceWriter(tmp_path / "trace.duckdb") as writer:

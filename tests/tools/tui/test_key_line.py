@@ -14,11 +14,6 @@ from ajet_tools.tui.widgets.lines import KeyLine
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("own_home")]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def line(pilot: Any) -> str:
     keys = pilot.app.screen.query_one(KeyLine)
     return str(keys.render_line(0).text)

@@ -18,11 +18,6 @@ from ajet_tools.tui.widgets.long_text import fit_text
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 class Numbers:
     """Rows of numbers; it remembers which were asked for."""
 

@@ -25,11 +25,6 @@ from ajet_tools.tui.widgets.chart import Chart
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("own_home")]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def cells(screen: Any) -> list[list[str]]:
     table = screen.query_one(DataTable)
     return [[str(cell) for cell in table.get_row_at(row)] for row in range(table.row_count)]

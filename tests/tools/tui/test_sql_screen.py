@@ -23,11 +23,6 @@ from ajet_tools.tui.widgets.arrow_table import ArrowTable
 pytestmark = pytest.mark.anyio
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 def said(pilot: Pilot[None]) -> str:
     return str(pilot.app.screen.query_one("#message", Static).render())
 

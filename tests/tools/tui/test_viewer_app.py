@@ -21,11 +21,6 @@ from ajet_tools.tui.widgets.lines import TitleLine
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("own_home")]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 _FRAME = {"ff5f57", "febc2e", "28c840", "c5c8c6"}
 """Of the window that a screenshot is drawn in."""
 

@@ -25,11 +25,6 @@ pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 ARGUMENTS = [sys.executable, "-m", "ajet", "trace", "view"]
 
 
-@pytest.fixture
-def anyio_backend() -> str:
-    return "asyncio"
-
-
 @contextmanager
 def served(*arguments: str, **named: Any) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """The process and the URL that it prints."""
