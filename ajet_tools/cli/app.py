@@ -65,7 +65,7 @@ class _Root(LazyGroup):
         "judge": ("judge", "Try a judge before it gives rewards."),
         "bench": ("bench", "Train the example library as a benchmark: reward and cost, compared between versions."),
         "config": ("config", "Show, check and explain the configuration."),
-        "install": ("setup", "Install Trinity or vLLM, which pip can't resolve, in versions that work together."),
+        "install": ("doctor", "Install Trinity or vLLM, which pip can't resolve, in versions that work together."),
         "env": ("env", "Host environments that agents act in, as a service."),
         "doctor": (
             "doctor",

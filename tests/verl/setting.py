@@ -12,7 +12,7 @@ import ray
 from verl import DataProto
 from verl.utils.dataset.rl_dataset import collate_fn
 
-from ajet_sdk.backbones.verl.launch import compose_config
+from ajet_sdk.backbones.verl.backbone import compose_config
 from ajet_sdk.backbones.verl.manager import AjetManager
 from ajet_sdk.backbones.verl.mapping import VerlPlace, to_verl
 from ajet_sdk.backbones.verl.rows import BatchPositions

@@ -11,7 +11,7 @@ pytest.importorskip("verl", reason="needs verl: ajet install trinity")
 pytest.importorskip("ray", reason="needs Ray: ajet install trinity")
 
 from ajet_sdk.backbones.shared.mapping import merged
-from ajet_sdk.backbones.verl.launch import compose_config, validate_config
+from ajet_sdk.backbones.verl.backbone import compose_config, validate_config
 from ajet_sdk.errors import ConfigError
 
 from .configs import config_of, mapping_of

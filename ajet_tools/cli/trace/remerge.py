@@ -23,11 +23,10 @@ from ajet_tools.text.clean import one_line
 from ajet_tools.trace import queries
 from ajet_tools.trace.decoding import decoder, run_config
 from ajet_tools.trace.locate import open_named
-from ajet_tools.trace.rerun.preflight import Preflight
+from ajet_tools.trace.rerun.preflight import Preflight, load_tokenizer
 from ajet_tools.trace.rerun.preflight import preflight as run_preflight
 from ajet_tools.trace.rerun.remerge import Remerge, Totals, changed, policy_of, steps_of
 from ajet_tools.trace.rerun.remerge import remerge as run_remerge
-from ajet_tools.trace.rerun.tokenizers import load_tokenizer
 
 __all__ = ["app"]
 

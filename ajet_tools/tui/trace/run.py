@@ -16,8 +16,7 @@ from textual.widgets import ContentSwitcher, DataTable, Static
 from ajet_sdk.reporting.output import visible
 from ajet_sdk.types import now
 from ajet_tools.text.clean import one_line
-from ajet_tools.text.numbers import compact, failures_in_words, lasting, seconds_of, steps_of
-from ajet_tools.text.tables import number, table
+from ajet_tools.text.tables import compact, failures_in_words, lasting, number, seconds_of, steps_of, table
 from ajet_tools.trace import queries
 from ajet_tools.trace.decoding import recorded_config
 from ajet_tools.trace.queries.runs import Panel, panels

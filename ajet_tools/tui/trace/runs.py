@@ -12,8 +12,16 @@ from textual.widgets import DataTable, Static
 
 from ajet_sdk.types import now
 from ajet_tools.text.clean import one_line, short_ids
-from ajet_tools.text.numbers import compact, failures_in_words, lasting, quiet_seconds, seconds_of, steps_of
-from ajet_tools.text.tables import fields, number
+from ajet_tools.text.tables import (
+    compact,
+    failures_in_words,
+    fields,
+    lasting,
+    number,
+    quiet_seconds,
+    seconds_of,
+    steps_of,
+)
 from ajet_tools.trace import queries
 from ajet_tools.tui.trace.screen import TraceScreen
 from ajet_tools.tui.widgets.chart import sparkline

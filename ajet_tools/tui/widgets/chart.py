@@ -13,7 +13,7 @@ from textual.color import Color
 from textual_plotext import PlotextPlot
 
 from ajet_tools.text.clean import one_line
-from ajet_tools.text.numbers import compact
+from ajet_tools.text.tables import compact
 from ajet_tools.trace.queries.runs import Panel, thin
 
 __all__ = ["Chart", "sparkline"]

@@ -11,16 +11,9 @@ from agentscope.message import Msg, TextBlock
 from agentscope.model import OpenAIChatModel
 from agentscope.pipeline import MsgHub, sequential_pipeline
 from agentscope.tool import Toolkit, ToolResponse
-from pydantic import BaseModel
 
 import ajet
-
-
-class Forecast(BaseModel):
-    """A forecast."""
-
-    city: str
-    degrees: int
+from tests.frameworks.agents.weather import Forecast
 
 
 def get_weather(city: str) -> ToolResponse:

@@ -10,21 +10,9 @@ from agentscope.message import UserMsg
 from agentscope.model import OpenAIChatModel
 from agentscope.permission import PermissionBehavior, PermissionDecision
 from agentscope.tool import FunctionTool, Toolkit
-from pydantic import BaseModel
 
 import ajet
-
-
-class Forecast(BaseModel):
-    """A forecast."""
-
-    city: str
-    degrees: int
-
-
-def get_weather(city: str) -> str:
-    """The weather in a city."""
-    return f"sunny in {city}"
+from tests.frameworks.agents.weather import Forecast, get_weather
 
 
 class Allowed(FunctionTool):

@@ -6,19 +6,9 @@ from typing import Any
 
 from agno.agent import Agent
 from agno.models.openai import OpenAIChat, OpenAIResponses
-from pydantic import BaseModel
 
 import ajet
-
-
-class Forecast(BaseModel):
-    city: str
-    degrees: int
-
-
-def get_weather(city: str) -> str:
-    """The weather in a city."""
-    return f"sunny in {city}"
+from tests.frameworks.agents.weather import get_weather
 
 
 @ajet.workflow

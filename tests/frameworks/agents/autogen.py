@@ -7,14 +7,9 @@ from typing import Any
 from autogen_agentchat.agents import AssistantAgent
 from autogen_agentchat.base import TaskResult
 from autogen_ext.models.openai import OpenAIChatCompletionClient
-from pydantic import BaseModel
 
 import ajet
-
-
-class Forecast(BaseModel):
-    city: str
-    degrees: int
+from tests.frameworks.agents.weather import Forecast
 
 
 async def get_weather(city: str) -> str:

@@ -6,14 +6,9 @@ from typing import Any
 
 from crewai import LLM, Agent, Crew, Task
 from crewai.tools import tool
-from pydantic import BaseModel
 
 import ajet
-
-
-class Forecast(BaseModel):
-    city: str
-    degrees: int
+from tests.frameworks.agents.weather import Forecast
 
 
 @tool("get_weather")

@@ -7,22 +7,12 @@ import re
 from typing import Any
 
 import dspy
-from pydantic import BaseModel
 
 import ajet
 from ajet_sdk.protocols import Ask
+from tests.frameworks.agents.weather import Forecast, get_weather
 
 lm = dspy.LM("openai/gpt-4o-mini", cache=False)
-
-
-class Forecast(BaseModel):
-    city: str
-    degrees: int
-
-
-def get_weather(city: str) -> str:
-    """The weather in a city."""
-    return f"sunny in {city}"
 
 
 def reply(case: str, ask: Ask) -> Any:

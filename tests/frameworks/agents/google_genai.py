@@ -6,21 +6,11 @@ from typing import Any
 
 from google import genai
 from google.genai import types
-from pydantic import BaseModel
 
 import ajet
+from tests.frameworks.agents.weather import Forecast, get_weather
 
 MODEL = "gemini-2.5-flash"
-
-
-class Forecast(BaseModel):
-    city: str
-    degrees: int
-
-
-def get_weather(city: str) -> str:
-    """The weather in a city."""
-    return f"sunny in {city}"
 
 
 client = genai.Client()

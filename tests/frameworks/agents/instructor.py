@@ -6,14 +6,9 @@ from typing import Any
 
 import instructor
 from openai import AsyncOpenAI, OpenAI
-from pydantic import BaseModel
 
 import ajet
-
-
-class Forecast(BaseModel):
-    city: str
-    degrees: int
+from tests.frameworks.agents.weather import Forecast
 
 
 def user(question: str) -> Any:

@@ -6,22 +6,9 @@ from typing import Any
 
 from langchain.agents import create_agent
 from langchain_openai import ChatOpenAI
-from pydantic import BaseModel
 
 import ajet
-
-
-class Forecast(BaseModel):
-    """A forecast."""
-
-    city: str
-    degrees: int
-
-
-def get_weather(city: str) -> str:
-    """The weather in a city."""
-    return f"sunny in {city}"
-
+from tests.frameworks.agents.weather import Forecast, get_weather
 
 llm = ChatOpenAI(model="gpt-4o")
 agent = create_agent(llm, tools=[get_weather], system_prompt="You are a helpful assistant")

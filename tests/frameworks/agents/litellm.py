@@ -6,15 +6,9 @@ import json
 from typing import Any
 
 import litellm
-from pydantic import BaseModel
 
 import ajet
-
-
-class Forecast(BaseModel):
-    city: str
-    degrees: int
-
+from tests.frameworks.agents.weather import Forecast
 
 TOOL = {
     "type": "function",

@@ -7,21 +7,9 @@ from typing import Any
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.llms import ChatMessage
 from llama_index.llms.openai import OpenAI
-from pydantic import BaseModel
 
 import ajet
-
-
-class Forecast(BaseModel):
-    """A forecast."""
-
-    city: str
-    degrees: int
-
-
-def get_weather(city: str) -> str:
-    """The weather in a city."""
-    return f"sunny in {city}"
+from tests.frameworks.agents.weather import Forecast, get_weather
 
 
 def llm() -> OpenAI:

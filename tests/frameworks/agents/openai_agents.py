@@ -6,14 +6,9 @@ from typing import Any
 
 from agents import Agent, OpenAIChatCompletionsModel, Runner, function_tool
 from openai import AsyncOpenAI
-from pydantic import BaseModel
 
 import ajet
-
-
-class Forecast(BaseModel):
-    city: str
-    degrees: int
+from tests.frameworks.agents.weather import Forecast
 
 
 @function_tool

@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 from openai import OpenAI
-from pydantic import BaseModel
 
 import ajet
+from tests.frameworks.agents.weather import Forecast
 
 client = OpenAI()
 TOOL = {
@@ -16,11 +16,6 @@ TOOL = {
     "description": "The weather in a city",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
-
-
-class Forecast(BaseModel):
-    city: str
-    degrees: int
 
 
 @ajet.workflow

@@ -4,22 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel
 from pydantic_ai import Agent
 from pydantic_ai.models.google import GoogleModel
 from pydantic_ai.models.openai import OpenAIChatModel
 
 import ajet
-
-
-class Forecast(BaseModel):
-    city: str
-    degrees: int
-
-
-def get_weather(city: str) -> str:
-    """The weather in a city."""
-    return f"sunny in {city}"
+from tests.frameworks.agents.weather import Forecast, get_weather
 
 
 def agent(model: Any, **more: Any) -> Agent[Any, Any]:

@@ -4,19 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from pydantic import BaseModel
 from strands import Agent, tool
 from strands.models.anthropic import AnthropicModel
 from strands.models.openai import OpenAIModel
 
 import ajet
-
-
-class Forecast(BaseModel):
-    """A forecast."""
-
-    city: str
-    degrees: int
+from tests.frameworks.agents.weather import Forecast
 
 
 @tool

@@ -23,9 +23,8 @@ from ajet_sdk.samples.timelines import merge
 from ajet_sdk.trace.reader import episodes, open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, LedgerEntry, Run, Task
-from ajet_tools.trace.rerun.preflight import Preflight, preflight
+from ajet_tools.trace.rerun.preflight import LoadedTokenizer, Preflight, load_tokenizer, preflight
 from ajet_tools.trace.rerun.remerge import Policy, changed, policy_of, remerge
-from ajet_tools.trace.rerun.tokenizers import LoadedTokenizer, load_tokenizer
 
 SETTINGS: Config = load_config(values={"ajet": {"backbone": "debug"}})
 TOOL = {"type": "function", "function": {"name": "calc", "parameters": {"type": "object", "properties": {}}}}
