@@ -1,4 +1,4 @@
-"""Calls from one thread into another's event loop, of which many wake it once.
+"""Calls from one thread into another: into an event loop, where many wake it once, and into a thread of their own.
 
 `call_soon_threadsafe` writes to the loop's socket for each call, and at each write another thread may take the
 interpreter: with hundreds of episodes in one process most of them go to a loop that is on its way already.
@@ -8,12 +8,34 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from concurrent.futures import Future
+from typing import Any, TypeVar
 
-__all__ = ["LoopCalls"]
+__all__ = ["LoopCalls", "in_thread"]
+
+T = TypeVar("T")
+
+
+def in_thread(function: Callable[[], T], name: str, outcome: Future[T] | None = None) -> Future[T]:
+    """What a function comes to, called in a daemon thread; it cannot be called off. `outcome`: put it there.
+
+    A hung call fills no pool, and does not keep the process from ending.
+    """
+    future: Future[T] = Future() if outcome is None else outcome
+    future.set_running_or_notify_cancel()
+
+    def body() -> None:
+        try:
+            future.set_result(function())
+        except BaseException as error:  # noqa: BLE001  raised where it is waited for
+            future.set_exception(error)
+
+    threading.Thread(target=body, name=name, daemon=True).start()
+    return future
 
 
 class LoopCalls:

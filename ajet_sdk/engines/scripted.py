@@ -6,13 +6,12 @@ import asyncio
 import inspect
 import json
 import re
-import threading
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import Future
 from typing import Any
 
 from ajet_sdk.engines.chat import Chat, Conversation
+from ajet_sdk.engines.loop_calls import in_thread
 from ajet_sdk.errors import EngineError
 from ajet_sdk.protocols import Answer, Ask, Choice, Sampled, Tokenizer
 from ajet_sdk.tokens.probing import renderer
@@ -188,19 +187,14 @@ class ScriptedEngine:
 
 async def _in_a_thread(replies: Callable[[Ask], Any], ask: Ask) -> Any:
     """What a sync function says, from a daemon thread: a hung one keeps neither the loop nor the process."""
-    future: Future[Any] = Future()
-    future.set_running_or_notify_cancel()
 
-    def body() -> None:
+    def call() -> Any:
         try:
-            future.set_result(replies(ask))
+            return replies(ask)
         except StopIteration:  # which no future takes; `lambda ask: next(replies)` raises it
-            future.set_exception(EngineError(f"the script has ended, but agent {ask.agent!r} asked for more"))
-        except BaseException as error:  # noqa: BLE001  handed to whoever awaits it
-            future.set_exception(error)
+            raise EngineError(f"the script has ended, but agent {ask.agent!r} asked for more") from None
 
-    threading.Thread(target=body, name="ajet-scripted", daemon=True).start()
-    return await asyncio.wrap_future(future)
+    return await asyncio.wrap_future(in_thread(call, "ajet-scripted"))
 
 
 class _Replay(ScriptedEngine):

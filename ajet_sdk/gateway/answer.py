@@ -119,9 +119,15 @@ class CallInFlight:
         return self.response
 
     def record(self, error: str | None = None) -> None:
-        """Make the calls. Whoever comes first decides; later ones change nothing."""
+        """Make the calls. Whoever comes first decides; later ones change nothing.
+
+        Without an error: before the last chunk, once the client has taken the others, so that who has the reply finds
+        the call. Raises ClientGone where the client has left, or the episode is over.
+        """
         if self._recorded:
             return
+        if error is None and (self.client.gone.done() or self.over.done()):
+            raise ClientGone
         self._recorded = True
         common: dict[str, Any] = {
             "episode_id": self.episode.episode_id,
@@ -297,7 +303,7 @@ async def _whole(call: CallInFlight, body: bytes) -> Chunks:
             part = body[start : min(start + LARGE, len(body) - 1)]
             yield part, False
             await _taken(call, part)
-    _record(call)
+    call.record()
     yield body[call.sent :], True
 
 
@@ -321,15 +327,8 @@ async def _events(call: CallInFlight) -> Chunks:
     for part in _joined(events):
         yield part, False
         await _taken(call, part)
-    _record(call)
-    yield last, True
-
-
-def _record(call: CallInFlight) -> None:
-    """Before the last chunk, once the client has taken the others: who has the reply finds the call."""
-    if call.client.gone.done() or call.over.done():
-        raise ClientGone
     call.record()
+    yield last, True
 
 
 def _joined(events: Iterable[bytes]) -> Iterator[bytes]:

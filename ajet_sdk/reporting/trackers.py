@@ -7,14 +7,13 @@ Whether they reach for the network is said to them, not to ajet: `WANDB_MODE=off
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as Late
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
+from ajet_sdk.engines.loop_calls import in_thread
 from ajet_sdk.errors import ConfigError, MissingExtra
 
 __all__ = ["TRACKERS", "TrackedRun", "Tracker"]
@@ -159,15 +158,7 @@ def _in_a_thread(function: Callable[[], T], seconds: float) -> T:
 
     A service that begins in the main thread takes Ctrl-C for itself, and one that waits for the network never ends.
     """
-    future: Future[T] = Future()
-
-    def body() -> None:
-        try:
-            future.set_result(function())
-        except BaseException as error:  # noqa: BLE001  raised to whoever waits
-            future.set_exception(error)
-
-    threading.Thread(target=body, name="ajet-tracker", daemon=True).start()
+    future = in_thread(function, "ajet-tracker")
     try:
         return future.result(seconds)
     except Late:

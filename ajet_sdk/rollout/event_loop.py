@@ -8,8 +8,9 @@ from concurrent.futures import Future, wait
 from contextlib import suppress
 from contextvars import ContextVar, copy_context
 from functools import partial
-from threading import Thread
 from typing import Any, TypeVar
+
+from ajet_sdk.engines.loop_calls import in_thread
 
 __all__ = ["call_to_end", "run_to_end"]
 
@@ -65,14 +66,7 @@ async def call_to_end(function: Callable[[], T]) -> T:
 def _start(function: Callable[[], T], outcome: Future[T], begun: _Begun) -> None:
     context = copy_context()
     context.run(_begun.set, begun)
-
-    def thread() -> None:
-        try:
-            outcome.set_result(context.run(function))
-        except BaseException as error:  # noqa: BLE001  raised where the caller waits
-            outcome.set_exception(error)
-
-    Thread(target=thread, name="ajet-run", daemon=True).start()
+    in_thread(partial(context.run, function), "ajet-run", outcome)
 
 
 async def _cancellable(work: Coroutine[Any, Any, T]) -> T:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ajet_sdk.capture.programs import end_programs
+from ajet_sdk.engines.loop_calls import in_thread
 from ajet_sdk.errors import EpisodeTimeout, TrainingError
 
 __all__ = [
@@ -68,18 +69,7 @@ class _Daemons(ThreadPoolExecutor):
     """A default executor for the shared loop whose hung calls neither fill a pool nor keep the process from ending."""
 
     def submit(self, fn: Callable[..., T], /, *args: Any, **kwargs: Any) -> Future[T]:
-        future: Future[T] = Future()
-
-        def body() -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                future.set_result(fn(*args, **kwargs))
-            except BaseException as error:  # noqa: BLE001  handed to whoever awaits it
-                future.set_exception(error)
-
-        threading.Thread(target=body, name="ajet-to-thread", daemon=True).start()
-        return future
+        return in_thread(partial(fn, *args, **kwargs), "ajet-to-thread")
 
 
 class _Loop:
