@@ -253,11 +253,7 @@ def ledger(
     with closing(reader):
         run_id = queries.find_run(reader, run)
         status = next(row["status"] for row in queries.run_rows(reader) if row["run_id"] == run_id)
-        totals = (
-            queries.ledger_of(reader, run_id, fits, by_step=by_step)
-            if fits
-            else queries.ledger_totals(reader, run_id, by_step=by_step)
-        )
+        totals = queries.ledger_totals(reader, run_id, fits, by_step=by_step)
         wrong = ledger_balance(reader, run_id)
     if as_json:
         print_json({"run_id": run_id, "status": status, "balanced": not wrong, "wrong": wrong, "outcomes": totals})

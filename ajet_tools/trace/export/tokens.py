@@ -14,6 +14,7 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.samples.timelines import merge
 from ajet_sdk.types import Episode, Timeline
 from ajet_tools.trace.export.job import Job, Record
+from ajet_tools.trace.export.messages import about
 from ajet_tools.trace.queries.tokens import recomputed_advantages
 
 __all__ = ["SCHEMA", "write"]
@@ -124,17 +125,7 @@ def _row(
         else:
             advantages[span.start : span.end] = np.nan
     return {
-        "episode_id": episode.episode_id,
-        "run_id": episode.run_id,
-        "group_id": episode.group_id,
-        "task_id": episode.task.task_id,
-        "attempt": episode.attempt,
-        "step": episode.step,
-        "split": episode.split,
-        "decoding": episode.decoding,
-        "status": episode.status,
-        "agent": timeline.agent,
-        "reward": episode.value(timeline.agent),
+        **about(episode, timeline.agent),
         "timeline": number,
         "policy_version": timeline.policy_version,
         "token_ids": timeline.token_ids,

@@ -2,7 +2,7 @@
 
 from ajet_tools.trace.queries.base import Found, episode_of_call, find, find_run
 from ajet_tools.trace.queries.calls import call_row, call_rows, ledger_of_episode
-from ajet_tools.trace.queries.episodes import episode_ids, ledger_of
+from ajet_tools.trace.queries.episodes import episode_ids
 from ajet_tools.trace.queries.runs import failures, ledger_totals, metrics, overview, run_rows
 
 __all__ = [
@@ -14,7 +14,6 @@ __all__ = [
     "failures",
     "find",
     "find_run",
-    "ledger_of",
     "ledger_of_episode",
     "ledger_totals",
     "metrics",

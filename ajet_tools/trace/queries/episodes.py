@@ -29,7 +29,6 @@ __all__ = [
     "exported_ids",
     "feedback_rows",
     "last_steps",
-    "ledger_of",
     "step_of",
     "unended_rows",
 ]
@@ -47,23 +46,6 @@ def episode_ids(reader: TraceReader, run_id: str, *, filter: Filter | None = Non
         *values,
     )
     return [row["episode_id"] for row in found]
-
-
-def ledger_of(reader: TraceReader, run_id: str, filter: Filter, *, by_step: bool = False) -> list[Row]:
-    """Tokens and calls by outcome, and by step if asked, of the episodes of a run that fit a filter."""
-    step = "step, " if by_step else ""
-    return rows(
-        reader,
-        f"""
-        SELECT {step}outcome, count(DISTINCT call_id) AS calls, count(DISTINCT episode_id) AS episodes,
-          sum(tokens)::BIGINT AS tokens
-        FROM ledger WHERE run_id = ? AND episode_id IN (
-          SELECT e.episode_id FROM episodes e WHERE e.run_id = ? AND {filter.sql})
-        GROUP BY {step}outcome ORDER BY {step}tokens DESC, outcome""",
-        run_id,
-        run_id,
-        *filter.parameters,
-    )
 
 
 def last_steps(reader: TraceReader, run_id: str) -> dict[tuple[str, str | None], int]:

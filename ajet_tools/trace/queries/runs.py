@@ -8,9 +8,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.protocols import TraceReader
 from ajet_tools.trace.queries.base import Row, rows
+
+if TYPE_CHECKING:
+    from ajet_tools.trace.queries.filters import Filter
 
 __all__ = [
     "MEANS",
@@ -68,16 +72,23 @@ def metrics(reader: TraceReader, run_id: str) -> list[Row]:
     )
 
 
-def ledger_totals(reader: TraceReader, run_id: str, *, by_step: bool = False) -> list[Row]:
-    """Tokens and calls of a run by outcome, and by step if asked."""
+def ledger_totals(
+    reader: TraceReader, run_id: str, filter: Filter | None = None, *, by_step: bool = False
+) -> list[Row]:
+    """Tokens and calls by outcome, and by step if asked, of a run or of its episodes that fit a filter."""
     step = "step, " if by_step else ""
+    fits, values = "", list[Any]()
+    if filter is not None:
+        fits = f"AND episode_id IN (SELECT e.episode_id FROM episodes e WHERE e.run_id = ? AND {filter.sql})"
+        values = [run_id, *filter.parameters]
     return rows(
         reader,
         f"""
         SELECT {step}outcome, count(DISTINCT call_id) AS calls, count(DISTINCT episode_id) AS episodes,
           sum(tokens)::BIGINT AS tokens
-        FROM ledger WHERE run_id = $1 GROUP BY {step}outcome ORDER BY {step}tokens DESC, outcome""",
+        FROM ledger WHERE run_id = ? {fits} GROUP BY {step}outcome ORDER BY {step}tokens DESC, outcome""",
         run_id,
+        *values,
     )
 
 
