@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -15,6 +16,10 @@ from hypothesis import HealthCheck, settings
 # httpx gives up after five seconds unless it is told otherwise: on a busy machine a test would fail for that alone
 for _phase in ("connect", "read", "write", "pool"):
     setattr(DEFAULT_TIMEOUT_CONFIG, _phase, None)
+
+# a shell starts what runs in the background with Ctrl-C ignored, and commands that tests start would inherit that
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
 settings.register_profile("default", max_examples=40, deadline=None, suppress_health_check=_quiet)

@@ -372,9 +372,8 @@ def test_scoring_is_no_run_to_resume(tmp_path: Path) -> None:
 def test_ctrl_c_is_recorded_as_interrupted(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
-        "import ajet, asyncio, signal, sys\nfrom pathlib import Path\n"
+        "import ajet, asyncio, sys\nfrom pathlib import Path\n"
         f"sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
-        "signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where the tests run in the background\n"
         "from test_run import config\nfrom ajet_sdk.run import train\n"
         "@ajet.workflow\nasync def hang(question: str) -> str:\n"
         "    print('started', flush=True)\n    await asyncio.sleep(3600)\n    return ''\n"
