@@ -21,13 +21,11 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-import httpx
-
+from ajet_sdk.engines.http import Endpoint as Wire
 from ajet_tools.dataset.files.tables import Row
 from ajet_tools.dataset.generate.expand import Expansion
 from ajet_tools.dataset.generate.records import GenerationConfig
 from ajet_tools.dataset.model.endpoint import Endpoint
-from ajet_tools.dataset.model.transports import LoopbackTransport
 from tests.bench import Figure, _clock
 
 ROWS = 2560
@@ -98,14 +96,14 @@ async def _run(url: str) -> _Taken:
 
 async def _bare(url: str) -> None:
     """As many requests, with nothing done but to send them."""
-    async with httpx.AsyncClient(transport=LoopbackTransport(60), trust_env=False) as client:
-        left = iter(range(ROWS))
+    wire, left = Wire(url, "none", timeout=60, retries=0), iter(range(ROWS))
 
-        async def one_after_another() -> None:
-            for _ in left:
-                await client.post(f"{url}/chat/completions", content=b"{}" * 700)
+    async def one_after_another() -> None:
+        for _ in left:
+            await wire.post("chat/completions", {"content": "{}" * 700})
 
-        await asyncio.gather(*(one_after_another() for _ in range(AT_ONCE)))
+    await asyncio.gather(*(one_after_another() for _ in range(AT_ONCE)))
+    await wire.aclose()
 
 
 def _task(query: str, answer: int) -> dict[str, Any]:

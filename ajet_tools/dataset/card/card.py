@@ -125,19 +125,18 @@ def write_card(
     where the directory cannot be written.
     """
     seen = _Sample()
-    with seen.forms:
-        for split, part in (rows if isinstance(rows, Mapping) else {"train": rows}).items():
-            for values in part:
-                seen.add(split, values)
-        topics = map_topics([text for text, _ in seen.sampled()])
-        try:
-            path = _place(directory)
-            drawn, missing = _draw(directory / FOLDER, seen, facts, topics)
-            text = "\n".join(_card(seen, facts, topics, drawn, missing)).rstrip() + "\n"
-            write_whole(path, text.encode("utf-8", "replace"))
-        except OSError as error:
-            raise TaskError(f"cannot write the card in {directory}: {error.strerror or error}") from error
-        return path
+    for split, part in (rows if isinstance(rows, Mapping) else {"train": rows}).items():
+        for values in part:
+            seen.add(split, values)
+    topics = map_topics([text for text, _ in seen.sampled()])
+    try:
+        path = _place(directory)
+        drawn, missing = _draw(directory / FOLDER, seen, facts, topics)
+        text = "\n".join(_card(seen, facts, topics, drawn, missing)).rstrip() + "\n"
+        write_whole(path, text.encode("utf-8", "replace"))
+    except OSError as error:
+        raise TaskError(f"cannot write the card in {directory}: {error.strerror or error}") from error
+    return path
 
 
 def _place(directory: Path) -> Path:

@@ -1,29 +1,17 @@
-"""How many of many texts are different, in memory that does not grow with them.
-
-What a file or a directory holds, as a short digest; content counts, never a time stamp.
-"""
+"""What a text, a file or a directory holds, as a short digest; content counts, never a time stamp."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 import unicodedata
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import Any
-
-import numpy as np
 
 from ajet_sdk.errors import ConfigError
 
-__all__ = ["DistinctCounter", "digest", "digest_of", "digest_of_path", "digest_of_values", "normalize"]
-
-_BUFFER = 1 << 16
-
-_PART = 1 << 18
-"""Digests that are sorted at a time."""
+__all__ = ["digest", "digest_of", "digest_of_path", "digest_of_values", "normalize"]
 
 
 def normalize(text: str) -> str:
@@ -36,53 +24,6 @@ def digest_of(text: str) -> int:
     return int.from_bytes(
         hashlib.blake2b(normalize(text).encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little"
     )
-
-
-class DistinctCounter:
-    """Counts different texts: their digests go to an unnamed file, 8 bytes each, and are sorted in parts at the end."""
-
-    def __init__(self) -> None:
-        self.total = 0
-        self._buffer: list[int] = []
-        self._file: Any = tempfile.TemporaryFile()  # noqa: SIM115  # closed by __exit__
-
-    def __enter__(self) -> DistinctCounter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._file.close()
-
-    def add(self, text: str) -> None:
-        self.total += 1
-        self._buffer.append(digest_of(text))
-        if len(self._buffer) >= _BUFFER:
-            self._flush()
-
-    def add_hashes(self, hashes: Any) -> None:
-        """Digests of texts, as a numpy array of 64 bits."""
-        self.total += len(hashes)
-        self._file.write(hashes.astype(np.uint64).tobytes())
-
-    def _flush(self) -> None:
-        self._file.write(np.array(self._buffer, np.uint64).tobytes())
-        self._buffer.clear()
-
-    def count(self) -> int:
-        """How many were different."""
-        self._flush()
-        parts = max(1, -(-self.total // _PART))
-        return sum(len(np.unique(self._part(number, parts))) for number in range(parts))
-
-    def _part(self, number: int, parts: int) -> Any:
-        """The digests that leave `number` when divided by `parts`: equal ones are in one part."""
-        self._file.seek(0)
-        found = []
-        while block := self._file.read(8 * _PART):
-            digests = np.frombuffer(block, np.uint64)
-            found.append(digests[digests % parts == number] if parts > 1 else digests)
-        return np.concatenate(found) if found else np.empty(0, np.uint64)
 
 
 _SIZE = 10

@@ -1,9 +1,10 @@
-"""Arrow's values as JSON has them."""
+"""Arrow's values as JSON has them, and what stands at a place of such a value."""
 
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -11,7 +12,10 @@ from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.rows import decoded
 from ajet_tools.dataset.files.places import Columns
 
-__all__ = ["json_value", "objects_of", "values_of"]
+__all__ = ["ABSENT", "POSITION", "find_at", "json_value", "objects_of", "value_at", "values_of"]
+
+ABSENT = object()
+POSITION = re.compile(r"-?[0-9]{1,9}")
 
 
 def objects_of(data: Any, columns: Columns) -> list[dict[str, Any]]:
@@ -64,3 +68,29 @@ def json_value(value: Any) -> Any:
     if isinstance(value, Iterable) and not isinstance(value, bytes):
         return [json_value(inner) for inner in value]
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+
+
+def value_at(values: Any, path: str) -> Any:
+    """What stands at a path such as `metadata.answer` or `messages.0.content`; None where nothing does."""
+    found = find_at(values, path.split("."))
+    return None if found is ABSENT else found
+
+
+def find_at(values: Any, steps: Sequence[str]) -> Any:
+    """What stands at a path, which may end in the `count` of a list or the `chars` of a text; ABSENT for nothing."""
+    if not steps:
+        return values
+    if isinstance(values, Mapping):
+        whole = ".".join(steps)
+        if whole in values:  # a column whose name has a point in it
+            return values[whole]
+        if steps[0] in values:
+            return find_at(values[steps[0]], steps[1:])
+    if isinstance(values, list):
+        if POSITION.fullmatch(steps[0]) and -len(values) <= int(steps[0]) < len(values):
+            return find_at(values[int(steps[0])], steps[1:])
+        if [*steps] == ["count"]:
+            return len(values)
+    if isinstance(values, str) and [*steps] == ["chars"]:
+        return len(values)
+    return ABSENT

@@ -1,9 +1,4 @@
-"""What a run of `expand` is asked for: everything that decides the rows, and nothing else.
-
-What a run of `from-docs` is asked for: everything that decides the rows, and nothing else.
-
-What a run that makes rows asks, finds, refuses and comes to.
-"""
+"""What a run of `expand` or `from-docs` is asked for, and what it asks, refuses and comes to."""
 
 from __future__ import annotations
 
@@ -14,7 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ajet_sdk.errors import AjetError, ConfigError
 from ajet_tools.dataset import prompts
@@ -54,44 +49,64 @@ CIRCUMSTANCE: Mapping[str, str] = {"other-domain": "domain", "persona": "persona
 
 
 @dataclass(frozen=True)
-class GenerationConfig:
-    """How many rows, of what kinds, asked for how. The same configuration, seeds and replies give the same bytes."""
+class CallSettings:
+    """What decides the calls. The same configuration, sources and replies give the same bytes."""
+
+    count: int | None = None
+    languages: Sequence[str] = field(default=(), kw_only=True)
+    """Of questions and answers, in turns; none is the language of the seeds or the document."""
+    per_call: int = field(default=4, kw_only=True)
+    """Rows requested per call."""
+    shots: int = field(default=4, kw_only=True)
+    """Examples in a prompt."""
+    temperature: float = field(default=1.0, kw_only=True)
+    max_tokens: int = field(default=4096, kw_only=True)
+    seed: int = field(default=0, kw_only=True)
+    validation: float | None = field(default=None, kw_only=True)
+    """The share for validation; None is a tenth, and nothing where there are fewer than five seeds or documents."""
+    similarity: float = field(default=0.8, kw_only=True)
+    max_same_form: int | None = field(default=None, kw_only=True)
+    """Rows that may differ in numbers and names alone (see `forms`); None is any number."""
+    window: int = field(default=32, kw_only=True)
+    """How many calls may be made beyond those taken in."""
+    template: Path | None = field(default=None, kw_only=True)
+    """The user's own prompt, in the place of ours."""
+    min_new_forms: float = field(default=0.1, kw_only=True)
+    """Share of the last 100 rows with a new form, below which a run stops; 0: it never does."""
+
+    def _check(self, **least: int) -> None:
+        """Raises ConfigError for a number that is below its least."""
+        if self.count is not None and self.count < 1:
+            raise ConfigError(f"--count must be at least 1 (got {self.count})")
+        if self.validation is not None and not 0 <= self.validation < 1:
+            raise ConfigError(f"--validation must be a fraction from 0 to below 1 (got {self.validation:g})")
+        for name, bound in {"per_call": 1, "shots": 1, "window": 1, "max_tokens": 1, **least}.items():
+            if getattr(self, name) < bound:
+                raise ConfigError(f"--{name.replace('_', '-')} must be at least {bound} (got {getattr(self, name)})")
+
+    def _as_json(self, prompts_of: Mapping[str, Prompt], *shared: str) -> dict[str, Any]:
+        """Everything that decides the rows, to compare a resumed run with what was begun."""
+        values = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
+        del values["template"], values["min_new_forms"]
+        digests = {name: prompt.digest for name, prompt in prompts_of.items()}
+        more = {name.rpartition("/")[2]: prompts.load(name).digest for name in shared}
+        return {**values, "languages": list(self.languages), "prompts": {**digests, **more}}
+
+
+@dataclass(frozen=True)
+class GenerationConfig(CallSettings):
+    """How many rows of what kinds `expand` makes."""
 
     count: int
     strategies: Mapping[str, float] = field(default_factory=lambda: dict(STRATEGIES))
-    languages: Sequence[str] = ()
-    per_call: int = 4
-    """Rows requested per call."""
-    shots: int = 4
-    """Examples in a prompt."""
-    temperature: float = 1.0
-    max_tokens: int = 4096
-    seed: int = 0
-    validation: float | None = None
-    """The share for validation; None is a tenth, and nothing where there are fewer than five seeds."""
-    similarity: float = 0.8
-    max_same_form: int | None = None
-    """Rows that may differ in numbers and names alone (see `forms`); None is any number."""
-    window: int = 32
-    """How many calls may be made beyond those taken in."""
-    template: Path | None = None
-    """The user's own prompt, in the place of the strategies."""
-    cells: Mapping[str, Sequence[str]] | None = None
+    cells: Mapping[str, Sequence[str]] | None = field(default=None, kw_only=True)
     """The values of each axis in which rows differ, beside the seeds' own (see `coverage`); an empty one: no steering.
 
     `domain` and `persona` take the place of our lists for the strategies of these names.
     """
-    min_new_forms: float = 0.1
-    """Share of the last 100 rows with a new form, below which a run stops; 0: it never does."""
 
     def __post_init__(self) -> None:
-        if self.count < 1:
-            raise ConfigError(f"--count must be at least 1 (got {self.count})")
-        if self.validation is not None and not 0 <= self.validation < 1:
-            raise ConfigError(f"--validation must be a fraction from 0 to below 1 (got {self.validation:g})")
-        for name, least in (("per_call", 1), ("shots", 1), ("window", 1), ("max_tokens", 1)):
-            if getattr(self, name) < least:
-                raise ConfigError(f"--{name.replace('_', '-')} must be at least {least} (got {getattr(self, name)})")
+        self._check()
         if self.template is not None:
             object.__setattr__(self, "strategies", {"own": 1.0})
 
@@ -109,15 +124,12 @@ class GenerationConfig:
         return {name: prompts.load(f"expand/{name}") for name in self.strategies}
 
     def as_json(self) -> dict[str, Any]:
-        """Everything that decides the rows, to compare a resumed run with what was begun."""
-        values = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
-        del values["template"], values["min_new_forms"]
         phrases = [self.phrases(axis) for axis in CIRCUMSTANCE.values()]
-        values["phrases"] = hashlib.blake2b(repr(phrases).encode(), digest_size=8).hexdigest()
-        own = {name: prompt.digest for name, prompt in self._prompts.items()}
-        shared = {name: prompts.load(f"expand/{name}").digest for name in ("system", "form")}
-        return {**values, "strategies": dict(self.strategies), "languages": list(self.languages),
-                "prompts": {**own, **shared}}  # fmt: skip
+        return {
+            **self._as_json(self._prompts, "expand/system", "expand/form"),
+            "strategies": dict(self.strategies),
+            "phrases": hashlib.blake2b(repr(phrases).encode(), digest_size=8).hexdigest(),
+        }
 
 
 def strategies_of(texts: Sequence[str]) -> dict[str, float]:
@@ -143,47 +155,19 @@ KINDS = ("knowledge", "few-shot")
 
 
 @dataclass(frozen=True)
-class DocsConfig:
-    """How many rows, of what kinds, asked for how. Equal configuration, documents and replies give the same bytes."""
+class DocsConfig(CallSettings):
+    """How many rows of what kinds `from-docs` makes; without `count` each chunk is asked once."""
 
-    count: int | None = None
-    """Rows to make; None asks each chunk once and takes what comes."""
     kinds: Sequence[str] = ("knowledge",)
     """They take turns."""
-    languages: Sequence[str] = ()
-    """Of questions and answers, in turns; none is the language of the document."""
-    chunk_size: int = 5120
+    chunk_size: int = field(default=5120, kw_only=True)
     """Characters."""
-    per_call: int = 4
-    """Rows requested per call."""
-    shots: int = 4
-    """Examples in a few-shot prompt."""
-    temperature: float = 0.7
-    max_tokens: int = 4096
-    seed: int = 0
-    validation: float | None = None
-    """The share for validation; None is a tenth, and nothing where there are fewer than five documents."""
-    similarity: float = 0.8
-    max_same_form: int | None = None
-    """Rows that may differ in numbers and names alone (see `forms`); None is any number."""
-    window: int = 32
-    """How many calls may be made beyond those taken in."""
-    min_new_forms: float = 0.1
-    """Share of the last 100 rows with a new form, below which a run stops; 0: it never does."""
-    passes: int = 3
+    temperature: float = field(default=0.7, kw_only=True)
+    passes: int = field(default=3, kw_only=True)
     """How often a chunk is asked at most, where the first pass did not give enough."""
-    template: Path | None = None
-    """The user's own prompt, in the place of all kinds."""
 
     def __post_init__(self) -> None:
-        if self.count is not None and self.count < 1:
-            raise ConfigError(f"--count must be at least 1 (got {self.count})")
-        if self.validation is not None and not 0 <= self.validation < 1:
-            raise ConfigError(f"--validation must be a fraction from 0 to below 1 (got {self.validation:g})")
-        least = {"chunk_size": 200, "per_call": 1, "shots": 1, "window": 1, "max_tokens": 1, "passes": 1}
-        for name, bound in least.items():
-            if getattr(self, name) < bound:
-                raise ConfigError(f"--{name.replace('_', '-')} must be at least {bound} (got {getattr(self, name)})")
+        self._check(chunk_size=200, passes=1)
         unknown = [kind for kind in self.kinds if kind not in KINDS]
         if unknown or not self.kinds:
             raise ConfigError(f"--kind {unknown[0] if unknown else ''} is unknown; kinds: {', '.join(KINDS)}")
@@ -199,13 +183,7 @@ class DocsConfig:
         return {kind: prompts.load(f"from-docs/{kind}") for kind in self.kinds}
 
     def as_json(self) -> dict[str, Any]:
-        """Everything that decides the rows, to compare a resumed run with what was begun."""
-        values = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
-        del values["template"], values["min_new_forms"]
-        digests = {name: prompt.digest for name, prompt in self._prompts.items()}
-        shared = {name: prompts.load(f"from-docs/{name}").digest for name in ("system", "open-book")}
-        return {**values, "kinds": list(self.kinds), "languages": list(self.languages),
-                "prompts": {**digests, **shared}}  # fmt: skip
+        return {**self._as_json(self._prompts, "from-docs/system", "from-docs/open-book"), "kinds": list(self.kinds)}
 
 
 class NoProgress(AjetError, RuntimeError):
@@ -303,27 +281,6 @@ class GenerationResult:
     @property
     def refused(self) -> Counter[str]:
         return Counter(one.reason for one in self.rejected)
-
-
-class CallSettings(Protocol):
-    """What every configuration says of the calls."""
-
-    @property
-    def window(self) -> int: ...
-    @property
-    def per_call(self) -> int: ...
-    @property
-    def temperature(self) -> float: ...
-    @property
-    def max_tokens(self) -> int: ...
-    @property
-    def seed(self) -> int: ...
-    @property
-    def similarity(self) -> float: ...
-    @property
-    def max_same_form(self) -> int | None: ...
-    @property
-    def min_new_forms(self) -> float: ...
 
 
 @dataclass(kw_only=True)

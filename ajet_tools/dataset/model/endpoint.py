@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ajet_sdk.engines.http import Endpoint as Wire
-from ajet_sdk.engines.http import Refusals, is_loopback, pause
+from ajet_sdk.engines.http import Refusals, pause
 from ajet_sdk.engines.reply_cache import CacheError, ReplyCache, Shared, tokens_of
 from ajet_sdk.errors import AjetError, EngineError, EngineUnavailable, RequestRefused
 from ajet_tools.dataset.model.budget import Budget
-from ajet_tools.dataset.model.transports import LoopbackTransport
 
 __all__ = ["Endpoint", "EndpointError", "Halted", "local_url"]
 
@@ -95,10 +94,7 @@ class Endpoint:
         self.budget = budget if budget is not None else Budget()
         self.retries = retries
         self.cache = cache
-        self._wires: list[_Wire] = [wire] * concurrency if wire is not None else []
-        """Those that no request is on. One for each slot: a pool of connections looks at all of them each time."""
-        self._open: list[_Wire] = self._wires[:1]
-        self._connect = (api_key or "none", timeout)
+        self._wire = wire or Wire(self.base_url, api_key or "none", timeout=timeout, retries=0)
         self._cache = ReplyCache(cache) if cache is not None else None
         self._slots = asyncio.Semaphore(concurrency)
         self._patience = patience
@@ -214,8 +210,7 @@ class Endpoint:
                 self._cache.put(error.request, str(error))
 
     async def aclose(self) -> None:
-        for wire in self._open:
-            await wire.aclose()
+        await self._wire.aclose()
         if self._cache is not None:
             self._cache.close()
 
@@ -274,10 +269,10 @@ class Endpoint:
             await self._wait_turn()
             if failed and self._pace.halted is not None:
                 raise self._pace.halted
-            wire, body = self._wires.pop() if self._wires else self._new_wire(), self._body(request)
+            body = self._body(request)
             self._pace.sent[id(request)] = time.monotonic()
             try:
-                reply = await wire.post(route, body)
+                reply = await self._wire.post(route, body)
                 self._pace.answered = True
                 return reply
             except EngineUnavailable as error:
@@ -294,17 +289,6 @@ class Endpoint:
                 raise
             finally:
                 self._pace.sent.pop(id(request), None)
-                self._wires.append(wire)
-
-    def _new_wire(self) -> _Wire:
-        key, timeout = self._connect
-        if not (self.base_url.startswith("http://") and is_loopback(self.base_url)):
-            self._open.append(Wire(self.base_url, key, timeout=timeout, retries=0))
-        elif not self._open:
-            self._open.append(
-                Wire(self.base_url, key, timeout=timeout, retries=0, transport=LoopbackTransport(timeout))
-            )
-        return self._open[-1]
 
     async def _wait_turn(self) -> None:
         """Wait for what a 429 said, and for the rate."""

@@ -20,7 +20,7 @@ import numpy as np
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_tools.dataset.files.blocks import Block, join
 from ajet_tools.dataset.files.tables import count_rows, read_blocks, text_of
-from ajet_tools.dataset.similarity.dedup import value_at
+from ajet_tools.dataset.files.values import value_at
 from ajet_tools.dataset.similarity.near import Clusters, OnProgress, near_pairs
 from ajet_tools.dataset.similarity.text import normal, normals
 

@@ -23,10 +23,11 @@ from ajet_sdk.errors import AjetError, ConfigError
 from ajet_sdk.tasks.rows import Row as TaskRow
 from ajet_sdk.tasks.rows import to_task
 from ajet_tools.dataset.files.blocks import QUERIES, Block, Irregular, LineBlock, Wanted, text_of
+from ajet_tools.dataset.files.values import ABSENT, POSITION, find_at
 from ajet_tools.dataset.rows.language import language_of
 from ajet_tools.text.grammar import BareWord, Comparison, FilterError, Node, Token, fold, tree
 
-__all__ = ["DERIVED", "Filter", "parse", "task_id_of", "value_at"]
+__all__ = ["DERIVED", "Filter", "parse", "task_id_of"]
 
 DERIVED = {
     "text": "what the row asks: its query, else its last user message, else all its strings",
@@ -36,8 +37,6 @@ DERIVED = {
     "task_id": "the row's, or the one that its content gives it",
 }
 """Fields that a row has besides its columns; a column of the same name comes first."""
-
-_ABSENT = object()
 
 
 class _View:
@@ -79,10 +78,10 @@ class _Condition:
         return any(test(value) for test in self.tests)
 
     def holds_of_row(self, row: _View) -> bool:
-        value = _at(row.values, self.steps) if self.steps else _ABSENT
-        if self.field in DERIVED and (value is _ABSENT or value is None):
+        value = find_at(row.values, self.steps) if self.steps else ABSENT
+        if self.field in DERIVED and (value is ABSENT or value is None):
             value = row.derived(self.field)
-        return self.holds(None if value is _ABSENT else value)
+        return self.holds(None if value is ABSENT else value)
 
     def holds_of_texts(self, texts: Any, *, exact: bool) -> Any:
         """Of values as a column of text shows them: 1 or 0, and -1 where that depends on what a value is.
@@ -177,7 +176,7 @@ class Filter:
         """Look for the fields that no column has shown so far, to be called where `check` would fail."""
         for row in block.rows() if self.is_unmet else ():
             for name, met in self.fields.items():
-                self.fields[name] = met or _at(row.values, name.split(".")) is not _ABSENT
+                self.fields[name] = met or find_at(row.values, name.split(".")) is not ABSENT
             if len(self._known) < 1000:
                 self._known.update(dict.fromkeys(_names(row.values)))
 
@@ -215,7 +214,7 @@ def _derived(block: Block, name: str) -> Any:
 
 def _has_dotted_key(block: Block, wanted: Wanted) -> bool:
     """A key may have a point in its name, or be the length of something: what a path means is up to the row."""
-    if any(_POSITION.fullmatch(step) or step in ("count", "chars") for path in wanted for step in path[1:]):
+    if any(POSITION.fullmatch(step) or step in ("count", "chars") for path in wanted for step in path[1:]):
         return True
     inner = [".".join(path[i:j]) for path in wanted for i in range(len(path)) for j in range(i + 2, len(path) + 1)]
     if isinstance(block, LineBlock):
@@ -229,34 +228,6 @@ def task_id_of(values: Mapping[str, Any]) -> str | None:
         return to_task(TaskRow("", values), {}).task_id
     except AjetError:
         return None
-
-
-def value_at(values: Any, path: str) -> Any:
-    """What stands at a path such as `metadata.answer` or `messages.0.content`; None where nothing does."""
-    found = _at(values, path.split("."))
-    return None if found is _ABSENT else found
-
-
-_POSITION = re.compile(r"-?[0-9]{1,9}")
-
-
-def _at(values: Any, steps: Sequence[str]) -> Any:
-    if not steps:
-        return values
-    if isinstance(values, Mapping):
-        whole = ".".join(steps)
-        if whole in values:  # a column whose name has a point in it
-            return values[whole]
-        if steps[0] in values:
-            return _at(values[steps[0]], steps[1:])
-    if isinstance(values, list):
-        if _POSITION.fullmatch(steps[0]) and -len(values) <= int(steps[0]) < len(values):
-            return _at(values[int(steps[0])], steps[1:])
-        if [*steps] == ["count"]:
-            return len(values)
-    if isinstance(values, str) and [*steps] == ["chars"]:
-        return len(values)
-    return _ABSENT
 
 
 def _names(values: Mapping[str, Any], before: str = "", depth: int = 0) -> list[str]:

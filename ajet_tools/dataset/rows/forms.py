@@ -9,14 +9,16 @@ from __future__ import annotations
 import itertools
 import math
 import re
+from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any
 
+import numpy as np
+
 from ajet_sdk.judges.math import number
-from ajet_tools.dataset.files.hashes import DistinctCounter
+from ajet_tools.dataset.files.hashes import normalize
 from ajet_tools.dataset.files.tables import text_of
 from ajet_tools.dataset.rows.language import language_of
 from ajet_tools.dataset.rows.schema import ANSWERS
@@ -120,24 +122,18 @@ class Diversity:
 
 
 class Forms:
-    """Counts the forms of texts, in memory that does not grow with them."""
+    """Counts the forms of texts, of each of which 8 bytes are remembered."""
 
     def __init__(self) -> None:
-        self._distinct = DistinctCounter()
+        self._rows = 0
+        self._hashes = array("q")
         self._counts: dict[str, int] = {}
         self._examples: dict[str, str] = {}
 
-    def __enter__(self) -> Forms:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._distinct.__exit__(kind, error, traceback)
-
     def add(self, text: str) -> None:
         form = form_of(text)
-        self._distinct.add(form)
+        self._rows += 1
+        self._hashes.append(hash(normalize(form)))
         if form in self._counts:
             self._counts[form] += 1
         elif len(self._counts) < _GATHERED:
@@ -148,9 +144,8 @@ class Forms:
         if not self._counts:
             return Diversity(0, 0)
         commonest = max(self._counts, key=lambda form: self._counts[form])
-        return Diversity(
-            self._distinct.total, self._distinct.count(), self._counts[commonest], self._examples[commonest]
-        )
+        forms = len(np.unique(np.frombuffer(self._hashes, np.int64)))
+        return Diversity(self._rows, forms, self._counts[commonest], self._examples[commonest])
 
 
 class NGrams:
@@ -179,10 +174,10 @@ class NGrams:
 
 def diversity_of(rows: Iterable[Mapping[str, Any]]) -> Diversity:
     """How many forms the questions of rows have."""
-    with Forms() as forms:
-        for values in rows:
-            forms.add(text_of(values))
-        return forms.diversity()
+    forms = Forms()
+    for values in rows:
+        forms.add(text_of(values))
+    return forms.diversity()
 
 
 def given_away(values: Mapping[str, Any]) -> str | None:

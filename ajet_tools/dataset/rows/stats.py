@@ -1,4 +1,4 @@
-"""What is in a dataset, counted in one pass and in constant memory."""
+"""What is in a dataset, counted in one pass; of each row 16 bytes are remembered."""
 
 from __future__ import annotations
 
@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ajet_tools.dataset.files.blocks import Block
-from ajet_tools.dataset.files.hashes import DistinctCounter
 from ajet_tools.dataset.files.tables import text_of
-from ajet_tools.dataset.rows.filter import value_at
+from ajet_tools.dataset.files.values import value_at
 from ajet_tools.dataset.rows.forms import Diversity, Forms
 from ajet_tools.dataset.rows.language import language_of
 from ajet_tools.dataset.similarity.text import normals
@@ -194,21 +193,23 @@ def gather(blocks: Iterable[Block], *, by: str | None = None, exact: bool = True
     Without `exact`, the fields, answers, forms and languages of more than 20,000 rows are estimates (`looked_at`).
     Numbers of rows and of different texts, and lengths, are never.
     """
+    import polars as pl
+
     stats = Stats(by=by)
-    with DistinctCounter() as texts, Forms() as forms:
-        for block in blocks:
-            stats.chars.add_all(block.texts.str.len_chars())
-            stats.words.add_all(block.texts.str.count_matches(r"\S+"))
-            stats.empty += int((~block.texts.str.contains(r"\S")).sum())
-            texts.add_hashes(normals(block.texts).hash().to_numpy())
-            first, every = (len(block), 1) if exact else (max(0, _EVERY_ROW - stats.rows), _STEP_ROWS)
-            some = [*range(min(first, len(block))), *range(first, len(block), every)]
-            for index, row in zip(some, block.rows(some), strict=True):
-                _add(stats, row.values, 1 if index < first else min(every, len(block) - index))
-                forms.add(text_of(row.values))
-            stats.rows, stats.looked_at = stats.rows + len(block), stats.looked_at + len(some)
-        stats.distinct = texts.count()
-        stats.diversity = forms.diversity()
+    forms, hashes = Forms(), list[Any]()
+    for block in blocks:
+        stats.chars.add_all(block.texts.str.len_chars())
+        stats.words.add_all(block.texts.str.count_matches(r"\S+"))
+        stats.empty += int((~block.texts.str.contains(r"\S")).sum())
+        hashes.append(normals(block.texts).hash())
+        first, every = (len(block), 1) if exact else (max(0, _EVERY_ROW - stats.rows), _STEP_ROWS)
+        some = [*range(min(first, len(block))), *range(first, len(block), every)]
+        for index, row in zip(some, block.rows(some), strict=True):
+            _add(stats, row.values, 1 if index < first else min(every, len(block) - index))
+            forms.add(text_of(row.values))
+        stats.rows, stats.looked_at = stats.rows + len(block), stats.looked_at + len(some)
+    stats.distinct = pl.concat(hashes).n_unique() if hashes else 0
+    stats.diversity = forms.diversity()
     return stats
 
 

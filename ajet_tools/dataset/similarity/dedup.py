@@ -17,10 +17,11 @@ import numpy.typing as npt
 
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.files.tables import text_of
+from ajet_tools.dataset.files.values import value_at
 from ajet_tools.dataset.similarity.near import Clusters, OnProgress, check_threshold, close_pairs, near_pairs
 from ajet_tools.dataset.similarity.text import likeness, normal
 
-__all__ = ["KEEP", "Duplicate", "Facts", "Found", "find", "value_at"]
+__all__ = ["KEEP", "Duplicate", "Facts", "Found", "find"]
 
 KEEP = ("first", "last", "longest", "shortest", "answered", "max:FIELD", "min:FIELD")
 
@@ -37,7 +38,8 @@ class Facts:
     @classmethod
     def of(cls, where: str, values: Mapping[str, Any], keep: str = "first") -> Facts:
         """Raises ConfigError where the policy is none, or asks for a number that the row has not."""
-        text, answer = text_of(values), value_at(values, "metadata.answer", value_at(values, "answer"))
+        text, answer = text_of(values), value_at(values, "metadata.answer")
+        answer = value_at(values, "answer") if answer is None else answer
         shown = "" if answer is None else answer if isinstance(answer, str) else json.dumps(answer, sort_keys=True)
         return cls(where, text, shown, _rank(where, values, text, shown, keep))
 
@@ -56,16 +58,6 @@ def _rank(where: str, values: Mapping[str, Any], text: str, answer: str, keep: s
     if isinstance(value, bool | str) or not isinstance(value, int | float | None):
         raise ConfigError(f"--keep {keep}: {where} has no number there (got {value!r:.60})")
     return float("-inf") if value is None else float(value) if policy == "max" else -float(value)
-
-
-def value_at(values: Mapping[str, Any], path: str, default: Any = None) -> Any:
-    """The value at a dotted path, such as `metadata.answer`."""
-    value: Any = values
-    for name in path.split("."):
-        if not isinstance(value, Mapping) or name not in value:
-            return values.get(path, default)
-        value = value[name]
-    return value
 
 
 @dataclass(frozen=True)

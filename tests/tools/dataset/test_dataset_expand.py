@@ -372,7 +372,7 @@ def test_a_person_who_stops_it_keeps_what_is_under_way(model_server) -> None:
 def test_languages_take_turns_and_strategies_are_drawn_by_weight(model_server) -> None:
     server = model_server(sums)
     recipe = GenerationConfig(
-        40, strategies_of(["harder=3", "persona"]), ("German", "Polish"), per_call=1, validation=0
+        40, strategies_of(["harder=3", "persona"]), languages=("German", "Polish"), per_call=1, validation=0
     )
     rows = grown(server, recipe).train
     drawn = [row["provenance"]["parameters"] for row in rows]

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from ajet_tools.dataset.card.pictures import draw
-from ajet_tools.dataset.files import hashes as distinct
 from ajet_tools.dataset.files.blocks import Block, blocks_of
 from ajet_tools.dataset.files.tables import Row
 from ajet_tools.dataset.rows.stats import Lengths, gather
@@ -54,15 +53,6 @@ def test_what_is_counted_of_rows() -> None:
     assert (level["present"], level["kinds"], level["min"], level["max"]) == (2, {"integer": 2, "null": 1}, 1, 2)
     assert found["fields"]["metadata.answer"]["kinds"] == {"integer": 1, "text": 1}
     assert {name: group["rows"] for name, group in found["by"]["metadata.level"].items()} == {"1": 1, "2": 1, "null": 2}
-
-
-def test_different_texts_are_counted_exactly_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distinct, "_BUFFER", 10)
-    monkeypatch.setattr(distinct, "_PART", 16)
-    with distinct.DistinctCounter() as texts:
-        for i in range(1000):
-            texts.add(f"text {i % 300}")
-        assert texts.count() == 300
 
 
 def test_fields_and_values_beyond_the_limit_are_counted_and_not_kept() -> None:
