@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -187,17 +187,25 @@ class Directory:
 
 
 def write(
-    directory: Directory, result: GenerationResult, facts: Mapping[str, Any], seeds: Sequence[Row] = ()
+    directory: Directory,
+    result: GenerationResult,
+    facts: Facts,
+    seeds: Sequence[Row] = (),
+    documents: Sequence[Mapping[str, Any]] = (),
 ) -> list[Path]:
     """Write what there is, each file whole; a split without a row gets none. Returns the files.
 
     A table has the types of the seeds, where those are from one and the rows fit.
     """
     splits = {"train": (directory.train(), result.train), "validation": (directory.validation(), result.validation)}
+    files: list[tuple[Path, Sequence[Mapping[str, Any]]]] = [
+        *splits.values(),
+        (directory.rejected(), [one.as_row() for one in result.rejected]),
+        (directory.path / "documents.jsonl", documents),
+    ]
     tables = {seed.stored.columns.name: seed.stored.columns for seed in seeds if seed.stored is not None}
     written = []
-    rejected = [one.as_row() for one in result.rejected]
-    for path, rows in (*splits.values(), (directory.rejected(), rejected)):
+    for path, rows in files:
         if rows:
             with Writer(path, wished=tables.values()) as file:
                 for row in rows:
@@ -207,15 +215,14 @@ def write(
             path.unlink(missing_ok=True)
     if not result.accepted:
         return written
-    told = Facts(
+    ended = [f"Ended early: {result.stopped}"] if result.stopped is not None else []
+    told = replace(
+        facts,
         title=directory.path.resolve().name,
-        made_by="ajet dataset expand",
-        counts={"seeds": facts["seeds"], "calls for rows": result.calls, "surplus": result.surplus},
         refused=dict(result.refused.most_common()),
-        parameters=facts["parameters"],
         similarities=similarities([*result.train, *result.validation]),
         coverage=result.coverage,
-        notes=[f"Ended early: {result.stopped}"] if result.stopped is not None else [],
+        notes=[*ended, *facts.notes],
         files={name: path.name for name, (path, rows) in splits.items() if rows},
     )
     written.append(write_card(directory.path, {name: rows for name, (_, rows) in splits.items() if rows}, told))

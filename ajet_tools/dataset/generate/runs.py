@@ -1,12 +1,10 @@
-"""A whole run of `from-docs`, from paths to the files of a directory: what a command and a training job call.
+"""A whole run of `expand` or `from-docs`, from seeds or documents to files: what a command and a training job call.
 
 OUT/train.jsonl        accepted rows, each with its provenance; .parquet where that is asked for
-OUT/validation.jsonl   the same, from documents of their own
+OUT/validation.jsonl   the same, from seeds or documents of their own
 OUT/rejected.jsonl     refused rows, each with the reason
 OUT/documents.jsonl    every document: its side, its length, or what is wrong with it
 OUT/README.md, card/   the dataset card and its pictures
-
-A whole run of `expand`, from seeds in memory to the files of a directory: what a command and a job call.
 """
 
 from __future__ import annotations
@@ -18,16 +16,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet_sdk.engines.reply_cache import Price, tokens_of
 from ajet_sdk.errors import AjetError, ConfigError, TaskError
 from ajet_sdk.rollout.event_loop import run_to_end
-from ajet_tools.dataset.card.card import Facts, write_card
+from ajet_tools.dataset.card.card import Facts
 from ajet_tools.dataset.documents.corpus import Corpus, prepare
 from ajet_tools.dataset.documents.read import Unreadable, read_documents
 from ajet_tools.dataset.files.tables import Row
-from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.generate.expand import Expansion
 from ajet_tools.dataset.generate.from_docs import FromDocs
 from ajet_tools.dataset.generate.learning import with_pass_rate
@@ -38,10 +35,9 @@ from ajet_tools.dataset.generate.output import (
     calls_left,
     digest_of,
     estimate,
-    similarities,
     write,
 )
-from ajet_tools.dataset.generate.records import DocsConfig, GenerationConfig, GenerationResult
+from ajet_tools.dataset.generate.records import CallSettings, DocsConfig, GenerationConfig, GenerationResult
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.similarity.decontaminate import Leaks, leaks_of
 from ajet_tools.dataset.similarity.paraphrase import Paraphrases
@@ -52,7 +48,7 @@ if TYPE_CHECKING:
     from ajet_tools.dataset.generate.learning import LearningValue
     from ajet_tools.dataset.similarity.meaning import MeaningIndex
 
-__all__ = ["DocsRun", "DocumentsFailed", "ExpansionRun", "grow", "make_tasks", "read_corpus"]
+__all__ = ["DocsRun", "DocumentsFailed", "GenerationRun", "grow", "make_tasks", "read_corpus"]
 
 log = logging.getLogger("ajet.dataset")
 
@@ -61,23 +57,36 @@ ROW_TOKENS = 110
 
 _SAMPLE = 50
 
+_Settings = TypeVar("_Settings", DocsConfig, GenerationConfig)
+_Run = TypeVar("_Run", bound=Generation[Any, Any])
+
 
 class DocumentsFailed(AjetError, RuntimeError):
     """Some documents could not be read; there are rows from the others."""
 
 
 @dataclass(frozen=True)
-class DocsRun:
-    """What a run came to, the documents, and the files that it wrote."""
+class GenerationRun:
+    """What a run came to, and the files that it wrote."""
 
     result: GenerationResult
-    corpus: Corpus
     files: list[Path]
     checks: list[Check]
 
     @property
     def failure(self) -> AjetError | None:
-        """Why the run is no full success: what ended it early, else documents that could not be read."""
+        """Why the run is no full success."""
+        return self.result.stopped
+
+
+@dataclass(frozen=True)
+class DocsRun(GenerationRun):
+    """Documents that could not be read are a failure, too."""
+
+    corpus: Corpus
+
+    @property
+    def failure(self) -> AjetError | None:
         bad = self.corpus.unreadable
         if self.result.stopped is not None or not bad:
             return self.result.stopped
@@ -127,93 +136,128 @@ def make_tasks(
     verify: str | Verify = "none",
     evals: Sequence[str | Path] = (),
     meanings: MeaningIndex | None = None,
-    confirm: Callable[[Estimate], None] | None = None,
-    dry_run: bool = False,
-    watching: Callable[[FromDocs], AbstractContextManager[Callable[[GenerationResult], None]]] | None = None,
+    **how: Any,
 ) -> DocsRun:
-    """Run to the end and write what there is; `made.failure` says what went wrong, where something did.
+    """Tasks out of documents, as `grow` makes them out of seeds; `seeds` are examples for few-shot tasks.
 
-    Args:
-        corpus: as `read_corpus` gives it.
-        directory: its `check` was called. What was begun there is gone on with, if it was the same.
-        endpoint: closed at the end. Its cache should be `directory.cache`, or no run can be resumed.
-        seeds: as `seeds.read_seeds` gives them, for few-shot tasks.
-        verify: how answers are checked, and by which models; one that is asked is shown the passage.
-        evals: files of evaluation sets; a row that is in one is refused.
-        meanings: refuses rows that say the same as another in other words; closed at the end.
-        confirm: told what the run may take before the first call; it raises to call it off.
-        dry_run: only that, of what is left beyond the replies that are kept; nothing is sent or written.
-        watching: a context around the run, whose value is called after each call that was taken in.
-
-    Ctrl-C and SIGTERM in the main thread end the run as a spent budget does. Raises ConfigError and TaskError before
-    the first call; what fails afterwards is in `result.stopped`, but for a disk that does not take the files.
+    A check that asks a model shows it the passage.
     """
+    config, leaks, verifier = _begin(config, directory, endpoint, verify, evals)
+    facts = {
+        "source": "from-docs",
+        "documents": corpus.digest,
+        **_facts(config, endpoint, seeds, verifier, evals, meanings),
+    }
+    run = FromDocs(corpus, config, endpoint, seeds=seeds, verifier=verifier, leaks=leaks, meanings=meanings)
+    result = _run_to_end(
+        run, directory, facts, lambda: _estimate(run, verifier, meanings, endpoint.budget.price), **how
+    )
+    if result is None:
+        return DocsRun(run.result, [], [], corpus)
+    checks = checks_of(verifier, result.provenances())
+    parameters = {
+        **_parameters(facts, config, meanings, checks),
+        "chunk size": config.chunk_size,
+        "prompts": ", ".join(config.prompt(kind).label for kind in config.kinds),
+        "languages": ", ".join(config.languages) or "those of the documents",
+    }
+    sides = Counter(one.side for one in corpus.held)
+    counts = {
+        **{f"documents for {side}": count for side, count in sorted(sides.items())},
+        "documents that could not be read": len(corpus.unreadable),
+        "documents that are copies": len(corpus.copies),
+        "chunks": sum(len(one.chunks) for one in corpus.held),
+        "seeds": len(seeds),
+        "calls for rows": result.calls,
+    }
+    note = (
+        "Each answer stands in a quotation that was found word for word in its document; a document is on one side "
+        "of the split only."
+    )
+    told = Facts(made_by="ajet dataset from-docs", counts=counts, parameters=parameters, notes=[note])
+    return DocsRun(result, write(directory, result, told, documents=corpus.as_rows()), checks, corpus)
+
+
+def _begin(
+    config: _Settings, directory: Directory, writer: Endpoint, verify: str | Verify, evals: Sequence[str | Path]
+) -> tuple[_Settings, Leaks | None, Combined | None]:
+    """The configuration with the window of a run that is gone on with, and what rows are checked by."""
     begun = directory.begun()
     if begun is not None:
         config = dataclasses.replace(config, window=begun["options"]["window"])
     leaks = leaks_of(evals) if evals else None
-    verifier = _open_verification(verify, endpoint, config.seed, leaks)
-    facts = _facts(corpus, config, endpoint, seeds, verifier, evals)
-    facts["embeddings"] = meanings.as_json() if meanings is not None else None
-    directory.compare(facts)
-    run = FromDocs(corpus, config, endpoint, seeds=seeds, verifier=verifier, leaks=leaks, meanings=meanings)
-    if dry_run:
-        _take_in_kept(run)
-    if confirm is not None:
-        confirm(_estimate(run, verifier, meanings, endpoint.budget.price))
-    if dry_run:
-        return DocsRun(run.result, corpus, [], [])
-    directory.begin(facts)
-    with watching(run) if watching is not None else nullcontext() as run.on_change:
-        result = run_to_end(run_generation(run))
-    parameters = {
-        "model": endpoint.model,
-        "verify": verifier.name if verifier is not None else "none",
-        "chunk size": config.chunk_size,
-        "prompts": ", ".join(config.prompt(kind).label for kind in config.kinds),
-        "languages": ", ".join(config.languages) or "those of the documents",
-        "seed": config.seed,
-    }
-    if meanings is not None:
-        parameters["embeddings"] = meanings.in_words()
-    checks = checks_of(verifier, result.provenances())
-    parameters |= {f"verified by {one.verifier}": one.in_words() for one in checks}
-    return DocsRun(result, corpus, _write(directory, result, corpus, len(seeds), parameters), checks)
-
-
-def _take_in_kept(run: Generation[Any, Any]) -> None:
-    """Rows of the replies that are kept; nothing is sent."""
-    run.halt()
-    run_to_end(run_generation(run))
-
-
-def _open_verification(verify: str | Verify, writer: Endpoint, seed: int, leaks: Leaks | None) -> Combined | None:
     verify = Verify.of(verify)
     if verify.paraphrases and leaks is None:
         raise ConfigError("--eval-paraphrases compares rows with an evaluation set; pass --eval FILE")
     first = Paraphrases(leaks.known) if verify.paraphrases and leaks is not None else None
-    return open_verification(verify, writer, seed=seed, first=first)
+    return config, leaks, open_verification(verify, writer, seed=config.seed, first=first)
 
 
 def _facts(
-    corpus: Corpus,
-    config: DocsConfig,
+    config: DocsConfig | GenerationConfig,
     endpoint: Endpoint,
     seeds: Sequence[Row],
     verifier: Combined | None,
     evals: Sequence[str | Path],
+    meanings: MeaningIndex | None,
 ) -> dict[str, Any]:
+    """Everything that decides the rows."""
     return {
-        "source": "from-docs",
         "options": config.as_json(),
-        "documents": corpus.digest,
         "seeds": digest_of(seeds) if seeds else None,
         "endpoint": endpoint.base_url,
         "model": endpoint.model,
         "verify": verifier.name if verifier is not None else "none",
         "verify_models": verifier.models(endpoint) if verifier is not None else None,
         "eval": [str(path) for path in evals],
+        "embeddings": meanings.as_json() if meanings is not None else None,
     }
+
+
+def _parameters(
+    facts: Mapping[str, Any], config: CallSettings, meanings: MeaningIndex | None, checks: Sequence[Check]
+) -> dict[str, Any]:
+    """What the card says of how rows were made."""
+    return {
+        "model": facts["model"],
+        "verify": facts["verify"],
+        "seed": config.seed,
+        **({"embeddings": meanings.in_words()} if meanings is not None else {}),
+        **{f"verified by {one.verifier}": one.in_words() for one in checks},
+    }
+
+
+def _run_to_end(
+    run: _Run,
+    directory: Directory,
+    facts: Mapping[str, Any],
+    taken: Callable[[], Estimate],
+    *,
+    confirm: Callable[[Estimate], None] | None = None,
+    dry_run: bool = False,
+    watching: Callable[[_Run], AbstractContextManager[Callable[[GenerationResult], None]]] | None = None,
+    policy: Endpoint | None = None,
+) -> GenerationResult | None:
+    """What a run comes to; None of a dry run, which takes in the replies that are kept and sends nothing."""
+    directory.compare(facts)
+    if dry_run:
+        run.halt()
+        run_to_end(run_generation(run))
+    if confirm is not None:
+        confirm(taken())
+    if dry_run:
+        return None
+    directory.begin(facts)
+
+    async def whole() -> GenerationResult:
+        try:
+            return await run_generation(run)
+        finally:
+            if policy is not None:
+                await policy.aclose()
+
+    with watching(run) if watching is not None else nullcontext() as run.on_change:
+        return run_to_end(whole())
 
 
 def _estimate(run: FromDocs, verifier: Combined | None, meanings: MeaningIndex | None, price: Price | None) -> Estimate:
@@ -234,63 +278,6 @@ def _estimate(run: FromDocs, verifier: Combined | None, meanings: MeaningIndex |
     )
 
 
-def _write(
-    directory: Directory, result: GenerationResult, corpus: Corpus, seeds: int, parameters: Mapping[str, Any]
-) -> list[Path]:
-    """Write what there is, each file whole; a split without a row gets none. Returns the files."""
-    splits = {"train": (directory.train(), result.train), "validation": (directory.validation(), result.validation)}
-    tables = [
-        *splits.values(),
-        (directory.rejected(), [one.as_row() for one in result.rejected]),
-        (directory.path / "documents.jsonl", corpus.as_rows()),
-    ]
-    written = []
-    for path, rows in tables:
-        if rows:
-            with Writer(path) as file:
-                for row in rows:
-                    file.write(row)
-            written.append(path)
-        else:
-            path.unlink(missing_ok=True)
-    if not result.accepted:
-        return written
-    sides = Counter(one.side for one in corpus.held)
-    facts = Facts(
-        title=directory.path.resolve().name,
-        made_by="ajet dataset from-docs",
-        counts={
-            **{f"documents for {side}": count for side, count in sorted(sides.items())},
-            "documents that could not be read": len(corpus.unreadable),
-            "documents that are copies": len(corpus.copies),
-            "chunks": sum(len(one.chunks) for one in corpus.held),
-            "seeds": seeds,
-            "calls for rows": result.calls,
-        },
-        refused=dict(result.refused.most_common()),
-        parameters=parameters,
-        similarities=similarities([*result.train, *result.validation]),
-        coverage=result.coverage,
-        notes=[
-            *([f"Ended early: {result.stopped}"] if result.stopped is not None else []),
-            "Each answer stands in a quotation that was found word for word in its document; a document is on one side "
-            "of the split only.",
-        ],
-        files={name: path.name for name, (path, rows) in splits.items() if rows},
-    )
-    written.append(write_card(directory.path, {name: rows for name, (_, rows) in splits.items() if rows}, facts))
-    return written
-
-
-@dataclass(frozen=True)
-class ExpansionRun:
-    """What a run came to, and the files that it wrote."""
-
-    result: GenerationResult
-    files: list[Path]
-    checks: list[Check]
-
-
 def grow(
     seeds: Sequence[Row],
     config: GenerationConfig,
@@ -302,11 +289,9 @@ def grow(
     meanings: MeaningIndex | None = None,
     value: LearningValue | None = None,
     known: Sequence[Row] = (),
-    confirm: Callable[[Estimate], None] | None = None,
-    dry_run: bool = False,
-    watching: Callable[[Expansion], AbstractContextManager[Callable[[GenerationResult], None]]] | None = None,
-) -> ExpansionRun:
-    """Run to the end and write what there is; `grown.result.stopped` says why it ended early, where it did.
+    **how: Any,
+) -> GenerationRun:
+    """Run to the end and write what there is; `failure` says what went wrong, where something did.
 
     Args:
         seeds: as `seeds.read_seeds` gives them.
@@ -317,66 +302,41 @@ def grow(
         meanings: refuses rows that say the same as another in other words; closed at the end.
         value: refuses rows that its policy solves always or never; the policy is closed at the end.
         known: rows that are there already; a new one that is near to one of them is refused.
-        confirm: told what the run may take before the first call; it raises to call it off.
-        dry_run: only that, of what is left beyond the replies that are kept; nothing is sent or written.
-        watching: a context around the run, whose value is called after each call that was taken in.
+        how: `confirm`: told what the run may take before the first call; it raises to call it off. `dry_run`: only
+            that, of what is left beyond the replies that are kept; nothing is sent or written. `watching`: a context
+            around the run, whose value is called after each call that was taken in.
 
     Ctrl-C and SIGTERM in the main thread end the run as a spent budget does. Raises ConfigError and TaskError before
-    the first call; what fails afterwards is in `stopped`, but for a disk that does not take the files.
+    the first call; what fails afterwards is in `result.stopped`, but for a disk that does not take the files.
     """
-    begun = directory.begun()
-    if begun is not None:
-        config = dataclasses.replace(config, window=begun["options"]["window"])
-    leaks = leaks_of(evals) if evals else None
-    verifier = _open_verification(verify, endpoint, config.seed, leaks)
+    config, leaks, verifier = _begin(config, directory, endpoint, verify, evals)
     verifier = value.after(verifier) if value is not None else verifier
-    facts: dict[str, Any] = {
-        "options": config.as_json(),
-        "seeds": digest_of([*seeds, *known]),
-        "endpoint": endpoint.base_url,
-        "model": endpoint.model,
-        "verify": verifier.name if verifier is not None else "none",
-        "verify_models": verifier.models(endpoint) if verifier is not None else None,
-        "eval": [str(path) for path in evals],
-        "embeddings": meanings.as_json() if meanings is not None else None,
+    facts = {
+        **_facts(config, endpoint, [*seeds, *known], verifier, evals, meanings),
         "for": value.as_json() if value is not None else None,
     }
-    expansion = Expansion(seeds, config, endpoint, verifier=verifier, leaks=leaks, meanings=meanings, known=known)
-    directory.compare(facts)
-    if dry_run:
-        if value is not None:
-            value.halted = True
-        _take_in_kept(expansion)
-    if confirm is not None:
-        taken = estimate(expansion, verifier, meanings, endpoint.budget.price)
-        confirm(
-            dataclasses.replace(taken, attempts=taken.calls * config.per_call * value.k) if value is not None else taken
-        )
-    if dry_run:
-        return ExpansionRun(expansion.result, [], [])
-    directory.begin(facts)
-    with watching(expansion) if watching is not None else nullcontext() as expansion.on_change:
-        result = run_to_end(_run(expansion, value))
+    run = Expansion(seeds, config, endpoint, verifier=verifier, leaks=leaks, meanings=meanings, known=known)
+
+    def taken() -> Estimate:
+        found = estimate(run, verifier, meanings, endpoint.budget.price)
+        attempts = found.calls * config.per_call * value.k if value is not None else 0
+        return dataclasses.replace(found, attempts=attempts)
+
+    if value is not None:
+        value.halted = bool(how.get("dry_run"))
+        how["policy"] = value.policy
+    result = _run_to_end(run, directory, facts, taken, **how)
+    if result is None:
+        return GenerationRun(run.result, [], [])
     for rows in (result.train, result.validation):
         rows[:] = map(with_pass_rate, rows)
-    parameters: dict[str, Any] = {
-        "model": endpoint.model, "verify": facts["verify"], "seed": config.seed,
-    }  # fmt: skip
-    parameters["strategies"] = ", ".join(f"{name} {weight:g}" for name, weight in config.strategies.items())
-    parameters["prompts"] = ", ".join(config.prompt(name).label for name in config.strategies)
-    if meanings is not None:
-        parameters["embeddings"] = meanings.in_words()
     checks = checks_of(verifier, result.provenances())
-    parameters |= {f"verified by {one.verifier}": one.in_words() for one in checks}
+    parameters = _parameters(facts, config, meanings, checks) | {
+        "strategies": ", ".join(f"{name} {weight:g}" for name, weight in config.strategies.items()),
+        "prompts": ", ".join(config.prompt(name).label for name in config.strategies),
+    }
     if value is not None:
         parameters["pass rate"] = f"{value.band}, of {value.k} attempts of {value.model}"
-    files = write(directory, result, {"seeds": len(seeds), "parameters": parameters}, seeds)
-    return ExpansionRun(result, files, checks)
-
-
-async def _run(expansion: Expansion, value: LearningValue | None) -> GenerationResult:
-    try:
-        return await run_generation(expansion)
-    finally:
-        if value is not None:
-            await value.policy.aclose()
+    counts = {"seeds": len(seeds), "calls for rows": result.calls, "surplus": result.surplus}
+    told = Facts(made_by="ajet dataset expand", counts=counts, parameters=parameters)
+    return GenerationRun(result, write(directory, result, told, seeds), checks)

@@ -53,16 +53,22 @@ _NUMBERS = (
     *("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve"),
     *("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen", "nineteen", "twenty"),
 )
-_CUE = (
+_CUE = re.compile(
     r"(?:hint|correct (?:choice|option|value)|"
     r"answer|solution|result|antwort|lösung|ergebnis|réponse|résultat|respuesta|solución|resultado|risposta|resposta|"
     r"ответ|答案|答え|정답)(?:\s+(?:to|of|for)\s+(?:this|that|it|the)(?:\s+\w+)?)?\s*"
-    r"(?:is|are|was|equals|ist|lautet|est|es|è|é|是|为|は|[=:：])[\s:]*(?:the\s+|an?\s+)?(?:\\boxed)?[\"'`*$({\[“‘\s]*"
+    r"(?:is|are|was|equals|ist|lautet|est|es|è|é|是|为|は|[=:：])[\s:]*(?:the\s+|an?\s+)?(?:\\boxed)?"
+    r"[\"'`*$({\[“‘\s]*\Z",
+    re.IGNORECASE,
 )
-_CHOICE = r"(?!\s*,?\s*(?:or|oder|ou|or)\b)(?!\s*,\s*\S+,?\s+(?:or|oder|ou)\b)"
-_LETTER = r"[^\W\u3040-\ud7ff]"
-"""A character of a word; Chinese, Japanese and Korean stand without blanks."""
-_EXPRESSION = r"\d[\d\s().,]*[-+*/×÷^][-\d\s+*/×÷^().,]*=\s*"
+_CUE_LENGTH = 200
+"""Characters before an answer in which a cue is looked for."""
+_IS_CHOICE = re.compile(r"\s*,?\s*(?:or|oder|ou)\b|\s*,\s*\S+,?\s+(?:or|oder|ou)\b", re.IGNORECASE)
+_GOES_ON_BEFORE = re.compile(r"[^\W\u3040-\ud7ff]|\.")
+"""A character of a word (Chinese, Japanese and Korean stand without blanks), or a decimal point."""
+_GOES_ON = re.compile(r"[^\W\u3040-\ud7ff]|[.,]\d")
+_EXPRESSION = re.compile(r"\d[\d\s().,]*[-+*/×÷^][-\d\s+*/×÷^().,]*=\s*\Z")
+_ENDS = re.compile(r"\W*\Z")
 
 LEAST = 20
 """Fewer rows say nothing of how diverse they are."""
@@ -191,11 +197,8 @@ def given_away(values: Mapping[str, Any]) -> str | None:
     for answer in _answers(values):
         if " ".join(answer.casefold().strip(" .").split()) not in folded:
             continue
-        said = rf"(?<!{_LETTER})(?<!\.){re.escape(answer)}(?!{_LETTER}|[.,]\d)"
-        found = re.search(_CUE + said + _CHOICE, question, re.IGNORECASE)
-        found = found or re.search(_EXPRESSION + said + r"\W*$", question)
-        if found is not None:
-            return found[0].strip()
+        if (said := _cued(answer, question)) is not None:
+            return said
         before, asked, after = question.rpartition("?")
         if asked and before and after.strip(" \t\n=.()[]{}*`\"'$→>-").casefold() == answer.casefold():
             return after.strip()
@@ -203,6 +206,24 @@ def given_away(values: Mapping[str, Any]) -> str | None:
         phrase = " ".join(answer.casefold().strip(" .").split())
         if phrase.count(" ") >= _PHRASE and phrase in sentence and not re.search(r"\bor\b|[:|]", sentence):
             return phrase
+    return None
+
+
+def _cued(answer: str, question: str) -> str | None:
+    """An answer behind `the answer is`, or behind a sum and its sign of equality at the end."""
+    folded, sought = question.lower(), answer.lower()
+    if len(folded) != len(question):  # a letter that is two in lower case
+        folded, sought = question, answer
+    start = folded.find(sought)
+    while start >= 0:
+        end, near = start + len(sought), max(0, start - _CUE_LENGTH)
+        if not _GOES_ON_BEFORE.match(question, max(0, start - 1), start) and not _GOES_ON.match(question, end):
+            cue = None if _IS_CHOICE.match(question, end) else _CUE.search(question, near, start)
+            if cue is None and question.startswith(answer, start) and _ENDS.match(question, end):
+                cue = _EXPRESSION.search(question, near, start)
+            if cue is not None:
+                return question[cue.start() : end].strip()
+        start = folded.find(sought, start + 1)
     return None
 
 
