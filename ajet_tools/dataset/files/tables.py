@@ -24,6 +24,7 @@ from ajet_tools.dataset.files.blocks import Block, LineBlock, Row, TableBlock, W
 from ajet_tools.dataset.files.delimited import csv_rows
 from ajet_tools.dataset.files.places import Columns
 from ajet_tools.dataset.files.sources import explain_errors, files_of, is_table, open_text, splits_of
+from ajet_tools.dataset.files.values import KINDS, kind_of
 
 __all__ = [
     "BadRows",
@@ -169,7 +170,7 @@ def _begins_with_line(stream: Any) -> bool:
 
 def _is_row(row: Any, bad: BadRows) -> bool:
     if not isinstance(row.value, dict):
-        bad.add(row.where, f"is no object with keys but {_kind_of(row.value)}")
+        bad.add(row.where, f"is no object with keys but {KINDS[kind_of(row.value)]}")
     return isinstance(row.value, dict)
 
 
@@ -278,11 +279,6 @@ def _arrow_batches(source: Path) -> Iterator[tuple[Any, Iterator[Any]]]:
             opened = whole = pa.ipc.open_file(source)
             batches = (whole.get_batch(index) for index in range(whole.num_record_batches))
         yield opened.schema, batches
-
-
-def _kind_of(value: Any) -> str:
-    names = {str: "text", list: "a list", bool: "true or false", int: "a number", float: "a number"}
-    return "null" if value is None else names.get(type(value), type(value).__name__)
 
 
 def _renamed(block: Block, mapping: Mapping[str, str], bad: BadRows) -> Iterator[Row]:

@@ -12,7 +12,7 @@ from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.rows import decoded
 from ajet_tools.dataset.files.places import Columns
 
-__all__ = ["ABSENT", "POSITION", "find_at", "json_value", "objects_of", "value_at", "values_of"]
+__all__ = ["ABSENT", "KINDS", "POSITION", "find_at", "json_value", "kind_of", "objects_of", "value_at", "values_of"]
 
 ABSENT = object()
 POSITION = re.compile(r"-?[0-9]{1,9}")
@@ -68,6 +68,24 @@ def json_value(value: Any) -> Any:
     if isinstance(value, Iterable) and not isinstance(value, bytes):
         return [json_value(inner) for inner in value]
     return base64.b64encode(value).decode() if isinstance(value, bytes) else str(value)
+
+
+KINDS = {
+    "text": "text",
+    "number": "a number",
+    "integer": "a whole number",
+    "bool": "true or false",
+    "object": "an object",
+    "list": "a list",
+    "null": "null",
+}
+"""Each kind of value in words."""
+_NAMES = {str: "text", bool: "bool", int: "integer", float: "number", list: "list", dict: "object", type(None): "null"}
+
+
+def kind_of(value: Any) -> str:
+    """Of a value as JSON has it: a key of `KINDS`."""
+    return _NAMES.get(type(value), "object" if isinstance(value, Mapping) else "text")
 
 
 def value_at(values: Any, path: str) -> Any:

@@ -18,6 +18,7 @@ from typing import Any
 
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_tools.dataset.files.tables import Row, text_of
+from ajet_tools.dataset.files.values import KINDS, kind_of
 from ajet_tools.dataset.files.writer import json_line
 from ajet_tools.dataset.rows.filter import task_id_of
 from ajet_tools.dataset.rows.schema import OURS
@@ -115,13 +116,12 @@ class Kinds:
     fields: dict[str, Kinds] = field(default_factory=dict)
 
     def observe(self, value: Any) -> None:
-        self.kinds.add(_kind(value))
+        self.kinds.add(kind_of(value))
         for name, inner in value.items() if isinstance(value, Mapping) else ():
             self.fields.setdefault(name, Kinds()).observe(inner)
 
 
-_KINDS = {"str": "text", "int": "a number", "float": "a number", "bool": "true or false", "dict": "an object",
-          "list": "a list", "null": "null"}  # fmt: skip
+_KINDS = {**KINDS, "integer": "a number"}
 
 
 def edited(
@@ -175,9 +175,9 @@ def _changed(before: Any, after: Any, path: str = "") -> Iterator[str]:
 
 
 def _check_kinds(before: Any, after: Any, shape: Kinds | None, path: str) -> None:
-    known = {_KINDS[one] for one in (*(shape.kinds if shape is not None else ()), _kind(before)) if one in _KINDS}
+    known = {_KINDS[one] for one in (*(shape.kinds if shape is not None else ()), kind_of(before))}
     known.discard("null")
-    kind = _KINDS[_kind(after)]
+    kind = _KINDS[kind_of(after)]
     if known and kind != "null" and kind not in known:
         raise TaskError(f"{path or 'the row'} is {kind}, and {' or '.join(sorted(known))} in these rows")
     if isinstance(after, Mapping):
@@ -194,7 +194,3 @@ def _refuse_misspelt(name: str, place: str, missing: Sequence[str]) -> None:
     near = difflib.get_close_matches(name, missing, n=1, cutoff=0.75)
     if near:
         raise TaskError(f"{place} is a field that no row has, and {near[0]} is missing: is it misspelt?")
-
-
-def _kind(value: Any) -> str:
-    return "null" if value is None else type(value).__name__ if type(value).__name__ in _KINDS else "str"

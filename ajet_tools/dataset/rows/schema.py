@@ -12,6 +12,7 @@ from typing import Any
 from ajet_sdk.errors import TaskError
 from ajet_sdk.types import QUERY_COLUMNS
 from ajet_tools.dataset.files.tables import Row
+from ajet_tools.dataset.files.values import KINDS, kind_of
 
 __all__ = ["Misfit", "RowShape", "query_of"]
 
@@ -20,15 +21,6 @@ OURS = ("task_id", "provenance")
 ANSWERS = ("answer", "solution", "target", "label", "expected")
 LANGUAGE_FIELDS = ("language", "lang", "locale")
 
-_KINDS = {
-    "text": "text",
-    "number": "a number",
-    "integer": "a whole number",
-    "boolean": "true or false",
-    "object": "an object",
-    "array": "a list",
-    "null": "null",
-}
 _NUMBER = re.compile(r"\s*[-+]?(\d[\d,]*\.?\d*|\.\d+)([eE][-+]?\d+)?\s*$")
 _LONGEST = 4000
 
@@ -104,7 +96,7 @@ class RowShape:
     def fit(self, values: Any) -> dict[str, Any]:
         """The row with the constants put in. Raises Misfit with the reason."""
         if not isinstance(values, Mapping):
-            raise Misfit(f"a row is {_KINDS[_kind(values)]}, not an object")
+            raise Misfit(f"a row is {KINDS[kind_of(values)]}, not an object")
         given = {k: v for k, v in values.items() if k not in OURS}
         return dict(_fit(given, self._root))
 
@@ -121,27 +113,13 @@ class RowShape:
         return [line for node in self._root.fields.values() for line in _lines(node, node.path in self._root.required)]
 
 
-def _kind(value: Any) -> str:
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, int):
-        return "integer"
-    if isinstance(value, float):
-        return "number"
-    if isinstance(value, str):
-        return "text"
-    return "object" if isinstance(value, Mapping) else "array"
-
-
 def _infer(values: Sequence[tuple[str, Any]], path: str) -> _Node:
     node = _Node(path, kind=_common_kind(values, path))
     node.may_be_null = any(value is None for _, value in values) and node.kind != "null"
     present = [(where, value) for where, value in values if value is not None]
     if node.kind == "object":
         _infer_fields(node, present)
-    elif node.kind == "array":
+    elif node.kind == "list":
         items = [(where, item) for where, value in present for item in value]
         node.item = _infer(items, f"{path}[]") if items else None
     elif node.kind == "text":
@@ -152,7 +130,7 @@ def _infer(values: Sequence[tuple[str, Any]], path: str) -> _Node:
         counts = Counter(texts)
         if len(texts) >= 4 and not node.numeric and min(counts.values()) >= 2:
             node.allowed = tuple(counts)
-    if len(present) > 1 and len(present) == len(values) and node.kind not in ("object", "array"):
+    if len(present) > 1 and len(present) == len(values) and node.kind not in ("object", "list"):
         node.is_constant = all(value == present[0][1] for _, value in present)
         node.constant = present[0][1] if node.is_constant else None
     return node
@@ -161,15 +139,15 @@ def _infer(values: Sequence[tuple[str, Any]], path: str) -> _Node:
 def _common_kind(values: Sequence[tuple[str, Any]], path: str) -> str:
     seen: dict[str, str] = {}
     for where, value in values:
-        seen.setdefault(_kind(value), where)
+        seen.setdefault(kind_of(value), where)
     seen.pop("null", None)
     if set(seen) == {"integer", "number"}:
         return "number"
     if len(seen) > 1:
         (one, first), (other, second), *_ = seen.items()
         raise TaskError(
-            f"the seeds have different shapes: {path or 'the row'} is {_KINDS[one]} in {first} and "
-            f"{_KINDS[other]} in {second}. Make them the same, or expand them separately"
+            f"the seeds have different shapes: {path or 'the row'} is {KINDS[one]} in {first} and "
+            f"{KINDS[other]} in {second}. Make them the same, or expand them separately"
         )
     return next(iter(seen), "null")
 
@@ -242,12 +220,12 @@ def _fit_value(value: Any, node: _Node) -> Any:
     if value is None and (node.may_be_null or node.kind == "null"):
         return None
     value = _convert(value, node)
-    kind = _kind(value)
+    kind = kind_of(value)
     if kind != node.kind and not (node.kind == "number" and kind == "integer"):
-        raise Misfit(f"{node.path} is {_KINDS[kind]}, not {_KINDS[node.kind]}: {_short(value)}")
+        raise Misfit(f"{node.path} is {KINDS[kind]}, not {KINDS[node.kind]}: {_short(value)}")
     if kind == "object":
         return dict(_fit(value, node))
-    if kind == "array":
+    if kind == "list":
         return list(value) if node.item is None else [_fit_value(item, node.item) for item in value]
     if kind == "text":
         _check_text(value, node)
@@ -256,7 +234,7 @@ def _fit_value(value: Any, node: _Node) -> Any:
 
 def _convert(value: Any, node: _Node) -> Any:
     """A number for text that is a number in the seeds, and the other way round; else the value as it is."""
-    kind = _kind(value)
+    kind = kind_of(value)
     if node.kind == "text" and node.numeric and kind in ("integer", "number"):
         return json.dumps(value)
     if node.kind in ("integer", "number") and kind == "text" and _NUMBER.match(value):
@@ -290,7 +268,7 @@ def _lines(node: _Node, required: bool) -> Iterator[str]:
         for name, inner in node.fields.items():
             yield from _lines(inner, required and name in node.required)
         return
-    what = _KINDS[node.kind]
+    what = KINDS[node.kind]
     if node.numeric:
         what = "a number, written as text"
     if node.allowed:

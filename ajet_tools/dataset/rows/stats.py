@@ -11,7 +11,7 @@ from typing import Any
 
 from ajet_tools.dataset.files.blocks import Block
 from ajet_tools.dataset.files.tables import text_of
-from ajet_tools.dataset.files.values import value_at
+from ajet_tools.dataset.files.values import kind_of, value_at
 from ajet_tools.dataset.rows.forms import Diversity, Forms
 from ajet_tools.dataset.rows.language import language_of
 from ajet_tools.dataset.similarity.text import normals
@@ -96,7 +96,7 @@ class Field:
 
     def add(self, value: Any, times: int = 1) -> None:
         self.present += times * (value is not None)
-        self.kinds[_kind(value)] += times
+        self.kinds[kind_of(value)] += times
         if isinstance(value, int | float) and not isinstance(value, bool):
             self.least = value if self.least is None else min(self.least, value)
             self.most = value if self.most is None else max(self.most, value)
@@ -258,11 +258,6 @@ def _answer(values: Mapping[str, Any]) -> str | None:
         if last.get("role") == "assistant":
             return last["content"] if isinstance(last.get("content"), str) else ""
     return None
-
-
-def _kind(value: Any) -> str:
-    names = {str: "text", bool: "bool", int: "integer", float: "number", list: "list", dict: "object"}
-    return "null" if value is None else names.get(type(value), "other")
 
 
 def _name(value: Any) -> str:

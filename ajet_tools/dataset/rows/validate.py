@@ -21,6 +21,7 @@ from ajet_sdk.tasks.rows import to_task
 from ajet_sdk.types import Task
 from ajet_tools.dataset.files.hashes import digest_of
 from ajet_tools.dataset.files.tables import Row, read, text_of
+from ajet_tools.dataset.files.values import kind_of
 from ajet_tools.dataset.rows.forms import given_away
 from ajet_tools.dataset.similarity.near import NearIndex
 
@@ -237,16 +238,9 @@ class _Shapes:
 
 def _paths(values: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, str]]:
     for name, value in values.items():
-        yield f"{before}{name}", _kind(value)
+        yield f"{before}{name}", kind_of(value).replace("integer", "number")
         if isinstance(value, dict) and not before:
             yield from _paths(value, f"{name}.")
-
-
-def _kind(value: Any) -> str:
-    if isinstance(value, bool):
-        return "bool"
-    names = {str: "text", int: "number", float: "number", list: "list", dict: "object"}
-    return "null" if value is None else names.get(type(value), "other")
 
 
 def _check_near_leakage(

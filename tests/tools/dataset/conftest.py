@@ -6,9 +6,11 @@ import asyncio
 import json
 import os
 import random
+import sys
 import threading
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +22,7 @@ from starlette.routing import Route
 
 from ajet_sdk.gateway.gateway import listening_socket
 from ajet_sdk.sandbox.fence import Fence, NoFence, fence
+from tests.tools.dataset.written import AGENT, write_rows
 from tests.waiting import FOREVER
 
 
@@ -140,6 +143,24 @@ def embedder() -> Iterator[Callable[[Callable[[str], str]], Embedder]]:
     yield make
     for server in made:
         server.close()
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """Makes the working directory of a job: its modules by name (`agent` is `AGENT`), and `NAME.jsonl` of rows."""
+
+    def make(modules: Mapping[str, str], **files: list[dict[str, Any]]) -> Path:
+        monkeypatch.chdir(tmp_path)
+        monkeypatch.setenv("OPENAI_API_KEY", "k")
+        monkeypatch.setattr(sys, "path", list(sys.path))
+        for name, text in {"agent": AGENT, **modules}.items():
+            monkeypatch.delitem(sys.modules, name, raising=False)
+            Path(f"{name}.py").write_text(text)
+        for name, rows in files.items():
+            write_rows(f"{name}.jsonl", rows)
+        return tmp_path
+
+    return make
 
 
 @pytest.fixture

@@ -18,30 +18,17 @@ from typer.testing import CliRunner
 from ajet_sdk.errors import ConfigError
 from ajet_tools.cli.app import app
 from ajet_tools.dataset.calibrate import Band
+from tests.tools.dataset.written import AGENT, read_rows, write_rows
 from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
-AGENT = """
-from openai import AsyncOpenAI
-import ajet
-
-client = AsyncOpenAI()
-
-@ajet.workflow
-async def solve(question: str) -> str:
-    reply = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": question}])
-    return reply.choices[0].message.content or ""
-
+MORE = """
 @ajet.workflow
 async def breaks(question: str) -> str:
     if "oven" in question:
         raise RuntimeError("the oven is broken")
     return await solve(question)
-
-@ajet.judge
-def exact(output: str, answer: str) -> float:
-    return float(output.strip() == answer)
 
 @ajet.judge
 def number(output: str, answer: str) -> float:
@@ -61,25 +48,10 @@ def reply(ask):
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OPENAI_API_KEY", "k")
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    for name in ("agent", "replies"):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-    Path("agent.py").write_text(AGENT)
-    Path("replies.py").write_text(REPLIES)
-    write("tasks.jsonl", [{"question": f"{kind} {i}", "answer": "yes", "source": "book", "metadata": {"page": i}}
-                          for i in range(2) for kind in ("never", "seldom", "always")])  # fmt: skip
-    return tmp_path
-
-
-def write(name: str, rows: list[dict[str, Any]]) -> None:
-    Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def read(name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in Path(name).read_text().splitlines()]
+def here(job: Callable[..., Path]) -> Path:
+    tasks = [{"question": f"{kind} {i}", "answer": "yes", "source": "book", "metadata": {"page": i}}
+             for i in range(2) for kind in ("never", "seldom", "always")]  # fmt: skip
+    return job({"agent": AGENT + MORE, "replies": REPLIES}, tasks=tasks)
 
 
 def calibrate(*arguments: str, judge: str = "agent.py:exact", agent: str = "agent.py:solve") -> Result:
@@ -97,7 +69,7 @@ def test_each_row_gets_its_pass_rate_and_the_rest_stays_as_it_was(here: Path) ->
     done = calibrate("tasks.jsonl", "-k", "8", "--out", "all.jsonl")
     assert done.exit_code == 0, done.output
     assert asked() == 48
-    before, after = read("tasks.jsonl"), read("all.jsonl")
+    before, after = read_rows("tasks.jsonl"), read_rows("all.jsonl")
     rates = [row["metadata"].pop("pass_rate") for row in after]
     assert [row["metadata"].pop("difficulty") for row in after] == [pytest.approx(1 - rate) for rate in rates]
     assert after == before
@@ -111,8 +83,8 @@ def test_a_band_keeps_the_rows_within_and_puts_the_others_apart_with_the_reason(
     summary = json.loads(done.stdout)
     assert done.exit_code == 0 and (summary["kept"], summary["outside"], summary["tasks"]) == (2, 4, 6)
     assert sum(summary["histogram"]) == 6 and len(summary["histogram"]) == 9
-    assert [row["question"] for row in read("fit.jsonl")] == ["seldom 0", "seldom 1"]
-    assert {row["rejected"] for row in read("fit.rejected.jsonl")} == {
+    assert [row["question"] for row in read_rows("fit.jsonl")] == ["seldom 0", "seldom 1"]
+    assert {row["rejected"] for row in read_rows("fit.rejected.jsonl")} == {
         "too hard: solved in 0 of 8 attempts",
         "too easy: solved in 8 of 8 attempts",
     }
@@ -124,14 +96,14 @@ def test_what_was_measured_is_not_measured_again(here: Path) -> None:
     again = calibrate("a.jsonl", "-k", "4", "--out", "b.jsonl", "--measurements", "a.measured.jsonl", "--json")
     assert asked() == 24 and json.loads(again.stdout)["known"] == 6
     assert Path("a.jsonl").read_bytes() == Path("b.jsonl").read_bytes()
-    write("tasks.jsonl", [*read("tasks.jsonl"), {"question": "seldom 9", "answer": "yes"}])
+    write_rows("tasks.jsonl", [*read_rows("tasks.jsonl"), {"question": "seldom 9", "answer": "yes"}])
     calibrate("tasks.jsonl", "-k", "4", "--out", "a.jsonl")
     assert asked() == 28  # the new one only
 
 
 @pytest.mark.parametrize("change", ["k", "agent", "judge", "model", "content", "temperature"])
 def test_other_conditions_are_measured_anew(here: Path, change: str) -> None:
-    write("one.jsonl", [{"question": "seldom", "answer": "yes"}])
+    write_rows("one.jsonl", [{"question": "seldom", "answer": "yes"}])
     options = ["one.jsonl", "-k", "2", "--out", "a.jsonl"]
     calibrate(*options)
     assert asked() == 2
@@ -139,7 +111,7 @@ def test_other_conditions_are_measured_anew(here: Path, change: str) -> None:
     if change == "k":
         options[2] = "3"
     elif change == "content":
-        write("one.jsonl", [{"question": "seldom", "answer": "Yes"}])
+        write_rows("one.jsonl", [{"question": "seldom", "answer": "Yes"}])
     elif change == "temperature":
         more = ["--temperature", "0.3"]
     else:
@@ -151,33 +123,35 @@ def test_other_conditions_are_measured_anew(here: Path, change: str) -> None:
 
 
 def test_rows_of_one_content_are_one_task(here: Path) -> None:
-    write("twice.jsonl", [{"question": "always", "answer": "yes"}] * 3)
+    write_rows("twice.jsonl", [{"question": "always", "answer": "yes"}] * 3)
     calibrate("twice.jsonl", "-k", "4", "--out", "out.jsonl")
-    assert asked() == 4 and [row["metadata"]["pass_rate"] for row in read("out.jsonl")] == [1, 1, 1]
+    assert asked() == 4 and [row["metadata"]["pass_rate"] for row in read_rows("out.jsonl")] == [1, 1, 1]
 
 
 def test_a_difficulty_of_the_datasets_own_stays(here: Path) -> None:
-    write("own.jsonl", [{"question": "always", "answer": "yes", "metadata": {"difficulty": 3}}])
+    write_rows("own.jsonl", [{"question": "always", "answer": "yes", "metadata": {"difficulty": 3}}])
     done = calibrate("own.jsonl", "-k", "2", "--out", "out.jsonl")
-    assert read("out.jsonl")[0]["metadata"] == {"difficulty": 3, "pass_rate": 1.0}
+    assert read_rows("out.jsonl")[0]["metadata"] == {"difficulty": 3, "pass_rate": 1.0}
     assert "an existing difficulty" in done.stderr
 
 
 def test_an_agents_own_failure_is_no_solution(here: Path) -> None:
-    write("ovens.jsonl", [{"question": "always an oven", "answer": "yes"}, {"question": "always", "answer": "yes"}])
+    write_rows(
+        "ovens.jsonl", [{"question": "always an oven", "answer": "yes"}, {"question": "always", "answer": "yes"}]
+    )
     done = calibrate("ovens.jsonl", "-k", "4", "--out", "out.jsonl", agent="agent.py:breaks")
-    assert done.exit_code == 0 and [row["metadata"]["pass_rate"] for row in read("out.jsonl")] == [0, 1]
+    assert done.exit_code == 0 and [row["metadata"]["pass_rate"] for row in read_rows("out.jsonl")] == [0, 1]
 
 
 def test_a_judge_that_raises_measures_nothing_and_is_no_zero(here: Path) -> None:
-    write("mixed.jsonl", [{"question": "always", "answer": "yes"}, {"question": "always 1", "answer": "1"}])
+    write_rows("mixed.jsonl", [{"question": "always", "answer": "yes"}, {"question": "always 1", "answer": "1"}])
     Path("replies.py").write_text(
         "def reply(ask):\n    q = ask.body['messages'][-1]['content']\n    return '1' if '1' in q else 'x'"
     )
     done = calibrate("mixed.jsonl", "-k", "2", "--out", "out.jsonl", judge="agent.py:number")
     assert done.exit_code == 1
-    assert [(row["question"], row["metadata"]["pass_rate"]) for row in read("out.jsonl")] == [("always 1", 1.0)]
-    spoilt = read("out.rejected.jsonl")
+    assert [(row["question"], row["metadata"]["pass_rate"]) for row in read_rows("out.jsonl")] == [("always 1", 1.0)]
+    spoilt = read_rows("out.rejected.jsonl")
     assert len(spoilt) == 1 and "metadata" not in spoilt[0]
     assert "not measured: judge number: ValueError" in spoilt[0]["rejected"] and "ValueError" in done.stderr
 
@@ -201,22 +175,22 @@ def test_over_http(here: Path, model_server: Callable[..., Any]) -> None:
     )
     assert done.exit_code == 1, done.output
     assert {body["model"] for body in server.requests} == {"remote"}
-    rates = {row["question"]: row["metadata"]["pass_rate"] for row in read("out.jsonl")}
+    rates = {row["question"]: row["metadata"]["pass_rate"] for row in read_rows("out.jsonl")}
     assert set(rates) == {"always 0", "always 1", "seldom 0", "seldom 1"} and rates["always 0"] == 1
-    apart = read("out.rejected.jsonl")  # what a provider refuses to answer is not thereby hard
+    apart = read_rows("out.rejected.jsonl")  # what a provider refuses to answer is not thereby hard
     assert [row["question"] for row in apart] == ["never 0", "never 1"] and "not for you" in apart[0]["rejected"]
 
 
 def test_a_wrong_key_measures_nothing_and_keeps_what_was(here: Path, model_server: Callable[..., Any]) -> None:
     server = model_server(lambda body, n: "yes")
     options = ("-k", "2", "--out", "out.jsonl", "--base-url", server.url, "--model", "remote")
-    write("some.jsonl", read("tasks.jsonl")[:2])
+    write_rows("some.jsonl", read_rows("tasks.jsonl")[:2])
     assert calibrate("some.jsonl", *options).exit_code == 0
     server.say = lambda body, n: model_server.refusal(401, "wrong key")  # type: ignore[attr-defined]
     done = calibrate("tasks.jsonl", *options)
-    assert done.exit_code == 1 and "401: wrong key" in done.stderr and len(read("out.jsonl")) == 2
-    assert len(read("out.measured.jsonl")) == 2
-    write("many.jsonl", [{"question": f"new {i}", "answer": "yes"} for i in range(500)])
+    assert done.exit_code == 1 and "401: wrong key" in done.stderr and len(read_rows("out.jsonl")) == 2
+    assert len(read_rows("out.measured.jsonl")) == 2
+    write_rows("many.jsonl", [{"question": f"new {i}", "answer": "yes"} for i in range(500)])
     calls = len(server.requests)
     done = calibrate("many.jsonl", *options)
     assert done.exit_code == 2 and "none of the first 64 attempts" in done.stderr and "401: wrong key" in done.stderr
@@ -243,7 +217,7 @@ def test_too_many_requests_are_told(here: Path, model_server: Callable[..., Any]
 
 
 def test_ctrl_c_keeps_what_was_measured_and_the_same_command_goes_on(here: Path) -> None:
-    write("many.jsonl", [{"question": f"always {i}", "answer": "yes"} for i in range(40)])
+    write_rows("many.jsonl", [{"question": f"always {i}", "answer": "yes"} for i in range(40)])
     Path("replies.py").write_text(
         "import time\nfrom pathlib import Path\n\ndef reply(ask):\n    time.sleep(0.1)\n"
         "    open('asked.txt', 'a').write('x\\n')\n    return 'yes'\n"
@@ -259,13 +233,13 @@ def test_ctrl_c_keeps_what_was_measured_and_the_same_command_goes_on(here: Path)
     _, said = process.communicate(timeout=300)
     assert process.returncode == 130 and "run the same command again" in said
     assert not Path("out.jsonl").exists()
-    before, calls = len(read("out.measured.jsonl")), asked()
+    before, calls = len(read_rows("out.measured.jsonl")), asked()
     assert 4 <= before < 40
     done = subprocess.run(
         [*command, "--json"], env=environment, capture_output=True, text=True, timeout=300, check=True
     )
     assert json.loads(done.stdout)["known"] == before
-    assert asked() - calls == (40 - before) * 2 and len(read("out.jsonl")) == 40
+    assert asked() - calls == (40 - before) * 2 and len(read_rows("out.jsonl")) == 40
 
 
 def test_a_line_that_a_kill_cut_off_is_measured_again_and_other_files_are_refused(here: Path) -> None:

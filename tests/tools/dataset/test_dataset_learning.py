@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import re
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +12,8 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from ajet_tools.cli.app import app
+from tests.tools.dataset.written import AGENT, read_rows
 
-AGENT = """
-import ajet
-from openai import AsyncOpenAI
-
-client = AsyncOpenAI()
-
-@ajet.workflow
-async def solve(question: str) -> str:
-    reply = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": question}])
-    return reply.choices[0].message.content or ""
-
-@ajet.judge
-def exact(output: str, answer: str) -> float:
-    return float(output == answer)
-"""
 POLICY = """
 import re
 from pathlib import Path
@@ -59,20 +44,9 @@ SEEDS = [(101, 202), (305, 120), (700, 111), (812, 333)]
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("OPENAI_API_KEY", "k")
-    monkeypatch.setattr(sys, "path", list(sys.path))
-    for name, text in (("agent", AGENT), ("policy", POLICY), ("teacher", TEACHER)):
-        monkeypatch.delitem(sys.modules, name, raising=False)
-        Path(f"{name}.py").write_text(text)
+def here(job: Callable[..., Path]) -> Path:
     rows = [{"question": f"What is {a}+{b}?", "answer": str(a + b)} for a, b in SEEDS]
-    Path("seeds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return tmp_path
-
-
-def read(name: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in Path(name).read_text().splitlines()]
+    return job({"policy": POLICY, "teacher": TEACHER}, seeds=rows)
 
 
 def expand(*arguments: str) -> Result:
@@ -102,7 +76,7 @@ def test_rows_that_the_policy_solves_sometimes_are_kept_and_a_resumed_run_tries_
     done = expand("seeds.jsonl", "--count", "6", "--out", "data", *FOR)
     assert done.exit_code == 0, done.output
     assert "attempts of the policy" in done.stderr
-    rows, refused = read("data/train.jsonl"), read("data/rejected.jsonl")
+    rows, refused = read_rows("data/train.jsonl"), read_rows("data/rejected.jsonl")
     assert len(rows) == 6 and all(300 <= first(row) < 600 for row in rows)
     assert all(0.2 <= row["metadata"]["pass_rate"] <= 0.8 for row in rows)
     parts = [row["provenance"]["verdict"]["details"]["parts"] for row in rows]
@@ -115,7 +89,7 @@ def test_rows_that_the_policy_solves_sometimes_are_kept_and_a_resumed_run_tries_
     assert reasons["too easy for the policy"] < 600 <= reasons["too hard for the policy"]
     tried = Path("asked.txt").read_text().count("x")
     wrong = [row for row in refused if "policy" not in row["rejected"]["reason"]]
-    assert wrong and tried == 6 * len(read("data/.expand/measured.jsonl")), "what the verifier refused was not tried"
+    assert wrong and tried == 6 * len(read_rows("data/.expand/measured.jsonl")), "what was refused before is not tried"
     before = Path("data/train.jsonl").read_bytes()
     again = expand("seeds.jsonl", "--count", "6", "--out", "data", *FOR, "--resume")
     assert again.exit_code == 0, again.output
@@ -130,7 +104,7 @@ def test_rows_that_the_policy_solves_sometimes_are_kept_and_a_resumed_run_tries_
     failed = {first(row) for row in [*rows, *refused] if "question" in row}
     [card] = re.findall("[0-9]+ tasks with answers", grown.stderr)
     assert 0 < int(card.split()[0]) <= len(failed)
-    for row in read("more/train.jsonl"):
+    for row in read_rows("more/train.jsonl"):
         assert row["metadata"]["answer"] == str(sum(map(int, re.findall("[0-9]+", row["main_query"]))))
         assert row["provenance"]["seeds"]
 

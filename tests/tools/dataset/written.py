@@ -1,4 +1,4 @@
-"""Documents written for tests: a PDF by hand, a Word file, and what a teacher says about them."""
+"""Files written for tests: a PDF by hand, a Word file and what a teacher says about them; an agent; rows."""
 
 from __future__ import annotations
 
@@ -8,9 +8,33 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["lock", "teach", "write_docx", "write_pdf"]
+__all__ = ["AGENT", "lock", "read_rows", "teach", "write_docx", "write_pdf", "write_rows"]
+
+AGENT = """
+from openai import AsyncOpenAI
+import ajet
+
+client = AsyncOpenAI()
+
+@ajet.workflow
+async def solve(question: str) -> str:
+    reply = await client.chat.completions.create(model="m", messages=[{"role": "user", "content": question}])
+    return reply.choices[0].message.content or ""
+
+@ajet.judge
+def exact(output: str, answer: str) -> float:
+    return float(output.strip() == answer)
+"""
 
 PASSAGE = re.compile(r"<passage>\n(.*)\n</passage>", re.DOTALL)
+
+
+def write_rows(name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+    Path(name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def read_rows(name: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in Path(name).read_text().splitlines()]
 
 
 def write_pdf(
