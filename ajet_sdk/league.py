@@ -18,10 +18,12 @@ from ajet_sdk.types import Episode, Task
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
-__all__ = ["League", "Score", "draw_league", "play_league", "saved_players"]
+__all__ = ["League", "Score", "draw_league", "play_league", "saved_players", "short_names"]
 
 _NORMAL = 1.959964
 """Standard deviations of a normal distribution that hold 95 % of it."""
+_SHOWN = 20
+"""Characters of a player's name in a table or a picture."""
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,17 @@ def _matches(players: Iterable[str], opponents: Sequence[str]) -> Iterator[tuple
     return ((player, opponent) for player in players for opponent in opponents)
 
 
+def short_names(league: League) -> dict[str, str]:
+    """Each name as a table and a picture show it: `@40` for `checkpoint@40`, of paths only the parts that differ."""
+    names = list(dict.fromkeys([*league.players, *league.opponents]))
+    parts = [name.removeprefix("checkpoint").split("/") for name in names]
+    for end, rest in ((0, slice(1, None)), (-1, slice(None, -1))):
+        while min(map(len, parts)) > 1 and len({one[end] for one in parts}) == 1:
+            parts = [one[rest] for one in parts]
+    short = ["/".join(one) for one in parts]
+    return dict(zip(names, [one if len(one) <= _SHOWN else "…" + one[1 - _SHOWN :] for one in short], strict=True))
+
+
 def draw_league(league: League, place: Path) -> None:
     """Draw the win rates: each match, and each player's against all others with its interval.
 
@@ -160,7 +173,7 @@ def draw_league(league: League, place: Path) -> None:
         from matplotlib.figure import Figure
     except ImportError:
         raise MissingExtra("matplotlib", "local") from None
-    players, opponents = league.players, league.opponents
+    players, opponents, short = league.players, league.opponents, short_names(league)
     with matplotlib.rc_context({"svg.hashsalt": "ajet", "svg.fonttype": "none", "font.size": 9}):
         figure = Figure(figsize=(4 + 0.8 * len(opponents), 1.6 + 0.5 * len(players)), layout="constrained")
         FigureCanvasAgg(figure)
@@ -173,8 +186,8 @@ def draw_league(league: League, place: Path) -> None:
         for y, row in enumerate(rates):
             for x, rate in enumerate(row):
                 matches.text(x, y, "-" if rate is None else f"{rate:.2f}", ha="center", va="center")
-        matches.set_xticks(range(len(opponents)), opponents, rotation=30, ha="right")
-        matches.set_yticks(range(len(players)), players)
+        matches.set_xticks(range(len(opponents)), [short[one] for one in opponents], rotation=30, ha="right")
+        matches.set_yticks(range(len(players)), [short[one] for one in players])
         matches.set_xlabel("opponent")
         matches.set_title("win rate of a match", fontsize=9)
         for y, player in enumerate(players):

@@ -63,8 +63,9 @@ def test_a_student_is_distilled_in_two_steps(tmp_path: Path) -> None:
     model = save_tiny(tmp_path / "tiny")
     small = ["ajet.trainer_common.total_steps=2", "ajet.trainer_common.val_tasks=4", "ajet.data.train_batch_size=4"]
     own = [f"ajet.model.path={model}", "ajet.model.recipe=null", *small]
-    said = run([str(DISTILLATION / "distill.py"), "--seeds", "1", *own], tmp_path)
-    assert said.splitlines()[-2:][0] == "seed  teacher  student before  student after"
+    for job in ("teacher", "student"):
+        said = run(["-m", "ajet", "--conf", str(DISTILLATION / f"{job}.yaml"), *own], tmp_path)
+        assert "validation: reward" in said
 
 
 @pytest.mark.slow

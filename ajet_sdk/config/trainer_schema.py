@@ -54,8 +54,8 @@ class Algorithm(Section):
     beta: float = key(0.1, "dpo: strength of the constraint that keeps the policy close to the initial model.", gt=0)
     teacher: str | None = key(
         None,
-        "opd: teacher with the same tokenizer: a directory, a Hugging Face name, or the URL of an endpoint that "
-        "returns `prompt_logprobs`, such as vLLM (`http://HOST:PORT/v1`).",
+        "opd: teacher with the same tokenizer: a directory, EXPERIMENT@STEP or EXPERIMENT@latest, a Hugging Face name, "
+        "or the URL of an endpoint that returns `prompt_logprobs`, such as vLLM (`http://HOST:PORT/v1`).",
     )
     teacher_model: str | None = key(None, "opd: model name at the teacher's endpoint; null: the first one it lists.")
     teacher_key_env: str = key(

@@ -53,6 +53,11 @@ class Played:
     """A gymnasium environment under way."""
 
     def __init__(self, env: Any, seed: int | None, actions: Sequence[str]) -> None:
+        if actions and getattr(env.action_space, "n", None) != len(actions):
+            raise WrongTarget(
+                f"--actions names {len(actions)} actions, but the environment's are {env.action_space}; name each of "
+                "a Discrete space, or leave it out"
+            )
         self._env = env
         self._seed = seed
         self._actions = [name.lower() for name in actions]

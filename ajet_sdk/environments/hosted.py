@@ -117,8 +117,6 @@ def load(spec: Spec) -> Hosted:
     factory = _attribute(_module(path), name, spec.target)
     if spec.splits and hasattr(factory, "tasks"):
         raise WrongTarget(f"{spec.target} has tasks of its own, from {name}.tasks(split); leave --split out")
-    if spec.actions and isinstance(factory, type) and not _is_gymnasium(factory):
-        raise _no_actions(spec)
     return _OfFactory(factory, spec)
 
 
@@ -126,10 +124,6 @@ def _no_actions(spec: Spec) -> WrongTarget:
     return WrongTarget(
         f"--actions names the actions of a gymnasium environment, and {spec.target} is none; leave it out"
     )
-
-
-def _is_gymnasium(factory: type) -> bool:
-    return any(base.__module__.partition(".")[0] == "gymnasium" for base in factory.__mro__)
 
 
 def _module(path: str) -> Any:

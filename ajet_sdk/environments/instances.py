@@ -79,8 +79,24 @@ class Instances:
         self._instances: dict[str, _Instance] = {}
 
     async def start(self) -> None:
-        """Load the environment. Raises ConfigError with its own message where it cannot be loaded."""
+        """Load the environment. Raises ConfigError with its own message where it cannot be loaded.
+
+        Names of actions are tried on an instance of the first task: what a function makes is known once it has made it.
+        """
         await self._template.start()
+        spec = self._template.spec
+        if not spec.actions:
+            return
+        try:
+            [first, *_] = await self.tasks(next(iter(spec.splits), "train")) or ["0"]
+            process = await self._template.fork()
+            try:
+                await self._ask(process, {"what": "create", "task_id": first, "params": {}}, f"task {first}")
+            finally:
+                process.kill()
+        except Refused as refused:
+            await self.close()
+            raise ConfigError(f"{spec.target} with --actions {','.join(spec.actions)}: {refused}") from refused
 
     async def close(self) -> None:
         """End every instance and the template."""
@@ -251,7 +267,7 @@ class _Template:
     """The process that has loaded the environment and forks one for each instance."""
 
     def __init__(self, spec: Spec, limits: Limits, python: str) -> None:
-        self._spec = spec
+        self.spec = spec
         self._limits = limits
         self._python = python
         self._process: subprocess.Popen[bytes] | None = None
@@ -266,19 +282,19 @@ class _Template:
             line = await asyncio.wait_for(asyncio.to_thread(_first_of, self._control), self._limits.start)
         except asyncio.TimeoutError:
             self.kill()
-            raise ConfigError(f"loading {self._spec.target} took longer than {self._limits.start:g} s") from None
+            raise ConfigError(f"loading {self.spec.target} took longer than {self._limits.start:g} s") from None
         if not line:
             raise ConfigError(
-                f"{self._spec.target} exited {self._python} while it was being loaded; see its output above"
+                f"{self.spec.target} exited {self._python} while it was being loaded; see its output above"
             )
         answer = json.loads(line)
         if "error" in answer:
-            raise ConfigError(f"{self._spec.target} cannot be loaded by {self._python}: {answer['error']}")
+            raise ConfigError(f"{self.spec.target} cannot be loaded by {self._python}: {answer['error']}")
 
     def _spawned(self) -> tuple[subprocess.Popen[bytes], socket.socket]:
         ours, theirs = socket.socketpair()
         package = str(Path(ajet_sdk.__file__).parent)
-        given = json.dumps({"spec": asdict(self._spec), "memory": self._limits.memory}).encode() + b"\n"
+        given = json.dumps({"spec": asdict(self.spec), "memory": self._limits.memory}).encode() + b"\n"
         with theirs:
             command = [self._python, "-c", START, package, str(theirs.fileno())]
             try:

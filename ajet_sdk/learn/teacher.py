@@ -12,16 +12,16 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from ajet_sdk.engines.frozen import source_of
 from ajet_sdk.engines.http import Endpoint
 from ajet_sdk.engines.local.loading import load_model
-from ajet_sdk.errors import ConfigError, EngineError
+from ajet_sdk.errors import ConfigError, EngineError, RequestRefused
 from ajet_sdk.learn.batches import collate, micro_batches, trained_length, trained_positions
 from ajet_sdk.learn.losses import score
 from ajet_sdk.tokens.huggingface import HFTokenizer
@@ -58,10 +58,15 @@ async def open_teacher(config: Config, tokenizer: HFTokenizer) -> Teacher | None
         return None
     if algorithm.teacher.startswith(("http://", "https://")):
         key = os.environ.get(algorithm.teacher_key_env) or "none"
-        return RemoteTeacher(Endpoint(algorithm.teacher, key, timeout=_SECONDS), tokenizer, algorithm.teacher_model)
-    place = config.resolve(algorithm.teacher)
-    path = place if place.exists() else Path(algorithm.teacher)
-    return await asyncio.to_thread(_load, config, str(path), tokenizer)
+        teacher = RemoteTeacher(Endpoint(algorithm.teacher, key, timeout=_SECONDS), tokenizer, algorithm.teacher_model)
+        await teacher.check()
+        return teacher
+    path = algorithm.teacher
+    if (place := config.resolve(path)).exists():
+        path = str(place)
+    elif "@" in path and (source := source_of(path, config)) is not None:
+        path = source.path or path
+    return await asyncio.to_thread(_load, config, path, tokenizer)
 
 
 def _load(config: Config, path: str, tokenizer: HFTokenizer) -> LocalTeacher:
@@ -123,7 +128,17 @@ class RemoteTeacher:
         self._at = endpoint.base_url
         self._room = asyncio.Semaphore(_AT_ONCE)
 
+    async def check(self) -> None:
+        """Ask once, before anything is trained. Raises ConfigError where the endpoint cannot be a teacher."""
+        await self._name()
+        ids = self._tokenizer.encode("What is 6 times 7? It is 42.")
+        await self._ask(ids, np.arange(1, len(ids)))
+
     async def logprobs(self, samples: Sequence[Sample]) -> list[Floats]:
+        await self._name()
+        return list(await asyncio.gather(*(self._of(sample) for sample in samples)))
+
+    async def _name(self) -> None:
         if self._model is None:
             served = (await self._endpoint.get("models")).get("data")
             if not isinstance(served, list) or not served:
@@ -131,14 +146,21 @@ class RemoteTeacher:
                     f"{self._endpoint.base_url} lists no model: set trainer_common.algorithm.teacher_model"
                 )
             self._model = str(served[0]["id"])
-        return list(await asyncio.gather(*(self._of(sample) for sample in samples)))
 
     async def _of(self, sample: Sample) -> Floats:
         at = trained_positions(sample)
-        ids = sample.timeline.token_ids[: int(at[-1]) + 1].tolist()
+        return await self._ask(sample.timeline.token_ids[: int(at[-1]) + 1].tolist(), at)
+
+    async def _ask(self, ids: Sequence[int], at: npt.NDArray[np.intp]) -> Floats:
         body = {"model": self._model, "prompt": ids, "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0}
         async with self._room:
-            answer = await self._endpoint.post("completions", body)
+            try:
+                answer = await self._endpoint.post("completions", body)
+            except RequestRefused as refused:
+                raise ConfigError(
+                    f"trainer_common.algorithm.teacher: {self._at} refused token ids with prompt_logprobs ({refused}); "
+                    "use a server that returns them, such as vLLM's, with a model that has the same tokenizer"
+                ) from refused
         return self._read(answer, ids, at)
 
     def _read(self, answer: dict[str, Any], ids: Sequence[int], at: npt.NDArray[np.intp]) -> Floats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 import subprocess
 import sys
 import tempfile
@@ -111,35 +112,43 @@ def _show(records: list[Record], library: Library, version: str | None, as_json:
 
 
 def _measure(library: Library, task: str, seed: int, backbone: str, overrides: list[str], keep: Path | None) -> Record:
-    """Train one task from one seed in a process of its own. Raises TrainingError where it fails."""
-    config = (library.directory / library.tasks[task]).absolute()
+    """Train one task from one seed, each config in a process of its own. Raises TrainingError where one fails."""
     values = [f"ajet.backbone={backbone}", f"ajet.trainer_common.seed={seed}", *overrides]
-    load_config(config, values)  # a wrong override is an error before anything runs
+    files = [(library.directory / config).absolute() for config in library.tasks[task]]
+    configs = [load_config(file, values) for file in files]  # a wrong override is an error before anything runs
     with _directory(keep, f"{task}-seed-{seed}") as folder:
         log = folder / "bench.log"
         echo(f"{task}, seed {seed}: training; log file: {log}", err=True)
         started = time.perf_counter()
-        with log.open("w") as output:
-            command = [sys.executable, "-m", "ajet", "train", "--conf", str(config), *values]
-            process = subprocess.Popen(command, cwd=folder, stdout=output, stderr=subprocess.STDOUT)
-            try:
-                _, status, usage = os.wait4(process.pid, 0)
-            except BaseException:
-                process.terminate()
-                process.wait()
-                raise
-            process.returncode = os.waitstatus_to_exitcode(status)
-        if process.returncode:
-            tail = "\n".join(log.read_text(errors="replace").splitlines()[-8:])
-            raise TrainingError(f"{task} with seed {seed} ended with exit code {process.returncode}:\n{tail}")
+        used = [_train(file, values, log) for file in files]
         unit = 2**30 if sys.platform == "darwin" else 2**20  # ru_maxrss is in bytes on macOS, else in KiB
         return Record(
             task=task, backbone=backbone, version=ajet.__version__, seed=seed, overrides=tuple(overrides),
             machine=f"{platform.system()} {platform.machine()}, {os.cpu_count()} cores",
             python=platform.python_version(), date=f"{datetime.now(timezone.utc):%Y-%m-%d}",
-            seconds=round(time.perf_counter() - started, 1), cpu_seconds=round(usage.ru_utime + usage.ru_stime, 1),
-            memory_gib=round(usage.ru_maxrss / unit, 2), curve=tuple(_curve(folder)),
+            seconds=round(time.perf_counter() - started, 1),
+            cpu_seconds=round(sum(usage.ru_utime + usage.ru_stime for usage in used), 1),
+            memory_gib=round(max(usage.ru_maxrss for usage in used) / unit, 2),
+            curve=tuple(_curve(folder / configs[-1].directory)),
         )  # fmt: skip
+
+
+def _train(config: Path, values: list[str], log: Path) -> resource.struct_rusage:
+    """Train a config in the log's directory; what its process used."""
+    with log.open("a") as output:
+        command = [sys.executable, "-m", "ajet", "train", "--conf", str(config), *values]
+        process = subprocess.Popen(command, cwd=log.parent, stdout=output, stderr=subprocess.STDOUT)
+        try:
+            _, status, usage = os.wait4(process.pid, 0)
+        except BaseException:
+            process.terminate()
+            process.wait()
+            raise
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        tail = "\n".join(log.read_text(errors="replace").splitlines()[-8:])
+        raise TrainingError(f"{config.name} ended with exit code {process.returncode}:\n{tail}")
+    return usage
 
 
 @contextmanager
@@ -158,9 +167,9 @@ def _directory(keep: Path | None, name: str) -> Iterator[Path]:
 COSTS = {"time/step": "seconds", "train/tokens_sampled": "tokens", "train/episodes": "episodes"}
 
 
-def _curve(folder: Path) -> Iterator[Point]:
-    """The validations of the run below a directory, each with what the steps before it cost."""
-    reader = open_trace(next((folder / "launcher_record").glob("*/trace*.duckdb")).parent)
+def _curve(experiment: Path) -> Iterator[Point]:
+    """The validations of the run in a directory, each with what the steps before it cost."""
+    reader = open_trace(experiment)
     try:
         rows = reader.query("SELECT step, name, value FROM metrics ORDER BY step").to_pylist()
     finally:

@@ -89,9 +89,10 @@ class Record:
 
 
 class Library:
-    """The tasks of a directory of examples, by name, and their results: its `bench.json`."""
+    """The tasks of a directory of examples, each with the configs that are trained one after the other, and the
+    results of the last: its `bench.json`."""
 
-    def __init__(self, file: Path, tasks: dict[str, str], records: list[Record]) -> None:
+    def __init__(self, file: Path, tasks: dict[str, list[str]], records: list[Record]) -> None:
         self.file, self.directory, self.tasks, self.records = file, file.parent, tasks, records
 
     @classmethod
@@ -203,10 +204,10 @@ def page(library: Library) -> str:
         "process, with the making of the model and the validations. `ajet bench` runs it, `ajet bench --compare last` "
         "compares with the release before; results are in `tutorial/bench.json`, and a new task is a line there.",
     ]
-    for task, config in library.tasks.items():
+    for task, configs in library.tasks.items():
         records = [r for r in library.records if r.task == task]
         parts.append(f"## {task}")
-        parts.append(f"`ajet --conf tutorial/{config}`")
+        parts.append(", then ".join(f"`ajet --conf tutorial/{config}`" for config in configs))
         parts += _results(task, records) if records else ["Not measured yet."]
     return "\n\n".join(parts) + "\n"
 

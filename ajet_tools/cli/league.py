@@ -10,7 +10,7 @@ import typer
 from ajet_sdk.capture.hooks import ensure_api_key
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.league import League, Score, draw_league, play_league, saved_players
+from ajet_sdk.league import League, Score, draw_league, play_league, saved_players, short_names
 from ajet_sdk.reporting.output import echo
 from ajet_sdk.tasks.load import load_tasks
 from ajet_tools.cli.arguments import Arguments, MostTasks, split_arguments
@@ -105,24 +105,19 @@ def _play(
 
 
 def _print(league: League) -> None:
-    rows = []
+    rows, short = [], short_names(league)
     for player in league.players:
         total = league.score(player)
         low, high = total.interval
-        cells = {_short(opponent): _rate(league.score(player, opponent)) for opponent in league.opponents}
+        cells = {short[opponent]: _rate(league.score(player, opponent)) for opponent in league.opponents}
         summary = {"all others": _rate(total), "95 %": f"{low:.2f} - {high:.2f}", "games": total.games}
-        rows.append({"player": _short(player), **cells, **summary})
+        rows.append({"player": short[player], **cells, **summary})
     out = console()
     out.print(table(rows, out.width))
     failed = sum(score.failed for score in league.scores.values())
     if failed:
         echo(f"{failed} games failed and were not counted")
     echo(f"Traces are in {league.directory}. To view them: ajet trace ls {league.directory}")
-
-
-def _short(player: str) -> str:
-    """`@40` of `checkpoint@40`, so that the table fits a terminal."""
-    return player.removeprefix("checkpoint")
 
 
 def _rate(score: Score) -> str:

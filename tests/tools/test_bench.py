@@ -24,8 +24,8 @@ def record(reward: float, seed: int = 0, version: str = ajet.__version__, task: 
     return Record(task, "local", version, seed, (), "a machine", "3.12", "2026-01-01", 60.0, 50.0, 0.5, curve)
 
 
-def library(folder: Path, *records: Record, tasks: dict[str, str] | None = None) -> Library:
-    text = {"tasks": tasks or {"sums": "sums.yaml"}, "records": [one.as_dict() for one in records]}
+def library(folder: Path, *records: Record, tasks: dict[str, list[str]] | None = None) -> Library:
+    text = {"tasks": tasks or {"sums": ["sums.yaml"]}, "records": [one.as_dict() for one in records]}
     (folder / "bench.json").write_text(json.dumps(text))
     return Library.open(folder)
 
@@ -84,15 +84,15 @@ def test_a_run_that_fails_is_reported_and_the_next_one_runs(tmp_path: Path) -> N
     library(tmp_path, record(0.5))
     done = invoke("sums", "--seed", "4", "--seed", "5", "--library", str(tmp_path))
     assert done.exit_code == 1
-    assert "sums with seed 4 ended with exit code 2" in done.output
-    assert "sums with seed 5 ended with exit code 2" in done.output
+    assert "sums, seed 4: sums.yaml ended with exit code 2" in done.output
+    assert "sums, seed 5: sums.yaml ended with exit code 2" in done.output
     assert [one.seed for one in Library.open(tmp_path).records] == [0]
 
 
 def test_the_page_and_its_pictures_are_current(tmp_path: Path) -> None:
     shelf = Library.open(ROOT / "tutorial")
     assert (ROOT / "docs/bench.md").read_text() == page(shelf), "run `ajet bench --no-run --report docs`"
-    assert all((ROOT / "tutorial" / config).is_file() for config in shelf.tasks.values())
+    assert all((ROOT / "tutorial" / config).is_file() for configs in shelf.tasks.values() for config in configs)
     done = invoke("--no-run", "--library", str(ROOT / "tutorial"), "--report", str(tmp_path), "--json")
     assert done.exit_code == 0
     assert {p.name for p in tmp_path.glob("pictures/*")} == {p.name for p in ROOT.glob("docs/pictures/bench-*.svg")}
@@ -101,7 +101,7 @@ def test_the_page_and_its_pictures_are_current(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_two_steps_of_the_calculator_are_measured(tmp_path: Path) -> None:
     shutil.copytree(ROOT / "tutorial/example_math_agent", tmp_path / "example_math_agent")
-    library(tmp_path, tasks={"calculator": "example_math_agent/math_agent.yaml"})
+    library(tmp_path, tasks={"calculator": ["example_math_agent/math_agent.yaml"]})
     keys = {"total_steps": 2, "val_tasks": 16, "test_freq": 1}
     overrides = [f"ajet.trainer_common.{key}={value}" for key, value in keys.items()]
     done = invoke("--seed", "3", "--library", str(tmp_path), *overrides)

@@ -18,7 +18,7 @@ from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.gateway.episode import EpisodeSpec
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.league import League, Score, draw_league, play_league, saved_players
+from ajet_sdk.league import League, Score, draw_league, play_league, saved_players, short_names
 from ajet_sdk.trace.reader import open_trace
 from ajet_tools.cli.app import app
 
@@ -93,6 +93,19 @@ def test_the_command_prints_a_table_or_json_and_draws(job: Path) -> None:
         ("weak", "middling", 1),
         ("strong", "middling", 2),
     ]
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["checkpoint@0", "checkpoint@40", "policy"], ["@0", "@40", "policy"]),
+        (["runs/one/0123456789abcdef0123/model", "runs/two/4/model"], ["…123456789abcdef0123", "two/4"]),
+        (["a/model", "b/model"], ["a", "b"]),
+        (["model"], ["model"]),
+    ],
+)  # fmt: skip
+def test_names_are_shown_by_what_differs(names: list[str], shown: list[str], tmp_path: Path) -> None:
+    assert list(short_names(League({(one, names[0]): Score(1, 1) for one in names}, tmp_path)).values()) == shown
 
 
 def test_the_same_league_is_the_same_picture(tmp_path: Path) -> None:

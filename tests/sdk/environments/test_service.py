@@ -280,15 +280,23 @@ def test_what_cannot_be_hosted_says_why(counter: Path, tmp_path: Path) -> None:
         with pytest.raises(ConfigError, match=said), hosted(target):
             pass
     for spec, said in [
-        (Spec(f"{counter}:Counter", actions=["left"]), "--actions names the actions of a gymnasium environment"),
         (Spec(f"{counter}:Counter", splits={"train": ["1"]}), r"tasks of its own, from Counter.tasks\(split\)"),
         (Spec("mcp:true", actions=["left"]), "mcp:true is none; leave it out"),
     ]:
         with pytest.raises(WrongTarget, match=said):
             load(spec)
-    made = load(Spec(f"{counter}:made", actions=["left"]))  # what a function makes is known once it has made it
-    with pytest.raises(WrongTarget, match="leave it out"):
-        made.create("1", {})
+
+
+def test_actions_that_do_not_fit_are_refused_at_the_start(counter: Path) -> None:
+    """What a function makes is known once it has made it: the first task's instance is made at the start."""
+    lake, split = "gymnasium:FrozenLake-v1", {"train": ["1", "2"]}
+    for spec, said in [
+        (Spec(f"{counter}:Counter", actions=["left"]), "--actions left: task .*gymnasium environment.* leave it out"),
+        (Spec(f"{counter}:made", splits=split, actions=["left"]), "task 1: .*made is none; leave it out"),
+        (Spec(lake, splits=split, actions=["left", "right"]), r"names 2 actions, but .* are Discrete\(4\)"),
+    ]:
+        with pytest.raises(ConfigError, match=said):
+            asyncio.run(Instances(spec, Limits()).start())
 
 
 def test_refusals(service: tuple[str, Instances]) -> None:

@@ -28,7 +28,7 @@ from ajet_tools.trace.files.check import check
 from tests.sdk.learn.test_loss import tiny
 from tests.sdk.test_local_backbone import job as local_job
 from tests.sdk.test_local_backbone import outcomes, talk
-from tests.serving import serving
+from tests.serving import completing, serving
 from tests.tiny_models import save_tiny
 
 
@@ -109,9 +109,23 @@ def test_another_tokenizer_is_refused(teacher_model: Any, place: Path, tmp_path:
     other = HFTokenizer(place).hf
     other.add_tokens(["oui"])
     other.save_pretrained(tmp_path)
-    algorithm = {"adv_estimator": "opd", "teacher": str(tmp_path)}
     with pytest.raises(ConfigError, match="has another tokenizer"):
-        asyncio.run(open_teacher(load_config(values={"trainer_common": {"algorithm": algorithm}}), tokenizer))
+        opened(str(tmp_path), tokenizer)
+
+
+def opened(teacher: str, tokenizer: HFTokenizer) -> Any:
+    algorithm = {"adv_estimator": "opd", "teacher": teacher, "teacher_model": "big"}
+    return asyncio.run(open_teacher(load_config(values={"trainer_common": {"algorithm": algorithm}}), tokenizer))
+
+
+def test_what_cannot_be_a_teacher_is_refused_before_training(place: Path) -> None:
+    with (
+        completing(lambda request: 400) as (url, _),
+        pytest.raises(ConfigError, match=r"refused token ids with prompt_logprobs \(refused.*such as vLLM's"),
+    ):
+        opened(url, HFTokenizer(place))
+    with pytest.raises(ConfigError, match="there is no checkpoint nobody@latest"):
+        opened("nobody@latest", HFTokenizer(place))
 
 
 def test_an_endpoint_without_prompt_logprobs_says_so(place: Path) -> None:
