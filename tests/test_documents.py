@@ -72,6 +72,22 @@ def test_links_and_anchors_exist() -> None:
     assert dead == []
 
 
+def test_messages_that_the_pages_quote_are_the_code_s() -> None:
+    """Of each fragment of a quoted message (`NameError: … fragment …`), three words in a row are in a string."""
+    code = " ".join(path.read_text() for part in ("ajet_sdk", "ajet_tools") for path in (ROOT / part).rglob("*.py"))
+    code = re.sub(r"\s+", " ", re.sub(r'"\s*\n\s*f?"', "", code))
+    strange = []
+    for page, text in pages().items():
+        for message in re.findall(
+            r"`[A-Z]\w+: ([^`]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+        ):
+            for fragment in message.split("…"):
+                words = fragment.split()
+                if len(words) > 2 and not any(" ".join(words[i : i + 3]) in code for i in range(len(words) - 2)):
+                    strange.append(f"{page.relative_to(ROOT)}: {fragment}")
+    assert strange == []
+
+
 def test_every_page_is_in_the_navigation() -> None:
     listed = re.findall(r'"([^"]+\.md)"', (ROOT / "zensical.toml").read_text())
     there = {str(path.relative_to(ROOT)) for path in pages()}

@@ -190,9 +190,10 @@ class Config(Section):
                 found.append(f"without effect with backbone local: {', '.join(given)}")
             estimator = self.trainer_common.algorithm.adv_estimator
             read_by = {f"trainer_common.{name}": by for name, by in READ_BY.items() if estimator not in by}
-            unread = [(path, ", ".join(by)) for path, by in read_by.items() if self.is_set(path) and _at(self, path)]
-            if unread:
-                found.append(f"without effect with {estimator}: " + with_reasons((p, f"of {by}") for p, by in unread))
+            given = [p for p in read_by if self.is_set(p) and _at(self, p) not in (None, False, _default(p))]
+            if given:
+                unread = ((path, f"only for {', '.join(read_by[path])}") for path in given)
+                found.append(f"without effect with {estimator}: {with_reasons(unread)}")
         return found
 
     @model_validator(mode="before")

@@ -44,7 +44,7 @@ def load_object(class_path: str, relative_to: Path | None = None) -> Any:
             hint = (
                 f"did you mean {near[0]}?" if near else f"it has {', '.join(sorted(names)[:12]) or 'no public names'}"
             )
-            raise ConfigError(f"{class_path}: {place} has no {step!r}; {hint}")
+            raise ConfigError(f"{class_path}: there is no {step!r} in it; {hint}")
         value = getattr(value, step)
     return value
 

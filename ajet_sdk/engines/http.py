@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import functools
 import inspect
 import ipaddress
 import logging
+import os
 import random
 import ssl
 import time
@@ -23,13 +25,13 @@ from urllib.request import getproxies, proxy_bypass
 from weakref import WeakKeyDictionary
 
 from ajet_sdk.dialects.json import json_bytes, json_value
-from ajet_sdk.errors import ContextOverflow, EngineError, EngineUnavailable, RequestRefused
+from ajet_sdk.errors import ConfigError, ContextOverflow, EngineError, EngineUnavailable, RequestRefused
 
 if TYPE_CHECKING:
     import aiohttp
     import httpx
 
-__all__ = ["Endpoint", "Refusals", "is_loopback", "pause", "without_certificates"]
+__all__ = ["Endpoint", "Refusals", "check_url", "is_loopback", "pause", "without_certificates"]
 
 FIRST_WAIT = 0.5
 """Seconds before the second attempt; doubled for each further one, up to 16 times."""
@@ -154,8 +156,11 @@ class _Direct:
         except asyncio.TimeoutError as error:
             raise _NoResponse(f"ReadTimeout: no answer within {self._timeouts[0]:g} s", False) from error
         except aiohttp.ClientError as error:
-            refused = isinstance(error, aiohttp.ClientConnectorError)
-            raise _NoResponse(f"{type(error).__name__}: {error}", refused) from error
+            if not isinstance(error, aiohttp.ClientConnectorError):
+                raise _NoResponse(f"{type(error).__name__}: {error}", False) from error
+            known = error.errno in errno.errorcode  # a failed look-up of a name has other numbers
+            reason = os.strerror(error.errno) if known else error.strerror
+            raise _NoResponse(str(reason), True) from error
 
     async def aclose(self) -> None:
         if self._opened is not None:
@@ -206,6 +211,12 @@ class _Httpx:
         await self._client.aclose()
 
 
+def check_url(base_url: str) -> None:
+    """Raise ConfigError where an endpoint's address is no HTTP URL."""
+    if urlsplit(base_url).scheme not in ("http", "https"):
+        raise ConfigError(f"a base URL starts with http:// or https:// (got {base_url!r})")
+
+
 def _has_proxy(url: str) -> bool:
     """Whether the environment names a proxy for a URL."""
     parts = urlsplit(url)
@@ -229,6 +240,7 @@ class Endpoint:
         of_agent: bool = True,
     ) -> None:
         """`of_agent`: a request in an active episode is the agent's, and captured."""
+        check_url(base_url)
         self.base_url = base_url.rstrip("/")
         handle = is_loopback(base_url) and "/episodes/" in base_url
         self.retries = 0 if handle else retries

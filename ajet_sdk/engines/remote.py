@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, cast
 
 from ajet_sdk.dialects.openai_chat import wants_logprobs
-from ajet_sdk.engines.http import Endpoint
+from ajet_sdk.engines.http import Endpoint, check_url
 from ajet_sdk.engines.reply_schema import ReplyChoice, read_reply
 from ajet_sdk.errors import EngineError, RequestRefused
 from ajet_sdk.protocols import Answer, Ask, Choice
@@ -49,6 +49,7 @@ class RemoteEngine:
         # Now, and not while agents run: openai looks for httpx in sys.modules, and half imported it has no Timeout.
         import httpx  # noqa: F401
 
+        check_url(base_url)
         self.base_url = base_url
         self.model = model
         self.policy_version = policy_version

@@ -143,16 +143,17 @@ class Report:
 
     def summary(self) -> str:
         """The score in one line."""
-        reward = "none" if self.reward is None else f"{self.reward:.4g}"
+        if self.reward is None:
+            return f"No reward from {len(self.tasks)} tasks, {len(self.episodes)} episodes"
         passed = "".join(f", pass@{k} {value:.4g}" for k, value in self.pass_at.items())
         counted = f"{len(self.tasks)} tasks, {len(self.episodes)} episodes"
         if without := sum(episode.reward is None for episode in self.episodes):
             scored = sum(score.reward is not None for score in self.tasks)
             counted = (
-                f"{scored} of {len(self.tasks)} tasks, {len(self.episodes) - without} of {len(self.episodes)} episodes "
-                "(those with a reward)"
+                f"the {len(self.episodes) - without} of {len(self.episodes)} episodes that have a reward "
+                f"({scored} of {len(self.tasks)} tasks)"
             )
-        return f"Mean reward {reward} over {counted}{passed}"
+        return f"Mean reward {self.reward:.4g} over {counted}{passed}"
 
     def __repr__(self) -> str:
         more = len(self.tasks) - SHOWN

@@ -74,7 +74,8 @@ def failures_by_cause(episodes: Iterable[Episode]) -> list[str]:
         if episode.status != "succeeded":
             groups[episode.cause or episode.status].append(episode)
     return [
-        f"{len(group)} × {cause}: {_first_line(group[0])} (episode {group[0].episode_id}, task {group[0].task.task_id})"
+        f"{len(group)} × {cause}: {_first_line(group[0])} "
+        f"(episode {group[0].episode_id[:8]}, task {group[0].task.task_id[:12]})"
         for cause, group in sorted(groups.items(), key=lambda item: -len(item[1]))
     ]
 

@@ -41,7 +41,7 @@ def to_task(row: Row, mapping: Mapping[str, str]) -> Task:
     `QUERY_COLUMNS` is the main query, and every column that is no field stays in the metadata. Raises TaskError.
     """
     if row.error is not None:
-        raise TaskError(f"{row.where}: {row.error}")
+        raise TaskError(f"{row.where} {row.error}")
     if isinstance(row.values, Task):
         return row.values
     if not isinstance(row.values, Mapping):

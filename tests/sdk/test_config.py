@@ -355,15 +355,15 @@ def test_what_has_no_effect_is_said_where_it_is_given(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("algorithm", "more", "said"),
     [
-        ("sft", {"use_kl_loss": True, "entropy_coef": 0.01},
-         "without effect with sft: trainer_common.use_kl_loss, trainer_common.entropy_coef "
-         "(of grpo, rloo, reinforce_plus_plus)"),
+        ("sft", {"kl_loss_coef": 0.5, "entropy_coef": 0.01},
+         "without effect with sft: trainer_common.kl_loss_coef, trainer_common.entropy_coef "
+         "(only for grpo, rloo, reinforce_plus_plus)"),
         ("sft", {"use_kl_loss": False, "entropy_coef": 0.0}, None),
         ("grpo", {"use_kl_loss": True, "clip_ratio_low": 0.1}, None),
         ({"adv_estimator": "opd", "teacher": "x", "data": "y.jsonl"}, {"clip_ratio_low": 0.1},
-         "without effect with opd: trainer_common.algorithm.data (of sft, dpo)"),
+         "without effect with opd: trainer_common.algorithm.data (only for sft, dpo)"),
         ({"adv_estimator": "rloo", "beta": 0.2}, {},
-         "without effect with rloo: trainer_common.algorithm.beta (of dpo)"),
+         "without effect with rloo: trainer_common.algorithm.beta (only for dpo)"),
     ],
 )  # fmt: skip
 def test_what_an_algorithm_does_not_read_is_said(algorithm: Any, more: dict[str, Any], said: str | None) -> None:

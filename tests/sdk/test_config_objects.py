@@ -88,7 +88,7 @@ def test_the_config_file_s_folder_comes_first(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "path", "expected"),
     [
-        ("x = 1\n", "my_agent_a.py->solv", "has no 'solv'; it has x"),
+        ("x = 1\n", "my_agent_a.py->solv", "there is no 'solv' in it; it has x"),
         ("def solve(): ...\n", "my_agent_a.py->solv", "did you mean solve?"),
         ("x = 1\n", "agnt.py->solve", "there is no file agnt.py in"),
         ("x = 1\n", "no.such.module->solve", "no module named 'no' in this directory or among the installed packages"),

@@ -213,7 +213,7 @@ def test_the_headline_says_how_many_it_counts(tmp_path: Path) -> None:
 
     report = run(config(tmp_path), workflow=solve, judge=picky, tasks=ROWS, k=2)
     assert report.summary().startswith(
-        "Mean reward 0.5 over 1 of 2 tasks, 1 of 4 episodes (those with a reward), pass@1"
+        "Mean reward 0.5 over the 1 of 4 episodes that have a reward (1 of 2 tasks), pass@1"
     )
 
 

@@ -194,7 +194,7 @@ def test_a_failing_agent_is_reported_by_cause(starter: Path) -> None:
     (starter / "agent.py").write_text(text)
     done = ajet_("run", "agent.py:solve", *SCRIPTED, "--limit", "2")
     assert done.exit_code == 1
-    assert "Mean reward none" in done.stdout
+    assert "No reward from" in done.stdout
     assert "2 × KeyError" in done.stdout
     assert "failed" in done.stdout
 
@@ -239,7 +239,7 @@ def test_what_is_wrong_is_one_message_and_exit_code_2(starter: Path, args: list[
 def test_a_bad_row_is_named_or_skipped(starter: Path) -> None:
     with (starter / "tasks.jsonl").open("a") as file:
         file.write("oops\n")
-    assert "TaskError: tasks.jsonl line 9: is not JSON" in refused("run", "agent.py:solve", *SCRIPTED)
+    assert "TaskError: tasks.jsonl line 9 is not JSON" in refused("run", "agent.py:solve", *SCRIPTED)
     done = ajet_("run", "agent.py:solve", *SCRIPTED, "--skip-bad-rows", "--json")
     assert len(json.loads(done.stdout)["tasks"]) == 8
 

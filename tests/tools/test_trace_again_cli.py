@@ -83,7 +83,7 @@ def test_replay(demo: Path) -> None:
     trace = demo / WHERE / "trace.duckdb"
     before = hashlib.sha256(trace.read_bytes()).hexdigest()
     episode = first_episode(WHERE)
-    assert ajet("trace", "replay", episode[:12], WHERE) == "The same 1 call.\n"
+    assert ajet("trace", "replay", episode[:12], WHERE) == "No difference: 1 call.\n"
     text = Path("agent.py").read_text()
     Path("other.py").write_text(text.replace("a number and nothing else", "one number"))
     said = ajet("trace", "replay", episode, WHERE, "--workflow", "other.py:solve", code=1)
@@ -250,6 +250,6 @@ def test_replay_from_where_the_run_was_started(demo: Path, monkeypatch: pytest.M
     script = "ajet.model.scripted=replies.py->reply"
     ajet("run", "--conf", "demo/config.yaml", script, "ajet.experiment_name=third")
     where = "launcher_record/third"
-    assert ajet("trace", "replay", first_episode(where), where) == "The same 1 call.\n"
+    assert ajet("trace", "replay", first_episode(where), where) == "No difference: 1 call.\n"
     monkeypatch.chdir(demo)
-    assert ajet("trace", "replay", first_episode(f"../{where}"), f"../{where}") == "The same 1 call.\n"
+    assert ajet("trace", "replay", first_episode(f"../{where}"), f"../{where}") == "No difference: 1 call.\n"

@@ -114,7 +114,8 @@ def test_what_is_wrong_is_said(trace: Path, tmp_path: Path) -> None:
     assert "--split must be train or val" in ajet("export", where, "--split", "test", code=2).output
     assert "is a trace, which" in ajet("export", where, "--out", where, code=2).output
     assert "no run 'zz'" in ajet("export", where, "--run", "zz", code=2).output
-    assert "no such episode" in ajet("export", where, "--run", "old", "--split", "val", code=2).output
+    refused = ajet("export", where, "--run", "old", "--split", "val", code=2).output
+    assert "no episode of this trace was selected" in refused
     assert "no file" in ajet("import", str(tmp_path / "none"), "--out", str(tmp_path / "o.duckdb"), code=2).output
     assert "name it *.duckdb" in ajet("import", where, "--out", str(tmp_path / "o.db"), code=2).output
     assert "no import format 'x'" in ajet("import", where, "--from", "x", "--out", "o.duckdb", code=2).output

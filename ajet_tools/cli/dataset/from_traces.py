@@ -181,7 +181,7 @@ def _summary(made: TraceRun, sources: Sources, out: str, apart: Path | None) -> 
 def _by_reason(made: TraceRun) -> dict[str, int]:
     found: dict[str, int] = {}
     for row in made.rejected:
-        reason = "the rubric refuses it" if "verdict" in row else str(row["reason"])
+        reason = "rejected by the rubric" if "verdict" in row else str(row["reason"])
         found[reason] = found.get(reason, 0) + 1
     return found
 

@@ -136,7 +136,7 @@ def expand(
         list[str] | None,
         typer.Option(
             metavar="AXIS=A,B|AXIS=FILE|FILE|none",
-            help="What rows shall differ in: topic=rates,ages or a line each of a file; a YAML file of axes; none. By "
+            help="What rows should differ in: topic=rates,ages or a line each of a file; a YAML file of axes; none. By "
             "default the seeds' topics, skills, difficulties, lengths. Repeatable.",
         ),
     ] = None,

@@ -212,7 +212,7 @@ def validate(
 ) -> None:
     """Find errors in datasets before a run does. Exits with 1 if there are any.
 
-    Errors: a row that cannot be read or is no task, one task_id for two tasks, one question with two answers, a task
+    Errors: a row that is not readable or not a task, two tasks with one task_id, a question with two answers, a task
     in two of the files (or splits of a directory). Warnings: duplicates, rows of several shapes, answers that are
     missing here and there.
 

@@ -81,7 +81,7 @@ def export(
     with closing(reader):
         ids = _chosen(reader, run, all_runs, episode or (), split, filter, rolled_back=format == "native")
         if not ids:
-            raise ConfigError("there is no such episode in this trace; `ajet trace ls` lists them")
+            raise ConfigError("no episode of this trace was selected; `ajet trace ls` lists them")
         with ProgressBar("export episodes") as bar:
             done = write(
                 reader,

@@ -120,7 +120,7 @@ def _print_replay(result: Replay) -> None:
             f"{result.requests_now} now). --json lists all differences."
         )
     else:
-        out.print(f"The same {render.counted(result.requests, 'call')}.")
+        out.print(f"No difference: {render.counted(result.requests, 'call')}.")
     if result.error is not None:
         out.print(visible(f"The workflow failed in the replay, but not in the run: {result.error}"), style="red")
     if not result.same_output:

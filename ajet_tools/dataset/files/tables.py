@@ -170,7 +170,7 @@ def _begins_with_line(stream: Any) -> bool:
 
 def _is_row(row: Any, bad: BadRows) -> bool:
     if not isinstance(row.value, dict):
-        bad.add(row.where, f"is no object with keys but {KINDS[kind_of(row.value)]}")
+        bad.add(row.where, f"must be an object with keys, not {KINDS[kind_of(row.value)]}")
     return isinstance(row.value, dict)
 
 

@@ -154,7 +154,7 @@ def _failure(row: dict[str, Any], said: Opinion, below: float) -> str | None:
     if row["status"] in ("failed", "timeout"):
         return f"{row['status']}: {row['cause']}" if row["cause"] else str(row["status"])
     if row["is_success"] is not None:
-        return None if row["is_success"] else "it did not solve the task"
+        return None if row["is_success"] else "the task was not solved"
     if row["reward"] is not None and row["reward"] < below:
         return f"the reward is below {below:g}"
     return None

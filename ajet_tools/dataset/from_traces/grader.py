@@ -93,7 +93,7 @@ class Grader:
             asked = await model.ask([{"role": "user", "content": self.question(record)}], GRADE_SCHEMA, _read)
         except NoReward as error:
             details = {"error": str(error), "prompt": self.prompt}
-            return Verdict(False, "the grader's reply is no grade", details, failed=True)
+            return Verdict(False, "the grader's reply cannot be read", details, failed=True)
         score, reason = asked.value
         return Verdict(score >= self.least, reason, {"score": score, "least": self.least, "prompt": self.prompt})
 

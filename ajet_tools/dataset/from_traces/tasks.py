@@ -226,7 +226,7 @@ def _asks_a_tool(episode: Episode, call_id: str | None) -> bool:
 def _reason_to_reject(answer: Any, of: str | None, task: Task) -> str | None:
     """A placeholder in an answer would be learned as the answer."""
     if of is not None and isinstance(answer, str) and _PLACEHOLDER.search(answer):
-        return "the answer holds personal data or a secret, which is redacted"
+        return "the answer contained personal data or a secret, now redacted"
     return None
 
 

@@ -230,14 +230,14 @@ class Coverage:
             f"{len(self._forms):,} with other numbers and names)"
         )
         change = (
-            "name what rows shall differ in (--cells topic=...), raise --temperature, give more varied seeds or "
-            "another model; --max-same-form 5 takes five of each form"
+            "name what rows should differ in (--cells topic=...), raise --temperature, give more varied seeds or "
+            "another model; --max-same-form 5 keeps at most five of each form"
         )
         if not self._warned_at:
             self._warned_at = rows
-            return f"{said}; if the next {WINDOW} are so too, the run stops. To change it: {change}"
+            return f"{said}; if the next {WINDOW} are the same, the run stops. To avoid that: {change}"
         if rows >= self._warned_at + WINDOW:
-            raise Collapsed(f"the writer repeats itself: {said}. {change}; --min-new-forms 0 goes on all the same")
+            raise Collapsed(f"the writer repeats itself: {said}. {change}; --min-new-forms 0 continues anyway")
         return None
 
     @property

@@ -103,7 +103,7 @@ class Expansion(Generation[Attempt, _Target]):
                 values = self.shape.fit(row)
             except Misfit as misfit:
                 shown = row if isinstance(row, dict) else {"row": row}
-                refused.append(Rejected("other shape", str(misfit), shown, attempt.provenance))
+                refused.append(Rejected("wrong format", str(misfit), shown, attempt.provenance))
                 continue
             candidates.append(Candidate({"task_id": task_id_of(values), **values}, attempt.provenance))
         return candidates, refused

@@ -98,7 +98,7 @@ class FromDocs(Generation[DocsAttempt, _Target]):
         result, wanted = self.result, self.config.count
         if result.stopped is not None:
             return
-        unanswered = result.refused["no answer"]
+        unanswered = result.refused["no reply"]
         if wanted is not None and result.accepted < wanted:
             result.stopped = ChunksExhausted(
                 f"the documents gave {result.accepted:,} of {wanted:,} rows, after every part was asked "

@@ -80,7 +80,7 @@ class LearningValue:
         try:
             measured = await self._measure(task_of_row("row", row))
         except Inconclusive as error:
-            return Verdict(False, "not tried by the policy", {"why": str(error)}, failed=True)
+            return Verdict(False, "difficulty not measured", {"why": str(error)}, failed=True)
         problem, _, solved = outside_band(measured, self.band).partition(": ")
         if measured.pass_rate in self.band:
             return Verdict(True, solved, asdict(measured))

@@ -311,7 +311,7 @@ class Generation(ABC, Generic[A, S]):
         if said is None and not self._warned and (diversity := self.result.diversity()).is_low:
             said = diversity.as_text()
             if self._settings.max_same_form is None:
-                said += "; --max-same-form 5 takes five of each and no more"
+                said += "; --max-same-form 5 keeps at most five of each"
         self._warned = True
         if said is not None:
             log.warning("%s", said)
@@ -341,7 +341,7 @@ class Generation(ABC, Generic[A, S]):
         self._failed.append(error)
         passing = isinstance(error, ContextOverflow) or (isinstance(error, EndpointError) and not error.permanent)
         if passing:
-            self.result.rejected.append(Rejected("no answer", str(error), None, attempt.provenance))
+            self.result.rejected.append(Rejected("no reply", str(error), None, attempt.provenance))
         if (not passing or len(self._failed) >= FAILED) and self.result.stopped is None:
             self.result.stopped = error
 

@@ -124,7 +124,7 @@ def read_questions(attempt: DocsAttempt, reply: str, shape: RowShape | None) -> 
             refused.append(Rejected(unsound.reason, unsound.detail, shown, _locate(attempt, span)))
             continue
         except Misfit as misfit:
-            refused.append(Rejected("other shape", str(misfit), shown, _locate(attempt)))
+            refused.append(Rejected("wrong format", str(misfit), shown, _locate(attempt)))
             continue
         candidates.append(Candidate({"task_id": task_id_of(values), **values}, _locate(attempt, span)))
     return candidates, refused

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Screen"]
 
-_REPEATED = {"exact": "exact duplicate", "near": "near duplicate", "meaning": "duplicate by meaning"}
+_REPEATED = {"exact": "exact duplicate", "near": "near duplicate", "meaning": "semantic duplicate"}
 
 
 class Screen:
@@ -87,13 +87,13 @@ class Screen:
         if match is None and self._meanings is not None and vector is not None:
             match = self._meanings.find(text, vector)
         if match is not None:
-            kind = "the same as" if match.kind == "exact" else f"{match.similarity:.2f} like"
+            kind = "the same as" if match.kind == "exact" else f"{match.similarity:.2f} similar to"
             return _REPEATED[match.kind], f"{kind} {match.key}"
         if self._whole_seeds is not None and (quoted := self._whole_seeds.quotation(values)) is not None:
-            return "a seed in the row", quoted
+            return "copies a seed", quoted
         form = form_of(text)
         if self._most is not None and self._forms[form] >= self._most:
-            return "same form", f"{self._forms[form]} rows say the same but for numbers and names: {form}"
+            return "form used too often", f"{self._forms[form]} rows differ only in numbers and names: {form}"
         self._forms[form] += 1
         self._near.add(key, text)
         if self._meanings is not None and vector is not None:

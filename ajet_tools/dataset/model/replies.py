@@ -16,7 +16,7 @@ _LISTED = ("tasks", "rows", "items", "data", "examples")
 
 
 def rows_in(text: str) -> tuple[list[Any], str | None]:
-    """The rows, and what is wrong with the reply: `not JSON` or `half a JSON` with where, or None.
+    """The rows, and what is wrong with the reply: `not JSON` or `incomplete JSON` with where, or None.
 
     What was whole before a cut is kept.
     """
@@ -54,7 +54,7 @@ def _first(text: str) -> int | None:
 
 
 def _half(rows: list[Any]) -> str:
-    return f"half a JSON: the reply ends, or breaks, in row {len(rows) + 1}"
+    return f"incomplete JSON: the reply ends, or breaks, in row {len(rows) + 1}"
 
 
 def _unwrap(rows: list[Any]) -> list[Any]:

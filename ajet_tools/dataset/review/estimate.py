@@ -112,7 +112,7 @@ def error_lines(errors: Sequence[ErrorEstimate], files: Sequence[Path]) -> list[
     if errors or not files:
         return [one.as_text() for one in errors]
     view = f"ajet dataset view {files[0]}"
-    return [f"how many verdicts are wrong is not known: mark rows as right (a) or wrong (x) in `{view}`"]
+    return [f"the error rate of these verdicts is unknown: mark rows as right (a) or wrong (x) in `{view}`"]
 
 
 def _verdict(values: Mapping[str, Any]) -> Mapping[str, Any] | None:

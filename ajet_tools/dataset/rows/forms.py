@@ -119,7 +119,7 @@ class Diversity:
         example = " ".join(self.example.split())
         shown = example if len(example) <= 80 else f"{example[:79]}…"
         return (
-            f"{self.rows:,} rows are {sentences} with other numbers and names; the commonest stands {self.most:,} "
+            f"{self.rows:,} rows are {sentences} with other numbers and names; the most common occurs {self.most:,} "
             f"times: {shown!r}"
         )
 

@@ -103,9 +103,9 @@ class Keep:
             found = [language_of(text) for text in block.texts]
             yield np.isin(found, list(self.languages)), lambda index: f"in another language ({found[index]})"
         if self.where:
-            yield self.where.mask(block).to_numpy(), "not what the expression says"
+            yield self.where.mask(block).to_numpy(), "not matching the expression"
         if self.filter:
-            yield self.filter.mask(block), "not what the expression says"
+            yield self.filter.mask(block), "not matching the expression"
 
     def _reject(self, block: Block, index: int, reason: str) -> bool:
         self.left_out[reason] += 1
@@ -137,7 +137,7 @@ class Keep:
             return self._reject(block, index, verdict.reason)
         reward = verdict.details.get("reward")
         if self.reward is not None and isinstance(reward, int | float):
-            return reward >= self.reward or self._reject(block, index, f"rewarded less than {self.reward:g}")
+            return reward >= self.reward or self._reject(block, index, f"with a reward below {self.reward:g}")
         return verdict.ok or self._reject(block, index, verdict.reason)
 
 

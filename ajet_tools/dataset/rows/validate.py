@@ -31,14 +31,14 @@ Level = Literal["error", "warning"]
 
 KINDS: dict[str, tuple[Level, str]] = {
     "unreadable": ("error", "a row cannot be read"),
-    "no task": ("error", "a row is no task"),
-    "asks nothing": ("error", "a task without main_query and init_messages"),
-    "id": ("error", "one task_id stands for two tasks"),
-    "contradiction": ("error", "one question with two answers"),
-    "leakage": ("error", "a task stands in two files"),
-    "near leakage": ("error", "almost the same question stands in two files"),
-    "duplicate": ("warning", "a question stands twice in one file"),
-    "given away": ("warning", "a question says its own answer"),
+    "no task": ("error", "a row is not a valid task"),
+    "asks nothing": ("error", "a task has neither main_query nor init_messages"),
+    "id": ("error", "two tasks have the same task_id"),
+    "contradiction": ("error", "a question has two answers"),
+    "leakage": ("error", "a task is in two files"),
+    "near leakage": ("error", "nearly the same question is in two files"),
+    "duplicate": ("warning", "a question is repeated in a file"),
+    "given away": ("warning", "a question contains its answer"),
     "answer": ("warning", "some tasks have an answer and some have none"),
     "shape": ("warning", "rows have different shapes"),
     "empty": ("error", "a file has no rows"),
@@ -110,7 +110,7 @@ def validate(
             report.rows[name] += 1
             shape.add(row)
             if (said := given_away(row.values)) is not None:
-                report.add("given away", row.where, f"says its answer: {said}")
+                report.add("given away", row.where, f"contains its answer: {said}")
             task = _task(row, report)
             if task is not None:
                 known.add(name, row, task, report)
@@ -166,11 +166,11 @@ class _SeenTasks:
         if of_text is place:
             return
         if of_text.file != file:
-            report.add("leakage", row.where, f"asks what {_at(of_text, file)} asks")
+            report.add("leakage", row.where, f"asks the same as {_at(of_text, file)}")
         elif of_text.answer != place.answer:
-            report.add("contradiction", row.where, f"asks what {_at(of_text, file)} asks, and has another answer")
+            report.add("contradiction", row.where, f"asks the same as {_at(of_text, file)}, but has a different answer")
         else:
-            report.add("duplicate", row.where, f"asks what {_at(of_text, file)} asks")
+            report.add("duplicate", row.where, f"asks the same as {_at(of_text, file)}")
 
 
 def _text_key(task: Task, text: str) -> int:
@@ -252,7 +252,7 @@ def _check_near_leakage(
         for row in read(sources[name], mapping=mapping, skip_bad=True) if name != names[0] else ():
             match = index.find(text_of(row.values))
             if match is not None and match.kind == "near":
-                report.add("near leakage", row.where, f"is {match.similarity:.0%} like {match.key}")
+                report.add("near leakage", row.where, f"is {match.similarity:.0%} similar to {match.key}")
         if name != names[-1]:
             for row in read(sources[name], mapping=mapping, skip_bad=True):
                 index.add(f"{row.where} of {name}", text_of(row.values))

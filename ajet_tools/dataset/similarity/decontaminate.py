@@ -334,7 +334,7 @@ class Leaks:
         """The evidence that a row gives a text away, or None."""
         match = self._near.find(text_of(values))
         if match is not None:
-            return f"{'the same as' if match.kind == 'exact' else f'{match.similarity:.2f} like'} {match.key}"
+            return f"{'the same as' if match.kind == 'exact' else f'{match.similarity:.2f} similar to'} {match.key}"
         return self.quotation(values)
 
     def quotation(self, values: Mapping[str, Any]) -> str | None:

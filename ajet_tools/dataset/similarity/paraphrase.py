@@ -74,9 +74,9 @@ class Paraphrases:
             same, reason = (await model.ask([{"role": "user", "content": text}], _SCHEMA, read)).value
         except NoReward as error:
             details = {"error": str(error)[:500], "prompt": asked.label}
-            return Verdict(False, "the check for paraphrases cannot be read", details, failed=True)
+            return Verdict(False, "the reply to the paraphrase check cannot be read", details, failed=True)
         if not same:
-            return Verdict(True, "no evaluation row in other words", {"grade": reason, "prompt": asked.label})
+            return Verdict(True, "no paraphrase of an evaluation row", {"grade": reason, "prompt": asked.label})
         where, known = self.known[near[same - 1]]
         details = {"evaluation": where, "text": known, "grade": reason, "prompt": asked.label}
         return Verdict(False, IN_EVALUATION, details)

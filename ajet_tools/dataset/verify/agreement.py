@@ -136,5 +136,5 @@ class Agreement:
         if not counted.majority:
             return Verdict(False, "independent answers disagree", details)
         if right is not None and not same(counted.answer, right):
-            return Verdict(False, "independent answers agree on another answer", details)
+            return Verdict(False, "independent answers agree on a different answer", details)
         return Verdict(True, f"{counted.count} of {self.k} independent answers agree", details)

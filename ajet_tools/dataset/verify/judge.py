@@ -48,12 +48,12 @@ class Judged:
         try:
             task = to_task(Row("the row", row), {})
         except AjetError as error:
-            return Verdict(False, "it is no task", {"error": str(error)})
+            return Verdict(False, "not a valid task", {"error": str(error)})
         if self.calls:
             return await self._independent(row, task, endpoint)
         answer = answer_of(row)
         if answer is None:
-            return Verdict(False, "it has no answer to judge")
+            return Verdict(False, "no answer to judge")
         outcome = await self._reward(task, _to_output(answer))
         if isinstance(outcome, Verdict):
             return outcome
@@ -63,7 +63,7 @@ class Judged:
         details = {"reward": outcome[0]}
         if outcome[1]:
             return Verdict(True, f"the judge gives the answer {outcome[0]:g}", details)
-        return Verdict(False, "the judge does not accept the answer", details)
+        return Verdict(False, "the judge rejects the answer", details)
 
     async def _independent(self, row: Mapping[str, Any], task: Task, endpoint: Endpoint | None) -> Verdict:
         asked = load("verify/answer")

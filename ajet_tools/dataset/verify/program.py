@@ -49,10 +49,10 @@ class Programs:
         if tests is not None:
             solution = next((have[name] for name in SOLUTIONS if isinstance(have.get(name), str)), answer)
             if not isinstance(solution, str):
-                return Verdict(False, "it has tests and no code to test")
+                return Verdict(False, "tests but no code to test")
             return await self._run_tests(code_in(solution) or solution, tests, have.get("entry_point"))
         if answer is None:
-            return Verdict(False, "it has no answer to check")
+            return Verdict(False, "no answer to check")
         program = next(
             (have[name] for name in PROGRAMS if isinstance(have.get(name), str) and have[name].strip()), None
         )
@@ -68,7 +68,7 @@ class Programs:
     async def _run_tests(self, code: str, tests: Any, entry_point: Any) -> Verdict:
         tested = await run_tests(code, tests, entry_point, self._run)
         if not tested.total:
-            return Verdict(False, "its tests cannot be read", {"tests": str(tests)[:_LONGEST]}, failed=True)
+            return Verdict(False, "the tests cannot be read", {"tests": str(tests)[:_LONGEST]}, failed=True)
         if tested.failed is None:
             return Verdict(True, "the tests pass", {"passed": tested.passed})
         details = {"passed": tested.passed, **_describe_run(tested.failed)}
@@ -100,7 +100,7 @@ def _compare(ran: Ran, answer: str, whose: str, details: Mapping[str, Any], *, f
     seen["printed"] = printed[:_LONGEST]
     if found and same(found, right):
         return Verdict(True, f"{whose} prints the answer", seen)
-    return Verdict(False, f"{whose} prints another answer", seen)
+    return Verdict(False, f"{whose} prints a different answer", seen)
 
 
 def _describe_run(ran: Ran) -> dict[str, Any]:

@@ -30,7 +30,7 @@ class Grader:
     async def check(self, row: Mapping[str, Any], endpoint: Endpoint | None) -> Verdict:
         answer = answer_of(row)
         if answer is None:
-            return Verdict(False, "it has no answer to grade")
+            return Verdict(False, "no answer to grade")
         rubric, asked = load("verify/rubric"), load("verify/grade")
         text = asked.render(question=question_of(row), answer=_text(answer), rubric=self.rubric or rubric.render())
         details: dict[str, Any] = {"prompt": asked.label, "rubric": "the user's" if self.rubric else rubric.label}

@@ -68,7 +68,10 @@ def find_run(reader: TraceReader, prefix: str | None) -> str:
     )
     ids: list[str] = [row["run_id"] for row in found]
     if not ids:
-        raise QueryError(f"there is no run {prefix!r} in this trace" if prefix else "there are no runs in this trace")
+        which = (
+            f"is no run {prefix!r} in this trace, and no path of that name" if prefix else "are no runs in this trace"
+        )
+        raise QueryError(f"there {which}")
     named = [row["run_id"] for row in found if row["name"] == prefix]
     if prefix and len(ids) > 1 and prefix not in ids and not named:
         raise QueryError(f"{prefix!r} is ambiguous; runs: {', '.join(ids[:8])}")

@@ -344,8 +344,13 @@ def test_a_server_that_never_was_there_is_given_up_early() -> None:
     with socket.socket() as taken:  # bound and not listening: nobody else gets the port, and nothing answers
         taken.bind(("127.0.0.1", 0))
         engine = RemoteEngine(f"http://127.0.0.1:{taken.getsockname()[1]}/v1", "k", "m", retries=6)
-        with pytest.raises(EngineUnavailable, match="in 2 attempts; check the base URL"):
+        with pytest.raises(EngineUnavailable, match=r"\(Connection refused\) in 2 attempts; check the base URL"):
             ask(engine)
+
+
+def test_an_address_without_a_scheme_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"starts with http:// or https:// \(got 'localhost:8000'\)"):
+        RemoteEngine("localhost:8000", "k", "m")
 
 
 def test_httpx_is_whole_before_an_agent_runs() -> None:

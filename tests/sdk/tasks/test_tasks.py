@@ -93,10 +93,10 @@ def test_a_mapping_says_where_columns_go(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("row", "expected"),
     [
-        ("{not json", "t.jsonl line 2: is not JSON: Expecting property name enclosed in double quotes at column 2"),
+        ("{not json", "t.jsonl line 2 is not JSON: Expecting property name enclosed in double quotes at column 2"),
         ("[1]", "t.jsonl line 2: a task must be an object with keys (got list)"),
         ("3", "t.jsonl line 2: a task must be an object with keys (got int)"),
-        ('{"question": NaN}', "t.jsonl line 2: is not JSON: NaN is no JSON value"),
+        ('{"question": NaN}', "t.jsonl line 2 is not JSON: NaN is no JSON value"),
         ("{}", "t.jsonl line 2 is empty"),
         ('{"main_query": 5}', "t.jsonl line 2: main_query: input should be a valid string (got 5)"),
         ('{"init_messages": "hi"}', "t.jsonl line 2: init_messages: input should be a valid list"),
@@ -121,7 +121,7 @@ def test_a_bad_row_is_an_error_or_is_counted(
 def test_text_that_is_not_utf_8_is_a_bad_row(tmp_path: Path) -> None:
     path = tmp_path / "t.jsonl"
     path.write_bytes(b'{"question": "a"}\n{"question": "\xff"}\n')
-    assert "t.jsonl line 2: is not UTF-8" in refused(jsonl(path))
+    assert "t.jsonl line 2 is not UTF-8" in refused(jsonl(path))
 
 
 def test_blank_lines_a_byte_order_mark_and_an_array_are_read(tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ FACTS = Facts(
     title="Sums | and more",
     made_by="ajet dataset expand seeds.jsonl -n 200",
     counts={"seeds": 5},
-    refused={"near duplicate": 7, "the judge does not accept the answer": 11},
+    refused={"near duplicate": 7, "the judge rejects the answer": 11},
     parameters={"model": "m", "seed": 0, "strategies": ["harder", "easier"]},
     similarities=[0.1, 0.5, 0.9, 0.95],
     notes=["The budget was spent before all rows were made."],
@@ -65,7 +65,7 @@ def test_a_card_says_what_the_rows_are(tmp_path: Path) -> None:
         "> The budget was spent before all rows were made.", "| model | `m` |",
     ):  # fmt: skip
         assert line in text, line
-    assert text.index("| the judge does not accept") < text.index("| near duplicate")  # the most frequent first
+    assert text.index("| the judge rejects") < text.index("| near duplicate")  # the most frequent first
     head = yaml.safe_load(text.split("---")[1])
     assert head["configs"][0]["data_files"][1] == {"split": "validation", "path": "validation.jsonl"}
     longest = max(len(row["main_query"]) for row in made[:150])

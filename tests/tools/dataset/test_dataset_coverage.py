@@ -133,7 +133,7 @@ def test_seeds_of_one_form_are_followed_and_others_end_in_a_collapse() -> None:
         coverage = Coverage([], seeds, least)
         assert all(coverage.add(row, {}) or coverage.collapse() is None for _ in range(3 * WINDOW))
     coverage, said = Coverage([], other, 0.1), list[str | None]()
-    with pytest.raises(Collapsed, match="what rows shall differ in"):
+    with pytest.raises(Collapsed, match="what rows should differ in"):
         for _ in range(3 * WINDOW):
             coverage.add(row, {})
             said.append(coverage.collapse())

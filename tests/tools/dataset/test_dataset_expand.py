@@ -189,7 +189,13 @@ def test_it_says_what_it_waits_for(model_server, caplog: pytest.LogCaptureFixtur
 
 
 def test_a_progress_line_fits_and_says_how_many_reasons_it_leaves_out() -> None:
-    reasons = ["exact duplicate", "independent answers agree on another answer", "not JSON", "other shape", "no answer"]
+    reasons = [
+        "exact duplicate",
+        "independent answers agree on a different answer",
+        "not JSON",
+        "wrong format",
+        "no reply",
+    ]
     expansion = Expansion(SEEDS, GenerationConfig(500), Endpoint("http://127.0.0.1:9/v1", "m"))
     for number, reason in enumerate(reasons):
         expansion.result.rejected += [Rejected(reason, "", None, {})] * (1000 - 100 * number)
@@ -197,7 +203,7 @@ def test_a_progress_line_fits_and_says_how_many_reasons_it_leaves_out() -> None:
         spent, refused = progress_lines(expansion, 500, width)
         assert spent == "0 calls, 0 tokens" and refused.startswith("refused 4,000: 1,000 exact duplicate, ")
         left = len(reasons) - sum(reason in refused for reason in reasons)
-        assert len(refused) <= width and refused.endswith(f"{left} more" if left else "no answer")
+        assert len(refused) <= width and refused.endswith(f"{left} more" if left else "no reply")
 
 
 def test_what_is_no_row_of_the_dataset_is_refused_with_its_reason(model_server) -> None:
@@ -216,9 +222,9 @@ def test_what_is_no_row_of_the_dataset_is_refused_with_its_reason(model_server) 
     result = grown(model_server(say), GenerationConfig(20), concurrency=1)
     assert result.accepted == 20
     by_reason = {one.reason: one for one in result.rejected}
-    assert set(by_reason) == {"not JSON", "half a JSON", "other shape", "exact duplicate"}
+    assert set(by_reason) == {"not JSON", "incomplete JSON", "wrong format", "exact duplicate"}
     assert "weather" in by_reason["not JSON"].detail and by_reason["not JSON"].reply is not None
-    assert "metadata.answer is not a number" in by_reason["other shape"].detail
+    assert "metadata.answer is not a number" in by_reason["wrong format"].detail
     details = [one.detail for one in result.rejected if one.reason == "exact duplicate"]
     assert any("like seed" in one or "as seed" in one for one in details)
     assert any("as row" in one for one in details)
@@ -292,7 +298,7 @@ def test_a_request_that_is_refused_is_gone_on_without_and_many_end_the_run(model
         return model_server.refusal(400, "content policy") if number == 7 else sums(body)
 
     result = grown(model_server(filtered), GenerationConfig(60))
-    assert result.accepted == 60 and result.refused["no answer"] == 1
+    assert result.accepted == 60 and result.refused["no reply"] == 1
     server = model_server(lambda body, number: model_server.refusal(400, "no such model"))
     result = grown(server, GenerationConfig(60))
     assert isinstance(result.stopped, EndpointError) and "no such model" in str(result.stopped)
@@ -320,7 +326,7 @@ def test_one_request_that_fails_is_gone_on_without_and_not_made_again(model_serv
     server = model_server(say)
     kept = {"cache": tmp_path / "replies.sqlite"}
     result = grown(server, GenerationConfig(60), **kept)
-    assert result.accepted == 60 and result.refused["no answer"] == 1
+    assert result.accepted == 60 and result.refused["no reply"] == 1
     made = len(server.requests)
     assert bytes_of(grown(server, GenerationConfig(60), **kept)) == bytes_of(result)
     assert len(server.requests) == made

@@ -54,7 +54,7 @@ def test_eight_seeds_become_500_right_tasks_although_the_teacher_errs(tmp_path: 
     assert sum(not is_right(row) for row in made) <= 2
     assert not HELD_OUT & {row["question"] for row in made}
     reasons = {row["rejected"]["reason"] for row in refused}
-    assert {"exact duplicate", "independent answers agree on another answer", "in the evaluation set"} <= reasons
+    assert {"exact duplicate", "independent answers agree on a different answer", "in the evaluation set"} <= reasons
     assert sum("question" in row and not is_right(row) for row in refused) > 30
 
 

@@ -74,7 +74,7 @@ def test_programs_of_many_rows_are_run_at_once_and_wrong_ones_refused() -> None:
     assert done.exit_code == 0, done.output
     checked(Path("data/train.jsonl"))
     reasons = {json.loads(line)["rejected"]["reason"] for line in Path("data/rejected.jsonl").read_text().splitlines()}
-    assert "the row's program prints another answer" in reasons
+    assert "the row's program prints a different answer" in reasons
 
 
 # Where there is none

@@ -66,7 +66,7 @@ def expand(*arguments: str, given: float = 0.0, code: int = 0) -> str:
 def test_five_hundred_tasks_of_nine_sentences_are_told_as_nine(place: Path) -> None:
     said = expand("-n", "500", "--per-call", "20", "--min-new-forms", "0")
     assert "500 rows accepted" in said and "rows are 9 sentences with other numbers and names" in said
-    assert "--max-same-form 5 takes five of each" in said
+    assert "--max-same-form 5 keeps at most five of each" in said
     card = Path("data/README.md").read_text()
     assert "Without their numbers and names the questions of 500 rows have 9 forms." in card
     assert "> 500 rows are 9 sentences" in card
@@ -78,9 +78,9 @@ def test_five_hundred_tasks_of_nine_sentences_are_told_as_nine(place: Path) -> N
 
 def test_a_writer_of_nine_sentences_is_stopped_with_what_to_change_and_may_go_on(place: Path) -> None:
     said = expand("-n", "500", "--per-call", "20", code=1)
-    assert "if the next 100 are so too, the run stops" in said
+    assert "if the next 100 are the same, the run stops" in said
     assert "Collapsed: the writer repeats itself: of the last 100 rows 0 have a new form" in said
-    assert "--cells topic=" in said and "--min-new-forms 0 goes on all the same" in said
+    assert "--cells topic=" in said and "--min-new-forms 0 continues anyway" in said
     assert "9 forms, 0% new in the last 100" in said
     before = Path("data/train.jsonl").read_text()
     assert 200 <= len(before.splitlines()) < 300
@@ -90,7 +90,7 @@ def test_a_writer_of_nine_sentences_is_stopped_with_what_to_change_and_may_go_on
 
 def test_a_bound_takes_so_many_of_each_form_and_refuses_the_rest(place: Path) -> None:
     said = expand("-n", "500", "--per-call", "20", "--max-same-form", "3", code=1)
-    assert "27 rows accepted" in said and "refused: same form" in said
+    assert "27 rows accepted" in said and "refused: form used too often" in said
     rows = [json.loads(line) for line in Path("data/train.jsonl").read_text().splitlines()]
     forms = [form_of(row["main_query"]) for row in rows]
     assert {forms.count(form) for form in forms} == {3} and len(set(forms)) == 9
@@ -106,7 +106,7 @@ def test_a_question_that_says_its_answer_is_refused(place: Path) -> None:
     assert away and all(row["rejected"]["detail"].startswith("answer is ") for row in away)
     Path("bad.jsonl").write_text(json.dumps({key: away[0][key] for key in ("main_query", "metadata")}) + "\n")
     found = CliRunner().invoke(app, ["dataset", "validate", "bad.jsonl"]).output
-    assert "a question says its own answer (1)" in found
+    assert "a question contains its answer (1)" in found
 
 
 def test_rows_of_other_sentences_are_not_called_alike(place: Path) -> None:

@@ -116,7 +116,7 @@ def test_questions_that_mean_the_same_are_asked_once_over_all_documents(model_se
     done = ajet(*tmp_path.glob("*.md"), "--out", tmp_path / "data", *asked, "--embeddings", maker.url, "vectors")
     kept = [row["main_query"] for row in rows(tmp_path / "data" / "train.jsonl")]
     assert sorted(map(maker.means, kept)) == ["lamp", "pump"]
-    assert "1 refused: duplicate by meaning" in done.output and "3 requests for embeddings" in done.output
+    assert "1 refused: semantic duplicate" in done.output and "3 requests for embeddings" in done.output
 
 
 def test_what_is_not_grounded_is_refused_with_its_reason(model_server, tmp_path: Path) -> None:
@@ -148,7 +148,7 @@ def test_what_is_not_grounded_is_refused_with_its_reason(model_server, tmp_path:
     refused = Counter(row["rejected"]["reason"] for row in rows(out / "rejected.jsonl"))
     assert refused == {
         "quote not in the document": 1, "answer not in the quote": 1, "quote too short": 1, "asks about the text": 1,
-        "exact duplicate": 1, "other shape": 2,
+        "exact duplicate": 1, "wrong format": 2,
     }  # fmt: skip
     strange = next(r for r in rows(out / "rejected.jsonl") if r["rejected"]["reason"].startswith("quote not"))
     assert (

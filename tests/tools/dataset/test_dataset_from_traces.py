@@ -562,7 +562,7 @@ def test_prose_for_a_grade_is_asked_again_and_then_refused(service: Path, model_
     made(service, *_rubric(server), "-o", "tasks.jsonl")
     assert [row["main_query"] for row in rows(Path("tasks.jsonl"))] == ["What is 1+1?"]
     apart = rows(Path("tasks.rejected.jsonl"))
-    assert {row["reason"] for row in apart} == {"the grader's reply is no grade"}
+    assert {row["reason"] for row in apart} == {"the grader's reply cannot be read"}
     assert all(row["verdict"]["failed"] for row in apart) and len(server.requests) == 10
 
 

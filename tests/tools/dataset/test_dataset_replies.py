@@ -47,7 +47,7 @@ def test_half_a_json_keeps_what_was_whole() -> None:
     for reply in (TEXT[:-20], json.dumps({"tasks": ROWS})[:-20]):
         rows, problem = rows_in(reply)
         assert rows == ROWS[:1]
-        assert problem == "half a JSON: the reply ends, or breaks, in row 2"
+        assert problem == "incomplete JSON: the reply ends, or breaks, in row 2"
 
 
 @given(some.integers(0, len(TEXT) - 1))

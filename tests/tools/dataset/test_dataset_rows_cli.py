@@ -52,7 +52,7 @@ def test_filter_writes_what_fits_and_says_why_the_rest_does_not(tasks: Path, tmp
     assert f"{len(kept)} rows of 30 kept, to {out}" in said
     others = lines(rejected)
     assert len(others) == 30 - len(kept)
-    assert {row["left_out"] for row in others} == {"longer than 25 characters", "not what the expression says"}
+    assert {row["left_out"] for row in others} == {"longer than 25 characters", "not matching the expression"}
 
 
 def test_filter_pipes_and_its_summary_goes_to_stderr(tasks: Path) -> None:
@@ -176,8 +176,8 @@ def test_validate_exits_with_1_where_there_is_an_error(tasks: Path, tmp_path: Pa
     val = tmp_path / "val.jsonl"
     val.write_text(tasks.read_text().splitlines()[3] + "\n")
     out = ajet("validate", tasks, val, code=1).stdout
-    assert "error: a task stands in two files (1)" in out
-    assert "val.jsonl line 1: asks what tasks.jsonl line 4 asks" in out
+    assert "error: a task is in two files (1)" in out
+    assert "val.jsonl line 1: asks the same as tasks.jsonl line 4" in out
     told = json.loads(ajet("validate", tasks, val, "--json", code=1).stdout)
     assert (told["errors"], told["problems"][0]["kind"]) == (1, "leakage")
 

@@ -136,7 +136,7 @@ def test_a_directory_without_a_train_split_asks_which(tmp_path: Path) -> None:
     [
         (b'{"a": 1}\n{"a": \n', "rows.jsonl line 2 is not JSON"),
         (b'{"a": 1}\n{"a": "\xff"}\n', "rows.jsonl line 2 is not UTF-8"),
-        (b'{"a": 1}\n3\n', "rows.jsonl line 2 is no object with keys but a whole number"),
+        (b'{"a": 1}\n3\n', "rows.jsonl line 2 must be an object with keys, not a whole number"),
         (b'{"a": 1}\n{"a": NaN}\n', "rows.jsonl line 2 is not JSON: NaN"),
     ],
 )

@@ -36,12 +36,12 @@ def test_sound_files_have_no_problem(tmp_path: Path) -> None:
     ("kind", "rows", "where", "message"),
     [
         ("unreadable", [task("a"), '{"main_query": \n'], "line 2", "is not JSON"),
-        ("unreadable", [task("a"), "[1]\n"], "line 2", "is no object with keys but a list"),
+        ("unreadable", [task("a"), "[1]\n"], "line 2", "must be an object with keys, not a list"),
         ("no task", [task("a"), {"main_query": "b", "metadata": 3}], "line 2", "metadata must be an object"),
         ("asks nothing", [task("a"), {"text": "b"}], "line 2", "it has text"),
         ("id", [task("a", task_id="7"), task("b", task_id="7")], "line 2", "another task, f.jsonl line 1"),
-        ("contradiction", [task("Is it?", "1"), task("is  IT?", "2")], "line 2", "line 1 asks, and has another"),
-        ("duplicate", [task("Is it?"), task("is it?")], "line 2", "asks what f.jsonl line 1 asks"),
+        ("contradiction", [task("Is it?", "1"), task("is  IT?", "2")], "line 2", "line 1, but has a different answer"),
+        ("duplicate", [task("Is it?"), task("is it?")], "line 2", "asks the same as f.jsonl line 1"),
         ("answer", [task("a"), {"main_query": "b", "metadata": {}}], "f", "missing in 1 of 2 rows, the first"),
         ("shape", [task("a", "1"), task("b", 2)], "f", "metadata.answer is of several kinds: "),
         ("shape", [task("a", x=1), task("b", x=1), task("c")], "f", "x is missing in 1 of 3 rows, the first"),
@@ -63,7 +63,7 @@ def test_a_task_in_two_files_leaks_whatever_its_answer_and_spelling(tmp_path: Pa
     train = written(tmp_path / "train.jsonl", task("Is it?"), task("b"))
     val = written(tmp_path / "val.jsonl", task("c"), task("IS  it?", "9"))
     report = validate({"train": train, "val": val})
-    assert found(report, "leakage") == [("val.jsonl line 2", "asks what train.jsonl line 1 asks")]
+    assert found(report, "leakage") == [("val.jsonl line 2", "asks the same as train.jsonl line 1")]
     assert report.counts.keys() == {"leakage"}
 
 
@@ -74,7 +74,7 @@ def test_almost_the_same_question_leaks_where_that_is_asked_for(tmp_path: Path) 
     assert validate({"train": train, "val": val}).errors == 0
     report = validate({"train": train, "val": val}, near=0.8)
     ((where, message),) = found(report, "near leakage")
-    assert where == "val.jsonl line 1" and message.endswith("like train.jsonl line 1 of train")
+    assert where == "val.jsonl line 1" and message.endswith("similar to train.jsonl line 1 of train")
 
 
 def test_messages_before_a_question_make_it_another(tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_independent_answers_that_agree_let_a_row_pass(model_server: Server) -> 
 
 def test_a_majority_for_another_answer_refuses_the_row(model_server: Server) -> None:
     verdict = check("agreement:3", row(answer="43"), model_server(lambda body, n: ["42", "42", "43"]))
-    assert not verdict.ok and verdict.reason == "independent answers agree on another answer"
+    assert not verdict.ok and verdict.reason == "independent answers agree on a different answer"
     assert verdict.details["answer"] == "42"
 
 
@@ -195,7 +195,7 @@ def judges(tmp_path: Path) -> Path:
 def test_the_users_judge_decides(judges: Path) -> None:
     assert check("judge:judges.py:adds", row(), relative_to=judges).ok
     wrong = check("judge:judges.py:adds", row(answer=43), relative_to=judges)
-    assert not wrong.ok and not wrong.failed and wrong.reason == "the judge does not accept the answer"
+    assert not wrong.ok and not wrong.failed and wrong.reason == "the judge rejects the answer"
     assert wrong.details["reward"] == 0.0
     half = check("judge:judges.py:exact", row(answer="half"), relative_to=judges)
     assert not half.ok and half.details["reward"] == 0.5
@@ -297,7 +297,7 @@ def test_tests_with_input_and_output() -> None:
 def test_the_rows_own_program_must_print_the_answer() -> None:
     assert check("code", row(program="print('thinking')\nprint(84 / 2)")).ok
     wrong = check("code", row(program="print(41)"))
-    assert not wrong.ok and wrong.reason == "the row's program prints another answer"
+    assert not wrong.ok and wrong.reason == "the row's program prints a different answer"
     assert (
         check("code", row(program="while True: print('x' * 9999)")).reason
         == "the row's program exceeded its limit of output"
@@ -309,7 +309,7 @@ def test_a_program_that_the_model_writes(model_server: Server) -> None:
     server = model_server(lambda body, n: "```python\nprint(17 + 25)\n```")
     assert check("code", row(), server).ok
     wrong = check("code", row(answer="43"), server)
-    assert not wrong.ok and wrong.reason == "a program that a model wrote prints another answer"
+    assert not wrong.ok and wrong.reason == "a program that a model wrote prints a different answer"
     assert wrong.details["program"].strip() == "print(17 + 25)"
     broken = check("code", row(), model_server(lambda body, n: "print(1 / 0)"))
     assert not broken.ok and broken.failed and "ZeroDivisionError" in broken.details["stderr"]
