@@ -461,7 +461,7 @@ def test_a_left_over_thread_cannot_reach_a_model_after_the_episode(world: World)
 
     def agent() -> threading.Thread:
         def later() -> None:
-            go_on.wait(10)
+            go_on.wait()
             outcome.append(httpx.post(f"{world.url}/chat/completions", json=body("late")).status_code)
 
         thread = threading.Thread(target=later)

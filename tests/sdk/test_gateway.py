@@ -243,7 +243,7 @@ def test_a_request_over_the_limit_is_refused_before_it_is_read(open_episode: Ope
     model, megabyte = episode.model(), b"x" * 2**20
     content = (megabyte for _ in range(60))
     url, headers = f"{model.base_url}/chat/completions", bearer(model.api_key)
-    unannounced = httpx.post(url, content=content, headers=headers, timeout=30)
+    unannounced = httpx.post(url, content=content, headers=headers)
     assert unannounced.status_code == 413 and unannounced.json()["error"]["code"] == "request_too_large"
     for call in episode.calls:
         assert "the limit is 16,777,216" in (call.error or "") and call.request == {}

@@ -74,10 +74,7 @@ class Served:
     tinker: Any
 
     def run(self, work: Awaitable[T]) -> T:
-        async def bounded() -> T:
-            return await asyncio.wait_for(work, 60)
-
-        return self.loop.run_until_complete(bounded())
+        return self.loop.run_until_complete(asyncio.ensure_future(work, loop=self.loop))
 
     def client(self) -> Any:
         return self.tinker.ServiceClient(self.url)

@@ -26,6 +26,7 @@ from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.rollout.episode import Attempt, run_episode
 from ajet_sdk.samples.build import build
 from ajet_sdk.types import Episode, Task
+from tests.waiting import FOREVER
 
 
 @pytest.fixture
@@ -115,7 +116,7 @@ def test_what_a_hooked_client_sends_there_is_its_own_affair(port: int) -> None:
 
     def act() -> None:
         httpx.post(f"http://localhost:{port}/v1/embeddings", json={"model": "m", "input": "x"}).raise_for_status()
-        requests.get(f"http://localhost:{port}/v1/models", timeout=60).raise_for_status()
+        requests.get(f"http://localhost:{port}/v1/models", timeout=FOREVER).raise_for_status()
 
     assert episode_of(act).status == "succeeded"
 
@@ -124,7 +125,7 @@ def test_what_a_hooked_client_sends_there_is_its_own_affair(port: int) -> None:
 @pytest.mark.parametrize("library", [httpx, requests])
 def test_a_conversation_on_an_unknown_route_is_noticed(port: int, library: Any, body: dict[str, Any]) -> None:
     url = f"http://localhost:{port}/api/v1/services/aigc/text-generation/generation"
-    episode = episode_of(lambda: library.post(url, json=body, timeout=60))
+    episode = episode_of(lambda: library.post(url, json=body, timeout=FOREVER))
     assert episode.cause == "UncapturedTraffic" and url in str(episode.error)
 
 

@@ -121,7 +121,7 @@ def test_a_reply_that_blocks_holds_up_no_other() -> None:
 
     def reply(ask: Ask) -> str:
         if ask.agent == "slow":
-            assert released.wait(10), "the other request was not answered meanwhile"
+            released.wait()  # for ever where the other request is not answered meanwhile
         released.set()
         return ask.agent
 

@@ -198,7 +198,7 @@ def test_files_at_rest_are_read_without_an_http_client(nodes: tuple[Path, Path])
         "except SystemExit: pass\n"
         "print('loaded:', [m for m in ('httpx', 'openai', 'starlette', 'uvicorn') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
     assert done.stdout.splitlines()[-1] == "loaded: []", done.stderr
 
 

@@ -101,7 +101,7 @@ def test_an_exit_status_and_a_signal_are_told(unfenced: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "code", ["while True: pass", "import time\ntime.sleep(60)", "input()\nimport time\ntime.sleep(60)"]
+    "code", ["while True: pass", "import time\ntime.sleep(3600)", "input()\nimport time\ntime.sleep(3600)"]
 )
 def test_code_that_loops_or_sleeps_is_stopped(code: str, unfenced: bool) -> None:
     got = ran(code, limits=Limits(seconds=1.0), stdin="x\n", unfenced=unfenced)
@@ -114,7 +114,7 @@ def test_code_that_eats_memory_is_stopped_by_its_limit(unfenced: bool) -> None:
 
 
 def test_processes_that_eat_memory_together_are_stopped(unfenced: bool) -> None:
-    code = "import os, time\nfor _ in range(4):\n    os.fork()\nheld = b'x' * (100 << 20)\ntime.sleep(100)"
+    code = "import os, time\nfor _ in range(4):\n    os.fork()\nheld = b'x' * (100 << 20)\ntime.sleep(3600)"
     limits = Limits(seconds=30, memory=256 << 20, processes=20)
     assert ran(code, limits=limits, unfenced=unfenced).stopped == "memory"
 
@@ -129,7 +129,7 @@ def test_a_big_file_and_many_files_are_stopped(unfenced: bool) -> None:
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="processes are counted by /proc")
 @pytest.mark.parametrize("own", ["", "        os.setsid()\n"], ids=["in its group", "in a session of its own"])
 def test_code_that_forks_without_end_is_stopped_and_nothing_is_left(own: str, unfenced: bool) -> None:
-    code = f"{NAMED}while True:\n    if os.fork() == 0:\n{own}        time.sleep(100)\n"
+    code = f"{NAMED}while True:\n    if os.fork() == 0:\n{own}        time.sleep(3600)\n"
     got = ran(code, unfenced=unfenced)
     assert not got.ok and got.stopped == "processes"
     assert alive() == []
@@ -148,7 +148,7 @@ def test_the_limit_is_told_though_other_processes_write_before_and_after(unfence
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="orphans are found by /proc")
 def test_what_a_program_leaves_running_ends_with_it(unfenced: bool) -> None:
-    code = f"{NAMED}if os.fork() == 0:\n    os.setsid()\n    time.sleep(100)\nprint('done')"
+    code = f"{NAMED}if os.fork() == 0:\n    os.setsid()\n    time.sleep(3600)\nprint('done')"
     got = ran(code, unfenced=unfenced)
     assert got.ok and got.stdout == "done\n"
     assert alive() == []

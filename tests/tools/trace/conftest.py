@@ -94,11 +94,11 @@ class Node:
         """In good order."""
         assert self._process.stdin is not None
         self._process.stdin.close()
-        assert self._process.wait(30) == 0
+        assert self._process.wait() == 0
 
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)
-        self._process.wait(30)
+        self._process.wait()
 
     @property
     def ended(self) -> bool:

@@ -222,7 +222,7 @@ async def test_a_run_that_is_killed_becomes_interrupted(
         "import sys, time\nfrom pathlib import Path\nfrom ajet_sdk.gateway.gateway import Gateway\n"
         "from ajet_sdk.trace.writer import TraceWriter\nfrom ajet_sdk.types import Run\n"
         "with TraceWriter(Path(sys.argv[1])) as writer, Gateway(writer):\n"
-        "    writer.put(Run(run_id='doomed'))\n    writer.flush()\n    print('up', flush=True)\n    time.sleep(60)\n"
+        "    writer.put(Run(run_id='doomed'))\n    writer.flush()\n    print('up', flush=True)\n    time.sleep(3600)\n"
     )
     file = tmp_path / "trace.duckdb"
     process = subprocess.Popen([sys.executable, "-c", script, str(file)], stdout=subprocess.PIPE, text=True)

@@ -35,7 +35,7 @@ def served(*arguments: str, **named: Any) -> Iterator[tuple[subprocess.Popen[str
         assert process.stdout is not None
         line = next((line for line in process.stdout if "http://" in line), "")
         found = re.search(r"http://\S+", line)
-        assert found, process.wait(10)
+        assert found, process.wait()
         yield process, found[0]
     finally:
         process.kill()
@@ -88,7 +88,7 @@ async def test_only_who_has_the_token_gets_in_and_ctrl_c_ends_all(training_trace
                 running = viewers(process.pid)
                 assert running
                 process.send_signal(signal.SIGINT)
-                await asyncio.to_thread(process.wait, 15)
+                await asyncio.to_thread(process.wait)
         assert process.returncode == 0
         await until_async(lambda: not any(Path(f"/proc/{pid}").exists() for pid in running))
 
@@ -118,7 +118,7 @@ async def test_it_ends_with_the_process_that_started_it(training_trace: Path) ->
     with served(str(training_trace), "--until-eof", stdin=subprocess.PIPE) as (process, _):
         assert process.stdin is not None and process.poll() is None
         process.stdin.close()
-        await asyncio.to_thread(process.wait, 15)
+        await asyncio.to_thread(process.wait)
         assert process.returncode == 0
 
 
@@ -209,7 +209,7 @@ async def opened(url: str, home: Path) -> AsyncIterator[Page]:
                 yield Page(socket)
     finally:
         process.terminate()
-        process.wait(20)
+        process.wait()
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a Chromium")
