@@ -6,10 +6,12 @@ import asyncio
 import os
 from collections import Counter
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ajet_sdk.engines.reply_cache import Price
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_tools.cli.dataset.options import (
     Embeddings,
@@ -34,6 +36,7 @@ from ajet_tools.cli.options import AsJson
 from ajet_tools.cli.output import ProgressBar
 from ajet_tools.dataset.files.blocks import strings_of
 from ajet_tools.dataset.files.tables import read, tables_of, text_of
+from ajet_tools.dataset.model.budget import Budget
 from ajet_tools.dataset.model.open import open_named
 from ajet_tools.dataset.similarity.decontaminate import Evaluation, Leak, find
 from ajet_tools.dataset.similarity.paraphrase import find_paraphrases
@@ -75,6 +78,12 @@ def decontaminate(
             help="Ask this model whether a row is an evaluation row in other words (a call per row).",
         ),
     ] = None,
+    check_price: Annotated[
+        str | None, typer.Option(metavar="IN,OUT", help="Price of a million of its input and output tokens.")
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Keep its replies here, so that none is paid for twice.")
+    ] = None,
     report: Report = None,
     seed: Seed = 0,
     mapping: Map = None,
@@ -84,10 +93,11 @@ def decontaminate(
     """Remove rows that leak an evaluation set, with the evidence for each.
 
     A row goes if it asks the same as an evaluation row, or nearly the same (as in `dedup`), or if any of its texts has
-    a run of --ngram words in common with one (all its words, if it has from 6 to --ngram). Runs that more than a
-    twentieth of the evaluation rows share are instructions and don't count. Or if it has most of the words of one in
-    their order and the same numbers (a quotation with every sixth word changed); with --embeddings, the same meaning.
-    Paraphrases are found best by --check-model, which is shown each remaining row with the five nearest.
+    a run of --ngram words in common with one (all its words, if it has from 6 to --ngram, or from 3 with a number).
+    Runs that more than a twentieth of the evaluation rows share are instructions and don't count. Or if it has most of
+    the words of one in their order and the same numbers (a quotation with every sixth word changed); with --embeddings,
+    the same meaning. Paraphrases are found best by --check-model, which is shown each remaining row with the five
+    nearest, by words or, with --embeddings, by meaning.
 
     \b
     ajet dataset decontaminate tasks.jsonl --eval test.jsonl --out clean.jsonl
@@ -97,6 +107,7 @@ def decontaminate(
     ajet dataset decontaminate tasks.jsonl --eval test.jsonl \\
       --check-model gpt-4o-mini@https://api.openai.com/v1 -o clean.jsonl
     """
+    budget = Budget(price=Price.parse(check_price) if check_price else None)
     bad, columns = BadRows(skip=skip_bad_rows), mapping_of(mapping)
     known = [(row.where, text_of(row.values)) for path in evaluation for row in read(path, skip_bad=skip_bad_rows)]
     kept_out = Evaluation((text for _, text in known), ngram)
@@ -125,13 +136,14 @@ def decontaminate(
             on_progress=bar.show,
         )
         if check_model is not None:
-            endpoint = open_named(check_model, option="--check-model", base_url=os.environ.get("OPENAI_BASE_URL", ""))
-            leaks = asyncio.run(find_paraphrases(asked, known, leaks, endpoint, on_progress=bar.show))
+            url = os.environ.get("OPENAI_BASE_URL", "")
+            endpoint = open_named(check_model, option="--check-model", base_url=url, cache=cache, budget=budget)
+            leaks = asyncio.run(find_paraphrases(asked, known, leaks, endpoint, vectors=vectors, on_progress=bar.show))
     write_kept(again(), {leak.index for leak in leaks}, len(texts), out, tables_of(source, columns))
     wheres = [where for where, _ in known]
     if report:
         write_report(report, (_leak_row(leak, texts, wheres, kept_out) for leak in leaks))
-    _report_leaks(leaks, texts, wheres, bad, out, report, as_json)
+    _report_leaks(leaks, texts, wheres, bad, out, report, as_json, budget if check_model else None)
 
 
 def _leak_row(
@@ -156,10 +168,11 @@ def _report_leaks(
     out: str,
     report: str | None,
     as_json: bool,
+    checking: Budget | None,
 ) -> None:
     kinds: Counter[str] = Counter(leak.kind for leak in leaks)
     kept = len(texts) - len(leaks)
-    summary = {
+    summary: dict[str, Any] = {
         "rows": len(texts),
         "kept": kept,
         "dropped": len(leaks),
@@ -170,8 +183,12 @@ def _report_leaks(
         "path": out,
         "report": report,
     }
+    if checking is not None:
+        spent = checking.spent
+        summary["check"] = {"calls": spent.calls, "cached": spent.cached, "tokens": spent.tokens, "cost": spent.cost}
     lines = [f"{counted(kept, 'row')} of {len(texts):,} kept{to_place(out)}"]
     lines += [f"  dropped: {counted(kinds[kind], 'row')} {name}" for kind, name in _KINDS.items() if kinds[kind]]
+    lines += [f"  the model was asked in {checking.summary()}"] if checking is not None else []
     for leak in leaks[:_SHOWN]:
         lines.append(
             f"  {leak.similarity:.2f} {texts[leak.index][0]} has {wheres[leak.evaluation]}: {shorten(leak.evidence)}"

@@ -241,7 +241,7 @@ def _answers(values: Mapping[str, Any]) -> Iterator[str]:
 def _spellings(answer: str) -> Iterator[str]:
     """An answer, and a whole number in other ways to write it."""
     yield answer
-    value = number(answer)
+    value = int(answer) if answer.isdecimal() and answer.isascii() else number(answer)
     if value is not None and value.denominator == 1:
         whole = int(value)
         written = [str(whole), f"{whole:,}", f"{whole}.0", f"{whole}.00"]

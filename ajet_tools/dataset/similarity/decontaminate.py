@@ -3,8 +3,8 @@
 Kinds of evidence: the same text; nearly the same (`likeness`); a run of words in common (13 by default), in any text
 of the row, so that a document that quotes the question is found too; most of its words in their order (`altered`), so
 that a quotation with every sixth word changed is found; and by vectors, about the same meaning. An evaluation row with
-fewer words than a run counts as one, if it has at least 6. Runs that are in more than a twentieth of the evaluation
-rows (and in more than 3) are instructions, and say nothing.
+fewer words than a run counts as one, if it has at least 6, or 3 with a number (and then not as part of a longer sum).
+Runs that are in more than a twentieth of the evaluation rows (and in more than 3) are instructions, and say nothing.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from rapidfuzz.distance import LCSseq
 
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.files.blocks import strings_of
@@ -32,6 +33,8 @@ Vectors = npt.NDArray[np.float32]
 U64 = npt.NDArray[np.uint64]
 
 LEAST_WORDS = 6
+LEAST_WITH_NUMBER = 3
+"""Words of a short evaluation row with a number in it, such as `What is 12 + 34?`."""
 
 ALTERED_WORDS = 12
 """Fewer words may be a question of its own when two of them are changed."""
@@ -108,7 +111,7 @@ class Evaluation:
             if first_of_text.setdefault(tuple(found), index) != index:  # the same question twice is no instruction
                 continue
             length = min(self.size, len(found))
-            if length < LEAST_WORDS:
+            if length < (LEAST_WITH_NUMBER if any(map(_is_figure, found)) else LEAST_WORDS):
                 continue
             for run in {tuple(found[at : at + length]) for at in range(len(found) - length + 1)}:
                 rows_with[run] += 1
@@ -134,8 +137,9 @@ class Evaluation:
             hits = np.flatnonzero(np.isin(_run_hashes(hashes, length), self._hashes[length]))
             rows = np.searchsorted(bounds, hits, side="right") - 1
             for hit, row in zip(hits.tolist(), rows.tolist(), strict=True):
-                if hit + length <= bounds[row + 1]:
-                    likely[row].append((hit - int(bounds[row]), length))
+                at = hit - int(bounds[row])
+                if at + length <= len(found[row]) and (length >= LEAST_WORDS or _stands_alone(found[row], at, length)):
+                    likely[row].append((at, length))
         runs = [self._longest_run(each, likely[row]) if row in likely else None for row, each in enumerate(found)]
         hits = np.flatnonzero(np.isin(_run_hashes(hashes, _GRAM), self._gram_hashes))
         several = np.bincount(np.searchsorted(bounds, hits, side="right") - 1, minlength=len(found)) > 1
@@ -143,7 +147,7 @@ class Evaluation:
 
     def share(self, index: int, text: str) -> float:
         """The share of an evaluation row's words that stand in a text in their order."""
-        return count_common(self._words[index], words(text)) / len(self._words[index])
+        return LCSseq.similarity(self._words[index], words(text)) / len(self._words[index])
 
     def _altered(self, found: Sequence[str]) -> Quotation | None:
         """The evaluation row most of whose words stand in the text, in their order and with the same numbers."""
@@ -159,7 +163,7 @@ class Evaluation:
             slack = max(2, len(known) // 6)
             start = max(0, sorted(places)[len(places) // 2] - slack)
             window = found[start : start + len(known) + 2 * slack]
-            share = count_common(known, window) / len(known)
+            share = LCSseq.similarity(known, window) / len(known)
             if share >= max(_KEPT, best.share if best else 0.0) and _same_numbers(known, window):
                 best = Quotation(index, share, " ".join(window), altered=True)
         return best
@@ -190,17 +194,14 @@ class Quotation:
     """Most of its words, in their order."""
 
 
-def count_common(one: Sequence[str], other: Sequence[str]) -> int:
-    """The length of the longest common subsequence: bit-parallel (Hyyrö 2004), a row of the matrix in one integer."""
-    places: dict[str, int] = defaultdict(int)
-    for index, word in enumerate(one):
-        places[word] |= 1 << index
-    everything = (1 << len(one)) - 1
-    row = everything
-    for word in other:
-        matched = row & places.get(word, 0)
-        row = ((row + matched) | (row - matched)) & everything
-    return len(one) - row.bit_count()
+def _is_figure(word: str) -> bool:
+    """A number or an operator."""
+    return not word[0].isalpha()
+
+
+def _stands_alone(found: Sequence[str], at: int, length: int) -> bool:
+    """Whether a short run is no part of a longer sum, as `What is 1 + 2` is of `What is 1 + 2 + 3?`."""
+    return not any(map(_is_figure, (*found[max(0, at - 1) : at], *found[at + length : at + length + 1])))
 
 
 def _same_numbers(known: Sequence[str], window: Sequence[str]) -> bool:

@@ -8,13 +8,15 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from ajet_sdk.errors import NoReward
 from ajet_sdk.judges.model import JudgeModel, object_schema
 from ajet_tools.dataset.files.tables import text_of
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.prompts import load
 from ajet_tools.dataset.similarity.decontaminate import Leak, words
-from ajet_tools.dataset.similarity.near import OnProgress
+from ajet_tools.dataset.similarity.near import OnProgress, Vectors
 from ajet_tools.dataset.verify.verdict import Verdict, required
 
 __all__ = ["IN_EVALUATION", "Paraphrases", "find_paraphrases"]
@@ -56,12 +58,15 @@ class Paraphrases:
         return [index for index, _ in sorted(scores.items(), key=lambda pair: (-pair[1], pair[0]))[:SHOWN]]
 
     async def check(self, row: Mapping[str, Any], endpoint: Endpoint | None) -> Verdict:
-        row = row.get("closed_book", row)  # a question about a document comes with a passage of it
-        near = self.nearest(text_of(row))
+        text = text_of(row.get("closed_book", row))  # a question about a document comes with a passage of it
+        return await self.compare(text, self.nearest(text), endpoint)
+
+    async def compare(self, task: str, near: Sequence[int], endpoint: Endpoint | None) -> Verdict:
+        """The same, with these evaluation rows."""
         if not near:
             return Verdict(True, "shares no word with the evaluation set")
         asked = load("verify/paraphrase")
-        text = asked.render(task=text_of(row), known=[self.known[index][1] for index in near])
+        text = asked.render(task=task, known=[self.known[index][1] for index in near])
 
         def read(found: Mapping[str, Any]) -> tuple[int, str]:
             same = found.get("same")
@@ -88,10 +93,13 @@ async def find_paraphrases(
     leaks: Sequence[Leak],
     endpoint: Endpoint,
     *,
+    vectors: tuple[Vectors, Vectors] | None = None,
     on_progress: OnProgress,
 ) -> list[Leak]:
     """The leaks, and those that a model finds among the other rows; the endpoint is closed.
 
+    It is shown the evaluation rows that share most words, or, with `vectors` of the rows and of the evaluation rows,
+    those whose meaning is nearest.
     Raises what the endpoint raises, NoReward for a row on which the model's reply cannot be read.
     """
     checks, gone, done = Paraphrases(known), {leak.index for leak in leaks}, [0]
@@ -99,7 +107,12 @@ async def find_paraphrases(
     others = [index for index in range(len(texts)) if index not in gone]
 
     async def check(index: int) -> Leak | None:
-        verdict = await checks.check({"main_query": texts[index]}, endpoint)
+        near = (
+            checks.nearest(texts[index])
+            if vectors is None
+            else np.argsort(-(vectors[1] @ vectors[0][index]), kind="stable")[:SHOWN].tolist()
+        )
+        verdict = await checks.compare(texts[index], near, endpoint)
         done[0] += 1
         on_progress("asking the model", done[0], len(others))
         if verdict.failed:

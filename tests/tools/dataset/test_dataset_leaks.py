@@ -5,19 +5,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from ajet_tools.cli.app import app
-from ajet_tools.dataset.similarity.decontaminate import Leaks, count_common
-from ajet_tools.dataset.similarity.paraphrase import Paraphrases
+from ajet_tools.dataset.model.endpoint import Endpoint
+from ajet_tools.dataset.similarity.decontaminate import Leaks
+from ajet_tools.dataset.similarity.paraphrase import Paraphrases, find_paraphrases
 
 ROWS = [json.loads(line) for line in (Path(__file__).parent / "leaks.jsonl").read_text().splitlines()]
 KNOWN = [(f"eval line {number}", row["question"]) for number, row in enumerate(ROWS, 1)]
@@ -56,13 +57,19 @@ def test_another_number_makes_another_task() -> None:
     assert Leaks(KNOWN)({"main_query": text}) and Leaks(KNOWN)({"main_query": text.replace("48", "49")}) is None
 
 
-@given(st.lists(st.sampled_from("abcd"), max_size=12), st.lists(st.sampled_from("abcd"), max_size=12))
-def test_common_words_in_their_order_are_counted(one: list[str], other: list[str]) -> None:
-    table = [[0] * (len(other) + 1) for _ in range(len(one) + 1)]
-    for i, a in enumerate(one):
-        for j, b in enumerate(other):
-            table[i + 1][j + 1] = table[i][j] + 1 if a == b else max(table[i][j + 1], table[i + 1][j])
-    assert count_common(one, other) == table[-1][-1]
+@pytest.mark.parametrize(
+    ("text", "leaks"),
+    [
+        ("Please compute: what is 12 + 34?", True),
+        ("Name it, then answer. What is 12 + 34? Thank you.", True),
+        ("What is 12 + 34 + 5?", False),
+        ("What is 12 + 35?", False),
+        ("Who is it, and where is he?", False),
+    ],
+)
+def test_a_short_question_with_a_number_is_found_among_other_words(text: str, leaks: bool) -> None:
+    known = [("line 1", "What is 12 + 34?"), ("line 2", "Who is it?")]
+    assert (Leaks(known)({"main_query": text}) is not None) == leaks
 
 
 def test_a_paraphrases_question_is_among_the_five_that_a_model_is_shown() -> None:
@@ -89,15 +96,29 @@ def test_decontaminate_asks_a_model_for_paraphrases(tmp_path: Path, model_server
     evals.write_text("".join(json.dumps({"main_query": row["question"]}) + "\n" for row in ROWS))
     out, report = tmp_path / "clean.jsonl", tmp_path / "leaks.jsonl"
     given = ["decontaminate", str(rows), "--eval", str(evals), "-o", str(out), "--report", str(report), "--json"]
-    done = CliRunner().invoke(app, ["dataset", *given, "--check-model", f"m@{server.url}"])
-    assert done.exit_code == 0, done.output
+    given += ["--check-model", f"m@{server.url}", "--check-price", "10000,20000", "--cache", str(tmp_path / "replies")]
+    first, done = (CliRunner().invoke(app, ["dataset", *given]) for _ in range(2))
+    assert first.exit_code == done.exit_code == 0, done.output
+    assert json.loads(first.stdout)["check"] == {"calls": 15, "cached": 0, "tokens": 15 * 150, "cost": 30.0}
     summary = json.loads(done.stdout)
+    assert summary.pop("check") == {"calls": 0, "cached": 15, "tokens": 0, "cost": 0.0}
     assert (summary["paraphrase"], summary["words"], summary["kept"]) == (8, 1, 7)
     assert len(server.requests) == 15, "a row that was found already is not asked for"
     leak = json.loads(report.read_text().splitlines()[0])
     assert (
         leak["kind"] == "paraphrase" and leak["eval_text"] == ROWS[0]["question"] and "same facts" in leak["evidence"]
     )
+
+
+def test_a_model_is_shown_what_is_nearest_by_meaning_where_there_are_vectors(model_server: Any) -> None:
+    server = model_server(lambda body, number: json.dumps({"same": 1, "reason": "it counts"}))
+    known = [("eval line 1", "Say five."), ("eval line 2", "Count all sheep.")]
+    meanings = np.eye(2, dtype=np.float32)
+    found = asyncio.run(
+        find_paraphrases(["How large is the flock?"], known, [], Endpoint(server.url, "m"),
+                         vectors=(meanings[1:], meanings), on_progress=lambda *_: None)
+    )  # fmt: skip
+    assert [(leak.evaluation, leak.kind) for leak in found] == [(1, "paraphrase")]
 
 
 WRITER = """
