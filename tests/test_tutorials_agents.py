@@ -133,7 +133,8 @@ def pack(ask: Ask) -> str:
 
 
 def games(tmp_path: Path, reply: Any, *overrides: str) -> tuple[Episode, ...]:
-    config = scripted(tmp_path, reply, WOLVES / "werewolves.yaml", *overrides)
+    whole = "ajet.rollout.user_workflow=wolf_players.py->play"
+    config = scripted(tmp_path, reply, WOLVES / "werewolves.yaml", whole, *overrides)
     tasks = [{"question": f"Game {seed}.", "seed": seed} for seed in range(6)]
     report = run(config, tasks=tasks)
     assert not report.failures
@@ -239,6 +240,24 @@ def test_six_who_see_their_choices_alone(tmp_path: Path) -> None:
     assert played.error is None and len({call.agent for call in played.calls}) <= 6
     texts = [str(message["content"]) for call in played.calls for message in call.request["messages"]]
     assert not any(word in text for text in texts for word in ("dead", ":"))
+
+
+def spare(ask: Ask) -> str:
+    """The first kind that is no ally."""
+    _, options = choices(ask.body["messages"][-1]["content"])
+    return next(one for one in sorted(options) if one != "ally")
+
+
+def test_nine_who_name_a_kind_of_player(tmp_path: Path) -> None:
+    own = ["ajet.rollout.opponent=policy", "ajet.rollout.val_kwargs.opponent=policy"]
+    config = scripted(tmp_path, spare, WOLVES / "werewolves.yaml", *own)
+    [played] = run(config, tasks=[{"question": "Game 1.", "seed": 1}]).episodes
+    assert played.error is None and played.output["nonsense"] == 0
+    asked = [call.request["messages"] for call in played.calls]
+    assert all(len(messages) == 2 for messages in asked)
+    assert not any(letter.isdigit() for messages in asked for one in messages for letter in one["content"])
+    pack = {call.agent for call in played.calls if call.target_tag == "werewolf"}
+    assert min(value for one in pack for value in played.output["choices"][one]) == 1.0
 
 
 def test_the_village_hears_a_claim_and_the_seer_learns_what_he_checked() -> None:

@@ -28,7 +28,9 @@ class Game:
     seed: int
     deck: tuple[str, ...] = NINE
     brief: bool = False
-    """Players see their choices alone, and not what was said and who died: for a model that reads little."""
+    """Players see only their choices, not what was said and who died: for a model that reads little."""
+    kinds: bool = False
+    """Players see only their role and name a kind of player, such as `ally`; which of that kind is drawn."""
     roles: dict[int, str] = field(init=False)
     alive: list[int] = field(init=False)
     news: dict[int, list[str]] = field(init=False)
@@ -63,15 +65,25 @@ class Game:
 
     def introduction(self, player: int) -> str:
         """What a player knows of itself; werewolves know each other."""
+        if self.kinds:
+            return self.roles[player]
         mates = [p for p in self.living("werewolf") if p != player] if self.roles[player] == "werewolf" else []
         return f"{player} {self.roles[player]}" + "".join(f" {mate}" for mate in mates)
 
     async def choose(self, ask: Ask, player: int, what: str, options: list[str], claim: str = "") -> str:
         """The player's choice, which may have a claim behind it; `none` where it says something else."""
-        lines = [*(() if self.brief else self.news[player]), *self.listed(player, what, options)]
+        offered: dict[str, list[str]] = {}
+        for option in options if self.kinds else ():
+            kind = self.kind(player, option, "other") if option.isdigit() else option
+            offered.setdefault(kind, []).append(option)
+        own = [" ".join([what, *sorted(offered)])] if self.kinds else self.listed(player, what, options)
+        lines = [*(() if self.brief or self.kinds else self.news[player]), *own]
         self.news[player] = []
         answer = (await ask(player, "\n".join(lines))).strip()
-        choice = answer.removesuffix(f" {claim}" if claim else "")
+        choice = said = answer.removesuffix(f" {claim}" if claim else "")
+        if said in offered:
+            choice = self.draw.choice(offered[said])
+            answer = choice + answer.removeprefix(said)
         if choice not in options:
             self.nonsense += answer != "none"
             self.choices[player].append(0.0)
@@ -84,12 +96,16 @@ class Game:
         """Whether two players are on different sides."""
         return side(self.roles[one]) != side(self.roles[other])
 
+    def kind(self, player: int, option: str, unknown: str) -> str:
+        """What a player knows of another: `ally`, `wolf` or `named`."""
+        number = int(option) if option.isdigit() else 0
+        return self.known[player].get(number, "named" if number in self.named else unknown)
+
     def listed(self, player: int, what: str, options: list[str]) -> list[str]:
         """The choices as the player sees them: those it knows something of in lines of their own, the others last."""
         lines: dict[str, list[str]] = {"ally": [], "wolf": [], "named": [], what: []}
         for option in options:
-            number = int(option) if option.isdigit() else 0
-            lines[self.known[player].get(number, "named" if number in self.named else what)].append(option)
+            lines[self.kind(player, option, what)].append(option)
         return [" ".join([name, *found]) for name, found in lines.items() if found or name == what]
 
     async def play(self, ask: Ask) -> str:

@@ -14,6 +14,12 @@ async def play(model: ajet.Model, seed: int) -> dict[str, object]:
 
 
 @ajet.workflow(trainable_targets=["werewolf", "village"])
+async def play_kinds(model: ajet.Model, seed: int) -> dict[str, object]:
+    """A game of nine whose players see their role and name a kind of player."""
+    return await whole_game(model, Game(seed, kinds=True))
+
+
+@ajet.workflow(trainable_targets=["werewolf", "village"])
 async def play_six(model: ajet.Model, seed: int) -> dict[str, object]:
     """A game of six."""
     return await whole_game(model, Game(seed, SIX, brief=True))
@@ -24,7 +30,7 @@ async def whole_game(model: ajet.Model, game: Game) -> dict[str, object]:
     talks = {n: [{"role": "system", "content": game.introduction(n)}] for n in players}
 
     async def ask(player: int, text: str) -> str:
-        talk = talks[player]
+        talk = talks[player][:1] if game.kinds else talks[player]
         talk.append({"role": "user", "content": text})
         reply = await players[player].chat(talk)
         talk.append(reply)

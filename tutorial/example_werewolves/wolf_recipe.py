@@ -20,7 +20,8 @@ def choices(text: str) -> tuple[str, dict[str, list[str]]]:
     """What a player is asked, and the choices by list; `other` are those that it knows nothing of."""
     *before, last = [line.split() for line in text.splitlines()]
     found = {name: list[str]() for name in LISTS} | {line[0]: line[1:] for line in before if line[0] in LISTS}
-    return last[0], {**found, "other": last[1:]}
+    kinds = {name: [name] for name in LISTS if name in last}
+    return last[0], {**found, **kinds, "other": [option for option in last[1:] if option not in kinds]}
 
 
 def every(lists: dict[str, list[str]]) -> list[str]:
@@ -48,9 +49,9 @@ def sensible(draw: random.Random, role: str, text: str) -> str:
 
 
 def demonstrate(draw: random.Random, deck: tuple[str, ...] = NINE) -> Demonstration:
-    """A game as one player saw it."""
+    """A game as one player saw it; of nine, who name kinds, one turn of it."""
     while True:
-        game = Game(20_000 + draw.randrange(1_000_000), deck, brief=deck is SIX)
+        game = Game(20_000 + draw.randrange(1_000_000), deck, brief=True, kinds=deck is NINE)
         watched = draw.choice([*game.roles])
         messages = [{"role": "system", "content": game.introduction(watched)}]
 
@@ -64,9 +65,11 @@ def demonstrate(draw: random.Random, deck: tuple[str, ...] = NINE) -> Demonstrat
 
         with suppress(StopIteration):
             game.play(ask).send(None)  # nobody here waits for a model: it runs to its end
-        if len(messages) > 1:
-            return Demonstration(messages)
+        turns = len(messages) // 2
+        if turns:
+            first = 1 + 2 * draw.randrange(turns)
+            return Demonstration(messages if deck is SIX else [messages[0], *messages[first : first + 2]])
 
 
-nine = Recipe(demonstrate, enough=0.3, min_steps=300, max_steps=600, shape=Shape(rope_theta=1000.0))
+nine = Recipe(demonstrate, enough=0.3, min_steps=100, max_steps=300, batch=64, shape=Shape(rope_theta=1000.0))
 six = replace(nine, demonstrate=partial(demonstrate, deck=SIX), min_steps=250, max_steps=500, batch=16)
