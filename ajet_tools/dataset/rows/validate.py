@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -23,7 +23,8 @@ from ajet_tools.dataset.files.hashes import digest_of
 from ajet_tools.dataset.files.tables import Row, read, text_of
 from ajet_tools.dataset.files.values import kind_of
 from ajet_tools.dataset.rows.forms import given_away
-from ajet_tools.dataset.similarity.near import NearIndex
+from ajet_tools.dataset.similarity.near import Pair, check_threshold, near_pairs
+from ajet_tools.dataset.similarity.text import normal
 
 __all__ = ["Problem", "Report", "validate"]
 
@@ -246,13 +247,18 @@ def _paths(values: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, s
 def _check_near_leakage(
     sources: Mapping[str, str], mapping: Mapping[str, str] | None, least: float, report: Report
 ) -> None:
-    index = NearIndex(threshold=least)
-    names: Sequence[str] = list(sources)
-    for name in names:
-        for row in read(sources[name], mapping=mapping, skip_bad=True) if name != names[0] else ():
-            match = index.find(text_of(row.values))
-            if match is not None and match.kind == "near":
-                report.add("near leakage", row.where, f"is {match.similarity:.0%} similar to {match.key}")
-        if name != names[-1]:
-            for row in read(sources[name], mapping=mapping, skip_bad=True):
-                index.add(f"{row.where} of {name}", text_of(row.values))
+    known: list[tuple[str, str]] = []
+    for name, path in sources.items():
+        rows = [(row.where, normal(text_of(row.values))) for row in read(path, mapping=mapping, skip_bad=True)]
+        nearest: dict[int, Pair] = {}
+        both = [form for _, form in (*known, *rows)]
+        for pair in near_pairs(both, check_threshold(least), across=len(known)) if known else ():
+            there = nearest.get(pair.other)
+            if pair.similarity < 1 and (there is None or there.similarity < pair.similarity):
+                nearest[pair.other] = pair
+        exact = {form for _, form in known}
+        for number, pair in sorted(nearest.items()):
+            if both[number] not in exact:
+                where = rows[number - len(known)][0]
+                report.add("near leakage", where, f"is {pair.similarity:.0%} similar to {known[pair.one][0]}")
+        known += [(f"{where} of {name}", form) for where, form in rows]
