@@ -77,6 +77,8 @@ class Instances:
         """Ids of instances that ended before they were released, and why."""
         self._template = _Template(spec, limits, python)
         self._instances: dict[str, _Instance] = {}
+        self._starting = 0
+        """Instances whose process is being started."""
 
     async def start(self) -> None:
         """Load the environment. Raises ConfigError with its own message where it cannot be loaded.
@@ -128,18 +130,25 @@ class Instances:
         """Start an instance; its first state. An instance of the same id is ended before. Raises Refused."""
         await self.release(name)
         self.lost.pop(name, None)
-        if len(self._instances) >= self.limits.instances:
+        if len(self._instances) + self._starting >= self.limits.instances:
             raise Refused(503, f"all {self.limits.instances} instances are in use")
         now = time.monotonic()
-        process = await self._template.fork()
+        self._starting += 1
+        try:
+            process = await self._template.fork()
+        finally:
+            self._starting -= 1
         instance = self._instances[name] = _Instance(task_id, process, now, now)
         self.created += 1
-        try:
-            request = {"what": "create", "task_id": task_id, "params": dict(params)}
-            return await self._ask(process, request, f"the creation of task {task_id!r}")
-        except BaseException:
-            self._end(name, instance)
-            raise
+        async with instance.lock:  # it is no idle instance, however long it takes
+            try:
+                request = {"what": "create", "task_id": task_id, "params": dict(params)}
+                return await self._ask(process, request, f"the creation of task {task_id!r}")
+            except BaseException:
+                self._end(name, instance)
+                raise
+            finally:
+                instance.asked = time.monotonic()
 
     async def ask(self, name: str, request: dict[str, Any]) -> Any:
         """What an instance answers; its requests are answered one after the other. Raises Refused."""

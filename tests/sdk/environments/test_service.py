@@ -70,6 +70,11 @@ class Counter:
     async def info(self):
         return {"tools": ["add"]}
 
+class Slow(Counter):
+    def reset(self):
+        time.sleep(1)
+        return super().reset()
+
 def made(task_id):
     return Counter(task_id)
 
@@ -215,6 +220,25 @@ def test_instances_that_nobody_asks_are_ended(counter: Path) -> None:
         until(lambda: not instances.listed())
         with pytest.raises(EnvironmentUnavailable, match="no request for"):
             env.evaluate()
+
+
+def test_an_instance_that_is_being_made_is_not_idle(counter: Path) -> None:
+    with hosted(f"{counter}:Slow", Limits(idle=0.1)) as (url, instances):
+        GymEnv(url, "count", "0").create()
+        until(lambda: not instances.listed())
+
+
+def test_no_more_are_made_at_once_than_may_run(counter: Path) -> None:
+    async def main() -> list[Any]:
+        instances = Instances(Spec(f"{counter}:Counter"), Limits(instances=2))
+        await instances.start()
+        try:
+            return await asyncio.gather(*(instances.create(str(i), "0", {}) for i in range(8)), return_exceptions=True)
+        finally:
+            await instances.close()
+
+    made = asyncio.run(main())
+    assert [getattr(one, "status", 200) for one in made] == [200] * 2 + [503] * 6
 
 
 def test_all_end_with_the_service(counter: Path) -> None:
