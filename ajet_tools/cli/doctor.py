@@ -71,7 +71,7 @@ def doctor(
         print_json({"ok": not failed, "checks": checks, "ways": ways})
     elif target:
         _print([check for check in checks if check.status == "fail"] + found[target])
-        echo(f"{target} {'can run here' if not failed else 'can not run here'}")
+        echo(f"{target} {'can run here' if not failed else 'cannot run here'}")
     else:
         _print(checks)
         echo("\nWhat can run here (details: ajet doctor --for NAME):")

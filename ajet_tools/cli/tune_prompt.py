@@ -38,7 +38,9 @@ def tune_prompt(
     reflect_with: Annotated[
         str | None, typer.Option(help="Model that writes new prompts, by its name at --reflect-url.")
     ] = None,
-    reflect_url: Annotated[str | None, typer.Option(help="Endpoint of that model. Default: OPENAI_BASE_URL.")] = None,
+    reflect_url: Annotated[
+        str | None, typer.Option(help="Endpoint of that model. Default: --base-url, else OPENAI_BASE_URL.")
+    ] = None,
     reflect_scripted: Annotated[
         str | None, typer.Option(help="writer.py:function that writes prompts instead of a model: text in, text out.")
     ] = None,
@@ -78,11 +80,11 @@ def _reflect(config: Config, model: str | None, url: str | None, scripted: str |
     if scripted is not None:
         function: Reflect = load_object(scripted.replace(":", "->"), Path.cwd())
         return function
-    base_url = url or os.environ.get("OPENAI_BASE_URL")
+    base_url = url or config.model.base_url or os.environ.get("OPENAI_BASE_URL")
     if model is None or base_url is None:
         raise ConfigError(
-            "no model to write prompts: pass --reflect-with NAME, with --reflect-url URL or OPENAI_BASE_URL; or "
-            "--reflect-scripted writer.py:function"
+            "no model to write prompts: pass --reflect-with NAME, with --reflect-url URL, --base-url URL or "
+            "OPENAI_BASE_URL; or --reflect-scripted writer.py:function"
         )
     key = os.environ.get(config.model.api_key_env) or "none"
 

@@ -68,7 +68,7 @@ def test_what_is_asked_for_decides_the_exit_code(tmp_path: Path, monkeypatch: py
     monkeypatch.setenv("PATH", str(tmp_path))
     done = doctor(str(tmp_path), "--for", "trinity-cuda")
     assert done.exit_code == 1
-    assert "fail  gpus" in done.stdout and "trinity-cuda can not run here" in done.stdout
+    assert "fail  gpus" in done.stdout and "trinity-cuda cannot run here" in done.stdout
     wrong = doctor(str(tmp_path), "--for", "trinty")
     assert wrong.exit_code == 2 and "choose one of trinity, verl, vllm, debug" in wrong.stderr
 
