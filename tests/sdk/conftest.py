@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import tokenizers
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, trainers
+
+from ajet_sdk.gateway.gateway import Gateway
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
 TEXTS = [
@@ -152,3 +155,17 @@ def tokenizer_of() -> Callable[..., Tok]:
         return Tok(trained[family], source, bos_token="<s>" if template == "inst" else "", eos_token=end)
 
     return make
+
+
+@pytest.fixture
+def gateway() -> Iterator[Gateway]:
+    with Gateway() as running:
+        yield running
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model of random weights with a tokenizer and a chat template."""
+    from tests.tiny_models import save_tiny
+
+    return save_tiny(tmp_path_factory.mktemp("models") / "tiny")

@@ -38,12 +38,6 @@ def replies(ask: Ask) -> Any:
     return {"reasoning_content": "Easy.", "content": f"You said {last.get('content')} END and more"}
 
 
-@pytest.fixture
-def gateway() -> Iterator[Gateway]:
-    with Gateway() as running:
-        yield running
-
-
 Doors = Callable[[str], tuple[OpenEpisode, Any, Any]]
 
 

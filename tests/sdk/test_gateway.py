@@ -6,7 +6,7 @@ import asyncio
 import json
 import re
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -28,12 +28,6 @@ from tests.waiting import FOREVER
 USER = [{"role": "user", "content": "What is six times seven?"}]
 TOOLS = [{"type": "function", "function": {"name": "calc", "parameters": {"type": "object", "properties": {}}}}]
 CALLING = {"content": "Let me see.", "tool_calls": [{"function": {"name": "calc", "arguments": {"a": 6, "b": "ü"}}}]}
-
-
-@pytest.fixture
-def gateway() -> Iterator[Gateway]:
-    with Gateway() as running:
-        yield running
 
 
 Opener = Callable[..., OpenEpisode]

@@ -23,14 +23,7 @@ from ajet_sdk.run import train
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.types import Task
 from ajet_tools.trace.files.check import check
-from tests.tiny_models import save_tiny
 from tests.waiting import until_async
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of random weights with a tokenizer and a chat template."""
-    return save_tiny(tmp_path_factory.mktemp("models") / "tiny")
 
 
 def job(tmp_path: Path, model: Path, **trainer: Any) -> Config:

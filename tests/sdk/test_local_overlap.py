@@ -27,16 +27,10 @@ from ajet_sdk.run import train
 from ajet_sdk.trace.reader import ledger_balance, open_trace
 from ajet_sdk.types import Sample, Span, Timeline
 from ajet_tools.trace.files.check import check
-from tests.tiny_models import save_tiny
+from tests.sdk.test_local_backbone import length, talk
 from tests.waiting import until_async
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model of random weights with a tokenizer and a chat template."""
-    return save_tiny(tmp_path_factory.mktemp("models") / "tiny")
 
 
 def job(tmp_path: Path, model: Path, rollout: Mapping[str, Any] = {}, **trainer: Any) -> Config:
@@ -56,18 +50,6 @@ def job(tmp_path: Path, model: Path, rollout: Mapping[str, Any] = {}, **trainer:
                                "use_kl_loss": False, "logger": [], "optim": {"lr": 0.01, "warmup_steps": 1}, **trainer},
         }
     )  # fmt: skip
-
-
-@ajet.judge
-def length(output: str) -> float:
-    """Something that differs between attempts of an untrained model."""
-    return len(output) / 10
-
-
-@ajet.workflow
-async def talk(question: str, model: ajet.Model) -> str:
-    reply = await model.chat([{"role": "user", "content": question}])
-    return reply["content"] or ""
 
 
 def rows(config: Config, sql: str) -> list[dict[str, Any]]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,17 +25,9 @@ from ajet_sdk.samples.build import build
 from ajet_sdk.trace.reader import episodes as episodes_of
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.types import Call, Episode, Reward, Task
-from tests.sdk.test_local_backbone import job, length, tiny_model
-
-__all__ = ["tiny_model"]
+from tests.sdk.test_local_backbone import job, length
 
 SEATS = ("north", "east", "south", "west")
-
-
-@pytest.fixture(scope="module")
-def gateway() -> Iterator[Gateway]:
-    with Gateway() as opened:
-        yield opened
 
 
 def replies(tmp_path: Path, *names: str) -> list[dict[str, str]]:

@@ -6,10 +6,8 @@ Real requests through the gateway; the scripted model's template shows tools, so
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
-
-import pytest
 
 import ajet
 from ajet_sdk.config.config import load_config
@@ -32,12 +30,6 @@ def tool(name: str) -> Message:
 
 def user(text: str) -> Message:
     return {"role": "user", "content": text}
-
-
-@pytest.fixture(scope="module")
-def gateway() -> Iterator[Gateway]:
-    with Gateway() as opened:
-        yield opened
 
 
 def calls_of(gateway: Gateway, team: Any) -> tuple[tuple[Call, ...], Merged]:

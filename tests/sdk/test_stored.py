@@ -23,18 +23,12 @@ from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Reward, Task
 from ajet_tools.trace.files.check import check
 from tests.sdk.test_local_backbone import job as local_job
-from tests.sdk.test_local_backbone import outcomes
-from tests.tiny_models import save_tiny
+from tests.sdk.test_local_backbone import length, outcomes, talk
 
 
 @pytest.fixture(scope="session")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(scope="session")
-def tokenizer(model: Path) -> HFTokenizer:
-    return HFTokenizer(model)
+def tokenizer(tiny_model: Path) -> HFTokenizer:
+    return HFTokenizer(tiny_model)
 
 
 def job(algorithm: dict[str, Any], train: Sequence[Task] = (), val: Sequence[Task] = (), batch: int = 8) -> Job:
@@ -223,7 +217,7 @@ def test_clusters_refuse_by_name(backbone: str) -> None:
     assert any("trainer_common.algorithm: sft" in line for line in unsupported_keys(config, backbone))
 
 
-def without_agent(tmp_path: Path, model: Path) -> Config:
+def without_agent(tmp_path: Path, tiny_model: Path) -> Config:
     """A job of conversations alone: no agent, no judge, nothing to validate on."""
     place = rows(tmp_path / "said.jsonl", *({"messages": said(f"Say {w}.", w)} for w in ("yes", "no", "maybe")))
     trainer = {"algorithm": "sft", "total_steps": 6, "optim": {"lr": 1e-2, "warmup_steps": 0}, "logger": ["console"]}
@@ -231,7 +225,7 @@ def without_agent(tmp_path: Path, model: Path) -> Config:
     return load_config(
         values={
             "experiment_dir": str(tmp_path / "experiment"),
-            "model": {"path": str(model)},
+            "model": {"path": str(tiny_model)},
             "task_reader": {"type": "jsonl_dataset_file", "jsonl_dataset_file": files},
             "data": {"train_batch_size": 3},
             "trainer_common": trainer,
@@ -239,8 +233,8 @@ def without_agent(tmp_path: Path, model: Path) -> Config:
     )
 
 
-def test_a_run_over_conversations_needs_no_agent_and_books_every_token(tmp_path: Path, model: Path) -> None:
-    config = without_agent(tmp_path, model)
+def test_a_run_over_conversations_needs_no_agent_and_books_every_token(tmp_path: Path, tiny_model: Path) -> None:
+    config = without_agent(tmp_path, tiny_model)
     tuned = train(config)
     assert tuned.path is not None and tuned.metrics["train/loss"] < 5  # a model of random weights begins at 5.6
     assert set(outcomes(config)) == {"trained"}
@@ -254,11 +248,9 @@ def test_a_run_over_conversations_needs_no_agent_and_books_every_token(tmp_path:
 
 
 @pytest.mark.slow
-def test_pairs_of_the_runs_own_attempts(tmp_path: Path, model: Path) -> None:
+def test_pairs_of_the_runs_own_attempts(tmp_path: Path, tiny_model: Path) -> None:
     """Without data the attempts of each step are compared: the best of a group with its worst."""
-    from tests.sdk.test_local_backbone import length, talk
-
-    config = local_job(tmp_path, model, algorithm="dpo", val_before_train=False, test_freq=0, save_freq=0)
+    config = local_job(tmp_path, tiny_model, algorithm="dpo", val_before_train=False, test_freq=0, save_freq=0)
     tuned = train(config, workflow=talk, judge=length)
     assert set(outcomes(config)) == {"trained", "zero_advantage", "evaluation"}
     assert tuned.metrics["train/loss"] == pytest.approx(0.69, abs=0.02)

@@ -29,17 +29,11 @@ from tests.sdk.learn.test_loss import tiny
 from tests.sdk.test_local_backbone import job as local_job
 from tests.sdk.test_local_backbone import outcomes, talk
 from tests.serving import completing, serving
-from tests.tiny_models import save_tiny
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("models") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def teacher_model(place: Path) -> Any:
-    model = AutoModelForCausalLM.from_pretrained(place, dtype=torch.float32).eval()
+def teacher_model(tiny_model: Path) -> Any:
+    model = AutoModelForCausalLM.from_pretrained(tiny_model, dtype=torch.float32).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(1)))
@@ -89,8 +83,8 @@ async def asked(url: str, tokenizer: HFTokenizer) -> list[Any]:
         await teacher.aclose()
 
 
-def test_a_teacher_says_the_same_in_this_process_and_at_an_endpoint(teacher_model: Any, place: Path) -> None:
-    tokenizer = HFTokenizer(place)
+def test_a_teacher_says_the_same_in_this_process_and_at_an_endpoint(teacher_model: Any, tiny_model: Path) -> None:
+    tokenizer = HFTokenizer(tiny_model)
     local = asyncio.run(LocalTeacher(teacher_model, 1).logprobs(SAMPLES))
     with serving(endpoint_of(teacher_model, tokenizer)) as url:
         remote = asyncio.run(asked(url, tokenizer))
@@ -99,14 +93,14 @@ def test_a_teacher_says_the_same_in_this_process_and_at_an_endpoint(teacher_mode
         assert there.tolist() == pytest.approx(here.tolist(), abs=1e-5)
 
 
-def test_another_tokenizer_is_refused(teacher_model: Any, place: Path, tmp_path: Path) -> None:
-    tokenizer = HFTokenizer(place)
+def test_another_tokenizer_is_refused(teacher_model: Any, tiny_model: Path, tmp_path: Path) -> None:
+    tokenizer = HFTokenizer(tiny_model)
     with (
         serving(endpoint_of(teacher_model, tokenizer, shift=1)) as url,
         pytest.raises(ConfigError, match="has another tokenizer than the trained model: the token"),
     ):
         asyncio.run(asked(url, tokenizer))
-    other = HFTokenizer(place).hf
+    other = HFTokenizer(tiny_model).hf
     other.add_tokens(["oui"])
     other.save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="has another tokenizer"):
@@ -128,7 +122,7 @@ def test_what_cannot_be_a_teacher_is_refused_before_training(place: Path) -> Non
         opened("nobody@latest", HFTokenizer(place))
 
 
-def test_an_endpoint_without_prompt_logprobs_says_so(place: Path) -> None:
+def test_an_endpoint_without_prompt_logprobs_says_so(tiny_model: Path) -> None:
     async def completions(_: Request) -> JSONResponse:
         return JSONResponse({"choices": [{"text": "yes"}]})
 
@@ -137,7 +131,7 @@ def test_an_endpoint_without_prompt_logprobs_says_so(place: Path) -> None:
 
     routes = [Route("/v1/models", models), Route("/v1/completions", completions, methods=["POST"])]
     with serving(Starlette(routes=routes)) as url, pytest.raises(ConfigError, match="returns no prompt_logprobs"):
-        asyncio.run(asked(url, HFTokenizer(place)))
+        asyncio.run(asked(url, HFTokenizer(tiny_model)))
 
 
 def test_a_tokens_advantage_is_how_much_likelier_the_teacher_finds_it(teacher_model: Any) -> None:
@@ -196,13 +190,13 @@ def test_that_gradient_is_trls_of_the_reverse_divergence() -> None:
             assert torch.allclose(sampled[name], parameter.grad, atol=1e-6), name
 
 
-def test_a_student_learns_of_its_teacher_without_a_reward(tmp_path: Path, place: Path, teacher_model: Any) -> None:
+def test_a_student_learns_of_its_teacher_without_a_reward(tmp_path: Path, tiny_model: Path, teacher_model: Any) -> None:
     """A run of two steps: no judge, every sampled token in the ledger, the teacher's word in the trace."""
     teacher = tmp_path / "teacher"
     teacher_model.save_pretrained(teacher)
-    HFTokenizer(place).hf.save_pretrained(teacher)
+    HFTokenizer(tiny_model).hf.save_pretrained(teacher)
     algorithm = {"adv_estimator": "opd", "teacher": str(teacher)}
-    config = local_job(tmp_path, place, algorithm=algorithm, val_before_train=False, test_freq=0, save_freq=0)
+    config = local_job(tmp_path, tiny_model, algorithm=algorithm, val_before_train=False, test_freq=0, save_freq=0)
     tuned = train(config, workflow=talk)
     assert set(outcomes(config)) == {"trained", "evaluation"}
     assert tuned.metrics["train/teacher_kl"] > 0
