@@ -137,11 +137,8 @@ class Session:
     def check_ledger(self) -> None:
         """Raise TrainingError where the tokens of the ledger do not add up to those that were sampled."""
         self.writer.flush()
-        trace = open_trace(self.config.directory)  # processes of a cluster have files of their own
-        try:
+        with open_trace(self.config.directory) as trace:  # processes of a cluster have files of their own
             wrong = ledger_balance(trace, self.run.run_id)
-        finally:
-            trace.close()
         if wrong:
             more = f"\n  and {len(wrong) - 10} more" if len(wrong) > 10 else ""
             raise TrainingError(

@@ -35,3 +35,11 @@ async def until_shown(pilot: Pilot[None], holds: Callable[[], T]) -> T:
             raise pilot.app._exception
         if held := holds():
             return held
+
+
+async def settled(pilot: Pilot[None]) -> None:
+    """Until every worker has done its work and it is drawn."""
+    for _ in range(3):
+        await pilot.pause()
+        await pilot.app.workers.wait_for_complete()
+    await pilot.pause()

@@ -51,12 +51,9 @@ def _places(path: Path, feedback: tuple[Feedback, ...]) -> dict[Path, list[Feedb
 
 def _known(file: Path, episode_ids: list[str]) -> tuple[set[str], set[tuple[str, str]]]:
     """Those of the episodes that are in a file, finished or running, and their calls."""
-    reader = open_trace(file)
-    try:
+    with open_trace(file) as reader:
         ended = reader.query("SELECT episode_id FROM episodes WHERE list_contains(?, episode_id)", [episode_ids])
         made = reader.query("SELECT episode_id, call_id FROM calls WHERE list_contains(?, episode_id)", [episode_ids])
-    finally:
-        reader.close()
     calls = {(row["episode_id"], row["call_id"]) for row in made.to_pylist()}
     return {row["episode_id"] for row in ended.to_pylist()} | {episode_id for episode_id, _ in calls}, calls
 

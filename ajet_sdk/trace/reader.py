@@ -161,6 +161,12 @@ class Trace:
             owned = {file: owner for file, owner in owned.items() if file in files}
         return self._attached.query(files, owned, stamps, sql, parameters, stop)
 
+    def __enter__(self) -> Trace:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     def close(self) -> None:
         """Let go of the files, unless a query is running; the next query opens them again."""
         self._attached.close()

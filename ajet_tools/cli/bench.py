@@ -169,11 +169,8 @@ COSTS = {"time/step": "seconds", "train/tokens_sampled": "tokens", "train/episod
 
 def _curve(experiment: Path) -> Iterator[Point]:
     """The validations of the run in a directory, each with what the steps before it cost."""
-    reader = open_trace(experiment)
-    try:
+    with open_trace(experiment) as reader:
         rows = reader.query("SELECT step, name, value FROM metrics ORDER BY step").to_pylist()
-    finally:
-        reader.close()
     by_step: dict[int, dict[str, float]] = {}
     for row in rows:
         by_step.setdefault(row["step"], {})[row["name"]] = row["value"]

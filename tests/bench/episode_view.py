@@ -60,21 +60,20 @@ def write(path: Path) -> None:
 
 async def measure(path: Path) -> list[tuple[float, float]]:
     """CPU and wall seconds of each opening, until the conversation is drawn."""
-    reader = open_trace(path)
-    app = TraceApp(reader, path)
-    times = []
-    async with app.run_test(size=(120, 40)) as pilot:
-        await pilot.pause()
-        for _ in range(OPENINGS):
-            began = time.process_time(), time.perf_counter()
-            app.open_episode("long")
-            while not (isinstance(app.screen, EpisodeScreen) and app.screen.overview is not None):
-                await asyncio.sleep(0.005)
+    with open_trace(path) as reader:
+        app = TraceApp(reader, path)
+        times = []
+        async with app.run_test(size=(120, 40)) as pilot:
             await pilot.pause()
-            times.append((time.process_time() - began[0], time.perf_counter() - began[1]))
-            app.pop_screen()
-            await pilot.pause()
-    reader.close()
+            for _ in range(OPENINGS):
+                began = time.process_time(), time.perf_counter()
+                app.open_episode("long")
+                while not (isinstance(app.screen, EpisodeScreen) and app.screen.overview is not None):
+                    await asyncio.sleep(0.005)
+                await pilot.pause()
+                times.append((time.process_time() - began[0], time.perf_counter() - began[1]))
+                app.pop_screen()
+                await pilot.pause()
     return times
 
 

@@ -106,9 +106,8 @@ def _prose(rng: np.random.Generator) -> str:
 def _work(verb: str, source: str, format: Format, target: str) -> None:
     started = time.perf_counter()
     if verb == "export":
-        reader = open_trace(Path(source))
-        count = export(reader, exported_ids(reader), format, Path(target)).episodes
-        reader.close()
+        with open_trace(Path(source)) as reader:
+            count = export(reader, exported_ids(reader), format, Path(target)).episodes
     else:
         count = import_files([Path(source)], Path(target)).episodes
     seconds = time.perf_counter() - started

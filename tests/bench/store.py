@@ -85,14 +85,13 @@ def _episode(path: Path) -> list[Figure]:
     sql = "SELECT sum(len(prompt_suffix) + len(output_ids)) AS n FROM calls"
     stored = int(writer.query(sql).to_pylist()[0]["n"])
     writer.close()
-    reader = open_trace(path)
-    started = time.perf_counter()
-    assert len(calls_of(reader, "e7")) == TURNS
-    objects = time.perf_counter() - started
-    started = time.perf_counter()
-    assert reader.query("SELECT prompt_ids FROM calls_full WHERE episode_id = 'e7'").num_rows == TURNS
-    view = time.perf_counter() - started
-    reader.close()
+    with open_trace(path) as reader:
+        started = time.perf_counter()
+        assert len(calls_of(reader, "e7")) == TURNS
+        objects = time.perf_counter() - started
+        started = time.perf_counter()
+        assert reader.query("SELECT prompt_ids FROM calls_full WHERE episode_id = 'e7'").num_rows == TURNS
+        view = time.perf_counter() - started
     cost = stored / distinct
     return [
         Figure("ids of a 50-turn episode", cost, "x its distinct tokens", "<= 1.2", cost <= 1.2),

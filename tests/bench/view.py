@@ -130,29 +130,28 @@ def listing(path: Path) -> dict[str, float]:
     from ajet_tools.trace.queries.filters import parse
     from ajet_tools.trace.queries.listing import COLUMNS, open_listing
 
-    reader = open_trace(path)
-    latest = open_listing(reader, "run")
-    assert len(latest.page(reader, 0, PAGE)) == PAGE and latest.count == EPISODES
-    found = {"first": time.process_time() - started}
-    time.sleep(PAUSE)
-    by_group = latest.sorted(reader, "group_id", False)
-    found["page before"] = 1e3 * _seconds(lambda: by_group.page(reader, EPISODES // 2, PAGE), 3)
-    time.sleep(PAUSE)
-    found["prepare"] = _seconds(lambda: latest.prepare(reader))
-    orders, pages = [], []
-    for column in COLUMNS:
+    with open_trace(path) as reader:
+        latest = open_listing(reader, "run")
+        assert len(latest.page(reader, 0, PAGE)) == PAGE and latest.count == EPISODES
+        found = {"first": time.process_time() - started}
         time.sleep(PAUSE)
-        orders.append(_seconds(partial(latest.sorted, reader, column, True)))
-        order = latest.sorted(reader, column, False)
-        order.page(reader, 0, PAGE)
-        pages += [_seconds(partial(order.page, reader, EPISODES * i // 7, PAGE), 2) for i in range(0, 7, 2)]
-    found |= {"any order": 1e3 * max(orders), "any page": 1e3 * max(pages)}
-    time.sleep(PAUSE)
-    found["page after a pause"] = 1e3 * _seconds(partial(latest.page, reader, EPISODES // 2, PAGE))
-    found["refresh"] = 1e3 * _seconds(partial(latest.refreshed, reader), 3)
-    time.sleep(PAUSE)
-    found["filter"] = 1e3 * _seconds(partial(latest.filtered, reader, parse("reward<0.5 agent=seer step>10")))
-    reader.close()
+        by_group = latest.sorted(reader, "group_id", False)
+        found["page before"] = 1e3 * _seconds(lambda: by_group.page(reader, EPISODES // 2, PAGE), 3)
+        time.sleep(PAUSE)
+        found["prepare"] = _seconds(lambda: latest.prepare(reader))
+        orders, pages = [], []
+        for column in COLUMNS:
+            time.sleep(PAUSE)
+            orders.append(_seconds(partial(latest.sorted, reader, column, True)))
+            order = latest.sorted(reader, column, False)
+            order.page(reader, 0, PAGE)
+            pages += [_seconds(partial(order.page, reader, EPISODES * i // 7, PAGE), 2) for i in range(0, 7, 2)]
+        found |= {"any order": 1e3 * max(orders), "any page": 1e3 * max(pages)}
+        time.sleep(PAUSE)
+        found["page after a pause"] = 1e3 * _seconds(partial(latest.page, reader, EPISODES // 2, PAGE))
+        found["refresh"] = 1e3 * _seconds(partial(latest.refreshed, reader), 3)
+        time.sleep(PAUSE)
+        found["filter"] = 1e3 * _seconds(partial(latest.filtered, reader, parse("reward<0.5 agent=seer step>10")))
     return found
 
 
@@ -160,12 +159,11 @@ def search(path: Path) -> dict[str, float]:
     from ajet_sdk.trace.reader import open_trace
     from ajet_tools.trace.queries.search import search as look
 
-    reader = open_trace(path)
-    times = [time.process_time()]
-    hits = list(look(reader, "Question 77777 ", "run", progress=lambda *_: times.append(time.process_time())))
-    total = time.process_time() - times[0]
-    assert len(hits) == 1
-    reader.close()
+    with open_trace(path) as reader:
+        times = [time.process_time()]
+        hits = list(look(reader, "Question 77777 ", "run", progress=lambda *_: times.append(time.process_time())))
+        total = time.process_time() - times[0]
+        assert len(hits) == 1
     return {"search": total, "wait": max(b - a for a, b in pairwise(times))}
 
 

@@ -136,12 +136,9 @@ def learn(name: str, python: Path, seed: int, steps: int, folder: Path) -> Learn
 
 
 def read(directory: Path, name: str, versions: str, seed: int, steps: int, seconds: float) -> Learnt:
-    reader = open_trace(directory)
-    try:
+    with open_trace(directory) as reader:
         metrics = reader.query("SELECT name, step, value FROM metrics WHERE name LIKE 'val/%'").to_pylist()
         ran = list(episodes(reader))
-    finally:
-        reader.close()
     values = {(one["name"], one["step"]): one["value"] for one in metrics}
     calls = [call for episode in ran for call in episode.calls]
     return Learnt(

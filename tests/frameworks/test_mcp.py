@@ -145,9 +145,8 @@ def test_by_stdio_and_in_the_trace(server: Path, tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "trace.duckdb") as writer:
         finished = run(agent, writer)
     check(finished)
-    reader = open_trace(tmp_path / "trace.duckdb")
-    [stored] = episodes(reader)
-    reader.close()
+    with open_trace(tmp_path / "trace.duckdb") as reader:
+        [stored] = episodes(reader)
     assert stored.events == finished.events
     shown = subprocess.run(
         [sys.executable, "-m", "ajet", "trace", "show", stored.episode_id, str(tmp_path), "--no-pager"],

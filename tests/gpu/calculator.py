@@ -64,12 +64,9 @@ def trinity(setting: Setting) -> Iterator[Figure]:
 
 
 def _learnt(setting: Setting, config: Config, case: str) -> Iterator[Figure]:
-    reader = open_trace(config.directory)
-    try:
+    with open_trace(config.directory) as reader:
         rows = reader.query("SELECT name, step, value FROM metrics ORDER BY step").to_pylist()
         outcomes = reader.query("SELECT outcome, sum(tokens) AS n FROM ledger GROUP BY outcome").to_pylist()
-    finally:
-        reader.close()
 
     def series(name: str) -> list[float]:
         return [row["value"] for row in rows if row["name"] == name]

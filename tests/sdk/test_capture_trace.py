@@ -40,11 +40,8 @@ def ask(elsewhere: OpenEpisode, text: str) -> str:
 
 
 def rows(path: Path, sql: str) -> list[dict[str, Any]]:
-    reader = open_trace(path)
-    try:
+    with open_trace(path) as reader:
         return list(reader.query(sql).to_pylist())
-    finally:
-        reader.close()
 
 
 CALLS = "select model, trainable, error, request from calls order by started_at"

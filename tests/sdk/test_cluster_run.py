@@ -65,12 +65,9 @@ class Cluster:
 
     def query(self, sql: str) -> list[tuple[Any, ...]]:
         self.writer.flush()
-        trace = open_trace(self.directory)
-        try:
+        with open_trace(self.directory) as trace:
             assert ledger_balance(trace, RUN) == []
             return [tuple(row.values()) for row in trace.query(sql).to_pylist()]
-        finally:
-            trace.close()
 
 
 @pytest.fixture(params=["a store of its own", "the experiment's directory"])

@@ -60,16 +60,13 @@ def test_the_first_tasks_are_run_and_told_of(tmp_path: Path, capsys: pytest.Capt
     assert [e.task.main_query for e in tuned.episodes] == ["6 x 7", "6 x 8"]
     out = capsys.readouterr().out
     assert "6 x 7" in out and "succeeded" in out
-    reader = open_trace(tmp_path / "experiment")
-    try:
+    with open_trace(tmp_path / "experiment") as reader:
         [row] = reader.query("SELECT status, backbone FROM runs").to_pylist()
         assert row == {"status": "finished", "backbone": "debug"}
         [row] = reader.query(
             "SELECT count(*) AS n, sum(tokens) AS tokens FROM ledger WHERE outcome = 'evaluation'"
         ).to_pylist()
         assert (row["n"], row["tokens"]) == (4, 12)
-    finally:
-        reader.close()
 
 
 def test_the_same_seed_gives_the_same_seeds_to_calls(tmp_path: Path) -> None:
@@ -95,12 +92,9 @@ def test_failures_are_shown_with_their_place_and_stop_the_run(
         train(config(tmp_path), workflow=broken)
     out = capsys.readouterr().out
     assert "KeyError" in out and "test_debug.py" in out
-    reader = open_trace(tmp_path / "experiment")
-    try:
+    with open_trace(tmp_path / "experiment") as reader:
         [row] = reader.query("SELECT status, error FROM runs").to_pylist()
         assert row["status"] == "failed" and "KeyError" in row["error"]
-    finally:
-        reader.close()
 
 
 def test_parallelism_is_bounded(tmp_path: Path) -> None:

@@ -485,9 +485,8 @@ def test_a_short_body_cut_after_one_read_is_undelivered_in_the_trace_too(tmp_pat
             client.socket.close()
             (call,) = asyncio.run(episode.finish())
             assert call.error == (None if whole else "undelivered: the client disconnected before the end")
-    reader = open_trace(path)
-    found = {row["episode_id"]: row["error"] for row in reader.query("FROM calls").to_pylist()}
-    reader.close()
+    with open_trace(path) as reader:
+        found = {row["episode_id"]: row["error"] for row in reader.query("FROM calls").to_pylist()}
     assert found["whole"] is None and found["cut"].startswith("undelivered")
 
 
@@ -571,8 +570,7 @@ def test_every_call_is_in_the_trace_once_and_can_be_read_live(tmp_path: Path) ->
 
         asyncio.run(scenario())
         writer.flush(10)
-        reader = open_trace(path)
-        assert reader.query("select count(*), count(distinct call_id) from calls").to_pylist() == [
-            {"count_star()": 20, "count(DISTINCT call_id)": 20}
-        ]
-        reader.close()
+        with open_trace(path) as reader:
+            assert reader.query("select count(*), count(distinct call_id) from calls").to_pylist() == [
+                {"count_star()": 20, "count(DISTINCT call_id)": 20}
+            ]

@@ -63,21 +63,15 @@ def length(output: str) -> float:
 
 def numbers(config: Config) -> dict[tuple[int, str], float]:
     """The metrics of a run that a repetition has to meet again."""
-    reader = open_trace(config.directory)
-    try:
+    with open_trace(config.directory) as reader:
         rows = reader.query("SELECT step, name, value FROM metrics").to_pylist()
-    finally:
-        reader.close()
     timed = ("time/", "per_second", "seconds")
     return {(r["step"], r["name"]): r["value"] for r in rows if not any(t in r["name"] for t in timed)}
 
 
 def outcomes(config: Config) -> dict[str, int]:
-    reader = open_trace(config.directory)
-    try:
+    with open_trace(config.directory) as reader:
         rows = reader.query("SELECT outcome, sum(tokens) AS n FROM ledger GROUP BY outcome").to_pylist()
-    finally:
-        reader.close()
     return {r["outcome"]: int(r["n"]) for r in rows}
 
 
@@ -108,8 +102,7 @@ def test_a_run_ends_with_a_model_a_trace_and_a_curve(tmp_path: Path, tiny_model:
 def assert_trained_rows_fit(config: Config) -> None:
     """One row for each call that the ledger says was trained, with what the sampler had said of the same tokens."""
     assert check(config.directory) == []
-    reader = open_trace(config.directory)
-    try:
+    with open_trace(config.directory) as reader:
         rows = reader.query(
             """
             SELECT t.*, c.logprobs AS sampled, c.output_ids FROM trained t JOIN calls c USING (call_id, episode_id)
@@ -117,8 +110,6 @@ def assert_trained_rows_fit(config: Config) -> None:
         ).to_pylist()
         booked = reader.query("SELECT call_id, tokens FROM ledger WHERE outcome = 'trained'").to_pylist()
         total = reader.query("SELECT count(*) AS n FROM trained").to_pylist()
-    finally:
-        reader.close()
     assert {row["call_id"] for row in rows} == {row["call_id"] for row in booked}
     assert total == [{"n": len(rows)}] == [{"n": len(booked)}]
     for row in rows:
@@ -138,9 +129,8 @@ def test_a_resumed_run_goes_on_to_the_same_numbers(tmp_path: Path, tiny_model: P
     longer = job(tmp_path / "two", tiny_model, total_steps=4, mini_batch_num=2)
     train(longer, workflow=talk, judge=length, resume=True)
     assert numbers(longer) == numbers(straight)
-    reader = open_trace(longer.directory)
-    assert reader.query("SELECT count(*) AS n FROM runs").to_pylist() == [{"n": 1}]
-    reader.close()
+    with open_trace(longer.directory) as reader:
+        assert reader.query("SELECT count(*) AS n FROM runs").to_pylist() == [{"n": 1}]
 
 
 def test_a_checkpoint_of_other_settings_is_not_resumed(tmp_path: Path, tiny_model: Path) -> None:

@@ -53,21 +53,15 @@ def job(tmp_path: Path, model: Path, rollout: Mapping[str, Any] = {}, **trainer:
 
 
 def rows(config: Config, sql: str) -> list[dict[str, Any]]:
-    reader = open_trace(config.directory)
-    try:
+    with open_trace(config.directory) as reader:
         return reader.query(sql).to_pylist()
-    finally:
-        reader.close()
 
 
 def assert_balanced(config: Config) -> None:
     assert check(config.directory) == []
-    reader = open_trace(config.directory)
-    try:
+    with open_trace(config.directory) as reader:
         for row in reader.query("SELECT run_id FROM runs").to_pylist():
             assert ledger_balance(reader, row["run_id"]) == []
-    finally:
-        reader.close()
 
 
 def metric(config: Config, name: str) -> dict[int, float]:

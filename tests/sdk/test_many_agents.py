@@ -192,13 +192,10 @@ def test_a_training_plays_against_its_own_checkpoints(tmp_path: Path, tiny_model
     rollout = given.rollout.model_copy(update={"opponent": ["checkpoint@latest"]})
     given = given.model_copy(update={"rollout": rollout})
     tuned = train(given, workflow=duel, judge=length)
-    reader = open_trace(given.directory)
-    try:
+    with open_trace(given.directory) as reader:
         sql = "SELECT DISTINCT e.step, c.model FROM calls c JOIN episodes e USING (episode_id) WHERE NOT c.trainable"
         played = {(row["step"], row["model"]) for row in reader.query(sql + " AND e.split = 'train'").to_pylist()}
         found = episodes_of(reader)
-    finally:
-        reader.close()
     assert played == {(1, "checkpoint@0"), (2, "checkpoint@1"), (3, "checkpoint@2")}
     assert all(c.policy_version is None for e in found for c in e.calls if c.agent == "b")
     # Later, each of them can be named.

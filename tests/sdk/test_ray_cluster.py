@@ -181,12 +181,9 @@ def test_ctrl_c_ends_what_was_started_and_nothing_else(project: Path, bystander:
     assert psutil.wait_procs(started, timeout=300)[1] == []
     with cluster(bystander.address) as joined:
         assert [node.alive for node in joined.nodes()] == [True]
-    trace = open_trace(next((project / "launcher_record").iterdir()) / "trace.duckdb")
-    try:
+    with open_trace(next((project / "launcher_record").iterdir()) / "trace.duckdb") as trace:
         assert trace.query("SELECT status FROM runs").to_pylist() == [{"status": "interrupted"}]
         assert trace.query("SELECT count(*) AS n FROM calls").to_pylist()[0]["n"] >= 1
-    finally:
-        trace.close()
 
 
 def test_a_model_learns_from_episodes_that_ran_elsewhere(project: Path, bystander: Cluster) -> None:
@@ -212,12 +209,9 @@ def test_a_model_learns_from_episodes_that_ran_elsewhere(project: Path, bystande
     tuned = train(load_config(values={"ajet": values}), ray=bystander.address)  # raises where the ledger is off
     assert tuned.path is not None
     assert (tuned.path / "model.safetensors").is_file()
-    trace = open_trace(Path("launcher_record/tiny/trace.duckdb"))
-    try:
+    with open_trace(Path("launcher_record/tiny/trace.duckdb")) as trace:
         episodes = trace.query("SELECT metrics, status FROM episodes").to_pylist()
         outcomes = {r["outcome"] for r in trace.query("SELECT DISTINCT outcome FROM ledger").to_pylist()}
-    finally:
-        trace.close()
     assert len(episodes) == 16
     assert {e["status"] for e in episodes} == {"succeeded"}
     pids = {json.loads(e["metrics"])["pid"] for e in episodes}

@@ -182,12 +182,9 @@ def start(nodes: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> St
 
 
 def rows(report: Report, sql: str) -> list[dict[str, Any]]:
-    reader = open_trace(report.directory / "trace.duckdb")
-    try:
+    with open_trace(report.directory / "trace.duckdb") as reader:
         found: list[dict[str, Any]] = reader.query(sql).to_pylist()
         return found
-    finally:
-        reader.close()
 
 
 def test_episodes_run_on_both_nodes_in_processes_used_again(start: Start) -> None:

@@ -49,10 +49,9 @@ def test_calls_are_placed_where_they_are_recorded_and_sql_walks_them(tmp_path: P
     assert other.extends_call_id is None and other.parent_call_id == second.call_id, "of another agent"
     assert other.prefix_messages == 3
     assert list(calls) == place_all(calls)
-    reader = open_trace(path)
-    assert calls_of(reader, "e") == list(calls)
-    rows = reader.query(walk()).to_pylist()
-    reader.close()
+    with open_trace(path) as reader:
+        assert calls_of(reader, "e") == list(calls)
+        rows = reader.query(walk()).to_pylist()
     turns = {(row["first"], row["turn"], row["agent"]) for row in rows}
     assert turns == {(c.call_id, 1, c.agent) for c in (first, edited, other)} | {(first.call_id, 2, "a")}
 

@@ -61,11 +61,8 @@ def config(tmp_path: Path, **sections: Any) -> Config:
 
 
 def rows(path: Path, sql: str) -> list[dict[str, Any]]:
-    reader = open_trace(path)
-    try:
+    with open_trace(path) as reader:
         return list(reader.query(sql).to_pylist())
-    finally:
-        reader.close()
 
 
 def test_a_run_scores_every_task(tmp_path: Path) -> None:

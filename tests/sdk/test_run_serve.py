@@ -128,8 +128,7 @@ def test_every_request_is_traced_while_it_serves(served: tuple[str, Path]) -> No
     body = {"messages": [{"role": "user", "content": "trace me"}], "model": "parrot"}
     httpx.post(f"{served[0]}/chat/completions", json=body, headers={"authorization": "Bearer sk-secret"})
     httpx.post(f"{served[0]}/chat/completions", json={"messages": [{"role": "user", "content": "too long"}]})
-    reader = open_trace(served[1] / "served.duckdb")
-    try:
+    with open_trace(served[1] / "served.duckdb") as reader:
         for _ in range(50):
             sql = "SELECT task, output::VARCHAR AS output, status FROM episodes WHERE task::VARCHAR LIKE '%trace me%'"
             found = reader.query(sql).to_pylist()
@@ -140,5 +139,3 @@ def test_every_request_is_traced_while_it_serves(served: tuple[str, Path]) -> No
         assert any("does not fit" in row["error"] for row in failed)
         calls = reader.query("SELECT request::VARCHAR AS request FROM calls_full").to_pylist()
         assert calls and not any("sk-secret" in row["request"] for row in calls)
-    finally:
-        reader.close()

@@ -239,11 +239,8 @@ def test_a_run_over_conversations_needs_no_agent_and_books_every_token(tmp_path:
     assert tuned.path is not None and tuned.metrics["train/loss"] < 5  # a model of random weights begins at 5.6
     assert set(outcomes(config)) == {"trained"}
     assert check(config.directory) == []
-    reader = open_trace(config.directory)
-    try:
+    with open_trace(config.directory) as reader:
         rows = reader.query("SELECT advantages, logprobs FROM trained").to_pylist()
-    finally:
-        reader.close()
     assert rows and all(set(row["advantages"]) == {1.0} and max(row["logprobs"]) < 0 for row in rows)
 
 

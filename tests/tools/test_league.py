@@ -64,12 +64,9 @@ def test_everybody_plays_everybody(job: Path) -> None:
     assert league.score("weak", "strong").rate == pytest.approx(1 / 3)
     assert league.score("weak", "weak") == Score(games=4, wins=0, failed=2), "a game that failed is nobody's"
     assert league.score("strong").games == 6, "against itself is not counted"
-    trace = open_trace(league.directory)
-    try:
+    with open_trace(league.directory) as trace:
         named = trace.query("SELECT name FROM runs ORDER BY started_at").to_pylist()
         seats = trace.query("SELECT DISTINCT target_tag, trainable FROM calls").to_pylist()
-    finally:
-        trace.close()
     assert [row["name"] for row in named][:2] == ["weak against weak", "weak against strong"] and len(named) == 4
     assert {(row["target_tag"], row["trainable"]) for row in seats} == {("mine", True), ("yours", False)}
 

@@ -40,10 +40,8 @@ def ajet(*arguments: str, code: int = 0, input: str | None = None) -> str:
 
 
 def runs(path: Path) -> list[str]:
-    reader = open_trace(path)
-    found = [row["run_id"] for row in reader.query("SELECT run_id FROM runs ORDER BY 1").to_pylist()]
-    reader.close()
-    return found
+    with open_trace(path) as reader:
+        return [row["run_id"] for row in reader.query("SELECT run_id FROM runs ORDER BY 1").to_pylist()]
 
 
 def test_pack_takes_the_newest_trace_and_says_what_it_saved(path: Path) -> None:

@@ -124,11 +124,8 @@ def test_a_candidate_without_its_placeholder_is_not_run(
     assert not tuned.changed and tuned.candidates == 1
     assert "a rewritten prompt is refused: SYSTEM has lost {question}" in caplog.text
     assert asked and all("{question}" in text.split("Keep in the prompt")[1] for text in asked)
-    reader = open_trace(config.directory)
-    try:
+    with open_trace(config.directory) as reader:
         traced = [one for one in episodes(reader) if one.task.env_type == "reflection"]
-    finally:
-        reader.close()
     assert [one.task.main_query for one in traced] == asked
     assert {one.output for one in traced} == {"```\nAnswer in one word.\n```"}
 
@@ -166,11 +163,8 @@ def test_the_tutorial_finds_the_three_rules_and_writes_them_down(
     assert (said["before"], said["after"]) == (0.0, 1.0) and said["gain"]["low"] == 1.0
     for rule in ("ISO 8601", "day first", "this century"):
         assert rule in said["diff"] and rule in (example / "agent.py").read_text()
-    reader = open_trace(Path(said["directory"]))
-    try:
+    with open_trace(Path(said["directory"])) as reader:
         found = episodes(reader)
-    finally:
-        reader.close()
     reflections = [one for one in found if one.task.env_type == "reflection"]
     assert len(found) == said["episodes"] + 2 * 60 + len(reflections) and len(reflections) >= 3
     assert [len(one.calls) for one in reflections] == [1] * len(reflections)

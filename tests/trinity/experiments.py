@@ -104,10 +104,8 @@ class Experiment:
             trace = open_trace(self.directory)
         except TraceError:
             return []
-        try:
+        with trace:
             return trace.query(sql, values).to_pylist()
-        finally:
-            trace.close()
 
     @property
     def run_id(self) -> str:

@@ -72,11 +72,8 @@ def test_what_is_explored_is_what_we_sampled(experiment: Callable[..., Experimen
     one.start("--with-ray-cluster", nodes.address)
     assert one.wait() == 0, one.output()
 
-    trace = open_trace(one.directory)
-    try:
+    with open_trace(one.directory) as trace:
         ours, wrong = episodes(trace, one.run_id, split="train"), ledger_balance(trace, one.run_id)
-    finally:
-        trace.close()
     assert wrong == []
     assert len(ours) == len(questions) * ATTEMPTS
     kinds = Counter(episode.task.metadata.get("question", episode.task.main_query).split()[0] for episode in ours)

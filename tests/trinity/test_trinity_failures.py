@@ -42,11 +42,8 @@ def ends_soon(one: Experiment, since: float) -> str:
 
 
 def books_balance(one: Experiment) -> None:
-    trace = open_trace(one.directory)
-    try:
+    with open_trace(one.directory) as trace:
         assert ledger_balance(trace, one.run_id) == []
-    finally:
-        trace.close()
     twice = "SELECT call_id FROM ledger WHERE outcome = 'trained' GROUP BY call_id HAVING count(*) > 1"
     assert one.query(twice) == []
 

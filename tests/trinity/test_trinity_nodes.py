@@ -65,11 +65,8 @@ def test_a_node_that_goes_takes_no_record_with_it(experiment: Callable[..., Expe
     assert on_it and on_it <= before <= after
     assert one.steps_saved() == STEPS
     assert "a runner process died" in one.output()
-    trace = open_trace(one.directory)
-    try:
+    with open_trace(one.directory) as trace:
         assert ledger_balance(trace, one.run_id) == []
-    finally:
-        trace.close()
     twice = "SELECT call_id FROM ledger WHERE outcome = 'trained' GROUP BY call_id HAVING count(*) > 1"
     assert one.query(twice) == []
     trained = one.query("SELECT count(DISTINCT step) AS n FROM ledger WHERE outcome = 'trained'")
@@ -77,8 +74,5 @@ def test_a_node_that_goes_takes_no_record_with_it(experiment: Callable[..., Expe
 
 
 def _calls(file: Path) -> set[str]:
-    trace = open_trace(file)
-    try:
+    with open_trace(file) as trace:
         return {row["call_id"] for row in trace.query("SELECT call_id FROM calls").to_pylist()}
-    finally:
-        trace.close()

@@ -56,11 +56,8 @@ def finished(tmp_path_factory: pytest.TempPathFactory, tiny: Any) -> Experiment:
 
 
 def calls_of(one: Experiment) -> list[Call]:
-    trace = open_trace(one.directory)
-    try:
+    with open_trace(one.directory) as trace:
         return [call for episode in episodes(trace, superseded=True) for call in episode.calls]
-    finally:
-        trace.close()
 
 
 def test_a_resumed_run_goes_on_from_its_checkpoint(finished: Experiment) -> None:
@@ -78,11 +75,8 @@ def test_a_resumed_run_goes_on_from_its_checkpoint(finished: Experiment) -> None
 
 def test_the_ledger_balances_across_processes(finished: Experiment) -> None:
     assert len(trace_files(finished.directory)) > 2, "the driver's file, and one of each runner of both starts"
-    trace = open_trace(finished.directory)
-    try:
+    with open_trace(finished.directory) as trace:
         assert ledger_balance(trace, finished.run_id) == []
-    finally:
-        trace.close()
     twice = "SELECT call_id FROM ledger WHERE outcome = 'trained' GROUP BY call_id HAVING count(*) > 1"
     assert finished.query(twice) == []
     trained = {row["step"] for row in finished.query("SELECT DISTINCT step FROM ledger WHERE outcome = 'trained'")}

@@ -36,8 +36,5 @@ def test_staleness_is_bounded_and_recorded(experiment: Callable[..., Experiment]
     assert {row["step"] for row in rows if row["outcome"] == "trained"} == set(range(1, STEPS + 1))
     measured = one.query("SELECT step, value FROM metrics WHERE name = 'train/staleness' ORDER BY step")
     assert len(measured) == STEPS and max(row["value"] for row in measured) > 0
-    trace = open_trace(one.directory)
-    try:
+    with open_trace(one.directory) as trace:
         assert ledger_balance(trace, one.run_id) == []
-    finally:
-        trace.close()

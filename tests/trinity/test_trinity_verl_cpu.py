@@ -96,11 +96,8 @@ def run(gpus: Any, tiny: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 
 def test_it_trains_every_step_and_its_books_balance(run: Experiment) -> None:
-    trace = open_trace(run.directory)
-    try:
+    with open_trace(run.directory) as trace:
         assert ledger_balance(trace, run.run_id) == []
-    finally:
-        trace.close()
     steps = run.query("SELECT DISTINCT step FROM ledger WHERE outcome = 'trained' ORDER BY step")
     assert [row["step"] for row in steps] == list(range(1, STEPS + 1))
     twice = "SELECT call_id FROM ledger WHERE outcome = 'trained' GROUP BY call_id HAVING count(*) > 1"
@@ -127,11 +124,8 @@ def test_the_trainer_finds_the_log_probabilities_of_the_sampler(run: Experiment)
 
 def test_the_gradient_of_two_ranks_is_the_local_one(run: Experiment, tiny: Path) -> None:
     """The first step's episodes, as the trace has them, through the local loss."""
-    trace = open_trace(run.directory)
-    try:
+    with open_trace(run.directory) as trace:
         found = episodes(trace, run.run_id, 1, split="train")
-    finally:
-        trace.close()
     model, config = load_model(tiny, dtype="float32", device="cpu"), load_config(run.folder / "job.yaml")
     local_loss(model, build(found).samples, config, reference=model, temperature=1.0)
     norm = sum(float(value.square().sum()) for value in gradients(model).values()) ** 0.5

@@ -120,9 +120,8 @@ def test_the_driver_books_what_verl_says_it_trained(setting: Any, tiny: Path) ->
         close_books(writer, here.directory, here.run_id)
     assert logged["train/loss"] == {1: 0.25} and "critic/score/mean" not in logged
     assert 0 in logged["val/reward"] and 0 in logged["val/greedy_reward"] and 0 in logged["val/pass@2"]
-    trace = open_trace(here.directory)
-    rows = trace.query("SELECT outcome, sum(tokens)::BIGINT AS tokens FROM ledger GROUP BY outcome").to_pylist()
-    trace.close()
+    with open_trace(here.directory) as trace:
+        rows = trace.query("SELECT outcome, sum(tokens)::BIGINT AS tokens FROM ledger GROUP BY outcome").to_pylist()
     tokens = {row["outcome"]: row["tokens"] for row in rows}
     assert tokens["trained"] == trained and tokens["superseded"] > 0 and tokens["evaluation"] > 0
 

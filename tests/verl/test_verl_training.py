@@ -40,8 +40,7 @@ def test_two_steps_of_the_calculator(tmp_path: Path) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path, capture_output=True, text=True, timeout=800,
     )  # fmt: skip
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    trace = open_trace(tmp_path / "run")
-    try:
+    with open_trace(tmp_path / "run") as trace:
         run_id = trace.query("SELECT run_id FROM runs").to_pylist()[0]["run_id"]
         assert not ledger_balance(trace, run_id)
         versions = trace.query(
@@ -51,6 +50,4 @@ def test_two_steps_of_the_calculator(tmp_path: Path) -> None:
         assert {(row["step"], row["policy_version"]) for row in versions} == {(1, 0), (2, 1)}, "new weights are sampled"
         gaps = trace.query("SELECT value FROM metrics WHERE name = 'train/grad_norm'").to_pylist()
         assert len(gaps) == 2 and all(row["value"] > 0 for row in gaps)
-    finally:
-        trace.close()
     assert any((tmp_path / "run" / "checkpoint" / run_id / "model").glob("*.safetensors"))

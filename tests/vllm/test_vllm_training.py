@@ -51,11 +51,8 @@ def config(tmp_path: Path, model: Path, backbone: str, **sections: Any) -> Confi
 
 
 def rows(config: Config, sql: str) -> list[dict[str, Any]]:
-    reader = open_trace(config.directory)
-    try:
+    with open_trace(config.directory) as reader:
         return list(reader.query(sql).to_pylist())
-    finally:
-        reader.close()
 
 
 @pytest.fixture

@@ -170,11 +170,8 @@ class ClusterRun:
 
     def _validation_calls(self, version: int) -> list[Call]:
         """The calls of the validation that weights after so many updates sampled."""
-        trace = open_trace(self.job.directory)
-        try:
+        with open_trace(self.job.directory) as trace:
             found = episodes(trace, self.job.run_id, version, split="val")
-        finally:
-            trace.close()
         return [call for episode in found for call in episode.calls if call.policy_version == version]
 
 
@@ -290,14 +287,11 @@ def close_books(writer: TraceWriter, directory: Path, run_id: str) -> None:
 def _close_books(writer: TraceWriter, directory: Path, run_id: str) -> None:
     """May be done again: what is booked is not unbooked."""
     writer.flush()
-    trace = open_trace(directory)
-    try:
+    with open_trace(directory) as trace:
         for row in trace.query(_UNBOOKED, [run_id]).to_pylist():
             writer.put(LedgerEntry(run_id=run_id, **row))
         writer.flush()
         wrong = ledger_balance(trace, run_id)
-    finally:
-        trace.close()
     if wrong:
         raise TrainingError(f"the ledger of run {run_id} does not balance:\n  " + "\n  ".join(wrong[:10]))
 

@@ -128,11 +128,9 @@ def findings(directory: Path) -> tuple[dict[str, int], list[str]]:
         trace = open_trace(directory)
     except TraceError as error:
         raise ConfigError(f"the rehearsal wrote no trace to {directory}: {error}") from error
-    try:
+    with trace:
         row = trace.query(_FOUND).to_pylist()[0]
         failures = failures_by_cause(episodes(trace))
-    finally:
-        trace.close()
     return {name: int(value or 0) for name, value in row.items()}, failures
 
 

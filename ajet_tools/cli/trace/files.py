@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime, timezone
 from pathlib import Path
@@ -165,7 +165,7 @@ def _chosen(
     room = size(keep_size) if keep_size else None
     held: list[tuple[Path, RunSize]] = []
     for file in files:
-        with closing(open_trace(file)) as reader:
+        with open_trace(file) as reader:
             held += [(file, one) for one in run_sizes(reader, file)]
     held.sort(key=lambda pair: (pair[1].last, pair[1].run_id))
     runs = [one for _, one in held]
@@ -175,7 +175,7 @@ def _chosen(
     if room is not None:
         chosen |= {one.run_id for one in beyond_size(runs, room)}
     if prefixes:
-        with closing(open_trace(*files)) as reader:
+        with open_trace(*files) as reader:
             chosen |= {queries.find_run(reader, prefix) for prefix in prefixes}
     return [(file, one) for file, one in held if one.run_id in chosen]
 

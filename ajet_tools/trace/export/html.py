@@ -11,7 +11,6 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -50,7 +49,7 @@ def cell(episode: Episode, directory: Path | None) -> str:
     record, known = Record(episode), "the trace that has its tokenizer is not known"
     parts: list[str] = []
     if directory is not None and (directory / "trace.duckdb").exists():
-        with closing(open_trace(directory)) as reader:
+        with open_trace(directory) as reader:
             job = Job(reader, [episode.episode_id], redact=False, trace=directory / "trace.duckdb")
             for found in job.records(whole=True):
                 parts += _section(found, _vocabulary(job, found.episode.run_id))

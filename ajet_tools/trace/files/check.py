@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -49,7 +48,7 @@ def check(path: Path, *more: Path) -> list[Broken]:
     broken = [one for file in files if file not in owned for one in _schema(file)]
     if broken:
         return broken
-    with closing(open_trace(*files)) as reader:
+    with open_trace(*files) as reader:
         live = bool(owned)
         for name, (says, sql) in INVARIANTS.items():
             broken += _ask(reader, name, says, sql.replace("$live", str(live).lower()))

@@ -8,7 +8,6 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing
 from pathlib import Path
 
 import duckdb
@@ -39,7 +38,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def read_all(path: Path) -> int:
-    with closing(open_trace(path)) as reader:
+    with open_trace(path) as reader:
         return sum(len(episode.calls) for episode in episodes(reader))
 
 
@@ -138,7 +137,7 @@ def test_a_directory_without_a_run_says_so(tmp_path: Path) -> None:
     with pytest.raises(TraceError, match=r"no trace \(\*\.duckdb\)"):
         open_trace(tmp_path)
     TraceWriter(tmp_path / "trace.duckdb").close()
-    with closing(open_trace(tmp_path)) as reader:
+    with open_trace(tmp_path) as reader:
         assert episodes(reader) == [] and calls_of(reader, "e") == []
         assert reader.query("FROM runs").num_rows == 0
     assert check(tmp_path) == []
@@ -150,7 +149,7 @@ def test_one_call_without_ids_messages_or_episode(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "trace.duckdb") as writer:
         writer.put(call)
     pack(tmp_path / "trace.duckdb")
-    with closing(open_trace(tmp_path)) as reader:
+    with open_trace(tmp_path) as reader:
         assert calls_of(reader, "e") == [call]
         [row] = reader.query("SELECT prompt_ids, messages, request FROM calls_full").to_pylist()
     assert row == {"prompt_ids": None, "messages": None, "request": "{}"}
@@ -174,7 +173,7 @@ def test_a_message_of_ten_megabytes_is_kept_once_and_read_whole(large: tuple[Pat
     path, text = large
     assert path.stat().st_size < 1.5 * len(text.encode())
     pack(path)
-    with closing(open_trace(path)) as reader:
+    with open_trace(path) as reader:
         [episode] = episodes(reader)
         assert [len(c.request["messages"]) for c in episode.calls] == [1, 2]
         assert episode.calls[1].request["messages"][0]["content"] == text

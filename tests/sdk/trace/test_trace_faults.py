@@ -84,17 +84,16 @@ def test_a_kill_loses_at_most_what_was_not_flushed(tmp_path: Path, moment: int) 
         child.send_signal(signal.SIGKILL)
         child.wait()
     assert (tmp_path / "gateway.json").exists(), "the dead owner could not clean up"
-    reader = open_trace(path)
-    assert reader.query("SELECT status FROM runs").to_pylist() == [{"status": "interrupted"}]
-    rows = reader.query("SELECT episode_id, index FROM calls").to_pylist()
-    numbers = sorted(int(row["episode_id"][1:]) * 50 + row["index"] for row in rows)
-    assert numbers == list(range(len(numbers))), "what was put first is there, once, without a gap"
-    assert len(numbers) >= kept
-    first = calls_of(reader, "e0")
-    assert [call.prompt_ids.tolist() for call in first if call.prompt_ids is not None] == [
-        list(range(10 * (i + 1))) for i in range(len(first))
-    ]
-    reader.close()
+    with open_trace(path) as reader:
+        assert reader.query("SELECT status FROM runs").to_pylist() == [{"status": "interrupted"}]
+        rows = reader.query("SELECT episode_id, index FROM calls").to_pylist()
+        numbers = sorted(int(row["episode_id"][1:]) * 50 + row["index"] for row in rows)
+        assert numbers == list(range(len(numbers))), "what was put first is there, once, without a gap"
+        assert len(numbers) >= kept
+        first = calls_of(reader, "e0")
+        assert [call.prompt_ids.tolist() for call in first if call.prompt_ids is not None] == [
+            list(range(10 * (i + 1))) for i in range(len(first))
+        ]
     with TraceWriter(path) as writer:
         assert writer.query("SELECT status FROM runs").to_pylist() == [{"status": "interrupted"}]
         writer.put(Run(run_id="r", status="finished"))
@@ -333,7 +332,6 @@ def test_a_file_that_a_checkpoint_made_shorter_is_whole(ten_megabytes: Path, tmp
         sizes.append(path.stat().st_size)
     connection.close()
     assert sizes[1] < sizes[0]
-    reader = open_trace(path)
-    assert reader.query("SELECT count(*) AS n FROM episodes")["n"][0].as_py() == 600
-    reader.close()
+    with open_trace(path) as reader:
+        assert reader.query("SELECT count(*) AS n FROM episodes")["n"][0].as_py() == 600
     TraceWriter(path).close()

@@ -100,17 +100,16 @@ def test_objects_of_many_files(nodes: tuple[Path, Path]) -> None:
 def test_what_is_written_between_queries_is_seen(tmp_path: Path) -> None:
     for node in range(FEW + 2):
         write_node(tmp_path / f"trace-{node:02}.duckdb", 2 * node)
-    reader = open_trace(tmp_path)
-    count = "SELECT count(*) AS n FROM episodes"
-    before = reader.query(count)["n"][0].as_py()
-    with TraceWriter(tmp_path / "trace-03.duckdb") as writer:
-        writer.put(Episode(episode_id="late", run_id="run"))
-    assert reader.query(count)["n"][0].as_py() == before + 1
-    write_node(tmp_path / "trace-later.duckdb", 99)
-    assert reader.query(count)["n"][0].as_py() == before + 3
-    (tmp_path / "trace-00.duckdb").unlink()
-    assert reader.query(count)["n"][0].as_py() == before + 1
-    reader.close()
+    with open_trace(tmp_path) as reader:
+        count = "SELECT count(*) AS n FROM episodes"
+        before = reader.query(count)["n"][0].as_py()
+        with TraceWriter(tmp_path / "trace-03.duckdb") as writer:
+            writer.put(Episode(episode_id="late", run_id="run"))
+        assert reader.query(count)["n"][0].as_py() == before + 1
+        write_node(tmp_path / "trace-later.duckdb", 99)
+        assert reader.query(count)["n"][0].as_py() == before + 3
+        (tmp_path / "trace-00.duckdb").unlink()
+        assert reader.query(count)["n"][0].as_py() == before + 1
 
 
 def test_one_of_many_that_is_no_trace_is_named(tmp_path: Path) -> None:
@@ -152,26 +151,24 @@ def test_of_many_files_what_is_left_out_is_in_no_answer(tmp_path: Path) -> None:
     for node in range(2, FEW + 4):
         write_node(tmp_path / f"trace-{node:02}.duckdb", node)
     duckdb.connect(str(tmp_path / "trace-05x.duckdb")).execute("CREATE TABLE t (a INTEGER)")
-    whole = open_trace(*sorted(tmp_path.glob("trace-??.duckdb")))
-    write_node(tmp_path / "trace-00.duckdb", 0)
-    (tmp_path / "below").mkdir()
-    shutil.copy(tmp_path / "trace-00.duckdb", tmp_path / "below" / "copy.duckdb")
-    with TraceWriter(tmp_path / "cut" / "trace.duckdb") as writer:
-        writer.put(*(Metric(run_id="cut", step=i, name="m", value=i) for i in range(50_000)))
-    cut = tmp_path / "cut" / "trace.duckdb"
-    os.truncate(cut, cut.stat().st_size // 2)
-    reader = open_trace(tmp_path)
-    assert set(reader.skipped) == {tmp_path / "trace-05x.duckdb", tmp_path / "below" / "copy.duckdb", cut}
-    for table in ("episodes", "calls", "rewards", "ledger", "metrics"):
-        count = f"SELECT count(*) AS n FROM {table}"
-        of_first = {"episodes": 2, "calls": 4, "rewards": 2, "ledger": 2, "metrics": 0}[table]
-        assert reader.query(count)["n"][0].as_py() == whole.query(count)["n"][0].as_py() + of_first
-    last = f"e{FEW + 3}x1"
-    assert calls_of(reader, last) == calls_of(whole, last) != []
-    booked = "SELECT call_id, tokens FROM ledger WHERE call_id = 'e9x1c0'"
-    assert reader.query(booked).to_pylist() == whole.query(booked).to_pylist() != []
-    reader.close()
-    whole.close()
+    with open_trace(*sorted(tmp_path.glob("trace-??.duckdb"))) as whole:
+        write_node(tmp_path / "trace-00.duckdb", 0)
+        (tmp_path / "below").mkdir()
+        shutil.copy(tmp_path / "trace-00.duckdb", tmp_path / "below" / "copy.duckdb")
+        with TraceWriter(tmp_path / "cut" / "trace.duckdb") as writer:
+            writer.put(*(Metric(run_id="cut", step=i, name="m", value=i) for i in range(50_000)))
+        cut = tmp_path / "cut" / "trace.duckdb"
+        os.truncate(cut, cut.stat().st_size // 2)
+        with open_trace(tmp_path) as reader:
+            assert set(reader.skipped) == {tmp_path / "trace-05x.duckdb", tmp_path / "below" / "copy.duckdb", cut}
+            for table in ("episodes", "calls", "rewards", "ledger", "metrics"):
+                count = f"SELECT count(*) AS n FROM {table}"
+                of_first = {"episodes": 2, "calls": 4, "rewards": 2, "ledger": 2, "metrics": 0}[table]
+                assert reader.query(count)["n"][0].as_py() == whole.query(count)["n"][0].as_py() + of_first
+            last = f"e{FEW + 3}x1"
+            assert calls_of(reader, last) == calls_of(whole, last) != []
+            booked = "SELECT call_id, tokens FROM ledger WHERE call_id = 'e9x1c0'"
+            assert reader.query(booked).to_pylist() == whole.query(booked).to_pylist() != []
 
 
 def test_a_broken_file_among_many_in_a_directory_is_an_error(tmp_path: Path) -> None:
@@ -203,7 +200,6 @@ def test_files_at_rest_are_read_without_an_http_client(nodes: tuple[Path, Path])
 
 
 def test_a_query_that_reads_nothing_is_answered(nodes: tuple[Path, Path]) -> None:
-    reader = open_trace(nodes[0])
-    assert reader.query("SELECT task, error FROM episodes WHERE false").to_pylist() == []
-    assert reader.query("EXPLAIN SELECT task FROM episodes").num_rows
-    reader.close()
+    with open_trace(nodes[0]) as reader:
+        assert reader.query("SELECT task, error FROM episodes WHERE false").to_pylist() == []
+        assert reader.query("EXPLAIN SELECT task FROM episodes").num_rows

@@ -24,9 +24,8 @@ def trace(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
         if request.param == "live":
             yield writer
             return
-    reader = open_trace(path)
-    yield reader
-    reader.close()
+    with open_trace(path) as reader:
+        yield reader
 
 
 @pytest.mark.parametrize(

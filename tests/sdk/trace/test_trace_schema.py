@@ -58,15 +58,14 @@ def version(path: Path) -> int:
 
 def test_an_older_file_is_read_as_it_is(old: Path) -> None:
     before = old.read_bytes()
-    reader = open_trace(old)
-    assert reader.query("FROM trained").num_rows == 0
-    assert reader.query("SELECT decoding FROM episodes WHERE decoding IS NOT NULL").num_rows == 0
-    assert "logprobs" in reader.query("FROM trained").column_names
-    assert reader.query("SELECT extends_call_id FROM calls").to_pylist() == [{"extends_call_id": None}]
-    assert reader.query("SELECT extends_call_id FROM calls_full").to_pylist() == [{"extends_call_id": None}]
-    assert [c.prompt_ids.tolist() for c in calls_of(reader, "e") if c.prompt_ids is not None] == [[1, 2]]
-    assert reader.query("SELECT prompt_ids FROM calls_full").to_pylist() == [{"prompt_ids": [1, 2]}]
-    reader.close()
+    with open_trace(old) as reader:
+        assert reader.query("FROM trained").num_rows == 0
+        assert reader.query("SELECT decoding FROM episodes WHERE decoding IS NOT NULL").num_rows == 0
+        assert "logprobs" in reader.query("FROM trained").column_names
+        assert reader.query("SELECT extends_call_id FROM calls").to_pylist() == [{"extends_call_id": None}]
+        assert reader.query("SELECT extends_call_id FROM calls_full").to_pylist() == [{"extends_call_id": None}]
+        assert [c.prompt_ids.tolist() for c in calls_of(reader, "e") if c.prompt_ids is not None] == [[1, 2]]
+        assert reader.query("SELECT prompt_ids FROM calls_full").to_pylist() == [{"prompt_ids": [1, 2]}]
     assert old.read_bytes() == before
 
 
@@ -86,15 +85,14 @@ def test_an_older_file_is_made_new_when_it_is_written(old: Path) -> None:
         )
         writer.put(Call(call_id="d", episode_id="e", index=1, prompt_ids=[1, 2, 3], output_ids=[4]))
     assert version(old) == SCHEMA_VERSION == 5
-    reader = open_trace(old)
-    assert reader.query("SELECT call_id, advantages FROM trained").to_pylist() == [
-        {"call_id": "c", "advantages": [1.0]}
-    ]
-    assert [c.call_id for c in calls_of(reader, "e")] == ["c", "d"]
-    assert reader.query("SELECT prompt_ids FROM calls_full WHERE call_id = 'd'").to_pylist() == [
-        {"prompt_ids": [1, 2, 3]}
-    ]
-    reader.close()
+    with open_trace(old) as reader:
+        assert reader.query("SELECT call_id, advantages FROM trained").to_pylist() == [
+            {"call_id": "c", "advantages": [1.0]}
+        ]
+        assert [c.call_id for c in calls_of(reader, "e")] == ["c", "d"]
+        assert reader.query("SELECT prompt_ids FROM calls_full WHERE call_id = 'd'").to_pylist() == [
+            {"prompt_ids": [1, 2, 3]}
+        ]
     with TraceWriter(old):
         pass
     assert version(old) == 5, "opening it once more changes nothing"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +69,7 @@ def even(output: str) -> tuple[float, bool]:
 
 
 def query(config: Config, sql: str) -> list[dict[str, Any]]:
-    with closing(open_trace(config.directory)) as trace:
+    with open_trace(config.directory) as trace:
         return trace.query(sql).to_pylist()
 
 

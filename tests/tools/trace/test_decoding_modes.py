@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -59,7 +58,7 @@ def test_each_mean_is_of_one_kind(runs: Path) -> None:
     means = {name: run[name] for name in ("train_reward", "val_reward", "val_greedy_reward", "val_unknown_reward")}
     assert list(means.values()) == [0.25, 0.5, 1.0, None]
     assert trace("show", "one", str(runs))["val_greedy_reward"] == 1.0 and "reward" not in run
-    with closing(open_trace(runs)) as reader:
+    with open_trace(runs) as reader:
         [two, _] = queries.overview(reader)
     assert (two["reward_of"], two["reward"], two["rewards"]) == ("train", 0.25, [0.25])
 
@@ -94,12 +93,12 @@ def test_a_file_of_before_reads_as_unknown_and_can_be_packed_and_merged(tmp_path
     connection.execute("UPDATE meta SET schema_version = 2")
     connection.close()
     before = old.read_bytes()
-    with closing(open_trace(old)) as reader:
+    with open_trace(old) as reader:
         assert {episode.decoding for episode in episodes(reader)} == {None}
     [run] = trace("ls", str(old))["runs"]
     assert (run["val_reward"], run["val_greedy_reward"], run["val_unknown_reward"]) == (None, None, 0.75)
     write(new, "two")
-    with closing(open_trace(old, new)) as reader:
+    with open_trace(old, new) as reader:
         assert reader.query("SELECT count(decoding) AS n FROM episodes")["n"][0].as_py() == 18
     pack(old, tmp_path / "packed.duckdb")
     merge_files([old, new], tmp_path / "merged.duckdb")

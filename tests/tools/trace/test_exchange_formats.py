@@ -147,9 +147,8 @@ def trace(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def reader(trace: Path) -> Iterator[TraceReader]:
-    opened = open_trace(trace)
-    yield opened
-    opened.close()
+    with open_trace(trace) as opened:
+        yield opened
 
 
 def _export(reader: TraceReader, format: Any, target: Path, **options: Any) -> tuple[Exported, list[dict[str, Any]]]:
@@ -203,10 +202,9 @@ def test_import_of_an_export_gives_equal_episodes_for_what_the_format_holds(
     first = tmp_path / "first.jsonl"
     _export(reader, format, first)
     import_files([first], tmp_path / "back.duckdb")
-    back = open_trace(tmp_path / "back.duckdb")
-    found = {episode.episode_id: episode for episode in episodes(back)}
-    again, _ = _export(back, format, tmp_path / "second.jsonl")
-    back.close()
+    with open_trace(tmp_path / "back.duckdb") as back:
+        found = {episode.episode_id: episode for episode in episodes(back)}
+        again, _ = _export(back, format, tmp_path / "second.jsonl")
     if format == "messages":
         assert sorted((tmp_path / "second.jsonl").read_text().splitlines()) == sorted(first.read_text().splitlines())
     assert again.rows > 0
@@ -320,14 +318,13 @@ def test_episodes_with_text_to_redact_have_no_tokens(tmp_path: Path) -> None:
                         response={"choices": [{"message": {"role": "assistant", "content": "ok"}}]},
                         prompt_ids=[1], output_ids=[2], logprobs=[0.0])  # fmt: skip
             writer.put(call, Episode(episode_id=name, run_id="r", rewards=(Reward(value=1),)))
-    opened = open_trace(tmp_path / "t.duckdb")
-    done = export(opened, ["a", "b"], "tokens", tmp_path / "t.parquet")
-    assert done.episodes == 1 and done.redacted == {"email": 1}
-    assert done.left_out["episodes with text to redact (use --no-redact to include them)"] == 1
-    assert export(opened, ["a", "b"], "tokens", tmp_path / "t.parquet", redact=False).episodes == 2
-    _, rows = _export(opened, "messages", tmp_path / "m.jsonl")
-    assert rows[0]["messages"][0]["content"] == "mail [email 1]"
-    opened.close()
+    with open_trace(tmp_path / "t.duckdb") as opened:
+        done = export(opened, ["a", "b"], "tokens", tmp_path / "t.parquet")
+        assert done.episodes == 1 and done.redacted == {"email": 1}
+        assert done.left_out["episodes with text to redact (use --no-redact to include them)"] == 1
+        assert export(opened, ["a", "b"], "tokens", tmp_path / "t.parquet", redact=False).episodes == 2
+        _, rows = _export(opened, "messages", tmp_path / "m.jsonl")
+        assert rows[0]["messages"][0]["content"] == "mail [email 1]"
 
 
 class _Page(html.parser.HTMLParser):

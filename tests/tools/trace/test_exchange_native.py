@@ -126,9 +126,8 @@ def _everything(reader: TraceReader) -> dict[str, Any]:
 
 
 def _round_trip(trace: Path, folder: Path) -> Path:
-    reader = open_trace(trace)
-    export(reader, exported_ids(reader, rolled_back=True), "native", folder / "all.jsonl", redact=False)
-    reader.close()
+    with open_trace(trace) as reader:
+        export(reader, exported_ids(reader, rolled_back=True), "native", folder / "all.jsonl", redact=False)
     import_files([folder / "all.jsonl"], folder / "back.duckdb")
     return folder / "back.duckdb"
 
@@ -183,9 +182,8 @@ def test_what_a_resume_rolled_back_stays_so(tmp_path: Path) -> None:
         writer.supersede("r", 1)
     back = _round_trip(trace, tmp_path)
     _same(trace, back)
-    reader = open_trace(back)
-    assert [e.episode_id for e in episodes(reader)] == ["e1"]
-    reader.close()
+    with open_trace(back) as reader:
+        assert [e.episode_id for e in episodes(reader)] == ["e1"]
 
 
 def test_importing_twice_adds_nothing_and_two_files_add_up(tmp_path: Path) -> None:
@@ -202,9 +200,8 @@ def test_importing_twice_adds_nothing_and_two_files_add_up(tmp_path: Path) -> No
 
 
 def test_half_a_file_says_where_it_ends_and_goes_on_where_asked(tmp_path: Path) -> None:
-    reader = open_trace(_small(tmp_path / "a.duckdb"))
-    export(reader, ["e1"], "native", tmp_path / "all.jsonl", redact=False)
-    reader.close()
+    with open_trace(_small(tmp_path / "a.duckdb")) as reader:
+        export(reader, ["e1"], "native", tmp_path / "all.jsonl", redact=False)
     whole = (tmp_path / "all.jsonl").read_bytes()
     half = tmp_path / "half.jsonl"
     half.write_bytes(whole[:-40])
@@ -264,9 +261,8 @@ def test_a_file_that_a_live_run_owns_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_episode_whose_text_was_redacted_keeps_no_token_ids(tmp_path: Path) -> None:
-    reader = open_trace(_small(tmp_path / "a.duckdb", output="write to bob@example.com"))
-    done = export(reader, ["e1"], "native", tmp_path / "all.jsonl")
-    reader.close()
+    with open_trace(_small(tmp_path / "a.duckdb", output="write to bob@example.com")) as reader:
+        done = export(reader, ["e1"], "native", tmp_path / "all.jsonl")
     assert done.redacted == {"email": 1}
     assert done.left_out == {"episodes written without token ids, because their text was redacted": 1}
     line = json.loads((tmp_path / "all.jsonl").read_text().splitlines()[-1])["episode"]

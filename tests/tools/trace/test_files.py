@@ -67,17 +67,16 @@ def swollen(path: Path) -> Path:
 
 def content(path: Path) -> dict[str, list[str]]:
     """Everything that a trace says, in an order of its own; calls with their whole prompts, wherever they stand."""
-    reader = open_trace(path)
-    tables = [table for table in TABLES if table != "calls"]
-    said = {t: sorted(map(repr, reader.query(f"FROM {t}").to_pylist())) for t in tables}
-    said["calls"] = [
-        call.model_dump_json(exclude={*PLACE}) for name in ("a", "b", "c") for call in calls_of(reader, name)
-    ]
-    full = "SELECT call_id, request, prompt_ids FROM calls_full ORDER BY call_id"
-    said["full"] = [
-        repr((r["call_id"], json.loads(r["request"]), r["prompt_ids"])) for r in reader.query(full).to_pylist()
-    ]
-    reader.close()
+    with open_trace(path) as reader:
+        tables = [table for table in TABLES if table != "calls"]
+        said = {t: sorted(map(repr, reader.query(f"FROM {t}").to_pylist())) for t in tables}
+        said["calls"] = [
+            call.model_dump_json(exclude={*PLACE}) for name in ("a", "b", "c") for call in calls_of(reader, name)
+        ]
+        full = "SELECT call_id, request, prompt_ids FROM calls_full ORDER BY call_id"
+        said["full"] = [
+            repr((r["call_id"], json.loads(r["request"]), r["prompt_ids"])) for r in reader.query(full).to_pylist()
+        ]
     return said
 
 
@@ -89,16 +88,15 @@ def test_prompts_become_suffixes_and_all_is_as_it_was(tmp_path: Path) -> None:
     assert packed.calls == 2 * TURNS
     assert packed.after == path.stat().st_size < packed.before / 2
     assert content(path) == before
-    reader = open_trace(path)
-    for name in ("a", "b"):
-        calls = calls_of(reader, name)
-        assert calls == place_all(calls) and [c.extends_call_id for c in calls[1:]] == [c.call_id for c in calls[:-1]]
-    reader.close()
+    with open_trace(path) as reader:
+        for name in ("a", "b"):
+            calls = calls_of(reader, name)
+            assert calls == place_all(calls)
+            assert [c.extends_call_id for c in calls[1:]] == [c.call_id for c in calls[:-1]]
     assert path.stat().st_mode & 0o777 == 0o640
     assert list(tmp_path.iterdir()) == [path], "no draft, no log and no gateway.json is left"
-    reader = open_trace(path)
-    assert reader.query("SELECT count(*) AS n FROM calls WHERE parent_call_id IS NULL").to_pylist() == [{"n": 3}]
-    reader.close()
+    with open_trace(path) as reader:
+        assert reader.query("SELECT count(*) AS n FROM calls WHERE parent_call_id IS NULL").to_pylist() == [{"n": 3}]
     assert pack(path).calls == 0, "there is nothing more to gain"
     with TraceWriter(path) as writer:
         writer.put(Call(call_id="later", episode_id="d", prompt_ids=[1]))

@@ -58,9 +58,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceReader]:
         )
         writer.put(failed, Feedback(episode_id="two", score=-1, comment="bad"))
         writer.put(LedgerEntry(run_id="run", step=11, episode_id="one", call_id="c1", outcome="trained", tokens=3))
-    found = open_trace(path)
-    yield found
-    found.close()
+    with open_trace(path) as found:
+        yield found
 
 
 def fitting(reader: TraceReader, text: str) -> str:

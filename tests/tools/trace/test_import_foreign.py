@@ -26,10 +26,8 @@ TRACE, ROOT, SPAN = "0af7651916cd43dd8448eb211c80319c", "00f067aa0ba902b7", "b7a
 def _import(tmp_path: Path, source: Path, format: SourceFormat | None = None, **options: Any) -> list[Episode]:
     import_files([source], tmp_path / "out.duckdb", format, **options)
     assert check(tmp_path / "out.duckdb") == [], "what an import writes is sound"
-    reader = open_trace(tmp_path / "out.duckdb")
-    found = episodes(reader)
-    reader.close()
-    return found
+    with open_trace(tmp_path / "out.duckdb") as reader:
+        return episodes(reader)
 
 
 def _lines(path: Path, *rows: Any) -> Path:
@@ -339,9 +337,8 @@ def test_agentscope_studio(tmp_path: Path) -> None:
     messages = episode.calls[0].request["messages"]
     assert [m["role"] for m in messages] == ["system", "user", "assistant", "tool"]
     assert messages[3] == {"role": "tool", "content": "4", "tool_call_id": "t1"}
-    reader = open_trace(tmp_path / "out.duckdb")
-    runs = [Run(**{**r, "config": json.loads(r["config"])}) for r in reader.query("FROM runs").to_pylist()]
-    reader.close()
+    with open_trace(tmp_path / "out.duckdb") as reader:
+        runs = [Run(**{**r, "config": json.loads(r["config"])}) for r in reader.query("FROM runs").to_pylist()]
     assert [(run.run_id, run.name, run.status) for run in runs] == [("r1", "demo/first", "finished")]
 
 
@@ -395,9 +392,8 @@ def test_chats_of_an_openai_log_are_tasks_of_their_own(tmp_path: Path) -> None:
     questions = [*(f"What is {i}+1?" for i in range(5)), *(f"Name {i}" for i in range(5))]
     assert asked == sorted([*questions, "What is 0+1?", "", ""])
     assert {(episode.split, episode.step) for episode in found} == {("", 0)}
-    reader = open_trace(tmp_path / "out.duckdb")
-    assert reader.query("SELECT DISTINCT split, step FROM episodes").to_pylist() == [{"split": None, "step": None}]
-    reader.close()
+    with open_trace(tmp_path / "out.duckdb") as reader:
+        assert reader.query("SELECT DISTINCT split, step FROM episodes").to_pylist() == [{"split": None, "step": None}]
 
 
 @pytest.mark.parametrize("format", [None, "openai"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
 from itertools import pairwise
 from pathlib import Path
@@ -75,9 +75,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceReader]:
         for i in range(N):
             put(writer, i)
         put(writer, 3, "other")
-    found = open_trace(path)
-    yield found
-    found.close()
+    with open_trace(path) as found:
+        yield found
 
 
 @pytest.fixture(scope="module")
@@ -170,27 +169,25 @@ def test_following_a_run(tmp_path: Path) -> None:
         writer.put(Run(run_id="run"))
         for i in range(10):
             put(writer, i)
-    reader = open_trace(path)
-    everyone = open_listing(reader, "run", sort="reward")
-    everyone.prepare(reader)
-    chosen = open_listing(reader, "run", parse("status=failed or 'question 11'"))
-    assert everyone.refreshed(reader) is everyone and chosen.ids() == ["run-03"]
-    with TraceWriter(path) as writer:
-        for i in (12, 11, 13):
-            put(writer, i)
-    grown = everyone.refreshed(reader)
-    assert (everyone.count, grown.count) == (10, 13), "a listing itself does not change"
-    assert grown.ids() == open_listing(reader, "run", sort="reward").ids()
-    assert grown.page(reader, 0, 20) == open_listing(reader, "run", sort="reward").page(reader, 0, 20)
-    assert grown.refreshed(reader) is grown
-    assert sorted(chosen.refreshed(reader).ids()) == ["run-03", "run-11", "run-13"]
-    with TraceWriter(path) as writer:
-        writer.supersede("run", after_step=0)
-    rolled = grown.refreshed(reader)
-    assert [row["superseded"] for row in rolled.sorted(reader, "step", False).page(reader, 0, 13)] == [False] * 8 + [
-        True
-    ] * 5
-    reader.close()
+    with open_trace(path) as reader:
+        everyone = open_listing(reader, "run", sort="reward")
+        everyone.prepare(reader)
+        chosen = open_listing(reader, "run", parse("status=failed or 'question 11'"))
+        assert everyone.refreshed(reader) is everyone and chosen.ids() == ["run-03"]
+        with TraceWriter(path) as writer:
+            for i in (12, 11, 13):
+                put(writer, i)
+        grown = everyone.refreshed(reader)
+        assert (everyone.count, grown.count) == (10, 13), "a listing itself does not change"
+        assert grown.ids() == open_listing(reader, "run", sort="reward").ids()
+        assert grown.page(reader, 0, 20) == open_listing(reader, "run", sort="reward").page(reader, 0, 20)
+        assert grown.refreshed(reader) is grown
+        assert sorted(chosen.refreshed(reader).ids()) == ["run-03", "run-11", "run-13"]
+        with TraceWriter(path) as writer:
+            writer.supersede("run", after_step=0)
+        rolled = grown.refreshed(reader)
+        rows = rolled.sorted(reader, "step", False).page(reader, 0, 13)
+        assert [row["superseded"] for row in rows] == [False] * 8 + [True] * 5
 
 
 @pytest.mark.parametrize("there", [range(20, 33), range(20, 25), range(3)], ids=["more", "as many", "fewer"])
@@ -201,26 +198,24 @@ def test_a_file_that_another_took_the_place_of_is_listed_anew(tmp_path: Path, th
             writer.put(Run(run_id="run"))
             for i in numbers:
                 put(writer, i)
-    reader = open_trace(path)
-    found = open_listing(reader, "run")
-    found.prepare(reader)
-    other.replace(path)
-    assert sorted(found.refreshed(reader).ids()) == [f"run-{i:02}" for i in there]
-    reader.close()
+    with open_trace(path) as reader:
+        found = open_listing(reader, "run")
+        found.prepare(reader)
+        other.replace(path)
+        assert sorted(found.refreshed(reader).ids()) == [f"run-{i:02}" for i in there]
 
 
 def test_no_episode_at_all(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "trace.duckdb") as writer:
         writer.put(Run(run_id="run"))
-    reader = open_trace(tmp_path)
-    found = open_listing(reader, "run", parse("status=failed or hello"))
-    found.prepare(reader)
-    assert found.count == 0 and found.page(reader, 0, 10) == [] and found.position("x") is None
-    assert [found.sorted(reader, name, True).count for name in COLUMNS] == [0] * len(COLUMNS)
-    with TraceWriter(tmp_path / "trace.duckdb") as writer:
-        put(writer, 3)
-    assert found.refreshed(reader).ids() == ["run-03"]
-    reader.close()
+    with open_trace(tmp_path) as reader:
+        found = open_listing(reader, "run", parse("status=failed or hello"))
+        found.prepare(reader)
+        assert found.count == 0 and found.page(reader, 0, 10) == [] and found.position("x") is None
+        assert [found.sorted(reader, name, True).count for name in COLUMNS] == [0] * len(COLUMNS)
+        with TraceWriter(tmp_path / "trace.duckdb") as writer:
+            put(writer, 3)
+        assert found.refreshed(reader).ids() == ["run-03"]
 
 
 @contextmanager
@@ -249,7 +244,7 @@ def of_ten(folder: Path) -> Iterator[tuple[TraceWriter, TraceReader]]:
         for i in range(10):
             put(writer, i)
         writer.flush()
-        with closing(open_trace(folder)) as reader:
+        with open_trace(folder) as reader:
             yield writer, reader
 
 
@@ -259,18 +254,17 @@ def test_a_live_run_is_listed_filtered_and_searched_while_it_goes_on(tmp_path: P
         for i in range(20):
             put(writer, i)
         writer.flush()
-        reader = open_trace(tmp_path)
-        found = open_listing(reader, "run", parse("age>1s 'question 1' or step=2"), sort="tokens")
-        found.prepare(reader)
-        assert "run-11" in found.ids() and "run-21" not in found.ids()
-        for i in range(20, 30):
-            put(writer, i)
-        writer.flush()
-        grown = found.refreshed(reader)
-        assert grown.ids() == open_listing(reader, "run", grown.filter, sort="tokens").ids() and grown.of == 30
-        assert [row["tokens"] for row in grown.page(reader, 0, 3)] == [30, 30, 30]
-        assert {hit.episode_id for hit in search(reader, "question 22 of 1", "run")} == {"run-22"}
-        reader.close()
+        with open_trace(tmp_path) as reader:
+            found = open_listing(reader, "run", parse("age>1s 'question 1' or step=2"), sort="tokens")
+            found.prepare(reader)
+            assert "run-11" in found.ids() and "run-21" not in found.ids()
+            for i in range(20, 30):
+                put(writer, i)
+            writer.flush()
+            grown = found.refreshed(reader)
+            assert grown.ids() == open_listing(reader, "run", grown.filter, sort="tokens").ids() and grown.of == 30
+            assert [row["tokens"] for row in grown.page(reader, 0, 3)] == [30, 30, 30]
+            assert {hit.episode_id for hit in search(reader, "question 22 of 1", "run")} == {"run-22"}
 
 
 class Watched:

@@ -60,12 +60,11 @@ def test_what_several_have_is_kept_once_and_all_is_there(tmp_path: Path) -> None
                            "feedback": 2}  # fmt: skip
     assert merged.shared["calls"] == merged.shared["rewards"] == 2 and merged.shared["metrics"] == 1
     assert {file: file.read_bytes() for file in sources} == sources
-    reader = open_trace(tmp_path / "whole.duckdb")
-    assert ledger_balance(reader, "r") == []
-    assert {e.episode_id: e for e in episodes(reader)} == {
-        file_episode.episode_id: file_episode for file in (one, two) for file_episode in episodes(open_trace(file))
-    }
-    reader.close()
+    with open_trace(tmp_path / "whole.duckdb") as reader:
+        assert ledger_balance(reader, "r") == []
+        assert {e.episode_id: e for e in episodes(reader)} == {
+            file_episode.episode_id: file_episode for file in (one, two) for file_episode in episodes(open_trace(file))
+        }
     assert check(tmp_path / "whole.duckdb") == []
     assert sorted(file.suffix for file in tmp_path.iterdir()) == [".duckdb"] * 4
 

@@ -48,13 +48,13 @@ def path(tmp_path: Path) -> Path:
 
 
 def held(path: Path) -> dict[str, set[str]]:
-    reader = open_trace(path)
-    ids = {table: "run_id" if table in ("runs", "metrics", "ledger", "trained") else "episode_id" for table in TABLES}
-    found = {
-        t: {row[id] for row in reader.query(f"SELECT DISTINCT {id} FROM {t}").to_pylist()} for t, id in ids.items()
-    }
-    reader.close()
-    return found
+    with open_trace(path) as reader:
+        ids = {
+            table: "run_id" if table in ("runs", "metrics", "ledger", "trained") else "episode_id" for table in TABLES
+        }
+        return {
+            t: {row[id] for row in reader.query(f"SELECT DISTINCT {id} FROM {t}").to_pylist()} for t, id in ids.items()
+        }
 
 
 def test_a_run_goes_with_all_that_belongs_to_it(path: Path) -> None:
@@ -74,9 +74,8 @@ def test_another_run_keeps_its_cut_off_episodes(path: Path) -> None:
 
 
 def test_runs_are_chosen_by_age_and_size(path: Path) -> None:
-    reader = open_trace(path)
-    runs = run_sizes(reader, path)
-    reader.close()
+    with open_trace(path) as reader:
+        runs = run_sizes(reader, path)
     assert [(r.run_id, r.status, r.episodes, r.calls, r.feedback) for r in runs] == [
         ("old", "finished", 1, 1, 1), ("mid", "interrupted", 1, 2, 1), ("new", "finished", 1, 1, 1)
     ]  # fmt: skip

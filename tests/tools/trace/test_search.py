@@ -50,9 +50,8 @@ def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TraceReader]:
         )
         writer.put(Episode(episode_id="one", run_id="run", output="Twenty-One", task=Task(main_query="17 and 4")))
         writer.put(Episode(episode_id="two", run_id="other", status="failed", error="No pear left"))
-    found = open_trace(path)
-    yield found
-    found.close()
+    with open_trace(path) as found:
+        yield found
 
 
 def places(hits: Iterator[Hit]) -> list[str]:
@@ -111,6 +110,5 @@ def test_nothing_to_look_for(reader: TraceReader, needle: str) -> None:
 def test_a_text_that_utf8_cannot_hold(tmp_path: Path) -> None:
     with TraceWriter(tmp_path / "trace.duckdb") as writer:
         writer.put(Call(episode_id="e", request={"messages": [{"role": "user", "content": "needle \ud800"}]}))
-    reader = open_trace(tmp_path)
-    assert places(search(reader, "NEEDLE \udfff"))[0].startswith("e "), "both were written as a question mark"
-    reader.close()
+    with open_trace(tmp_path) as reader:
+        assert places(search(reader, "NEEDLE \udfff"))[0].startswith("e "), "both were written as a question mark"

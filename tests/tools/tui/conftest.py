@@ -120,12 +120,9 @@ def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 async def _viewing(
     path: Path, *, size: tuple[int, int] = (80, 24), run_id: str | None = None
 ) -> AsyncIterator[Pilot[None]]:
-    reader = open_trace(path)
-    try:
+    with open_trace(path) as reader:
         async with TraceApp(reader, path, run_id).run_test(size=size, notifications=True) as pilot:
             yield pilot
-    finally:
-        reader.close()
 
 
 @pytest.fixture

@@ -17,13 +17,7 @@ from ajet_sdk.types import Call, Episode, Run
 from ajet_tools.tui.trace.app import TraceApp
 from ajet_tools.tui.trace.compare import CompareScreen
 from ajet_tools.tui.trace.screen import TraceChanged
-
-
-async def settle(pilot: Pilot[None]) -> None:
-    for _ in range(3):
-        await pilot.pause()
-        await pilot.app.workers.wait_for_complete()
-    await pilot.pause()
+from tests.waiting import settled
 
 
 @asynccontextmanager
@@ -34,7 +28,7 @@ async def compared(
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
         app.open_compare(ids)
-        await settle(pilot)
+        await settled(pilot)
         assert isinstance(app.screen, CompareScreen)
         yield pilot, app.screen
 
@@ -119,10 +113,10 @@ async def test_columns_that_do_not_fit_are_paged_to_and_swapped(attempts: Path) 
         await pilot.press(*["left"] * 9, "s")
         assert screen.chosen == 0 and screen.attempts[0].episode_id == "e0"
         await pilot.press("right", "s")
-        await settle(pilot)
+        await settled(pilot)
         assert [a.episode_id for a in screen.shown] == ["e1", "e0"]
         await pilot.resize_terminal(120, 40)
-        await settle(pilot)
+        await settled(pilot)
         assert len(screen.shown) == 3
 
 
@@ -140,7 +134,7 @@ async def test_opening_the_episode_its_tokens_and_copying_its_id(
         await pilot.click("SideBySide", offset=(4, 2))
         assert screen.chosen == 0
         await pilot.press("escape")
-        await settle(pilot)
+        await settled(pilot)
         assert not isinstance(screen.app.screen, CompareScreen)
 
 
@@ -163,7 +157,7 @@ async def test_few_episodes_and_unknown_ones(token_trace: Any, ids: list[str], w
         if ids != ["good"] and "mute" not in ids:
             await pilot.press("n", "N", "right", "left", "right_square_bracket", "s", "y")
             await pilot.press("down", "up", "pageup", "pagedown", "home", "end")
-        await settle(pilot)
+        await settled(pilot)
 
 
 @pytest.mark.asyncio
@@ -187,7 +181,7 @@ async def test_a_reply_that_comes_meanwhile_is_shown(token_trace: Any, tmp_path:
         with TraceWriter(file) as writer:
             writer.put(Call(episode_id="b", index=1, request={"messages": longer}, response={"content": "three"}))
         screen.post_message(TraceChanged())
-        await settle(pilot)
+        await settled(pilot)
         assert "three" in "\n".join(painted(screen))
 
 
@@ -198,8 +192,8 @@ def test_how_it_looks(token_trace: Any, snap_compare: Callable[..., bool], size:
     async def reach(pilot: Pilot[None]) -> None:
         app.sub_title = "trace.duckdb"
         app.open_compare(["good", "bad", "hostile"])
-        await settle(pilot)
+        await settled(pilot)
         await pilot.press("right")
-        await settle(pilot)
+        await settled(pilot)
 
     assert snap_compare(app, terminal_size=size, run_before=reach)

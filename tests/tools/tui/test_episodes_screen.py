@@ -24,7 +24,7 @@ from ajet_tools.tui.base import TooSmallScreen
 from ajet_tools.tui.trace.app import TraceApp
 from ajet_tools.tui.trace.episodes import EpisodesScreen
 from ajet_tools.tui.trace.screen import TraceChanged
-from tests.waiting import until_shown
+from tests.waiting import settled, until_shown
 
 pytestmark = pytest.mark.anyio
 EVIL = "[bold red]not markup[/] :smile: \x1b[31mred\x1b]0;title\x07 \u202eback\nnext 字字 👨‍👩‍👧"
@@ -93,23 +93,13 @@ def trace(forty: Path, tmp_path: Path) -> Path:
 async def viewed(
     where: Path, run_id: str | None = "run-1", filter: str = "", size: tuple[int, int] = (80, 24)
 ) -> AsyncIterator[tuple[Pilot[None], EpisodesScreen]]:
-    reader = open_trace(where)
-    app = TraceApp(reader, where)
-    try:
+    with open_trace(where) as reader:
+        app = TraceApp(reader, where)
         async with app.run_test(size=size) as pilot:
             screen = EpisodesScreen(run_id, filter)
             await app.push_screen(screen)
             await settled(pilot)
             yield pilot, screen
-    finally:
-        reader.close()
-
-
-async def settled(pilot: Pilot[None]) -> None:
-    """Until every worker has done its work and it is drawn."""
-    for _ in range(3):
-        await pilot.app.workers.wait_for_complete()
-        await pilot.pause()
 
 
 async def entered(pilot: Pilot[None], key: str, text: str) -> None:
@@ -527,16 +517,16 @@ async def _looked_at(pilot: Pilot[None], *keys: str) -> None:
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
 def test_looks(trace: Path, snap_compare: Any, size: tuple[int, int]) -> None:
-    reader = open_trace(trace)
-    keys = ("ctrl+f", *"moon", "enter", "n", "b", "up", "space", "shift+up", "down", "down", "down", "4")
-    app = TraceApp(reader, Path("trace.duckdb"))
-    assert snap_compare(app, terminal_size=size, run_before=lambda pilot: _looked_at(pilot, *keys))
-    reader.close()
+    with open_trace(trace) as reader:
+        keys = ("ctrl+f", *"moon", "enter", "n", "b", "up", "space", "shift+up", "down", "down", "down", "4")
+        app = TraceApp(reader, Path("trace.duckdb"))
+        assert snap_compare(app, terminal_size=size, run_before=lambda pilot: _looked_at(pilot, *keys))
 
 
 def test_looks_without_colour(trace: Path, snap_compare: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NO_COLOR", "1")
-    reader = open_trace(trace)
-    app = TraceApp(reader, Path("trace.duckdb"))
-    assert snap_compare(app, terminal_size=(80, 24), run_before=lambda pilot: _looked_at(pilot, "space", "down", "b"))
-    reader.close()
+    with open_trace(trace) as reader:
+        app = TraceApp(reader, Path("trace.duckdb"))
+        assert snap_compare(
+            app, terminal_size=(80, 24), run_before=lambda pilot: _looked_at(pilot, "space", "down", "b")
+        )

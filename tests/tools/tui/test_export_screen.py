@@ -19,6 +19,7 @@ from ajet_tools.tui.settings import load_settings
 from ajet_tools.tui.trace.app import TraceApp
 from ajet_tools.tui.trace.episodes import EpisodesScreen
 from ajet_tools.tui.trace.export import ExportScreen
+from tests.waiting import settled
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("own_home")]
 
@@ -35,22 +36,13 @@ async def viewed(tmp_path: Path) -> AsyncIterator[tuple[Pilot[None], EpisodesScr
                 writer.put(Call(call_id=f"c{i}", episode_id=f"e{i}", request=request, response=response))
                 task = Task(task_id=f"t{i}", main_query="write")
                 writer.put(Episode(episode_id=f"e{i}", run_id="run-1", task=task, rewards=(Reward(value=i),)))
-    reader = open_trace(file)
-    app = TraceApp(reader, file)
-    try:
+    with open_trace(file) as reader:
+        app = TraceApp(reader, file)
         async with app.run_test(size=(80, 24), notifications=True) as pilot:
             screen = EpisodesScreen("run-1")
             await app.push_screen(screen)
             await settled(pilot)
             yield pilot, screen
-    finally:
-        reader.close()
-
-
-async def settled(pilot: Pilot[None]) -> None:
-    for _ in range(3):
-        await pilot.app.workers.wait_for_complete()
-        await pilot.pause()
 
 
 def rows(file: Path) -> list[Any]:

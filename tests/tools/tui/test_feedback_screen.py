@@ -17,6 +17,7 @@ from ajet_sdk.types import Call, Episode, Run
 from ajet_tools.trace.queries.episodes import feedback_rows
 from ajet_tools.tui.trace.app import TraceApp
 from ajet_tools.tui.trace.feedback import FeedbackScreen
+from tests.waiting import settled
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("own_home")]
 
@@ -33,31 +34,19 @@ def trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 async def asked(
     trace: Path, episode_id: str = "e1", call_id: str | None = None, size: tuple[int, int] = (80, 24)
 ) -> AsyncIterator[tuple[Pilot[None], FeedbackScreen]]:
-    reader = open_trace(trace)
-    app = TraceApp(reader, trace)
-    try:
+    with open_trace(trace) as reader:
+        app = TraceApp(reader, trace)
         async with app.run_test(size=size, notifications=True) as pilot:
             await settled(pilot)
             app.open_feedback(episode_id, call_id)
             await settled(pilot)
             assert isinstance(app.screen, FeedbackScreen)
             yield pilot, app.screen
-    finally:
-        reader.close()
-
-
-async def settled(pilot: Pilot[None]) -> None:
-    for _ in range(3):
-        await pilot.app.workers.wait_for_complete()
-        await pilot.pause()
 
 
 def given(trace: Path) -> list[dict[str, Any]]:
-    reader = open_trace(trace)
-    try:
+    with open_trace(trace) as reader:
         return feedback_rows(reader, "e1")
-    finally:
-        reader.close()
 
 
 async def test_thumb_comment_and_correction_are_kept_and_shown_again(trace: Path) -> None:

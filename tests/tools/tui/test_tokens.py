@@ -19,16 +19,9 @@ from ajet_tools.tui.trace.app import TraceApp
 from ajet_tools.tui.trace.screen import TraceChanged
 from ajet_tools.tui.trace.tokens import TokensScreen
 from ajet_tools.tui.widgets.token_text import TokenText
+from tests.waiting import settled
 
 SIZES = [(80, 24), (120, 40)]
-
-
-async def settle(pilot: Pilot[None]) -> None:
-    """Until nothing is being read or drawn any more."""
-    for _ in range(3):
-        await pilot.pause()
-        await pilot.app.workers.wait_for_complete()
-    await pilot.pause()
 
 
 @asynccontextmanager
@@ -39,7 +32,7 @@ async def format_tokens(
     async with app.run_test(size=size) as pilot:
         await pilot.pause()
         app.open_tokens(episode, timeline, token)
-        await settle(pilot)
+        await settled(pilot)
         assert isinstance(app.screen, TokensScreen)
         yield pilot, app.screen
 
@@ -125,14 +118,14 @@ async def test_forks_and_timelines(token_trace: Any) -> None:
         assert "fork: here it was left by timeline 2" in said(screen, "TokenPanel")
         assert "◆" in painted(screen)
         await pilot.press("right_square_bracket")
-        await settle(pilot)
+        await settled(pilot)
         assert screen.view.index == 1 and "timeline 2 of 2" in said(screen, "#head") and screen.text.cursor == 0
         await pilot.press("F")
         assert "fork: this timeline left timeline 1" in said(screen, "TokenPanel")
         await pilot.press("m")
         assert "older than rollout.max_staleness" in said(screen, "TokenPanel")
         await pilot.press("left_square_bracket")
-        await settle(pilot)
+        await settled(pilot)
         assert screen.view.index == 0
 
 
@@ -210,10 +203,10 @@ async def test_copying_and_the_way_to_other_screens(token_trace: Any, monkeypatc
         monkeypatch.setattr(app, "open_episode", lambda *given: opened.append(given))
         monkeypatch.setattr(app, "open_compare", lambda *given: opened.append(given))
         await pilot.press("enter", "c")
-        await settle(pilot)
+        await settled(pilot)
         assert opened == [("good", "g1"), (["good", "bad"],)]
         await pilot.press("escape")
-        await settle(pilot)
+        await settled(pilot)
         assert not isinstance(app.screen, TokensScreen)
 
 
@@ -284,7 +277,7 @@ async def test_ids_stand_in_for_text_where_the_tokenizer_is_not_at_hand(tmp_path
         screen.app.tokenizer = byte_level(tmp_path / "model")
         screen.app.pop_screen()
         screen.app.open_tokens("e")
-        await settle(pilot)
+        await settled(pilot)
         shown = screen.app.screen
         assert isinstance(shown, TokensScreen) and "ids, not text" not in said(shown, "#head")
         assert shown.opened is not None and shown.opened.known is not None
@@ -301,7 +294,7 @@ async def test_a_call_that_comes_while_one_reads_keeps_the_cursor(tmp_path: Path
             ids = {"prompt_ids": [65, 66, 67, 10], "output_ids": [68], "logprobs": [-2.0]}
             writer.put(Call(episode_id="e", index=1, **ids))
         screen.post_message(TraceChanged())
-        await settle(pilot)
+        await settled(pilot)
         assert screen.view is not None and len(screen.view) == 5 and screen.text.cursor == 1
         assert "ABC" in painted(screen)
 
@@ -312,7 +305,7 @@ async def test_another_width_keeps_the_cursor_in_sight(token_trace: Any) -> None
         await pilot.press("ctrl+end")
         cursor = screen.text.cursor
         await pilot.resize_terminal(60, 15)
-        await settle(pilot)
+        await settled(pilot)
         text = screen.text
         assert text.cursor == cursor and text.layout_shown is not None
         line = int(text.layout_shown.line_of[cursor])
@@ -338,9 +331,9 @@ def test_how_it_looks(
     async def reach(pilot: Pilot[None]) -> None:
         app.sub_title = "trace.duckdb"
         app.open_tokens(episode)
-        await settle(pilot)
+        await settled(pilot)
         await pilot.press(*keys)
-        await settle(pilot)
+        await settled(pilot)
 
     before: Callable[[Pilot[None]], Awaitable[None]] = reach
     assert snap_compare(app, terminal_size=size, run_before=before)

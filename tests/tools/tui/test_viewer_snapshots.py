@@ -21,8 +21,6 @@ SIZES = [(80, 24), (120, 40)]
 
 def look(snap: Any, trace: Path, until: Any, size: tuple[int, int], *keys: str, run_id: str | None = None) -> bool:
     """Compare the picture after some keys with the one that is kept."""
-    reader = open_trace(trace)
-    app = TraceApp(reader, Path("launcher_record/math"), run_id)
 
     async def before(pilot: Pilot[None]) -> None:
         first = RunsScreen if run_id is None else RunScreen
@@ -35,11 +33,9 @@ def look(snap: Any, trace: Path, until: Any, size: tuple[int, int], *keys: str, 
             pilot.app.screen.query_one("#message", Static).update("126 rows, 5 columns")  # without the time it took
         await pilot.pause(0.2)
 
-    try:
-        same: bool = snap(app, terminal_size=size, run_before=before)
-        return same
-    finally:
-        reader.close()
+    with open_trace(trace) as reader:
+        app = TraceApp(reader, Path("launcher_record/math"), run_id)
+        return bool(snap(app, terminal_size=size, run_before=before))
 
 
 def _settled(pilot: Pilot[None]) -> bool:
