@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -108,7 +107,7 @@ def _rows(path: Path) -> list[Labelled]:
 
 def _episodes(path: Path, by: str) -> list[Labelled]:
     reader, _ = open_located(path)
-    with closing(reader):
+    with reader:
         if by == "reward":
             found = [(one, one.reward) for one in episodes(reader) if one.status == "succeeded"]
             return [

@@ -22,7 +22,7 @@ _LOG = logging.getLogger("ajet.trace")
 class Named(NamedTuple):
     """What a person named."""
 
-    reader: TraceReader
+    reader: Trace
     where: Path
     """Where its files lie."""
     id: str | None

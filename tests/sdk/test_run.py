@@ -113,11 +113,6 @@ def test_failures_are_counted_and_never_a_reward(tmp_path: Path) -> None:
     assert len(report.failures) == 1 and report.failures[0].startswith("4 × KeyError")
 
 
-def test_tasks_may_be_given(tmp_path: Path) -> None:
-    report = run(config(tmp_path), workflow=solve, judge=exact, tasks=[Task(main_query="x", metadata={"answer": "1"})])
-    assert [s.reward for s in report.tasks] == [0.0]
-
-
 ROWS = [{"question": "q", "answer": "42"}, {"question": "r", "answer": "42"}]
 
 

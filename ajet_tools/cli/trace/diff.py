@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import ExitStack, closing
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -66,7 +66,7 @@ def diff(
     """
     with ExitStack() as stack:
         named = open_named(a, path), open_named(b, path_b or path)
-        reader_a, reader_b = (stack.enter_context(closing(one.reader)) for one in named)
+        reader_a, reader_b = (stack.enter_context(one.reader) for one in named)
         found = [queries.find(one.reader, one.id or queries.find_run(one.reader, None)) for one in named]
         kinds = {one.kind for one in found}
         if kinds == {"episode"}:

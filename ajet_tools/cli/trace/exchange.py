@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -78,7 +77,7 @@ def export(
         raise ConfigError("tokens is a binary table: write it to a file with --out, or redirect stdout")
     target: Any = sys.stdout.buffer if out == "-" else Path(out)
     reader, where, run = open_named(run, path)
-    with closing(reader):
+    with reader:
         ids = _chosen(reader, run, all_runs, episode or (), split, filter, rolled_back=format == "native")
         if not ids:
             raise ConfigError("no episode of this trace was selected; `ajet trace ls` lists them")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -76,7 +75,7 @@ def remerge(
     """
     loaded = load_tokenizer(tokenizer) if tokenizer else None
     reader, where, run = open_named(run, path)
-    with closing(reader):
+    with reader:
         run_id = queries.find_run(reader, run)
         own = policy_of(run_config(reader, run_id))
         other = changed(
@@ -212,7 +211,7 @@ def preflight(
     """
     loaded = load_tokenizer(model)
     reader, _, run = open_named(run, path)
-    with closing(reader):
+    with reader:
         run_id = queries.find_run(reader, run)
         every = queries.episode_ids(reader, run_id)
         ids = every[:limit]

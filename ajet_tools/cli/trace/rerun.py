@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import closing
 from typing import Annotated, Any, Literal
 
 import typer
@@ -66,7 +65,7 @@ def replay(
     ajet trace replay 3f2a91 --debug look
     """
     reader, _ = open_located(path)
-    with closing(reader):
+    with reader:
         recorded = recorded_episode(reader, queries.find(reader, id, "episode").id)
         config = run_config(reader, recorded.run_id)
     ensure_api_key()
@@ -168,7 +167,7 @@ def rejudge(
     """
     ensure_api_key()
     reader, _, run = open_named(run, path)
-    with closing(reader):
+    with reader:
         run_id = queries.find_run(reader, run)
         config = run_config(reader, run_id)
         other = named_judge(judge, config)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -72,7 +71,7 @@ def ls(
     parts = [f"({filter})" if filter and status else filter, f'status="{status}"' if status else None]
     fits = parse(filter or "") if not status else parse(" ".join(part for part in parts if part))
     reader, where, run = open_named(run, path)
-    with closing(reader):
+    with reader:
         runs = queries.run_rows(reader)
         chosen = queries.find_run(reader, run) if run or runs else None
         with ProgressBar("searching") as bar:
@@ -179,7 +178,7 @@ def show(
     ajet trace show 3f2a91 --full | grep calculator
     """
     reader, _, meant = open_named(id, path)
-    with closing(reader):
+    with reader:
         found = queries.find(reader, meant or queries.find_run(reader, None))
         if as_json:
             print_json({"run": _run_json, "episode": _episode_json, "call": _call_json}[found.kind](reader, found.id))
@@ -250,7 +249,7 @@ def ledger(
     """
     fits = parse(filter) if filter else None
     reader, _, run = open_named(run, path)
-    with closing(reader):
+    with reader:
         run_id = queries.find_run(reader, run)
         status = next(row["status"] for row in queries.run_rows(reader) if row["run_id"] == run_id)
         totals = queries.ledger_totals(reader, run_id, fits, by_step=by_step)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import closing
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -54,7 +53,7 @@ def splits(
     """
     fits = parse(filter) if filter else None
     reader, where, run = open_named(run, path)
-    with closing(reader):
+    with reader:
         ids: Sequence[str] = (
             [queries.find(reader, episode, "episode").id]
             if episode

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -72,7 +71,7 @@ def view(
     app_module = load_viewer("trace.app")
 
     reader, where, meant = _when_there(target) if served else open_named(target)
-    with closing(reader):
+    with reader:
         wanted = run or meant
         run_id = None if wanted is None else queries.find_run(reader, wanted)
         viewer = app_module.TraceApp(reader, where, run_id)
@@ -99,7 +98,7 @@ def _serve(target: str | None, run: str | None, tokenizer: Path | None, port: in
     serve = load_viewer("web").serve
     if not until_eof:  # what a run starts beside itself comes before the run's trace
         reader, _, meant = open_named(target)
-        with closing(reader):
+        with reader:
             if run or meant:
                 queries.find_run(reader, run or meant)
     chosen = [*(["--run", run] if run else []), *(["--tokenizer", str(tokenizer.absolute())] if tokenizer else [])]

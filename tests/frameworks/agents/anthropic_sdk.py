@@ -30,7 +30,8 @@ def user(question: str) -> Any:
     return [{"role": "user", "content": question}]
 
 
-def loop(question: str) -> str:
+@ajet.workflow
+def messages_tools(question: str) -> str:
     messages = user(question)
     while True:
         reply = client.messages.create(model=MODEL, max_tokens=1024, messages=messages, tools=[TOOL])
@@ -54,11 +55,6 @@ def messages_plain(question: str) -> Any:
 def messages_stream(question: str) -> str:
     with client.messages.stream(model=MODEL, max_tokens=1024, messages=user(question)) as stream:
         return "".join(stream.text_stream)
-
-
-@ajet.workflow
-def messages_tools(question: str) -> str:
-    return loop(question)
 
 
 messages_parallel = messages_tools

@@ -32,7 +32,8 @@ def chat_stream(question: str) -> str:
     return "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
 
 
-def chat_loop(question: str) -> str | None:
+@ajet.workflow
+def chat_tools(question: str) -> str | None:
     messages: list[Any] = [{"role": "user", "content": question}]
     while True:
         reply = client.chat.completions.create(
@@ -45,11 +46,6 @@ def chat_loop(question: str) -> str | None:
         for call in message.tool_calls:
             city = json.loads(call.function.arguments)["city"]
             messages.append({"role": "tool", "tool_call_id": call.id, "content": f"sunny in {city}"})
-
-
-@ajet.workflow
-def chat_tools(question: str) -> str | None:
-    return chat_loop(question)
 
 
 chat_parallel = chat_tools
@@ -74,7 +70,8 @@ def responses_stream(question: str) -> str:
         return stream.get_final_response().output_text
 
 
-def responses_loop(question: str) -> str:
+@ajet.workflow
+def responses_tools(question: str) -> str:
     tools: Any = [{"type": "function", **TOOL}]
     reply = client.responses.create(model="gpt-4o", input=question, tools=tools)
     while calls := [item for item in reply.output if item.type == "function_call"]:
@@ -84,11 +81,6 @@ def responses_loop(question: str) -> str:
         ]
         reply = client.responses.create(model="gpt-4o", input=results, previous_response_id=reply.id, tools=tools)
     return reply.output_text
-
-
-@ajet.workflow
-def responses_tools(question: str) -> str:
-    return responses_loop(question)
 
 
 responses_parallel = responses_tools
