@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
@@ -19,6 +20,14 @@ def until(holds: Callable[[], T]) -> T:
     while not (held := holds()):
         time.sleep(0.005)
     return held
+
+
+def is_running(pid: int) -> bool:
+    """A process that nobody has reaped yet is over all the same."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 async def until_async(holds: Callable[[], T]) -> T:

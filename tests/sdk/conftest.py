@@ -13,12 +13,21 @@ from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers
 
 from ajet_sdk.gateway.gateway import Gateway
 
+Message = dict[str, Any]
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
 TEXTS = [
     "You are a helpful assistant that may call tools. What is 3 + 4? The answer is 7.",
     'system user assistant tool {"name": "calc", "arguments": {"expression": "12*34"}} <think> </think> Héllo wörld',
     "the quick brown fox jumps over the lazy dog and then it thinks: is that so? yes it is",
 ] * 20
+
+
+def user(text: str) -> Message:
+    return {"role": "user", "content": text}
+
+
+def reply(text: str, **more: Any) -> Message:
+    return {"role": "assistant", "content": text, **more}
 
 
 class Tok:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import json
 import multiprocessing
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -22,6 +20,7 @@ from ajet_sdk.errors import ConfigError, EngineUnavailable, MissingExtra
 from ajet_sdk.rollout.episode import Attempt, run_batch
 from ajet_sdk.types import Episode, Task
 from tests.gateways import shared_gateway
+from tests.serving import replying, serving
 
 CONFIG = load_config(values={"ajet": {"rollout": {"timeout": 30}}, "lake": {"size": 4}})
 
@@ -88,46 +87,28 @@ def test_judges_and_readers_by_their_paths() -> None:
 # The LLM function of judges
 
 
-class _Endpoint(BaseHTTPRequestHandler):
-    """Refuses every key but `good`."""
-
-    asked: list[dict[str, Any]] = []
-
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        right = self.headers["authorization"] == "Bearer good"
-        type(self).asked.append(body)
-        reply = {"choices": [{"index": 0, "message": {"role": "assistant", "content": "fine"}}]}
-        text = json.dumps(reply if right else {"error": {"message": "no such key"}}).encode()
-        self.send_response(200 if right else 401)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(text)))
-        self.end_headers()
-        self.wfile.write(text)
-
-    def log_message(self, *_: Any) -> None:
-        return
-
-
 def test_the_llm_function_tries_each_key(monkeypatch: pytest.MonkeyPatch) -> None:
     create = load_object("ajet.task_rollout.dashscope_llm_bridge->create_external_llm_fn")
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Endpoint)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        monkeypatch.setenv("OPENAI_BASE_URL", f"http://127.0.0.1:{server.server_port}/v1")
+    asked: list[Any] = []
+
+    def reply(path: str, headers: Mapping[str, str], body: Any) -> tuple[int, Any]:
+        asked.append(body)
+        if headers["authorization"] != "Bearer good":
+            return 401, {"error": {"message": "no such key"}}
+        return 200, {"choices": [{"index": 0, "message": {"role": "assistant", "content": "fine"}}]}
+
+    with serving(replying(reply)) as url:
+        monkeypatch.setenv("OPENAI_BASE_URL", f"{url}/v1")
         monkeypatch.setenv("DASHSCOPE_API_KEY", "bad|worse")
         monkeypatch.setenv("DASHSCOPE_API_KEY_BACKUP", "good")
         ask = create("judge-model", 77)
         message = [{"role": "user", "content": "how good?"}]
         assert ask(message, sampling_params_override={"temperature": 0.5}) == {"role": "assistant", "content": "fine"}
-        assert len(_Endpoint.asked) == 3
-        sent = _Endpoint.asked[-1]
+        assert len(asked) == 3
+        sent = asked[-1]
         assert (sent["model"], sent["temperature"], sent["max_completion_tokens"]) == ("judge-model", 0.5, 77)
         with pytest.raises(EngineUnavailable, match="did not answer"):
             create("judge-model", 77, api_key="bad")(message)
-    finally:
-        server.shutdown()
-        server.server_close()
     monkeypatch.delenv("DASHSCOPE_API_KEY")
     monkeypatch.delenv("DASHSCOPE_API_KEY_BACKUP")
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)

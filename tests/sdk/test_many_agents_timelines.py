@@ -19,17 +19,13 @@ from ajet_sdk.samples.splits import HINTS
 from ajet_sdk.samples.timelines import Merged, merge
 from ajet_sdk.tokens.template import ChatTemplate
 from ajet_sdk.types import Call, Episode, Task
+from tests.sdk.conftest import Message, user
 
-Message = dict[str, Any]
 SYSTEM: Message = {"role": "system", "content": "You are one of a team."}
 
 
 def tool(name: str) -> Message:
     return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": {}}}}
-
-
-def user(text: str) -> Message:
-    return {"role": "user", "content": text}
 
 
 def calls_of(gateway: Gateway, team: Any) -> tuple[tuple[Call, ...], Merged]:

@@ -21,7 +21,7 @@ from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import ConfigError, EpisodeError, ProgramFailed
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.rollout.episode import Attempt, run_episode
-from tests.waiting import until
+from tests.waiting import is_running, until
 
 ASK = """
 import json, os, sys
@@ -65,13 +65,6 @@ async def episode(gateway: Gateway, workflow: Any, **rollout: Any) -> ajet.Episo
 @ajet.judge
 def one() -> float:
     return 1.0
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 @in_loop
@@ -178,7 +171,7 @@ async def test_past_its_time_it_ends_with_its_group(gateway: Gateway, tmp_path: 
     finished = await episode(gateway, slow)
     assert finished.status == "timeout" and finished.rewards == ()
     assert "did not finish within 0.3 s; the end of its stdout:\nbegun" in str(finished.error)
-    until(lambda: not any(map(alive, pids(tmp_path))))
+    until(lambda: not any(map(is_running, pids(tmp_path))))
 
 
 @pytest.mark.parametrize("how", ["async", "in a thread", "left behind"])
@@ -204,7 +197,7 @@ async def test_the_end_of_the_episode_ends_it(gateway: Gateway, tmp_path: Path, 
     workflow = {"async": waits, "in a thread": waits_in_a_thread, "left behind": returns}[how]
     finished = await episode(gateway, workflow)
     assert finished.status == ("succeeded" if how == "left behind" else "timeout")
-    until(lambda: not any(map(alive, pids(tmp_path))))
+    until(lambda: not any(map(is_running, pids(tmp_path))))
 
 
 @in_loop
@@ -218,12 +211,12 @@ async def test_a_cancelled_episode_leaves_no_orphan(gateway: Gateway, tmp_path: 
     running.cancel()
     with pytest.raises(asyncio.CancelledError):
         await running
-    until(lambda: not any(map(alive, found)))
+    until(lambda: not any(map(is_running, found)))
 
 
 @in_loop
 async def test_a_program_that_ends_takes_its_background_along(tmp_path: Path) -> None:
     done = await ajet.run_program(["sh", "-c", f"({SLEEPS}) & sleep 0.1", str(tmp_path)], env=dict(os.environ))
     assert done.seconds < 60, "what it leaves behind holds its output open, and is not waited for"
-    until(lambda: not any(map(alive, pids(tmp_path))))
+    until(lambda: not any(map(is_running, pids(tmp_path))))
     assert current_episode.get() is None

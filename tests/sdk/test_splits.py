@@ -9,16 +9,7 @@ import pytest
 
 from ajet_sdk.samples.splits import Side, Texts, align, explain
 from ajet_sdk.tokens.template import ChatTemplate
-
-Message = dict[str, Any]
-
-
-def user(text: str) -> Message:
-    return {"role": "user", "content": text}
-
-
-def reply(text: str, **more: Any) -> Message:
-    return {"role": "assistant", "content": text, **more}
+from tests.sdk.conftest import Message, reply, user
 
 
 def named(name: str) -> list[Message]:

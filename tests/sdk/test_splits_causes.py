@@ -15,12 +15,11 @@ from ajet_sdk.samples.splits import HINTS
 from ajet_sdk.samples.timelines import merge
 from ajet_sdk.tokens.template import ChatTemplate
 from ajet_sdk.types import Call, Split
-from tests.sdk.conftest import TEMPLATES
+from tests.sdk.conftest import TEMPLATES, Message, user
 
 BEGAN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 END = "<|im_end|>"
 TOOL = {"type": "function", "function": {"name": "calc", "parameters": {"type": "object"}}}
-Message = dict[str, Any]
 
 TURN = "{{- '<|im_start|>' + m.role + '\\n' }}"
 ASSISTANT = "{%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}"
@@ -56,10 +55,6 @@ CHANNELS = (
 
 KEEPING = {"chatml": TEMPLATES["chatml"], "tools": TEMPLATES["tools"], "keeps": KEEPS}
 DROPPING = {"forgetful": TEMPLATES["forgetful"], "opened": OPENED, "empty_last": EMPTY_LAST, "channels": CHANNELS}
-
-
-def user(text: str) -> Message:
-    return {"role": "user", "content": text}
 
 
 class Talk:

@@ -12,20 +12,12 @@ from ajet_sdk.samples.splits import HINTS
 from ajet_sdk.samples.timelines import merge
 from ajet_sdk.tokens.template import ChatTemplate
 from ajet_sdk.types import Call, Split
+from tests.sdk.conftest import Message, reply, user
 
 BEGAN = datetime(2026, 1, 1, tzinfo=timezone.utc)
 END = "<|im_end|>"
 SYSTEM = {"role": "system", "content": "You are a helpful assistant that may call tools."}
 TOOL = {"type": "function", "function": {"name": "calc", "parameters": {"type": "object"}}}
-Message = dict[str, Any]
-
-
-def user(text: str) -> Message:
-    return {"role": "user", "content": text}
-
-
-def reply(text: str, **more: Any) -> Message:
-    return {"role": "assistant", "content": text, **more}
 
 
 def called(arguments: str) -> Message:

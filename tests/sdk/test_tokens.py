@@ -19,20 +19,11 @@ from ajet_sdk.engines.prompts import Prompt, PromptBuilder
 from ajet_sdk.errors import ConfigError, RequestRefused
 from ajet_sdk.samples.splits import HINTS, align
 from ajet_sdk.tokens.pieces import CutPoints, PieceEncoder
-from tests.sdk.conftest import Tok
+from tests.sdk.conftest import Message, Tok, reply, user
 
 FAMILIES = ["byte_level", "metaspace_always", "metaspace_first", "llama2"]
 TOOL = {"type": "function", "function": {"name": "calc", "parameters": {"type": "object", "properties": {}}}}
 END = "<|im_end|>"
-Message = dict[str, Any]
-
-
-def user(text: str) -> Message:
-    return {"role": "user", "content": text}
-
-
-def reply(text: str, **more: Any) -> Message:
-    return {"role": "assistant", "content": text, **more}
 
 
 def calls(arguments: Any, call_id: str = "c1") -> list[Message]:

@@ -11,11 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_sdk.engines.prompts import Prompt, PromptBuilder
-from tests.sdk.conftest import TEMPLATES
+from tests.sdk.conftest import TEMPLATES, Message, user
 
 TOOL = {"type": "function", "function": {"name": "calc", "parameters": {"type": "object", "properties": {}}}}
 END = "<|im_end|>"
-Message = dict[str, Any]
 
 WITH_IDS = (
     TEMPLATES["tools"]
@@ -26,10 +25,6 @@ WITH_IDS = (
 
 WITH_NAMES = TEMPLATES["tools"].replace("+ m.role + '\\n'", "+ (m.name or m.role) + '\\n'")
 """Shows a message's name in place of its role."""
-
-
-def user(text: str) -> Message:
-    return {"role": "user", "content": text}
 
 
 def said(content: str | None, *calls: tuple[str, str]) -> Message:

@@ -8,9 +8,7 @@ import re
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,7 @@ from ajet_tools.cli.app import app
 from ajet_tools.cli.arguments import Arguments, split_arguments
 from ajet_tools.cli.readiness import CORE, EXTRAS
 from ajet_tools.cli.train import newest_experiment
-from tests.serving import answering, serving
+from tests.serving import answering, replying, serving
 
 ROOT = Path(__file__).parents[2]
 SCRIPTED = ["--judge", "agent.py:exact", "--tasks", "tasks.jsonl", "--scripted", "replies.py:reply"]
@@ -487,18 +485,12 @@ def test_doctor_knows_the_packages_of_the_project() -> None:
 def test_a_model_that_is_not_here_is_one_message_and_the_hub_is_asked_once_at_most(starter: Path) -> None:
     asked = []
 
-    class Hub(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            asked.append(self.path)
-            self.send_error(404)
+    def hub(path: str, headers: object, body: object) -> tuple[int, Any]:
+        asked.append(path)
+        return 404, {}
 
-        do_HEAD = do_GET
-
-        def log_message(self, *_: object) -> None: ...
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as hub:
-        threading.Thread(target=hub.serve_forever, daemon=True).start()
-        here = {"HF_ENDPOINT": f"http://127.0.0.1:{hub.server_port}", "HF_HUB_OFFLINE": "0", "HF_HOME": str(starter)}
+    with serving(replying(hub)) as url:
+        here = {"HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_HOME": str(starter)}
         code = (
             "import sys\nfrom ajet_sdk.config import load_config\nfrom ajet_sdk.engines.open import open_engine\n"
             "for path in sys.argv[1:]:\n"
@@ -520,7 +512,6 @@ def test_a_model_that_is_not_here_is_one_message_and_the_hub_is_asked_once_at_mo
         assert [path for path in asked if path.startswith("/api/models") or "/resolve/" in path] == [
             "/api/models/owner/name"
         ]
-        hub.shutdown()
 
 
 def test_without_the_extra_a_local_model_prints_the_line_that_installs_it(starter: Path) -> None:

@@ -16,7 +16,6 @@ from typing import Any
 
 import openai
 import pytest
-import uvicorn
 
 import ajet
 from ajet_sdk.dialects.table import CHAT
@@ -26,9 +25,10 @@ from ajet_sdk.engines.remote import RemoteEngine
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import ConfigError, ContextOverflow, EngineError, EngineUnavailable, RequestRefused
 from ajet_sdk.gateway.episode import EpisodeSpec
-from ajet_sdk.gateway.gateway import Gateway, listening_socket
+from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.gateway.http_door import read_json
 from ajet_sdk.protocols import Answer, Sampling
+from tests.serving import serving
 
 USER = [{"role": "user", "content": "hi"}]
 Answering = Callable[[dict[str, Any]], tuple[int, Any, dict[str, str]]]
@@ -40,13 +40,9 @@ class Server:
     def __init__(self) -> None:
         self.bodies: list[dict[str, Any]] = []
         self.answering: Answering = lambda body: (200, completion(), {})
-        listener = listening_socket("127.0.0.1", 0)
-        self.url = f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
-        self.server = uvicorn.Server(uvicorn.Config(self._app, interface="asgi3", lifespan="off", log_config=None))
-        self.thread = threading.Thread(target=self.server.run, args=([listener],), daemon=True)
-        self.thread.start()
+        self.url = ""
 
-    async def _app(self, scope: Any, receive: Any, send: Any) -> None:
+    async def app(self, scope: Any, receive: Any, send: Any) -> None:
         body = await read_json(receive, scope)
         self.bodies.append(body)
         status, value, headers = self.answering(body)
@@ -73,9 +69,9 @@ def with_ids(count: int = 2) -> dict[str, Any]:
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(endpoint, "FIRST_WAIT", 0.01)
     running = Server()
-    yield running
-    running.server.should_exit = True
-    running.thread.join()
+    with serving(running.app) as url:
+        running.url = f"{url}/v1"
+        yield running
 
 
 def ask(engine: RemoteEngine, sampling: Sampling | None = None, **body: Any) -> Answer:

@@ -26,7 +26,7 @@ from ajet_sdk.engines.vllm.server import Server, Settings, cause_in, command, en
 from ajet_sdk.errors import ConfigError, EngineError, EngineUnavailable
 from ajet_sdk.learn.learner import ServedWeights
 from ajet_sdk.protocols import Sampled
-from tests.waiting import until
+from tests.waiting import is_running, until
 
 KEEPER = keeper_module.__file__
 
@@ -192,13 +192,6 @@ def test_a_server_that_does_not_start_is_told_with_its_log(tmp_path: Path, monke
 # The keeper
 
 
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
-
-
 NEST = """
 import os, signal, subprocess, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
@@ -229,10 +222,10 @@ def test_a_killed_run_leaves_no_process_and_no_weights(tmp_path: Path, monkeypat
     )
     run = subprocess.Popen([sys.executable, "-c", parent])
     pids = pids_in(told)
-    assert all(map(alive, pids))
+    assert all(map(is_running, pids))
     run.kill()
     run.wait()
-    until(lambda: not any(map(alive, pids)))
+    until(lambda: not any(map(is_running, pids)))
     until(lambda: not weights.exists())
 
 
@@ -245,7 +238,7 @@ def test_a_server_that_dies_takes_its_children_along_and_keeps_the_weights(tmp_p
     server, child = pids_in(told)
     os.kill(server, signal.SIGKILL)
     assert keeper.wait() == 128 + signal.SIGKILL
-    until(lambda: not alive(child))
+    until(lambda: not is_running(child))
     assert weights.exists()
 
 

@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import suppress
 from typing import Any
 
 import anyio
@@ -22,6 +19,7 @@ from ajet_sdk.errors import EnvironmentUnavailable
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.rollout.episode import Attempt, run_batch
 from ajet_sdk.types import Episode, Reward, Task
+from tests.serving import replying, serving
 
 
 class Service:
@@ -59,34 +57,10 @@ class Service:
         return 404, {"detail": f"no endpoint {endpoint}"}
 
 
-@contextmanager
-def serve(state: Service) -> Iterator[str]:
-    """The service's URL, for as long as the block lasts."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            status, value = state.answer(self.path.strip("/"), body)
-            data = json.dumps(value).encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        def log_message(self, *_: Any) -> None: ...
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}"
-    finally:
-        server.shutdown()
-
-
 @pytest.fixture
 def service() -> Iterator[tuple[Service, str]]:
     state = Service()
-    with serve(state) as url:
+    with serving(replying(lambda path, _, body: state.answer(path.strip("/"), body))) as url:
         yield state, url
 
 

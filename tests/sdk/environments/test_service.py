@@ -30,7 +30,7 @@ from ajet_sdk.judges.load import load_judge
 from ajet_sdk.rollout.episode import Attempt, run_batch
 from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.types import Episode, Reward, Task
-from tests.waiting import until
+from tests.waiting import is_running, until
 
 COUNTER = '''
 import os, subprocess, time
@@ -133,14 +133,6 @@ def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def service(counter: Path) -> Iterator[tuple[str, Instances]]:
     with hosted(f"{counter}:Counter", Limits(timeout=20, memory=2**30)) as found:
         yield found
-
-
-def is_running(pid: int) -> bool:
-    """A process that nobody has reaped yet is over all the same."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
 
 
 def say(env: GymEnv, text: Any) -> tuple[str, float, bool, dict[str, Any]]:

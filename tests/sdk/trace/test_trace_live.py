@@ -6,10 +6,8 @@ import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -17,38 +15,18 @@ from typing import Any
 import httpx
 import pyarrow as pa
 import pytest
-import uvicorn
 from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from starlette.applications import Starlette
 
 from ajet_sdk.errors import QueryError, TraceLocked
-from ajet_sdk.trace.live import live_routes
 from ajet_sdk.trace.owner import ROWS_PATH, announce, owner_of, retract
 from ajet_sdk.trace.reader import calls_of, episodes, open_trace
 from ajet_sdk.trace.schema import COLUMNS
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Metric, Run
+from tests.serving import live_trace
 
 ROOT = Path(__file__).parents[3]
-
-
-@contextmanager
-def served(writer: TraceWriter, token: str = "s3cret") -> Iterator[str]:
-    app = Starlette(routes=live_routes(writer, token))
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    announce(writer.path, url, token)
-    try:
-        yield url
-    finally:
-        retract(writer.path)
-        server.should_exit = True
-        thread.join()
 
 
 @pytest.fixture
@@ -58,7 +36,7 @@ def live(tmp_path: Path) -> Iterator[tuple[httpx.Client, TraceWriter]]:
         writer.put(Run(run_id="r"))
         writer.flush()
         headers = {"Authorization": "Bearer s3cret"}
-        with served(writer) as url, httpx.Client(base_url=url, trust_env=False, headers=headers) as client:
+        with live_trace(writer) as url, httpx.Client(base_url=url, trust_env=False, headers=headers) as client:
             yield client, writer
 
 
@@ -66,7 +44,7 @@ def test_a_reader_knows_what_its_questions_cost_the_run_and_counts_no_waiting(tm
     with TraceWriter(tmp_path / "trace.duckdb") as writer:
         writer.put(Run(run_id="r"))
         writer.flush()
-        with served(writer):
+        with live_trace(writer):
             reader = open_trace(tmp_path)
             before, began = reader.spent, time.process_time()
             for _ in range(20):
@@ -86,7 +64,7 @@ def test_a_reader_follows_a_run_from_live_to_rest(tmp_path: Path) -> None:
     with TraceWriter(path) as writer:
         writer.put(Run(run_id="r"), call, Metric(run_id="r", step=1, name="train/reward", value=0.5, at=at))
         writer.flush()
-        with served(writer):
+        with live_trace(writer):
             reader = open_trace(tmp_path)
             assert reader.query("SELECT status FROM runs").to_pylist() == [{"status": "running"}]
             assert calls_of(reader, "e") == [call]
@@ -103,7 +81,7 @@ def test_a_reader_follows_a_run_from_live_to_rest(tmp_path: Path) -> None:
 
 
 def test_the_route_refuses_strangers_and_nonsense(tmp_path: Path) -> None:
-    with TraceWriter(tmp_path / "t.duckdb") as writer, served(writer) as url:
+    with TraceWriter(tmp_path / "t.duckdb") as writer, live_trace(writer) as url:
         good = {"Authorization": "Bearer s3cret"}
         with httpx.Client(base_url=url, trust_env=False) as client:
             for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": "Basic s3cret"}):
@@ -221,7 +199,7 @@ print([c.prompt_ids.tolist() for c in calls_of(reader, "new")])
         other.put(Run(run_id="newer"))
         writer.flush()
         other.flush()
-        with served(writer), served(other, "another"):
+        with live_trace(writer), live_trace(other, "another"):
             assert len(list(tmp_path.glob("*gateway.json"))) == 2
             environment = {**os.environ, "PYTHONPATH": str(ROOT)}
             done = subprocess.run(

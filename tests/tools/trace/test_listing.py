@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
@@ -13,13 +11,9 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-import uvicorn
-from starlette.applications import Starlette
 
 from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import Stop, TraceReader
-from ajet_sdk.trace.live import live_routes
-from ajet_sdk.trace.owner import announce, retract
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Reward, Run, Task
@@ -28,6 +22,7 @@ from ajet_tools.trace.queries.filters import parse
 from ajet_tools.trace.queries.index import Cancelled
 from ajet_tools.trace.queries.listing import COLUMNS, Listing, open_listing
 from ajet_tools.trace.queries.search import search
+from tests.serving import live_trace
 
 BEGAN = datetime(2026, 5, 1, tzinfo=timezone.utc)
 N = 40
@@ -219,27 +214,9 @@ def test_no_episode_at_all(tmp_path: Path) -> None:
 
 
 @contextmanager
-def served(writer: TraceWriter) -> Iterator[None]:
-    """The trace answers over its own loopback route, as in a live run."""
-    app = Starlette(routes=live_routes(writer, "secret"))
-    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        time.sleep(0.01)
-    announce(writer.path, f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}", "secret")
-    try:
-        yield
-    finally:
-        retract(writer.path)
-        server.should_exit = True
-        thread.join()
-
-
-@contextmanager
 def of_ten(folder: Path) -> Iterator[tuple[TraceWriter, TraceReader]]:
     """A live run of ten episodes, and a reader of it."""
-    with TraceWriter(folder / "trace.duckdb") as writer, served(writer):
+    with TraceWriter(folder / "trace.duckdb") as writer, live_trace(writer):
         writer.put(Run(run_id="run"))
         for i in range(10):
             put(writer, i)
@@ -249,7 +226,7 @@ def of_ten(folder: Path) -> Iterator[tuple[TraceWriter, TraceReader]]:
 
 
 def test_a_live_run_is_listed_filtered_and_searched_while_it_goes_on(tmp_path: Path) -> None:
-    with TraceWriter(tmp_path / "trace.duckdb") as writer, served(writer):
+    with TraceWriter(tmp_path / "trace.duckdb") as writer, live_trace(writer):
         writer.put(Run(run_id="run"))
         for i in range(20):
             put(writer, i)

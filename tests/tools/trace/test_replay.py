@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import json
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Run, Task
 from ajet_tools.trace.compare.requests import compare, requests_of
 from ajet_tools.trace.rerun.replay import Replay, recorded_episode, replay
+from tests.serving import replying, serving
 from tests.waiting import FOREVER
 
 TOOL = {"type": "function", "function": {"name": "calc", "parameters": {"type": "object", "properties": {}}}}
@@ -360,42 +359,19 @@ def test_breakpoints_stop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert again(recorded, watched, debug_tags={"look"}).same and stops == ["stopped"]
 
 
-class _Endpoint(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
-        content = f"from outside: {asked['messages'][-1]['content']}"
-        message = {"role": "assistant", "content": content}
-        choice = {"index": 0, "message": message, "finish_reason": "stop"}
-        if self.path.endswith("/messages"):
-            body = {"type": "message", "content": [{"type": "text", "text": content}], "stop_reason": "end_turn"}
-        else:
-            body = {"id": "1", "object": "chat.completion", "model": "big", "choices": [choice]}
-        data = json.dumps(body).encode()
-        self.send_response(200)
-        self.send_header("content-type", "application/json")
-        self.send_header("content-length", str(len(data)))
-        self.end_headers()
-        self.wfile.write(data)
-
-    def log_message(self, *_: Any) -> None:
-        return
+def _outside(path: str, headers: Mapping[str, str], asked: Any) -> tuple[int, Any]:
+    content = f"from outside: {asked['messages'][-1]['content']}"
+    if path.endswith("/messages"):
+        return 200, {"type": "message", "content": [{"type": "text", "text": content}], "stop_reason": "end_turn"}
+    choice = {"index": 0, "message": {"role": "assistant", "content": content}, "finish_reason": "stop"}
+    return 200, {"id": "1", "object": "chat.completion", "model": "big", "choices": [choice]}
 
 
 @pytest.fixture
 def outside() -> Iterator[tuple[str, Callable[[], None]]]:
     """The URL of an endpoint that is no gateway, and a function that shuts it."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Endpoint)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    shut = [False]
-
-    def close() -> None:
-        if not shut[0]:
-            shut[0] = True
-            server.shutdown()
-            server.server_close()
-
-    yield f"http://127.0.0.1:{server.server_address[1]}/v1", close
-    close()
+    with ExitStack() as stack:
+        yield f"{stack.enter_context(serving(replying(_outside)))}/v1", stack.close
 
 
 def test_calls_of_other_models_are_answered_from_the_recording_too(

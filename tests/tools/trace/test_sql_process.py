@@ -11,19 +11,15 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-import uvicorn
-from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ajet_sdk.errors import QueryError, TraceError
-from ajet_sdk.gateway.gateway import listening_socket
 from ajet_sdk.protocols import Stop
-from ajet_sdk.trace.live import live_routes
-from ajet_sdk.trace.owner import announce, retract
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Metric, Run
 from ajet_tools.trace.sql.process import MEMORY, SqlProcess
+from tests.serving import live_trace
 
 pytestmark = pytest.mark.slow
 
@@ -62,16 +58,8 @@ def trace(request: pytest.FixtureRequest, tmp_path: Path, asked: list[bytes]) ->
         writer.put(*(Metric(run_id="r", step=i, name="train/reward", value=i / 2) for i in range(3)))
         writer.flush()
         if request.param == "live":
-            app = Starlette(routes=live_routes(writer, "t"), middleware=[Middleware(_Heard, asked=asked)])
-            server = uvicorn.Server(uvicorn.Config(app, log_level="error", lifespan="off"))
-            with listening_socket("127.0.0.1", 0) as bound:
-                thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
-                thread.start()
-                announce(path, f"http://127.0.0.1:{bound.getsockname()[1]}", "t")
+            with live_trace(writer, middleware=[Middleware(_Heard, asked=asked)]):
                 yield path
-                retract(path)
-                server.should_exit = True
-                thread.join()
             return
     yield path
 

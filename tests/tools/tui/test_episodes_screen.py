@@ -26,17 +26,9 @@ from ajet_tools.tui.trace.episodes import EpisodesScreen
 from ajet_tools.tui.trace.screen import TraceChanged
 from tests.waiting import settled, until_shown
 
-pytestmark = pytest.mark.anyio
+pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("own_home")]
 EVIL = "[bold red]not markup[/] :smile: \x1b[31mred\x1b]0;title\x07 \u202eback\nnext 字字 👨‍👩‍👧"
 START = datetime(2026, 3, 1, 9, tzinfo=timezone.utc)
-
-
-@pytest.fixture(autouse=True)
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Where the viewer remembers things: not the user's own."""
-    monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path / "home"
 
 
 def episode(i: int, **named: Any) -> tuple[Call, Episode]:
@@ -181,7 +173,7 @@ async def test_a_click_on_a_title_sorts(trace: Path) -> None:
         assert screen.listing is not None and screen.listing.sort == "reward"
 
 
-async def test_filter_history_and_errors_that_keep_the_list(trace: Path, home: Path) -> None:
+async def test_filter_history_and_errors_that_keep_the_list(trace: Path, own_home: Path) -> None:
     async with viewed(trace) as (pilot, screen):
         await entered(pilot, "slash", "reward<0.05")
         assert len(shown(screen)) == 5 and "reward<0.05" in status(screen) and screen.focused is screen.table
@@ -196,7 +188,7 @@ async def test_filter_history_and_errors_that_keep_the_list(trace: Path, home: P
         assert len(shown(screen)) == 5, "the filter before the last"
         await entered(pilot, "slash", "")
         assert len(shown(screen)) == 40
-    kept = json.loads((home / ".config" / "ajet" / "view.json").read_text())
+    kept = json.loads((own_home / ".config" / "ajet" / "view.json").read_text())
     assert kept["filters"] == ["status=failed", "reward<0.05"]
     async with viewed(trace) as (pilot, screen):
         await pilot.press("slash", "up", "enter")
