@@ -8,6 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -85,7 +86,7 @@ class _Gone(TraceError):
     """The owner of a file ended while it was asked."""
 
 
-class Trace:
+class Trace(AbstractContextManager["Trace"]):
     """A TraceReader over files that may each have a live owner."""
 
     skipped: Mapping[Path, str]
@@ -160,9 +161,6 @@ class Trace:
             files = [file for file in files if file not in owned or not _opening(owned[file])]
             owned = {file: owner for file, owner in owned.items() if file in files}
         return self._attached.query(files, owned, stamps, sql, parameters, stop)
-
-    def __enter__(self) -> Trace:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -251,17 +249,14 @@ def episodes(
             values.append(value)
     named = list(episode_ids or ())
     few = 0 < len(named) <= _FEW
-    if few:
-        conditions.append(f"episode_id IN ({', '.join('?' * len(named))})")
-        values += named
-    elif episode_ids is not None:
-        conditions.append("episode_id IN (SELECT unnest(?::VARCHAR[]))")
-        values.append(named)
+    marks = ", ".join("?" * len(named)) if few else "SELECT unnest(?::VARCHAR[])"
+    if episode_ids is not None:
+        conditions.append(f"episode_id IN ({marks})")
+        values += named if few else [named]
     where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
     rows = reader.query(f"SELECT * FROM episodes {where} ORDER BY started_at, episode_id", values).to_pylist()
-    chosen = f"(SELECT episode_id FROM episodes {where})"
-    if few:  # said outright, so that of files that live only their rows are read
-        chosen, values = f"({', '.join('?' * len(named))})", named
+    # Few are said outright, so that of files that live only their rows are read.
+    chosen, values = (f"({marks})", named) if few else (f"(SELECT episode_id FROM episodes {where})", values)
     calls = _calls(reader.query(f"SELECT * FROM calls WHERE episode_id IN {chosen} ORDER BY index, started_at", values))
     rewards: dict[str, list[Reward]] = {}
     for row in reader.query(f"SELECT * FROM rewards WHERE episode_id IN {chosen}", values).to_pylist():
