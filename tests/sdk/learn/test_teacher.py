@@ -112,14 +112,14 @@ def opened(teacher: str, tokenizer: HFTokenizer) -> Any:
     return asyncio.run(open_teacher(load_config(values={"trainer_common": {"algorithm": algorithm}}), tokenizer))
 
 
-def test_what_cannot_be_a_teacher_is_refused_before_training(place: Path) -> None:
+def test_what_cannot_be_a_teacher_is_refused_before_training(tiny_model: Path) -> None:
     with (
         completing(lambda request: 400) as (url, _),
         pytest.raises(ConfigError, match=r"refused token ids with prompt_logprobs \(refused.*such as vLLM's"),
     ):
-        opened(url, HFTokenizer(place))
+        opened(url, HFTokenizer(tiny_model))
     with pytest.raises(ConfigError, match="there is no checkpoint nobody@latest"):
-        opened("nobody@latest", HFTokenizer(place))
+        opened("nobody@latest", HFTokenizer(tiny_model))
 
 
 def test_an_endpoint_without_prompt_logprobs_says_so(tiny_model: Path) -> None:
