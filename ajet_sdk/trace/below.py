@@ -61,9 +61,10 @@ def readable(
 ) -> tuple[list[Path], dict[Path, str]]:
     """The files that can be read together, and why each of the others is left out.
 
-    `looked` are the runs of each file at rest, or why it cannot be read. A run that is there in two directories is a
-    copy: it is counted once, where it was written to last; a live one is no copy. Raises TraceError where none is left,
-    or where one of `near` (named, or in a directory that was) is a trace and broken.
+    `looked` are the runs of each file at rest, or why it cannot be read. The files `trace*.duckdb` of a directory are
+    parts of its runs. A run that is there again is a copy and counted once: where it was recorded, else where it was
+    written to last. A live one is no copy. Raises TraceError where none is left, or where one of `near` (named, or in a
+    directory that was) is a trace and broken.
     """
     found: list[Path] = []
     skipped: dict[Path, str] = {}
@@ -71,13 +72,18 @@ def readable(
     held: dict[str, Path] = {}
     beside: dict[Path, list[Path]] = {}
     for file in files:
-        beside.setdefault(file.parent, []).append(file)
+        part = file.name.startswith("trace")  # as a run names its files; any other is a trace of its own
+        beside.setdefault(file.parent if part else file, []).append(file)
     close = set(near)
     first = {file.parent for file in close}
-    order = sorted(beside, key=lambda d: (d in first, max(map(_changed, beside[d]))), reverse=True)
-    for directory in order:
+    order = sorted(
+        beside,
+        key=lambda d: (beside[d] != [d], beside[d][0].parent in first, max(map(_changed, beside[d]))),
+        reverse=True,
+    )
+    for place in order:
         runs: dict[Path, list[str]] = {}
-        for file in beside[directory]:
+        for file in beside[place]:
             ids = _unasked(file, owned[file], deep=file not in close) if file in owned else looked[file]
             if not isinstance(ids, TraceError):
                 runs[file] = ids

@@ -52,7 +52,7 @@ def test_pack_takes_the_newest_trace_and_says_what_it_saved(path: Path) -> None:
     [copy] = json.loads(ajet("pack", str(path), "--out", "copy.duckdb", "--json"))
     assert copy["path"] == "copy.duckdb" and runs(Path("copy.duckdb")) == ["aaa", "bbb"]
     assert "already exists" in ajet("pack", str(path), "--out", "copy.duckdb", code=1)
-    shutil.copy("copy.duckdb", path.parent / "other.duckdb")
+    shutil.copy("copy.duckdb", path.parent / "trace-other.duckdb")
     assert "--out takes one file" in ajet("pack", str(path.parent), "--out", "x.duckdb", code=2)
 
 

@@ -146,6 +146,16 @@ def test_a_copy_elsewhere_below_is_counted_once(tmp_path: Path) -> None:
     assert "run run is also in" in next(iter(reader.skipped.values()))
 
 
+def test_copies_beside_each_other_are_counted_once_and_the_run_s_own_file_first(tmp_path: Path) -> None:
+    write_node(tmp_path / "launcher_record" / "trace.duckdb", 0)
+    for name in ("copy.duckdb", "imported.duckdb"):  # written later, and nearer
+        shutil.copy(tmp_path / "launcher_record" / "trace.duckdb", tmp_path / name)
+    reader = open_trace(tmp_path)
+    assert reader.skipped.keys() == {tmp_path / "copy.duckdb", tmp_path / "imported.duckdb"}
+    assert all("is also in" in why for why in reader.skipped.values())
+    reader.close()
+
+
 def test_of_many_files_what_is_left_out_is_in_no_answer(tmp_path: Path) -> None:
     """Tables are copied before it is known which files are copies, others are copied later, and some read in place."""
     for node in range(2, FEW + 4):
