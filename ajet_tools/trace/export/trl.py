@@ -68,6 +68,8 @@ def pairs_of_group(episodes: Sequence[Episode], margin: float, left_out: Counter
                 scored.setdefault(agent, []).append((value, episode, conversation))
     for agent, attempts in scored.items():
         attempts.sort(key=lambda entry: (-entry[0], entry[1].attempt, entry[1].episode_id))
+        if not attempts[0][0] - attempts[-1][0] > margin:
+            left_out["groups in which no two rewards differ by more than the margin"] += 1
         for (high, better, chosen), (low, worse, rejected) in zip(attempts, reversed(attempts), strict=True):
             if not high - low > margin or better is worse:
                 break

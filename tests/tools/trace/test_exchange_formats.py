@@ -255,8 +255,10 @@ def test_trl_preferences_pair_better_with_worse_and_ties_give_none(reader: Trace
         ("4, of course", "Let me think.")
     ]
     assert done.left_out["corrections identical to the reply"] == 1
-    _, wide = _export(reader, "trl-preference", tmp_path / "w.jsonl", margin=1.0)
-    assert not [r for r in wide if r["source"] == "reward"], "a difference of the margin is not more than it"
+    tied = "groups in which no two rewards differ by more than the margin"
+    wide = _export(reader, "trl-preference", tmp_path / "w.jsonl", margin=1.0)
+    assert wide[0].left_out[tied] > done.left_out.get(tied, 0)
+    assert not [r for r in wide[1] if r["source"] == "reward"], "a difference of the margin is not more than it"
 
 
 def test_what_is_made_for_trl_is_loaded_by_datasets_and_trl(reader: TraceReader, tmp_path: Path) -> None:
