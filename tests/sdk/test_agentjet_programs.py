@@ -22,7 +22,7 @@ from ajet_sdk.protocols import Ask
 from ajet_sdk.rollout.episode import Attempt, run_batch
 from ajet_sdk.types import Episode, Task
 from tests.gateways import shared_gateway
-from tests.sdk.environments.test_client import Service, serve
+from tests.sdk.environments.test_client import Service
 from tests.serving import answering, serving
 
 HERE = Path(__file__).parent / "agentjet"
@@ -126,7 +126,7 @@ def test_a_workflow_that_another_model_grades(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_environment_service_judges() -> None:
-    with serve(Service()) as url:
+    with serving(Service().app) as url:
         override = f"ajet.task_reader.env_service.env_url={url}"
         task = Task(task_id="t1", env_type="appworld", metadata={})
         _, episode = run("appworld", lambda ask: "print(1)", task, override)

@@ -31,6 +31,7 @@ class Service:
         self.asked: list[str] = []
         self.refuse: dict[str, int] = {}
         self.answers: dict[str, Any] = {}
+        self.app = replying(lambda path, _, body: self.answer(path.strip("/"), body))
 
     def answer(self, endpoint: str, body: dict[str, Any]) -> tuple[int, Any]:
         self.asked.append(endpoint)
@@ -60,7 +61,7 @@ class Service:
 @pytest.fixture
 def service() -> Iterator[tuple[Service, str]]:
     state = Service()
-    with serving(replying(lambda path, _, body: state.answer(path.strip("/"), body))) as url:
+    with serving(state.app) as url:
         yield state, url
 
 
