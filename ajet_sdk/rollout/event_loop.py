@@ -23,6 +23,9 @@ _begun: ContextVar[_Begun | None] = ContextVar("ajet_begun", default=None)
 _START_SECONDS = 10.0
 """Seconds within which a thread that was started begins its work."""
 
+_LOOK = 1.0
+"""Seconds between looks for Ctrl-C: a signal that comes just before a thread begins to wait does not wake it."""
+
 
 def run_to_end(work: Coroutine[Any, Any, T]) -> T:
     """The result of a coroutine; as `asyncio.run`, but also where a loop is running already, as in a notebook.
@@ -38,7 +41,8 @@ def run_to_end(work: Coroutine[Any, Any, T]) -> T:
     begun: _Begun = Future()
     try:
         _start(partial(run_to_end, work), outcome, begun)
-        wait([outcome])
+        while not wait([outcome], _LOOK).done:
+            pass
     except KeyboardInterrupt:
         if _cancel(begun):
             wait([outcome])

@@ -248,11 +248,14 @@ def test_a_notebook_has_a_running_loop(tmp_path: Path) -> None:
     asyncio.run(cell())
 
 
-def test_an_interrupt_ends_what_runs_beside_the_loop_of_a_notebook() -> None:
+@pytest.mark.parametrize("wakes", [True, False], ids=["in its wait", "just before its wait"])
+def test_an_interrupt_ends_what_runs_beside_the_loop_of_a_notebook(wakes: bool) -> None:
+    """A signal that another thread takes is noted, and does not wake the first: as one that comes before it waits."""
     ended = []
 
     async def work() -> None:
         try:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
             os.kill(os.getpid(), signal.SIGINT)
             await asyncio.Event().wait()
         finally:
@@ -264,9 +267,11 @@ def test_an_interrupt_ends_what_runs_beside_the_loop_of_a_notebook() -> None:
             run_to_end(work())
 
     own = signal.getsignal(signal.SIGINT)
+    mask = signal.pthread_sigmask(signal.SIG_UNBLOCK if wakes else signal.SIG_BLOCK, {signal.SIGINT})
     try:
         asyncio.run(cell())
     finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.signal(signal.SIGINT, own)
     assert ended
 
