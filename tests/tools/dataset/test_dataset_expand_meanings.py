@@ -84,9 +84,9 @@ def test_no_two_rows_mean_the_same_and_none_means_what_a_seed_does(place: Place,
     assert done.returncode == 0, done.stderr
     kept = [*place.rows("seeds.jsonl"), *place.rows("data/train.jsonl"), *place.rows("data/validation.jsonl")]
     assert len(kept) == 96 and len({means(row["main_query"]) for row in kept}) == 96
-    refused = [row for row in place.rows("data/rejected.jsonl") if "by meaning" in row["rejected"]["reason"]]
+    refused = [row for row in place.rows("data/rejected.jsonl") if "semantic duplicate" in row["rejected"]["reason"]]
     assert refused and all(row["rejected"]["detail"].startswith("1.00 similar to ") for row in refused)
-    assert {row["rejected"]["detail"].split()[2] for row in refused} == {"seed", "row"}
+    assert {row["rejected"]["detail"].split()[3] for row in refused} == {"seed", "row"}
     assert "refused: semantic duplicate" in done.stdout and "a cosine of 0.9" in (
         place.path / "data" / "README.md"
     ).read_text(encoding="utf-8")
