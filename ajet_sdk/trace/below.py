@@ -61,10 +61,10 @@ def readable(
 ) -> tuple[list[Path], dict[Path, str]]:
     """The files that can be read together, and why each of the others is left out.
 
-    `looked` are the runs of each file at rest, or why it cannot be read. The files `trace*.duckdb` of a directory are
-    parts of its runs. A run that is there again is a copy and counted once: where it was recorded, else where it was
-    written to last. A live one is no copy. Raises TraceError where none is left, or where one of `near` (named, or in a
-    directory that was) is a trace and broken.
+    `looked` are the runs of each file at rest, or why it cannot be read. The files `trace.duckdb` and `trace-*.duckdb`
+    of a directory are parts of its runs. A run that is there again is a copy and counted once: where it was recorded,
+    else where it was written to last. A live one is no copy. Raises TraceError where none is left, or where one of
+    `near` (named, or in a directory that was) is a trace and broken.
     """
     found: list[Path] = []
     skipped: dict[Path, str] = {}
@@ -72,13 +72,13 @@ def readable(
     held: dict[str, Path] = {}
     beside: dict[Path, list[Path]] = {}
     for file in files:
-        part = file.name.startswith("trace")  # as a run names its files; any other is a trace of its own
+        part = file.stem == "trace" or file.name.startswith("trace-")  # as a run names its files
         beside.setdefault(file.parent if part else file, []).append(file)
     close = set(near)
-    first = {file.parent for file in close}
+    first, alone = {file.parent for file in close}, set(files)
     order = sorted(
         beside,
-        key=lambda d: (beside[d] != [d], beside[d][0].parent in first, max(map(_changed, beside[d]))),
+        key=lambda place: (place not in alone, beside[place][0].parent in first, max(map(_changed, beside[place]))),
         reverse=True,
     )
     for place in order:

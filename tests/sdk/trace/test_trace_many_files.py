@@ -148,10 +148,10 @@ def test_a_copy_elsewhere_below_is_counted_once(tmp_path: Path) -> None:
 
 def test_copies_beside_each_other_are_counted_once_and_the_run_s_own_file_first(tmp_path: Path) -> None:
     write_node(tmp_path / "launcher_record" / "trace.duckdb", 0)
-    for name in ("copy.duckdb", "imported.duckdb"):  # written later, and nearer
+    for name in ("copy.duckdb", "trace_copy.duckdb"):  # written later, and nearer
         shutil.copy(tmp_path / "launcher_record" / "trace.duckdb", tmp_path / name)
     reader = open_trace(tmp_path)
-    assert reader.skipped.keys() == {tmp_path / "copy.duckdb", tmp_path / "imported.duckdb"}
+    assert reader.skipped.keys() == {tmp_path / "copy.duckdb", tmp_path / "trace_copy.duckdb"}
     assert all("is also in" in why for why in reader.skipped.values())
     reader.close()
 
