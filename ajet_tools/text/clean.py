@@ -91,10 +91,10 @@ def reply_of(response: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def short_ids(ids: Sequence[str], least: int = 8) -> dict[str, str]:
-    """Each id cut to the shortest length, at least `least`, at which all differ."""
+    """Each id cut to the shortest length, at least `least`, at which all differ; in their order."""
     distinct = set(ids)
     longest = max(map(len, distinct), default=0)
     n = least
     while n < longest and len({i[:n] for i in distinct}) < len(distinct):
         n += 1
-    return {i: i[:n] for i in distinct}
+    return {i: i[:n] for i in ids}

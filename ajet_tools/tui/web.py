@@ -28,6 +28,7 @@ _FONTS = "https://fonts.googleapis.com"
 _IDLE_SECONDS = 25.0
 """A connection that brings no whole request for so long is closed: aiohttp waits for half of one without end."""
 _CHECK_SECONDS = 5.0
+_CLOSE_SECONDS = 1.0
 _FOCUS = """<script>
   new MutationObserver((_, observer) => {
     const keyboard = document.querySelector(".xterm-helper-textarea");
@@ -51,7 +52,7 @@ def serve(arguments: list[str], port: int, announce: Callable[[str], None], *, u
     """
     listener = _listen(port)
     token = secrets.token_urlsafe(24)
-    command = shlex.join([sys.executable, "-m", "ajet", *arguments])
+    command = "exec " + shlex.join([sys.executable, "-m", "ajet", *arguments])
     asyncio.run(
         _serve(_GuardedServer(command, _HOST, listener.getsockname()[1], "ajet"), listener, token, announce, until_eof)
     )
@@ -146,11 +147,12 @@ _IDLE_SINCE: web.AppKey[dict[Any, float]] = web.AppKey("ajet_idle_since", dict)
 
 
 async def _close_sockets(app: web.Application) -> None:
-    """Cancel each browser's viewer and wait for it."""
-    tasks = list(app[_SOCKETS])
-    for task in tasks:
-        task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    """Cancel each browser's viewer and wait for it; not for a browser that does not answer, as one that sleeps."""
+    tasks = set(app[_SOCKETS])
+    while tasks:
+        for task in tasks:
+            task.cancel()
+        _, tasks = await asyncio.wait(tasks, timeout=_CLOSE_SECONDS)
 
 
 def _guard(token: str, cookie: str) -> Any:

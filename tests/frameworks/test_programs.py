@@ -53,7 +53,7 @@ def episode(
     variables = {"HOME": str(folder), "PATH": PATH, "LITELLM_LOCAL_MODEL_COST_MAP": "True", **env}
 
     async def run(model: ajet.Model | None) -> str:
-        done = await ajet.run_program(command, cwd=folder, env={**ajet.child_env(model), **variables}, timeout=120)
+        done = await ajet.run_program(command, cwd=folder, env={**ajet.child_env(model), **variables}, timeout=600)
         return done.stdout
 
     @ajet.workflow

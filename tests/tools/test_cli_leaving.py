@@ -44,7 +44,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def ajet(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "ajet", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False)
+    return subprocess.run(command, capture_output=True, text=True, check=False)
 
 
 def test_a_process_that_is_left_is_ended_and_named() -> None:

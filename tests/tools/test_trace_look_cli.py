@@ -220,7 +220,7 @@ def test_a_reader_that_leaves_ends_a_command_quietly(trace: Path, arguments: lis
     try:
         done = subprocess.run(
             [sys.executable, "-m", "ajet", "trace", arguments[0], *arguments[1:], str(trace)],
-            stdout=write, stderr=subprocess.PIPE, text=True, timeout=60,
+            stdout=write, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
     finally:
         os.close(write)

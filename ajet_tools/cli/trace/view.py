@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -76,8 +79,17 @@ def view(
         run_id = None if wanted is None else queries.find_run(reader, wanted)
         viewer = app_module.TraceApp(reader, where, run_id)
         viewer.tokenizer = tokenizer
+        if served:
+            threading.Thread(target=_exit_with, args=(os.getppid(), viewer.exit), daemon=True).start()
         viewer.run()
     raise typer.Exit(viewer.return_code or 0)
+
+
+def _exit_with(server: int, leave: Callable[[], None]) -> None:
+    """A server that is killed ends its viewers too: Textual goes on where its input ends."""
+    while os.getppid() == server:
+        time.sleep(1)
+    leave()
 
 
 def _when_there(target: str | None) -> Named:

@@ -21,7 +21,7 @@ from ajet_tools.trace import queries
 from ajet_tools.trace.decoding import recorded_config
 from ajet_tools.trace.queries.runs import Panel, panels
 from ajet_tools.tui.trace.runs import STATUS_STYLES
-from ajet_tools.tui.trace.screen import TraceScreen
+from ajet_tools.tui.trace.screen import FittedTable, TraceScreen
 from ajet_tools.tui.widgets.chart import Chart, sparkline
 
 __all__ = ["RunScreen"]
@@ -77,7 +77,7 @@ class RunScreen(TraceScreen):
             yield Grid(id="curves")
             with VerticalScroll(id="ledger"):
                 yield Static()
-            yield DataTable(id="metrics", cursor_type="row", zebra_stripes=True)
+            yield FittedTable(id="metrics", cursor_type="row", zebra_stripes=True)
             with VerticalScroll(id="config"):
                 yield Static()
 
@@ -153,7 +153,7 @@ class RunScreen(TraceScreen):
                 row = [Text(sparkline(values, 12)), *(Text(cell, justify="right") for cell in cells)]
                 if name in metrics.rows:
                     for column, cell in zip(("curve", "last", "lowest", "highest", "step"), row, strict=True):
-                        metrics.update_cell(name, column, cell)
+                        metrics.update_cell(name, column, cell, update_width=True)
                 else:
                     metrics.add_row(Text(one_line(name, 28)), *row, key=name)
 

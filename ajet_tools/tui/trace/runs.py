@@ -8,7 +8,7 @@ from rich.text import Text
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.coordinate import Coordinate
-from textual.widgets import DataTable, Static
+from textual.widgets import Static
 
 from ajet_sdk.types import now
 from ajet_tools.text.clean import one_line, short_ids
@@ -23,7 +23,7 @@ from ajet_tools.text.tables import (
     steps_of,
 )
 from ajet_tools.trace import queries
-from ajet_tools.tui.trace.screen import TraceScreen
+from ajet_tools.tui.trace.screen import FittedTable, TraceScreen
 from ajet_tools.tui.widgets.chart import sparkline
 
 __all__ = ["STATUS_STYLES", "RunsScreen"]
@@ -58,7 +58,7 @@ class RunsScreen(TraceScreen):
         self.loaded = False
 
     def compose_body(self) -> ComposeResult:
-        yield DataTable(cursor_type="row", zebra_stripes=True)
+        yield FittedTable(cursor_type="row", zebra_stripes=True)
         yield Static(id="run")
 
     def on_mount(self) -> None:
@@ -67,7 +67,7 @@ class RunsScreen(TraceScreen):
 
     def _set_columns(self) -> None:
         """The name has a column where there is room; it always stands below."""
-        table = self.query_one(DataTable)
+        table = self.query_one(FittedTable)
         names = _COLUMNS if self.app.size.width >= _WIDE else _COLUMNS[:-1]
         if len(names) != len(table.columns):
             at = table.cursor_row
@@ -87,7 +87,7 @@ class RunsScreen(TraceScreen):
 
     def _fill(self, runs: list[dict[str, Any]]) -> None:
         """New values go into their cells; where a run is new, the cursor stays on the run where it stands."""
-        table, chosen = self.query_one(DataTable), self.chosen
+        table, chosen = self.query_one(FittedTable), self.chosen
         self.runs = runs
         short = short_ids([run["run_id"] for run in runs])
         rows = [_cells(short[run["run_id"]], run)[: len(table.columns)] for run in runs]
@@ -112,7 +112,7 @@ class RunsScreen(TraceScreen):
     @property
     def chosen(self) -> dict[str, Any] | None:
         """The run under the cursor."""
-        row = self.query_one(DataTable).cursor_row
+        row = self.query_one(FittedTable).cursor_row
         return self.runs[row] if 0 <= row < len(self.runs) else None
 
     def on_data_table_row_highlighted(self) -> None:
@@ -120,10 +120,11 @@ class RunsScreen(TraceScreen):
 
     def _show_times(self) -> None:
         """A running run's duration goes on without news of it."""
-        table = self.query_one(DataTable)
+        table = self.query_one(FittedTable)
         for run in self.runs:
             if run["status"] == "running" and run["run_id"] in table.rows:
-                table.update_cell(run["run_id"], "time", _align_right(lasting(seconds_of(run, now()))))
+                time = _align_right(lasting(seconds_of(run, now())))
+                table.update_cell(run["run_id"], "time", time, update_width=True)
         if self.chosen and self.chosen["status"] == "running":
             self._describe()
 

@@ -10,7 +10,7 @@ import time
 import weakref
 from abc import abstractmethod
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, ClassVar, Concatenate, ParamSpec, TypeVar
 
@@ -19,7 +19,8 @@ from textual import work
 from textual.app import ComposeResult
 from textual.message import Message
 from textual.screen import Screen
-from textual.widgets import Static
+from textual.widgets import DataTable, Static
+from textual.widgets.data_table import RowKey
 from textual.worker import Worker
 
 from ajet_sdk.errors import AjetError
@@ -30,7 +31,7 @@ from ajet_tools.trace.locate import State, state_of
 from ajet_tools.tui.base import ViewerApp
 from ajet_tools.tui.widgets.lines import KeyLine, TitleLine
 
-__all__ = ["RefreshRate", "TraceChanged", "TraceScreen", "TraceViewer"]
+__all__ = ["FittedTable", "RefreshRate", "TraceChanged", "TraceScreen", "TraceViewer"]
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -256,3 +257,15 @@ class TraceScreen(Screen[None]):
 
     def on_trace_changed(self) -> None:
         self.load()
+
+
+class FittedTable(DataTable[Any]):
+    """A DataTable that draws its rows anew once their columns have got their widths.
+
+    Textual measures new cells when the table is idle. Rows drawn before that, cut to the old widths, stay in its caches
+    (https://github.com/Textualize/textual/issues/3533).
+    """
+
+    def _update_dimensions(self, new_rows: Iterable[RowKey]) -> None:
+        super()._update_dimensions(new_rows)
+        self.notify_style_update()

@@ -32,12 +32,12 @@ def pieces(lines: Any) -> str:
 
 @ajet.workflow
 def chat_plain_requests(question: str) -> str:
-    return text(requests.post(URL, json=body(question), headers=HEADERS, timeout=60).json())
+    return text(requests.post(URL, json=body(question), headers=HEADERS, timeout=600).json())
 
 
 @ajet.workflow
 def chat_stream_requests(question: str) -> str:
-    with requests.post(URL, json=body(question, True), headers=HEADERS, stream=True, timeout=60) as reply:
+    with requests.post(URL, json=body(question, True), headers=HEADERS, stream=True, timeout=600) as reply:
         return pieces(line.decode() for line in reply.iter_lines())
 
 

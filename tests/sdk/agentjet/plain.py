@@ -54,7 +54,7 @@ class MathHTTP(Workflow):
             f"{access.base_url}/chat/completions",
             headers={"Authorization": f"Bearer {access.api_key}"},
             json={"model": access.model, "messages": [{"role": "user", "content": workflow_task.task.main_query}]},
-            timeout=60,
+            timeout=600,
         ).json()
         return WorkflowOutput(reward=None, metadata={"final_answer": reply["choices"][0]["message"]["content"]})
 

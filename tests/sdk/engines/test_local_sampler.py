@@ -112,7 +112,7 @@ def run(model: Any, body: Callable[[LocalSampler], Coroutine[Any, Any, None]], *
     async def main() -> None:
         sampler = open_sampler(model, **options)
         try:
-            await asyncio.wait_for(body(sampler), 60)
+            await body(sampler)
         finally:
             await sampler.aclose()
 

@@ -131,7 +131,7 @@ def counter(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def service(counter: Path) -> Iterator[tuple[str, Instances]]:
-    with hosted(f"{counter}:Counter", Limits(timeout=20, memory=2**30)) as found:
+    with hosted(f"{counter}:Counter", Limits(timeout=600, memory=2**30)) as found:
         yield found
 
 

@@ -76,7 +76,7 @@ def endpoint_of(model: Any, tokenizer: HFTokenizer, *, shift: int = 0) -> Starle
 
 
 async def asked(url: str, tokenizer: HFTokenizer) -> list[Any]:
-    teacher = RemoteTeacher(Endpoint(f"{url}/v1", "none", timeout=30, retries=0), tokenizer, None)
+    teacher = RemoteTeacher(Endpoint(f"{url}/v1", "none", timeout=600, retries=0), tokenizer, None)
     try:
         return await teacher.logprobs(SAMPLES)
     finally:

@@ -222,7 +222,7 @@ import atexit, threading, time
 
 @atexit.register
 def last():
-    until = time.monotonic() + 5
+    until = time.monotonic() + 600
     while any(isinstance(one, threading.Timer) for one in threading.enumerate()) and time.monotonic() < until:
         time.sleep(0.01)
     print([one.name for one in threading.enumerate() if isinstance(one, threading.Timer)])

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import tempfile
-import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -15,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from ajet_sdk.sandbox.run import Limits, Ran, run_code
+from tests.waiting import until
 
 pytestmark = pytest.mark.slow
 
@@ -211,7 +211,4 @@ def test_nothing_is_left_where_ajet_itself_is_killed(unfenced: bool) -> None:
         while not alive():
             assert ajet.poll() is None
         ajet.kill()
-    deadline = time.monotonic() + 60
-    while alive() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert alive() == []
+    until(lambda: not alive())

@@ -21,6 +21,7 @@ from ajet_tools.tui.trace.run import RunScreen
 from ajet_tools.tui.trace.runs import RunsScreen
 from ajet_tools.tui.trace.sql import SqlScreen
 from ajet_tools.tui.widgets.chart import Chart
+from tests.waiting import settled
 
 pytestmark = [pytest.mark.anyio, pytest.mark.usefixtures("own_home")]
 
@@ -53,6 +54,28 @@ async def test_the_list_says_how_each_run_goes(training_trace: Path, viewing: An
         await until(pilot, lambda: "ConfigError: [bold red]not markup[/] \\x1b[31mred" in shown(pilot.app))
         await pilot.press("down", "down")
         await until(pilot, lambda: "3 of 24: 1 TimeoutError, 1 ValueError, 1 [bold]Odd[/]" in shown(pilot.app))
+
+
+async def test_rows_drawn_before_they_are_measured(training_trace: Path, viewing: Any, until: Any) -> None:
+    async with viewing(training_trace, size=(120, 30)) as pilot:
+        await until(pilot, lambda: len(cells(pilot.app.screen)) == 3)
+        await settled(pilot)
+        pilot.app.screen.query_one(DataTable).clear(columns=True)
+        pilot.app.screen.on_resize()
+        assert "aaaa0001" not in shown(pilot.app), "drawn as wide as the headings"
+        await until(pilot, lambda: "aaaa0001" in shown(pilot.app) and "interrupted" in shown(pilot.app))
+
+
+async def test_news_of_known_runs_goes_into_their_cells(training_trace: Path, viewing: Any, until: Any) -> None:
+    async with viewing(training_trace, size=(120, 30)) as pilot:
+        await until(pilot, lambda: len(cells(pilot.app.screen)) == 3)
+        table = pilot.app.screen.query_one(DataTable)
+        cleared: list[bool] = []
+        table.clear = lambda columns=False: cleared.append(columns)
+        longer = [{**run, "name": "a longer name " * 2} for run in pilot.app.screen.runs]
+        pilot.app.screen._fill(longer)
+        await until(pilot, lambda: shown(pilot.app).count("a longer name a longer name") >= 3)
+        assert cleared == []
 
 
 async def test_keys_of_the_list(training_trace: Path, viewing: Any, until: Any) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from tests.waiting import until_async
+from tests.waiting import is_running, until_async
 
 pytestmark = [pytest.mark.anyio, pytest.mark.slow]
 ARGUMENTS = [sys.executable, "-m", "ajet", "trace", "view"]
@@ -58,6 +58,14 @@ def viewers(of: int) -> list[int]:
     return [int(pid) for pid, parent, state, *_ in rows if int(parent) == of and "Z" not in state]
 
 
+async def shows(terminal: aiohttp.ClientWebSocketResponse, text: bytes) -> None:
+    drawn = b""
+    while text not in drawn:
+        message = await terminal.receive()
+        assert message.type is aiohttp.WSMsgType.BINARY, message
+        drawn += message.data
+
+
 async def test_only_who_has_the_token_gets_in_and_ctrl_c_ends_all(training_trace: Path) -> None:
     with served(str(training_trace)) as (process, url):
         base, websocket = url.partition("?")[0], url.partition("?")[0].replace("http", "ws") + "ws"
@@ -80,17 +88,26 @@ async def test_only_who_has_the_token_gets_in_and_ctrl_c_ends_all(training_trace
             with pytest.raises(aiohttp.WSServerHandshakeError):
                 await known.ws_connect(websocket, origin="http://127.0.0.1:1")
             async with known.ws_connect(f"{websocket}?width=100&height=30", origin=base.rstrip("/")) as terminal:
-                drawn = b""
-                while b"aaaa0001" not in drawn:
-                    message = await asyncio.wait_for(terminal.receive(), 30)
-                    assert message.type is aiohttp.WSMsgType.BINARY, message
-                    drawn += message.data
+                await shows(terminal, b"aaaa0001")
                 running = viewers(process.pid)
                 assert running
                 process.send_signal(signal.SIGINT)
                 await asyncio.to_thread(process.wait)
         assert process.returncode == 0
-        await until_async(lambda: not any(Path(f"/proc/{pid}").exists() for pid in running))
+        await until_async(lambda: not any(map(is_running, running)))
+
+
+async def test_a_server_that_is_killed_ends_its_viewers(training_trace: Path) -> None:
+    with served(str(training_trace)) as (process, url):
+        async with browser() as known:
+            async with known.get(url) as page:
+                assert page.status == 200
+            async with known.ws_connect(f"{url.partition('?')[0]}ws", origin=url.partition("/?")[0]) as terminal:
+                await shows(terminal, b"aaaa0001")
+                running = viewers(process.pid)
+                assert running
+                process.kill()
+                await until_async(lambda: not any(map(is_running, running)))
 
 
 async def test_another_name_for_this_machine(training_trace: Path) -> None:
@@ -224,7 +241,7 @@ async def test_keys_reach_the_viewer_before_any_click(training_trace: Path, tmp_
 HASTY = """
 import sys
 from ajet_tools.tui import web
-web._IDLE_SECONDS, web._LOOK_SECONDS = 0.3, 0.1
+web._IDLE_SECONDS, web._CHECK_SECONDS = 0.3, 0.1
 web.serve(["trace", "view", sys.argv[1]], 0, lambda url: print(url, flush=True), until_eof=True)
 """
 
@@ -240,7 +257,7 @@ async def test_half_a_request_is_not_waited_for(training_trace: Path) -> None:
         for sent in (b"", whole[:8], whole[:-2], whole):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             writer.write(sent)
-            answer = await asyncio.wait_for(reader.read(), 30)  # ends when the server closes
+            answer = await reader.read()  # ends when the server closes
             assert answer.startswith(b"HTTP/1.1 403") == (sent == whole)
             writer.close()
     finally:
