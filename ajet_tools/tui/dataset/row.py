@@ -47,10 +47,10 @@ class RowScreen(FindInText, Screen[None]):
         Binding("e", "edit(False)", "Edit"),
         Binding("E", "edit(True)", "Edit as JSON", show=False),
         Binding("j,right", "step(1)", "Next row", key_display="→"),
-        Binding("k,left", "step(-1)", "Row before", key_display="←"),
+        Binding("k,left", "step(-1)", "Previous row", key_display="←"),
         Binding("slash", "find", "Find", key_display="/"),
         Binding("n", "next(1)", "Next place", show=False),
-        Binding("N", "next(-1)", "Place before", show=False),
+        Binding("N", "next(-1)", "Previous place", show=False),
         Binding("y", "copy", "Copy the row as JSON", show=False),
         Binding("escape,q,enter", "close", "Back", key_display="esc"),
     ]

@@ -41,12 +41,12 @@ class CompareScreen(TraceScreen):
     CompareScreen.empty ColumnHeads, CompareScreen.empty SideBySide { display: none; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("n", "divergence(1)", "Divergence"),
-        Binding("N", "divergence(-1)", "Divergence before", show=False),
+        Binding("n", "divergence(1)", "Next divergence"),
+        Binding("N", "divergence(-1)", "Previous divergence", show=False),
         Binding("right", "choose(1)", "Column right", show=False),
         Binding("left", "choose(-1)", "Column left", show=False),
         Binding("right_square_bracket", "page(1)", "Columns", key_display="]"),
-        Binding("left_square_bracket", "page(-1)", "Columns before", show=False, key_display="["),
+        Binding("left_square_bracket", "page(-1)", "Previous columns", show=False, key_display="["),
         Binding("s", "swap", "Swap"),
         Binding("enter,o", "episode", "Episode", key_display="enter"),
         Binding("t", "tokens", "Tokens"),

@@ -46,7 +46,7 @@ class CallTree(LineView, can_focus=True):
         Binding("pagedown", "page(1)", "Page down", show=False),
         Binding("home", "edge(0)", "First line", show=False),
         Binding("end", "edge(-1)", "Last line", show=False),
-        Binding("enter", "choose", "Read it", show=False),
+        Binding("enter", "choose", "Open", show=False),
     ]
     cursor: reactive[int] = reactive(0)
 

@@ -54,17 +54,17 @@ class EpisodesScreen(SelectionScreen):
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("slash", "filter", "Filter", key_display="/"),
         Binding("ctrl+f", "find", "Search"),
-        Binding("n", "hit(1)", "Next with a hit", show=False),
-        Binding("N", "hit(-1)", "Previous with a hit", show=False),
+        Binding("n", "hit(1)", "Next match", show=False),
+        Binding("N", "hit(-1)", "Previous match", show=False),
         Binding("b", "bookmark", "Bookmark"),
         Binding("B", "only_bookmarked", "Only bookmarked, or all", show=False),
         Binding("g", "group", "Group"),
         Binding("c", "compare", "Compare"),
         Binding("f", "feedback", "Feedback"),
         Binding("e", "export(False)", "Export"),
-        Binding("E", "export(True)", "Export, asking how", show=False),
+        Binding("E", "export(True)", "Export with options", show=False),
         Binding("y", "copy", "Copy the id", show=False),
-        Binding("t", "newest", "Show what is new", show=False),
+        Binding("t", "newest", "Show new rows", show=False),
         *(
             Binding(str(i), f"sort('{column.name}')", f"Sort by {column.title}", show=False)
             for i, column in enumerate(EPISODE_COLUMNS, 1)

@@ -252,7 +252,7 @@ class QueriesScreen(Dialog[str]):
     """
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("escape,q", "dismiss", "Close"),
-        Binding("delete,d", "remove", "Forget"),
+        Binding("delete,d", "remove", "Remove"),
     ]
 
     def __init__(self, queries: SavedQueries) -> None:

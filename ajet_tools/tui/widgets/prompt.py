@@ -35,8 +35,8 @@ class Prompt(Vertical):
     }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up", "history(-1)", "Earlier", show=False),
-        Binding("down", "history(1)", "Later", show=False),
+        Binding("up", "history(-1)", "Previous query", show=False),
+        Binding("down", "history(1)", "Next query", show=False),
         Binding("escape", "close", "Close", show=False),
     ]
 

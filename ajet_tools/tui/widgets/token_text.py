@@ -61,7 +61,7 @@ class TokenText(LineView, can_focus=True):
     TokenText { height: 1fr; background: $background; color: $foreground; overflow-x: hidden; overflow-y: scroll; }
     """
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left", "by_token(-1)", "Token before", show=False),
+        Binding("left", "by_token(-1)", "Previous token", show=False),
         Binding("right", "by_token(1)", "Next token", show=False),
         Binding("up", "by_line(-1)", "Line up", show=False),
         Binding("down", "by_line(1)", "Line down", show=False),
