@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -82,7 +83,8 @@ class Sampling:
         """Whether the logits are changed otherwise than by temperature and limits (`engines.local.logits`)."""
         return bool(_logits_of(self) != _NO_LOGITS)
 
-    def as_dict(self) -> dict[str, Any]:
+    @lru_cache(maxsize=256)  # noqa: B019  # a value: nearly all calls of a run have the same
+    def as_dict(self) -> Mapping[str, Any]:
         """As JSON holds it; rarer parameters only where they say something."""
         said = dict[str, Any]()
         for (name, default), value in zip(_SAMPLING_DEFAULTS.items(), _values_of(self), strict=True):
@@ -127,11 +129,10 @@ class Ask:
     """Every other parameter by its name in OpenAI's API: tool_choice, logprobs, chat_template_kwargs, …"""
     named: Mapping[str, Any] = field(default_factory=dict)
     """Model, streaming and sampling as the client named them. An engine samples by `sampling`."""
-
-    @property
-    def route(self) -> Route:
-        """The route of OpenAI's API that it would take."""
-        return "completions" if self.messages is None else "chat/completions"
+    route: Route = "chat/completions"
+    """The route of OpenAI's API that it would take."""
+    logprobs: bool = False
+    """The reply is to say the log-probability of each token."""
 
     @property
     def body(self) -> dict[str, Any]:

@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 from ajet_sdk.agent.workflow import check_signature
 from ajet_sdk.capture.hooks import ensure_api_key
 from ajet_sdk.engines.open import at_endpoint, open_engine, ready
-from ajet_sdk.engines.sampling import SamplingOverride
 from ajet_sdk.errors import ConfigError, MissingExtra
+from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.judges.load import load_judge, named_judge
 from ajet_sdk.learn.recipe import with_model

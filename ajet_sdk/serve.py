@@ -26,7 +26,6 @@ from ajet_sdk.gateway.access import (
     Request,
     count,
     is_of_models,
-    key_of,
     locate,
     models,
     unknown_route,
@@ -190,7 +189,7 @@ class _Service:
         try:
             if method == "GET" and path == "/health":
                 await respond(send, 200, {"status": "ok"})
-            elif self.api_key and not hmac.compare_digest(key_of(headers, query).encode(), self.api_key.encode()):
+            elif self.api_key and not hmac.compare_digest(place.key.encode(), self.api_key.encode()):
                 raise HTTPError(
                     401, "the key is missing or wrong; send it as `Authorization: Bearer KEY`", "invalid_api_key"
                 )

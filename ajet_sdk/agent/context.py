@@ -27,7 +27,7 @@ __all__ = [
     "observer",
 ]
 
-Verdict = Literal["policy", "other"]
+Verdict = Literal["policy", "other", "ambiguous"]
 
 log = logging.getLogger("ajet")
 
@@ -53,7 +53,7 @@ class Recorder(Protocol):
     """What the hooks ask of an episode."""
 
     def answers(self, model: str) -> Verdict:
-        """Whether the policy answers a captured request for `model`. "policy" also where the answer is an error."""
+        """Whether the policy answers a captured request for `model`; "ambiguous": the gateway answers with an error."""
         ...
 
     def observed(self, exchange: ObservedExchange) -> None:
@@ -89,8 +89,8 @@ class ActiveEpisode:
     api_key: str = ""
     """The key of captured requests; handles have one of their own."""
     phase: Phase = "rollout"
-    uses_handle: bool = False
-    """The function uses a `Model` handle: what it sends otherwise is not the policy's."""
+    reroutes: bool = False
+    """Captured requests may go to the gateway: the workflow runs, and has no `Model` handle."""
     guard: HostGuard | None = None
     """What to do about LLM traffic that no hook sees; None: nothing."""
     in_client: bool = False
@@ -98,11 +98,6 @@ class ActiveEpisode:
     pid: int = field(default_factory=os.getpid)
     process_groups: set[int] = field(default_factory=set)
     """Of the programs that `ajet.run_program` runs in it now."""
-
-    @property
-    def reroutes(self) -> bool:
-        """Whether any captured request of this episode may go to the gateway."""
-        return bool(self.gateway_url) and self.phase == "rollout" and not self.uses_handle
 
     @property
     def base_url(self) -> str:

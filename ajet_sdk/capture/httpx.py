@@ -159,7 +159,7 @@ def _ask(
 ) -> ProcessClient:
     assert plan.door is not None
     try:
-        return plan.door.ask(plan.url, plan.headers(request.headers), request.content, tell, plan.body, in_parts)
+        return plan.door.ask(plan.place, request.content, tell, plan.body, in_parts)
     except RuntimeError as error:
         raise module.ConnectError("the gateway has stopped", request=request) from error
 

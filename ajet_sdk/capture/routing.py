@@ -25,10 +25,10 @@ from ajet_sdk.dialects.gemini import Gemini
 from ajet_sdk.dialects.json import json_bytes, json_value
 from ajet_sdk.dialects.observed import FINAL, join_events
 from ajet_sdk.dialects.openai_chat import remove_secrets
-from ajet_sdk.dialects.table import Endpoint, endpoint
+from ajet_sdk.dialects.table import endpoint
 from ajet_sdk.engines.http import is_loopback
 from ajet_sdk.errors import AjetError
-from ajet_sdk.gateway.access import key_of
+from ajet_sdk.gateway.access import Place, locate
 from ajet_sdk.gateway.process_door import ProcessDoor
 from ajet_sdk.types import Event
 
@@ -70,18 +70,24 @@ Fallback = Callable[[], ActiveEpisode | None]
 
 @dataclass(frozen=True, slots=True)
 class Reroute:
-    """Send it there instead, with this key."""
+    """Send it to the gateway instead."""
 
-    url: str
-    api_key: str
+    gateway_url: str
+    place: Place
     door: ProcessDoor | None = None
-    """The gateway's, where it is in this process."""
+    """The gateway's, where it is in this process and the library needs no socket."""
     body: dict[str, Any] | None = None
     """The JSON, where it was read from bytes here."""
 
+    @property
+    def url(self) -> str:
+        """Where a library that needs a socket sends it."""
+        to = self.place
+        return f"{self.gateway_url}/episodes/{to.episode}/{to.agent.segment()}/v1/{to.endpoint.route}"
+
     def headers(self, given: Mapping[str, str]) -> dict[str, str]:
         """The request's headers with our key in place of every other secret."""
-        headers = {"authorization": f"Bearer {self.api_key}"}
+        headers = {"authorization": f"Bearer {self.place.key}"}
         for name, value in given.items():
             if name.lower() not in DROPPED_HEADERS:
                 headers[name] = value
@@ -164,9 +170,12 @@ def decide(
 
     `in_process` says that the library can ask a gateway of this process without a socket.
     """
-    asked = endpoint_of(method, url)
-    if asked is None:
-        if method.upper() == "POST" and is_watched(active, url):
+    if method.upper() != "POST":
+        return None
+    parts = urlsplit(url)
+    asked = endpoint(parts.path, parts.query)
+    if asked.dialect is None:
+        if is_watched(active, url):
             refuse_unknown(active, url, _parsed(read()))
         return None
     if _is_ours(url, headers, active):
@@ -178,25 +187,17 @@ def decide(
     identity = AgentIdentity(headers.get("x-ajet-agent") or "default", headers.get("x-ajet-target"))
     if active.pid != os.getpid() and not isinstance(active.recorder, RemoteRecorder):
         active = for_other_process(active)
-    if active.reroutes and active.recorder.answers(_model(body, url)) == "policy":
-        base = f"{active.gateway_url}/episodes/{active.episode_id}/{identity.segment()}/v1"
-        own = None if body is given else body
-        return Reroute(f"{base}/{asked.route}", active.api_key, door_of(active) if in_process else None, own)
+    if active.reroutes and active.recorder.answers(_model(body, url)) != "other":
+        place = Place(active.episode_id, active.api_key, identity, asked, asked.dialect)
+        door = door_of(active) if in_process else None
+        return Reroute(active.gateway_url, place, door, None if body is given else body)
     return None if asked.counter is not None else PassThrough(active, asked.route, identity, remove_secrets(body))
-
-
-def endpoint_of(method: str, url: str) -> Endpoint | None:
-    """What an LLM request asks for, by method and URL alone; None for every other request."""
-    if method.upper() != "POST":
-        return None
-    parts = urlsplit(url)
-    asked = endpoint(parts.path, parts.query)
-    return asked if asked.dialect is not None else None
 
 
 def may_be_llm(active: ActiveEpisode, url: str) -> bool:
     """Whether `decide` looks into the body of a POST."""
-    return endpoint_of("POST", url) is not None or is_watched(active, url)
+    parts = urlsplit(url)
+    return endpoint(parts.path, parts.query).dialect is not None or is_watched(active, url)
 
 
 def _is_ours(url: str, headers: Mapping[str, str], active: ActiveEpisode) -> bool:
@@ -205,19 +206,20 @@ def _is_ours(url: str, headers: Mapping[str, str], active: ActiveEpisode) -> boo
         return True
     if "/episodes/" not in url or not is_loopback(url):
         return False
-    return EPISODE_KEY.fullmatch(_key(url, headers)) is not None
+    return EPISODE_KEY.fullmatch(_place(url, headers).key) is not None
 
 
 def _by_handle(active: ActiveEpisode, url: str, headers: Mapping[str, str]) -> Reroute | None:
     """A handle's request is on its way to the gateway already; in the gateway's own process it needs no socket."""
-    door, key = door_of(active), _key(url, headers)
-    if door is None or not key or not url.startswith(active.gateway_url + "/"):
+    door, place = door_of(active), _place(url, headers)
+    if door is None or not place.key or not url.startswith(active.gateway_url + "/"):
         return None
-    return Reroute(url, key, door)
+    return Reroute(active.gateway_url, place, door)
 
 
-def _key(url: str, headers: Mapping[str, str]) -> str:
-    return key_of({name.lower(): value for name, value in headers.items()}, urlsplit(url).query)
+def _place(url: str, headers: Mapping[str, str]) -> Place:
+    parts = urlsplit(url)
+    return locate(parts.path, parts.query, {name.lower(): value for name, value in headers.items()})
 
 
 def door_of(active: ActiveEpisode) -> ProcessDoor | None:
@@ -300,7 +302,7 @@ def for_other_process(active: ActiveEpisode) -> ActiveEpisode:
     models: frozenset[str] = getattr(getattr(active.recorder, "spec", None), "policy_models", frozenset())
     recorder: Recorder = RemoteRecorder(active.base_url if active.gateway_url else "", active.api_key, models)
     return ActiveEpisode(
-        active.episode_id, recorder, active.gateway_url, active.api_key, active.phase, active.uses_handle, active.guard
+        active.episode_id, recorder, active.gateway_url, active.api_key, active.phase, active.reroutes, active.guard
     )
 
 

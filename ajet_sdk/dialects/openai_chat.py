@@ -7,13 +7,14 @@ import math
 import time
 from collections.abc import Iterator, Mapping
 from functools import lru_cache
+from itertools import repeat
 from typing import Any
 
 from ajet_sdk.dialects.json import Json, Stored, json_bytes
 from ajet_sdk.errors import RequestRefused
 from ajet_sdk.protocols import Answer, Ask, Choice, Sampling
 
-__all__ = ["CHAT", "TEXT", "Completions", "error_body", "pieces", "remove_secrets", "wants_logprobs"]
+__all__ = ["CHAT", "TEXT", "Completions", "error_body", "pieces", "read_sampling", "remove_secrets"]
 
 PIECE = 48
 """Characters of one streamed piece of text."""
@@ -46,10 +47,6 @@ NAMED = frozenset((
 """Parameters that are the gateway's to read, or say how to sample."""
 
 
-CONTENT = frozenset(("messages", "prompt", "tools"))
-"""Parameters that say nothing of how to sample."""
-
-
 def error_body(message: str, kind: str, code: str | None = None, param: str | None = None) -> dict[str, Any]:
     """An error in OpenAI's shape."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}
@@ -74,54 +71,56 @@ class Completions:
         """The very same."""
         return body
 
-    def sampling(self, body: Mapping[str, Any]) -> Sampling:
-        """The sampling that a request names. Raises RequestRefused where it is malformed."""
+    def ask(self, body: Mapping[str, Any], episode_id: str, agent: str) -> Ask:
+        """The request for an engine, with the sampling that it names. Raises RequestRefused where it is malformed."""
         route, needed = ("chat/completions", "messages") if self.chat else ("completions", "prompt")
-        if not isinstance(body.get(needed), list if self.chat else (str, list)) or not body[needed]:
+        subject = body.get(needed)
+        if not isinstance(subject, list if self.chat else (str, list)) or not subject:
             raise RequestRefused(f"{route} needs {needed}", needed)
-        named = {name: value for name, value in body.items() if name not in CONTENT}
-        try:
-            return _sampling_of(marshal.dumps(named, 2))
-        except ValueError:  # too deep to be spelt
-            return _read_sampling(named)
-
-    def ask(self, body: Mapping[str, Any], sampling: Sampling, episode_id: str, agent: str) -> Ask:
-        """The request for an engine."""
         options, named = dict[str, Any](), dict[str, Any]()
         taken = ("messages", "tools") if self.chat else ("prompt",)
         for name, value in body.items():
             if name not in taken:
                 (named if name in NAMED else options)[name] = value
-        if self.chat:
-            return Ask(sampling, episode_id, agent, body["messages"], None, body.get("tools"), options, named)
-        return Ask(sampling, episode_id, agent, None, body["prompt"], None, options, named)
+        try:
+            sampling = _sampling_of(marshal.dumps({**named, **options}, 2))
+        except ValueError:  # too deep to be spelt
+            sampling = read_sampling({**named, **options})
+        wanted = options.get("logprobs")
+        return Ask(
+            sampling,
+            episode_id,
+            agent,
+            messages=subject if self.chat else None,
+            prompt=None if self.chat else subject,
+            tools=body.get("tools") if self.chat else None,
+            options=options,
+            named=named,
+            route="chat/completions" if self.chat else "completions",
+            logprobs=wanted is not None and wanted is not False,  # of completions it is a number, 0 too
+        )
 
     def streams(self, body: Mapping[str, Any]) -> bool:
         """Whether the client wants events."""
         return bool(body.get("stream"))
 
-    def completion(self, answer: Answer, body: Mapping[str, Any], request_id: str) -> dict[str, Any]:
-        """The whole response to `body`. Ids and log-probabilities are in it only where they were asked for."""
+    def completion(self, answer: Answer, ask: Ask, request_id: str) -> dict[str, Any]:
+        """The whole response. Ids and log-probabilities are in it only where they were asked for."""
         response: dict[str, Any] = {
             "id": ("chatcmpl-" if self.chat else "cmpl-") + request_id,
             "object": "chat.completion" if self.chat else "text_completion",
             "created": int(time.time()),
             "model": answer.model,
-            "choices": [_choice(index, choice, body, self.chat) for index, choice in enumerate(answer.choices)],
-            "usage": _usage(answer),
+            "choices": list(map(_choice, range(len(answer.choices)), answer.choices, repeat(ask))),
+            "usage": dict(answer.usage) or _usage(answer),
         }
-        if body.get("return_token_ids"):
+        if ask.options.get("return_token_ids"):
             response["prompt_token_ids"] = None if answer.prompt_ids is None else [int(i) for i in answer.prompt_ids]
         return response
 
     def response(self, completion: Json, asked: Json, body: Json, stored: Stored) -> Json:
         """The very same."""
         return completion
-
-    def one_choice(self, response: Mapping[str, Any], index: int) -> dict[str, Any]:
-        """The response with choice `index` only."""
-        choices = response["choices"]
-        return {**response, "choices": choices if len(choices) == 1 else [choices[index]]}
 
     def events(self, response: Mapping[str, Any], body: Mapping[str, Any]) -> list[bytes]:
         """The response as server-sent events: role, text, tool calls, finish, usage; the end mark is of the last."""
@@ -184,10 +183,10 @@ class ChatDialect:
 @lru_cache(maxsize=256)
 def _sampling_of(spelling: bytes) -> Sampling:
     """Of parameters as `marshal` spells them: nearly all calls of a run name the same."""
-    return _read_sampling(marshal.loads(spelling))
+    return read_sampling(marshal.loads(spelling))
 
 
-def _read_sampling(body: Mapping[str, Any]) -> Sampling:
+def read_sampling(body: Mapping[str, Any]) -> Sampling:
     """The sampling that a request's JSON asks for. Raises RequestRefused naming a parameter of a wrong kind."""
     named = dict[str, Any]()
     for name, (low, whole) in NUMBERS.items():
@@ -276,22 +275,21 @@ def _strings(name: str, value: Any) -> tuple[str, ...]:
     return tuple(filter(None, strings))
 
 
-def _choice(index: int, choice: Choice, body: Mapping[str, Any], chat: bool) -> dict[str, Any]:
-    with_logprobs = wants_logprobs(body)
+def _choice(index: int, choice: Choice, ask: Ask) -> dict[str, Any]:
     shaped: dict[str, Any] = {"index": index}
-    if chat:
+    if ask.messages is not None:
         message = choice.message or {"role": "assistant", "content": choice.text}
         shaped["message"] = {"role": "assistant", "content": None, **message}
-        shaped["logprobs"] = _chat_logprobs(choice, int(body.get("top_logprobs") or 0)) if with_logprobs else None
+        shaped["logprobs"] = _chat_logprobs(choice, int(ask.options.get("top_logprobs") or 0)) if ask.logprobs else None
     else:
         shaped["text"] = choice.text or ""
-        shaped["logprobs"] = _text_logprobs(choice) if with_logprobs else None
+        shaped["logprobs"] = _text_logprobs(choice) if ask.logprobs else None
     shaped["finish_reason"] = choice.finish_reason
     if choice.unread:
         shaped["unread_tool_call"] = True
     if choice.stop is not None:
         shaped["stop_reason"] = choice.stop
-    if body.get("return_token_ids"):
+    if ask.options.get("return_token_ids"):
         shaped["token_ids"] = None if choice.output_ids is None else [int(i) for i in choice.output_ids]
     return shaped
 
@@ -338,18 +336,22 @@ def _text_logprobs(choice: Choice) -> dict[str, Any] | None:
     }
 
 
-def _usage(answer: Answer) -> dict[str, Any]:
-    if answer.usage:
-        return dict(answer.usage)
+def _usage(answer: Answer) -> dict[str, int]:
     prompt = len(answer.prompt_ids) if answer.prompt_ids is not None else 0
     completion = sum(len(c.output_ids) for c in answer.choices if c.output_ids is not None)
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
 
+SECRETS = frozenset(("api_key", "api-key", "apikey", "authorization", "headers", "extra_headers"))
+
+
 def remove_secrets(body: dict[str, Any]) -> dict[str, Any]:
-    """The body without keys and headers that some proxies take in it."""
-    secret = {"api_key", "api-key", "apikey", "authorization", "headers", "extra_headers"}
-    return {key: value for key, value in body.items() if key.lower() not in secret}
+    """A copy of the body without keys and headers that some proxies take in it."""
+    kept = dict(body)
+    for name in body:
+        if name.lower() in SECRETS:
+            del kept[name]
+    return kept
 
 
 def _chat_deltas(choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -385,9 +387,3 @@ def _text_deltas(choice: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def pieces(text: str) -> list[str]:
     """A text in pieces as they are streamed."""
     return [text[start : start + PIECE] for start in range(0, len(text), PIECE)]
-
-
-def wants_logprobs(body: Mapping[str, Any]) -> bool:
-    """Whether a request asks for log-probabilities: true for chat, a number (0 too) for completions."""
-    wanted = body.get("logprobs")
-    return wanted is not None and wanted is not False

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from array import array
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ajet_sdk.dialects.openai_chat import wants_logprobs
+from ajet_sdk.dialects.fields import COMPLETIONS, refuse
 from ajet_sdk.engines.prompts import PromptBuilder
-from ajet_sdk.engines.sampling import refuse_processing, refuse_unhonoured
 from ajet_sdk.errors import ContextOverflow, RequestRefused
 from ajet_sdk.protocols import Answer, Ask, Choice, Sampled, Sampler, Sampling, Tokenizer
 from ajet_sdk.tokens.formats import Parsed, ReplyFormat
@@ -18,7 +18,7 @@ from ajet_sdk.tokens.grammars import TYPED, allowed_tools, reply_grammar
 from ajet_sdk.tokens.pieces import CutPoints
 from ajet_sdk.tokens.probing import call_id, learn
 
-__all__ = ["Chat", "Conversation", "TokenEngine"]
+__all__ = ["Chat", "Conversation", "TokenEngine", "refuse_processing"]
 
 NO_LIMIT = 2**31
 PROMPT_END = 64
@@ -79,7 +79,7 @@ class Chat:
         return Conversation(ask, ids, sampling, prompt)
 
     def _ids(self, ask: Ask) -> tuple[array[int], Any]:
-        refuse_unhonoured(ask.options)
+        refuse(ask.options, COMPLETIONS)
         if not self._rescored:
             refuse_processing(ask.sampling)
         if ask.messages is None:
@@ -138,7 +138,7 @@ class Chat:
     def choice(self, conversation: Conversation, sampled: Sampled, index: int) -> Choice:
         """What the agent gets for one continuation; its ids are kept for the conversation's next prompt."""
         ids = array("i", map(int, sampled.output_ids))
-        wanted = wants_logprobs(conversation.ask.options)
+        wanted = conversation.ask.logprobs
         tokens = [self.tokenizer.token_bytes(i) for i in ids] if wanted else None
         top = None
         if wanted and sampled.top is not None:
@@ -260,6 +260,18 @@ class TokenEngine:
 
     async def aclose(self) -> None:
         await self.sampler.aclose()
+
+
+def refuse_processing(sampling: Sampling) -> None:
+    """Raise RequestRefused for a parameter under which the backbone's trainer can't compute probabilities."""
+    plain = Sampling().as_dict()
+    for name, value in sampling.as_dict().items():
+        if name not in plain and name != "top_logprobs":
+            raise RequestRefused(
+                f"{name}={json.dumps(value)[:200]} is not supported: the trainer of this backbone cannot score "
+                "such tokens; leave it out, or use backbone local",
+                name,
+            )
 
 
 def _session(episode_id: str, agent: str) -> str:

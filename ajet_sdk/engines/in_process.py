@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ajet_sdk.dialects.table import CHAT
-from ajet_sdk.protocols import Engine, Sampling
+from ajet_sdk.protocols import Engine
 
 __all__ = ["InProcess"]
 
@@ -25,14 +25,9 @@ class InProcess:
         """The reply as JSON of OpenAI's API. Raises what the engine raises."""
         self._requests += 1
         episode = f"request-{self._requests}"
-        sampling = Sampling(
-            temperature=float(body.get("temperature", 1.0)),
-            max_tokens=body.get("max_tokens") if self._limited else None,
-            seed=body.get("seed"),
-            n=int(body.get("n", 1)),
-        )
+        asked = body if self._limited else {name: value for name, value in body.items() if name != "max_tokens"}
         try:
-            answer = await self._engine.answer(CHAT.ask(body, sampling, episode, "default"))
+            answer = await self._engine.answer(CHAT.ask(asked, episode, "default"))
         finally:
             self._engine.forget(episode)
         choices = [{"message": choice.message, "finish_reason": choice.finish_reason} for choice in answer.choices]

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from ajet_sdk.dialects.openai_chat import wants_logprobs
 from ajet_sdk.engines.http import Endpoint, check_url
 from ajet_sdk.engines.reply_schema import ReplyChoice, read_reply
 from ajet_sdk.errors import EngineError, RequestRefused
@@ -130,14 +129,13 @@ class RemoteEngine:
             ids = [None] * len(ids)
         if self._ids_given is None:
             self._ids_given = ids[0] is not None
-        wanted = wants_logprobs(ask.options)
         sampling = ask.sampling
         limited = sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0
         plain = sampling.temperature == 1.0 and not limited and not sampling.processed
         known = plain or self._processed
         choices = list[Choice]()
         for choice, raw, one in zip(read.choices, reply["choices"], ids, strict=True):
-            choices.append(_choice(choice, raw.get("message"), one, wanted, known))
+            choices.append(_choice(choice, raw.get("message"), one, ask.logprobs, known))
         prompt = read.choices[0].prompt_token_ids if read.prompt_token_ids is None else read.prompt_token_ids
         if prompt is not None and len(prompt) != usage.get("prompt_tokens", len(prompt)):
             prompt = None

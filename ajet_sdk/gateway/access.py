@@ -33,7 +33,6 @@ __all__ = [
     "count",
     "headers_of",
     "is_of_models",
-    "key_of",
     "locate",
     "models",
     "parse_body",
@@ -101,14 +100,17 @@ class KeyGrant:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What the path of a request and its headers say."""
+    """Where a request goes, and by whose key: what its path and its headers say."""
 
     episode: str | None
     """The episode that the path names."""
+    key: str
     agent: AgentIdentity
     endpoint: Endpoint
     speaks: Dialect
     """What its client reads, errors too."""
+    beside: str = ""
+    """The episode that a header names beside the gateway's own token."""
 
 
 def locate(path: str, query: str, headers: Mapping[str, str]) -> Place:
@@ -119,10 +121,11 @@ def locate(path: str, query: str, headers: Mapping[str, str]) -> Place:
     else:
         named, agent = None, AgentIdentity(headers.get("x-ajet-agent") or "default", headers.get("x-ajet-target"))
     asked = endpoint(path, query)
-    return Place(named, agent, asked, asked.dialect or vendor(path, headers))
+    speaks = asked.dialect or vendor(path, headers)
+    return Place(named, _key(headers, query), agent, asked, speaks, headers.get("x-ajet-episode", ""))
 
 
-def key_of(headers: Mapping[str, str], query: str = "") -> str:
+def _key(headers: Mapping[str, str], query: str) -> str:
     """The key of a request, wherever its vendor's clients put it; empty where there is none."""
     bearer = headers.get("authorization", "")
     if bearer[:7].lower() == "bearer " and bearer[7:].strip():
@@ -159,14 +162,14 @@ class Access:
         if final:
             self.episodes.pop(episode.episode_id, None)
 
-    def grant(self, place: Place, headers: Mapping[str, str], query: str = "") -> KeyGrant:
+    def grant(self, place: Place) -> KeyGrant:
         """What the request's key opens. Raises HTTPError 401, 410."""
-        named, key = place.episode, key_of(headers, query)
+        named, key = place.episode, place.key
         grant = self._grants.get(key)
         if grant is not None and named in (None, grant.episode.episode_id):
             return grant
         if secrets.compare_digest(key.encode(), self.token.encode()):
-            wanted = named or headers.get("x-ajet-episode", "")
+            wanted = named or place.beside
             episode = self.episodes.get(wanted)
             if episode is None:
                 raise HTTPError(410, f"no episode {wanted!r} is open", "episode_finished")
@@ -237,8 +240,7 @@ async def count(episode: OpenEpisode, request: Request, counter: Counter) -> dic
     """How many tokens the engine makes of a request; nothing is recorded. Raises HTTPError."""
     try:
         asked = counter.neutral(request.body, episode.stored)
-        form = counter.form
-        ask = form.ask(asked, form.sampling(asked), episode.episode_id, request.identity.agent)
+        ask = counter.form.ask(asked, episode.episode_id, request.identity.agent)
         return counter.count(await episode.spec.engine.count(ask))
     except RequestRefused as error:
         raise HTTPError(400, str(error), "unsupported_parameter", error.parameter) from error

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -17,7 +16,6 @@ from ajet_sdk.dialects.json import json_bytes
 from ajet_sdk.dialects.openai_chat import remove_secrets
 from ajet_sdk.dialects.table import CHAT
 from ajet_sdk.engines.reply_schema import checked_answer
-from ajet_sdk.engines.sampling import mix_seed, override
 from ajet_sdk.errors import (
     AjetError,
     ConfigError,
@@ -29,7 +27,7 @@ from ajet_sdk.errors import (
     place_of,
 )
 from ajet_sdk.gateway.access import ClientGone, HTTPError, Request, headers_of, unknown_route
-from ajet_sdk.gateway.episode import OpenEpisode
+from ajet_sdk.gateway.episode import OpenEpisode, mix_seed, override
 from ajet_sdk.protocols import Answer, Ask, Engine, Sampling
 from ajet_sdk.types import Call, new_id, now
 
@@ -72,13 +70,20 @@ class CallInFlight:
         self.size = self.sent = 0
         """Bytes of the response, and of them sent."""
         loop = asyncio.get_running_loop()
-        self.until = loop.time() + episode.spec.call_timeout
-        """The loop's time at which the engine's is up."""
         self.over: asyncio.Future[None] = loop.create_future()
         """Done when the episode is."""
+        self.settled: asyncio.Future[None] = loop.create_future()
+        """Done when there is nothing to wait for: an answer, the client gone, the episode over, or the time up."""
+        self._timer = loop.call_later(episode.spec.call_timeout, self.settle)
+        self.client.gone.add_done_callback(self.settle)
         self._recorded = False
         self._answer: Answer | None = None
         episode.in_flight.add(self)
+
+    def settle(self, _: object = None) -> None:
+        """There is nothing to wait for any more."""
+        if not self.settled.done():
+            self.settled.set_result(None)
 
     def choose_engine(self, sampling: Sampling) -> Sampling:
         """Choose the engine, and what to sample by in place of what was asked for. Raises ConfigError."""
@@ -110,11 +115,21 @@ class CallInFlight:
         )
 
     def keep_answer(self) -> dict[str, Any]:
-        """Keep the engine's answer; returns the response to send. Raises what the engine raised."""
+        """Keep the engine's answer; returns the response to send.
+
+        Raises HTTPError where the episode is over, ClientGone, EngineUnavailable (late), and what the engine raised.
+        """
         assert self.work is not None
+        if self.over.done():
+            raise HTTPError(410, f"episode {self.episode.episode_id} is over", "episode_finished")
+        if self.client.gone.done():
+            raise ClientGone
+        if not self.work.done():
+            limit = self.episode.spec.call_timeout
+            raise EngineUnavailable(f"the engine did not answer within {limit:g} s (call_timeout)")
         answer = checked_answer(self.work.result(), self.asked, repr(self.engine.model))
-        asked, completion = self.neutral, self.dialect.form.completion(answer, self.neutral, self.request_id)
-        self.response = self.dialect.response(completion, asked, self.body, self.episode.stored)
+        completion = self.dialect.form.completion(answer, self.asked, self.request_id)
+        self.response = self.dialect.response(completion, self.neutral, self.body, self.episode.stored)
         self._answer, self._completion = answer, {**completion, "id": self.response.get("id", completion["id"])}
         return self.response
 
@@ -153,7 +168,7 @@ class CallInFlight:
                 "index": next(self.episode.indices),
                 "model": answer.model,
                 "policy_version": answer.policy_version,
-                "response": self.dialect.form.one_choice(self._completion, index),
+                "response": {**self._completion, "choices": [self._completion["choices"][index]]},
                 "prompt_ids": answer.prompt_ids,
                 "output_ids": choice.output_ids,
                 "logprobs": choice.logprobs if choice.of_policy and choice.output_ids is not None else None,
@@ -167,6 +182,8 @@ class CallInFlight:
             with suppress(TraceError):  # the writer raises it again to the run, at its next record
                 self.record(error or self._undelivered())
         self.episode.in_flight.discard(self)
+        self._timer.cancel()
+        self.client.gone.remove_done_callback(self.settle)
         if self.work is not None and not self.work.done():
             self.work.cancel()
 
@@ -175,6 +192,7 @@ class CallInFlight:
         self.end()
         if not self.over.done():
             self.over.set_result(None)
+            self.settle()
 
     def take_back(self) -> None:
         """It was recorded as delivered, and then the client left with bytes of it unread."""
@@ -196,13 +214,8 @@ class Reply:
 
     chunks: Chunks
     call: CallInFlight
-    length: int | None
-    """Bytes of the body; None: it is a stream."""
-
-    @property
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """Of the response."""
-        return headers_of(200, self.length, self.call.dialect.media_type)
+    headers: list[tuple[bytes, bytes]]
+    is_stream: bool = False
 
     async def __aenter__(self) -> Reply:
         return self
@@ -221,14 +234,15 @@ async def answer(episode: OpenEpisode, request: Request) -> Reply:
     try:
         call.asked = _read(call, request)
         call.work = asyncio.ensure_future(call.engine.answer(call.asked))
+        call.work.add_done_callback(call.settle)
         if call.dialect.streams(request.body):
-            if await _finished(call, HEARTBEAT):
+            await asyncio.wait((call.settled,), timeout=HEARTBEAT)
+            if call.settled.done():
                 call.keep_answer()
-            return Reply(_events(call), call, None)
-        while not await _finished(call):
-            continue
+            return Reply(_events(call), call, headers_of(200, None, call.dialect.media_type), is_stream=True)
+        await call.settled
         body = json_bytes(call.keep_answer())
-        return Reply(_whole(call, body), call, len(body))
+        return Reply(_whole(call, body), call, headers_of(200, len(body)))
     except (ClientGone, asyncio.CancelledError):
         call.end()
         raise
@@ -246,33 +260,21 @@ def _read(call: CallInFlight, request: Request) -> Ask:
         why = f"a reply was mad: {call.episode.stopped} (rollout.compute_madness_checklist); this ended the episode"
         raise HTTPError(400, why, "episode_stopped")
     call.neutral = asked = call.episode.kept.shared(dialect.neutral(body, call.episode.stored))
-    model = str(asked.get("model", ""))
-    if request.captured and call.episode.verdict(model) == "other":
-        raise HTTPError(
-            400,
-            f"model {model!r} is not the policy, and a process that was only given a base URL has no other "
-            "endpoint; add it to rollout.policy_models, or call it at its own base URL",
-            "not_the_policy",
-            "model",
-        )
-    form = dialect.form
-    sampling = call.choose_engine(form.sampling(asked))
-    return form.ask(asked, sampling, call.episode.episode_id, request.identity.agent)
-
-
-async def _finished(call: CallInFlight, most: float = math.inf) -> bool:
-    """Wait for the engine's answer. Raises HTTPError where the episode ends, ClientGone, EngineUnavailable (late)."""
-    work, gone, loop = call.work, call.client.gone, asyncio.get_running_loop()
-    assert work is not None
-    await _first((work, gone, call.over), min(most, call.until - loop.time()))
-    if call.over.done():
-        raise HTTPError(410, f"episode {call.episode.episode_id} is over", "episode_finished")
-    if gone.done():
-        raise ClientGone
-    if not work.done() and call.until <= loop.time():
-        limit = call.episode.spec.call_timeout
-        raise EngineUnavailable(f"the engine did not answer within {limit:g} s (call_timeout)")
-    return work.done()
+    if request.captured:
+        model = str(asked.get("model", ""))
+        verdict = call.episode.answers(model)
+        if verdict == "ambiguous":
+            raise call.episode.ambiguous(model)
+        if verdict == "other":
+            raise HTTPError(
+                400,
+                f"model {model!r} is not the policy, and a process that was only given a base URL has no other "
+                "endpoint; add it to rollout.policy_models, or call it at its own base URL",
+                "not_the_policy",
+                "model",
+            )
+    ask = dialect.form.ask(asked, call.episode.episode_id, request.identity.agent)
+    return replace(ask, sampling=call.choose_engine(ask.sampling))
 
 
 def _http_error(call: CallInFlight, error: Exception) -> HTTPError:
@@ -313,7 +315,8 @@ async def _events(call: CallInFlight) -> Chunks:
             waiting = call.dialect.waiting
             yield waiting, False
             call.sent += len(waiting)
-            if await _finished(call, HEARTBEAT):
+            await asyncio.wait((call.settled,), timeout=HEARTBEAT)
+            if call.settled.done():
                 call.keep_answer()
     except ClientGone:
         raise
@@ -349,31 +352,12 @@ async def _taken(call: CallInFlight, part: bytes) -> None:
     call.sent += len(part)
     taking, gone = asyncio.ensure_future(call.client.taken()), call.client.gone
     try:
-        await _first((taking, gone, call.over), call.episode.spec.call_timeout)
+        waited = (taking, gone, call.over)
+        await asyncio.wait(waited, timeout=call.episode.spec.call_timeout, return_when=asyncio.FIRST_COMPLETED)
         if gone.done() or not taking.done() or not taking.result():
             raise ClientGone
     finally:
         taking.cancel()
-
-
-async def _first(futures: Iterable[asyncio.Future[Any]], seconds: float) -> None:
-    """Until one is done or the time is up: `asyncio.wait` for what is known to be futures, at half its price."""
-    loop = asyncio.get_running_loop()
-    woken = loop.create_future()
-
-    def wake(_: object = None) -> None:
-        if not woken.done():
-            woken.set_result(None)
-
-    timer = loop.call_later(seconds, wake)
-    for future in futures:
-        future.add_done_callback(wake)
-    try:
-        await woken
-    finally:
-        timer.cancel()
-        for future in futures:
-            future.remove_done_callback(wake)
 
 
 def refuse_unread(episode: OpenEpisode, request: Request, error: HTTPError) -> HTTPError:

@@ -3,30 +3,68 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
+import json
 import secrets
 from array import array
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import Future
 from contextvars import Token
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timezone
 from typing import Any, Protocol
 
 from ajet_sdk.agent.context import ActiveEpisode, AgentIdentity, HostGuard, ObservedExchange, Verdict, current_episode
 from ajet_sdk.agent.model import Model
 from ajet_sdk.engines.reply_schema import read_reply
-from ajet_sdk.engines.sampling import SamplingOverride
 from ajet_sdk.errors import AjetError, ContextOverflow, EngineUnavailable, ModelAmbiguous
 from ajet_sdk.gateway.open_calls import OpenCalls
-from ajet_sdk.protocols import Answer, Engine
+from ajet_sdk.protocols import Answer, Engine, Sampling
 from ajet_sdk.types import Call, Event, Phase, new_id
 
-__all__ = ["EpisodeSpec", "InFlight", "OpenEpisode", "observed_call"]
+__all__ = ["EpisodeSpec", "InFlight", "OpenEpisode", "SamplingOverride", "mix_seed", "observed_call", "override"]
 
 CANCELLING = 2.0
 """Seconds that engines get to let go of cancelled calls."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingOverride:
+    """A run's own sampling for trainable calls; None leaves the request's (or the default) as it is."""
+
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    greedy: bool = False
+    """Temperature 0, whatever else is said."""
+
+
+def override(sampling: Sampling, own: SamplingOverride | None, *, max_tokens: int | None) -> Sampling:
+    """`sampling` with a run's own parameters in place of the agent's, and the reply's length limited."""
+    changed = dict[str, Any]()
+    if max_tokens is not None and (sampling.max_tokens is None or max_tokens < sampling.max_tokens):
+        changed["max_tokens"] = max_tokens
+    if own is not None:
+        for name in ("temperature", "top_p", "top_k"):
+            value = getattr(own, name)
+            if value is not None:
+                changed[name] = value
+        if own.greedy:
+            changed["temperature"] = 0.0
+    return replace(sampling, **changed) if changed else sampling
+
+
+def mix_seed(requested: int | None, attempt: int | None, agent: str, ordinal: int) -> int | None:
+    """A seed for one call, the same in every process: attempts differ, repeated runs do not. None if neither is given.
+
+    `ordinal` counts the agent's requests in the episode. The result fits 63 bits.
+    """
+    if requested is None and attempt is None:
+        return None
+    text = json.dumps([requested, attempt, agent, ordinal])
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
 @dataclass(frozen=True)
@@ -119,7 +157,7 @@ class OpenEpisode:
         self.asked: dict[int, Engine] = {id(spec.engine): spec.engine}
         """What answered."""
         self._judging = self._finished = False
-        self.active = ActiveEpisode(spec.episode_id, self, url, key, "rollout", spec.uses_handle, spec.guard)
+        self.active = ActiveEpisode(spec.episode_id, self, url, key, "rollout", not spec.uses_handle, spec.guard)
 
     @property
     def calls(self) -> tuple[Call, ...]:
@@ -149,27 +187,21 @@ class OpenEpisode:
         """Whether the workflow is over."""
         return self._judging
 
-    # What the hooks ask (`model.Recorder`)
+    # What the hooks ask (`context.Recorder`)
 
     def answers(self, model: str) -> Verdict:
-        """Whether the policy answers a captured request for `model`; "policy" too where its answer is an error."""
-        try:
-            return self.verdict(model)
-        except ModelAmbiguous:
-            return "policy"
-
-    def verdict(self, model: str) -> Verdict:
-        """Whether the policy answers a captured request for `model`. Raises ModelAmbiguous for a second name."""
+        """Whether the policy answers a captured request for `model`; a second name of a model is ambiguous."""
         if self.spec.uses_handle:
             return "other"
         if self.spec.policy_models:
             return "policy" if model in self.spec.policy_models else "other"
-        only = self._model.setdefault("only", model)
-        if model == only:
-            return "policy"
-        raise ModelAmbiguous(
-            f"the episode uses two models, {only!r} and {model!r}, and it is unclear which is the policy; name it "
-            "in rollout.policy_models, or take a parameter `model` and use it"
+        return "policy" if self._model.setdefault("only", model) == model else "ambiguous"
+
+    def ambiguous(self, model: str) -> ModelAmbiguous:
+        """The error of a second name of a model."""
+        return ModelAmbiguous(
+            f"the episode uses two models, {self._model['only']!r} and {model!r}, and it is unclear which is the "
+            "policy; name it in rollout.policy_models, or take a parameter `model` and use it"
         )
 
     def observed(self, exchange: ObservedExchange) -> None:
@@ -254,7 +286,7 @@ class Judging:
 
     def _enter(self) -> ActiveEpisode:
         episode = self._episode
-        active = ActiveEpisode(episode.episode_id, episode, episode.url, episode.judge_key, "judge", True)
+        active = ActiveEpisode(episode.episode_id, episode, episode.url, episode.judge_key, "judge")
         self._token = current_episode.set(active)
         return active
 

@@ -16,10 +16,9 @@ import uvicorn
 from starlette.applications import Starlette
 
 from ajet_sdk.engines.frozen import FrozenModels
-from ajet_sdk.engines.sampling import SamplingOverride
 from ajet_sdk.errors import ConfigError, EngineUnavailable
 from ajet_sdk.gateway.access import Access
-from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
+from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode, SamplingOverride
 from ajet_sdk.gateway.http_door import HttpDoor
 from ajet_sdk.gateway.http_server import server_config
 from ajet_sdk.gateway.process_door import ProcessDoor

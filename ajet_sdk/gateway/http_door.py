@@ -64,7 +64,7 @@ class HttpDoor:
         try:
             if foreign:
                 raise unknown_route(path)
-            await self._answer(scope, place, self.access.grant(place, headers, query), receive, send)
+            await self._answer(scope, place, self.access.grant(place), receive, send)
         except HTTPError as error:
             await respond(send, error.status, error.body_in(place.speaks))
         except ClientGone:
@@ -109,12 +109,12 @@ class HttpDoor:
 async def send_reply(reply: Reply, scope: Scope, send: Send) -> None:
     """Send a call's reply. Raises ClientGone."""
     async with reply:
-        if reply.length is not None:
+        if not reply.is_stream:
             scope["state"][CONNECTION].join_head()
         await send({"type": "http.response.start", "status": 200, "headers": reply.headers})
         async for chunk, last in reply.chunks:
             await send({"type": "http.response.body", "body": chunk, "more_body": not last})
-        if reply.length is not None:  # of a stream the end mark may be what was left unread
+        if not reply.is_stream:  # of a stream the end mark may be what was left unread
             scope["state"][CONNECTION].left_unread = reply.call.take_back
 
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
 from ajet_sdk.dialects.json import json_bytes
 from ajet_sdk.engines.loop_calls import LoopCalls
@@ -21,10 +20,10 @@ from ajet_sdk.gateway.access import (
     Access,
     ClientGone,
     HTTPError,
+    Place,
     check_size,
     count,
     headers_of,
-    locate,
     parse_body,
 )
 from ajet_sdk.gateway.answer import answer, refuse_unread
@@ -54,8 +53,7 @@ class ProcessDoor:
 
     def ask(
         self,
-        url: str,
-        headers: Mapping[str, str],
+        place: Place,
         content: bytes,
         tell: Callable[[Part | None], None],
         body: dict[str, Any] | None = None,
@@ -66,7 +64,7 @@ class ProcessDoor:
         The caller calls `take` for each part that it hands on; with `in_parts` it may leave a response half read.
         `body` is the content's JSON where it is known already. Raises RuntimeError where the loop is closed.
         """
-        client = ProcessClient(self, url, headers, content, tell, body, in_parts)
+        client = ProcessClient(self, place, content, tell, body, in_parts)
         self.open.add(client)
         self.calls.call(client.start)  # in an empty context: what it does belongs to no episode
         return client
@@ -85,8 +83,7 @@ class ProcessClient:
     def __init__(
         self,
         door: ProcessDoor,
-        url: str,
-        headers: Mapping[str, str],
+        place: Place,
         content: bytes,
         tell: Callable[[Part | None], None],
         body: dict[str, Any] | None,
@@ -94,7 +91,7 @@ class ProcessClient:
     ) -> None:
         self.in_parts = in_parts
         self._door = door
-        self._url, self._headers, self._content, self._body = url, headers, content, body
+        self._place, self._content, self._body = place, content, body
         self._tell = tell
         self._over = False
         self._task: asyncio.Task[None] | None = None
@@ -156,11 +153,9 @@ class ProcessClient:
             call()
 
     async def _run(self) -> None:
-        headers = {name.lower(): value for name, value in self._headers.items()}
-        url = urlsplit(self._url)
-        place = locate(url.path, url.query, headers)
+        place = self._place
         try:
-            grant = self._door.access.grant(place, headers, url.query)
+            grant = self._door.access.grant(place)
             try:
                 check_size(len(self._content))
                 body = parse_body(self._content) if self._body is None else self._body

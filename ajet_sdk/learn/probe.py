@@ -9,8 +9,8 @@ from ajet_sdk.capture.hooks import installed
 from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.frozen import before_training
 from ajet_sdk.engines.local.sampler import LocalSampler
-from ajet_sdk.engines.sampling import SamplingOverride
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.judges.load import load_judge
 from ajet_sdk.rollout.attempts import Attempt

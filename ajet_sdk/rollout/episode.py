@@ -21,10 +21,9 @@ from ajet_sdk.agent.context import HostGuard, current_episode
 from ajet_sdk.agent.decorators import bind, spec_of
 from ajet_sdk.agent.workflow import AjetTuner, WorkflowOutput, WorkflowTask, is_workflow_class, make_workflow
 from ajet_sdk.capture.hooks import installed
-from ajet_sdk.engines.sampling import SamplingOverride
 from ajet_sdk.environments.client import GymEnv
 from ajet_sdk.errors import EpisodeTimeout, TrainingError
-from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
+from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode, SamplingOverride
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.judges.call import workflow_task
 from ajet_sdk.judges.rewards import numbers, returned

@@ -27,7 +27,7 @@ from ajet_sdk.config.config import load_config
 from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.local.loading import load_model
 from ajet_sdk.engines.local.sampler import LocalSampler
-from ajet_sdk.engines.sampling import SamplingOverride
+from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.learn.losses import LossSettings
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings

@@ -181,7 +181,7 @@ REQUESTS = st.fixed_dictionaries(
 @given(asked=REQUESTS, snake=st.booleans())
 def test_one_conversation_is_one_request_in_each_dialect(asked: dict[str, Any], snake: bool) -> None:
     def ask(neutral: dict[str, Any]) -> Any:
-        return CHAT.ask(neutral, CHAT.sampling(neutral), "e", "a")
+        return CHAT.ask(neutral, "e", "a")
 
     wanted = ask(asked)
     assert ask(MESSAGES.neutral(as_messages(asked), {})) == wanted

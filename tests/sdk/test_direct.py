@@ -17,7 +17,7 @@ import pytest
 from ajet_sdk.agent.context import current_episode
 from ajet_sdk.capture.hooks import installed
 from ajet_sdk.engines.scripted import ScriptedEngine
-from ajet_sdk.gateway.access import Access
+from ajet_sdk.gateway.access import Access, locate
 from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.gateway.process_door import ProcessDoor
@@ -25,6 +25,7 @@ from ajet_sdk.protocols import Ask
 from tests.waiting import until
 
 URL = "http://model.invalid/v1/chat/completions"
+PLACE = locate("/v1/chat/completions", "", {})
 
 
 def body(text: str, **more: Any) -> dict[str, Any]:
@@ -248,12 +249,12 @@ def test_a_gateway_that_stops_ends_what_waits(ask: Any) -> None:
 def test_what_a_stopped_loop_never_came_to_is_broken_off() -> None:
     loop, told = asyncio.new_event_loop(), list[Any]()
     door = ProcessDoor(Access(), loop)
-    door.ask(URL, {}, b"{}", told.append)
+    door.ask(PLACE, b"{}", told.append)
     loop.close()
     door.close()
     assert told == [None]
     with pytest.raises(RuntimeError):
-        door.ask(URL, {}, b"{}", told.append)
+        door.ask(PLACE, b"{}", told.append)
 
 
 def test_a_call_that_blocks_the_agents_own_loop_is_answered(gateway: Gateway) -> None:

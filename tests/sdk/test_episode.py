@@ -23,9 +23,9 @@ from ajet_sdk.agent.workflow import WorkflowOutput
 from ajet_sdk.capture.hooks import installed
 from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.engines.remote import RemoteEngine
-from ajet_sdk.engines.sampling import SamplingOverride
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import AjetError, ContextOverflow, EngineUnavailable, TrainingError
+from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.rollout.episode import Attempt, run_batch
 from ajet_sdk.rollout.outcomes import check_sound, failure_messages, failures_by_cause
 from ajet_sdk.rollout.threads import Workers

@@ -13,12 +13,11 @@ from hypothesis import strategies as st
 from ajet_sdk.agent.context import AgentIdentity
 from ajet_sdk.agent.model import Model
 from ajet_sdk.dialects.json import json_bytes
-from ajet_sdk.dialects.table import CHAT
+from ajet_sdk.dialects.openai_chat import read_sampling
 from ajet_sdk.engines.http import is_loopback
-from ajet_sdk.engines.sampling import SamplingOverride, mix_seed, override
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import ContextOverflow, EngineError, EngineUnavailable, RequestRefused
-from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
+from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode, SamplingOverride, mix_seed, override
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.protocols import Sampling
 
@@ -103,15 +102,13 @@ def test_only_an_episodes_model_has_agents() -> None:
 
 
 def test_a_runs_sampling_takes_the_place_of_the_agents() -> None:
-    requested = CHAT.sampling(
-        {"messages": USER, "temperature": 0, "top_p": 0.5, "max_tokens": 900, "stop": "END", "seed": 7, "top_k": 3}
-    )
+    requested = read_sampling({"temperature": 0, "top_p": 0.5, "max_tokens": 900, "stop": "END", "seed": 7, "top_k": 3})
     assert requested == Sampling(0.0, 0.5, 3, 900, ("END",), 7, 1)
     run = SamplingOverride(temperature=0.9, top_p=1.0)
     assert override(requested, run, max_tokens=500) == Sampling(0.9, 1.0, 3, 500, ("END",), 7, 1)
     assert override(requested, None, max_tokens=None) == requested
     assert override(requested, SamplingOverride(temperature=1.0, greedy=True), max_tokens=None).temperature == 0.0
-    assert CHAT.sampling({"messages": USER, "max_completion_tokens": 5, "max_tokens": 9}).max_tokens == 5
+    assert read_sampling({"max_completion_tokens": 5, "max_tokens": 9}).max_tokens == 5
 
 
 @given(st.none() | st.integers(0, 2**40), st.integers(0, 2**40), names, st.integers(0, 100))

@@ -467,7 +467,8 @@ def test_replies_sent_back_as_items_are_the_replies(replies: list[Any], summary:
     items: list[Any] = [{"role": "user", "content": "?"}]
     for number, reply in enumerate(replies):
         answer = Answer((Choice({"content": None, **reply}, None, "stop"),), "m")
-        completion = CHAT.completion(answer, body, f"{number:032x}")
+        ask = CHAT.ask({"messages": items}, "e", "a")
+        completion = CHAT.completion(answer, ask, f"{number:032x}")
         output = RESPONSES.response(completion, {"messages": []}, {**body, "store": False}, {})["output"]
         items += output if ids else [{k: v for k, v in item.items() if k != "id"} for item in output]
         items += [] if ids else [{"role": "user", "content": "?"}]

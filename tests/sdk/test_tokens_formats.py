@@ -190,7 +190,7 @@ def test_the_next_prompt_has_the_sampled_ids_with_the_ids_of_calls_that_the_mode
     engine = TokenEngine(told, tokenizer_of(name))
 
     def ask(messages: Any) -> Any:
-        return asyncio.run(engine.answer(CHAT.ask({"messages": messages, "tools": TOOLS}, Sampling(), "e", "a")))
+        return asyncio.run(engine.answer(CHAT.ask({"messages": messages, "tools": TOOLS}, "e", "a")))
 
     user = [{"role": "user", "content": "hi"}]
     first = ask(user)
@@ -227,9 +227,10 @@ def test_a_list_in_brackets_is_no_call_of_a_tool_that_is_not_there() -> None:
 def test_a_reply_that_begins_a_call_is_told_to_the_agent_and_the_trace() -> None:
     engine = TokenEngine(Told('<tool_call>{"name": "calc", "arguments": {]</tool_call>'), tokenizer_of("hermes"))
     body = {"messages": [{"role": "user", "content": "hi"}], "tools": TOOLS}
-    answer = asyncio.run(engine.answer(CHAT.ask(body, Sampling(), "e", "a")))
+    ask = CHAT.ask(body, "e", "a")
+    answer = asyncio.run(engine.answer(ask))
     assert answer.choices[0].unread and answer.choices[0].finish_reason == "stop"
-    assert CHAT.completion(answer, body, "1")["choices"][0]["unread_tool_call"] is True
+    assert CHAT.completion(answer, ask, "1")["choices"][0]["unread_tool_call"] is True
 
 
 def test_formats_are_found_from_templates() -> None:
@@ -249,7 +250,7 @@ def test_without_parallel_calls_a_reply_ends_after_the_first(name: str) -> None:
 
     def ask(messages: Any) -> Any:
         body = {"messages": messages, "tools": TOOLS, "parallel_tool_calls": False}
-        return asyncio.run(engine.answer(CHAT.ask(body, Sampling(), "e", "a")))
+        return asyncio.run(engine.answer(CHAT.ask(body, "e", "a")))
 
     user = [{"role": "user", "content": "hi"}]
     first = ask(user)
@@ -270,7 +271,7 @@ def test_a_reply_goes_on_with_a_message_that_the_client_began() -> None:
     engine = TokenEngine(Told("42."), ByteTokenizer())
 
     def ask(messages: Any, **more: Any) -> Any:
-        return asyncio.run(engine.answer(CHAT.ask({"messages": messages, **more}, Sampling(), "e", "a")))
+        return asyncio.run(engine.answer(CHAT.ask({"messages": messages, **more}, "e", "a")))
 
     begun = [{"role": "user", "content": "6*7?"}, {"role": "assistant", "content": "The answer is "}]
     first = ask(begun, continue_final_message=True, add_generation_prompt=False)

@@ -173,10 +173,10 @@ def test_an_engine_keeps_the_ids_of_a_conversation(trained: Any) -> None:
     question = {"role": "user", "content": "Say yes."}
 
     async def body() -> None:
-        first = await engine.answer(CHAT.ask({"messages": [question]}, Sampling(max_tokens=30), "e", "a"))
+        first = await engine.answer(CHAT.ask({"messages": [question], "max_tokens": 30}, "e", "a"))
         [choice] = first.choices
         messages = [question, choice.message, question]
-        second = await engine.answer(CHAT.ask({"messages": messages}, Sampling(max_tokens=5), "e", "a"))
+        second = await engine.answer(CHAT.ask({"messages": messages, "max_tokens": 5}, "e", "a"))
         assert first.prompt_ids is not None and second.prompt_ids is not None and choice.output_ids is not None
         head = [*first.prompt_ids, *choice.output_ids]
         assert list(second.prompt_ids[: len(head)]) == head

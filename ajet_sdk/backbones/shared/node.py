@@ -20,8 +20,8 @@ from ajet_sdk.capture.hooks import ensure_api_key, installed
 from ajet_sdk.cluster.code import installed_code
 from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.engines.chat import TokenEngine
-from ajet_sdk.engines.sampling import SamplingOverride
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.protocols import Sampler
 from ajet_sdk.rollout.episode import Attempt, run_batch

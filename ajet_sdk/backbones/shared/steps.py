@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ajet_sdk.engines.sampling import SamplingOverride
+from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.protocols import Engine, Tokenizer
 from ajet_sdk.reporting.loggers import Display

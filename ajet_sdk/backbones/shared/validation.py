@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ajet_sdk.backbones.shared.steps import Rollouts
-from ajet_sdk.engines.sampling import SamplingOverride
+from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.reporting.loggers import Loggers
 from ajet_sdk.reporting.metrics import episode_metrics, group_metrics, mean_reward, rewards
 from ajet_sdk.rollout.outcomes import failures_by_cause, untrained_entries

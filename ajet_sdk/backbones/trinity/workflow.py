@@ -22,7 +22,7 @@ from ajet_sdk.backbones.trinity.mapping import ALTERNATING
 from ajet_sdk.backbones.trinity.sampler import ServerSampler
 from ajet_sdk.cluster.mailbox import group_message, mailbox_of
 from ajet_sdk.config.config import Config
-from ajet_sdk.engines.sampling import SamplingOverride
+from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.samples.build import Batch
 from ajet_sdk.tokens.huggingface import HFTokenizer
 from ajet_sdk.types import Episode, Reward, Sample, Task

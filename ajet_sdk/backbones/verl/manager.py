@@ -25,8 +25,8 @@ from ajet_sdk.backbones.verl.mapping import ESTIMATOR
 from ajet_sdk.backbones.verl.rows import reward_rows, training_rows, truncate
 from ajet_sdk.backbones.verl.runner import Runner, read_job
 from ajet_sdk.cluster.mailbox import group_message, mailbox_of
-from ajet_sdk.engines.sampling import SamplingOverride
 from ajet_sdk.errors import TrainingError
+from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.reporting.metrics import reason_for_no_samples, rewards
 from ajet_sdk.rollout.episode import Attempt
 from ajet_sdk.rollout.outcomes import check_sound

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.backbones.shared.node import Node, serialize_job
 from ajet_sdk.config.config import Config
-from ajet_sdk.engines.sampling import SamplingOverride
 from ajet_sdk.errors import EngineError, EngineUnavailable
+from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.protocols import Sampled, Sampling, Tokenizer
 from ajet_sdk.rollout.episode import Attempt
 from ajet_sdk.tokens.huggingface import HFTokenizer

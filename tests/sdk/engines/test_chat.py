@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -95,7 +96,7 @@ class Told:
 
 def ask(engine: TokenEngine, messages: Any = USER, *, sampling: Sampling | None = None, **body: Any) -> Answer:
     request = {"messages": messages, **body}
-    return asyncio.run(engine.answer(CHAT.ask(request, sampling or Sampling(), "e", "a")))
+    return asyncio.run(engine.answer(replace(CHAT.ask(request, "e", "a"), sampling=sampling or Sampling())))
 
 
 def message_of(text: str, template: str | None = None, **body: Any) -> Mapping[str, Any]:
@@ -237,10 +238,10 @@ def test_what_the_template_refuses_is_the_requests_fault() -> None:
 def test_completions_take_text_or_ids_without_a_template() -> None:
     engine = TokenEngine(sampler := Told("a", "b", "c"), tokenizer_of(None))
     for prompt, ids in (("hi", [104, 105]), ([1, 2], [1, 2]), (["hi"], [104, 105])):
-        answer = asyncio.run(engine.answer(TEXT.ask({"prompt": prompt}, Sampling(), "e", "a")))
+        answer = asyncio.run(engine.answer(TEXT.ask({"prompt": prompt}, "e", "a")))
         assert sampler.prompts[-1] == ids and answer.choices[0].text in "abc"
     with pytest.raises(RequestRefused, match="prompt"):
-        asyncio.run(engine.answer(TEXT.ask({"prompt": ["a", "b"]}, Sampling(), "e", "a")))
+        asyncio.run(engine.answer(TEXT.ask({"prompt": ["a", "b"]}, "e", "a")))
 
 
 def test_call_ids_are_the_same_whenever_the_tokens_are() -> None:

@@ -16,7 +16,6 @@ from ajet_sdk.dialects.table import CHAT
 from ajet_sdk.engines.local.loading import load_model
 from ajet_sdk.engines.open import open_engine
 from ajet_sdk.errors import ConfigError, ContextOverflow
-from ajet_sdk.protocols import Sampling
 
 
 @pytest.fixture(scope="module")
@@ -60,8 +59,8 @@ def test_a_config_makes_an_engine_that_chats_with_exact_ids(checkpoint: Path) ->
     async def main() -> None:
         messages = [{"role": "user", "content": "héllo"}]
         for _ in range(3):
-            sampling = Sampling(max_tokens=9, seed=1)
-            answer = await engine.answer(CHAT.ask({"messages": messages}, sampling, "e", "default"))
+            body = {"messages": messages, "max_tokens": 9, "seed": 1}
+            answer = await engine.answer(CHAT.ask(body, "e", "default"))
             [choice] = answer.choices
             assert answer.model == "tiny" and answer.policy_version is None
             assert choice.output_ids is not None and choice.logprobs is not None and choice.message is not None
@@ -69,7 +68,7 @@ def test_a_config_makes_an_engine_that_chats_with_exact_ids(checkpoint: Path) ->
             messages += [choice.message, {"role": "user", "content": "more"}]
         with pytest.raises(ContextOverflow):
             body = {"messages": [{"role": "user", "content": "x" * 200}]}
-            await engine.answer(CHAT.ask(body, Sampling(), "e", "default"))
+            await engine.answer(CHAT.ask(body, "e", "default"))
         engine.forget("e")
         await engine.aclose()
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def ask(engine: RemoteEngine, sampling: Sampling | None = None, **body: Any) -> 
     async def scenario() -> Answer:
         try:
             request = {"model": "agent's", "messages": USER, **body}
-            return await engine.answer(CHAT.ask(request, sampling or Sampling(), "e", "a"))
+            return await engine.answer(replace(CHAT.ask(request, "e", "a"), sampling=sampling or Sampling()))
         finally:
             await engine.aclose()
 
@@ -185,7 +186,7 @@ def test_a_server_that_stays_busy_is_said_once_for_many_requests(
 
     async def scenario() -> None:
         engine = RemoteEngine(server.url, "secret-key", "policy")
-        asked = CHAT.ask({"messages": USER}, Sampling(), "e", "a")
+        asked = CHAT.ask({"messages": USER}, "e", "a")
         await asyncio.gather(*(engine.answer(asked) for _ in range(5)))
         await engine.aclose()
 
@@ -233,7 +234,7 @@ def test_a_lost_connection_is_tried_again_and_then_told(monkeypatch: pytest.Monk
 def test_connections_end_with_their_event_loop(server: Server, caplog: pytest.LogCaptureFixture) -> None:
     """A gateway's loop may end before its engine is closed; aiohttp logs each session that was left open."""
     engine = RemoteEngine(server.url, "key", "policy")
-    asyncio.run(engine.answer(CHAT.ask({"messages": USER}, Sampling(), "e", "a")))
+    asyncio.run(engine.answer(CHAT.ask({"messages": USER}, "e", "a")))
     asyncio.run(engine.aclose())
     del engine
     gc.collect()

@@ -15,7 +15,7 @@ from ajet_sdk.engines.scripted import SPECIALS, ByteTokenizer, ScriptedEngine
 from ajet_sdk.errors import EngineError
 from ajet_sdk.gateway.episode import EpisodeSpec
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.protocols import Answer, Ask, Sampling
+from ajet_sdk.protocols import Answer, Ask
 from ajet_sdk.types import Call
 
 USER = [{"role": "user", "content": "hi"}]
@@ -23,9 +23,8 @@ TOOLS = [{"type": "function", "function": {"name": "calc", "parameters": {}}}]
 
 
 def ask(engine: ScriptedEngine, *, episode_id: str = "e", agent: str = "a", n: int = 1, **more: Any) -> Answer:
-    body = {"messages": USER, **{k: v for k, v in more.items() if k in ("tools", "messages", "logprobs")}}
-    sampling = Sampling(n=n, **{k: v for k, v in more.items() if k in ("max_tokens", "stop")})
-    return asyncio.run(engine.answer(CHAT.ask(body, sampling, episode_id, agent)))
+    body = {"messages": USER, "n": n, **more}
+    return asyncio.run(engine.answer(CHAT.ask(body, episode_id, agent)))
 
 
 @given(st.text(), st.lists(st.sampled_from(SPECIALS)))
@@ -68,7 +67,7 @@ def test_length_and_stop_strings_cut() -> None:
     (cut,) = ask(engine, max_tokens=5).choices
     assert (cut.message, cut.finish_reason) == ({"role": "assistant", "content": "one t"}, "length")
     assert [*cut.output_ids] == [*b"one t"]
-    (stopped,) = ask(engine, stop=("tw", "thr")).choices
+    (stopped,) = ask(engine, stop=["tw", "thr"]).choices
     assert (stopped.message, stopped.finish_reason) == ({"role": "assistant", "content": "one "}, "stop")
     assert [*stopped.output_ids] == [*b"one tw"]
 
@@ -126,7 +125,7 @@ def test_a_reply_that_blocks_holds_up_no_other() -> None:
         return ask.agent
 
     async def both(engine: ScriptedEngine) -> list[Any]:
-        asks = [CHAT.ask({"messages": USER}, Sampling(), "e", agent) for agent in ("slow", "quick")]
+        asks = [CHAT.ask({"messages": USER}, "e", agent) for agent in ("slow", "quick")]
         return [a.choices[0].message["content"] for a in await asyncio.gather(*map(engine.answer, asks))]  # type: ignore[index]
 
     assert asyncio.run(both(ScriptedEngine(reply))) == ["slow", "quick"]

@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from ajet_sdk.dialects.openai_chat import read_sampling
 from ajet_sdk.dialects.table import CHAT, TEXT
-from ajet_sdk.engines.chat import TokenEngine
+from ajet_sdk.engines.chat import TokenEngine, refuse_processing
 from ajet_sdk.engines.local.sampler import LocalSampler
-from ajet_sdk.engines.sampling import refuse_processing
 from ajet_sdk.engines.scripted import ByteTokenizer
 from ajet_sdk.errors import RequestRefused
 from ajet_sdk.learn.losses import LossSettings
@@ -183,8 +183,8 @@ def test_alternatives_reach_the_client() -> None:
             (TEXT, {"prompt": "x", "logprobs": 3}),
         ):
             body = {**body, "max_tokens": 4, "seed": 1}
-            answer = await engine.answer(dialect.ask(body, dialect.sampling(body), "e", "a"))
-            found.append(dialect.completion(answer, body, "1")["choices"][0]["logprobs"])
+            ask = dialect.ask(body, "e", "a")
+            found.append(dialect.completion(await engine.answer(ask), ask, "1")["choices"][0]["logprobs"])
         await engine.aclose()
         return found
 
@@ -193,4 +193,4 @@ def test_alternatives_reach_the_client() -> None:
     assert all(len({one["token"] for one in entry["top_logprobs"]}) == 3 for entry in chat["content"][:1])
     assert all(1 < len(place) <= 3 for place in text["top_logprobs"])
     with pytest.raises(RequestRefused, match="at most 20"):
-        TEXT.sampling({"prompt": "x", "logprobs": 21})
+        read_sampling({"logprobs": 21})

@@ -32,10 +32,12 @@ from starlette.routing import Route
 
 from ajet_sdk.backbones.trinity.cpu.learner import Adam, Learner, Sequences, logprobs_of
 from ajet_sdk.backbones.trinity.cpu.wire import SERVICE, array_body, array_response, fail, json_body, prompt_ids, refuse
+from ajet_sdk.dialects.fields import COMPLETIONS
+from ajet_sdk.dialects.fields import refuse as refuse_parameters
 from ajet_sdk.dialects.table import TEXT
+from ajet_sdk.engines.chat import refuse_processing
 from ajet_sdk.engines.local.loading import load_model
 from ajet_sdk.engines.local.sampler import LocalSampler
-from ajet_sdk.engines.sampling import refuse_processing, refuse_unhonoured
 from ajet_sdk.errors import AjetError, CheckpointError, ConfigError, RequestRefused
 from ajet_sdk.gateway.gateway import KEEP_ALIVE, listening_socket
 from ajet_sdk.gateway.http_server import server_config
@@ -136,10 +138,10 @@ class Service:
         prompt = prompt_ids(body.get("prompt"))
         if body.get("ignore_eos") is True and set(body.get("stop_token_ids") or ()) == self.tokenizer.eos_ids:
             del body["ignore_eos"], body["stop_token_ids"]  # so a reply ends here anyway
-        refuse_unhonoured(body)
-        sampling = TEXT.sampling({"temperature": self.temperature, **body})
-        refuse_processing(sampling)
-        sampling = replace(sampling, grammar=str((body.get("structured_outputs") or {}).get("grammar") or ""))
+        refuse_parameters(body, COMPLETIONS)
+        ask = TEXT.ask({"temperature": self.temperature, **body}, session, "")
+        refuse_processing(ask.sampling)
+        sampling = replace(ask.sampling, grammar=str((body.get("structured_outputs") or {}).get("grammar") or ""))
         sampled = await _unless_gone(request, self.sampler.sample(prompt, sampling, session))
         if sampled is None:
             return Response(status_code=499)
@@ -149,7 +151,7 @@ class Service:
             prompt_ids=prompt,
             policy_version=sampled[0].policy_version,
         )
-        reply = TEXT.completion(answer, body, new_id())
+        reply = TEXT.completion(answer, ask, new_id())
         reply["policy_version"] = answer.policy_version
         for choice, one in zip(reply["choices"], sampled, strict=True):
             choice["stop_reason"] = None if one.text is None else self._stop_string(one, sampling.stop)
