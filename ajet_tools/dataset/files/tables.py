@@ -208,6 +208,8 @@ def _line_block(data: bytes, name: str, first: int, wanted: Wanted, bad: BadRows
         empty = lines == ""
         lines, numbers = lines.filter(~empty), numbers[~empty.to_numpy()]
     found = decode(lines, wanted)
+    if found is None and wanted:
+        found = decode(lines, ())
     block = _checked(data.split(b"\n"), name, first, bad) if found is None else LineBlock(name, lines, numbers, found)
     return block, count
 

@@ -11,7 +11,7 @@ import math
 import re
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +22,9 @@ from ajet_tools.dataset.files.hashes import normalize
 from ajet_tools.dataset.files.tables import text_of
 from ajet_tools.dataset.rows.language import language_of
 from ajet_tools.dataset.rows.schema import ANSWERS
+from ajet_tools.dataset.similarity.text import normals
 
-__all__ = ["LEAST", "Diversity", "Forms", "NGrams", "diversity_of", "form_of", "given_away"]
+__all__ = ["LEAST", "Diversity", "Forms", "NGrams", "diversity_of", "form_of", "given_away", "may_give_away"]
 
 _NUMBER = re.compile(
     r"(?<![\w)])-?\d+(?:[.,:/]\d+)*|\d+(?:[.,:/]\d+)*|\b(?:two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|"
@@ -61,6 +62,12 @@ _CUE = re.compile(
     r"[\"'`*$({\[“‘\s]*\Z",
     re.IGNORECASE,
 )
+_CUES = (
+    r"hint|correct|answer|solution|result|antwort|lösung|ergebnis|réponse|résultat|respuesta|solución|risposta|resposta|"
+    r"ответ|答案|答え|정답|=|\u0307"
+)
+"""One of these is in the normal form of each text that has a cue or a sum; U+0307 is left of a Turkish dotted I."""
+_BEHIND = " \t\n=.()[]{}*`\"'$→>-"
 _CUE_LENGTH = 200
 """Characters before an answer in which a cue is looked for."""
 _IS_CHOICE = re.compile(r"\s*,?\s*(?:or|oder|ou)\b|\s*,\s*\S+,?\s+(?:or|oder|ou)\b", re.IGNORECASE)
@@ -200,13 +207,42 @@ def given_away(values: Mapping[str, Any]) -> str | None:
         if (said := _cued(answer, question)) is not None:
             return said
         before, asked, after = question.rpartition("?")
-        if asked and before and after.strip(" \t\n=.()[]{}*`\"'$→>-").casefold() == answer.casefold():
+        if asked and before and after.strip(_BEHIND).casefold() == answer.casefold():
             return after.strip()
         sentence = " ".join(re.split(r"[.!?\n]\s", before)[-1].casefold().split())
         phrase = " ".join(answer.casefold().strip(" .").split())
         if phrase.count(" ") >= _PHRASE and phrase in sentence and not re.search(r"\bor\b|[:|]", sentence):
             return phrase
     return None
+
+
+def may_give_away(texts: Any, forms: Any, answers: Sequence[Any]) -> Any:
+    """Of which rows `given_away` may say something; it says nothing of the others.
+
+    Args:
+        texts: the questions, as a polars series.
+        forms: their normal forms.
+        answers: columns of answers as text, numbers as JSON spells them.
+    """
+    import polars as pl
+
+    behind = re.escape(_BEHIND)
+    told = forms.str.contains(_CUES) | texts.str.contains(rf"\?[{behind}]*[^?{behind}][^?]*$")
+    plain = texts.str.len_bytes() == texts.str.len_chars()
+    found = pl.repeat(False, len(texts), eager=True)
+    for answer in answers:
+        some = (told | (answer.str.count_matches(r"[^\s\x1c-\x1f]+") > _PHRASE)).fill_null(False).arg_true()
+        asked, own = forms.gather(some), normals(answer.gather(some)).str.strip_chars(" .")
+        digits = own.str.extract(r"^-?0*([1-9][0-9]{1,14})$").fill_null("")
+        whole = (digits != "") & ~digits.is_in([str(number) for number in range(len(_NUMBERS))])
+        said = asked.str.contains(own, literal=True) | own.str.contains(r"[0-9]|[^\x00-\x7f]") | ~plain.gather(some)
+        said = pl.select(
+            pl.when(whole)
+            .then(asked.str.replace_all(",", "", literal=True).str.contains(digits, literal=True))
+            .otherwise(said)
+        ).to_series()
+        found = found.scatter(some.filter(said.fill_null(False)), True)
+    return found
 
 
 def _cued(answer: str, question: str) -> str | None:

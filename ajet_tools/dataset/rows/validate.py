@@ -1,28 +1,21 @@
 """What is wrong with a dataset, before a run finds it out: rows that are no task, ids, shapes, duplicates, leakage.
 
-An error is what a run would stop at or learn wrongly from; a warning is what may be meant. Of each row some 400 bytes
-are remembered: its id, its text and its answer as digests, and its place.
+An error is what a run would stop at or learn wrongly from; a warning is what may be meant.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.json_rows import BadRows
-from ajet_sdk.tasks.rows import Row as TaskRow
-from ajet_sdk.tasks.rows import to_task
-from ajet_sdk.types import Task
-from ajet_tools.dataset.files.hashes import digest_of
-from ajet_tools.dataset.files.tables import Row, read, text_of
-from ajet_tools.dataset.files.values import kind_of
-from ajet_tools.dataset.rows.forms import given_away
+from ajet_tools.dataset.files.blocks import LineBlock, as_lines
+from ajet_tools.dataset.files.tables import read, read_blocks, text_of
+from ajet_tools.dataset.rows.facts import WANTED, facts_of
+from ajet_tools.dataset.rows.repeats import Tasks
 from ajet_tools.dataset.similarity.near import Pair, check_threshold, near_pairs
 from ajet_tools.dataset.similarity.text import normal
 
@@ -85,12 +78,29 @@ class Report:
         return self.counts.total() - self.errors
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    file: str
-    where: str
-    content: int
-    answer: int
+class _Found:
+    """Problems with their places in the order of the sources, and of the rows in them."""
+
+    def __init__(self) -> None:
+        self._counts: Counter[str] = Counter()
+        self._told: Counter[str] = Counter()
+        self._problems: list[tuple[tuple[int, int, int], Problem]] = []
+
+    def add(self, at: tuple[int, int, int], kind: str, where: str, message: str) -> None:
+        """Of each kind in order; `at` is the number of the source, of the row among all, and of the problem in it."""
+        self._counts[kind] += 1
+        if self._told[kind] < _FIRST:
+            self._told[kind] += 1
+            self._problems.append((at, Problem(kind, where, message)))
+
+    def count(self, kind: str, more: int) -> None:
+        """That many more, which are not told."""
+        self._counts[kind] += more
+
+    def put_into(self, report: Report) -> None:
+        report.problems = [problem for _, problem in sorted(self._problems, key=lambda one: one[0])]
+        kinds = dict.fromkeys(problem.kind for problem in report.problems)
+        report.counts = Counter({kind: self._counts[kind] for kind in kinds})
 
 
 def validate(
@@ -103,98 +113,51 @@ def validate(
         mapping: as in `read`.
         near: also find questions of two files that are at least this similar (0 to 1).
     """
-    report, known = Report(), _SeenTasks()
-    for name, path in sources.items():
-        report.rows[name] = 0
-        shape = _Shapes()
-        for row in _readable(path, mapping, report):
-            report.rows[name] += 1
-            shape.add(row)
-            if (said := given_away(row.values)) is not None:
-                report.add("given away", row.where, f"contains its answer: {said}")
-            task = _task(row, report)
-            if task is not None:
-                known.add(name, row, task, report)
+    report, found, tasks = Report(), _Found(), Tasks(_FIRST)
+    for number, (name, path) in enumerate(sources.items()):
+        shapes, first = _Shapes(), tasks.rows
+        tasks.begin(name, path)
+        for block in _readable(path, mapping, found, number, tasks):
+            facts, start = facts_of(block), tasks.rows
+            for index, kinds, times in facts.kinds:
+                shapes.add(kinds, block.where(index), times)
+            for index, kind, message in facts.problems:
+                found.add((number, start + index, _ORDER.index(kind)), kind, block.where(index), message)
+            tasks.add(block, facts.tasks)
+        report.rows[name] = tasks.rows - first
+        end = (number, tasks.rows, len(_ORDER))
         if report.rows[name]:
-            shape.tell(name, report)
+            for kind, message in shapes.problems():
+                found.add(end, kind, name, message)
         else:
-            report.add("empty", name, "has no rows")
+            found.add(end, "empty", name, "has no rows")
+    for row, kind, message in tasks.problems(mapping, found.count):
+        found.add((tasks.file_of(row), row, _ORDER.index(kind)), kind, tasks.where(row), message)
+    found.put_into(report)
     if near is not None:
         _check_near_leakage(sources, mapping, near, report)
     return report
 
 
-def _readable(path: str, mapping: Mapping[str, str] | None, report: Report) -> Iterable[Row]:
+_ORDER = ("unreadable", "given away", "no task", "asks nothing", "id", "leakage", "contradiction", "duplicate")
+"""Of the problems of one row."""
+
+
+def _readable(
+    path: str, mapping: Mapping[str, str] | None, found: _Found, number: int, tasks: Tasks
+) -> Iterator[LineBlock]:
+    def at() -> tuple[int, int, int]:
+        return number, tasks.rows, 0
+
     class FirstProblems(BadRows):
         def add(self, where: str, problem: str) -> None:
-            report.add("unreadable", where, problem)
+            found.add(at(), "unreadable", where, problem)
 
     try:
-        yield from read(path, mapping=mapping, bad=FirstProblems(skip=True))
+        for block in read_blocks(path, wanted=WANTED, mapping=mapping, bad=FirstProblems(skip=True)):
+            yield as_lines(block)
     except TaskError as error:
-        report.add("unreadable", path, str(error))
-
-
-def _task(row: Row, report: Report) -> Task | None:
-    try:
-        task = to_task(TaskRow(row.where, row.values), {})
-    except TaskError as error:
-        report.add("no task", row.where, str(error).removeprefix(f"{row.where}: ").removeprefix(f"{row.where} "))
-        return None
-    if not (task.main_query.strip() or task.init_messages or task.env_type):
-        columns = ", ".join(row.values)
-        report.add("asks nothing", row.where, f"has no main_query and no init_messages; it has {columns} (--map)")
-        return None
-    return task
-
-
-class _SeenTasks:
-    """The tasks met so far, by id and by text."""
-
-    def __init__(self) -> None:
-        self._by_id: dict[str, _Place] = {}
-        self._by_text: dict[int, _Place] = {}
-
-    def add(self, file: str, row: Row, task: Task, report: Report) -> None:
-        place = _Place(file, row.where, _digest(_content(task)), _digest(task.metadata.get("answer")))
-        of_id = self._by_id.setdefault(task.task_id, place)
-        if of_id is not place and of_id.content != place.content:
-            report.add("id", row.where, f"has the task_id {task.task_id!r} of another task, {_at(of_id, file)}")
-        text = text_of(row.values)
-        if not text.strip():
-            return
-        of_text = self._by_text.setdefault(_text_key(task, text), place)
-        if of_text is place:
-            return
-        if of_text.file != file:
-            report.add("leakage", row.where, f"asks the same as {_at(of_text, file)}")
-        elif of_text.answer != place.answer:
-            report.add("contradiction", row.where, f"asks the same as {_at(of_text, file)}, but has a different answer")
-        else:
-            report.add("duplicate", row.where, f"asks the same as {_at(of_text, file)}")
-
-
-def _text_key(task: Task, text: str) -> int:
-    """A question, with what was said before it."""
-    before = task.init_messages if task.main_query else task.init_messages[:-1]
-    return digest_of(f"{text}\n{json.dumps(before, default=str)}" if before else text)
-
-
-def _content(task: Task) -> Any:
-    content = task.model_dump(exclude={"task_id"})
-    content["metadata"].pop("provenance", None)
-    return content
-
-
-def _at(place: _Place, file: str) -> str:
-    """A place; its file too, where that has the name of another one."""
-    told = place.file == file or (Path(place.file).name in place.where and Path(place.file).name != Path(file).name)
-    return place.where if told else f"{place.where} of {place.file}"
-
-
-def _digest(value: Any) -> int:
-    text = json.dumps(value, sort_keys=True, default=str)
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+        found.add(at(), "unreadable", path, str(error))
 
 
 class _Shapes:
@@ -206,42 +169,35 @@ class _Shapes:
         self._lacking: dict[str, str] = {}
         self._first = ""
 
-    def add(self, row: Row) -> None:
-        self._rows += 1
-        self._first = self._first or row.where
-        found = dict(_paths(row.values))
+    def add(self, found: Mapping[str, str], where: str, times: int) -> None:
+        """So many rows with these kinds, by path; the first of them stands there."""
+        is_first, self._first = not self._rows, self._first or where
+        self._rows += times
         for path, kind in found.items():
             if path not in self._kinds and len(self._kinds) >= 500:
                 continue
             kinds = self._kinds.setdefault(path, {})
-            if not kinds and self._rows > 1:
+            if not kinds and not is_first:
                 self._lacking.setdefault(path, self._first)
-            number, where = kinds.get(kind, (0, row.where))
-            kinds[kind] = (number + 1, where)
+            number, first = kinds.get(kind, (0, where))
+            kinds[kind] = (number + times, first)
         for path in self._kinds.keys() - found.keys():
-            self._lacking.setdefault(path, row.where)
+            self._lacking.setdefault(path, where)
 
-    def tell(self, file: str, report: Report) -> None:
+    def problems(self) -> Iterator[tuple[str, str]]:
         for path, kinds in self._kinds.items():
             told = sorted(((n, kind, where) for kind, (n, where) in kinds.items()), reverse=True)
             if len({kind for _, kind, _ in told} - {"null"}) > 1:
                 parts = ", ".join(f"{kind} in {n:,} (first {where})" for n, kind, where in told)
-                report.add("shape", file, f"{path} is of several kinds: {parts}")
+                yield "shape", f"{path} is of several kinds: {parts}"
             number = self._rows - sum(n for n, _, _ in told)
             if not number or path.startswith("provenance"):
                 continue
             lacking = f"{number:,} of {self._rows:,} rows, the first {self._lacking[path]}"
             if path in ("answer", "metadata.answer"):
-                report.add("answer", file, f"{path} is missing in {lacking}")
+                yield "answer", f"{path} is missing in {lacking}"
             elif 2 * number <= self._rows:
-                report.add("shape", file, f"{path} is missing in {lacking}")
-
-
-def _paths(values: Mapping[str, Any], before: str = "") -> Iterable[tuple[str, str]]:
-    for name, value in values.items():
-        yield f"{before}{name}", kind_of(value).replace("integer", "number")
-        if isinstance(value, dict) and not before:
-            yield from _paths(value, f"{name}.")
+                yield "shape", f"{path} is missing in {lacking}"
 
 
 def _check_near_leakage(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -58,8 +59,8 @@ def normal(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def normals(texts: Any) -> Any:
-    """The normal forms of a polars series."""
+def normals(texts: Any, form: Callable[[str], str] = normal) -> Any:
+    """The normal forms of a polars series. `form` makes them of what is not ASCII, for which all agree."""
     import polars as pl
 
     plain = texts.str.len_bytes() == texts.str.len_chars()
@@ -70,7 +71,7 @@ def normals(texts: Any) -> Any:
         some = found.gather(spaced).str.replace_all(r"[\s\x1c-\x1f]+", " ").str.strip_chars(" ")
         found = found.scatter(spaced, some)
     if len(other):
-        found = found.scatter(other, pl.Series([normal(text) for text in texts.gather(other)], dtype=pl.String))
+        found = found.scatter(other, pl.Series([form(text) for text in texts.gather(other)], dtype=pl.String))
     return found
 
 

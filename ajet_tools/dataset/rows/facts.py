@@ -1,0 +1,236 @@
+"""What `validate` asks of rows: their kinds of values, whether they are tasks, what tells one task from another.
+
+Columns of a block answer for most rows; the row itself is read where they cannot.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ajet_sdk.errors import TaskError
+from ajet_sdk.tasks.rows import Row as TaskRow
+from ajet_sdk.tasks.rows import to_task
+from ajet_sdk.types import QUERY_COLUMNS, Task
+from ajet_tools.dataset.files.blocks import QUERIES, Irregular, LineBlock, Row, text_of
+from ajet_tools.dataset.files.hashes import normalize
+from ajet_tools.dataset.files.structures import Structure, kind_in, kinds_of, structures
+from ajet_tools.dataset.files.values import kind_of
+from ajet_tools.dataset.rows.forms import given_away, may_give_away
+from ajet_tools.dataset.rows.schema import ANSWERS
+from ajet_tools.dataset.similarity.text import normals
+
+__all__ = ["WANTED", "Facts", "facts_of", "facts_of_rows"]
+
+_ANSWERS = [*(("metadata", name) for name in ANSWERS), *((name,) for name in ANSWERS)]
+WANTED = [*QUERIES, ("task_id",), *_ANSWERS]
+"""The fields that are looked at."""
+_PLAIN: Mapping[str, tuple[str, ...]] = {
+    "main_query": ("text", "null"),
+    "init_messages": ("null",),
+    "env_type": ("text", "null"),
+    "task_id": ("text", "integer", "null"),
+    "metadata": ("object", "null"),
+}
+"""Kinds of its fields with which a row that asks something is a task."""
+_SIGNS = {"text": "s", "integer": "i", "bool": "b"}
+_OTHER = "j"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of the rows of a block."""
+
+    kinds: list[tuple[int, dict[str, str], int]]
+    """Kinds of values by path: the index of the first row that has just these, the kinds, how many rows have them."""
+    problems: list[tuple[int, str, str]]
+    """Index of a row, kind of problem, what is wrong; in the order of the rows."""
+    tasks: Any
+    """A polars frame of text. Of each row: `text`, what it asks after what was said before, in its normal form; `id`,
+    the task id that it brings; `answer`; null for nothing. `is_task` is false where it is none."""
+
+
+def facts_of(block: LineBlock) -> Facts:
+    """By columns, and by rows where these do not tell."""
+    columns = _Columns.of(block)
+    if columns is None:
+        return facts_of_rows(block)
+    kinds = []
+    for structure, indices in columns.groups:
+        if structure is None:
+            rows = zip(indices.tolist(), block.rows(indices), strict=True)
+            kinds += [(index, kinds_of(row.values), 1) for index, row in rows]
+        else:
+            kinds.append((int(indices[0]), kinds_of(structure, kind_in), len(indices)))
+    kinds.sort(key=lambda one: one[0])
+    return Facts(
+        kinds, *_read_rows(block, columns.tasks(), columns.unclear, columns.answered_oddly, columns.given_away())
+    )
+
+
+def facts_of_rows(block: LineBlock) -> Facts:
+    """By rows alone, which say the same."""
+    import polars as pl
+
+    kinds = [(index, kinds_of(row.values), 1) for index, row in enumerate(block.rows())]
+    each, nothing = (
+        np.ones(len(block), bool),
+        [pl.repeat(None, len(block), dtype=pl.String, eager=True) for _ in range(3)],
+    )
+    return Facts(kinds, *_read_rows(block, nothing, each, ~each, each))
+
+
+class _Columns:
+    """The columns of a block, of whose values the structures of its lines tell the kinds."""
+
+    def __init__(self, block: LineBlock, groups: list[tuple[Structure | None, Any]], paths: Sequence[Any]) -> None:
+        self.groups = groups
+        self._block, self._paths = block, paths
+        self._columns = dict(zip(paths, block.columns(paths), strict=True))
+        self._forms = normals(block.texts, normalize)
+        self.unclear = np.ones(len(block), bool)
+        """Rows that only themselves tell whether they are tasks."""
+        self.answered_oddly = np.zeros(len(block), bool)
+        """Rows whose answer is a list, an object or no whole number."""
+        self._inner = np.zeros(len(block), bool)
+        self._signs = np.full(len(block), "", "U1")
+        for structure, indices in groups:
+            self._look_at(structure, indices)
+
+    @classmethod
+    def of(cls, block: LineBlock) -> _Columns | None:
+        """None where polars or DuckDB cannot read one of its lines."""
+        groups = structures(block.lines)
+        known = [one for one, _ in groups if one is not None]
+        paths = [path for path in WANTED if not any(_kind_at(one, path) in ("object", "list") for one in known)]
+        try:
+            return cls(block, groups, paths) if known else None
+        except Irregular:
+            return None
+
+    def _look_at(self, structure: Structure | None, indices: Any) -> None:
+        if structure is None or not self._is_plain(structure):
+            return
+        name = next((n for n in QUERY_COLUMNS if kind_in(structure.get(n, "NULL")) == "text"), None)
+        if name is None or (name,) not in self._columns:
+            return
+        asks = self._columns[(name,)].gather(indices).str.contains(r"[^\s\x1c-\x1f]")
+        self.unclear[indices] = ~asks.to_numpy()
+        metadata = structure.get("metadata")
+        inner = isinstance(metadata, dict) and "answer" in metadata
+        kind = _kind_at(structure, ("metadata", "answer") if inner else ("answer",))
+        self._inner[indices] = inner
+        self._signs[indices] = _SIGNS.get(kind, "")
+        self.answered_oddly[indices] = kind not in ("null", *_SIGNS)
+
+    def _is_plain(self, structure: Structure) -> bool:
+        """Columns show its task and its answers."""
+        return all(kind_in(structure[name]) in kinds for name, kinds in _PLAIN.items() if name in structure) and all(
+            path in self._columns or _kind_at(structure, path) in ("null", "object", "list")
+            for path in [("task_id",), *_ANSWERS]
+        )
+
+    def tasks(self) -> list[Any]:
+        """`text`, `id` and `answer` of tasks that the columns show."""
+        import polars as pl
+
+        own = self._columns[("task_id",)] if ("task_id",) in self._columns else self._forms.clear(len(self._forms))
+        inner, top = (self._columns.get(path, own.clear(len(own))) for path in (("metadata", "answer"), ("answer",)))
+        signs = pl.Series(self._signs)
+        answer = pl.select(
+            pl.when(signs != "").then(signs + pl.when(pl.Series(self._inner)).then(inner).otherwise(top))
+        ).to_series()
+        return [self._forms, pl.select(pl.when(own != "").then(own)).to_series(), answer]
+
+    def given_away(self) -> Any:
+        """Rows that may give their answer away, as a numpy array."""
+        answers = [self._columns[path] for path in _ANSWERS if path in self._columns]
+        found = may_give_away(self._block.texts, self._forms, [one for one in answers if one.null_count() < len(one)])
+        for structure, indices in self.groups:
+            if structure is None or not self._is_plain(structure):
+                found = found.scatter(indices, True)
+        return found.to_numpy()
+
+
+def _kind_at(structure: Structure, path: Sequence[str]) -> str:
+    found: Any = structure
+    for step in path:
+        found = found.get(step, "NULL") if isinstance(found, dict) else "NULL"
+    return kind_in(found)
+
+
+def _read_rows(block: LineBlock, known: Sequence[Any], tasks: Any, answers: Any, given: Any) -> tuple[list[Any], Any]:
+    """The problems and the tasks, some of which are known, with what only the rows of these masks tell."""
+    import polars as pl
+
+    problems: list[tuple[int, str, str]] = []
+    made: list[tuple[str | None, str | None, str | None]] = []
+    is_task, odd = np.ones(len(block), bool), list[str | None]()
+    indices = np.flatnonzero(tasks | answers | given)
+    for index, row in zip(indices.tolist(), block.rows(indices), strict=True):
+        if given[index] and (said := given_away(row.values)) is not None:
+            problems.append((index, "given away", f"contains its answer: {said}"))
+        if tasks[index]:
+            task = _task(row)
+            if isinstance(task, Task):
+                made.append((_asked(task, row.values), _own_id(task, row.values), _answer(row.values)))
+            else:
+                problems.append((index, *task))
+                is_task[index] = False
+                made.append((None, None, None))
+        elif answers[index]:
+            odd.append(_answer(row.values))
+    rows = np.flatnonzero(tasks)
+    columns = [
+        column.scatter(rows, pl.Series([one[i] for one in made], dtype=pl.String)) for i, column in enumerate(known)
+    ]
+    columns[2] = columns[2].scatter(np.flatnonzero(answers & ~tasks), pl.Series(odd, dtype=pl.String))
+    frame = pl.DataFrame([one.alias(name) for one, name in zip(columns, ("text", "id", "answer"), strict=True)])
+    return problems, frame.with_columns(is_task=pl.Series(is_task))
+
+
+def _task(row: Row) -> Task | tuple[str, str]:
+    """The task that a row is, or why it is none."""
+    try:
+        task = to_task(TaskRow(row.where, row.values), {})
+    except TaskError as error:
+        return "no task", str(error).removeprefix(f"{row.where}: ").removeprefix(f"{row.where} ")
+    if not (task.main_query.strip() or task.init_messages or task.env_type):
+        columns = ", ".join(row.values)
+        return "asks nothing", f"has no main_query and no init_messages; it has {columns} (--map)"
+    return task
+
+
+def _asked(task: Task, values: Mapping[str, Any]) -> str | None:
+    """A question, with what was said before it."""
+    text = text_of(values)
+    before = task.init_messages if task.main_query else task.init_messages[:-1]
+    return (
+        _encodable(normalize(f"{text}\n{json.dumps(before, default=str)}" if before else text))
+        if text.strip()
+        else None
+    )
+
+
+def _own_id(task: Task, values: Mapping[str, Any]) -> str | None:
+    return _encodable(task.task_id) if values.get("task_id") not in (None, "") else None
+
+
+def _answer(values: Mapping[str, Any]) -> str | None:
+    """The answer, with a sign of its kind."""
+    metadata = values.get("metadata")
+    value = (metadata if isinstance(metadata, Mapping) and "answer" in metadata else values).get("answer")
+    if value is None:
+        return None
+    sign = _SIGNS.get(kind_of(value), _OTHER)
+    text = value if sign == "s" else json.dumps(value, sort_keys=True, default=str)
+    return _encodable(sign + text)
+
+
+def _encodable(text: str) -> str:
+    """Half a surrogate pair as its escape, for polars has UTF-8 alone."""
+    return text.encode("utf-8", "backslashreplace").decode()
