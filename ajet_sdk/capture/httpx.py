@@ -41,12 +41,13 @@ def asking(module: Any) -> tuple[Ask, Ask]:
         began, parts = time.perf_counter(), queue.SimpleQueue[Part | None]()
         request.read()
         client = _ask(module, plan, request, parts.put, stream)
+        patience = request.extensions.get("timeout", {}).get("read")
 
         def next_part() -> Part:
             try:
-                part = parts.get(timeout=_patience(request))
+                part = parts.get(timeout=patience)
             except queue.Empty:
-                raise _too_late(module, request) from None
+                raise module.ReadTimeout(f"no answer within {patience:g} s", request=request) from None
             return _taken(module, request, part, client)
 
         try:
@@ -64,12 +65,13 @@ def asking(module: Any) -> tuple[Ask, Ask]:
     async def aask(plan: Reroute, request: Any, stream: bool) -> Any:
         began, parts = time.perf_counter(), _Inbox()
         client = _ask(module, plan, request, parts.put, stream)
+        patience = request.extensions.get("timeout", {}).get("read")
 
         async def next_part() -> Part:
             try:
-                part = await parts.get(_patience(request))
+                part = await parts.get(patience)
             except TimeoutError:
-                raise _too_late(module, request) from None
+                raise module.ReadTimeout(f"no answer within {patience:g} s", request=request) from None
             return _taken(module, request, part, client)
 
         try:
@@ -162,16 +164,6 @@ def _ask(
         return plan.door.ask(plan.place, request.content, tell, plan.body, in_parts)
     except RuntimeError as error:
         raise module.ConnectError("the gateway has stopped", request=request) from error
-
-
-def _patience(request: Any) -> float | None:
-    patience: float | None = request.extensions.get("timeout", {}).get("read")
-    return patience
-
-
-def _too_late(module: Any, request: Any) -> Exception:
-    late: Exception = module.ReadTimeout(f"no answer within {_patience(request):g} s", request=request)
-    return late
 
 
 def _taken(module: Any, request: Any, part: Part | None, client: ProcessClient) -> Part:

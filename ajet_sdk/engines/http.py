@@ -13,7 +13,7 @@ import os
 import random
 import ssl
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
@@ -255,21 +255,22 @@ class Endpoint:
             self._open = partial(_Direct, base_url, headers, timeout, connect_timeout, of_agent)
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, _Direct | _Httpx] = WeakKeyDictionary()
 
-    def _client(self) -> _Direct | _Httpx:
-        """The running loop's."""
-        loop = asyncio.get_running_loop()
-        if loop not in self._clients:
-            self._clients[loop] = self._open()
-        return self._clients[loop]
-
-    async def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
+    def post(self, route: str, body: Mapping[str, Any]) -> Coroutine[Any, Any, dict[str, Any]]:
         """The JSON answer. Raises RequestRefused, ContextOverflow, EngineUnavailable, EngineError."""
-        url, content = f"{self.base_url}/{route}", json_bytes(body)
-        for attempt in range(self.retries + 1):
+        return self._request("POST", route, json_bytes(body), self.retries)
+
+    def get(self, route: str) -> Coroutine[Any, Any, dict[str, Any]]:
+        """The JSON at `route`, asked for once. Raises as `post` does."""
+        return self._request("GET", route, None, 0)
+
+    async def _request(self, method: str, route: str, content: bytes | None, retries: int) -> dict[str, Any]:
+        url, loop = f"{self.base_url}/{route}", asyncio.get_running_loop()
+        client = self._clients.get(loop) or self._clients.setdefault(loop, self._open())
+        for attempt in range(retries + 1):
             try:
-                response = await self._client().send("POST", url, content)
+                response = await client.send(method, url, content)
             except _NoResponse as failure:
-                if attempt == self.retries or (attempt and not self._answered and failure.refused):
+                if attempt == retries or (attempt and not self._answered and failure.refused):
                     raise EngineUnavailable(
                         f"{url} could not be reached ({failure})"
                         f"{f' in {attempt + 1} attempts' if attempt else ''}; "
@@ -280,22 +281,12 @@ class Endpoint:
             self._answered = True
             if response.status < 400:
                 return _parsed(response)
-            if not _retryable(response) or attempt == self.retries:
+            if not _retryable(response) or attempt == retries:
                 _raise(response, attempt + 1)
             wait = pause(attempt, response.headers.get("retry-after"))
             self._refusals.record(response.status, wait)
             await asyncio.sleep(wait)
-        raise EngineUnavailable(f"{url} was not asked: retries is {self.retries}")
-
-    async def get(self, route: str) -> dict[str, Any]:
-        """The JSON at `route`, asked for once."""
-        try:
-            response = await self._client().send("GET", f"{self.base_url}/{route}", None)
-        except _NoResponse as failure:
-            raise EngineUnavailable(f"{self.base_url}/{route} could not be reached: {failure}") from failure.__cause__
-        if response.status >= 400:
-            _raise(response, 1)
-        return _parsed(response)
+        raise EngineUnavailable(f"{url} was not asked: retries is {retries}")
 
     async def aclose(self) -> None:
         """Close every connection, each in the event loop that it belongs to."""

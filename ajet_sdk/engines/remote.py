@@ -14,9 +14,6 @@ from ajet_sdk.protocols import Answer, Ask, Choice
 
 __all__ = ["RemoteEngine"]
 
-OURS = frozenset(("logprobs", "top_logprobs", "return_token_ids"))
-"""Parameters that are not passed on as the agent sent them."""
-
 log = logging.getLogger("ajet")
 
 
@@ -87,12 +84,15 @@ class RemoteEngine:
         return reply
 
     def _body(self, ask: Ask, with_ids: bool) -> dict[str, Any]:
-        body: dict[str, Any] = {"model": self.model}
-        body.update({"prompt": ask.prompt} if ask.messages is None else {"messages": ask.messages})
+        sampling, subject = ask.sampling, "prompt" if ask.messages is None else "messages"
+        body: dict[str, Any] = {"model": self.model, subject: ask.prompt if ask.messages is None else ask.messages}
         if ask.tools is not None:
             body["tools"] = ask.tools
-        body.update({name: value for name, value in ask.options.items() if name not in OURS})
-        sampling = ask.sampling
+        body.update(ask.options)
+        body.pop("return_token_ids", None)
+        for name in ("logprobs", "top_logprobs"):
+            if body.get(name) is None:
+                body.pop(name, None)
         body["temperature"] = sampling.temperature
         if sampling.top_p != 1.0 or "top_p" in ask.named:  # some models refuse any value of it
             body["top_p"] = sampling.top_p
@@ -107,9 +107,6 @@ class RemoteEngine:
         limit = "max_completion_tokens" if self._newer_limit or "max_completion_tokens" in ask.named else "max_tokens"
         if sampling.max_tokens is not None:
             body[limit] = sampling.max_tokens
-        for name in ("logprobs", "top_logprobs"):
-            if ask.options.get(name) is not None:
-                body[name] = ask.options[name]
         if with_ids:
             body["return_token_ids"] = True
             # A vLLM server takes what is left out from the model's generation_config: say it all.

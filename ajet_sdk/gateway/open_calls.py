@@ -15,7 +15,7 @@ from typing import Any, ClassVar
 import numpy as np
 import numpy.typing as npt
 
-from ajet_sdk.samples.prefixes import IdRun, PrefixIndex, placed
+from ajet_sdk.samples.prefixes import IdRun, PrefixIndex
 from ajet_sdk.types import Call
 
 __all__ = ["OpenCalls"]
@@ -61,7 +61,7 @@ class OpenCalls:
     def add(self, call: Call, held: array[int] | None = None) -> Call:
         """Add a call, by any thread. Returns it with its place among those before; `held`: see `PrefixIndex.find`."""
         place, run = self._index.find(call, held)
-        call = placed(call, place)
+        call = call.model_copy(update=place._asdict())
         if not self._keep:
             return call
         for choice in call.response.get("choices") or ():

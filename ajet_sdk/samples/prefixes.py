@@ -18,7 +18,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,10 +35,8 @@ __all__ = [
     "PrefixIndex",
     "common_prefix",
     "common_start",
-    "common_text",
     "is_trained",
     "place_all",
-    "placed",
     "rank",
 ]
 
@@ -72,12 +70,7 @@ def common_prefix(a: Ids, b: Ids) -> int:
 
 
 def common_start(a: Sequence[Any], b: Sequence[Any]) -> int:
-    """How many first items two sequences share."""
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
-
-
-def common_text(a: str, b: str) -> int:
-    """How many characters two texts begin with alike. By bisection: slices compare much faster than characters do."""
+    """How many first items two sequences share, texts or lists. By bisection: slices compare faster than items do."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2
@@ -132,8 +125,7 @@ class Ends(Generic[T]):
             items[digest] = rank, item
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """The place of a call among the earlier calls of its episode."""
 
     extends_call_id: str | None = None
@@ -146,18 +138,18 @@ class Place:
     """How many of the first messages are the parent's."""
 
 
-PLACE = tuple(Place.__slots__)
+PLACE = Place._fields
 """The fields of `Call` that say where it stands."""
 
 
+@dataclass(slots=True, eq=False)
 class IdRun:
-    """Ids that follow others: the first `start` ids of `parent`, and `own` after them."""
+    """Ids that follow others: the first `start` ids of `parent`, and `own` after them, up to `end`."""
 
-    __slots__ = ("end", "own", "parent", "start")
-
-    def __init__(self, parent: IdRun | None, start: int, own: Ids) -> None:
-        self.parent, self.start, self.own = parent, start, own
-        self.end = start + len(own)
+    parent: IdRun | None
+    start: int
+    own: Ids
+    end: int
 
     def chain(self) -> list[tuple[IdRun, int]]:
         """From the first ids to these: each run, and up to where its ids are these."""
@@ -203,7 +195,7 @@ class PrefixIndex:
 
     def add(self, call: Call) -> Call:
         """Add a call. Returns it with its place."""
-        return placed(call, self.place(call))
+        return call.model_copy(update=self.place(call)._asdict())
 
     def place(self, call: Call) -> Place:
         """Find the place of a call, and add the call."""
@@ -240,7 +232,7 @@ class PrefixIndex:
         known: dict[IdRun | None, int] = {None: 0}
         data = prompt.tobytes()
         for leaf in self._leaves:
-            shared = min(_shared(leaf.run, prompt, data, known), leaf.end), _common_keys(keys, leaf.keys)
+            shared = min(_shared(leaf.run, prompt, data, known), leaf.end), common_start(keys, leaf.keys)
             if shared > best:
                 best, nearest = shared, leaf
         return best, nearest
@@ -257,7 +249,8 @@ class PrefixIndex:
             hashed = IdHash(digest_size=DIGEST)
             found = ends.longest(prompt, limit, hashed)
         hashed.update(np.ascontiguousarray(output).data)
-        ends.add(hashed, len(prompt) + len(output), _last_id(prompt, output), rank(call), call.call_id)
+        last = output if len(output) else prompt
+        ends.add(hashed, len(prompt) + len(output), int(last[-1]) if len(last) else -1, rank(call), call.call_id)
         return hashed, found
 
     def _keys(self, messages: Any) -> Sequence[bytes]:
@@ -277,15 +270,6 @@ class PrefixIndex:
             keys.append(hashlib.blake2b((keys[-1] if keys else b"") + spelling, digest_size=16).digest())
         self._spelt = messages, keys
         return keys
-
-
-def placed(call: Call, place: Place) -> Call:
-    """The call with its place."""
-    extends, parent = place.extends_call_id, place.parent_call_id
-    ids, messages = place.prefix_len, place.prefix_messages
-    return call.model_copy(
-        update={"extends_call_id": extends, "parent_call_id": parent, "prefix_len": ids, "prefix_messages": messages}
-    )
 
 
 def place_all(calls: Iterable[Call]) -> list[Call]:
@@ -322,24 +306,7 @@ def _append(run: IdRun | None, start: int, ids: Ids) -> IdRun | None:
     if not len(ids):
         return run
     part = isinstance(ids.base, np.ndarray) and ids.base.size > ids.size  # it would keep a whole prompt
-    return IdRun(run, start, ids.copy() if part else np.ascontiguousarray(ids))
-
-
-def _last_id(prompt: Ids, output: Ids) -> int:
-    last = output if len(output) else prompt
-    return int(last[-1]) if len(last) else -1
-
-
-def _common_keys(a: Sequence[bytes], b: Sequence[bytes]) -> int:
-    """How many first keys are the same: each is of all before it too, so bisection finds it."""
-    low, high = 0, min(len(a), len(b))
-    while low < high:
-        middle = (low + high + 1) // 2
-        if a[middle - 1] == b[middle - 1]:
-            low = middle
-        else:
-            high = middle - 1
-    return low
+    return IdRun(run, start, ids.copy() if part else np.ascontiguousarray(ids), start + len(ids))
 
 
 def _spelling(message: Any) -> bytes | None:

@@ -25,7 +25,7 @@ from itertools import combinations
 from typing import Any
 
 from ajet_sdk.errors import RequestRefused
-from ajet_sdk.samples.prefixes import common_start, common_text
+from ajet_sdk.samples.prefixes import common_start
 from ajet_sdk.tokens.template import ChatTemplate, Message, meaning
 
 __all__ = ["HINTS", "REPLACEMENT", "Side", "Texts", "align", "explain"]
@@ -109,7 +109,7 @@ class Texts:
 
     def near_the_fork(self) -> Texts:
         """The same without what both begin with, but for a little of it and the whole reply."""
-        start = max(0, min(common_text(self.old, self.new), self.reply_at) - _BEFORE)
+        start = max(0, min(common_start(self.old, self.new), self.reply_at) - _BEFORE)
         return Texts(self.old[start:], self.new[start:], self.reply_at - start, self.last)
 
 
@@ -358,7 +358,7 @@ def _missing_pieces(old: str, new: str) -> list[str] | None:
     """The pieces without which the old text is where the new one begins; None where there are no such ones."""
     pieces: list[str] = []
     while align(old, new) is None:
-        found = _find_drop(old, new, common_text(old, new))
+        found = _find_drop(old, new, common_start(old, new))
         if found is None or len(pieces) == _MOST:
             return None
         start, at = found

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ajet_sdk.protocols import TraceReader
-from ajet_sdk.samples.prefixes import common_prefix, common_text
+from ajet_sdk.samples.prefixes import common_prefix, common_start
 from ajet_sdk.types import Call
 from ajet_tools.trace.decoding import shown
 from ajet_tools.trace.episode.messages import conversation
@@ -101,7 +101,7 @@ def align(reference: Attempt, other: Attempt) -> Divergence | None:
         return None
     character = 0
     if same < min(len(a), len(b)) and (a[same].role, a[same].agent) == (b[same].role, b[same].agent):
-        character = common_text(a[same].text, b[same].text)
+        character = common_start(a[same].text, b[same].text)
     timeline, token = _token(reference, other, same)
     return Divergence(same, character, timeline, token)
 

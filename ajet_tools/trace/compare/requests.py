@@ -14,7 +14,7 @@ from itertools import zip_longest
 from typing import Any, Literal
 
 from ajet_sdk.engines.retokenize import by_request
-from ajet_sdk.samples.prefixes import common_start, common_text
+from ajet_sdk.samples.prefixes import common_start
 from ajet_sdk.types import Call
 from ajet_tools.text.clean import message_text
 
@@ -163,7 +163,7 @@ def _window(a: str, b: str) -> tuple[str, str]:
     """Both texts as they are where short, else from a little before they part to a little behind."""
     if max(len(a), len(b)) <= _LONG:
         return a, b
-    start = max(0, common_text(a, b) - _LONG // 4)
+    start = max(0, common_start(a, b) - _LONG // 4)
     return _piece(a, start), _piece(b, start)
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
-from ajet_sdk.samples.prefixes import common_text
+from ajet_sdk.samples.prefixes import common_start
 from ajet_sdk.trace.reader import open_trace
 from ajet_tools.trace.compare.attempts import Attempt, Said, align, columns_of, read_attempts
 
@@ -50,8 +50,8 @@ def test_the_common_prefix_is_common_and_the_longest(before: Any, a: Any, b: Any
 
 
 @given(st.text("ab", max_size=40), st.text("ab", max_size=40), st.text("ab", max_size=40))
-def test_common_text_is_the_longest_common_beginning(before: str, a: str, b: str) -> None:
-    n = common_text(before + a, before + b)
+def test_common_start_is_the_longest_common_beginning(before: str, a: str, b: str) -> None:
+    n = common_start(before + a, before + b)
     x, y = before + a, before + b
     assert n >= len(before) and x[:n] == y[:n] and (n == min(len(x), len(y)) or x[n] != y[n])
 
