@@ -1,4 +1,7 @@
-"""`ScriptedEngine`: deterministic replies with ids, for tests, demonstrations and replays; and `ByteTokenizer`."""
+"""`ScriptedEngine`: deterministic replies with ids, for tests, demonstrations and replays; with its `ByteTokenizer`.
+
+`InProcess` puts it, or any engine, where a connection to an endpoint is expected.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +13,15 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from ajet_sdk.dialects.table import CHAT
 from ajet_sdk.engines.chat import Chat, Conversation
 from ajet_sdk.engines.loop_calls import in_thread
 from ajet_sdk.errors import EngineError
-from ajet_sdk.protocols import Answer, Ask, Choice, Sampled, Tokenizer
+from ajet_sdk.protocols import Answer, Ask, Choice, Engine, Sampled, Tokenizer
 from ajet_sdk.tokens.probing import renderer
 from ajet_sdk.types import Call
 
-__all__ = ["ByteTokenizer", "ScriptedEngine"]
+__all__ = ["ByteTokenizer", "InProcess", "ScriptedEngine"]
 
 Reply = str | Mapping[str, Any]
 Replies = Callable[[Ask], Any] | Sequence[Reply]
@@ -237,6 +241,33 @@ class _Replay(ScriptedEngine):
     def forget(self, episode_id: str) -> None:
         for key in [key for key in self._left if key[0] == episode_id]:
             del self._left[key]
+
+
+class InProcess:
+    """Posts requests of `chat/completions` to an engine.
+
+    `limited`: `max_tokens` holds for the engine, and its count of tokens is one to charge.
+    """
+
+    def __init__(self, engine: Engine, *, limited: bool) -> None:
+        self._engine, self._limited = engine, limited
+        self._requests = 0
+
+    async def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        """The reply as JSON of OpenAI's API. Raises what the engine raises."""
+        self._requests += 1
+        episode = f"request-{self._requests}"
+        asked = body if self._limited else {name: value for name, value in body.items() if name != "max_tokens"}
+        try:
+            answer = await self._engine.answer(CHAT.ask(asked, episode, "default"))
+        finally:
+            self._engine.forget(episode)
+        choices = [{"message": choice.message, "finish_reason": choice.finish_reason} for choice in answer.choices]
+        return {"choices": choices, **({"usage": dict(answer.usage)} if self._limited else {})}
+
+    async def aclose(self) -> None:
+        """Close the engine."""
+        await self._engine.aclose()
 
 
 def _key(agent: str, messages: Any, prompt: Any, tools: Any) -> str:

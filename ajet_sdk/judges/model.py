@@ -20,9 +20,8 @@ from ajet_sdk.agent.agentscope import dashscope_keys
 from ajet_sdk.agent.model import Model
 from ajet_sdk.config.objects import load_object
 from ajet_sdk.engines.http import Endpoint
-from ajet_sdk.engines.in_process import InProcess
 from ajet_sdk.engines.reply_cache import Price, ReplyCache, Shared, Usage, tokens_of
-from ajet_sdk.engines.scripted import ScriptedEngine
+from ajet_sdk.engines.scripted import InProcess, ScriptedEngine
 from ajet_sdk.errors import ConfigError, ContextOverflow, NoReward, RequestRefused
 
 __all__ = ["Asked", "JudgeModel", "ScriptedModel", "number_in", "object_in", "object_schema", "open_model"]

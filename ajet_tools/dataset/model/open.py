@@ -9,9 +9,8 @@ from typing import Any
 
 from ajet_sdk.config.config import load_config
 from ajet_sdk.config.objects import load_object
-from ajet_sdk.engines.in_process import InProcess
 from ajet_sdk.engines.open import open_engine
-from ajet_sdk.engines.scripted import ScriptedEngine
+from ajet_sdk.engines.scripted import InProcess, ScriptedEngine
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import Engine
 from ajet_tools.dataset.model.budget import Budget
