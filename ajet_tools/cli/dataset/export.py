@@ -27,10 +27,11 @@ from ajet_tools.cli.dataset.options import (
 )
 from ajet_tools.cli.options import AsJson
 from ajet_tools.dataset.card.card import Facts, write_card
-from ajet_tools.dataset.files.blocks import Block, Stored, TableBlock
+from ajet_tools.dataset.files.blocks import Block, LineBlock, Stored, TableBlock
 from ajet_tools.dataset.files.tables import Row, read, read_blocks, splits_of
 from ajet_tools.dataset.files.writer import Shape, Writer
 from ajet_tools.dataset.rows.formats import OPENING, Unfit, check_format, converter
+from ajet_tools.dataset.rows.messages import as_messages
 
 __all__ = ["app"]
 
@@ -73,10 +74,14 @@ def export(
         for name, paths in parts.items():
             writer = whole.enter_context(Writer(out, split=name, shape=shape))
             blocks = passing(_blocks(paths, mapping_of(mapping), bad))
-            for block in blocks if format == "tasks" else ():
-                writer.write_block(block)
-            for row in _converted(blocks, format, left_out):
-                writer.write(row.values, row.stored)
+            for block in blocks:
+                if format == "tasks":
+                    writer.write_block(block)
+                elif format == "messages" and isinstance(block, LineBlock):
+                    writer.write_block(*as_messages(block, left_out))
+                else:
+                    for row in _converted(block, format, left_out):
+                        writer.write(row.values, row.stored)
             if not writer.rows:
                 raise TaskError(_nothing(paths, format, left_out))
             written[name] = writer.rows
@@ -116,15 +121,14 @@ def _blocks(paths: list[str], mapping: Mapping[str, str], bad: BadRows) -> Itera
         yield from read_blocks(path, mapping=mapping, bad=bad)
 
 
-def _converted(blocks: Iterator[Block], format: str, left_out: Counter[str]) -> Iterator[Row]:
+def _converted(block: Block, format: str, left_out: Counter[str]) -> Iterator[Row]:
     convert = converter(format)
-    for block in blocks:
-        opened = block.opened() if isinstance(block, TableBlock) and format in OPENING else None
-        for index, row in enumerate(block.rows()):
-            try:
-                yield Row(row.where, convert(row.values), Stored(opened, index) if opened else row.stored)
-            except Unfit as why:
-                left_out[str(why)] += 1
+    opened = block.opened() if isinstance(block, TableBlock) and format in OPENING else None
+    for index, row in enumerate(block.rows()):
+        try:
+            yield Row(row.where, convert(row.values), Stored(opened, index) if opened else row.stored)
+        except Unfit as why:
+            left_out[str(why)] += 1
 
 
 def _nothing(paths: list[str], format: str, left_out: Counter[str]) -> str:

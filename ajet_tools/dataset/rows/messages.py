@@ -1,0 +1,182 @@
+"""Questions with their answers as chats, on columns: `export --format messages` of rows that hold no chat."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
+from typing import Any
+
+from ajet_sdk.errors import TaskError
+from ajet_sdk.tasks.rows import FIELDS
+from ajet_sdk.types import QUERY_COLUMNS
+from ajet_tools.dataset.files.blocks import Irregular, LineBlock, json_line
+from ajet_tools.dataset.files.structures import Structure, kind_in, structures
+from ajet_tools.dataset.rows.formats import Unfit, converter
+
+__all__ = ["as_messages"]
+
+_CHATS = (
+    "messages",
+    "conversations",
+    "init_messages",
+    "tools",
+    "completion",
+    "response",
+    "output",
+    "chosen",
+    "env_type",
+)
+"""Columns that may hold the reply, or change the task: only the row tells."""
+_encode = json.JSONEncoder(ensure_ascii=False).encode
+_Path = tuple[str, ...]
+_Part = Any
+"""Text that is the same in all rows, or a polars series."""
+
+
+def as_messages(block: LineBlock, left_out: Counter[str]) -> tuple[LineBlock, Any]:
+    """A block in that form, and the indices of the rows that have it; `left_out` counts why the others have not."""
+    import polars as pl
+
+    lines, convert, made = _by_columns(block), converter("messages"), list[str | None]()
+    left = lines.is_null().arg_true()
+    for row in block.rows(left):
+        try:
+            made.append(json_line(convert(row.values))[:-1].decode())
+        except Unfit as why:
+            left_out[str(why)] += 1
+            made.append(None)
+        except ValueError as error:
+            raise TaskError(f"{row.where} cannot be written as JSON: {error}") from error
+    lines = lines.scatter(left, pl.Series(made, dtype=pl.String))
+    return LineBlock(block.name, lines, block.numbers), lines.is_not_null().arg_true().to_numpy()
+
+
+def _by_columns(block: LineBlock) -> Any:
+    """Lines of that form, as a polars series; null for those that only the row itself tells."""
+    import polars as pl
+
+    made = pl.repeat(None, len(block), dtype=pl.String, eager=True)
+    groups = [(one, rows) for one, rows in structures(block.lines) if one is not None and _is_plain(one)]
+    paths = list(dict.fromkeys(path for one, _ in groups for path, _ in _leaves(one)))
+    try:
+        columns = dict(zip(paths, block.columns(paths), strict=True)) if paths else {}
+    except Irregular:  # what is a value in one structure is an object in another
+        return made
+    for structure, rows in groups:
+        values = {path: columns[path].gather(rows) for path, _ in _leaves(structure)}
+        made = made.scatter(rows, _lines(structure, values))
+    return made
+
+
+def _is_plain(structure: Structure) -> bool:
+    """Columns make its rows messages."""
+    answer = _kind_at(structure, _answer_in(structure))
+    leaves = dict(_leaves(structure))
+    return (
+        _asking(structure) is not None
+        and answer in ("text", "integer", "bool")
+        and isinstance(structure.get("metadata", {}), dict)
+        and kind_in(structure.get("main_query", "NULL")) in ("text", "null")
+        and kind_in(structure.get("prompt", "NULL")) in ("text", "null")
+        and not any(name in structure for name in _CHATS)
+        and not any(kind in ("list", "number") for kind in leaves.values())
+    )
+
+
+def _asking(structure: Structure) -> str | None:
+    """The column of the question."""
+    return next((name for name in QUERY_COLUMNS if kind_in(structure.get(name, "NULL")) == "text"), None)
+
+
+def _answer_in(structure: Structure) -> _Path:
+    return ("answer",) if "answer" in structure else ("metadata", "answer")
+
+
+def _kind_at(structure: Structure, path: _Path) -> str:
+    return dict(_leaves(structure)).get(path, "null")
+
+
+def _leaves(structure: Structure, before: _Path = ()) -> Iterator[tuple[_Path, str]]:
+    """What is no object, with its kind."""
+    for name, inner in structure.items():
+        if isinstance(inner, dict):
+            yield from _leaves(inner, (*before, name))
+        else:
+            yield (*before, name), kind_in(inner)
+
+
+def _lines(structure: Structure, values: Mapping[_Path, Any]) -> Any:
+    """Rows of one structure, of which there are at least one; null where they ask or answer nothing."""
+    import polars as pl
+
+    asking, answer = _asking(structure) or "", _answer_in(structure)
+    kinds = dict(_leaves(structure))
+    known = {path: _as_json(column, kinds[path]) for path, column in values.items()}
+    reply = [known[answer]] if kinds[answer] == "text" else ['"', known[answer], '"']
+    parts = ['{"messages": [{"role": "user", "content": ', known[asking,]]
+    parts += ['}, {"role": "assistant", "content": ', *reply, "}]"]
+    for name in structure:
+        if name != asking:
+            parts += [f", {_encode(name)}: ", *_spelt(structure[name], (name,), known)]
+    if "task_id" not in structure:
+        parts += [', "task_id": "', _ids(structure, known), '"']
+    fits = [values[path].str.contains(r"[^\s\x1c-\x1f]") for path in ((asking,), answer)]
+    return pl.select(pl.when(fits[0] & fits[1]).then(_joined([*parts, "}"]))).to_series()
+
+
+def _ids(structure: Structure, known: Mapping[_Path, Any]) -> Any:
+    """The ids that tasks have by their content, as `Task` makes them."""
+    import polars as pl
+
+    metadata = {name: (inner, (name,)) for name, inner in structure.items() if name not in FIELDS}
+    metadata |= {name: (inner, ("metadata", name)) for name, inner in structure.get("metadata", {}).items()}
+    items = [[f"{_encode(name)}: ", *_spelt(*metadata[name], known, sort=True)] for name in sorted(metadata)]
+    asked = known[_asking(structure) or "",]
+    texts = _joined(['{"main_query": ', asked, ', "metadata": ', *_object(items), "}"])
+    return pl.Series([hashlib.blake2b(text.encode(), digest_size=12).hexdigest() for text in texts], dtype=pl.String)
+
+
+def _spelt(inner: Any, path: _Path, known: Mapping[_Path, Any], *, sort: bool = False) -> list[_Part]:
+    """A value as `json.dumps` spells it."""
+    if not isinstance(inner, dict):
+        return [known[path]]
+    names = sorted(inner) if sort else inner
+    return _object([[f"{_encode(name)}: ", *_spelt(inner[name], (*path, name), known, sort=sort)] for name in names])
+
+
+def _object(items: Sequence[Sequence[_Part]]) -> list[_Part]:
+    parts: list[_Part] = []
+    for item in items:
+        parts += [", " if parts else "{", *item]
+    return [*parts, "}"]
+
+
+def _as_json(column: Any, kind: str) -> _Part:
+    """A column of values of that kind as JSON."""
+    import polars as pl
+
+    if kind == "null":
+        return "null"
+    if kind != "text":
+        return column
+    escaped = column.str.contains(r'["\\\x00-\x1f]').arg_true()
+    if len(escaped):
+        texts = [_encode(text)[1:-1] for text in column.gather(escaped)]
+        column = column.clone().scatter(escaped, pl.Series(texts, dtype=pl.String))
+    return pl.select('"' + pl.lit(column) + '"').to_series()
+
+
+def _joined(parts: Sequence[_Part]) -> Any:
+    """The parts of each row, one after the other; one of them at least is a series."""
+    import polars as pl
+
+    some: list[Any] = []
+    for is_text, group in groupby(parts, key=lambda part: isinstance(part, str)):
+        same = list(group)
+        some += ["".join(same)] if is_text else same
+    return pl.select(
+        pl.concat_str([pl.lit(part, pl.String) if isinstance(part, str) else part for part in some])
+    ).to_series()
