@@ -19,6 +19,7 @@ from ajet_tools.cli.dataset.options import Map, SkipBad, Source, Sources, bad_ro
 from ajet_tools.cli.options import AsJson, pick, print_json
 from ajet_tools.cli.viewer import check_terminal, load_viewer
 from ajet_tools.dataset.card.pictures import draw
+from ajet_tools.dataset.files.blocks import QUERIES
 from ajet_tools.dataset.files.tables import files_of, read_blocks, splits_of, text_of
 from ajet_tools.dataset.review.estimate import estimate_errors
 from ajet_tools.dataset.review.review import Review
@@ -99,7 +100,7 @@ def stats(
         Path | None, typer.Option("--out", "-o", metavar="DIR", help="Write pictures and stats.json to this directory.")
     ] = None,
     estimate: Annotated[
-        bool, typer.Option("--estimate", help="With more than 20,000 rows, estimate slow statistics from a sample.")
+        bool, typer.Option("--estimate", help="With more than 10,000 rows, estimate slow statistics from a sample.")
     ] = False,
     mapping: Map = None,
     skip_bad_rows: SkipBad = False,
@@ -108,8 +109,8 @@ def stats(
     """Summarize a dataset: rows, duplicates, lengths, languages, fields and their values.
 
     Lengths are of what a row asks, exact up to 1,024 and to 1 % above. Duplicates are the same but for case and blanks.
-    With --estimate, the fields, languages, forms and answers of more than 20,000 rows are estimated from the first
-    20,000 and each fiftieth of the others.
+    With --estimate, the fields, languages, forms and answers of more than 10,000 rows are estimated from the first
+    10,000 and each hundredth of the others.
 
     \b
     ajet dataset stats tasks.jsonl
@@ -118,7 +119,8 @@ def stats(
     """
     bad = BadRows(skip=skip_bad_rows)
     with counting("stats") as passing:
-        found = gather(passing(read_blocks(source, mapping=mapping_of(mapping), bad=bad)), by=by, exact=not estimate)
+        blocks = read_blocks(source, wanted=QUERIES, mapping=mapping_of(mapping), bad=bad)
+        found = gather(passing(blocks), by=by, exact=not estimate)
     written = _write_stats(found, out) if out else []
     errors = estimate_errors(Path(source)) if not mapping else None
     if as_json:

@@ -190,7 +190,10 @@ def _show(
 ) -> None:
     """Fill in what only the first file's own values tell."""
     changed: dict[int, Changed] = {}
+    most = min(limit, len(left))
     for number, row in enumerate(rows):
+        if len(changed) == len(matched) and len(found.removed) == most:
+            break
         if number in matched:
             changed[number] = _compare(row, *matched[number])
         elif number in left and len(found.removed) < limit:

@@ -84,13 +84,13 @@ _GATHERED = 1000
 """Forms that are counted one by one."""
 
 
-def form_of(text: str) -> str:
+def form_of(text: str, language: str | None = None) -> str:
     """A text with its numbers as 0 and its names and the pronouns for them as X.
 
     A name is a word with a capital letter within a sentence, or one that begins it before a verb of daily life or comes
     again within. In German, where every noun has one, only numbers are replaced.
     """
-    if language_of(text) not in _NOUNS_ARE_CAPITAL:
+    if (language or language_of(text)) not in _NOUNS_ARE_CAPITAL:
         words = {m[0] for m in _NAME.finditer(text) if not _BEGINS.search(text, max(0, m.start() - 8), m.start())}
         text = _NAME.sub(lambda m: "X" if _is_name(m, text, words) else m[0], text)
         text = _PRONOUN.sub("X", text)
@@ -143,8 +143,8 @@ class Forms:
         self._counts: dict[str, int] = {}
         self._examples: dict[str, str] = {}
 
-    def add(self, text: str) -> None:
-        form = form_of(text)
+    def add(self, text: str, language: str | None = None) -> None:
+        form = form_of(text, language)
         self._rows += 1
         self._hashes.append(hash(normalize(form)))
         if form in self._counts:

@@ -23,7 +23,7 @@ _MOST_VALUES = 1000
 _LONGEST_VALUE = 80
 _SHOWN = 10
 _EXACT_UP_TO = 1024
-_EVERY_ROW, _STEP_ROWS = 20_000, 50
+_EVERY_ROW, _STEP_ROWS = 10_000, 100
 _STEP = 1.01
 _ENCODE = json.JSONEncoder(ensure_ascii=False).encode
 
@@ -132,8 +132,8 @@ class Stats:
 
     rows: int = 0
     looked_at: int = 0
-    """Rows whose language, form, answer and fields were looked at: all, or the first and each fiftieth of the others,
-    which then counts as fifty."""
+    """Rows whose language, form, answer and fields were looked at: all, or the first and each hundredth of the others,
+    which then counts as a hundred."""
     distinct: int = 0
     """Different texts, case and blanks aside."""
     diversity: Diversity = field(default_factory=lambda: Diversity(0, 0))
@@ -190,7 +190,7 @@ class Stats:
 def gather(blocks: Iterable[Block], *, by: str | None = None, exact: bool = True) -> Stats:
     """The figures of rows, which are read once. `by` groups them by the values of a field.
 
-    Without `exact`, the fields, answers, forms and languages of more than 20,000 rows are estimates (`looked_at`).
+    Without `exact`, the fields, answers, forms and languages of more than 10,000 rows are estimates (`looked_at`).
     Numbers of rows and of different texts, and lengths, are never.
     """
     import polars as pl
@@ -205,17 +205,18 @@ def gather(blocks: Iterable[Block], *, by: str | None = None, exact: bool = True
         first, every = (len(block), 1) if exact else (max(0, _EVERY_ROW - stats.rows), _STEP_ROWS)
         some = [*range(min(first, len(block))), *range(first, len(block), every)]
         for index, row in zip(some, block.rows(some), strict=True):
-            _add(stats, row.values, 1 if index < first else min(every, len(block) - index))
-            forms.add(text_of(row.values))
+            _add(stats, forms, row.values, 1 if index < first else min(every, len(block) - index))
         stats.rows, stats.looked_at = stats.rows + len(block), stats.looked_at + len(some)
     stats.distinct = pl.concat(hashes).n_unique() if hashes else 0
     stats.diversity = forms.diversity()
     return stats
 
 
-def _add(stats: Stats, values: Mapping[str, Any], times: int) -> None:
+def _add(stats: Stats, forms: Forms, values: Mapping[str, Any], times: int) -> None:
     text = text_of(values)
-    stats.languages[language_of(text)] += times
+    language = language_of(text)
+    forms.add(text, language)
+    stats.languages[language] += times
     if (answer := _answer(values)) is not None:
         stats.answered += times
         stats.answer_chars.add(len(answer), times)
