@@ -257,7 +257,8 @@ class InProcess:
         """The reply as JSON of OpenAI's API. Raises what the engine raises."""
         self._requests += 1
         episode = f"request-{self._requests}"
-        asked = body if self._limited else {name: value for name, value in body.items() if name != "max_tokens"}
+        limits = () if self._limited else ("max_tokens", "max_completion_tokens")
+        asked = {name: value for name, value in body.items() if name not in limits}
         try:
             answer = await self._engine.answer(CHAT.ask(asked, episode, "default"))
         finally:
