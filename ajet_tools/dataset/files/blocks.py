@@ -263,22 +263,20 @@ def json_line(values: Mapping[str, Any]) -> bytes:
 
 def blocks_of(rows: Iterable[Row], name: str) -> Iterator[LineBlock]:
     """Rows that were read one by one, as lines."""
-    import polars as pl
-
     left = iter(rows)
     while some := list(islice(left, ROWS)):
-        lines = pl.Series("line", [json_line(row.values)[:-1].decode() for row in some], pl.String)
-        yield LineBlock(name, lines, [row.where for row in some])
+        yield _block_of(some, name)
+
+
+def _block_of(rows: Iterable[Row], name: str) -> LineBlock:
+    import polars as pl
+
+    pairs = [(json_line(row.values)[:-1].decode(), row.where) for row in rows]
+    return LineBlock(name, pl.Series("line", [line for line, _ in pairs], pl.String), [where for _, where in pairs])
 
 
 def as_lines(block: Block) -> LineBlock:
-    return block if isinstance(block, LineBlock) else next(blocks_of(block.rows(), block.name), _no_lines(block.name))
-
-
-def _no_lines(name: str) -> LineBlock:
-    import polars as pl
-
-    return LineBlock(name, pl.Series("line", [], pl.String), [])
+    return block if isinstance(block, LineBlock) else _block_of(block.rows(), block.name)
 
 
 def as_table(block: Block) -> TableBlock:

@@ -182,3 +182,14 @@ def test_an_id_that_the_content_gives_is_the_id_of_another_task(tmp_path: Path) 
     assert found(report, "id") == [
         ("val.jsonl line 1", f"has the task_id '{made}' of another task, train.jsonl line 2")
     ]
+
+
+def test_every_row_of_a_large_table_is_looked_at(tmp_path: Path) -> None:
+    rows = 10_000
+    path = tmp_path / "f.parquet"
+    pl.DataFrame({"main_query": [f"q {i}" for i in range(rows - 1)] + ["q 0"], "answer": ["x"] * rows}).write_parquet(
+        path
+    )
+    report = validate({"f": str(path)})
+    assert report.rows == {"f": rows}
+    assert found(report, "duplicate") == [("f.parquet row 10000", "asks the same as f.parquet row 1")]
