@@ -79,7 +79,7 @@ def test_a_dead_learner_is_told(experiment: Callable[..., Experiment], nodes: An
     one = experiment(["single 1", "single 2"], MANY)
     one.start("--with-ray-cluster", nodes.address)
     one.until(lambda: sampling(one))
-    os.kill(process_of(one, "backbones.trinity.service"), signal.SIGKILL)
+    os.kill(process_of(one, "trinity.cpu.service"), signal.SIGKILL)
     said = ends_soon(one, time.monotonic())
     assert "log" in said
 
