@@ -8,7 +8,7 @@ from typing import Any
 
 __all__ = ["rows_in"]
 
-_THOUGHT = re.compile(r"^.*</think>", re.DOTALL)
+_THOUGHT_END = "</think>"
 _DECODER = json.JSONDecoder(strict=False)
 _SPACE = re.compile(r"[\s,]*")
 _INNER_LIST = re.compile(r'^\{\s*"\w+"\s*:\s*(\[)', re.MULTILINE)
@@ -18,29 +18,38 @@ _LISTED = ("tasks", "rows", "items", "data", "examples")
 def rows_in(text: str) -> tuple[list[Any], str | None]:
     """The rows, and what is wrong with the reply: `not JSON` or `incomplete JSON` with where, or None.
 
-    What was whole before a cut is kept.
+    What was whole before a cut is kept. Thoughts before the rows are skipped; a row may hold the tag that ends them.
     """
-    text = _THOUGHT.sub("", text)
+    rows, problem, end = _read(text)
+    while (thought := text.find(_THOUGHT_END, end)) >= 0:
+        text = text[thought + len(_THOUGHT_END) :]
+        rows, problem, end = _read(text)
+    return rows, problem
+
+
+def _read(text: str) -> tuple[list[Any], str | None, int]:
+    """The rows, what is wrong, and the end of what was read."""
     start = _first(text)
     if start is None:
         said = " ".join(text.split())
-        return [], f"not JSON: {said[:120]!r}" if said else "not JSON: the reply is empty"
+        return [], f"not JSON: {said[:120]!r}" if said else "not JSON: the reply is empty", 0
     listed = text[start] == "["
     at = start + 1 if listed else start
     rows: list[Any] = []
     while True:
         at = _SPACE.match(text, at).end()  # type: ignore[union-attr]  # matches the empty string too
         if at >= len(text):
-            return (rows, _half(rows)) if listed else (_unwrap(rows), None)
-        if text[at] == "]" and listed:
-            return _unwrap(rows), None
-        if not listed and text[at] not in "{[":
-            return _unwrap(rows), None  # prose after the objects
+            return rows if listed else _unwrap(rows), _half(rows) if listed else None, at
+        if (text[at] == "]") if listed else (text[at] not in "{["):  # the end, or prose after the objects
+            return _unwrap(rows), None, at
         try:
             value, at = _DECODER.raw_decode(text, at)
         except (ValueError, RecursionError):
             inner = None if listed or rows else _INNER_LIST.search(text, start)
-            return rows_in(text[inner.start(1) :]) if inner else (rows, _half(rows))
+            if inner is None:
+                return rows, _half(rows), at
+            rows, problem, end = _read(text[inner.start(1) :])
+            return rows, problem, end + inner.start(1)
         rows.append(value)
 
 

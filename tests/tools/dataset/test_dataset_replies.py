@@ -33,6 +33,13 @@ def test_rows_are_found_however_they_are_wrapped(reply: str) -> None:
     assert rows_in(reply) == (ROWS, None)
 
 
+@pytest.mark.parametrize("thought", ["", "<think>[{}], or is it [1]?</think>", '[{"main_query": "a draft"}]</think>'])
+def test_a_row_may_hold_the_end_of_a_thought(thought: str) -> None:
+    rows = [{"main_query": "What ends a <think>?"}, {"main_query": "and", "metadata": {"answer": "</think>"}}]
+    for text in (json.dumps(rows), "\n".join(map(json.dumps, rows)), json.dumps({"rows": rows})):
+        assert rows_in(thought + text) == (rows, None)
+
+
 def test_one_object_is_one_row() -> None:
     assert rows_in(json.dumps(ROWS[0])) == (ROWS[:1], None)
 
