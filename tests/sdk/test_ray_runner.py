@@ -316,9 +316,9 @@ def test_a_node_that_is_lost_costs_no_call_and_its_attempts_run_elsewhere(
     report = start("slow", 24, row=lambda i: {"flag": str(flag)}, max_env_worker=12)
     watcher.join()
     assert report.reward == 1, report.failures
-    report = [r.getMessage() for r in caplog.records if "Lost the Ray node" in r.getMessage()]
-    assert len(report) == 1
-    assert "rollout.max_retries" in report[0]
+    warned = [r.getMessage() for r in caplog.records if "Lost the Ray node" in r.getMessage()]
+    assert len(warned) == 1
+    assert "rollout.max_retries" in warned[0]
     kept = rows(report, "SELECT status, cause, count(*) AS n FROM episodes GROUP BY ALL ORDER BY status")
     lost = sum(row["n"] for row in kept if row["status"] == "failed")
     assert lost >= 1
