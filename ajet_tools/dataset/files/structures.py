@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, lru_cache
 from typing import Any
 
 import duckdb
 import numpy as np
 
+from ajet_sdk.types import QUERY_COLUMNS
 from ajet_tools.dataset.files.values import kind_of
 
-__all__ = ["Structure", "kind_in", "kinds_of", "structures"]
+__all__ = ["Structure", "asking", "kind_at", "kind_in", "kinds_of", "structures"]
 
 Structure = Mapping[str, Any]
 """Field -> DuckDB's name of its type (`VARCHAR`, `UBIGINT`, ...), a structure, or a list."""
@@ -24,6 +25,19 @@ def kind_in(type_: Any) -> str:
     if isinstance(type_, dict | list):
         return "object" if isinstance(type_, dict) else "list"
     return _KINDS.get(type_, "number")
+
+
+def kind_at(structure: Structure, path: Sequence[str]) -> str:
+    """The kind of the values at a path; "null" where there is none."""
+    found: Any = structure
+    for step in path:
+        found = found.get(step, "NULL") if isinstance(found, dict) else "NULL"
+    return kind_in(found)
+
+
+def asking(structure: Structure) -> str | None:
+    """The column of the question."""
+    return next((name for name in QUERY_COLUMNS if kind_at(structure, (name,)) == "text"), None)
 
 
 def kinds_of(values: Mapping[str, Any], kind: Callable[[Any], str] = kind_of, before: str = "") -> dict[str, str]:

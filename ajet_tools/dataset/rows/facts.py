@@ -15,10 +15,10 @@ import numpy as np
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.rows import Row as TaskRow
 from ajet_sdk.tasks.rows import to_task
-from ajet_sdk.types import QUERY_COLUMNS, Task
+from ajet_sdk.types import Task
 from ajet_tools.dataset.files.blocks import QUERIES, Irregular, LineBlock, Row, text_of
 from ajet_tools.dataset.files.hashes import normalize
-from ajet_tools.dataset.files.structures import Structure, kind_in, kinds_of, structures
+from ajet_tools.dataset.files.structures import Structure, asking, kind_at, kind_in, kinds_of, structures
 from ajet_tools.dataset.files.values import kind_of
 from ajet_tools.dataset.rows.forms import given_away, may_give_away
 from ajet_tools.dataset.rows.schema import ANSWERS
@@ -106,7 +106,7 @@ class _Columns:
         """None where polars or DuckDB cannot read one of its lines."""
         groups = structures(block.lines)
         known = [one for one, _ in groups if one is not None]
-        paths = [path for path in WANTED if not any(_kind_at(one, path) in ("object", "list") for one in known)]
+        paths = [path for path in WANTED if not any(kind_at(one, path) in ("object", "list") for one in known)]
         try:
             return cls(block, groups, paths) if known else None
         except Irregular:
@@ -115,14 +115,14 @@ class _Columns:
     def _look_at(self, structure: Structure | None, indices: Any) -> None:
         if structure is None or not self._is_plain(structure):
             return
-        name = next((n for n in QUERY_COLUMNS if kind_in(structure.get(n, "NULL")) == "text"), None)
+        name = asking(structure)
         if name is None or (name,) not in self._columns:
             return
         asks = self._columns[(name,)].gather(indices).str.contains(r"[^\s\x1c-\x1f]")
         self.unclear[indices] = ~asks.to_numpy()
         metadata = structure.get("metadata")
         inner = isinstance(metadata, dict) and "answer" in metadata
-        kind = _kind_at(structure, ("metadata", "answer") if inner else ("answer",))
+        kind = kind_at(structure, ("metadata", "answer") if inner else ("answer",))
         self._inner[indices] = inner
         self._signs[indices] = _SIGNS.get(kind, "")
         self.answered_oddly[indices] = kind not in ("null", *_SIGNS)
@@ -130,7 +130,7 @@ class _Columns:
     def _is_plain(self, structure: Structure) -> bool:
         """Columns show its task and its answers."""
         return all(kind_in(structure[name]) in kinds for name, kinds in _PLAIN.items() if name in structure) and all(
-            path in self._columns or _kind_at(structure, path) in ("null", "object", "list")
+            path in self._columns or kind_at(structure, path) in ("null", "object", "list")
             for path in [("task_id",), *_ANSWERS]
         )
 
@@ -154,13 +154,6 @@ class _Columns:
             if structure is None or not self._is_plain(structure):
                 found = found.scatter(indices, True)
         return found.to_numpy()
-
-
-def _kind_at(structure: Structure, path: Sequence[str]) -> str:
-    found: Any = structure
-    for step in path:
-        found = found.get(step, "NULL") if isinstance(found, dict) else "NULL"
-    return kind_in(found)
 
 
 def _read_rows(block: LineBlock, known: Sequence[Any], tasks: Any, answers: Any, given: Any) -> tuple[list[Any], Any]:

@@ -11,9 +11,8 @@ from typing import Any
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.rows import FIELDS
-from ajet_sdk.types import QUERY_COLUMNS
 from ajet_tools.dataset.files.blocks import Irregular, LineBlock, json_line
-from ajet_tools.dataset.files.structures import Structure, kind_in, structures
+from ajet_tools.dataset.files.structures import Structure, asking, kind_at, kind_in, structures
 from ajet_tools.dataset.rows.formats import Unfit, converter
 
 __all__ = ["as_messages"]
@@ -73,10 +72,10 @@ def _by_columns(block: LineBlock) -> Any:
 
 def _is_plain(structure: Structure) -> bool:
     """Columns make its rows messages."""
-    answer = _kind_at(structure, _answer_in(structure))
+    answer = kind_at(structure, _answer_in(structure))
     leaves = dict(_leaves(structure))
     return (
-        _asking(structure) is not None
+        asking(structure) is not None
         and answer in ("text", "integer", "bool")
         and isinstance(structure.get("metadata", {}), dict)
         and kind_in(structure.get("main_query", "NULL")) in ("text", "null")
@@ -86,17 +85,8 @@ def _is_plain(structure: Structure) -> bool:
     )
 
 
-def _asking(structure: Structure) -> str | None:
-    """The column of the question."""
-    return next((name for name in QUERY_COLUMNS if kind_in(structure.get(name, "NULL")) == "text"), None)
-
-
 def _answer_in(structure: Structure) -> _Path:
     return ("answer",) if "answer" in structure else ("metadata", "answer")
-
-
-def _kind_at(structure: Structure, path: _Path) -> str:
-    return dict(_leaves(structure)).get(path, "null")
 
 
 def _leaves(structure: Structure, before: _Path = ()) -> Iterator[tuple[_Path, str]]:
@@ -112,18 +102,18 @@ def _lines(structure: Structure, values: Mapping[_Path, Any]) -> Any:
     """Rows of one structure, of which there are at least one; null where they ask or answer nothing."""
     import polars as pl
 
-    asking, answer = _asking(structure) or "", _answer_in(structure)
+    question, answer = asking(structure) or "", _answer_in(structure)
     kinds = dict(_leaves(structure))
     known = {path: _as_json(column, kinds[path]) for path, column in values.items()}
     reply = [known[answer]] if kinds[answer] == "text" else ['"', known[answer], '"']
-    parts = ['{"messages": [{"role": "user", "content": ', known[asking,]]
+    parts = ['{"messages": [{"role": "user", "content": ', known[question,]]
     parts += ['}, {"role": "assistant", "content": ', *reply, "}]"]
     for name in structure:
-        if name != asking:
+        if name != question:
             parts += [f", {_encode(name)}: ", *_spelt(structure[name], (name,), known)]
     if "task_id" not in structure:
         parts += [', "task_id": "', _ids(structure, known), '"']
-    fits = [values[path].str.contains(r"[^\s\x1c-\x1f]") for path in ((asking,), answer)]
+    fits = [values[path].str.contains(r"[^\s\x1c-\x1f]") for path in ((question,), answer)]
     return pl.select(pl.when(fits[0] & fits[1]).then(_joined([*parts, "}"]))).to_series()
 
 
@@ -134,7 +124,7 @@ def _ids(structure: Structure, known: Mapping[_Path, Any]) -> Any:
     metadata = {name: (inner, (name,)) for name, inner in structure.items() if name not in FIELDS}
     metadata |= {name: (inner, ("metadata", name)) for name, inner in structure.get("metadata", {}).items()}
     items = [[f"{_encode(name)}: ", *_spelt(*metadata[name], known, sort=True)] for name in sorted(metadata)]
-    asked = known[_asking(structure) or "",]
+    asked = known[asking(structure) or "",]
     texts = _joined(['{"main_query": ', asked, ', "metadata": ', *_object(items), "}"])
     return pl.Series([hashlib.blake2b(text.encode(), digest_size=12).hexdigest() for text in texts], dtype=pl.String)
 
