@@ -207,6 +207,18 @@ async def test_a_run_has_ledger_metrics_and_config(training_trace: Path, viewing
         await until(pilot, lambda: screen.query_one(ContentSwitcher).current == "curves")
 
 
+async def test_a_metric_that_grows_is_shown_whole(training_trace: Path, viewing: Any, until: Any) -> None:
+    async with viewing(training_trace, run_id="aaaa0001", size=(100, 30)) as pilot:
+        screen = pilot.app.screen
+        await until(pilot, lambda: screen.panels)
+        await pilot.press("m")
+        await until(pilot, lambda: "reward train" in shown(pilot.app))
+        screen.query_one(DataTable).update_cell("reward train", "step", "1")  # as it was at first
+        screen.panels[0].curves[0].points[-1] = (1_234_567, 0.8)
+        screen._show_metrics()
+        await until(pilot, lambda: "1234567" in shown(pilot.app))
+
+
 async def test_a_run_leads_to_its_episodes_and_to_sql(training_trace: Path, viewing: Any, until: Any) -> None:
     async with viewing(training_trace, run_id="aaaa0001") as pilot:
         await until(pilot, lambda: pilot.app.screen.panels)
