@@ -62,12 +62,13 @@ class ChoiceOptions:
         feedback = tuple(self.feedback or ())
         return Choice(self.filter, feedback, self.failed, self.below, self.run, self.split)
 
-    def grader(self, asking: ModelOptions, out: str) -> Grader | None:
-        """What holds the rubric against an episode; its replies are kept beside `out`."""
-        if self.rubric is None:
+    def grader(self, asking: ModelOptions, out: str, values: bool) -> Grader | None:
+        """The model that holds the rubric against an episode, or reads values; its replies are kept beside `out`."""
+        if self.rubric is None and not values:
             return None
-        words, beside = read_rubric(self.rubric), Path(out).parent if out != "-" else Path()
-        return Grader(asking.endpoint(beside / ".ajet-replies.sqlite"), words, self.min_score)
+        words = read_rubric(self.rubric) if self.rubric is not None else None
+        beside = Path(out).parent if out != "-" else Path()
+        return Grader(asking.endpoint(beside / ".ajet-replies.sqlite"), words, self.min_score, values=values)
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,13 @@ class ConversionOptions:
 
     accept_outputs: Annotated[
         bool, typer.Option("--accept-outputs", help="Tasks: use an output with a thumb up as the answer.")
+    ] = False
+    read_values: Annotated[
+        bool,
+        typer.Option(
+            "--read-values",
+            help="Tasks: as --accept-outputs; where no rule tells an output's value, the model reads it, asked twice.",
+        ),
     ] = False
     need_answer: Annotated[bool, typer.Option("--need-answer", help="Tasks: reject those without an answer.")] = False
     per_task: Annotated[int, typer.Option(min=0, help="Messages: the best N episodes per task; 0 for all.")] = 1
@@ -87,7 +95,9 @@ class ConversionOptions:
     ] = True
 
     def options(self) -> Options:
-        return Options(self.redact, self.need_answer, self.accept_outputs, self.per_task, self.margin)
+        return Options(
+            self.redact, self.need_answer, self.accept_outputs or self.read_values, self.per_task, self.margin
+        )
 
 
 @app.command("from-traces")
@@ -115,6 +125,7 @@ def from_traces(
     \b
     ajet dataset from-traces traces/ --feedback corrected --out tasks.jsonl
     ajet dataset from-traces traces/ --accept-outputs --need-answer -o tasks.jsonl
+    ajet dataset from-traces traces/ --read-values --model NAME -o tasks.jsonl
     ajet dataset from-traces traces/ --to messages --feedback up -o sft.parquet
     ajet dataset from-traces traces/ --to preferences --margin 0.3 -o pairs.jsonl
     ajet dataset from-traces ~/AgentScope-Studio/database.sqlite logs.jsonl \\
@@ -130,7 +141,7 @@ def from_traces(
         raise ConfigError(f"there is no import format {source!r}; formats: auto, {', '.join(SOURCES)}")
     format: Any = None if source == "auto" else source
     kind: Any = to
-    choice, grader = choosing.choice(), choosing.grader(asking, out)
+    choice, grader = choosing.choice(), choosing.grader(asking, out, turning.read_values)
     with ExitStack() as stack:
         sources = stack.enter_context(opened_sources(paths or (), format, skip_bad_rows=skip_bad_rows))
         bar = stack.enter_context(ProgressBar("reading episodes"))
@@ -200,8 +211,12 @@ def _lines(
         yield f"  answers: {', '.join(f'{n:,} {_ANSWERS[of]}' for of, n in made.answers.most_common())}"
     if made.graded:
         yield f"  graded by the rubric: {counted(made.graded, 'episode')}"
+    if made.usage:
+        cost = "" if made.usage["cost"] is None else f", {made.usage['cost']:.4f} in money"
+        tokens = made.usage["input_tokens"] + made.usage["output_tokens"]
+        yield f"  asked the model: {counted(made.usage['calls'], 'call')}, {tokens:,} tokens{cost}"
     if made.stopped:
-        yield f"  stopped grading: {made.stopped}"
+        yield f"  stopped asking: {made.stopped}"
     if made.duplicates:
         yield f"  duplicates: {made.duplicates:,}"
     for reason, count in sorted(made.left_out.items()):
@@ -219,7 +234,9 @@ def _lines(
 _ANSWERS = {
     "correction": "corrected by people",
     "task": "from the trace",
-    "output": "outputs that people liked",
+    "output": "from a liked output",
+    "model": "read from a liked output by the model",
+    "wording": "in the words of a liked output",
     "none": "without one",
 }
 

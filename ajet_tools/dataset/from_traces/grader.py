@@ -1,12 +1,13 @@
-"""A rubric in words, held against episodes by an LLM: a score, and the reason for it."""
+"""What a model is asked of episodes: a score by a rubric in words, and the value of an output that people liked."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ajet_sdk.errors import ConfigError, NoReward
 from ajet_sdk.judges.llm_prompts import GRADE_SCHEMA
@@ -14,12 +15,15 @@ from ajet_sdk.judges.model import JudgeModel, number_in
 from ajet_tools.dataset.model.budget import BudgetSpent
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.prompts import load
-from ajet_tools.dataset.verify.verdict import Verdict
+from ajet_tools.dataset.verify.agreement import final_of, stands_in, votes
+from ajet_tools.dataset.verify.verdict import Verdict, independent
 from ajet_tools.text.clean import spoken
 from ajet_tools.trace.export.conversations import conversations
 from ajet_tools.trace.export.job import Record
 
 __all__ = ["Grader", "read_rubric"]
+
+T = TypeVar("T")
 
 _LONGEST = 24_000
 """Characters of a transcript; of a longer one the beginning and the end are shown."""
@@ -48,14 +52,17 @@ class Grader:
 
     endpoint: Endpoint
     """Closed when `from_traces` has graded what it chose."""
-    rubric: str
+    rubric: str | None
+    """None: nothing is graded."""
     least: float = 0.5
     """The score, from 0 to 1, from which an episode is good."""
     temperature: float = 0.0
     max_tokens: int = 1024
+    values: bool = False
+    """Read the values of outputs that people liked."""
     graded: int = 0
     spent: str | None = None
-    """Why grading stopped, where the budget was spent."""
+    """Why the model is asked no more, where the budget was spent."""
 
     @property
     def prompt(self) -> str:
@@ -66,25 +73,47 @@ class Grader:
         self, records: Sequence[Record], done: Callable[[int], None] = lambda _: None
     ) -> list[Verdict | None]:
         """A verdict on each; None for those that the budget did not reach. Raises what the endpoint raises."""
-        tasks = [asyncio.ensure_future(self._told(record, done)) for record in records]
+
+        async def verdict(record: Record) -> Verdict:
+            found = await self.grade(record)
+            self.graded += 1
+            done(1)
+            return found
+
+        return await self._all([partial(verdict, record) for record in records])
+
+    async def values_of(self, asked: Sequence[tuple[str, str]], done: Callable[[int, int], None]) -> list[str | None]:
+        """The value of each question and output; None where there is none, or the budget did not reach it."""
+        read = 0
+
+        async def value(question: str, output: str) -> str | None:
+            nonlocal read
+            found = await self.value_of(question, output)
+            read += 1
+            done(read, len(asked))
+            return found
+
+        return await self._all([partial(value, *one) for one in asked])
+
+    async def _all(self, work: Sequence[Callable[[], Awaitable[T]]]) -> list[T | None]:
+        """What each comes to; None for those that the budget did not reach."""
+
+        async def within_budget(one: Callable[[], Awaitable[T]]) -> T | None:
+            if self.spent is not None:
+                return None
+            try:
+                return await one()
+            except BudgetSpent as error:
+                self.spent = str(error)
+                return None
+
+        tasks = [asyncio.ensure_future(within_budget(one)) for one in work]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _told(self, record: Record, done: Callable[[int], None]) -> Verdict | None:
-        if self.spent is not None:
-            return None
-        try:
-            verdict = await self.grade(record)
-        except BudgetSpent as error:
-            self.spent = str(error)
-            return None
-        self.graded += 1
-        done(1)
-        return verdict
 
     async def grade(self, record: Record) -> Verdict:
         """The verdict on one episode. A reply that is no grade is asked for once more; then the episode is refused."""
@@ -96,6 +125,18 @@ class Grader:
             return Verdict(False, "the grader's reply cannot be read", details, failed=True)
         score, reason = asked.value
         return Verdict(score >= self.least, reason, {"score": score, "least": self.least, "prompt": self.prompt})
+
+    async def value_of(self, question: str, output: str) -> str | None:
+        """The value that an output gives as the answer; None where it gives none, or it cannot be checked.
+
+        Two replies must say the same, and it must stand in the output.
+        """
+        text = load("from-traces/value").render(question=question, output=_shortened(output, _LONGEST))
+        replies = await independent(
+            self.endpoint, text, 2, seed=0, temperature=0.7, max_tokens=self.max_tokens, what="--read-values"
+        )
+        found = votes([final_of(reply) for reply in replies])
+        return found.answer if found.answer and found.count == 2 and stands_in(found.answer, output) else None
 
     def question(self, record: Record) -> str:
         """What the grader is asked of an episode."""

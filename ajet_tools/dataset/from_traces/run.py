@@ -10,9 +10,9 @@ import asyncio
 import json
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -72,8 +72,10 @@ class TraceRun:
     duplicates: int = 0
     """Episodes of a task, or pairs, that were there already."""
     graded: int = 0
+    usage: dict[str, Any] = field(default_factory=dict)
+    """Calls, tokens and cost of the model that was asked."""
     stopped: str | None = None
-    """Why grading stopped before its end; what was not graded is left out."""
+    """Why the model was asked no more; what was not graded is left out."""
 
 
 def from_traces(
@@ -131,8 +133,9 @@ def _begin(
     made = TraceRun(to, len(chosen.ids), chosen.of)
     if not chosen.ids:
         raise _no_rows_error(made)
-    verdicts = _grade(sources, chosen, options, grader, made, progress) if grader else {}
-    work = _RowBuilder(sources, chosen, choice, options, grader, verdicts, made, progress)
+    work = _RowBuilder(sources, chosen, choice, options, grader, made, progress)
+    if grader is not None:
+        asyncio.run(work.ask(grader))
     makers: dict[Kind, Callable[[], Any]] = {
         "tasks": work.tasks, "messages": work.messages, "preferences": work.preferences, "tokens": lambda: work,
     }  # fmt: skip
@@ -166,38 +169,6 @@ def _write_tokens(target: str | Path, made: TraceRun, work: _RowBuilder) -> None
     made.rows = job.rows
 
 
-def _grade(
-    sources: Sources, chosen: Chosen, options: Options, grader: Grader, made: TraceRun, progress: Progress
-) -> dict[str, Verdict | None]:
-    """Verdicts by episode; each chunk of episodes is read, redacted, graded and let go of."""
-    found: dict[str, Verdict | None] = {}
-
-    async def all_chunks() -> None:
-        job = Job(sources.reader, chosen.ids, options.redact)
-        chunk = max(_CHUNK, 4 * grader.endpoint.concurrency)
-        waiting: list[Record] = []
-        try:
-            for group in job.groups(feedback=True):
-                waiting += group
-                if len(waiting) >= chunk:
-                    await grade(waiting)
-                    waiting = []
-            await grade(waiting)
-        finally:
-            await grader.endpoint.aclose()
-
-    async def grade(records: Sequence[Record]) -> None:
-        verdicts = await grader.grade_all(records, lambda _: progress("grading", grader.graded, len(chosen.ids)))
-        for record, verdict in zip(records, verdicts, strict=True):
-            found[record.episode.episode_id] = verdict
-            if verdict is not None and not verdict.ok and made.to in ("messages", "tokens"):
-                made.rejected.append(_rejected_row(record, verdict))
-
-    asyncio.run(all_chunks())
-    made.graded, made.stopped = grader.graded, grader.spent
-    return found
-
-
 def _rejected_row(record: Record, verdict: Verdict) -> dict[str, Any]:
     episode = record.episode
     kept = {"main_query": episode.task.main_query, "task_id": episode.task.task_id, "episode_id": episode.episode_id}
@@ -214,12 +185,45 @@ class _RowBuilder:
         choice: Choice,
         options: Options,
         grader: Grader | None,
-        verdicts: Mapping[str, Verdict | None],
         made: TraceRun,
         progress: Progress,
     ) -> None:
         self._sources, self._chosen, self._choice, self._options = sources, chosen, choice, options
-        self._grader, self._verdicts, self._made, self._progress = grader, verdicts, made, progress
+        self._made, self._progress = made, progress
+        self._grader = grader if grader is not None and grader.rubric is not None else None
+        self._verdicts: dict[str, Verdict | None] = {}
+        self._pool: TaskPool | None = None
+
+    async def ask(self, model: Grader) -> None:
+        """All that a model is asked: grades by the rubric, and the values of outputs that people liked."""
+        made = self._made
+        try:
+            if self._grader is not None:
+                await self._grade(self._grader)
+            if model.values and made.to == "tasks":
+                self._pool = self._fill_pool()
+                await self._pool.read_values(model, lambda *count: self._progress("reading values of", *count))
+        finally:
+            await model.endpoint.aclose()
+        made.graded, made.stopped, made.usage = model.graded, model.spent, asdict(model.endpoint.budget.spent)
+
+    async def _grade(self, grader: Grader) -> None:
+        """Verdicts by episode; each chunk of episodes is read, redacted, graded and let go of."""
+        chunk, waiting = max(_CHUNK, 4 * grader.endpoint.concurrency), list[Record]()
+        for group in Job(self._sources.reader, self._chosen.ids, self._options.redact).groups(feedback=True):
+            waiting += group
+            if len(waiting) >= chunk:
+                await self._grade_some(grader, waiting)
+                waiting = []
+        await self._grade_some(grader, waiting)
+
+    async def _grade_some(self, grader: Grader, records: Sequence[Record]) -> None:
+        of = len(self._chosen.ids)
+        verdicts = await grader.grade_all(records, lambda _: self._progress("grading", grader.graded, of))
+        for record, verdict in zip(records, verdicts, strict=True):
+            self._verdicts[record.episode.episode_id] = verdict
+            if verdict is not None and not verdict.ok and self._made.to in ("messages", "tokens"):
+                self._made.rejected.append(_rejected_row(record, verdict))
 
     @property
     def kept(self) -> list[str]:
@@ -262,17 +266,20 @@ class _RowBuilder:
 
     def tasks(self) -> Iterator[dict[str, Any]]:
         """A row for each task; with `failures` those that fail most often come first."""
-        pool, made = TaskPool(), self._made
-        job = self.job(Job, self._chosen.ids)
-        for group in job.groups(feedback=True):
-            for record in group:
-                self._add_to_pool(record, pool)
-        self.count(job)
+        pool, made = self._pool or self._fill_pool(), self._made
         self._count_ungraded()
         tried = self._chosen.tried if self._choice.failures else None
         yield from pool.rows(tried, need_answer=self._options.need_answer, provenance=self._provenance())
         made.rejected += pool.rejected
         made.duplicates, made.answers = pool.duplicates, pool.answered
+
+    def _fill_pool(self) -> TaskPool:
+        pool, job = TaskPool(), self.job(Job, self._chosen.ids)
+        for group in job.groups(feedback=True):
+            for record in group:
+                self._add_to_pool(record, pool)
+        self.count(job)
+        return pool
 
     def _add_to_pool(self, record: Record, pool: TaskPool) -> None:
         episode_id = record.episode.episode_id

@@ -6,14 +6,16 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ajet_sdk.judges.math import number
 from ajet_sdk.types import Episode, Feedback, Task
 from ajet_tools.dataset.from_traces.choice import Opinion, opinion
+from ajet_tools.dataset.from_traces.grader import Grader
 from ajet_tools.dataset.verify.agreement import final_of
+from ajet_tools.dataset.verify.verdict import question_of
 from ajet_tools.text.clean import spoken
 from ajet_tools.trace.export.conversations import Conversation, conversations
 from ajet_tools.trace.export.job import Record
@@ -38,7 +40,7 @@ class TracedTask:
     episode_id: str
     answer: Any = None
     answer_from: str | None = None
-    """correction, task or output."""
+    """correction, task, output (its value), or wording (an output of which no rule tells the value)."""
     corrected: Any = None
     """The stored answer that a correction takes the place of."""
     said: Opinion = field(default_factory=Opinion)
@@ -198,19 +200,21 @@ def _answer(episode: Episode, asked: _Question, said: Opinion, accept_output: bo
     if accept_output and said.correction is None and "up" in said.kinds:
         output = episode.output if asked.own and episode.output not in (None, "") else None
         liked = output if isinstance(output, str | int | float) else spoken(asked.reply or {}).strip()
-        return (_value(liked), "output", None) if liked != "" else (None, None, None)
+        value = _value(liked)
+        if liked != "":
+            return (liked, "wording", None) if value is None else (value, "output", None)
     return None, None, None
 
 
-def _value(liked: str | int | float) -> Any:
-    """What an output that people liked says is the answer, where the judges can tell: `42` of `So the answer is 42.`
+def _value(liked: Any) -> Any:
+    """What an output that people liked says is the answer, where a rule can tell: `42` of `So the answer is 42.`
 
-    Else the output as it is.
+    None where none can.
     """
-    said = final_of(liked) if isinstance(liked, str) else None
-    if said is None or not (number(said) is not None or _MARKED.search(str(liked))):
+    if not isinstance(liked, str):
         return liked
-    return said
+    said = final_of(liked)
+    return said if said is not None and (number(said) is not None or _MARKED.search(liked)) else None
 
 
 def _asks_a_tool(episode: Episode, call_id: str | None) -> bool:
@@ -258,7 +262,7 @@ class TaskPool:
         self.rejected: list[dict[str, Any]] = []
         """Tasks that are not to be learned from, each with a `reason`."""
         self.answered: Counter[str] = Counter()
-        """Rows by where their answer is from; `none` for those without."""
+        """Rows by where their answer is from (`model`: the value that one read of an output); `none` without one."""
 
     def add(self, traced: TracedTask, failure: str | None = None, verdict: Mapping[str, Any] | None = None) -> None:
         """One more episode of a task; `failure` says why it counts as failed, `verdict` what a rubric's grader said."""
@@ -285,6 +289,14 @@ class TaskPool:
         kept = {"main_query": traced.task.main_query, "task_id": traced.task.task_id, "episode_id": traced.episode_id}
         self.rejected.append({**kept, "reason": reason, **({"verdict": dict(verdict)} if verdict else {})})
 
+    async def read_values(self, model: Grader, done: Callable[[int, int], None]) -> None:
+        """Let a model read the values of liked outputs that are answers and of which no rule tells the value."""
+        asked = [seen for seen in self._seen.values() if self._settle_answer(seen)[1] == "wording"]
+        pairs = [(question_of(seen.task.model_dump()), seen.answers["wording"]) for seen in asked]
+        for seen, value in zip(asked, await model.values_of(pairs, done), strict=True):
+            if value is not None:
+                seen.answers["model"] = value
+
     def rows(
         self,
         tried: Mapping[str, tuple[int, int]] | None = None,
@@ -310,7 +322,7 @@ class TaskPool:
 
     @staticmethod
     def _settle_answer(seen: _Group) -> tuple[Any, str | None, Any]:
-        """The answer by most corrections; else the stored one; else an output that people liked."""
+        """The answer by most corrections; else the stored one; else an output that people liked, its value if known."""
         if seen.corrections:
             votes = Counter(_plain(str(answer)) for _, answer, _ in seen.corrections)
             [(most, count), *others] = votes.most_common()
@@ -318,7 +330,7 @@ class TaskPool:
                 return None, "disputed", None
             latest = max((c for c in seen.corrections if _plain(str(c[1])) == most), key=lambda c: c[0])
             return latest[1], "correction", latest[2]
-        for of in ("task", "output"):
+        for of in ("task", "output", "model", "wording"):
             if of in seen.answers:
                 return seen.answers[of], of, None
         return None, None, None
@@ -359,6 +371,8 @@ def _row(
     }  # fmt: skip
     if corrected is not None:
         provenance["instead_of"] = corrected
+    if of == "model":
+        provenance["wording"] = seen.answers["wording"]
     if seen.scores:
         provenance["feedback"] = {"mean": sum(seen.scores) / len(seen.scores), "given": len(seen.scores)}
     if seen.comments:

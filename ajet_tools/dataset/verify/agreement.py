@@ -14,7 +14,7 @@ from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.prompts import load
 from ajet_tools.dataset.verify.verdict import Verdict, answer_of, independent, question_of
 
-__all__ = ["Agreement", "Votes", "final_of", "same", "votes"]
+__all__ = ["Agreement", "Votes", "final_of", "same", "stands_in", "votes"]
 
 LONGEST = 400
 """Characters of a reply without any mark of its answer that is still taken for an answer."""
@@ -33,6 +33,13 @@ def same(a: str, b: str) -> bool:
     if one is not None and other is not None:
         return math(a, b)
     return (one is None) == (other is None) and _normal(a) == _normal(b)
+
+
+def stands_in(answer: str, text: str) -> bool:
+    """Whether a text holds an answer: its number as one of the numbers, else its words, as `same` compares them."""
+    if number(answer) is not None:
+        return any(same(found, answer) for found in _NUMBER.findall(text))
+    return re.search(rf"(?<!\w){re.escape(_normal(answer))}(?!\w)", _normal(text)) is not None
 
 
 def _normal(text: str) -> str:

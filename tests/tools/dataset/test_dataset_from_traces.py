@@ -156,6 +156,46 @@ def test_the_value_of_an_output_that_people_liked_is_the_answer_where_a_judge_ca
     assert [row["metadata"]["answer"] for row in rows(Path("tasks.jsonl"))] == [answer]
 
 
+def test_a_model_reads_the_value_of_a_liked_output_where_no_rule_tells(tmp_path: Path, model_server: Any) -> None:
+    """It counts where two replies agree and it stands in the output; a task with a correction is not asked about."""
+    outputs = {
+        "How many apples?": ("It is 1,042 apples then.", ["So.\nANSWER: 1042", "ANSWER: **1042**"], "1042"),
+        "Which city?": ("Paris, I would say.", ["ANSWER: paris", "ANSWER: Paris"], "paris"),
+        "Which river?": ("That must be the Seine.", ["ANSWER: Loire", "ANSWER: Loire"], None),
+        "Which day?": ("On Monday or Tuesday.", ["ANSWER: Monday", "ANSWER: Tuesday"], None),
+        "Which poem?": ("Roses are red.", ["ANSWER: NO VALUE", "ANSWER: NO VALUE"], None),
+        "What is 1+1?": ("The answer is 2.", [], "2"),
+        "What is 2+2?": ("Four, I think.", [], "4"),
+    }
+
+    def say(body: dict[str, Any], number: int) -> list[str]:
+        [asked] = [replies for q, (_, replies, _) in outputs.items() if q in body["messages"][0]["content"]]
+        return asked
+
+    trace(
+        tmp_path / "trace.duckdb",
+        *(episode(f"e{at}", question, said, at) for at, (question, (said, *_)) in enumerate(outputs.items())),
+        feedback=[*(said(f"e{at}", 1.0) for at in range(6)), said("e6", 1.0, "4")],
+    )
+    server = model_server(say)
+    asking = ["--read-values", "--base-url", server.url, "--model", "judge", "--price", "1,2"]
+    told = made("trace.duckdb", *asking, "-o", "tasks.jsonl").stderr
+    found = {row["main_query"]: row for row in rows(Path("tasks.jsonl"))}
+    assert {q: row["metadata"]["answer"] for q, row in found.items()} == {
+        question: output if value is None else value for question, (output, _, value) in outputs.items()
+    }
+    assert found["Which city?"]["provenance"]["wording"] == "Paris, I would say."
+    assert {q: row["provenance"]["answer_from"] for q, row in found.items()} == {
+        "How many apples?": "model", "Which city?": "model", "Which river?": "wording", "Which day?": "wording",
+        "Which poem?": "wording", "What is 1+1?": "output", "What is 2+2?": "correction",
+    }  # fmt: skip
+    assert "answers: 3 in the words of a liked output, 2 read from a liked output by the model" in told
+    assert "asked the model: 5 calls, 1,000 tokens, 0.0015 in money" in told
+    summary = json.loads(made("trace.duckdb", *asking, "--json", "-o", "again.jsonl").stdout)
+    assert summary["answers"] == {"wording": 3, "model": 2, "output": 1, "correction": 1}
+    assert (summary["usage"]["calls"], summary["usage"]["cached"], len(server.requests)) == (0, 5, 5)
+
+
 def test_training_reads_what_was_made(service: Path) -> None:
     made(service, "--feedback", "corrected", "-o", "tasks.jsonl")
     where = {
@@ -595,7 +635,7 @@ def test_a_budget_stops_grading_and_what_was_graded_is_written(service: Path, mo
     server = model_server(lambda body, number: '{"score": 8, "reason": "Good."}')
     result = made(service, *_rubric(server, "--max-calls", 2), "-o", "tasks.jsonl", code=1)
     assert len(server.requests) == 2 and 1 <= len(rows(Path("tasks.jsonl"))) <= 2
-    assert "stopped grading: the budget of 2 calls is spent" in result.stderr
+    assert "stopped asking: the budget of 2 calls is spent" in result.stderr
     assert "3 episodes that were not graded" in result.stderr
 
 
