@@ -32,7 +32,6 @@ __all__ = [
     "as_lines",
     "as_table",
     "blocks_of",
-    "decode",
     "join",
     "json_line",
     "strings_of",
@@ -40,9 +39,9 @@ __all__ = [
 ]
 
 ROWS = 8192
-Wanted = Sequence[tuple[str, ...]]
-"""Paths of the fields to be looked at, such as `("metadata", "level")`."""
-QUERIES: Wanted = [(name,) for name in QUERY_COLUMNS]
+Wanted = Sequence[tuple[str, ...]] | Any
+"""What is to be looked at: paths of fields, such as `("metadata", "level")`, as text; or a struct type of polars."""
+QUERIES = [(name,) for name in QUERY_COLUMNS]
 """What `texts` looks at."""
 _UNCLEAR = r"^(?:[\[{]|-?[0-9][0-9.eE+-]*$|true$|false$)"
 """Text that a list, an object, a number or a truth value could be, too."""
@@ -85,8 +84,8 @@ class LineBlock:
     """Text without blanks around it, as a polars series."""
     numbers: Any
     """Of the lines in the file, from 1, as a numpy array; or the place of each row, as a list of texts."""
-    known: dict[tuple[str, ...], Any] = field(default_factory=dict, repr=False)
-    """Columns of text that were read so far, by their paths."""
+    known: dict[Any, Any] = field(default_factory=dict, repr=False)
+    """What was read so far: columns of text by their paths, frames by their types."""
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -101,20 +100,33 @@ class LineBlock:
         for index, line in zip(chosen, lines.to_list(), strict=True):
             yield Row(self.where(index), json.loads(line))
 
-    def columns(self, wanted: Wanted) -> Any:
+    def columns(self, wanted: Sequence[tuple[str, ...]]) -> Any:
         """A frame of text with one column for each path; raises Irregular."""
         import polars as pl
 
-        if missing := [path for path in wanted if path not in self.known]:
-            found = decode(self.lines, missing)
-            if found is None:
-                raise Irregular
-            self.known |= found
+        if (missing := [path for path in wanted if path not in self.known]) and not self.decode(missing):
+            raise Irregular
         return pl.DataFrame([self.known[path].rename(str(number)) for number, path in enumerate(wanted)])
 
+    def decode(self, wanted: Wanted) -> bool:
+        """Read fields into `known`; False where a line is no JSON, or a value not of the type that is wanted."""
+        if not isinstance(wanted, Sequence):
+            found = _decoded(self.lines, wanted)
+            self.known |= {} if found is None else {wanted: found.struct.unnest()}
+            return found is not None
+        apart = any(one != other and _overlap(one, other) for one in wanted for other in wanted)
+        for paths in [[path] for path in wanted] if apart else [wanted]:  # a field and one within it
+            found = _decoded(self.lines, _struct(paths))
+            if found is None:
+                return False
+            self.known |= {path: reduce(lambda column, step: column.struct.field(step), path, found) for path in paths}
+        return True
+
     def frame(self, dtype: Any) -> Any:
-        """All columns, as a frame of that struct type. Raises polars' ComputeError where a value is of another."""
-        return self.lines.str.json_decode(dtype).struct.unnest()
+        """Columns as a frame of that struct type. Raises Irregular where a value is of another."""
+        if dtype not in self.known and not self.decode(dtype):
+            raise Irregular
+        return self.known[dtype]
 
     @cached_property
     def texts(self) -> Any:
@@ -136,6 +148,8 @@ class TableBlock:
     """A `pyarrow.RecordBatch` of that schema."""
     first: int = 1
     """The number of its first row in the file, from 1."""
+    known: dict[tuple[str, ...], Any] = field(default_factory=dict, init=False, repr=False)
+    """Columns of text that were asked for so far, by their paths."""
 
     def __len__(self) -> int:
         return int(self.data.num_rows)
@@ -149,10 +163,11 @@ class TableBlock:
         for index, values in zip(chosen, objects_of(some.data, self.table), strict=True):
             yield Row(self.where(index), values, Stored(self, index))
 
-    def columns(self, wanted: Wanted) -> Any:
+    def columns(self, wanted: Sequence[tuple[str, ...]]) -> Any:
         import polars as pl
 
-        return pl.DataFrame([self._text(path).rename(str(number)) for number, path in enumerate(wanted)])
+        self.known |= {path: self._text(path) for path in wanted if path not in self.known}
+        return pl.DataFrame([self.known[path].rename(str(number)) for number, path in enumerate(wanted)])
 
     def _text(self, path: Sequence[str]) -> Any:
         """A field as text: `[` where it is a list, an object or of a type that JSON has no word for."""
@@ -161,14 +176,14 @@ class TableBlock:
 
         at = self.data.schema.get_field_index(path[0])
         if at < 0:
-            return pl.Series([None] * len(self), dtype=pl.String)
+            return pl.Series(dtype=pl.String).extend_constant(None, len(self))
         if self.table.fields[path[0]].notes:
             raise Irregular
         array, left = self.data.column(at), list(path[1:])
         while left and pa.types.is_struct(array.type):
             index = array.type.get_field_index(left[0])
             if index < 0:
-                return pl.Series([None] * len(self), dtype=pl.String)
+                return pl.Series(dtype=pl.String).extend_constant(None, len(self))
             array = array.flatten()[index]
             left.pop(0)
         if left and not pa.types.is_null(array.type):
@@ -349,44 +364,33 @@ def _texts(block: Block) -> Any:
         frame = block.columns(QUERIES)
     except Irregular:
         return pl.Series("text", [text_of(row.values) for row in block.rows()], pl.String)
-    names = [pl.col(one.name) for one in frame if one.null_count() < len(one)] or [pl.col("0")]
-    said = pl.coalesce([pl.when(one.str.contains(r"\S")).then(one) for one in names])
-    unclear = pl.any_horizontal([one.str.contains(_UNCLEAR).fill_null(False) for one in names])
-    found = frame.select(text=said, unclear=unclear | said.is_null())
-    if not len(left := found["unclear"].arg_true()):
-        return found["text"]
-    return found["text"].scatter(left, [text_of(row.values) for row in block.rows(left)])
+    filled = [one for one in frame if one.null_count() < len(one)]
+    found = pl.DataFrame(filled or frame[:, :1]).select(text=pl.coalesce(pl.all())).to_series()
+    left = found.str.contains(rf"^\s*$|{_UNCLEAR}").fill_null(True).arg_true()
+    return found.scatter(left, [text_of(row.values) for row in block.rows(left)]) if len(left) else found
 
 
-def decode(lines: Any, wanted: Wanted) -> dict[tuple[str, ...], Any] | None:
-    """The fields of lines as text, by their paths; None where polars cannot read them so."""
+def _decoded(lines: Any, dtype: Any) -> Any:
+    """Lines as values of that struct type; None where polars cannot read them so."""
     import polars as pl
 
-    apart = any(one != other and _overlap(one, other) for one in wanted for other in wanted)
-    columns: dict[tuple[str, ...], Any] = {}
-    for group in [[path] for path in wanted] if apart else [list(wanted)]:  # a field and one within it
-        tree: dict[str, Any] = {}
-        for path in group:
-            at = tree
-            for step in path[:-1]:
-                at = at.setdefault(step, {})
-            at[path[-1]] = None
-        try:
-            found = lines.str.json_decode(_struct(tree or {"task_id": None}))
-        except pl.exceptions.PolarsError:
-            return None
-        if found.null_count():
-            return None
-        for path in group:
-            columns[path] = reduce(lambda column, step: column.struct.field(step), path, found)
-    return columns
+    try:
+        found = lines.str.json_decode(dtype)
+    except pl.exceptions.PolarsError:
+        return None
+    return None if found.null_count() else found
 
 
 def _overlap(one: Sequence[str], other: Sequence[str]) -> bool:
     return all(a == b for a, b in zip(one, other, strict=False))
 
 
-def _struct(tree: Mapping[str, Any]) -> Any:
+def _struct(paths: Sequence[Sequence[str]]) -> Any:
+    """The type of objects that have text at these paths."""
     import polars as pl
 
-    return pl.Struct({name: pl.String if below is None else _struct(below) for name, below in tree.items()})
+    inner: dict[str, list[Sequence[str]]] = {}
+    for path in paths:
+        inner.setdefault(path[0], []).append(path[1:])
+    fields = {name: _struct(below) if all(below) else pl.String for name, below in inner.items()}
+    return pl.Struct(fields or {"task_id": pl.String})

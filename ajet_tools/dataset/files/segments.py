@@ -141,7 +141,7 @@ class _TableFile:
         self.columns, self.size = columns, 0
         self._waiting: list[Any] = []
         self._rows = self._bytes = 0
-        self._writer = pq.ParquetWriter(path, columns.schema, compression="zstd")
+        self._writer = pq.ParquetWriter(path, columns.schema, compression="zstd", dictionary_pagesize_limit=1 << 17)
 
     def write(self, data: Any) -> None:
         self._waiting.append(data)

@@ -20,7 +20,7 @@ import numpy as np
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.tasks.json_rows import BadRows, json_rows, parse_line
 from ajet_sdk.tasks.rows import FIELDS
-from ajet_tools.dataset.files.blocks import Block, LineBlock, Row, TableBlock, Wanted, blocks_of, decode, text_of
+from ajet_tools.dataset.files.blocks import Block, LineBlock, Row, TableBlock, Wanted, blocks_of, text_of
 from ajet_tools.dataset.files.delimited import csv_rows
 from ajet_tools.dataset.files.places import Columns
 from ajet_tools.dataset.files.sources import explain_errors, files_of, is_table, open_text, splits_of
@@ -207,10 +207,9 @@ def _line_block(data: bytes, name: str, first: int, wanted: Wanted, bad: BadRows
         lines = lines.str.strip_chars()
         empty = lines == ""
         lines, numbers = lines.filter(~empty), numbers[~empty.to_numpy()]
-    found = decode(lines, wanted)
-    if found is None and wanted:
-        found = decode(lines, ())
-    block = _checked(data.split(b"\n"), name, first, bad) if found is None else LineBlock(name, lines, numbers, found)
+    block = LineBlock(name, lines, numbers)
+    if not (block.decode(wanted) or block.decode(())):
+        block = _checked(data.split(b"\n"), name, first, bad)
     return block, count
 
 

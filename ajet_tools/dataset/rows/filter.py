@@ -88,18 +88,19 @@ class _Condition:
 
         `exact`: they are text.
         """
-        found, left = np.zeros(len(texts), np.int8), texts
+        import polars as pl
+
+        found = pl.repeat(0, len(texts), dtype=pl.Int8, eager=True)
+        left = None
         if self.needle is not None:
-            lower = texts.str.to_lowercase()
-            found[lower.str.contains(self.needle, literal=True).fill_null(False).to_numpy()] = 1
+            found = texts.str.to_lowercase().str.contains(self.needle, literal=True).fill_null(False).cast(pl.Int8)
             left = texts.str.len_bytes() > texts.str.len_chars()  # letters that have other forms, too
             left = (left if exact else left | texts.str.contains(_NOT_TEXT)).arg_true()
             texts = texts.gather(left)
-        values = texts.to_list()
+        values = texts.unique()
         holds = self.holds if exact else self._holds_of_text
-        said = {value: holds(value) for value in set(values)}
-        found[left if self.needle is not None else slice(None)] = [said[value] for value in values]
-        return found
+        said = texts.replace_strict(values, pl.Series([int(holds(value)) for value in values], dtype=pl.Int8))
+        return (said if left is None else found.scatter(left, said)).to_numpy()
 
     def _holds_of_text(self, text: str | None) -> int:
         said = self.holds(text)

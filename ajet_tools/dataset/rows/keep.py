@@ -75,6 +75,8 @@ class Keep:
     @property
     def wanted(self) -> Wanted:
         """The fields that are looked at."""
+        if self.where:
+            return self.where.wanted
         own = list(self.filter.wanted if self.filter else ())
         asked = self.least is not None or self.most is not None or bool(self.languages)
         return own + [path for path in QUERIES if path not in own] if asked else own

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.errors import ConfigError
-from ajet_tools.dataset.files.blocks import Block, TableBlock, blocks_of
+from ajet_tools.dataset.files.blocks import Block, Irregular, TableBlock, blocks_of
 from ajet_tools.dataset.files.frames import column, read
 from ajet_tools.dataset.files.places import Columns
 from ajet_tools.dataset.files.tables import Row
@@ -41,9 +41,13 @@ class Where:
 
     def __init__(self, text: str, path: str) -> None:
         """`path` says which columns there are. Raises ConfigError where the condition cannot be worked out."""
+        import polars as pl
+
         self.text = text
         self._schema = read(path).collect_schema()
-        self._wanted = {name: dtype for name, dtype in self._schema.items() if name.casefold() in text.casefold()}
+        wanted = {name: dtype for name, dtype in self._schema.items() if name.casefold() in text.casefold()}
+        self.wanted = pl.Struct(wanted or {"task_id": pl.String})
+        """What a block is to have read."""
         self._mask(self._schema.to_frame(eager=True), None)
 
     def mask(self, block: Block) -> Any:
@@ -51,11 +55,11 @@ class Where:
         import polars as pl
 
         try:
-            frame = block.frame(pl.Struct(self._wanted or {"task_id": pl.String}))
-        except pl.exceptions.PolarsError:  # values of several types
+            frame = block.frame(self.wanted)
+        except Irregular:  # values of several types
             rows = [row.values for row in block.rows()]
-            columns = [column(name, [values.get(name) for values in rows]) for name in self._wanted]
-            frame = pl.DataFrame([one.cast(self._wanted[one.name], strict=False) for one in columns])
+            columns = [(column(one.name, [values.get(one.name) for values in rows]), one) for one in self.wanted.fields]
+            frame = pl.DataFrame([values.cast(one.dtype, strict=False) for values, one in columns])
         return self._mask(frame, block)
 
     def _mask(self, frame: pl.DataFrame, block: Block | None) -> Any:

@@ -212,7 +212,7 @@ def test_a_disk_without_room_is_one_message_and_leaves_what_stood_there(tmp_path
     before = path.read_bytes()
     program = (
         "import resource, signal, sys; from ajet_tools.dataset.files.writer import Writer\n"
-        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (200_000,) * 2)\n"
+        "signal.signal(signal.SIGXFSZ, signal.SIG_IGN); resource.setrlimit(resource.RLIMIT_FSIZE, (50_000,) * 2)\n"
         "with Writer(sys.argv[1]) as writer:\n"
         "    for i in range(100_000): writer.write({'main_query': f'{i} of many'})\n"
     )
