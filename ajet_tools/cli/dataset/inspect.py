@@ -50,6 +50,15 @@ def view(
     filter: Annotated[
         str, typer.Option("--filter", "-f", metavar="EXPR", help="Start with rows that match, as in `filter`.")
     ] = "",
+    sample: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Only N random rows, always in the same order and with the verdict hidden, to label (a, x)."
+        ),
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="--sample: random seed.", show_default="that of the last sample, or 0")
+    ] = None,
     map: Map = None,
     skip_bad_rows: SkipBad = False,
 ) -> None:
@@ -60,12 +69,16 @@ def view(
     NAME.rejected.jsonl beside it (.parquet beside Parquet). Until then decisions are kept in .NAME.review.jsonl and are
     there the next time.
 
+    With --sample the labels say how often the verifier is wrong (`ajet dataset stats FILE`): label train.jsonl and
+    rejected.jsonl. Without it they are of the rows that you chose.
+
     In a script the same is done by `filter` (rows that fit to --out, the others to --rejected), `validate` and `diff`.
 
     \b
     ajet dataset view data/train.jsonl
     ajet dataset view data/:validation --filter 'metadata.pass_rate<0.2'
     ajet dataset view data/rejected.jsonl -f 'rejected.reason~"agree"'
+    ajet dataset view data/train.jsonl --sample 50
     ajet dataset filter data/train.jsonl 'chars<500' --rejected long.jsonl -o short.jsonl
     """
     check_terminal(
@@ -75,7 +88,8 @@ def view(
 
     app_module = load_viewer("dataset.app")
     parse(filter)
-    viewer = app_module.DatasetApp(Review(source, mapping=mapping_of(map), skip_bad=skip_bad_rows), filter)
+    review = Review(source, mapping=mapping_of(map), skip_bad=skip_bad_rows, sample=sample, seed=seed)
+    viewer = app_module.DatasetApp(review, filter)
     viewer.run()
     viewer.review.close()
     if viewer.failure is not None:

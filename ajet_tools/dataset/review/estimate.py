@@ -10,7 +10,7 @@ from typing import Any
 
 from ajet_tools.dataset.files.tables import read
 from ajet_tools.dataset.files.writer import json_line
-from ajet_tools.dataset.review.journal import Journal, digest_of_line, journal_beside
+from ajet_tools.dataset.review.journal import Journal, Mark, digest_of_line, journal_beside
 from ajet_tools.dataset.review.save import BY_HAND, rejected_beside
 
 __all__ = ["ErrorEstimate", "error_lines", "errors_of", "estimate_errors", "wilson"]
@@ -36,6 +36,10 @@ class ErrorEstimate:
     rows: int
     labelled: int
     wrong: int
+    at_random: bool = False
+    """The labels are those of a random sample; else of rows that the person chose, which may not be typical."""
+    skipped: int = 0
+    """Rows of the sample without a label, before one with a label."""
 
     @property
     def interval(self) -> tuple[float, float]:
@@ -58,6 +62,7 @@ class ErrorEstimate:
         low, high = self.interval
         return {
             "of": "accepted" if self.accepted else "refused", "rows": self.rows, "labelled": self.labelled,
+            "sample": "random" if self.at_random else "chosen", "skipped": self.skipped,
             "wrong": self.wrong, "error": self.wrong / self.labelled, "low": low, "high": high,
             "labels_for_half": self.labels_for((high - low) / 2),
         }  # fmt: skip
@@ -67,38 +72,55 @@ class ErrorEstimate:
         kind = "accepted rows have a wrong answer" if self.accepted else "refused rows have a right answer"
         text = (
             f"{self.wrong / self.labelled:.1%} of the {kind} ({low:.1%} to {high:.1%} at 95 %), by "
-            f"{self.labelled:,} labels of {self.rows:,} rows"
+            f"{self.labelled:,} {'random ' if self.at_random else ''}labels of {self.rows:,} rows"
         )
-        more = self.labels_for((high - low) / 2)
-        return text if low == high else f"{text}; {more:,} labels make that half as wide"
+        if low == high:
+            return text
+        text += f"; {self.labels_for((high - low) / 2):,} labels make that half as wide"
+        if not self.at_random:
+            return f"{text}. These rows were chosen, not drawn: label those of `ajet dataset view FILE --sample 50`"
+        return f"{text}. {self.skipped:,} rows of the sample were skipped: label them too" if self.skipped else text
 
 
 def estimate_errors(path: Path) -> ErrorEstimate | None:
     """What a person's marks on a file of rows say of its verdicts; None where nobody marked a verified row.
 
     In a file of accepted rows `accepted` means that the answer is right, `rejected` that it is wrong; so it does among
-    refused rows. Rows that were rejected and saved away count too.
+    refused rows. Rows that were rejected and saved away count too. Where a random sample was labelled, only its labels
+    count.
     """
-    marks = Journal(journal_beside(str(path))).read() if path.is_file() else {}
+    journal = Journal(journal_beside(str(path)))
+    marks = journal.read() if path.is_file() else {}
     beside = rejected_beside(path)
     saved = beside.is_file() and beside != path
     if not marks and not saved:
         return None
-    passed, rows, right, wrong = None, 0, 0, 0
+    passed, found = None, list[tuple[Mark | None, int | None]]()
+    """Of each verified row its mark, and its place where it is in the sample."""
+    sample = journal.sample
+
+    def add(mark: Mark | None, values: Mapping[str, Any]) -> None:
+        found.append((mark, sample.find(values) if sample is not None else None))
+
     for number, row in enumerate(read(path)):
         verdict = _verdict(row.values)
         if verdict is None:
             continue
-        passed, rows = bool(verdict["ok"]) if passed is None else passed, rows + 1
+        passed = bool(verdict["ok"]) if passed is None else passed
         said = marks.get((number, digest_of_line(json_line(row.values)))) if marks else None
-        right += said is not None and said.mark == "accepted"
-        wrong += said is not None and said.mark == "rejected"
+        add(said.mark if said is not None else None, row.values)
     for row in read(beside) if saved else ():
         if row.values.get("rejected") == BY_HAND and _verdict(row.values) is not None:
-            rows, wrong = rows + 1, wrong + 1
-    if passed is None or not right + wrong:
+            add("rejected", row.values)
+    labels = [mark for mark, place in found if mark is not None and place is not None]
+    at_random = bool(labels)
+    labels = labels or [mark for mark, _ in found if mark is not None]
+    if passed is None or not labels:
         return None
-    return ErrorEstimate(passed, rows, right + wrong, wrong if passed else right)
+    last = max((place for mark, place in found if mark is not None and place is not None), default=0)
+    skipped = sum(mark is None and place is not None and place < last for mark, place in found)
+    wrong = labels.count("rejected" if passed else "accepted")
+    return ErrorEstimate(passed, len(found), len(labels), wrong, at_random, skipped)
 
 
 def errors_of(files: Sequence[Path]) -> list[ErrorEstimate]:
@@ -111,7 +133,7 @@ def error_lines(errors: Sequence[ErrorEstimate], files: Sequence[Path]) -> list[
     """The estimates for a report, or how to come to one."""
     if errors or not files:
         return [one.as_text() for one in errors]
-    view = f"ajet dataset view {files[0]}"
+    view = f"ajet dataset view {files[0]} --sample 50"
     return [f"the error rate of these verdicts is unknown: mark rows as right (a) or wrong (x) in `{view}`"]
 
 

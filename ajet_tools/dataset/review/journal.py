@@ -14,7 +14,7 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.whole_file import write_whole
 from ajet_tools.dataset.files.writer import json_line
 
-__all__ = ["Decision", "Journal", "Mark", "digest_of_line", "journal_beside"]
+__all__ = ["Decision", "Journal", "Mark", "Sample", "digest_of_line", "journal_beside"]
 
 Mark = Literal["accepted", "rejected"]
 
@@ -28,6 +28,28 @@ class Decision:
 
     def __bool__(self) -> bool:
         return self.mark is not None or self.values is not None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Rows drawn at random: in the order of a hash of the seed and the row, up to and with `last`.
+
+    So it is the same when rows around it are gone, and a larger one begins with it.
+    """
+
+    seed: int
+    last: int
+
+    @staticmethod
+    def place(seed: int, values: Mapping[str, Any]) -> int:
+        """Where a row stands in the order. Why it was rejected, which `save` may write anew, does not count."""
+        line = json_line({name: value for name, value in values.items() if name != "rejected"})
+        return int.from_bytes(hashlib.blake2b(line, digest_size=8, key=b"%d" % seed).digest(), "big")
+
+    def find(self, values: Mapping[str, Any]) -> int | None:
+        """The place of a row of the sample; None for another."""
+        place = self.place(self.seed, values)
+        return place if place <= self.last else None
 
 
 def digest_of_line(line: bytes) -> str:
@@ -52,6 +74,8 @@ class Journal:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.sample: Sample | None = None
+        """The random sample that rows were decided on in; known when it was read."""
 
     def read(self) -> dict[tuple[int, str], Decision]:
         """The last decision on each row, by its number and digest. Raises ConfigError where the file is none."""
@@ -66,6 +90,9 @@ class Journal:
         for at, line in enumerate(self._whole_lines(), 1):
             try:
                 said = json.loads(line)
+                if "sample" in said:
+                    self.sample = Sample(int(said["sample"]["seed"]), int(said["sample"]["last"]))
+                    continue
                 yield int(said["row"]), str(said["of"]), Decision(said["mark"], said["values"])
             except (ValueError, KeyError, TypeError) as error:
                 raise ConfigError(
@@ -83,9 +110,13 @@ class Journal:
             raise ConfigError(f"cannot read {self.path}: {error.strerror or error}") from error
         return whole.splitlines()
 
-    def add(self, said: Mapping[int, tuple[str, Decision]]) -> None:
-        """Note decisions: row number -> the row's digest and what holds of it now."""
-        text = b"".join(self._line(number, digest, decision) for number, (digest, decision) in said.items())
+    def add(self, said: Mapping[int, tuple[str, Decision]], sample: Sample | None = None) -> None:
+        """Note decisions, made in a sample: row number -> the row's digest and what holds of it now."""
+        lines = [self._line(number, digest, decision) for number, (digest, decision) in said.items()]
+        if sample not in (None, self.sample):
+            self.sample = sample
+            lines = [*self._sample_lines(), *lines]
+        text = b"".join(lines)
         try:
             with self.path.open("ab") as file:
                 file.write(text)
@@ -95,12 +126,16 @@ class Journal:
     def replace(self, said: Mapping[int, tuple[str, Decision]]) -> None:
         """Only these from now on; without any the file goes."""
         try:
-            if not said:
+            if not said and self.sample is None:
                 self.path.unlink(missing_ok=True)
                 return
-            write_whole(self.path, b"".join(self._line(number, *rest) for number, rest in said.items()))
+            lines = [*self._sample_lines(), *(self._line(number, *rest) for number, rest in said.items())]
+            write_whole(self.path, b"".join(lines))
         except OSError as error:
             raise self._write_error(error) from error
+
+    def _sample_lines(self) -> list[bytes]:
+        return [json_line({"sample": vars(self.sample)})] if self.sample is not None else []
 
     @staticmethod
     def _line(number: int, digest: str, decision: Decision) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import heapq
 import json
 import threading
 from collections import Counter
@@ -17,7 +18,7 @@ from ajet_sdk.tasks.json_rows import BadRows
 from ajet_tools.dataset.files.blocks import LineBlock
 from ajet_tools.dataset.files.tables import Row, files_of, read
 from ajet_tools.dataset.files.writer import json_line
-from ajet_tools.dataset.review.journal import Decision, Journal, Mark, digest_of_line, journal_beside
+from ajet_tools.dataset.review.journal import Decision, Journal, Mark, Sample, digest_of_line, journal_beside
 from ajet_tools.dataset.review.rows import Kinds, RowFile, edited
 from ajet_tools.dataset.rows.filter import Filter
 
@@ -37,8 +38,19 @@ class Review:
     dataset itself is not touched before `saving.save`. Rows are known by their number from 0.
     """
 
-    def __init__(self, source: str, *, mapping: Mapping[str, str] | None = None, skip_bad: bool = False) -> None:
-        """Raises ConfigError where there is no such dataset, or it is stdin, which is what keys come from."""
+    def __init__(
+        self,
+        source: str,
+        *,
+        mapping: Mapping[str, str] | None = None,
+        skip_bad: bool = False,
+        sample: int | None = None,
+        seed: int | None = None,
+    ) -> None:
+        """`sample` rows are drawn at random, by the seed of the sample before where none is given.
+
+        Raises ConfigError where there is no such dataset, or it is stdin, which is what keys come from.
+        """
         if source == "-":
             raise ConfigError(
                 "a dataset from stdin cannot be browsed, because stdin is the keyboard; write it to a file first"
@@ -62,6 +74,12 @@ class Review:
         self.told_unkept = False
         """Whether somebody was told."""
         self._before = self.journal.read() if not self.mapping else {}
+        before = self.journal.sample
+        self.seed = seed if seed is not None else before.seed if before is not None else 0
+        self.sample_size = sample
+        self.sampled: list[int] | None = None
+        """The numbers of the sample's rows, in the order in which they were drawn; None where all rows are reviewed."""
+        self._sample: Sample | None = None
         self._history: list[dict[int, Decision]] = []
         self._shape = Kinds()
         self._saved: dict[int, Decision] = {}
@@ -78,18 +96,26 @@ class Review:
 
     def load(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Read the rows. Raises TaskError where one cannot be read, with its place."""
-        before = dict(self._before)
+        before, drawn = dict(self._before), list[tuple[int, int]]()
         for number, row in enumerate(read(self.source, mapping=self.mapping, bad=self.bad)):
             if stop():
                 return
             line = self.spool.add(row)
             if number < _SHAPED:
                 self._shape.observe(row.values)
+            if self.sample_size is not None:  # the heap's first is the one with the last place
+                change = heapq.heappush if len(drawn) < self.sample_size else heapq.heappushpop
+                change(drawn, (-Sample.place(self.seed, row.values), -number))
             if before:
                 self._restore(number, before.pop((number, digest_of_line(line)), None))
         self.spool.publish()
         if before:
             self._restore_moved(before)
+        if drawn:
+            known = self.journal.sample
+            last = known.last if known is not None and known.seed == self.seed else 0
+            self._sample = Sample(self.seed, max(last, -drawn[0][0]))
+            self.sampled = [-number for _, number in sorted(drawn, reverse=True)]
         self.loaded = True
 
     def _restore(self, number: int, decision: Decision | None) -> None:
@@ -199,6 +225,10 @@ class Review:
         decision = self.decisions.get(number)
         return decision.mark if decision is not None else None
 
+    def is_blind(self, number: int) -> bool:
+        """Whether a row's verdict is not shown: it is one of the sample and still to be decided on."""
+        return self.sample_size is not None and self.mark_of(number) is None
+
     @property
     def marks(self) -> Counter[str]:
         """How many rows are accepted, rejected, edited."""
@@ -263,7 +293,8 @@ class Review:
         if not self.is_kept:
             return
         try:
-            self.journal.add({number: (self._digest(number), decision) for number, decision in decisions.items()})
+            noted = {number: (self._digest(number), decision) for number, decision in decisions.items()}
+            self.journal.add(noted, self._sample)
         except ConfigError as error:
             self.unkept = error
 

@@ -24,7 +24,9 @@ class DatasetApp(DatasetViewer):
 
     def reopen(self) -> None:
         before = self.review
-        self.review = Review(before.source, mapping=before.mapping, skip_bad=before.bad.skip)
+        self.review = Review(
+            before.source, mapping=before.mapping, skip_bad=before.bad.skip, sample=before.sample_size, seed=before.seed
+        )
         self.switch_screen(RowsScreen(self.review, ""))
         before.close()
 

@@ -139,15 +139,16 @@ def build_sections(review: Review, number: int) -> list[Section]:
     found += [Section("answer", _to_text(answer))] if answer is not None else []
     others = "\n".join(_other_fields(values))
     found += [Section("fields", others)] if others else []
+    blind = review.is_blind(number)
     if isinstance(provenance, Mapping):
-        verdict = provenance.get("verdict")
+        verdict = provenance.get("verdict") if not blind else None
         found += (
             [Section("verification", "\n".join(_verification_lines(verdict)))] if isinstance(verdict, Mapping) else []
         )
         found.append(
             Section("provenance", "\n".join(_flatten({k: v for k, v in provenance.items() if k != "verdict"})))
         )
-    if "rejected" in values and isinstance(values["rejected"], Mapping):
+    if not blind and "rejected" in values and isinstance(values["rejected"], Mapping):
         found.insert(1, Section("rejected", "\n".join(_flatten(values["rejected"]))))
     if decision is not None and decision.values is not None:
         found.append(Section("before it was edited", json.dumps(review.spool.row(number).values, ensure_ascii=False)))

@@ -109,6 +109,10 @@ class RowsScreen(ReviewScreen):
         self._growing.stop()
         self._grow()
         self._report_restored()
+        if self.review.sampled is not None:
+            self.table.show(self._shown())
+            undecided = (at for at, one in enumerate(self.review.sampled) if self.review.mark_of(one) is None)
+            self.table.go_to(next(undecided, 0))
         if self.first_filter:
             self._filter(self.first_filter)
 
@@ -117,7 +121,7 @@ class RowsScreen(ReviewScreen):
         count = len(self.review.spool)
         if count and not self.table.columns:
             self.table.choose_columns()
-        if not self._narrowed and count != self.table.count:
+        if not self._narrowed and self.review.sample_size is None and count != self.table.count:
             self.table.show(ShownRows(range(count)))
         self._show_marks()
 
@@ -186,8 +190,15 @@ class RowsScreen(ReviewScreen):
             return
         self.filter, self.only = wanted, only
         self.query_one("#filter", Prompt).close()
-        self.table.show(ShownRows(found if self._narrowed else range(len(self.review.spool))))
+        self.table.show(self._shown(found if self._narrowed else None))
         self._update_status()
+
+    def _shown(self, found: list[int] | None = None) -> ShownRows:
+        """What was found, or all; of a sample only its rows, in the order in which they were drawn."""
+        if self.review.sampled is None:
+            return ShownRows(range(len(self.review.spool)) if found is None else found)
+        fitting = None if found is None else set(found)
+        return ShownRows([one for one in self.review.sampled if fitting is None or one in fitting], rising=False)
 
     @work(group="rows", exclusive=True)
     async def _find(self, needle: str) -> None:

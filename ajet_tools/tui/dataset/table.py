@@ -168,7 +168,9 @@ class RowsTable(ListingTable):
     def choose_columns(self) -> None:
         """Those that the rows have and the screen has room for."""
         rows = [row.values for row in self.review.spool.rows(0, _SAMPLED_ROWS)]
-        self.columns = tuple(pick_columns(rows, self.review.mark_of, self.app.size.width))
+        columns = pick_columns(rows, self.review.mark_of, self.app.size.width)
+        blind = self.review.sample_size is not None
+        self.columns = tuple(one for one in columns if not (blind and one.name == "verified"))
 
     @property
     def numbers(self) -> list[int]:
@@ -212,9 +214,9 @@ class SearchHits:
 class ShownRows:
     """What a `ListingTable` shows rows of; a row's id is its number, as text."""
 
-    def __init__(self, numbers: Sequence[int]) -> None:
-        """`numbers` rise: a range, where all are shown."""
-        self.numbers = numbers
+    def __init__(self, numbers: Sequence[int], *, rising: bool = True) -> None:
+        """`numbers` rise, but those of a sample: a range, where all are shown."""
+        self.numbers, self._rising = numbers, rising
 
     @property
     def count(self) -> int:
@@ -225,6 +227,8 @@ class ShownRows:
 
     def position(self, id: str, /) -> int | None:
         """Where a row stands; None where it is not among them."""
+        if not self._rising:
+            return self.numbers.index(int(id)) if int(id) in self.numbers else None
         at = bisect_left(self.numbers, int(id))
         return at if at < len(self.numbers) and self.numbers[at] == int(id) else None
 
@@ -247,11 +251,18 @@ class ReviewStatus(PartsLine):
             f"{len(table.selected):,} selected" if table.selected else "",
             *(f"{marks[name]:,} {name}" for name in ("accepted", "rejected", "edited") if marks[name]),
             "not saved" if self.review.unsaved else "",
+            self._describe_sample(),
             f"only {only}" if only != "all" else "",
             one_line(filter_text, 60),
             str(hits) if hits is not None else "",
         ]
         self.show(Text(part) for part in parts if part)
+
+    def _describe_sample(self) -> str:
+        if self.review.sampled is None:
+            return ""
+        labelled = sum(self.review.mark_of(number) is not None for number in self.review.sampled)
+        return f"random sample: {labelled:,} of {len(self.review.sampled):,} labelled"
 
     def _describe_position(self, table: ListingTable, *, narrowed: bool) -> str:
         of = f" (of {len(self.review.spool):,})" if narrowed else ""

@@ -57,8 +57,10 @@ def tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @asynccontextmanager
-async def viewing(path: Path, *, size: tuple[int, int] = (100, 30), filter: str = "") -> AsyncIterator[Pilot[None]]:
-    view = DatasetApp(Review(str(path)), filter)
+async def viewing(
+    path: Path, *, size: tuple[int, int] = (100, 30), filter: str = "", sample: int | None = None
+) -> AsyncIterator[Pilot[None]]:
+    view = DatasetApp(Review(str(path), sample=sample), filter)
     async with view.run_test(size=size, notifications=True) as pilot:
         await until_shown(
             pilot, lambda: isinstance(view.screen, RowsScreen) and view.review.loaded and not at_work(pilot)
@@ -138,6 +140,26 @@ async def test_filter_search_and_what_is_left_to_do(tasks: Path) -> None:
         assert "a value is missing" in said(pilot, "#filter #wrong")
         await typed(pilot, "provenance.verdict.ok=false")
         assert rows(pilot).table.count == 10 and not rows(pilot).query_one("#filter").display
+
+
+async def test_a_sample_is_labelled_without_its_verdicts_and_goes_on_where_it_stopped(tasks: Path) -> None:
+    async with viewing(tasks, sample=6) as pilot:
+        sampled = review(pilot).sampled
+        assert sampled is not None and rows(pilot).table.number == sampled[0] and rows(pilot).table.count == 6
+        assert "independent answers agree" not in said(pilot, "RowPane Static")
+        assert all(column.title != "verified" for column in rows(pilot).table.columns)
+        await press(pilot, "a")
+        assert rows(pilot).table.number == sampled[1] and "random sample: 1 of 6 labelled" in said(pilot)
+        await press(pilot, "x", "up")
+        assert rows(pilot).table.number == sampled[1]
+        assert "independent answers agree" in said(pilot, "RowPane Static")
+        await press(pilot, "slash")
+        await typed(pilot, f"main_query~'What is {sampled[4]} '")
+        assert rows(pilot).table.numbers == [sampled[4]] and rows(pilot).table.count == 1
+        await press(pilot, "escape")
+        assert rows(pilot).table.count == 6
+    async with viewing(tasks, sample=6) as pilot:
+        assert review(pilot).sampled == sampled and rows(pilot).table.number == sampled[2]
 
 
 async def test_an_answer_is_edited_in_a_form(tasks: Path) -> None:
