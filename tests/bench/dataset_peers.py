@@ -1,9 +1,11 @@
-"""`dataset expand` beside distilabel and Data Designer: what share of the rows is wrong, a duplicate, a leak.
+"""`dataset expand` beside distilabel and Data Designer: what share of the rows is wrong, a duplicate, a leak, and what
+a policy learns from them.
 
 One scripted endpoint writes tasks, solves them and judges answers, for all three, over HTTP. A row costs a reply, and
 so does a check; each tool gets the same number of replies. On each of three tasks the writer has another fault most.
 Its checks err in a tenth of the cases. Each tool is used as its documentation says: distilabel with MinHashDedup and a
-judge, Data Designer with a judge, ajet with `--verify agreement:3` and `--eval`.
+judge, Data Designer with a judge, ajet with `--verify agreement:3` and `--eval`. On the rows of the first task the
+policy of tutorial/example_math_agent is trained, with equal numbers of rows and steps.
 """
 
 from __future__ import annotations
@@ -18,17 +20,21 @@ import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from statistics import mean
 from typing import Any
 
+from ajet_sdk.trace.reader import open_trace
 from tests.bench import Figure
 
 REPLIES = 400
 """Of the endpoint, for each tool and task."""
 WRONG_CHECK = 0.1
+TRAINING_SEEDS = (0, 1, 2)
+MATH = Path(__file__).parents[2] / "tutorial" / "example_math_agent"
 PEERS = {
     "distilabel": (
         "_dataset_distilabel.py",
@@ -64,11 +70,16 @@ def _word(chance: random.Random) -> str:
     return "".join(chance.choice("bdfgklmnprst") + chance.choice("aeiou") for _ in range(chance.randint(3, 6)))
 
 
+def _value(about: str) -> str:
+    a, operator, b = re.split("([-+*])", about)
+    return str({"+": int(a) + int(b), "-": int(a) - int(b), "*": int(a) * int(b)}[operator])
+
+
 TASKS = (
     Task(
-        "sums, wrong answers", "What is {}?", r"what is (\d+ ?\+ ?\d+)",
-        lambda chance: f"{chance.randint(100, 999)}+{chance.randint(100, 999)}",
-        lambda about: str(sum(map(int, about.split("+")))), 0.3, 0.05, 0.03,
+        "calculator, wrong answers", "What is {}?", r"what is (\d+ ?[-+*] ?\d+)",
+        lambda chance: f"{chance.randint(10, 99)}{chance.choice('+-*')}{chance.randint(10, 99)}",
+        _value, 0.3, 0.05, 0.03,
     ),
     Task(
         "letters, duplicates", "How many letters has the word {}?", r"letters has the word (\w+)",
@@ -195,22 +206,65 @@ def main(venvs: Path | None = None) -> list[Figure]:
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         pythons = {name: _python(name, venvs or folder / "venvs") for name in PEERS}
+        calculator: dict[str, list[dict[str, Any]]] = {}
         for task in TASKS:
             for tool in ("ajet", *PEERS):
                 teacher, place = Teacher(task), folder / f"{task.name.partition(',')[0]}-{tool}"
                 place.mkdir()
                 files = {name: place / f"{name}.jsonl" for name in ("seeds", "eval")}
                 for file, abouts in zip(files.values(), (teacher.seeds, teacher.held_out), strict=True):
-                    file.write_text("".join(json.dumps(teacher.row(about)) + "\n" for about in abouts))
+                    _write(file, [teacher.row(about) for about in abouts])
                 with served(teacher) as url:
                     rows = _ajet(url, files, place) if tool == "ajet" else _peer(tool, pythons[tool], url, files, place)
+                if task is TASKS[0]:
+                    calculator |= {"the seeds alone": _rows(files["seeds"]), tool: rows}
                 faults = teacher.faults(rows)
                 shares = ", ".join(f"{name} {100 * count / max(1, len(rows)):.1f}" for name, count in faults.items())
                 bad = 100 * sum(faults.values()) / max(1, len(rows))
                 figures.append(
                     Figure(f"{task.name}: {tool}, {len(rows)} rows of {REPLIES} replies", bad, f"% ({shares})")
                 )
+        figures += _rewards(calculator, folder)
     return figures
+
+
+def _rewards(rows: Mapping[str, list[dict[str, Any]]], folder: Path) -> list[Figure]:
+    """Held-out reward after training on as many rows of each, drawn at random; no held-out problem is in any row."""
+    seen = {" ".join(row["question"].lower().split()) for found in rows.values() for row in found}
+    held_out = [row for row in _rows(MATH / "val.jsonl") if not any(row["question"].lower() in one for one in seen)]
+    least = min(len(found) for name, found in rows.items() if name in ("ajet", *PEERS))
+    validation, figures = folder / "held_out.jsonl", []
+    _write(validation, held_out)
+    for name, found in rows.items():
+        runs = []
+        for seed in TRAINING_SEEDS:
+            file = folder / f"{name}-{seed}.jsonl"
+            _write(file, random.Random(seed).sample(found, min(least, len(found))))
+            runs.append(_train(file, validation, seed, folder))
+        before, after = zip(*runs, strict=True)
+        text = f"held-out reward (before {mean(before):.3f}; each {', '.join(f'{one:.3f}' for one in after)})"
+        figures.append(Figure(f"calculator trained on {name}, {min(least, len(found))} rows", mean(after), text))
+    return figures
+
+
+def _train(rows: Path, validation: Path, seed: int, folder: Path) -> tuple[float, float]:
+    """Held-out reward before and after training; runs of one seed begin with the same model."""
+    name, place = rows.stem.replace(" ", "-"), folder / f"seed-{seed}"
+    place.mkdir(exist_ok=True)
+    overrides = {
+        "trainer_common.seed": seed,
+        "experiment_name": name,
+        "task_reader.jsonl_dataset_file.training.file_path": rows,
+        "task_reader.jsonl_dataset_file.validation.file_path": validation,
+    }
+    command = [sys.executable, "-m", "ajet", "train", "--conf", str(MATH / "math_agent.yaml")]
+    command += [f"ajet.{key}={value}" for key, value in overrides.items()]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"the training on {rows.name} failed: {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    with closing(open_trace(place / "launcher_record" / name)) as trace:
+        curve = trace.query("SELECT value FROM metrics WHERE name = 'val/reward' ORDER BY step").to_pylist()
+    return curve[0]["value"], curve[-1]["value"]
 
 
 def _python(name: str, venvs: Path) -> Path:
@@ -242,3 +296,7 @@ def _peer(tool: str, python: Path, url: str, files: Mapping[str, Path], place: P
 
 def _rows(file: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def _write(file: Path, rows: list[dict[str, Any]]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
