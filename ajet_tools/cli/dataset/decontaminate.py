@@ -38,7 +38,7 @@ from ajet_tools.dataset.files.blocks import strings_of
 from ajet_tools.dataset.files.tables import read, tables_of, text_of
 from ajet_tools.dataset.model.budget import Budget
 from ajet_tools.dataset.model.open import open_named
-from ajet_tools.dataset.similarity.decontaminate import Evaluation, Leak, find
+from ajet_tools.dataset.similarity.decontaminate import Leak, Leaks
 from ajet_tools.dataset.similarity.paraphrase import find_paraphrases
 
 __all__ = ["app"]
@@ -110,7 +110,8 @@ def decontaminate(
     budget = Budget(price=Price.parse(check_price) if check_price else None)
     bad, columns = BadRows(skip=skip_bad_rows), mapping_of(mapping)
     known = [(row.where, text_of(row.values)) for path in evaluation for row in read(path, skip_bad=skip_bad_rows)]
-    kept_out = Evaluation((text for _, text in known), ngram)
+    numbers = not ignore_numbers
+    kept_out = Leaks(known, threshold=similarity, ngram=ngram, share=share, seed=seed, numbers=numbers)
     with ProgressBar("reading") as bar:
         again = rereadable(source, columns, bad)
         texts = [
@@ -121,49 +122,36 @@ def decontaminate(
         asked = [text for _, text in texts]
         vectors = None
         if embeddings:
-            both = asyncio.run(embedded([*asked, *kept_out.texts], embeddings, bar.show))
+            both = asyncio.run(embedded([*asked, *(text for _, text in known)], embeddings, bar.show))
             vectors = both[: len(asked)], both[len(asked) :]
-        leaks = find(
-            asked,
-            (strings_of(row.values) for block in again() for row in block.rows()),
-            kept_out,
-            threshold=similarity,
-            share=share,
-            seed=seed,
-            numbers=not ignore_numbers,
-            vectors=vectors,
-            meaning=meaning,
-            on_progress=bar.show,
-        )
+        everything = (strings_of(row.values) for block in again() for row in block.rows())
+        leaks = kept_out.find(asked, everything, vectors=vectors, meaning=meaning, on_progress=bar.show)
         if check_model is not None:
             url = os.environ.get("OPENAI_BASE_URL", "")
             endpoint = open_named(check_model, option="--check-model", base_url=url, cache=cache, budget=budget)
             leaks = asyncio.run(find_paraphrases(asked, known, leaks, endpoint, vectors=vectors, on_progress=bar.show))
     write_kept(again(), {leak.index for leak in leaks}, len(texts), out, tables_of(source, columns))
-    wheres = [where for where, _ in known]
     if report:
-        write_report(report, (_leak_row(leak, texts, wheres, kept_out) for leak in leaks))
-    _report_leaks(leaks, texts, wheres, bad, out, report, as_json, budget if check_model else None)
+        write_report(report, (_leak_row(leak, texts, known) for leak in leaks))
+    _report_leaks(leaks, texts, known, bad, out, report, as_json, budget if check_model else None)
 
 
-def _leak_row(
-    leak: Leak, texts: Sequence[tuple[str, str]], wheres: Sequence[str], evaluation: Evaluation
-) -> dict[str, Any]:
+def _leak_row(leak: Leak, texts: Sequence[tuple[str, str]], known: Sequence[tuple[str, str]]) -> dict[str, Any]:
     return {
         "row": texts[leak.index][0],
-        "eval": wheres[leak.evaluation],
+        "eval": known[leak.evaluation][0],
         "kind": leak.kind,
         "similarity": round(leak.similarity, 4),
         "evidence": leak.evidence,
         "text": texts[leak.index][1],
-        "eval_text": evaluation.texts[leak.evaluation],
+        "eval_text": known[leak.evaluation][1],
     }
 
 
 def _report_leaks(
     leaks: Sequence[Leak],
     texts: Sequence[tuple[str, str]],
-    wheres: Sequence[str],
+    known: Sequence[tuple[str, str]],
     bad: BadRows,
     out: str,
     report: str | None,
@@ -177,7 +165,7 @@ def _report_leaks(
         "kept": kept,
         "dropped": len(leaks),
         **{kind: kinds[kind] for kind in _KINDS},
-        "eval_rows": len(wheres),
+        "eval_rows": len(known),
         "eval_rows_found": len({leak.evaluation for leak in leaks}),
         "bad_rows": bad.count,
         "path": out,
@@ -191,6 +179,6 @@ def _report_leaks(
     lines += [f"  the model was asked in {checking.summary()}"] if checking is not None else []
     for leak in leaks[:_SHOWN]:
         lines.append(
-            f"  {leak.similarity:.2f} {texts[leak.index][0]} has {wheres[leak.evaluation]}: {shorten(leak.evidence)}"
+            f"  {leak.similarity:.2f} {texts[leak.index][0]} has {known[leak.evaluation][0]}: {shorten(leak.evidence)}"
         )
     print_summary(summary, [*lines, *report_lines(report), *bad_row_lines(bad)], as_json=as_json, out=out)

@@ -95,8 +95,8 @@ def dedup(
 
     Rows are compared by what they ask. Alike are texts of which at least --similarity of the characters are the same,
     by edit distance; texts under 100 characters must be closer, and other numbers make another task. Candidates are
-    found by MinHash of 8-grams: with a tenth of the characters edited over 99 % are found, with 15 % 96 %, with 20 %
-    66 %. Rows that are alike by way of a third are one cluster. The report names for each row the one that stays.
+    found by their rarest 8-grams: with up to 15 % of the characters edited over 99 % are found, with 20 % 97 %. Rows
+    that are alike by way of a third are one cluster. The report names for each row the one that stays.
 
     \b
     ajet dataset dedup tasks.jsonl --out clean.jsonl --report repeats.jsonl

@@ -16,8 +16,7 @@ from ajet_tools.dataset.files.blocks import LineBlock, as_lines
 from ajet_tools.dataset.files.tables import read, read_blocks, text_of
 from ajet_tools.dataset.rows.facts import WANTED, facts_of
 from ajet_tools.dataset.rows.repeats import Tasks
-from ajet_tools.dataset.similarity.near import Pair, check_threshold, near_pairs
-from ajet_tools.dataset.similarity.text import normal
+from ajet_tools.dataset.similarity.near import NearIndex
 
 __all__ = ["Problem", "Report", "validate"]
 
@@ -203,18 +202,11 @@ class _Shapes:
 def _check_near_leakage(
     sources: Mapping[str, str], mapping: Mapping[str, str] | None, least: float, report: Report
 ) -> None:
-    known: list[tuple[str, str]] = []
+    known = NearIndex(least)
     for name, path in sources.items():
-        rows = [(row.where, normal(text_of(row.values))) for row in read(path, mapping=mapping, skip_bad=True)]
-        nearest: dict[int, Pair] = {}
-        both = [form for _, form in (*known, *rows)]
-        for pair in near_pairs(both, check_threshold(least), across=len(known)) if known else ():
-            there = nearest.get(pair.other)
-            if pair.similarity < 1 and (there is None or there.similarity < pair.similarity):
-                nearest[pair.other] = pair
-        exact = {form for _, form in known}
-        for number, pair in sorted(nearest.items()):
-            if both[number] not in exact:
-                where = rows[number - len(known)][0]
-                report.add("near leakage", where, f"is {pair.similarity:.0%} similar to {known[pair.one][0]}")
-        known += [(f"{where} of {name}", form) for where, form in rows]
+        rows = [(row.where, text_of(row.values)) for row in read(path, mapping=mapping, skip_bad=True)]
+        for (where, _), match in zip(rows, known.find_all([text for _, text in rows]), strict=True):
+            if match is not None and match.kind == "near":
+                report.add("near leakage", where, f"is {match.similarity:.0%} similar to {match.key}")
+        for where, text in rows:
+            known.add(f"{where} of {name}", text)

@@ -24,12 +24,11 @@ from rapidfuzz.distance import LCSseq
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.files.blocks import strings_of
 from ajet_tools.dataset.files.tables import read, text_of
-from ajet_tools.dataset.similarity.near import NearIndex, OnProgress, check_threshold, near_pairs
+from ajet_tools.dataset.similarity.near import NearIndex, OnProgress, Vectors
 from ajet_tools.dataset.similarity.text import MARKED, normal
 
-__all__ = ["Evaluation", "Leak", "Leaks", "find", "leaks_of", "nearest", "words"]
+__all__ = ["Evaluation", "Leak", "Leaks", "leaks_of", "nearest", "words"]
 
-Vectors = npt.NDArray[np.float32]
 U64 = npt.NDArray[np.uint64]
 
 LEAST_WORDS = 6
@@ -238,52 +237,6 @@ def _run_hash(run: Sequence[str]) -> int:
     return int(_run_hashes(_hashes(run), len(run))[0])
 
 
-def find(
-    texts: Sequence[str],
-    everything: Iterable[str],
-    evaluation: Evaluation,
-    *,
-    threshold: float = 0.8,
-    share: float = 0.0,
-    seed: int = 0,
-    numbers: bool = True,
-    vectors: tuple[Vectors, Vectors] | None = None,
-    meaning: float = 0.9,
-    on_progress: OnProgress | None = None,
-) -> list[Leak]:
-    """The rows that give an evaluation row away, in their order; of several kinds of evidence the strongest.
-
-    Args:
-        texts: what each row asks.
-        everything: all texts of each row, where a question may be quoted.
-        share: of an evaluation row's words, at least this share must be in common, beside the run.
-        vectors: of the rows and of the evaluation rows, each of length 1; alike are those with a cosine of `meaning`.
-    """
-    check_threshold(threshold)
-    found: dict[int, Leak] = {}
-    forms = {normal(text): index for index, text in reversed(list(enumerate(evaluation.texts)))}
-    own = [normal(text) for text in texts]
-    for index, form in enumerate(own):
-        if form and form in forms:
-            found[index] = Leak(index, forms[form], "exact", 1.0, evaluation.texts[forms[form]])
-    known = list(forms)
-    for pair in near_pairs(
-        [*known, *own], threshold, seed=seed, numbers=numbers, across=len(known), on_progress=on_progress
-    ):
-        index, number = pair.other - len(known), forms[known[pair.one]]
-        if index not in found or found[index].similarity < pair.similarity:
-            found[index] = Leak(index, number, "near", pair.similarity, evaluation.texts[number])
-    for index, quoted in enumerate(_find_quotations(everything, evaluation)):
-        if quoted is not None and index not in found and quoted.share >= share:
-            kind: Literal["words", "altered"] = "altered" if quoted.altered else "words"
-            found[index] = Leak(index, quoted.evaluation, kind, quoted.share, quoted.span)
-    if vectors is not None:
-        for index, (number, cosine) in enumerate(nearest(*vectors, texts, evaluation.texts)):
-            if index not in found and cosine >= meaning:
-                found[index] = Leak(index, number, "meaning", cosine, evaluation.texts[number])
-    return [found[index] for index in sorted(found)]
-
-
 def _find_quotations(everything: Iterable[str], evaluation: Evaluation) -> Iterator[Quotation | None]:
     held: list[str] = []
     for text in everything:
@@ -307,7 +260,7 @@ def nearest(
 
 
 class Leaks:
-    """Texts that no row may give away, asked row by row; `find` does a whole file by the same rules.
+    """Texts that no row may give away: `find` looks through the rows of a file, a call at one row.
 
     Args:
         known: where each text is from, and the text.
@@ -322,20 +275,56 @@ class Leaks:
         ngram: int = 13,
         share: float = 0.0,
         common: int = _COMMON_LEAST,
+        seed: int = 0,
+        numbers: bool = True,
     ) -> None:
         self.known, self.share = known, share
         self._evaluation = Evaluation([text for _, text in known], ngram, common=common)
-        self._near = NearIndex(threshold)
-        for where, text in known:
-            self._near.add(where, text)
+        self._near = NearIndex(threshold, seed, numbers=numbers)
+        for number, (_, text) in enumerate(known):
+            if text.strip():
+                self._near.add(str(number), text)
         self.vectors: Vectors | None = None
         """Of the texts, where meanings are compared."""
+
+    def find(
+        self,
+        texts: Sequence[str],
+        everything: Iterable[str],
+        *,
+        vectors: tuple[Vectors, Vectors] | None = None,
+        meaning: float = 0.9,
+        on_progress: OnProgress | None = None,
+    ) -> list[Leak]:
+        """The rows that give a text away, in their order; of several kinds of evidence the strongest.
+
+        Args:
+            texts: what each row asks.
+            everything: all texts of each row, where a question may be quoted; here `share` is that of the run alone.
+            vectors: of the rows and of the known texts, each of length 1; alike are those with a cosine of `meaning`.
+        """
+        found: dict[int, Leak] = {}
+        known = [text for _, text in self.known]
+        for index, match in enumerate(self._near.find_all(texts, on_progress)):
+            if match is not None:
+                number = int(match.key)
+                found[index] = Leak(index, number, match.kind, match.similarity, known[number])
+        for index, quoted in enumerate(_find_quotations(everything, self._evaluation)):
+            if quoted is not None and index not in found and quoted.share >= self.share:
+                kind: Literal["words", "altered"] = "altered" if quoted.altered else "words"
+                found[index] = Leak(index, quoted.evaluation, kind, quoted.share, quoted.span)
+        if vectors is not None:
+            for index, (number, cosine) in enumerate(nearest(*vectors, texts, known)):
+                if index not in found and cosine >= meaning:
+                    found[index] = Leak(index, number, "meaning", cosine, known[number])
+        return [found[index] for index in sorted(found)]
 
     def __call__(self, values: Mapping[str, Any]) -> str | None:
         """The evidence that a row gives a text away, or None."""
         match = self._near.find(text_of(values))
         if match is not None:
-            return f"{'the same as' if match.kind == 'exact' else f'{match.similarity:.2f} similar to'} {match.key}"
+            how = "the same as" if match.kind == "exact" else f"{match.similarity:.2f} similar to"
+            return f"{how} {self.known[int(match.key)][0]}"
         return self.quotation(values)
 
     def quotation(self, values: Mapping[str, Any]) -> str | None:

@@ -1,21 +1,22 @@
-"""All texts of a file that are like another, found at once: candidates by MinHash, each verified by edit distance.
+"""Texts that repeat another, as they come (`NearIndex`) or all of a file at once (`near_pairs`).
 
-Texts as they come, each asked whether one like it was there before.
+Both take the candidates that `grams` gives, and verify each by edit distance.
 """
 
 from __future__ import annotations
 
-from array import array
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from hashlib import blake2b
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from ajet_sdk.errors import ConfigError
-from ajet_tools.dataset.similarity.minhash import GRAM, LANES, candidates, digest, expected, grams, lanes
-from ajet_tools.dataset.similarity.text import MARKED, allowed, likeness, marks, masked, normal, shortest
+from ajet_tools.dataset.similarity.grams import GRAM, Postings, postings
+from ajet_tools.dataset.similarity.text import MARKED, likeness, marks, normal, shortest
 
 __all__ = [
     "ROUNDING",
@@ -31,7 +32,6 @@ __all__ = [
     "numbers_of",
 ]
 
-Ints = npt.NDArray[np.int64]
 Vectors = npt.NDArray[np.float32]
 
 ROUNDING = 1e-6
@@ -40,9 +40,6 @@ _BLOCK = 2048
 
 OnProgress = Callable[[str, int, int], None]
 """Told of progress: the name of the stage, how much is done, of how much."""
-
-_TRIED = 50
-"""Texts made from one template may all be candidates of each other: two that failed with so many are not compared."""
 
 
 @dataclass(frozen=True)
@@ -78,75 +75,48 @@ def near_pairs(
     *,
     seed: int = 0,
     numbers: bool = True,
-    across: int | None = None,
     on_progress: OnProgress | None = None,
 ) -> Iterator[Pair]:
     """Pairs of texts in normal form that are alike: enough of them to connect each cluster.
 
     Which clusters there are depends on the texts and the seed, and not on their order.
-
-    Args:
-        numbers: keep apart what differs in its numbers (see `likeness`).
-        across: give only pairs of a text before this index with one from it on, and then all that are found.
+    `numbers`: keep apart what differs in its numbers (see `likeness`).
     """
     least = max(shortest(threshold), GRAM)
     chosen = [index for index, text in enumerate(texts) if len(text) >= least]
     # in an order of the texts' own, so that their order in the file decides nothing
     chosen.sort(key=texts.__getitem__)
     pool = [texts[index] for index in chosen]
-    early = np.array([index < across for index in chosen]) if across is not None else None
-    possible = _PairFilter(pool, threshold, numbers)
-    clusters, failed = Clusters(len(pool)), [0] * len(pool)
-    for low, high in candidates(pool, threshold, seed=seed, early=early, on_progress=on_progress or _ignore):
-        for a, b in possible.new(low, high):
-            if failed[a] >= _TRIED and failed[b] >= _TRIED:
+    clusters = Clusters(len(pool))
+    for who, candidates in _keys(pool, threshold, seed, numbers).pairs():
+        for place, (a, b) in enumerate(zip(who.tolist(), candidates.tolist(), strict=True)):
+            if on_progress is not None and place % _BLOCK == 0:
+                on_progress("comparing", a, len(pool))
+            if clusters.find(a) == clusters.find(b):
                 continue
-            if across is None and clusters.find(a) == clusters.find(b):
-                continue
-            similarity = likeness(pool[a], pool[b], threshold, numbers=False)  # `possible` has seen to the numbers
-            if similarity is None:
-                failed[a] += 1
-                failed[b] += 1
-            else:
+            similarity = likeness(pool[a], pool[b], threshold, numbers=numbers)
+            if similarity is not None:
                 clusters.join(a, b)
                 one, other = sorted((chosen[a], chosen[b]))
                 yield Pair(one, other, similarity)
 
 
-def _ignore(stage: str, done: int, of: int) -> None:
-    return None
+def _keys(forms: Sequence[str], threshold: float, seed: int, numbers: bool) -> Postings:
+    """The keys of texts; a short one shares them only with texts of the same numbers and operators."""
+    found = postings(forms, seed)
+    if not numbers:
+        return found
+    lengths = np.fromiter(map(len, forms), np.int64, len(forms))
+    below = MARKED / threshold  # a longer text is like none that is short
+    mine = np.array([_digest("|".join(marks(form))) if len(form) < below else 0 for form in forms], np.uint64)
+    marked = found.take(lengths[found.texts] < below)
+    plain = found.take(lengths[found.texts] >= MARKED)
+    return Postings.joined([Postings(marked.keys ^ mine[marked.texts], marked.texts), plain])
 
 
-class _PairFilter:
-    """Leaves out of many pairs, quickly, those that came before and those that length or numbers rule out."""
-
-    def __init__(self, texts: Sequence[str], threshold: float, numbers: bool) -> None:
-        self._texts, self._numbers = texts, numbers
-        self._lengths = np.array([len(text) for text in texts], np.int64)
-        self._most = np.array([allowed(len(text), threshold) for text in texts])
-        self._seen = np.empty(0, np.int64)
-        if numbers:
-            # of two texts that may be alike, the longer has at most twice the length
-            self._marks = np.array(
-                [digest("|".join(marks(text))) if len(text) < 2 * MARKED else 0 for text in texts], np.uint64
-            )
-            self._masked = np.array([digest(masked(text)) for text in texts], np.uint64)
-
-    def new(self, low: Ints, high: Ints) -> Iterator[tuple[int, int]]:
-        lengths = self._lengths
-        fit = np.abs(lengths[low] - lengths[high]) <= np.maximum(self._most[low], self._most[high])
-        if self._numbers:
-            short = np.minimum(lengths[low], lengths[high]) < MARKED
-            same = self._marks[low] == self._marks[high]
-            fit &= np.where(short, same, self._masked[low] != self._masked[high])
-        codes = low[fit] * len(lengths) + high[fit]
-        codes = np.unique(codes)
-        if len(self._seen):
-            place = np.minimum(np.searchsorted(self._seen, codes), len(self._seen) - 1)
-            codes = codes[self._seen[place] != codes]
-        self._seen = np.union1d(self._seen, codes)
-        one, other = np.divmod(codes, len(lengths))
-        return zip(one.tolist(), other.tolist(), strict=True)
+def _digest(text: str) -> int:
+    """64 bits that stand for a text."""
+    return int.from_bytes(blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "little")
 
 
 def numbers_of(form: str) -> list[str] | None:
@@ -168,9 +138,6 @@ def close_pairs(vectors: Vectors, texts: Sequence[str], least: float, *, numbers
                 one, two = start + a, other + b
                 if one < two and (apart[one] is None or apart[two] is None or apart[one] == apart[two]):
                     yield Pair(one, two, min(1.0, float(cosine[a, b])))
-
-
-_CANDIDATES = 32
 
 
 @dataclass(frozen=True)
@@ -195,9 +162,8 @@ def check_threshold(threshold: float) -> float:
 class NearIndex:
     """The texts added so far; `find` says which of them a text repeats. What is alike is said in `likeness`.
 
-    For a set that grows row by row (tens of thousands); `pairs` does a whole file at once. The same calls with the same
-    seed give the same answers. An exact copy is always found; of texts with a tenth of their characters edited, more
-    than 99 in 100 are; what is found is verified by edit distance.
+    The same calls with the same seed give the same answers. An exact copy is always found; of texts with a tenth of
+    their characters edited, more than 99 in 100 are.
     """
 
     def __init__(self, threshold: float = 0.8, seed: int = 0, *, numbers: bool = True) -> None:
@@ -205,13 +171,10 @@ class NearIndex:
         self._shortest = max(shortest(threshold), GRAM)
         self._exact: dict[str, str] = {}
         self._texts: list[tuple[str, str]] = []
-        self._sketches = np.empty((64, LANES), np.uint8)
-        self._sketched = np.zeros(64, np.bool_)
-        self._with_marks: dict[tuple[str, ...], array[int]] = {}
-        """Texts by their numbers and operators: only among those with the same can a short one have its like."""
-
-        self._last: tuple[str, npt.NDArray[np.uint8]] | None = None
-        """A text is mostly looked for, and then added."""
+        self._sorted: list[Postings] = []
+        """The keys of the texts, in parts of which each has more than twice as many as the next."""
+        self._counted = 0
+        """Texts whose keys are in a part."""
 
     def __len__(self) -> int:
         return len(self._exact)
@@ -219,52 +182,57 @@ class NearIndex:
     def add(self, key: str, text: str) -> None:
         """Remember a text under a key; of texts with one normal form the first key stands."""
         form = normal(text)
-        if form in self._exact:
-            return
-        self._exact[form] = key
-        if len(form) < self._shortest:
-            return
-        if len(self._texts) == len(self._sketches):
-            self._sketches = np.concatenate((self._sketches, np.empty_like(self._sketches)))
-            self._sketched = np.concatenate((self._sketched, np.zeros_like(self._sketched)))
-        if self.numbers:
-            self._with_marks.setdefault(tuple(marks(form)), array("q")).append(len(self._texts))
-        self._texts.append((key, form))
+        if form not in self._exact:
+            self._exact[form] = key
+            if len(form) >= self._shortest:
+                self._texts.append((key, form))
 
     def find(self, text: str) -> Match | None:
         """The text that this one repeats: an exact copy, else the most similar of those that are alike."""
-        form = normal(text)
-        if form in self._exact:
-            return Match(self._exact[form], 1.0, "exact")
-        if len(form) < self._shortest:
-            return None
+        return self.find_all([text])[0]
+
+    def find_all(self, texts: Sequence[str], on_progress: OnProgress | None = None) -> list[Match | None]:
+        """The same for many texts, none of which is added."""
+        found: list[Match | None] = []
+        for start in range(0, len(texts), _BLOCK):
+            if on_progress is not None:
+                on_progress("comparing", start, len(texts))
+            forms = [normal(text) for text in texts[start : start + _BLOCK]]
+            likely = self._likely([form if form not in self._exact else "" for form in forms])
+            for number, form in enumerate(forms):
+                exact = self._exact.get(form)
+                found.append(self._best(form, likely[number]) if exact is None else Match(exact, 1.0, "exact"))
+        return found
+
+    def _best(self, form: str, likely: Sequence[int]) -> Match | None:
         best: Match | None = None
-        for index in self._likely(form):
+        for index in likely:
             key, other = self._texts[index]
-            least = best.similarity if best else self.threshold
-            similarity = likeness(form, other, max(least, self.threshold), numbers=self.numbers)
+            similarity = likeness(form, other, best.similarity if best else self.threshold, numbers=self.numbers)
             if similarity is not None and (best is None or similarity > best.similarity):
                 best = Match(key, similarity, "near")
         return best
 
-    def _likely(self, form: str) -> Sequence[int]:
-        """The texts that may be like one: few, the likeliest first."""
-        if self.numbers and len(form) < MARKED:
-            among = self._with_marks.get(tuple(marks(form)), ())
-            if len(among) <= _CANDIDATES:
-                return among
-            places = np.array(among)
-        else:
-            places = np.arange(len(self._texts))
-        for index in places[~self._sketched[places]]:
-            self._sketches[index], self._sketched[index] = self._sketch(self._texts[index][1]), True
-        agree = (self._sketches[places] == self._sketch(form)).sum(axis=1, dtype=np.int16)
-        likely = np.flatnonzero(agree >= 1 + LANES * expected(self.threshold) / 2)
-        best: list[int] = places[likely[np.argsort(-agree[likely], kind="stable")][:_CANDIDATES]].tolist()
-        return best
+    def _likely(self, forms: Sequence[str]) -> dict[int, list[int]]:
+        """The texts that each may be like, the likeliest first."""
+        self._sort_new()
+        likely: dict[int, list[int]] = defaultdict(list)
+        asked = _keys([form if len(form) >= self._shortest else "" for form in forms], *self._how)
+        for part in self._sorted if len(asked.keys) else ():
+            for who, candidate in zip(*(one.tolist() for one in part.find(asked)), strict=True):
+                likely[who].append(candidate)
+        return likely
 
-    def _sketch(self, form: str) -> npt.NDArray[np.uint8]:
-        """The low byte of each lane: enough to tell likely from unlikely, at 256 bytes a text."""
-        if self._last is None or self._last[0] != form:
-            self._last = form, lanes(*grams([form], self.seed), self.seed)[0].astype(np.uint8)
-        return self._last[1]
+    @property
+    def _how(self) -> tuple[float, int, bool]:
+        return self.threshold, self.seed, self.numbers
+
+    def _sort_new(self) -> None:
+        new = [form for _, form in self._texts[self._counted :]]
+        if new:
+            keys, texts = _keys(new, *self._how)
+            self._sorted.append(Postings(keys, texts + self._counted).sorted())
+            self._counted = len(self._texts)
+        while len(self._sorted) > 1 and len(self._sorted[-2].keys) <= 2 * len(self._sorted[-1].keys):
+            last = [self._sorted.pop(), self._sorted.pop()]
+            self._sorted.append(Postings.joined(last[::-1]).sorted())

@@ -104,13 +104,15 @@ def likeness(one: str, other: str, threshold: float, *, numbers: bool = True) ->
         return 1.0
     length = max(len(one), len(other))
     most = allowed(length, threshold)
-    if abs(len(one) - len(other)) > most or (numbers and _other_numbers(one, other)):
+    if abs(len(one) - len(other)) > most:
         return None
     if length > LONG:
         share = min(_shared_share(one, other), _shared_share(other, one))
-        return share if share >= threshold else None
-    distance = edits(one, other, int(most))
-    return None if distance is None else 1 - distance / length
+        alike = share >= threshold
+    else:
+        distance = edits(one, other, int(most))
+        share, alike = 1 - (distance or 0) / length, distance is not None
+    return share if alike and not (numbers and _other_numbers(one, other)) else None
 
 
 def _other_numbers(one: str, other: str) -> bool:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from ajet_tools.cli.app import app
-from ajet_tools.dataset.similarity.decontaminate import Evaluation, find, words
+from ajet_tools.dataset.similarity.decontaminate import Evaluation, Leaks, words
 
 CLIPS = (
     "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. "
@@ -79,7 +79,7 @@ def test_share_asks_for_more_than_a_run(tmp_path: Path) -> None:
 def test_chinese_is_read_sign_by_sign() -> None:
     assert words("今天天气 is 3+4") == ["今", "天", "天", "气", "is", "3", "+", "4"]
     question = "请计算从一加到一百的所有整数之和是多少"
-    leaks = find(["别的"], [f"有一道题：{question}。请回答"], Evaluation([question]))
+    leaks = Leaks([("here", question)]).find(["别的"], [f"有一道题：{question}。请回答"])
     assert [leak.kind for leak in leaks] == ["words"]
 
 

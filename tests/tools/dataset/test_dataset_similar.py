@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ajet_sdk.errors import ConfigError
-from ajet_tools.dataset.similarity.minhash import expected, grams, lanes
+from ajet_tools.dataset.similarity.grams import KEYS, postings
 from ajet_tools.dataset.similarity.near import Clusters, Match, NearIndex, near_pairs
 from ajet_tools.dataset.similarity.text import allowed, edits, likeness, normal
 
@@ -121,17 +121,33 @@ def test_edited_copies_are_found_and_others_are_not() -> None:
     assert all(near.find(sentence(draw)) is None for _ in range(100))
 
 
-def test_a_signature_agrees_as_often_as_the_grams_do() -> None:
+def test_texts_share_as_many_keys_as_grams() -> None:
     draw = random.Random(4)
     for share in (0.02, 0.1):
         one = sentence(draw, 3000)
         other = edited(one, share, draw)
-        hashes, bounds = grams([one, other])
-        sets = [set(hashes[bounds[i] : bounds[i + 1]].tolist()) for i in (0, 1)]
-        true = len(sets[0] & sets[1]) / len(sets[0] | sets[1])
-        table = lanes(hashes, bounds)
-        assert abs((table[0] == table[1]).mean() - true) < 0.12
-    assert expected(1.0) == 1
+        grams = [{text[at : at + 8] for at in range(len(text) - 7)} for text in (one, other)]
+        found = postings([one, other])
+        keys = [set(found.keys[found.texts == number].tolist()) for number in (0, 1)]
+        assert [len(each) for each in keys] == [KEYS, KEYS]
+        assert abs(len(keys[0] & keys[1]) / KEYS - len(grams[0] & grams[1]) / len(grams[0])) < 0.2
+
+
+def test_texts_that_repeat_themselves_are_found_too() -> None:
+    texts = ["the same again " * 40, "the same again " * 39 + "the end of it"]
+    assert len(list(near_pairs(texts, 0.8))) == 1
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 1000), st.integers(150, 260))
+def test_texts_on_both_sides_of_the_length_at_which_numbers_tell_them_apart(seed: int, length: int) -> None:
+    """Short texts are looked up by their numbers too: a longer one must still be found."""
+    draw = random.Random(seed)
+    one = normal(sentence(draw, length))
+    other = normal(edited(one, 0.04, draw))
+    near = NearIndex()
+    near.add("one", one)
+    assert (near.find(other) is None) == (likeness(one, other, 0.8) is None)
 
 
 def clusters_of(texts: list[str], **how: object) -> set[frozenset[str]]:
@@ -181,12 +197,18 @@ def test_a_template_with_thousands_of_fillings_does_not_take_all_pairs() -> None
     assert not list(near_pairs([normal(text) for text in texts], 0.8))
 
 
-def test_across_gives_pairs_of_the_two_sides_only_and_all_of_them() -> None:
-    draw = random.Random(7)
-    text = sentence(draw)
-    texts = [text, edited(text, 0.03, draw), *(edited(text, 0.04, draw) for _ in range(5))]
-    pairs = {(pair.one, pair.other) for pair in near_pairs(texts, 0.8, across=2)}
-    assert pairs == {(one, other) for one in (0, 1) for other in range(2, 7)}
+@settings(max_examples=10, deadline=None)
+@given(st.integers(0, 1000))
+def test_many_at_once_are_answered_as_one_by_one(seed: int) -> None:
+    draw = random.Random(seed)
+    texts = [sentence(draw, draw.choice([60, 150, 400])) for _ in range(20)]
+    asked = [edited(draw.choice(texts), draw.choice([0.0, 0.03, 0.1]), draw) for _ in range(20)]
+    one_by_one, at_once = NearIndex(), NearIndex()
+    for index, text in enumerate(texts):
+        one_by_one.add(str(index), text)
+        one_by_one.find(text)  # what is known by now is sorted by now
+        at_once.add(str(index), text)
+    assert at_once.find_all(asked) == [one_by_one.find(text) for text in asked]
 
 
 def test_a_threshold_that_is_none_is_refused() -> None:
