@@ -18,7 +18,7 @@ from ajet_sdk.whole_file import write_whole
 from ajet_tools.cli.dataset.options import Map, SkipBad, Source, Sources, bad_row_lines, counted, counting, mapping_of
 from ajet_tools.cli.options import AsJson, pick, print_json
 from ajet_tools.cli.viewer import check_terminal, load_viewer
-from ajet_tools.dataset.card.pictures import draw
+from ajet_tools.dataset.card.pictures import pictures_of
 from ajet_tools.dataset.files.blocks import QUERIES
 from ajet_tools.dataset.files.tables import files_of, read_blocks, splits_of, text_of
 from ajet_tools.dataset.review.estimate import estimate_errors
@@ -149,13 +149,15 @@ def stats(
 
 
 def _write_stats(found: Stats, folder: Path) -> list[Path]:
-    pictures, path = draw(found, folder) if found.rows else [], folder / "stats.json"
+    pictures = pictures_of(found) if found.rows else {}
+    files = {**pictures, "stats.json": (json_line(found.as_json()) + "\n").encode()}
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_whole(path, json_line(found.as_json()) + "\n")
+        for name, content in files.items():
+            write_whole(folder / name, content)
     except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
-    return [*pictures, path]
+        raise ConfigError(f"cannot write {folder}: {error.strerror or error}") from error
+    return [folder / name for name in files]
 
 
 def _print_stats(found: Stats) -> None:

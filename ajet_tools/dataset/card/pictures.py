@@ -1,7 +1,5 @@
-"""The pictures of a dataset card, as PNG; the same numbers give the same bytes (no dates, no versions in them).
-
-The figures of a dataset as pictures: how long its texts are, and what shares they fall into.
-"""
+"""Pictures of a dataset as PNG, for its card and for `stats`; the same numbers give the same bytes (no dates, no
+versions in them)."""
 
 from __future__ import annotations
 
@@ -11,31 +9,25 @@ import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ajet_sdk.errors import ConfigError, MissingExtra
-from ajet_sdk.whole_file import remove_draft
+from ajet_sdk.errors import MissingExtra
 from ajet_tools.dataset.card.topics import Topics
-from ajet_tools.dataset.rows.stats import Lengths, Stats
+from ajet_tools.dataset.rows.stats import Stats
 
-__all__ = ["difficulty", "draw", "lengths", "require_pictures", "similarity", "topic_map"]
+__all__ = ["difficulty", "lengths", "pictures_of", "require_pictures", "similarity", "topic_map"]
 
 _INK, _FAINT = "#26323d", "#d9dee3"
-
 _COLOURS = ("#3b6ea5", "#d9822b", "#4f9d69", "#b8476b", "#7d63b8", "#a58a2c", "#3c9aa8", "#8d6a54", "#6f7f8f")
-
 _BINS = 30
-
 _ROOM = 5
 """Characters on either side of the bars, lest one length fill the whole picture."""
-
 _WIDE = 30.0
 """Where the longest is so many times the shortest, lengths are on a logarithmic axis."""
-
+_BARS = 12
+_LABEL = 28
 _STYLE = {
     "font.family": "DejaVu Sans",
     "font.size": 10,
@@ -62,52 +54,59 @@ def require_pictures() -> None:
 
 
 @contextmanager
-def _open_axes(title: str, size: tuple[float, float] = (7.2, 3.2)) -> Iterator[tuple[Any, io.BytesIO]]:
+def _open_grid(size: tuple[float, float], rows: int = 1, columns: int = 1) -> Iterator[tuple[list[Any], io.BytesIO]]:
     """Axes to draw on; the bytes are there when the block ends."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
-    with matplotlib.rc_context():
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Glyph")  # a script that the font has not is drawn as boxes
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
         figure = Figure(figsize=size, dpi=120, layout="constrained")
         FigureCanvasAgg(figure)
-        axes = figure.add_subplot()
-        axes.set_title(title)
         out = io.BytesIO()
-        yield axes, out
+        yield list(figure.subplots(rows, columns, squeeze=False).flatten()), out
         figure.savefig(out, format="png", metadata={"Software": None})
+
+
+@contextmanager
+def _open_axes(title: str, size: tuple[float, float] = (7.2, 3.2)) -> Iterator[tuple[Any, io.BytesIO]]:
+    with _open_grid(size) as ([axes], out):
+        axes.set_title(title)
+        yield axes, out
 
 
 def lengths(by_split: Mapping[str, Sequence[int]]) -> bytes:
     """How many characters the questions have, by split."""
-    everything = np.concatenate([np.asarray(values, dtype=float) for values in by_split.values()])
-    low, high = max(1.0, float(everything.min())), max(2.0, float(everything.max()))
-    wide = high / low > _WIDE
-    edges = np.geomspace(low, high, _BINS + 1) if wide else _whole_edges(low, high)
     with _open_axes("Length of the questions") as (axes, out):
-        if wide:
-            axes.set_xscale("log")
-            axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
-        else:
-            axes.xaxis.get_major_locator().set_params(integer=True)
-            axes.set_xlim(min(edges[0], low - _ROOM), max(edges[-1], high + _ROOM))
-        for number, (split, values) in enumerate(by_split.items()):
-            clipped = np.clip(np.asarray(values, dtype=float), edges[0], edges[-1])
-            axes.hist(clipped, bins=edges, color=_COLOURS[number % len(_COLOURS)], alpha=0.85, label=split)
+        _draw_lengths(axes, {split: (values, np.ones(len(values))) for split, values in by_split.items()})
         axes.set_xlabel("characters")
-        axes.set_ylabel("rows")
-        axes.grid(axis="y", color=_FAINT)
         if len(by_split) > 1:
             axes.legend(loc="upper left", bbox_to_anchor=(1.0, 1.0))
     return out.getvalue()
 
 
-def _whole_edges(low: float, high: float) -> Any:
-    """Bins of whole characters, so that none is wider by chance than its neighbour."""
-    width = max(1, math.ceil((high - low + 1) / _BINS))
-    return np.arange(math.floor(low), high + width + 1, width) - 0.5
+def _draw_lengths(axes: Any, groups: Mapping[str, tuple[Sequence[int], Any]]) -> None:
+    """A histogram of each group of lengths and how often each is there; bins of whole lengths, or logarithmic."""
+    everything = np.concatenate([np.asarray(values, dtype=float) for values, _ in groups.values()])
+    low, high = max(1.0, float(everything.min())), max(2.0, float(everything.max()))
+    if high / low > _WIDE:
+        edges = np.geomspace(low, high, _BINS + 1)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    else:
+        width = max(1, math.ceil((high - low + 1) / _BINS))
+        edges = np.arange(math.floor(low), high + width + 1, width) - 0.5
+        axes.xaxis.get_major_locator().set_params(integer=True)
+        axes.set_xlim(min(edges[0], low - _ROOM), max(edges[-1], high + _ROOM))
+    for number, (name, (values, counts)) in enumerate(groups.items()):
+        clipped = np.clip(np.asarray(values, dtype=float), edges[0], edges[-1])
+        colour = _COLOURS[number % len(_COLOURS)]
+        axes.hist(clipped, bins=edges, weights=counts, color=colour, alpha=0.85, label=name)
+    axes.set_ylabel("rows")
+    axes.grid(axis="y", color=_FAINT)
 
 
 def similarity(values: Sequence[float]) -> bytes:
@@ -172,102 +171,39 @@ def _topic_label(number: int, words: Sequence[str]) -> str:
     return f"{number + 1}  {', '.join(drawn)}".rstrip().replace("$", r"\$")
 
 
-_BAR = "#3b6ea5"
-
-_BARS = 12
-
-_CHART_BINS = 40
-
-_DPI = 120
-
-_LABEL = 28
+def pictures_of(stats: Stats) -> dict[str, bytes]:
+    """`lengths.png` and, where fields have few values, `shares.png`. Raises MissingExtra without matplotlib."""
+    require_pictures()
+    made = {"lengths.png": _lengths(stats)}
+    return made | ({"shares.png": _shares(panels)} if (panels := _panels(stats)) else {})
 
 
-def draw(stats: Stats, folder: Path) -> list[Path]:
-    """Write `lengths.png` and `shares.png` into a directory, and return what was written; the same figures, the same
-    bytes. Raises MissingExtra without matplotlib."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtra("matplotlib", "local") from None
-    made = {"lengths.png": _lengths(Figure, stats), "shares.png": _shares(Figure, stats)}
-    written = []
-    for name, figure in made.items():
-        if figure is not None:
-            written.append(folder / name)
-            _save(figure, written[-1])
-    return written
-
-
-def _save(figure: Any, path: Path) -> None:
-    draft = path.with_name(f".{path.name}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "Glyph")  # a script that the font has not is drawn as boxes
-            figure.savefig(draft, format="png", dpi=_DPI, metadata={"Software": None})
-        draft.replace(path)
-    except OSError as error:
-        raise ConfigError(f"cannot write {path}: {error.strerror or error}") from error
-    finally:
-        remove_draft(draft)
-
-
-def _lengths(figure_of: Any, stats: Stats) -> Any:
+def _lengths(stats: Stats) -> bytes:
     panels = [("characters a question", stats.chars), ("words a question", stats.words)]
     panels += [("characters an answer", stats.answer_chars)] if stats.answered else []
-    figure = figure_of(figsize=(4.2 * len(panels), 3.2), layout="constrained")
-    for axes, (name, lengths) in zip(figure.subplots(1, len(panels), squeeze=False)[0], panels, strict=True):
-        edges, heights, logarithmic = _histogram(lengths)
-        widths = [b - a for a, b in pairwise(edges)]
-        axes.bar(edges[:-1], heights, widths, align="edge", color=_BAR)
-        if logarithmic:
-            axes.set_xscale("log")
-        middle = lengths.quantile(0.5)
-        axes.axvline(middle, color="black", linewidth=1, linestyle="--")
-        axes.xaxis.get_major_locator().set_params(**({} if logarithmic else {"integer": True}))
-        axes.set_xlabel(f"{name} (median {middle:,})")
-        axes.set_ylabel("rows")
-        axes.spines[["top", "right"]].set_visible(False)
-    return figure
+    with _open_grid((4.2 * len(panels), 3.2), 1, len(panels)) as (grid, out):
+        for axes, (name, found) in zip(grid, panels, strict=True):
+            values, counts = zip(*found.bins(), strict=True)
+            _draw_lengths(axes, {name: (values, counts)})
+            middle = found.quantile(0.5)
+            axes.axvline(middle, color="black", linewidth=1, linestyle="--")
+            axes.set_xlabel(f"{name} (median {middle:,})")
+    return out.getvalue()
 
 
-def _histogram(lengths: Lengths) -> tuple[list[float], list[int], bool]:
-    """Edges, heights, and whether the scale is logarithmic, as it is where lengths differ by orders of magnitude."""
-    least, most = lengths.least, lengths.most
-    logarithmic = most > 50 * max(1, lengths.quantile(0.5))
-    if logarithmic:
-        low, high = math.log10(max(1, least)), math.log10(most + 1)
-        edges = [10 ** (low + (high - low) * i / _CHART_BINS) for i in range(_CHART_BINS + 1)]
-    else:
-        step = max(1, -(-(most - least + 1) // _CHART_BINS))
-        edges = [least + step * i - 0.5 for i in range((most - least) // step + 2)]  # a bar about its integers
-    heights = [0] * (len(edges) - 1)
-    for length, number in lengths.bins():
-        place = next((i for i in range(len(heights)) if length < edges[i + 1]), len(heights) - 1)
-        heights[place] += number
-    return edges, heights, logarithmic
-
-
-def _shares(figure_of: Any, stats: Stats) -> Any:
-    panels = _panels(stats)
-    if not panels:
-        return None
+def _shares(panels: Sequence[tuple[str, Sequence[tuple[str, int]]]]) -> bytes:
     columns = min(2, len(panels))
-    lines = -(-len(panels) // columns)
-    figure = figure_of(figsize=(5.2 * columns, 2.8 * lines), layout="constrained")
-    grid = figure.subplots(lines, columns, squeeze=False).flatten()
-    for axes, (name, counts) in zip(grid, panels, strict=False):
-        labels = [_escape(text) for text, _ in counts]
-        axes.barh(range(len(counts)), [number for _, number in counts], color=_BAR)
-        axes.set_yticks(range(len(counts)), labels, fontsize=8)
-        axes.invert_yaxis()
-        axes.set_title(_escape(name, 50), fontsize=9, loc="left")
-        axes.set_xlabel("rows", fontsize=8)
-        axes.spines[["top", "right"]].set_visible(False)
-    for axes in grid[len(panels) :]:
-        axes.set_visible(False)
-    return figure
+    rows = -(-len(panels) // columns)
+    with _open_grid((5.2 * columns, 2.8 * rows), rows, columns) as (grid, out):
+        for axes, (name, counts) in zip(grid, panels, strict=False):
+            axes.barh(range(len(counts)), [number for _, number in counts], color=_COLOURS[0])
+            axes.set_yticks(range(len(counts)), [_escape(text) for text, _ in counts], fontsize=8)
+            axes.invert_yaxis()
+            axes.set_title(_escape(name, 50), fontsize=9)
+            axes.set_xlabel("rows", fontsize=8)
+        for axes in grid[len(panels) :]:
+            axes.set_visible(False)
+    return out.getvalue()
 
 
 def _panels(stats: Stats) -> list[tuple[str, Sequence[tuple[str, int]]]]:
