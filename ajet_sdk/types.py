@@ -233,8 +233,8 @@ class Episode(_Frozen):
     """Minted per position in a batch; the attempts of one position share it."""
     attempt: int = 0
     step: int = 0
-    split: Literal["train", "val", ""] = "train"
-    """Empty, where the episode is of no training run and so of no step either: imported, say."""
+    split: Literal["train", "val", "trial", ""] = "train"
+    """`trial`: a task that `task_reader.type: growing` may add. Empty: of no training run and no step (imported)."""
     task: Task = Field(default_factory=Task)
     output: Any = None
     calls: tuple[Call, ...] = ()

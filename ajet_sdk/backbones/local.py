@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet_sdk.backbones.shared.steps import Rollout, Rollouts, samples_of, total_steps
@@ -57,7 +58,7 @@ _CALLS_AT_ONCE = 1024
 
 _UNBOOKED = """
     SELECT e.step, c.episode_id, c.call_id, len(c.output_ids) AS tokens,
-        if(e.split = 'val', 'evaluation', 'failed') AS outcome
+        if(e.split = 'train', 'failed', 'evaluation') AS outcome
     FROM calls c JOIN episodes e USING (episode_id)
     WHERE e.run_id = ? AND c.trainable AND c.phase = 'rollout' AND len(c.output_ids) > 0
         AND c.call_id NOT IN (SELECT call_id FROM ledger)"""
@@ -193,7 +194,7 @@ class _LocalRun:
         growth = self.job.growth
         if growth is not None and growth.due(self.done):
             self.writer.flush()
-            said, metrics = await growth.grow(self.done, self.rollouts.outside_trace)
+            said, metrics = await growth.grow(self.done, partial(self.rollouts.make_trials, self.done))
             self.loggers.say(said)
             self.loggers.log(self.done, metrics)
 

@@ -35,7 +35,7 @@ class Attempt:
     group_id: str = ""
     attempt: int = 0
     step: int = 0
-    split: Literal["train", "val"] = "train"
+    split: Literal["train", "val", "trial"] = "train"
     seed: int | None = None
     """Mixed into the seed of every call; None leaves calls without a seed of their own unseeded."""
     group_seed: int = 0

@@ -311,7 +311,7 @@ async def run_batch(
                 if not (episode.infrastructure and left) or (group is not None and group.judged):
                     break
                 if writer is not None:
-                    writer.put(*untrained_entries(episode, "evaluation" if episode.split == "val" else "failed"))
+                    writer.put(*untrained_entries(episode, "failed" if episode.split == "train" else "evaluation"))
             if member is not None:
                 member.leave_unjudged()
             if on_episode is not None:

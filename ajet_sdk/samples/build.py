@@ -74,7 +74,7 @@ def build(
     """Fold episodes into samples.
 
     Args:
-        episodes: whole groups; those of split `val` give ledger rows and nothing else.
+        episodes: whole groups; those of splits `val` and `trial` give ledger rows and nothing else.
         estimator: how a reward becomes an advantage.
         normalize_std: divide by the group's standard deviation (`grpo` only).
         policy_version: that of the policy to be trained; with `max_staleness`, calls sampled more updates ago are

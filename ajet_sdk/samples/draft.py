@@ -87,7 +87,7 @@ class Draft:
         """Note each call that is left out for a reason of its own or of its episode; the first that holds."""
         for call in self.episode.calls:
             outcome: Outcome | None = None
-            if self.episode.split == "val":
+            if self.episode.split in ("val", "trial"):
                 outcome = "evaluation"
             elif not is_trained(call):
                 outcome = "untrainable"

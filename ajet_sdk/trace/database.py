@@ -259,23 +259,29 @@ def _insert(connection: duckdb.DuckDBPyConnection, tables: Mapping[str, pa.Table
         raise
 
 
-_LATER = "SELECT episode_id FROM episodes WHERE run_id = $run AND step > $step"
+_LATER = "SELECT episode_id FROM episodes WHERE run_id = $run AND step > $step AND split IS DISTINCT FROM 'trial'"
+"""Trials stay: a resumed run has the tasks that they chose."""
 
 
 def supersede(connection: duckdb.DuckDBPyConnection, run_id: str, after_step: int, booked: Sequence[str] = ()) -> None:
     """Mark what a run did after a step as rolled back; see TraceWriter.supersede."""
     values = {"run": run_id, "step": after_step}
     lost = """
-        SELECT $run, coalesce(e.step, $step + 1), c.episode_id, c.call_id, 'superseded', len(c.output_ids)
+        SELECT $run, coalesce(e.step, $step + 1), c.episode_id, c.call_id,
+            if(e.split = 'trial', 'evaluation', 'superseded'), len(c.output_ids)
         FROM calls c LEFT JOIN episodes e USING (episode_id)
         WHERE c.trainable AND c.phase = 'rollout' AND len(c.output_ids) > 0
-          AND (e.run_id = $run AND e.step > $step
+          AND (e.run_id = $run AND (e.step > $step OR e.split = 'trial')
                OR e.episode_id IS NULL AND c.started_at >= (SELECT min(started_at) FROM runs WHERE run_id = $run))
           AND c.call_id NOT IN (SELECT call_id FROM ledger) AND c.call_id NOT IN (SELECT unnest($booked::VARCHAR[]))"""
     connection.execute("BEGIN")
     try:
         connection.execute(f"INSERT INTO ledger {lost}", {**values, "booked": list(booked)})
-        connection.execute("UPDATE ledger SET outcome = 'superseded' WHERE run_id = $run AND step > $step", values)
+        connection.execute(
+            "UPDATE ledger SET outcome = 'superseded' WHERE run_id = $run AND step > $step AND episode_id NOT IN "
+            "(SELECT episode_id FROM episodes WHERE run_id = $run AND split = 'trial')",
+            values,
+        )
         connection.execute(f"UPDATE episodes SET superseded = true WHERE episode_id IN ({_LATER})", values)
         for table in ("metrics", "trained"):
             connection.execute(f"DELETE FROM {table} WHERE run_id = $run AND step > $step", values)

@@ -9,7 +9,7 @@ import asyncio
 import random
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,6 +19,7 @@ from ajet_sdk.protocols import Engine, Tokenizer
 from ajet_sdk.reporting.loggers import Display
 from ajet_sdk.rollout.attempts import Attempt, seed_of
 from ajet_sdk.rollout.episode import run_batch
+from ajet_sdk.rollout.outcomes import untrained_entries
 from ajet_sdk.samples.build import Batch, build
 from ajet_sdk.tokens.matching import admits
 from ajet_sdk.tokens.template import ChatTemplate
@@ -174,18 +175,15 @@ class Rollouts:
         """Begin `repeats` attempts at each task after a step; `what` tells their seeds from those of others."""
         return self._begin(self._attempts(tasks, repeats, step, what), sampling)
 
-    async def outside_trace(self, attempts: Sequence[Attempt]) -> list[Episode]:
-        """Make attempts that train nothing, and of which nothing is recorded."""
-        with Gateway() as gateway:
-            return await run_batch(
-                self.job.workflow,
-                self.job.judge,
-                attempts,
-                engine=self.engine,
-                gateway=gateway,
-                config=self.job.config,
-                sampling=training_sampling(self.job.config),
-            )
+    async def make_trials(self, step: int, attempts: Sequence[Attempt]) -> list[Episode]:
+        """Make attempts, after a step, at tasks that may be added. They are recorded and train nothing."""
+        trials = [
+            replace(one, run_id=self.job.run_id, step=step, split="trial", group_id=f"{step}/{one.group_id}")
+            for one in attempts
+        ]
+        episodes = await self._begin(trials, training_sampling(self.job.config)).episodes(None, "trials")
+        self.writer.put(*(entry for episode in episodes for entry in untrained_entries(episode)))
+        return episodes
 
     def _attempts(self, tasks: Sequence[Task], repeats: int, step: int, what: str) -> list[Attempt]:
         seed = self.job.config.trainer_common.seed

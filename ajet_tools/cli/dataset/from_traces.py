@@ -56,7 +56,9 @@ class ChoiceOptions:
     ] = None
     min_score: Annotated[float, typer.Option(min=0, max=1, help="--rubric: minimum score of a good episode.")] = 0.5
     run: Annotated[str | None, typer.Option("--run", metavar="ID", help="Only this run. Default: all.")] = None
-    split: Annotated[str | None, typer.Option("--split", help="Only train or only val.")] = None
+    split: Annotated[str | None, typer.Option("--split", help="Only train, val or trial. Default: train and val.")] = (
+        None
+    )
 
     def choice(self) -> Choice:
         feedback = tuple(self.feedback or ())

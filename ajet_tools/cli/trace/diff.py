@@ -42,7 +42,7 @@ def diff(
         Path | None, typer.Option("--path-b", metavar="PATH", help="The trace of B, if it is another one.")
     ] = None,
     split: Annotated[
-        Literal["train", "val"] | None,
+        Literal["train", "val", "trial"] | None,
         typer.Option("--split", help="For runs: the split to compare. Default: the last validation of both."),
     ] = None,
     decoding: Annotated[

@@ -47,7 +47,9 @@ def export(
         list[str] | None,
         typer.Option("--episode", metavar="ID", help="Only this episode, by a unique prefix of its id; repeatable."),
     ] = None,
-    split: Annotated[str | None, typer.Option("--split", help="Only train or only val.")] = None,
+    split: Annotated[
+        str | None, typer.Option("--split", help="Only train, val or trial. Default: train and val.")
+    ] = None,
     margin: Annotated[
         float, typer.Option("--margin", min=0, help="trl-preference: minimum difference between the rewards of a pair.")
     ] = 0.0,
@@ -71,8 +73,8 @@ def export(
     """
     if format not in FORMATS:
         raise ConfigError(f"there is no export format {format!r}; formats: {', '.join(FORMATS)}")
-    if split not in (None, "train", "val"):
-        raise ConfigError(f"--split must be train or val (got {split!r})")
+    if split not in (None, "train", "val", "trial"):
+        raise ConfigError(f"--split must be train, val or trial (got {split!r})")
     if out == "-" and format == "tokens" and sys.stdout.isatty():
         raise ConfigError("tokens is a binary table: write it to a file with --out, or redirect stdout")
     target: Any = sys.stdout.buffer if out == "-" else Path(out)

@@ -144,7 +144,9 @@ def rejudge(
     path: WhereOrRun = None,
     run: OfRun = None,
     filter: Fitting = None,
-    split: Annotated[Literal["train", "val"] | None, typer.Option("--split", help="Only these episodes.")] = None,
+    split: Annotated[
+        Literal["train", "val", "trial"] | None, typer.Option("--split", help="Only these episodes.")
+    ] = None,
     concurrency: Annotated[
         int, typer.Option("--concurrency", min=1, help="Maximum number of episodes judged concurrently.")
     ] = 8,

@@ -87,8 +87,8 @@ class Choice:
         for word in self.feedback:
             if word not in FEEDBACK:
                 raise ConfigError(f"--feedback must be one of {', '.join(FEEDBACK)} (got {word!r})")
-        if self.split not in (None, "train", "val"):
-            raise ConfigError(f"--split must be train or val (got {self.split!r})")
+        if self.split not in (None, "train", "val", "trial"):
+            raise ConfigError(f"--split must be train, val or trial (got {self.split!r})")
 
 
 @dataclass(frozen=True)

@@ -228,6 +228,7 @@ def _shared_tokens(a: Episode, b: Episode) -> int | None:
 
 _KINDS: tuple[tuple[str, str | None], ...] = (
     ("val", "sampled"), ("val", "greedy"), ("val", None), ("train", "sampled"), ("train", "greedy"), ("train", None),
+    ("trial", "sampled"), ("trial", None),
 )  # fmt: skip
 """What runs are compared by, the best first."""
 

@@ -168,7 +168,7 @@ INVARIANTS: dict[str, tuple[str, str]] = {
     "episode status": (
         "the status or split of an episode is unknown",
         "SELECT episode_id AS id FROM episodes WHERE status IS NULL OR (split IS NULL) <> (step IS NULL) "
-        "OR status NOT IN ('succeeded', 'failed', 'timeout', 'aborted') OR split NOT IN ('train', 'val')",
+        "OR status NOT IN ('succeeded', 'failed', 'timeout', 'aborted') OR split NOT IN ('train', 'val', 'trial')",
     ),
     "outcomes": (
         "a ledger entry has an unknown outcome or a negative number of tokens",

@@ -95,12 +95,14 @@ def exported_ids(
 
     Args:
         run_id: of one run; None: of all.
-        split: `train` or `val`; None: both.
-        rolled_back: also those that a resume rolled back; and, of all runs, those that have calls and have not ended.
+        split: `train`, `val` or `trial`; None: `train` and `val`.
+        rolled_back: also trials and those that a resume rolled back; and, of all runs, those that have calls and have
+            not ended.
     """
     sql = """
         SELECT episode_id FROM episodes
-        WHERE ($1::VARCHAR IS NULL OR run_id = $1) AND ($2::VARCHAR IS NULL OR split = $2) AND ($3 OR NOT superseded)
+        WHERE ($1::VARCHAR IS NULL OR run_id = $1) AND ($3 OR NOT superseded)
+          AND CASE WHEN $2::VARCHAR IS NULL THEN $3 OR split IS DISTINCT FROM 'trial' ELSE split = $2 END
         ORDER BY started_at, episode_id"""
     found = [row["episode_id"] for row in rows(reader, sql, run_id, split, rolled_back)]
     if rolled_back and run_id is None and split is None:

@@ -97,7 +97,7 @@ FIELDS: dict[str, Field] = {
     "step": Field("number", "the training step", "e.step"),
     "task": Field("id", "the task: its id, or its query", "e.task_id"),
     "attempt": Field("number", "which attempt of its group, from 0", "e.attempt"),
-    "split": Field("choice", "train or val", "e.split", choices=("train", "val")),
+    "split": Field("choice", "train, val or trial", "e.split", choices=("train", "val", "trial")),
     "decoding": Field(
         "choice", "sampled or greedy: how its tokens were drawn", "e.decoding", choices=("sampled", "greedy")
     ),

@@ -36,6 +36,7 @@ MEANS: dict[str, str] = {
     "val_reward": "split = 'val' AND decoding = 'sampled'",
     "val_greedy_reward": "split = 'val' AND decoding = 'greedy'",
     "val_unknown_reward": "split = 'val' AND decoding IS NULL",
+    "trial_reward": "split = 'trial'",
 }
 """Mean reward -> of which episodes. How validation decoded stands in no file of before it was recorded."""
 
@@ -45,7 +46,7 @@ _MEANS = ", ".join(f"avg(reward) FILTER ({of} AND NOT superseded) AS {name}" for
 def run_rows(reader: TraceReader) -> list[Row]:
     """The runs, newest first, with how many episodes each has, how they ended and their mean rewards.
 
-    A mean is of training, of what validation sampled, or of its greedy attempts: never of two of them.
+    A mean is of training, of what validation sampled, of its greedy attempts, or of trials: never of two of them.
     """
     return rows(
         reader,
@@ -118,7 +119,8 @@ def overview(reader: TraceReader, run_id: str | None = None) -> list[Row]:
             SELECT run_id, list({'cause': cause, 'episodes': episodes} ORDER BY episodes DESC, cause) AS causes
             FROM failed GROUP BY run_id),
         rewarded AS (  -- of one kind: training, else validation, else greedy validation
-            FROM ended WHERE reward IS NOT NULL QUALIFY kind = min(kind) OVER (PARTITION BY run_id)),
+            FROM ended WHERE reward IS NOT NULL AND kind IS DISTINCT FROM 'trial'
+            QUALIFY kind = min(kind) OVER (PARTITION BY run_id)),
         by_step AS (SELECT run_id, kind, step, avg(reward) AS reward FROM rewarded GROUP BY ALL),
         own AS (SELECT run_id, kind, list(reward ORDER BY step) AS rewards FROM by_step GROUP BY run_id, kind),
         means AS (SELECT run_id, avg(reward) AS reward FROM rewarded GROUP BY run_id),

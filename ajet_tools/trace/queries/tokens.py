@@ -198,14 +198,14 @@ def _scores(reader: TraceReader, episode_ids: Sequence[str]) -> dict[str, Scores
 def _step_version(reader: TraceReader, run_id: str, step: int, split: str) -> int | None:
     """The policy version that a step trained: what the step before it left, else the newest that sampled in it.
 
-    An evaluation belongs to the version that its own step left.
+    An evaluation or a trial belongs to the version that its own step left.
     """
     found = rows(
         reader,
         """
         SELECT coalesce(
             (SELECT arg_max(value, step)::INTEGER FROM metrics
-             WHERE run_id = $1 AND name = 'train/policy_version' AND (step < $2 OR step = $2 AND $3 = 'val')),
+             WHERE run_id = $1 AND name = 'train/policy_version' AND (step < $2 OR step = $2 AND $3 <> 'train')),
             (SELECT max(policy_version) FROM calls WHERE episode_id IN
                 (SELECT episode_id FROM episodes WHERE run_id = $1 AND step = $2 AND split = $3))) AS version""",
         run_id,

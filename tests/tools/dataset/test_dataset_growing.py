@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import ajet
 from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.run import train
 from ajet_sdk.trace.reader import open_trace
+from ajet_tools.cli.app import app
 from tests.tiny_models import save_tiny
 
 TEACHER = """
@@ -83,6 +85,12 @@ def added(config: Config) -> dict[str, list[dict[str, Any]]]:
     return dict(rounds())
 
 
+TRIALS = """
+    SELECT task_id, step, count(*) AS trials, count(*) FILTER (is_success) AS solved,
+        count(DISTINCT group_id) AS groups, avg(superseded::INTEGER) AS superseded
+    FROM episodes WHERE split = 'trial' GROUP BY ALL ORDER BY ALL"""
+
+
 @pytest.mark.slow
 def test_a_run_adds_what_it_can_learn_from_and_a_resumed_one_has_the_same_tasks(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -110,6 +118,24 @@ def test_a_run_adds_what_it_can_learn_from_and_a_resumed_one_has_the_same_tasks(
         row["task_id"] for row in trained if row["added"] is not None
     }
 
+    trials = query(straight, TRIALS)
+    measured = [
+        json.loads(line)
+        for file in straight.directory.glob("data/growing/*/step_*/.expand/measured.jsonl")
+        for line in file.read_text().splitlines()
+    ]
+    assert all((row["trials"], row["groups"], row["superseded"]) == (6, 1, 0) for row in trials)
+    assert len(trials) == len(measured) > 6 and {row["step"] for row in trials} == {0, 2}
+    assert {row["task_id"]: row["metadata"]["pass_rate"] for rows in rounds.values() for row in rows}.items() <= {
+        row["task_id"]: round(row["solved"] / 6, 6) for row in trials
+    }.items()
+    booked = "SELECT DISTINCT outcome FROM ledger JOIN episodes USING (episode_id) WHERE split = 'trial'"
+    assert query(straight, booked) == [{"outcome": "evaluation"}]
+    assert not query(straight, "SELECT * FROM trained JOIN episodes USING (episode_id) WHERE split <> 'train'")
+    sizes = query(straight, "SELECT value FROM metrics WHERE name = 'train/episodes'")
+    assert [row["value"] for row in sizes] == [16.0] * 4, "trials are in no metric of training"
+    assert CliRunner().invoke(app, ["trace", "check", str(straight.directory)]).exit_code == 0
+
     train(job(tmp_path / "two", total_steps=3), workflow=talk, judge=even)
     asked = (tmp_path / "two" / "asked.txt").read_text()
     resumed = job(tmp_path / "two")
@@ -120,6 +146,7 @@ def test_a_run_adds_what_it_can_learn_from_and_a_resumed_one_has_the_same_tasks(
     ]
     sql = "SELECT step, task_id, attempt, output FROM episodes WHERE split = 'train' AND step = 4 ORDER BY ALL"
     assert query(resumed, sql) == query(straight, sql)
+    assert query(resumed, TRIALS) == trials
 
 
 def test_tasks_grow_on_the_local_backbone_only(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from typer.testing import CliRunner
 
 from ajet_sdk.trace.reader import episodes, open_trace
 from ajet_sdk.trace.writer import TraceWriter
-from ajet_sdk.types import Call, Episode, Reward, Run, Task
+from ajet_sdk.types import Call, Episode, LedgerEntry, Reward, Run, Task
 from ajet_tools.cli.app import app
 from ajet_tools.trace import queries
 from ajet_tools.trace.files.merge import merge_files
@@ -24,6 +25,7 @@ KINDS: tuple[tuple[str, str, float], ...] = (
     ("train", "sampled", 0.25),
     ("val", "sampled", 0.5),
     ("val", "greedy", 1.0),
+    ("trial", "sampled", 0.75),
 )
 
 
@@ -83,6 +85,43 @@ def test_it_is_a_field_of_the_filter_and_of_exports(runs: Path) -> None:
     assert "3 (val greedy)" in CliRunner().invoke(app, ["trace", "show", "onevalgreedy0", str(runs)]).stdout
 
 
+def test_trials_stand_apart_from_training_and_validation(runs: Path) -> None:
+    assert trace("ls", str(runs), "-f", "split=trial")["count"] == 6
+    [_, run] = trace("ls", str(runs))["runs"]
+    assert (run["trial_reward"], run["train_reward"], run["val_reward"]) == (0.75, 0.25, 0.5)
+    assert "3 (trial)" in CliRunner().invoke(app, ["trace", "show", "onetrialsampled0", str(runs)]).stdout
+
+    def splits(*options: str) -> Counter[str]:
+        lines = CliRunner().invoke(app, ["trace", "export", str(runs), "--run", "one", *options]).stdout.splitlines()
+        return Counter(json.loads(line)["split"] for line in lines)
+
+    assert splits() == {"train": 6, "val": 12} and splits("--split", "trial") == {"trial": 6}
+    whole = CliRunner().invoke(app, ["trace", "export", str(runs), "--format", "native", "--no-redact", "--all-runs"])
+    assert whole.stdout.count('"trial"') >= 12
+    with duckdb.connect(str(runs)) as connection:
+        connection.execute("DELETE FROM episodes WHERE split = 'train'")
+    with open_trace(runs) as reader:
+        assert [(one["reward_of"], one["reward"]) for one in queries.overview(reader)] == [("val", 0.5)] * 2
+
+
+def test_a_resume_rolls_no_trial_back_and_books_those_that_a_kill_left(runs: Path) -> None:
+    with TraceWriter(runs) as writer:
+        for split in ("train", "trial"):
+            sampled = Call(episode_id=f"late {split}", call_id=split, trainable=True, prompt_ids=[1], output_ids=[2, 3])
+            writer.put(sampled, Episode(episode_id=f"late {split}", run_id="one", step=4, split=split))
+        writer.put(
+            LedgerEntry(run_id="one", step=4, episode_id="booked", call_id="booked", outcome="trained", tokens=1)
+        )
+        writer.supersede("one", 3)
+        writer.flush()
+        left = writer.query("SELECT call_id, outcome, tokens FROM ledger WHERE run_id = 'one' ORDER BY ALL").to_pylist()
+        gone = writer.query("SELECT episode_id FROM episodes WHERE superseded").to_pylist()
+    assert [tuple(row.values()) for row in left] == [
+        ("booked", "superseded", 1), ("train", "superseded", 2), ("trial", "evaluation", 2),
+    ]  # fmt: skip
+    assert gone == [{"episode_id": "late train"}]
+
+
 def test_a_file_of_before_reads_as_unknown_and_can_be_packed_and_merged(tmp_path: Path) -> None:
     old, new = tmp_path / "old.duckdb", tmp_path / "new" / "trace.duckdb"
     write(old, "one", known=False)
@@ -99,11 +138,11 @@ def test_a_file_of_before_reads_as_unknown_and_can_be_packed_and_merged(tmp_path
     assert (run["val_reward"], run["val_greedy_reward"], run["val_unknown_reward"]) == (None, None, 0.75)
     write(new, "two")
     with open_trace(old, new) as reader:
-        assert reader.query("SELECT count(decoding) AS n FROM episodes")["n"][0].as_py() == 18
+        assert reader.query("SELECT count(decoding) AS n FROM episodes")["n"][0].as_py() == 24
     pack(old, tmp_path / "packed.duckdb")
     merge_files([old, new], tmp_path / "merged.duckdb")
     assert old.read_bytes() == before
-    assert trace("ls", str(tmp_path / "packed.duckdb"))["count"] == 18
+    assert trace("ls", str(tmp_path / "packed.duckdb"))["count"] == 24
     assert len(trace("ls", str(tmp_path / "merged.duckdb"))["runs"]) == 2
     with TraceWriter(old):
         pass
