@@ -1,13 +1,7 @@
-"""The few rows that a dataset grows from: read, told apart, and fit for a prompt.
-
-A call's messages: examples drawn for variety, in the prompt of a strategy.
-
-Which examples, strategy and circumstances a prompt is made of: drawn by the call's number, for variety.
-"""
+"""The few rows that a dataset grows from: read, told apart, and drawn for the prompts, for variety."""
 
 from __future__ import annotations
 
-import functools
 import json
 import logging
 import random
@@ -20,13 +14,10 @@ from typing import Any
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.rows import Row as TaskRow
 from ajet_sdk.tasks.rows import to_task
-from ajet_tools.dataset import prompts
 from ajet_tools.dataset.files.tables import Row, read, text_of
-from ajet_tools.dataset.generate.coverage import Coverage
-from ajet_tools.dataset.generate.records import CIRCUMSTANCE, Attempt, GenerationConfig
-from ajet_tools.dataset.rows.schema import OURS, RowShape, query_of
+from ajet_tools.dataset.rows.schema import OURS, query_of
 
-__all__ = ["Example", "Pool", "alike", "as_example", "compose", "compose_as", "read_seeds", "task_id_of"]
+__all__ = ["Example", "Pool", "alike", "as_example", "read_seeds", "select_seeds", "task_id_of"]
 
 log = logging.getLogger("ajet.dataset")
 
@@ -88,85 +79,6 @@ def _problem(row: Row) -> str | None:
 
 def _content(row: Row) -> str:
     return json.dumps({k: v for k, v in row.values.items() if k not in OURS}, sort_keys=True, default=str)
-
-
-def compose(
-    config: GenerationConfig, shape: RowShape, model: str, pool: Pool, coverage: Coverage, side: str, number: int
-) -> Attempt:
-    """Call `number`, which asks `model` for rows; everything about it is drawn by its number."""
-    chance = random.Random(f"{config.seed}:{number}")
-    strategy = chance.choices(list(config.strategies), list(config.strategies.values()))[0]
-    return compose_as(strategy, config, shape, model, pool, coverage, side, number)
-
-
-def compose_as(
-    strategy: str,
-    config: GenerationConfig,
-    shape: RowShape,
-    model: str,
-    pool: Pool,
-    coverage: Coverage,
-    side: str,
-    number: int,
-) -> Attempt:
-    """The same with a strategy that is given."""
-    chance, count = random.Random(f"{config.seed}:{number}:{strategy}"), config.per_call
-    examples = pool.draw(config.shots, chance)
-    language = config.languages[number % len(config.languages)] if config.languages else ""
-    drawn = {name: coverage.choose_value(name, config.phrases(name), chance) for name in CIRCUMSTANCE.values()}
-    cell = coverage.choose(chance)
-    places = {".".join(axis.path) or axis.name: cell[axis.name] for axis in coverage.axes}
-    form = _form(tuple(shape.describe()), count, language, tuple(places.items()), tuple(coverage.repeated))
-    if (name := CIRCUMSTANCE.get(strategy)) is not None:
-        cell[name] = drawn[name]
-    prompt = config.prompt(strategy)
-    text = prompt.render(
-        examples=[shape.example(one.values) for one in examples],
-        count=count,
-        form=form,
-        strategy=strategy,
-        language=language,
-        cell=cell,
-        **drawn,
-    )
-    text = text if form in text else f"{text}\n\n{form}"
-    seed = chance.getrandbits(31)
-    parameters = {
-        "strategy": strategy,
-        **({"language": language} if language else {}),
-        **({"cell": cell} if cell else {}),
-        "temperature": config.temperature,
-        "max_tokens": config.max_tokens,
-        "seed": seed,
-    }
-    provenance = {
-        "source": "expand",
-        "seeds": list(dict.fromkeys(seed_id for one in examples for seed_id in one.seeds)),
-        "examples": [one.id for one in examples],
-        "prompt": {"name": prompt.name, "version": prompt.version},
-        "model": model,
-        "parameters": parameters,
-    }
-    messages = [
-        {"role": "system", "content": _system()},
-        {"role": "user", "content": text},
-    ]
-    return Attempt(number, side, count, messages, seed, provenance)
-
-
-@functools.lru_cache(maxsize=256)
-def _form(
-    fields: tuple[str, ...], count: int, language: str, cell: tuple[tuple[str, str], ...], repeated: tuple[str, ...]
-) -> str:
-    """What a reply has to look like: the same text for most calls of a run."""
-    return prompts.load("expand/form").render(
-        fields=fields, count=count, language=language, cell=cell, repeated=repeated
-    )
-
-
-@functools.cache
-def _system() -> str:
-    return prompts.load("expand/system").render()
 
 
 _LOOKED_AT = 12

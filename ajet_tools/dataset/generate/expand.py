@@ -2,31 +2,34 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
-from collections.abc import Callable, Sequence
+import json
+import random
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from ajet_sdk.engines.reply_cache import tokens_of
+from ajet_tools.dataset import prompts
 from ajet_tools.dataset.files.tables import Row, text_of
 from ajet_tools.dataset.generate.coverage import axes_of
-from ajet_tools.dataset.generate.examples import Example, Pool, as_example, compose, compose_as, task_id_of
+from ajet_tools.dataset.generate.examples import Example, Pool, as_example, task_id_of
 from ajet_tools.dataset.generate.loop import Generation
 from ajet_tools.dataset.generate.records import (
+    CIRCUMSTANCE,
+    NO_CHECKS,
     Attempt,
     Candidate,
+    Checks,
     GenerationConfig,
     GenerationResult,
+    Outlook,
     Rejected,
     SplitTarget,
 )
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.model.replies import rows_in
 from ajet_tools.dataset.rows.schema import Misfit, RowShape
-
-if TYPE_CHECKING:
-    from ajet_tools.dataset.similarity.decontaminate import Leaks
-    from ajet_tools.dataset.similarity.meaning import MeaningIndex
-    from ajet_tools.dataset.verify.verdict import Verifier
 
 __all__ = ["Expansion"]
 
@@ -49,12 +52,9 @@ class Expansion(Generation[Attempt, _Target]):
         seeds: Sequence[Row],
         config: GenerationConfig,
         endpoint: Endpoint,
+        checks: Checks = NO_CHECKS,
         *,
-        verifier: Verifier | None = None,
-        leaks: Leaks | None = None,
-        meanings: MeaningIndex | None = None,
         known: Sequence[Row] = (),
-        on_change: Callable[[GenerationResult], None] | None = None,
     ) -> None:
         self.config = config
         self.shape = RowShape.infer(seeds, free_language=bool(config.languages))
@@ -63,33 +63,69 @@ class Expansion(Generation[Attempt, _Target]):
             self.shape.allow(axis.path, axis.values)
         examples = [as_example(row) for row in seeds]
         there = {one.id: one for one in (*examples, *map(as_example, known))}.values()
-        super().__init__(
-            config,
-            endpoint,
-            list(there),
-            axes=axes,
-            verifier=verifier,
-            leaks=leaks,
-            meanings=meanings,
-            on_change=on_change,
-        )
+        super().__init__(config, endpoint, list(there), checks, axes=axes)
         share = config.validation if config.validation is not None else 0.1 if len(examples) >= SMALL else 0.0
         self._sides = _split(examples, config, share, self.result)
 
     def preview(self, strategy: str) -> Attempt:
         """The first call as it would be made with a strategy; nothing is sent and nothing changes."""
-        pool = Pool(self._sides["train"].pool.seeds)
-        return compose_as(strategy, self.config, self.shape, self.endpoint.model, pool, self.coverage, "train", 0)
+        return self._compose(strategy, "train", Pool(self._sides["train"].pool.seeds), 0)
 
-    @property
-    def seeds_by_side(self) -> dict[str, list[Example]]:
-        return {side.name: side.pool.seeds for side in self._sides.values()}
+    def outlook(self) -> Outlook:
+        """What is left to do, taking it that rows are as long as the seeds."""
+        config = self.config
+        seeds = [example.values for side in self._sides.values() for example in side.pool.seeds]
+        wanted = [tokens_of(list(self.preview(name).messages)) for name in config.strategies]
+        row = sum(tokens_of(json.dumps(self.shape.example(one), default=str)) for one in seeds) / len(seeds)
+        question = sum(tokens_of(text_of(one)) for one in seeds) / len(seeds)
+        prompt, asked = sum(wanted) / len(wanted), 0 if self.result.calls else len(seeds)
+        return Outlook(self._calls_left(config.count), prompt, row + 10, question, question + 100, asked)
 
     def _next(self, number: int, each: float) -> Attempt | None:
         side = min(self._sides.values(), key=lambda one: one.progress(each))
-        made = compose(self.config, self.shape, self.endpoint.model, side.pool, self.coverage, side.name, number)
+        chance, weights = random.Random(f"{self.config.seed}:{number}"), self.config.strategies
+        strategy = chance.choices(list(weights), list(weights.values()))[0]
+        made = self._compose(strategy, side.name, side.pool, number)
         self.coverage.ask(made.cell)
         return made
+
+    def _compose(self, strategy: str, side: str, pool: Pool, number: int) -> Attempt:
+        """Call `number`, which asks for rows by a strategy; everything about it is drawn by its number."""
+        config, coverage = self.config, self.coverage
+        chance, count = random.Random(f"{config.seed}:{number}:{strategy}"), config.per_call
+        examples = pool.draw(config.shots, chance)
+        language = config.languages[number % len(config.languages)] if config.languages else ""
+        drawn = {name: coverage.choose_value(name, config.phrases(name), chance) for name in CIRCUMSTANCE.values()}
+        cell = coverage.choose(chance)
+        places = {".".join(axis.path) or axis.name: cell[axis.name] for axis in coverage.axes}
+        form = _form(tuple(self.shape.describe()), count, language, tuple(places.items()), tuple(coverage.repeated))
+        if (name := CIRCUMSTANCE.get(strategy)) is not None:
+            cell[name] = drawn[name]
+        prompt = config.prompt(strategy)
+        text = prompt.render(
+            examples=[self.shape.example(one.values) for one in examples],
+            count=count,
+            form=form,
+            strategy=strategy,
+            language=language,
+            cell=cell,
+            **drawn,
+        )
+        text = text if form in text else f"{text}\n\n{form}"
+        seed = chance.getrandbits(31)
+        origin = {
+            "source": "expand",
+            "seeds": list(dict.fromkeys(seed_id for one in examples for seed_id in one.seeds)),
+            "examples": [one.id for one in examples],
+        }
+        parameters = {
+            "strategy": strategy,
+            **({"language": language} if language else {}),
+            **({"cell": cell} if cell else {}),
+        }
+        provenance = config.provenance(prompt, self.endpoint.model, seed, origin, parameters)
+        messages = [{"role": "system", "content": _system()}, {"role": "user", "content": text}]
+        return Attempt(number, side, count, messages, seed, provenance)
 
     def _read_reply(self, attempt: Attempt, reply: str) -> tuple[list[Candidate], list[Rejected]]:
         """Which rows of a reply have the shape of the dataset's."""
@@ -131,3 +167,18 @@ def _split(
             name="validation", share=share, target=target, rows=result.validation, pool=validation
         )
     return sides
+
+
+@functools.lru_cache(maxsize=256)
+def _form(
+    fields: tuple[str, ...], count: int, language: str, cell: tuple[tuple[str, str], ...], repeated: tuple[str, ...]
+) -> str:
+    """What a reply has to look like: the same text for most calls of a run."""
+    return prompts.load("expand/form").render(
+        fields=fields, count=count, language=language, cell=cell, repeated=repeated
+    )
+
+
+@functools.cache
+def _system() -> str:
+    return prompts.load("expand/system").render()

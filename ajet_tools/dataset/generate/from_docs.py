@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import hashlib
+import random
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ajet_sdk.engines.reply_cache import tokens_of
 from ajet_sdk.errors import AjetError, ConfigError, TaskError
+from ajet_tools.dataset import prompts
 from ajet_tools.dataset.documents.chunks import Chunk
 from ajet_tools.dataset.documents.corpus import Corpus
 from ajet_tools.dataset.files.tables import Row, text_of
 from ajet_tools.dataset.generate.examples import Example, Pool, as_example
 from ajet_tools.dataset.generate.loop import Generation
-from ajet_tools.dataset.generate.questions import DocsAttempt, ask_about, open_book, read_questions
+from ajet_tools.dataset.generate.questions import DocsAttempt, open_book, read_questions
 from ajet_tools.dataset.generate.records import (
+    NO_CHECKS,
     Candidate,
+    Checks,
     DocsConfig,
     GenerationResult,
     NoProgress,
+    Outlook,
     Rejected,
     SplitTarget,
 )
@@ -27,11 +33,15 @@ from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.rows.schema import RowShape
 
 if TYPE_CHECKING:
-    from ajet_tools.dataset.similarity.decontaminate import Leaks
-    from ajet_tools.dataset.similarity.meaning import MeaningIndex
     from ajet_tools.dataset.verify.verdict import Verifier
 
 __all__ = ["ChunksExhausted", "FromDocs"]
+
+ROW_TOKENS = 110
+"""What an estimate takes a question with its answer and its quotation to be long."""
+
+_SAMPLE = 50
+"""Chunks that an estimate looks at, about."""
 
 _Place = tuple[str, int]
 """A chunk: its document's digest and its number there."""
@@ -59,11 +69,9 @@ class FromDocs(Generation[DocsAttempt, _Target]):
         corpus: Corpus,
         config: DocsConfig,
         endpoint: Endpoint,
+        checks: Checks = NO_CHECKS,
         *,
         seeds: Sequence[Row] = (),
-        verifier: Verifier | None = None,
-        leaks: Leaks | None = None,
-        meanings: MeaningIndex | None = None,
     ) -> None:
         if not any(one.chunks for one in corpus.held):
             raise TaskError("no document could be read, so there is nothing to ask about")
@@ -78,7 +86,7 @@ class FromDocs(Generation[DocsAttempt, _Target]):
         self.corpus, self.config = corpus, config
         self.shape = RowShape.infer(seeds, free_language=bool(config.languages)) if seeds else None
         examples = [as_example(row) for row in seeds]
-        super().__init__(config, endpoint, examples, verifier=verifier, leaks=leaks, meanings=meanings)
+        super().__init__(config, endpoint, examples, checks)
         self._sides = {side.name: side for side in _sides(corpus, config, examples, self.result)}
         self._before: dict[_Place, list[str]] = {}
         """The questions that a chunk has had."""
@@ -92,7 +100,18 @@ class FromDocs(Generation[DocsAttempt, _Target]):
         """A call as it would be made; nothing is sent and nothing changes."""
         side = next(side for side in self._sides.values() if chunk in side.chunks)
         pool = Pool(side.pool.seeds) if side.pool is not None else None
-        return self._compose(chunk, side, pool, number, self.config.per_call)
+        return self._compose(chunk, side.name, pool, number)
+
+    def outlook(self) -> Outlook:
+        """What is left to do: each chunk once, or as many calls as the rows take."""
+        config, chunks, made = self.config, self.chunks, self.result.calls
+        calls = max(0, len(chunks) - made)
+        if config.count is not None:
+            calls = min(self._calls_left(config.count), max(0, len(chunks) * config.passes - made))
+        looked_at = chunks[:: max(1, len(chunks) // _SAMPLE)]
+        prompt = sum(tokens_of(self.preview(chunk).messages) for chunk in looked_at) / len(looked_at)
+        passage = sum(tokens_of(chunk.text) for chunk in looked_at) / len(looked_at)
+        return Outlook(calls, prompt, ROW_TOKENS, ROW_TOKENS / 2, passage + 300)
 
     def _finish(self) -> None:
         result, wanted = self.result, self.config.count
@@ -121,7 +140,7 @@ class FromDocs(Generation[DocsAttempt, _Target]):
         if not sides:
             return None
         side = min(sides, key=lambda one: one.progress(each))
-        return self._compose(side.waiting.popleft(), side, side.pool, number, self.config.per_call)
+        return self._compose(side.waiting.popleft(), side.name, side.pool, number)
 
     def _is_exhausted(self, side: _Target) -> bool:
         return not side.waiting and side.passes >= self._passes(side)
@@ -135,12 +154,39 @@ class FromDocs(Generation[DocsAttempt, _Target]):
             side.passes += 1
             side.waiting.extend(side.chunks)
 
-    def _compose(self, chunk: Chunk, side: _Target, pool: Pool | None, number: int, count: int) -> DocsAttempt:
-        before = self._before.get((chunk.document.digest, chunk.number), ())
-        return ask_about(
-            chunk, self.config, self.endpoint.model, side=side.name, number=number, count=count, shape=self.shape,
-            pool=pool, before=before,
-        )  # fmt: skip
+    def _compose(self, chunk: Chunk, side: str, pool: Pool | None, number: int) -> DocsAttempt:
+        """Call `number`, which asks for rows about a chunk; what is drawn is drawn by its number."""
+        config, shape, count = self.config, self.shape, self.config.per_call
+        chance = random.Random(f"{config.seed}:{number}")
+        kind = config.kinds[number % len(config.kinds)]
+        language = config.languages[number // len(config.kinds) % len(config.languages)] if config.languages else ""
+        examples = pool.draw(config.shots, chance) if kind == "few-shot" and pool is not None else []
+        prompt = config.prompt(kind)
+        text = prompt.render(
+            document=chunk.document.name,
+            heading=chunk.heading,
+            page=chunk.page,
+            passage=chunk.text,
+            count=count,
+            language=language,
+            before=self._before.get((chunk.document.digest, chunk.number), []),
+            examples=[shape.example(one.values) for one in examples] if shape is not None else [],
+            fields=shape.describe() if shape is not None else [],
+            kind=kind,
+        )
+        seed = chance.getrandbits(31)
+        origin = {
+            "source": "from-docs",
+            "document": {"name": chunk.document.name, "digest": chunk.document.digest},
+            "seeds": [one.id for one in examples],
+        }
+        parameters = {"kind": kind, **({"language": language} if language else {}), "chunk_size": config.chunk_size}
+        provenance = config.provenance(prompt, self.endpoint.model, seed, origin, parameters)
+        messages = [
+            {"role": "system", "content": prompts.load("from-docs/system").render()},
+            {"role": "user", "content": text},
+        ]
+        return DocsAttempt(number, side, count, messages, seed, provenance, chunk, kind)
 
     def _read_reply(self, attempt: DocsAttempt, reply: str) -> tuple[Sequence[Candidate], list[Rejected]]:
         """Which rows of a reply are grounded in the chunk."""

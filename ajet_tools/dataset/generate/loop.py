@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import signal
 from abc import ABC, abstractmethod
 from collections import deque
@@ -25,9 +26,11 @@ from ajet_tools.dataset.generate.records import (
     Attempt,
     CallSettings,
     Candidate,
+    Checks,
     GenerationResult,
     Interrupted,
     NoProgress,
+    Outlook,
     Rejected,
     SplitTarget,
 )
@@ -36,8 +39,7 @@ from ajet_tools.dataset.model.endpoint import Endpoint, EndpointError, Halted
 from ajet_tools.dataset.verify.combined import endpoints_of
 
 if TYPE_CHECKING:
-    from ajet_tools.dataset.similarity.decontaminate import Leaks
-    from ajet_tools.dataset.similarity.meaning import MeaningIndex, Vectors
+    from ajet_tools.dataset.similarity.meaning import Vectors
     from ajet_tools.dataset.verify.verdict import Verdict, Verifier
 
 __all__ = ["FAILED", "NO_PROGRESS", "PROBE", "Generation", "run_generation"]
@@ -52,6 +54,8 @@ FAILED = 3
 """Calls in a row that the endpoint fails, after which a run stops."""
 _EARLY = 100
 """Accepted rows after which it is said that they are alike."""
+KEPT = 0.8
+"""The share of rows that an estimate takes to be accepted."""
 GRACE = 30.0
 """Seconds that calls under way have to come back when a run stops: they are paid for."""
 
@@ -82,21 +86,18 @@ class Generation(ABC, Generic[A, S]):
         pace: CallSettings,
         endpoint: Endpoint,
         examples: Sequence[Example],
+        checks: Checks,
         *,
         axes: Sequence[Axis] = (),
-        verifier: Verifier | None = None,
-        leaks: Leaks | None = None,
-        meanings: MeaningIndex | None = None,
-        on_change: Callable[[GenerationResult], None] | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.result = GenerationResult()
         self.stop = asyncio.Event()
         """Set it to end the run as soon as what is under way has come back."""
         self.stopped_by = signal.SIGINT
-        self.on_change = on_change
+        self.on_change: Callable[[GenerationResult], None] | None = None
         """Called after each call that was taken in."""
-        self._settings, self._verifier, self._screen = pace, verifier, Screen(pace, examples, leaks, meanings)
+        self._settings, self._verifier, self._screen = pace, checks.verifier, Screen(pace, examples, checks)
         self._sides: dict[str, S] = {}
         self.coverage = Coverage(axes, [example.values for example in examples], pace.min_new_forms)
         self._composed: deque[A] = deque()
@@ -113,6 +114,10 @@ class Generation(ABC, Generic[A, S]):
     """Seconds without a reply after which it is said what is waited for."""
 
     # What a kind of making says
+
+    @abstractmethod
+    def outlook(self) -> Outlook:
+        """What is left to do."""
 
     @abstractmethod
     def _next(self, number: int, each: float) -> A | None:
@@ -229,6 +234,12 @@ class Generation(ABC, Generic[A, S]):
             self._sides[attempt.side].sent += attempt.count
             self._screened[attempt.number] = asyncio.Event()
             self._calls[attempt.number] = (attempt, asyncio.create_task(self._answer(attempt)))
+
+    def _calls_left(self, count: int) -> int:
+        """Calls until there are `count` rows, where as many are accepted as before, or at first four of five."""
+        result = self.result
+        share = result.sound / result.asked if result.sound else KEPT
+        return max(0, math.ceil((count - result.accepted) / share / self._settings.per_call))
 
     def _is_short(self, each: float) -> bool:
         """Whether some side will not have its rows when all that was sent is back, and there is more to ask for it."""

@@ -15,28 +15,21 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from ajet_sdk.engines.reply_cache import Price, tokens_of
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.whole_file import write_whole
 from ajet_tools.dataset.card.card import Facts, write_card
 from ajet_tools.dataset.files.tables import Row, text_of
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.generate.examples import Example, alike
-from ajet_tools.dataset.generate.expand import Expansion
-from ajet_tools.dataset.generate.records import GenerationResult
+from ajet_tools.dataset.generate.loop import Generation
+from ajet_tools.dataset.generate.records import Checks, GenerationResult
 
-if TYPE_CHECKING:
-    from ajet_tools.dataset.similarity.meaning import MeaningIndex
-    from ajet_tools.dataset.verify.combined import Combined
-
-__all__ = ["Directory", "Estimate", "Format", "calls_left", "digest_of", "estimate", "similarities", "write"]
+__all__ = ["Directory", "Estimate", "Format", "digest_of", "similarities", "write"]
 
 Format = Literal["jsonl", "parquet"]
 
-KEPT = 0.8
-"""The share of rows that an estimate takes to be accepted."""
 ANSWER_TOKENS = 250
 """What an estimate takes one of a verifier's replies to be long."""
 COMPARED = 1000
@@ -61,21 +54,22 @@ class Estimate:
     """Episodes of the policy that is to learn from the rows."""
 
     @classmethod
-    def of(
-        cls, calls: int, read: float, written: float, price: Price | None, embeddings: int, verifier: Combined | None,
-        rows: int, each: float, accepted: int,
-    ) -> Estimate:  # fmt: skip
-        """With what it takes to verify so many rows, of `each` tokens in a request."""
-        checks = 0
+    def of(cls, run: Generation[Any, Any], checks: Checks, per_call: int) -> Estimate:
+        """Of what is left to do, with what it takes to verify the rows."""
+        left, price, result = run.outlook(), run.endpoint.budget.price, run.result
+        rows, replied = left.calls * per_call, 0
+        embeddings = checks.meanings.requests(left.calls, left.seeds) if checks.meanings is not None else 0
+        read = left.calls * left.prompt + ((rows + left.seeds) * left.question if embeddings else 0)
+        written = rows * left.row
         money = price.of(read, written) if price is not None else None
-        for part in verifier.parts if verifier is not None else []:
+        for part in checks.verifier.parts if checks.verifier is not None else []:
             replies = rows * part.verifier.calls
-            checks += replies
-            read += replies * each
+            replied += replies
+            read += replies * left.check
             written += replies * ANSWER_TOKENS
             if part.endpoint is not None and (own := part.endpoint.budget.price) is not None:
-                money = (money or 0.0) + own.of(replies * each, replies * ANSWER_TOKENS)
-        return cls(calls, checks, embeddings, round(read), round(written), money, accepted)
+                money = (money or 0.0) + own.of(replies * left.check, replies * ANSWER_TOKENS)
+        return cls(left.calls, replied, embeddings, round(read), round(written), money, result.accepted)
 
     def as_text(self) -> str:
         checks = f", {self.checks:,} replies to verify them" if self.checks else ""
@@ -86,32 +80,6 @@ class Estimate:
             f"About {self.calls:,} calls for rows{checks}{embeddings}{attempts}: "
             f"about {self.input_tokens:,} tokens in, {self.output_tokens:,} out{money}"
         )
-
-
-def calls_left(count: int, per_call: int, result: GenerationResult) -> int:
-    """Calls until there are `count` rows, where as many rows are accepted as before, or at first four of five."""
-    share = result.sound / result.asked if result.sound else KEPT
-    return max(0, math.ceil((count - result.accepted) / share / per_call))
-
-
-def estimate(
-    expansion: Expansion, verifier: Combined | None, meanings: MeaningIndex | None, price: Price | None
-) -> Estimate:
-    """Calls, tokens and money of what is left to do, taking it that rows are as long as the seeds."""
-    config, result = expansion.config, expansion.result
-    calls = calls_left(config.count, config.per_call, result)
-    prompts = [tokens_of(list(expansion.preview(name).messages)) for name in config.strategies]
-    seeds = [example.values for side in expansion.seeds_by_side.values() for example in side]
-    long = sum(tokens_of(json.dumps(expansion.shape.example(one), default=str)) for one in seeds) / len(seeds)
-    rows = calls * config.per_call
-    question = sum(tokens_of(text_of(one)) for one in seeds) / len(seeds)
-    embeddings = meanings.requests(calls, 0 if result.calls else len(seeds)) if meanings is not None else 0
-    read = calls * sum(prompts) / len(prompts)
-    if embeddings:
-        read += (rows + len(seeds)) * question
-    return Estimate.of(
-        calls, read, rows * (long + 10), price, embeddings, verifier, rows, question + 100, result.accepted
-    )
 
 
 class Directory:

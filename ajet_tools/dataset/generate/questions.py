@@ -1,26 +1,25 @@
-"""Questions about a chunk: how they are asked for, and which of a reply's rows hold.
+"""Questions about a chunk: which of a reply's rows hold.
 
 Whether a quotation is in a text: word for word, whatever the white space, the quotation marks and the dashes.
 """
 
 from __future__ import annotations
 
-import random
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from ajet_tools.dataset import prompts
 from ajet_tools.dataset.documents.chunks import Chunk
-from ajet_tools.dataset.generate.examples import Pool, task_id_of
-from ajet_tools.dataset.generate.records import Attempt, Candidate, DocsConfig, Rejected
+from ajet_tools.dataset.generate.examples import task_id_of
+from ajet_tools.dataset.generate.records import Attempt, Candidate, Rejected
 from ajet_tools.dataset.model.replies import rows_in
 from ajet_tools.dataset.rows.schema import Misfit, RowShape, query_of
 from ajet_tools.dataset.verify.verdict import answer_of, question_of
 
-__all__ = ["DocsAttempt", "Searchable", "Span", "ask_about", "long_enough", "open_book", "read_questions"]
+__all__ = ["DocsAttempt", "Searchable", "Span", "long_enough", "open_book", "read_questions"]
 
 _ABOUT_TEXT = re.compile(
     r"\b(according to|(stated|mentioned|described|given|shown|listed|discussed) in) (the|this|that) "
@@ -46,62 +45,6 @@ class DocsAttempt(Attempt):
 
     chunk: Chunk
     kind: str
-
-
-def ask_about(
-    chunk: Chunk,
-    config: DocsConfig,
-    model: str,
-    *,
-    side: str,
-    number: int,
-    count: int,
-    shape: RowShape | None = None,
-    pool: Pool | None = None,
-    before: Sequence[str] = (),
-) -> DocsAttempt:
-    """Call `number`, which asks `model` for `count` rows about a chunk; what is drawn is drawn by its number.
-
-    `shape` and `pool` are those of the seeds, for few-shot tasks; `before` are questions that the chunk has had.
-    """
-    chance = random.Random(f"{config.seed}:{number}")
-    kind = config.kinds[number % len(config.kinds)]
-    language = config.languages[number // len(config.kinds) % len(config.languages)] if config.languages else ""
-    examples = pool.draw(config.shots, chance) if kind == "few-shot" and pool is not None else []
-    prompt = config.prompt(kind)
-    text = prompt.render(
-        document=chunk.document.name,
-        heading=chunk.heading,
-        page=chunk.page,
-        passage=chunk.text,
-        count=count,
-        language=language,
-        before=list(before),
-        examples=[shape.example(one.values) for one in examples] if shape is not None else [],
-        fields=shape.describe() if shape is not None else [],
-        kind=kind,
-    )
-    seed = chance.getrandbits(31)
-    provenance = {
-        "source": "from-docs",
-        "document": {"name": chunk.document.name, "digest": chunk.document.digest},
-        "seeds": [one.id for one in examples],
-        "prompt": {"name": prompt.name, "version": prompt.version},
-        "model": model,
-        "parameters": {
-            "kind": kind,
-            **({"language": language} if language else {}),
-            "chunk_size": config.chunk_size,
-            "temperature": config.temperature,
-            "max_tokens": config.max_tokens,
-            "seed": seed,
-        },
-    }
-    messages = [
-        {"role": "system", "content": prompts.load("from-docs/system").render()},
-        {"role": "user", "content": text},
-    ]
-    return DocsAttempt(number, side, count, messages, seed, provenance, chunk, kind)
 
 
 def read_questions(attempt: DocsAttempt, reply: str, shape: RowShape | None) -> tuple[list[Candidate], list[Rejected]]:

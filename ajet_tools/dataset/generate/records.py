@@ -9,25 +9,33 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.errors import AjetError, ConfigError
 from ajet_tools.dataset import prompts
 from ajet_tools.dataset.prompts import Prompt
 from ajet_tools.dataset.rows.forms import Diversity, diversity_of
 
+if TYPE_CHECKING:
+    from ajet_tools.dataset.similarity.decontaminate import Leaks
+    from ajet_tools.dataset.similarity.meaning import MeaningIndex
+    from ajet_tools.dataset.verify.combined import Combined
+
 __all__ = [
     "CIRCUMSTANCE",
     "KINDS",
+    "NO_CHECKS",
     "STRATEGIES",
     "Attempt",
     "CallSettings",
     "Candidate",
+    "Checks",
     "DocsConfig",
     "GenerationConfig",
     "GenerationResult",
     "Interrupted",
     "NoProgress",
+    "Outlook",
     "Rejected",
     "SplitTarget",
     "strategies_of",
@@ -83,6 +91,18 @@ class CallSettings:
         for name, bound in {"per_call": 1, "shots": 1, "window": 1, "max_tokens": 1, **least}.items():
             if getattr(self, name) < bound:
                 raise ConfigError(f"--{name.replace('_', '-')} must be at least {bound} (got {getattr(self, name)})")
+
+    def provenance(
+        self, prompt: Prompt, model: str, seed: int, origin: Mapping[str, Any], parameters: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Where the rows of a call come from: what they were made of, by which prompt and model, and how."""
+        asked = {"temperature": self.temperature, "max_tokens": self.max_tokens, "seed": seed}
+        return {
+            **origin,
+            "prompt": {"name": prompt.name, "version": prompt.version},
+            "model": model,
+            "parameters": {**parameters, **asked},
+        }
 
     def _as_json(self, prompts_of: Mapping[str, Prompt], *shared: str) -> dict[str, Any]:
         """Everything that decides the rows, to compare a resumed run with what was begun."""
@@ -196,6 +216,33 @@ class Interrupted(AjetError, RuntimeError):
     def __init__(self, signal: int) -> None:
         super().__init__("stopped: accepted rows are kept; continue with --resume")
         self.signal = signal
+
+
+@dataclass(frozen=True)
+class Checks:
+    """What refuses rows that have the right shape."""
+
+    verifier: Combined | None = None
+    leaks: Leaks | None = None
+    meanings: MeaningIndex | None = None
+
+
+NO_CHECKS = Checks()
+
+
+@dataclass(frozen=True)
+class Outlook:
+    """What is left to do, in calls, and in tokens as far as they can be told."""
+
+    calls: int
+    prompt: float
+    """Of a call."""
+    row: float
+    question: float
+    check: float
+    """Of what a verifier is asked of a row."""
+    seeds: int = 0
+    """Whose meaning is asked for."""
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ajet_sdk.engines.reply_cache import Price, tokens_of
 from ajet_sdk.errors import AjetError, ConfigError, TaskError
 from ajet_sdk.rollout.event_loop import run_to_end
 from ajet_tools.dataset.card.card import Facts
@@ -29,20 +28,13 @@ from ajet_tools.dataset.generate.expand import Expansion
 from ajet_tools.dataset.generate.from_docs import FromDocs
 from ajet_tools.dataset.generate.learning import with_pass_rate
 from ajet_tools.dataset.generate.loop import Generation, run_generation
-from ajet_tools.dataset.generate.output import (
-    Directory,
-    Estimate,
-    calls_left,
-    digest_of,
-    estimate,
-    write,
-)
-from ajet_tools.dataset.generate.records import CallSettings, DocsConfig, GenerationConfig, GenerationResult
+from ajet_tools.dataset.generate.output import Directory, Estimate, digest_of, write
+from ajet_tools.dataset.generate.records import CallSettings, Checks, DocsConfig, GenerationConfig, GenerationResult
 from ajet_tools.dataset.model.endpoint import Endpoint
-from ajet_tools.dataset.similarity.decontaminate import Leaks, leaks_of
+from ajet_tools.dataset.similarity.decontaminate import leaks_of
 from ajet_tools.dataset.similarity.paraphrase import Paraphrases
 from ajet_tools.dataset.verify import Verify, open_verification
-from ajet_tools.dataset.verify.combined import Check, Combined, checks_of
+from ajet_tools.dataset.verify.combined import Check, checks_of
 
 if TYPE_CHECKING:
     from ajet_tools.dataset.generate.learning import LearningValue
@@ -51,11 +43,6 @@ if TYPE_CHECKING:
 __all__ = ["DocsRun", "DocumentsFailed", "GenerationRun", "grow", "make_tasks", "read_corpus"]
 
 log = logging.getLogger("ajet.dataset")
-
-ROW_TOKENS = 110
-"""What an estimate takes a question with its answer and its quotation to be long."""
-
-_SAMPLE = 50
 
 _Settings = TypeVar("_Settings", DocsConfig, GenerationConfig)
 _Run = TypeVar("_Run", bound=Generation[Any, Any])
@@ -142,21 +129,19 @@ def make_tasks(
 
     A check that asks a model shows it the passage.
     """
-    config, leaks, verifier = _begin(config, directory, endpoint, verify, evals)
+    config, checks = _begin(config, directory, endpoint, verify, evals, meanings)
     facts = {
         "source": "from-docs",
         "documents": corpus.digest,
-        **_facts(config, endpoint, seeds, verifier, evals, meanings),
+        **_facts(config, endpoint, seeds, checks, evals),
     }
-    run = FromDocs(corpus, config, endpoint, seeds=seeds, verifier=verifier, leaks=leaks, meanings=meanings)
-    result = _run_to_end(
-        run, directory, facts, lambda: _estimate(run, verifier, meanings, endpoint.budget.price), **how
-    )
+    run = FromDocs(corpus, config, endpoint, checks, seeds=seeds)
+    result = _run_to_end(run, directory, facts, lambda: Estimate.of(run, checks, config.per_call), **how)
     if result is None:
         return DocsRun(run.result, [], [], corpus)
-    checks = checks_of(verifier, result.provenances())
+    checked = checks_of(checks.verifier, result.provenances())
     parameters = {
-        **_parameters(facts, config, meanings, checks),
+        **_parameters(facts, config, meanings, checked),
         "chunk size": config.chunk_size,
         "prompts": ", ".join(config.prompt(kind).label for kind in config.kinds),
         "languages": ", ".join(config.languages) or "those of the documents",
@@ -175,12 +160,17 @@ def make_tasks(
         "of the split only."
     )
     told = Facts(made_by="ajet dataset from-docs", counts=counts, parameters=parameters, notes=[note])
-    return DocsRun(result, write(directory, result, told, documents=corpus.as_rows()), checks, corpus)
+    return DocsRun(result, write(directory, result, told, documents=corpus.as_rows()), checked, corpus)
 
 
 def _begin(
-    config: _Settings, directory: Directory, writer: Endpoint, verify: str | Verify, evals: Sequence[str | Path]
-) -> tuple[_Settings, Leaks | None, Combined | None]:
+    config: _Settings,
+    directory: Directory,
+    writer: Endpoint,
+    verify: str | Verify,
+    evals: Sequence[str | Path],
+    meanings: MeaningIndex | None,
+) -> tuple[_Settings, Checks]:
     """The configuration with the window of a run that is gone on with, and what rows are checked by."""
     begun = directory.begun()
     if begun is not None:
@@ -190,18 +180,18 @@ def _begin(
     if verify.paraphrases and leaks is None:
         raise ConfigError("--eval-paraphrases compares rows with an evaluation set; pass --eval FILE")
     first = Paraphrases(leaks.known) if verify.paraphrases and leaks is not None else None
-    return config, leaks, open_verification(verify, writer, seed=config.seed, first=first)
+    return config, Checks(open_verification(verify, writer, seed=config.seed, first=first), leaks, meanings)
 
 
 def _facts(
     config: DocsConfig | GenerationConfig,
     endpoint: Endpoint,
     seeds: Sequence[Row],
-    verifier: Combined | None,
+    checks: Checks,
     evals: Sequence[str | Path],
-    meanings: MeaningIndex | None,
 ) -> dict[str, Any]:
     """Everything that decides the rows."""
+    verifier, meanings = checks.verifier, checks.meanings
     return {
         "options": config.as_json(),
         "seeds": digest_of(seeds) if seeds else None,
@@ -260,24 +250,6 @@ def _run_to_end(
         return run_to_end(whole())
 
 
-def _estimate(run: FromDocs, verifier: Combined | None, meanings: MeaningIndex | None, price: Price | None) -> Estimate:
-    """Calls, tokens and money of what is left: each chunk once, or as many calls as the rows take."""
-    config, chunks, result = run.config, run.chunks, run.result
-    calls = max(0, len(chunks) - result.calls)
-    if config.count is not None:
-        most = max(0, len(chunks) * config.passes - result.calls)
-        calls = min(calls_left(config.count, config.per_call, result), most)
-    looked_at = chunks[:: max(1, len(chunks) // _SAMPLE)]
-    prompts = [tokens_of(run.preview(chunk).messages) for chunk in looked_at]
-    passage = sum(tokens_of(chunk.text) for chunk in looked_at) / len(looked_at)
-    rows = calls * config.per_call
-    embeddings = meanings.requests(calls, 0) if meanings is not None else 0
-    read = calls * sum(prompts) / len(prompts) + embeddings * config.per_call * ROW_TOKENS / 2
-    return Estimate.of(
-        calls, read, rows * ROW_TOKENS, price, embeddings, verifier, rows, passage + 300, result.accepted
-    )
-
-
 def grow(
     seeds: Sequence[Row],
     config: GenerationConfig,
@@ -309,16 +281,17 @@ def grow(
     Ctrl-C and SIGTERM in the main thread end the run as a spent budget does. Raises ConfigError and TaskError before
     the first call; what fails afterwards is in `result.stopped`, but for a disk that does not take the files.
     """
-    config, leaks, verifier = _begin(config, directory, endpoint, verify, evals)
-    verifier = value.after(verifier) if value is not None else verifier
+    config, checks = _begin(config, directory, endpoint, verify, evals, meanings)
+    if value is not None:
+        checks = dataclasses.replace(checks, verifier=value.after(checks.verifier))
     facts = {
-        **_facts(config, endpoint, [*seeds, *known], verifier, evals, meanings),
+        **_facts(config, endpoint, [*seeds, *known], checks, evals),
         "for": value.as_json() if value is not None else None,
     }
-    run = Expansion(seeds, config, endpoint, verifier=verifier, leaks=leaks, meanings=meanings, known=known)
+    run = Expansion(seeds, config, endpoint, checks, known=known)
 
     def taken() -> Estimate:
-        found = estimate(run, verifier, meanings, endpoint.budget.price)
+        found = Estimate.of(run, checks, config.per_call)
         attempts = found.calls * config.per_call * value.k if value is not None else 0
         return dataclasses.replace(found, attempts=attempts)
 
@@ -330,8 +303,8 @@ def grow(
         return GenerationRun(run.result, [], [])
     for rows in (result.train, result.validation):
         rows[:] = map(with_pass_rate, rows)
-    checks = checks_of(verifier, result.provenances())
-    parameters = _parameters(facts, config, meanings, checks) | {
+    checked = checks_of(checks.verifier, result.provenances())
+    parameters = _parameters(facts, config, meanings, checked) | {
         "strategies": ", ".join(f"{name} {weight:g}" for name, weight in config.strategies.items()),
         "prompts": ", ".join(config.prompt(name).label for name in config.strategies),
     }
@@ -339,4 +312,4 @@ def grow(
         parameters["pass rate"] = f"{value.band}, of {value.k} attempts of {value.model}"
     counts = {"seeds": len(seeds), "calls for rows": result.calls, "surplus": result.surplus}
     told = Facts(made_by="ajet dataset expand", counts=counts, parameters=parameters)
-    return GenerationRun(result, write(directory, result, told, seeds), checks)
+    return GenerationRun(result, write(directory, result, told, seeds), checked)

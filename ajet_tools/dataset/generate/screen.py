@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet_tools.dataset.files.tables import text_of
 from ajet_tools.dataset.generate.examples import Example
-from ajet_tools.dataset.generate.records import CallSettings, Candidate, Rejected
+from ajet_tools.dataset.generate.records import CallSettings, Candidate, Checks, Rejected
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.rows.forms import form_of, given_away
 from ajet_tools.dataset.similarity.decontaminate import Leaks
@@ -16,7 +16,7 @@ from ajet_tools.dataset.similarity.near import NearIndex
 from ajet_tools.dataset.similarity.paraphrase import IN_EVALUATION
 
 if TYPE_CHECKING:
-    from ajet_tools.dataset.similarity.meaning import MeaningIndex, Vectors
+    from ajet_tools.dataset.similarity.meaning import Vectors
 
 __all__ = ["Screen"]
 
@@ -26,10 +26,8 @@ _REPEATED = {"exact": "exact duplicate", "near": "near duplicate", "meaning": "s
 class Screen:
     """The seeds and the new rows so far; `sort` tells the new rows of a reply from the others, and remembers them."""
 
-    def __init__(
-        self, settings: CallSettings, seeds: Iterable[Example], leaks: Leaks | None, meanings: MeaningIndex | None
-    ) -> None:
-        self._most, self._leaks, self._meanings = settings.max_same_form, leaks, meanings
+    def __init__(self, settings: CallSettings, seeds: Iterable[Example], checks: Checks) -> None:
+        self._most, self._leaks, self._meanings = settings.max_same_form, checks.leaks, checks.meanings
         self._near = NearIndex(settings.similarity, settings.seed)
         self._forms: Counter[str] = Counter()
         """Rows found by their form."""

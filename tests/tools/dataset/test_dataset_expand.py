@@ -22,6 +22,7 @@ from ajet_tools.dataset.generate.expand import Expansion
 from ajet_tools.dataset.generate.loop import NO_PROGRESS, PROBE
 from ajet_tools.dataset.generate.records import (
     STRATEGIES,
+    Checks,
     GenerationConfig,
     GenerationResult,
     Interrupted,
@@ -69,7 +70,7 @@ def grown(
             server.url, "writer", "k", concurrency=concurrency, cache=cache, budget=budget, retries=retries
         )
         try:
-            return await Expansion(seeds, recipe, endpoint, **options).run()
+            return await Expansion(seeds, recipe, endpoint, Checks(**options)).run()
         finally:
             await endpoint.aclose()
 
