@@ -176,13 +176,14 @@ class Rollouts:
         return self._begin(self._attempts(tasks, repeats, step, what), sampling)
 
     async def make_trials(self, step: int, attempts: Sequence[Attempt]) -> list[Episode]:
-        """Make attempts, after a step, at tasks that may be added. They are recorded and train nothing."""
+        """Make attempts, after a step, at tasks that may be added. They train nothing, and are on disk at the end."""
         trials = [
             replace(one, run_id=self.job.run_id, step=step, split="trial", group_id=f"{step}/{one.group_id}")
             for one in attempts
         ]
         episodes = await self._begin(trials, training_sampling(self.job.config)).episodes(None, "trials")
         self.writer.put(*(entry for episode in episodes for entry in untrained_entries(episode)))
+        await asyncio.to_thread(self.writer.flush)  # a resumed run makes no trial again whose result is known
         return episodes
 
     def _attempts(self, tasks: Sequence[Task], repeats: int, step: int, what: str) -> list[Attempt]:

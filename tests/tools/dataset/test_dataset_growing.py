@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +34,7 @@ def reply(ask):
 """  # noqa: E501
 
 
-def job(tmp_path: Path, **trainer: Any) -> Config:
+def job(tmp_path: Path, rollout: Mapping[str, Any] | None = None, **trainer: Any) -> Config:
     """A model of random weights, whose episodes succeed half of the time, by the length of what it says."""
     tmp_path.mkdir(exist_ok=True)
     for name, words in (("seeds", ("yes", "no", "maybe", "so", "well")), ("val", ("never",))):
@@ -52,7 +55,7 @@ def job(tmp_path: Path, **trainer: Any) -> Config:
                             "growing": {"every": 2, "tasks": 3, "attempts": 6}},
             "data": {"train_batch_size": 4},
             "rollout": {"num_repeat": 4, "temperature": 1.0, "max_model_len": 128, "deterministic": True,
-                        "max_response_length_in_one_turn": 6},
+                        "max_response_length_in_one_turn": 6, **(rollout or {})},
             "trainer_common": {"total_steps": 4, "val_pass_n": 2, "test_freq": 2, "save_freq": 1, "use_kl_loss": False,
                                "logger": ["console"], **trainer},
         }
@@ -147,6 +150,39 @@ def test_a_run_adds_what_it_can_learn_from_and_a_resumed_one_has_the_same_tasks(
     sql = "SELECT step, task_id, attempt, output FROM episodes WHERE split = 'train' AND step = 4 ORDER BY ALL"
     assert query(resumed, sql) == query(straight, sql)
     assert query(resumed, TRIALS) == trials
+
+
+KILLED = """
+import os, sys
+from pathlib import Path
+import ajet
+from tests.tools.dataset import test_dataset_growing as growing
+
+at = Path(sys.argv[1])
+
+@ajet.workflow
+async def talk(question: str, model: ajet.Model) -> str:
+    if any(file.stat().st_size for file in at.glob("experiment/data/growing/*/step_000002*/.expand/measured.jsonl")):
+        os._exit(9)
+    return (await model.chat([{"role": "user", "content": question}]))["content"] or ""
+
+growing.train(growing.job(at, rollout={"max_env_worker": 6}), workflow=talk, judge=growing.even)
+"""
+
+
+@pytest.mark.slow
+def test_a_trial_whose_result_is_known_is_in_the_trace_after_a_kill(tmp_path: Path) -> None:
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    done = subprocess.run(
+        [sys.executable, "-c", KILLED, str(tmp_path / "one")], env=env, capture_output=True, text=True
+    )
+    assert done.returncode == 9, done.stderr
+    config = job(tmp_path / "one", rollout={"max_env_worker": 6})
+    train(config, workflow=talk, judge=even, resume=True)
+    [measured] = config.directory.glob("data/growing/*/step_000002-*/.expand/measured.jsonl")
+    tried = {row["task_id"]: row["trials"] for row in query(config, TRIALS) if row["step"] == 2}
+    assert len(tried) == len(measured.read_text().splitlines()) > 2 and min(tried.values()) == 6
+    assert CliRunner().invoke(app, ["trace", "check", str(config.directory)]).exit_code == 0
 
 
 def test_tasks_grow_on_the_local_backbone_only(tmp_path: Path) -> None:
