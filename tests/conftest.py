@@ -1,8 +1,10 @@
 """Settings for every test: one thread for torch, no network, hypothesis profiles."""
 
+import atexit
 import gc
 import os
 import signal
+from collections.abc import Generator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
@@ -34,11 +36,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.timeout(0))
 
 
-def pytest_collection_finish() -> None:
-    """The garbage collector does not look at the libraries and the collected tests again."""
-    gc.collect()
-    gc.freeze()
-
-
-def pytest_sessionfinish() -> None:
-    gc.unfreeze()
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """The garbage collector looks neither at what is being imported nor, afterwards, at the libraries and tests."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+        atexit.register(gc.unfreeze)  # and no earlier: pytest collects five times when it ends

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 import torch
 
 from tests.gpu import Figure, Setting
-from tests.gpu import __main__ as program
 from tests.gpu.machine import peak_rate
 from tests.gpu.wheels import HEAVY, collected, download
 
 pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def program() -> ModuleType:
+    """Imported by who uses it: that takes seconds, and the main suite collects these tests too."""
+    return importlib.import_module("tests.gpu.__main__")
+
 
 ROOT = Path(__file__).parents[2]
 
@@ -43,7 +51,7 @@ def test_a_dry_run_goes_through_every_part(tmp_path: Path) -> None:
 
 
 def test_a_part_that_fails_keeps_what_it_measured_and_ends_with_1(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, program: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def breaks(setting: Setting) -> Iterator[Figure]:
         yield Figure("one", "speed", 3.0)
@@ -59,7 +67,7 @@ def test_a_part_that_fails_keeps_what_it_measured_and_ends_with_1(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_without_a_gpu_it_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_a_gpu_it_says_so(program: ModuleType, capsys: pytest.CaptureFixture[str]) -> None:
     assert program.main([]) == 2
     assert "--dry" in capsys.readouterr().err
 

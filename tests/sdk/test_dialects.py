@@ -20,9 +20,6 @@ from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.protocols import Ask
 
-anthropic = pytest.importorskip("anthropic")
-genai = pytest.importorskip("google.genai")
-
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 TOOL = {"name": "double", "description": "Twice a.", "input_schema": SCHEMA}
 CALLS = [{"function": {"name": "double", "arguments": {"a": a}}} for a in (3, 4)]
@@ -57,6 +54,8 @@ def episode(gateway: Gateway, request: pytest.FixtureRequest) -> Iterator[OpenEp
 
 
 def of_anthropic(episode: OpenEpisode, kind: Any = None) -> Any:
+    anthropic = pytest.importorskip("anthropic")
+
     captured = current_episode.get() is not None
     model = episode.model()
     named = {"api_key": "sk-ant"} if captured else {"api_key": model.api_key, "base_url": model.base_url[: -len("/v1")]}
@@ -64,6 +63,8 @@ def of_anthropic(episode: OpenEpisode, kind: Any = None) -> Any:
 
 
 def of_google(episode: OpenEpisode) -> Any:
+    genai = pytest.importorskip("google.genai")
+
     captured = current_episode.get() is not None
     model = episode.model()
     url = None if captured else model.base_url[: -len("/v1")]
@@ -97,6 +98,8 @@ def test_anthropics_client(episode: OpenEpisode) -> None:
 
 
 def test_anthropics_client_calls_tools_in_parallel_and_the_calls_merge(episode: OpenEpisode) -> None:
+    anthropic = pytest.importorskip("anthropic")
+
     async def agent() -> Any:
         client = of_anthropic(episode, anthropic.AsyncAnthropic)
         messages: list[Any] = [{"role": "user", "content": "double 3 and 4"}]
@@ -130,6 +133,8 @@ def test_anthropics_client_calls_tools_in_parallel_and_the_calls_merge(episode: 
 
 
 def test_anthropics_errors_are_its_clients_exceptions(gateway: Gateway) -> None:
+    anthropic = pytest.importorskip("anthropic")
+
     episode = gateway.open(EpisodeSpec("one", ScriptedEngine(replies, max_model_len=40)))
     client = of_anthropic(episode)
     hi: dict[str, Any] = {"model": "m", "max_tokens": 9, "messages": [{"role": "user", "content": "hi"}]}
@@ -153,6 +158,8 @@ def test_anthropics_errors_are_its_clients_exceptions(gateway: Gateway) -> None:
 
 
 def test_googles_client(episode: OpenEpisode) -> None:
+    genai = pytest.importorskip("google.genai")
+
     client, types = of_google(episode), genai.types
     config = types.GenerateContentConfig(
         system_instruction="Be brief.", stop_sequences=[" END"], temperature=0, top_k=5, seed=7, max_output_tokens=300
@@ -175,6 +182,8 @@ def test_googles_client(episode: OpenEpisode) -> None:
 
 
 def test_googles_client_calls_tools_in_parallel_and_the_calls_merge(episode: OpenEpisode) -> None:
+    genai = pytest.importorskip("google.genai")
+
     types = genai.types
 
     async def agent() -> list[Any]:
@@ -203,6 +212,8 @@ def test_googles_client_calls_tools_in_parallel_and_the_calls_merge(episode: Ope
 
 
 def test_googles_errors_and_models(gateway: Gateway) -> None:
+    genai = pytest.importorskip("google.genai")
+
     episode = gateway.open(EpisodeSpec("one", ScriptedEngine(replies, max_model_len=40)))
     client, types = of_google(episode), genai.types
     search = types.GenerateContentConfig(tools=[types.Tool(google_search=types.GoogleSearch())])
@@ -229,6 +240,9 @@ def test_googles_errors_and_models(gateway: Gateway) -> None:
 def test_clients_of_every_vendor_find_the_policy_by_their_own_variables(
     gateway: Gateway, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    anthropic = pytest.importorskip("anthropic")
+    genai = pytest.importorskip("google.genai")
+
     episode = gateway.open(EpisodeSpec("one", ScriptedEngine(replies, max_model_len=4000)))
     model, hi = episode.model(), [{"role": "user", "content": "hi"}]
     monkeypatch.setenv("ANTHROPIC_AUTH_TOKEN", "sk-mine")

@@ -9,7 +9,6 @@ import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import anthropic
 import httpx
 import openai
 import pytest
@@ -181,7 +180,7 @@ def test_a_conversation_that_changes_its_dialect_is_one_timeline(open_episode: O
     ]
     client.chat.completions.create(model="m", messages=messages, tools=[ADD_OF_CHAT])
     thought, said = third.output[0].content[0].text, third.output_text
-    claude = anthropic.Anthropic(
+    claude = pytest.importorskip("anthropic").Anthropic(
         api_key=client.api_key, base_url=str(client.base_url).removesuffix("v1/"), max_retries=0
     )
     claude.messages.create(
