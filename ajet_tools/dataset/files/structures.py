@@ -1,10 +1,10 @@
-"""The structures of lines of JSON: which keys the objects have, in their order, and of which type each value is."""
+"""The structures of lines of JSON: which keys the objects have, in their order, and of which kind each value is."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
-from functools import cache, lru_cache
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any
 
 import duckdb
@@ -13,25 +13,26 @@ import numpy as np
 from ajet_sdk.types import QUERY_COLUMNS
 from ajet_tools.dataset.files.values import kind_of
 
-__all__ = ["Structure", "asking", "kind_at", "kind_in", "kinds_of", "structures"]
+__all__ = ["Structure", "asking", "kind_at", "kind_in", "kinds_of", "leaves", "structures"]
 
 Structure = Mapping[str, Any]
-"""Field -> DuckDB's name of its type (`VARCHAR`, `UBIGINT`, ...), a structure, or a list."""
-_KINDS = {"VARCHAR": "text", "BOOLEAN": "bool", "NULL": "null", "UBIGINT": "integer", "BIGINT": "integer"}
+"""Field -> the kind of its value, as `kind_of` names it, or the structure of an object; integers past 64 bits are
+`number`."""
+_MOST_PATHS, _MOST_TRIES = 256, 32
+_paths: dict[str, None] = {}
+"""JSON pointers to the fields that lines had so far: where the next ones have no others, one query tells all."""
 
 
-def kind_in(type_: Any) -> str:
-    """The kind of the values of a type in a structure, as `kind_of` names it; integers past 64 bits are `number`."""
-    if isinstance(type_, dict | list):
-        return "object" if isinstance(type_, dict) else "list"
-    return _KINDS.get(type_, "number")
+def kind_in(structure: Any) -> str:
+    """The kind of a value in a structure."""
+    return "object" if isinstance(structure, dict) else str(structure)
 
 
 def kind_at(structure: Structure, path: Sequence[str]) -> str:
     """The kind of the values at a path; "null" where there is none."""
     found: Any = structure
     for step in path:
-        found = found.get(step, "NULL") if isinstance(found, dict) else "NULL"
+        found = found.get(step, "null") if isinstance(found, dict) else "null"
     return kind_in(found)
 
 
@@ -53,25 +54,50 @@ def kinds_of(values: Mapping[str, Any], kind: Callable[[Any], str] = kind_of, be
     return found
 
 
+def leaves(structure: Structure, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+    """The paths of what is no object, with its kind."""
+    for name, inner in structure.items():
+        if isinstance(inner, dict):
+            yield from leaves(inner, (*before, name))
+        else:
+            yield (*before, name), inner
+
+
 def structures(lines: Any) -> list[tuple[Structure | None, Any]]:
     """The structures of a polars series of lines, by their first line, each with the indices of its lines.
 
-    None stands for lines of which the structure does not tell each type (an empty object, a key that comes twice), and
-    for all of a series in which DuckDB cannot read one (half a surrogate pair).
+    None stands for lines of which the structure is not told (a key that comes twice), and for all of a series that has
+    hundreds of different keys, or in which DuckDB cannot read a line (half a surrogate pair).
     """
+    for _ in range(_MOST_TRIES if len(lines) else 0):
+        groups = _grouped(lines)
+        if not groups:
+            break
+        found = [_structure_of(line) for line in lines.gather([indices[0] for indices in groups])]
+        paths = {path for one in found if one is not None for path in _pointers(one)}
+        if paths <= _paths.keys():
+            return list(zip(found, groups, strict=True))
+        if len(paths) > _MOST_PATHS:
+            break
+        if len(paths | _paths.keys()) > _MOST_PATHS:
+            _paths.clear()
+        _paths.update(dict.fromkeys(sorted(paths)))
+    return [(None, np.arange(len(lines)))] if len(lines) else []
+
+
+def _grouped(lines: Any) -> list[Any]:
+    """Indices of lines with the same keys, and kinds of values at the known paths; none where a line is no JSON."""
     import polars as pl
 
-    table = lines.rename("line").to_frame().to_arrow()
+    known = ", ".join("'" + path.replace("'", "''") + "'" for path in _paths)
+    same = f"hash(json_keys(line, ['$', {known}]), json_type(line, ['$', {known}]))"
     try:
         with _connection().cursor() as cursor:
-            found = cursor.from_arrow(table).project("json_structure(line)").to_arrow_table().column(0)
+            found = cursor.from_arrow(lines.rename("line").to_frame().to_arrow()).project(same).to_arrow_table()
     except duckdb.Error:
-        return [(None, np.arange(len(lines)))]
-    groups = pl.DataFrame({"structure": found}).with_row_index().group_by("structure", maintain_order=True).agg("index")
-    return [
-        (None if '"JSON"' in text else _parsed(text), indices.to_numpy())
-        for text, indices in zip(groups["structure"], groups["index"], strict=True)
-    ]
+        return []
+    frame = pl.DataFrame({"same": found.column(0)}).with_row_index()
+    return [one.to_numpy() for one in frame.group_by("same", maintain_order=True).agg("index")["index"]]
 
 
 @cache
@@ -79,6 +105,35 @@ def _connection() -> Any:
     return duckdb.connect(config={"threads": 1})
 
 
-@lru_cache(1000)
-def _parsed(text: str) -> Any:
-    return json.loads(text)
+def _structure_of(line: str) -> Structure | None:
+    try:
+        return {name: _kind(value) for name, value in json.loads(line, object_pairs_hook=_object).items()}
+    except (_Twice, RecursionError):
+        return None
+
+
+class _Twice(Exception):
+    """A key comes twice."""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs) or any("\0" in name for name in made):
+        raise _Twice
+    return made
+
+
+def _kind(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _kind(inner) for name, inner in value.items()}
+    if type(value) is int and not -(1 << 63) <= value < 1 << 64:
+        return "number"
+    return kind_of(value)
+
+
+def _pointers(structure: Structure, before: str = "") -> Iterator[str]:
+    for name, inner in structure.items():
+        path = f"{before}/{name.replace('~', '~0').replace('/', '~1')}"
+        yield path
+        if isinstance(inner, dict):
+            yield from _pointers(inner, path)

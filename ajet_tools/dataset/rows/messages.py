@@ -5,14 +5,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.rows import FIELDS
 from ajet_tools.dataset.files.blocks import Irregular, LineBlock, json_line
-from ajet_tools.dataset.files.structures import Structure, asking, kind_at, kind_in, structures
+from ajet_tools.dataset.files.structures import Structure, asking, kind_at, kind_in, leaves, structures
 from ajet_tools.dataset.rows.formats import Unfit, converter
 
 __all__ = ["as_messages"]
@@ -59,13 +59,13 @@ def _by_columns(block: LineBlock) -> Any:
 
     made = pl.repeat(None, len(block), dtype=pl.String, eager=True)
     groups = [(one, rows) for one, rows in structures(block.lines) if one is not None and _is_plain(one)]
-    paths = list(dict.fromkeys(path for one, _ in groups for path, _ in _leaves(one)))
+    paths = list(dict.fromkeys(path for one, _ in groups for path, _ in leaves(one)))
     try:
         columns = dict(zip(paths, block.columns(paths), strict=True)) if paths else {}
     except Irregular:  # what is a value in one structure is an object in another
         return made
     for structure, rows in groups:
-        values = {path: columns[path].gather(rows) for path, _ in _leaves(structure)}
+        values = {path: columns[path].gather(rows) for path, _ in leaves(structure)}
         made = made.scatter(rows, _lines(structure, values))
     return made
 
@@ -73,15 +73,14 @@ def _by_columns(block: LineBlock) -> Any:
 def _is_plain(structure: Structure) -> bool:
     """Columns make its rows messages."""
     answer = kind_at(structure, _answer_in(structure))
-    leaves = dict(_leaves(structure))
     return (
         asking(structure) is not None
         and answer in ("text", "integer", "bool")
         and isinstance(structure.get("metadata", {}), dict)
-        and kind_in(structure.get("main_query", "NULL")) in ("text", "null")
-        and kind_in(structure.get("prompt", "NULL")) in ("text", "null")
+        and kind_in(structure.get("main_query", "null")) in ("text", "null")
+        and kind_in(structure.get("prompt", "null")) in ("text", "null")
         and not any(name in structure for name in _CHATS)
-        and not any(kind in ("list", "number") for kind in leaves.values())
+        and not any(kind in ("list", "number") for _, kind in leaves(structure))
     )
 
 
@@ -89,21 +88,12 @@ def _answer_in(structure: Structure) -> _Path:
     return ("answer",) if "answer" in structure else ("metadata", "answer")
 
 
-def _leaves(structure: Structure, before: _Path = ()) -> Iterator[tuple[_Path, str]]:
-    """What is no object, with its kind."""
-    for name, inner in structure.items():
-        if isinstance(inner, dict):
-            yield from _leaves(inner, (*before, name))
-        else:
-            yield (*before, name), kind_in(inner)
-
-
 def _lines(structure: Structure, values: Mapping[_Path, Any]) -> Any:
     """Rows of one structure, of which there are at least one; null where they ask or answer nothing."""
     import polars as pl
 
     question, answer = asking(structure) or "", _answer_in(structure)
-    kinds = dict(_leaves(structure))
+    kinds = dict(leaves(structure))
     known = {path: _as_json(column, kinds[path]) for path, column in values.items()}
     reply = [known[answer]] if kinds[answer] == "text" else ['"', known[answer], '"']
     parts = ['{"messages": [{"role": "user", "content": ', known[question,]]
