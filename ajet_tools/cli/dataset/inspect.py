@@ -19,7 +19,6 @@ from ajet_tools.cli.dataset.options import Map, SkipBad, Source, Sources, bad_ro
 from ajet_tools.cli.options import AsJson, pick, print_json
 from ajet_tools.cli.viewer import check_terminal, load_viewer
 from ajet_tools.dataset.card.pictures import pictures_of
-from ajet_tools.dataset.files.blocks import QUERIES
 from ajet_tools.dataset.files.tables import files_of, read_blocks, splits_of, text_of
 from ajet_tools.dataset.review.estimate import estimate_errors
 from ajet_tools.dataset.review.review import Review
@@ -133,7 +132,7 @@ def stats(
     """
     bad = BadRows(skip=skip_bad_rows)
     with counting("stats") as passing:
-        blocks = read_blocks(source, wanted=QUERIES, mapping=mapping_of(mapping), bad=bad)
+        blocks = read_blocks(source, mapping=mapping_of(mapping), bad=bad)
         found = gather(passing(blocks), by=by, exact=not estimate)
     written = _write_stats(found, out) if out else []
     errors = estimate_errors(Path(source)) if not mapping else None

@@ -17,7 +17,7 @@ from ajet_sdk.reporting.output import echo
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.cli.output import ProgressBar
-from ajet_tools.dataset.files.blocks import QUERIES, Block
+from ajet_tools.dataset.files.blocks import Block
 from ajet_tools.dataset.files.places import Columns
 from ajet_tools.dataset.files.tables import read_blocks
 from ajet_tools.dataset.files.writer import Writer
@@ -152,7 +152,7 @@ def rereadable(source: str, mapping: Mapping[str, str], bad: BadRows) -> Callabl
 
     def read() -> Iterator[Block]:
         counted = first.pop() if first else BadRows(skip=bad.skip)
-        return read_blocks(source, wanted=QUERIES, mapping=mapping, bad=counted)
+        return read_blocks(source, mapping=mapping, bad=counted)
 
     if source != "-":
         return read

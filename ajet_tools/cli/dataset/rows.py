@@ -111,7 +111,7 @@ def filter_rows(
         reward=min_reward,
     )
     bad, columns = BadRows(skip=skip_bad_rows), mapping_of(mapping)
-    read, tables = partial(read_blocks, source, wanted=keep.wanted, mapping=columns), tables_of(source, columns)
+    read, tables = partial(read_blocks, source, mapping=columns), tables_of(source, columns)
     others = Writer(rejected, tables=tables) if rejected else nullcontext()
     with Writer(out, tables=tables) as kept, others as aside, counting("filter") as passing:
         if aside is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, reduce
+from functools import cached_property
 from itertools import islice
 from typing import Any
 
@@ -17,6 +17,7 @@ import numpy as np
 
 from ajet_sdk.types import QUERY_COLUMNS
 from ajet_tools.dataset.files.arrays import change, convert, find, look_at
+from ajet_tools.dataset.files.lines import Path, decode
 from ajet_tools.dataset.files.places import Columns, Place, merged
 from ajet_tools.dataset.files.values import objects_of
 
@@ -25,10 +26,10 @@ __all__ = [
     "Block",
     "Irregular",
     "LineBlock",
+    "Path",
     "Row",
     "Stored",
     "TableBlock",
-    "Wanted",
     "as_lines",
     "as_table",
     "blocks_of",
@@ -39,9 +40,7 @@ __all__ = [
 ]
 
 ROWS = 8192
-Wanted = Sequence[tuple[str, ...]] | Any
-"""What is to be looked at: paths of fields, such as `("metadata", "level")`, as text; or a struct type of polars."""
-QUERIES = [(name,) for name in QUERY_COLUMNS]
+QUERIES: Sequence[Path] = [(name,) for name in QUERY_COLUMNS]
 """What `texts` looks at."""
 _UNCLEAR = r"^(?:[\[{]|-?[0-9][0-9.eE+-]*$|true$|false$)"
 """Text that a list, an object, a number or a truth value could be, too."""
@@ -86,6 +85,8 @@ class LineBlock:
     """Of the lines in the file, from 1, as a numpy array; or the place of each row, as a list of texts."""
     known: dict[Any, Any] = field(default_factory=dict, repr=False)
     """What was read so far: columns of text by their paths, frames by their types."""
+    asked: list[Any] = field(default_factory=list, repr=False)
+    """Paths and types that blocks of this file were asked for, which the next ones read while they are checked."""
 
     def __len__(self) -> int:
         return len(self.lines)
@@ -100,33 +101,26 @@ class LineBlock:
         for index, line in zip(chosen, lines.to_list(), strict=True):
             yield Row(self.where(index), json.loads(line))
 
-    def columns(self, wanted: Sequence[tuple[str, ...]]) -> Any:
+    def columns(self, paths: Sequence[Path]) -> Any:
         """A frame of text with one column for each path; raises Irregular."""
         import polars as pl
 
-        if (missing := [path for path in wanted if path not in self.known]) and not self.decode(missing):
+        if (missing := [path for path in paths if path not in self.known]) and not self.decode(missing):
             raise Irregular
-        return pl.DataFrame([self.known[path].rename(str(number)) for number, path in enumerate(wanted)])
-
-    def decode(self, wanted: Wanted) -> bool:
-        """Read fields into `known`; False where a line is no JSON, or a value not of the type that is wanted."""
-        if not isinstance(wanted, Sequence):
-            found = _decoded(self.lines, wanted)
-            self.known |= {} if found is None else {wanted: found.struct.unnest()}
-            return found is not None
-        apart = any(one != other and _overlap(one, other) for one in wanted for other in wanted)
-        for paths in [[path] for path in wanted] if apart else [wanted]:  # a field and one within it
-            found = _decoded(self.lines, _struct(paths))
-            if found is None:
-                return False
-            self.known |= {path: reduce(lambda column, step: column.struct.field(step), path, found) for path in paths}
-        return True
+        return pl.DataFrame([self.known[path].rename(str(number)) for number, path in enumerate(paths)])
 
     def frame(self, dtype: Any) -> Any:
         """Columns as a frame of that struct type. Raises Irregular where a value is of another."""
-        if dtype not in self.known and not self.decode(dtype):
+        if dtype not in self.known and not self.decode([dtype]):
             raise Irregular
         return self.known[dtype]
+
+    def decode(self, wanted: Sequence[Any]) -> bool:
+        """Read paths and types into `known`; False where a line is no JSON, or a value not of the type asked for."""
+        found = decode(self.lines, wanted)
+        self.known |= found or {}
+        self.asked += [one for one in wanted if one not in self.asked] if found is not None else []
+        return found is not None
 
     @cached_property
     def texts(self) -> Any:
@@ -148,7 +142,7 @@ class TableBlock:
     """A `pyarrow.RecordBatch` of that schema."""
     first: int = 1
     """The number of its first row in the file, from 1."""
-    known: dict[tuple[str, ...], Any] = field(default_factory=dict, init=False, repr=False)
+    known: dict[Path, Any] = field(default_factory=dict, init=False, repr=False)
     """Columns of text that were asked for so far, by their paths."""
 
     def __len__(self) -> int:
@@ -163,11 +157,11 @@ class TableBlock:
         for index, values in zip(chosen, objects_of(some.data, self.table), strict=True):
             yield Row(self.where(index), values, Stored(self, index))
 
-    def columns(self, wanted: Sequence[tuple[str, ...]]) -> Any:
+    def columns(self, paths: Sequence[Path]) -> Any:
         import polars as pl
 
-        self.known |= {path: self._text(path) for path in wanted if path not in self.known}
-        return pl.DataFrame([self.known[path].rename(str(number)) for number, path in enumerate(wanted)])
+        self.known |= {path: self._text(path) for path in paths if path not in self.known}
+        return pl.DataFrame([self.known[path].rename(str(number)) for number, path in enumerate(paths)])
 
     def _text(self, path: Sequence[str]) -> Any:
         """A field as text: `[` where it is a list, an object or of a type that JSON has no word for."""
@@ -368,29 +362,3 @@ def _texts(block: Block) -> Any:
     found = pl.DataFrame(filled or frame[:, :1]).select(text=pl.coalesce(pl.all())).to_series()
     left = found.str.contains(rf"^\s*$|{_UNCLEAR}").fill_null(True).arg_true()
     return found.scatter(left, [text_of(row.values) for row in block.rows(left)]) if len(left) else found
-
-
-def _decoded(lines: Any, dtype: Any) -> Any:
-    """Lines as values of that struct type; None where polars cannot read them so."""
-    import polars as pl
-
-    try:
-        found = lines.str.json_decode(dtype)
-    except pl.exceptions.PolarsError:
-        return None
-    return None if found.null_count() else found
-
-
-def _overlap(one: Sequence[str], other: Sequence[str]) -> bool:
-    return all(a == b for a, b in zip(one, other, strict=False))
-
-
-def _struct(paths: Sequence[Sequence[str]]) -> Any:
-    """The type of objects that have text at these paths."""
-    import polars as pl
-
-    inner: dict[str, list[Sequence[str]]] = {}
-    for path in paths:
-        inner.setdefault(path[0], []).append(path[1:])
-    fields = {name: _struct(below) if all(below) else pl.String for name, below in inner.items()}
-    return pl.Struct(fields or {"task_id": pl.String})

@@ -20,7 +20,7 @@ import numpy as np
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.tasks.json_rows import BadRows, json_rows, parse_line
 from ajet_sdk.tasks.rows import FIELDS
-from ajet_tools.dataset.files.blocks import Block, LineBlock, Row, TableBlock, Wanted, blocks_of, text_of
+from ajet_tools.dataset.files.blocks import Block, LineBlock, Row, TableBlock, blocks_of, text_of
 from ajet_tools.dataset.files.delimited import csv_rows
 from ajet_tools.dataset.files.places import Columns
 from ajet_tools.dataset.files.sources import explain_errors, files_of, is_table, open_text, splits_of
@@ -70,21 +70,19 @@ def read(
 def read_blocks(
     path: str | Path,
     *,
-    wanted: Wanted = (),
     mapping: Mapping[str, str] | None = None,
     bad: BadRows | None = None,
 ) -> Iterator[Block]:
     """The rows of what `read` reads, in blocks.
 
     Args:
-        wanted: fields that will be asked for; they are read while lines are checked.
         mapping: as in `read`.
         bad: rows that cannot be read; without it, and where it does not skip, the first raises TaskError.
     """
     _check_mapping(mapping or {})
     bad = bad if bad is not None else BadRows()
     for file in files_of(path):
-        for block in _blocks(file, () if mapping else wanted, bad):
+        for block in _blocks(file, bad):
             if not mapping:
                 yield block
             elif isinstance(block, TableBlock) and all(name in block.table.fields for name in mapping):
@@ -103,7 +101,7 @@ def count_rows(path: str | Path) -> int:
             with explain_errors(file):
                 total += int(pq.read_metadata(file).num_rows)
         else:
-            total += sum(map(len, _blocks(file, (), BadRows())))
+            total += sum(map(len, _blocks(file, BadRows())))
     return total
 
 
@@ -128,13 +126,13 @@ def tables_of(path: str | Path, mapping: Mapping[str, str] | None = None) -> lis
 # What stands in them
 
 
-def _blocks(file: Path | str, wanted: Wanted, bad: BadRows) -> Iterator[Block]:
+def _blocks(file: Path | str, bad: BadRows) -> Iterator[Block]:
     if isinstance(file, Path):
         if is_table(file):
             yield from _table_blocks(file, file.name)
             return
         with explain_errors(file), open_text(file) as stream:
-            yield from _text_blocks(stream, file.name.removesuffix(".gz"), wanted, bad)
+            yield from _text_blocks(stream, file.name.removesuffix(".gz"), bad)
         return
     stdin = io.BufferedReader(sys.stdin.buffer, 1 << 20)  # type: ignore[type-var]
     start = stdin.peek(4)[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()
@@ -144,16 +142,16 @@ def _blocks(file: Path | str, wanted: Wanted, bad: BadRows) -> Iterator[Block]:
         yield from _table_blocks(pa.BufferReader(stdin.read()), "stdin")
     else:
         is_csv = start[:1] not in (b"{", b"[", b"") and b"," in start.partition(b"\n")[0]
-        yield from _text_blocks(stdin, "stdin.csv" if is_csv else "stdin", wanted, bad)
+        yield from _text_blocks(stdin, "stdin.csv" if is_csv else "stdin", bad)
 
 
-def _text_blocks(stream: BinaryIO, name: str, wanted: Wanted, bad: BadRows) -> Iterator[Block]:
+def _text_blocks(stream: BinaryIO, name: str, bad: BadRows) -> Iterator[Block]:
     if name.endswith((".csv", ".tsv")):
         yield from blocks_of((Row(*one) for one in csv_rows(stream, name, bad)), name)
         return
     buffered = io.BufferedReader(stream, _BYTES)  # type: ignore[type-var]
     if _begins_with_line(buffered):
-        yield from _line_blocks(buffered, name, wanted, bad)
+        yield from _line_blocks(buffered, name, bad)
     else:  # one document, or a bad first line
         rows = json_rows(buffered, name, bad, strict=True)
         yield from blocks_of((Row(one.where, one.value) for one in rows if _is_row(one, bad)), name)
@@ -182,19 +180,19 @@ def is_lines(file: Path) -> bool:
         return _begins_with_line(io.BufferedReader(stream, _BYTES))
 
 
-def _line_blocks(stream: IO[bytes], name: str, wanted: Wanted, bad: BadRows) -> Iterator[Block]:
-    number = 1
+def _line_blocks(stream: IO[bytes], name: str, bad: BadRows) -> Iterator[Block]:
+    number, asked = 1, list[Any]()
     while data := stream.read(_BYTES):
         data += stream.readline()
         if number == 1:
             data = data.removeprefix(b"\xef\xbb\xbf")
-        block, count = _line_block(data, name, number, wanted, bad)
+        block, count = _line_block(data, name, number, asked, bad)
         number += count
         if len(block):
             yield block
 
 
-def _line_block(data: bytes, name: str, first: int, wanted: Wanted, bad: BadRows) -> tuple[LineBlock, int]:
+def _line_block(data: bytes, name: str, first: int, asked: list[Any], bad: BadRows) -> tuple[LineBlock, int]:
     import polars as pl
 
     try:
@@ -207,9 +205,11 @@ def _line_block(data: bytes, name: str, first: int, wanted: Wanted, bad: BadRows
         lines = lines.str.strip_chars()
         empty = lines == ""
         lines, numbers = lines.filter(~empty), numbers[~empty.to_numpy()]
-    block = LineBlock(name, lines, numbers)
-    if not (block.decode(wanted) or block.decode(())):
-        block = _checked(data.split(b"\n"), name, first, bad)
+    block = LineBlock(name, lines, numbers, asked=asked)
+    if not block.decode(asked):
+        asked.clear()
+        if not block.decode(()):
+            block = _checked(data.split(b"\n"), name, first, bad)
     return block, count
 
 

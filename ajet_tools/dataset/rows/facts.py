@@ -18,7 +18,7 @@ from ajet_sdk.tasks.rows import to_task
 from ajet_sdk.types import Task
 from ajet_tools.dataset.files.blocks import QUERIES, Irregular, LineBlock, Row, text_of
 from ajet_tools.dataset.files.hashes import normalize
-from ajet_tools.dataset.files.structures import Structure, asking, kind_at, kind_in, kinds_of, structures
+from ajet_tools.dataset.files.lines import Structure, asking, kind_at, kind_in, kinds_of, structures
 from ajet_tools.dataset.files.values import kind_of
 from ajet_tools.dataset.rows.forms import given_away, may_give_away
 from ajet_tools.dataset.rows.schema import ANSWERS

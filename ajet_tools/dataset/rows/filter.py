@@ -22,7 +22,7 @@ import numpy as np
 from ajet_sdk.errors import AjetError, ConfigError
 from ajet_sdk.tasks.rows import Row as TaskRow
 from ajet_sdk.tasks.rows import to_task
-from ajet_tools.dataset.files.blocks import QUERIES, Block, Irregular, LineBlock, Wanted, text_of
+from ajet_tools.dataset.files.blocks import QUERIES, Block, Irregular, LineBlock, Path, text_of
 from ajet_tools.dataset.files.values import ABSENT, POSITION, find_at
 from ajet_tools.dataset.rows.language import language_of
 from ajet_tools.text.grammar import BareWord, Comparison, FilterError, Node, Token, fold, tree
@@ -128,7 +128,7 @@ class Filter:
     _known: dict[str, None] = field(default_factory=dict)
 
     @property
-    def wanted(self) -> Wanted:
+    def _paths(self) -> Sequence[Path]:
         """The fields that `mask` looks at."""
         names = list(dict.fromkeys(one.steps for one in self._conditions.values() if one.steps))
         asks_text = any(one.field in DERIVED for one in self._conditions.values())
@@ -142,9 +142,9 @@ class Filter:
         if self.node is None:
             return np.ones(len(block), bool)
         try:
-            if _has_dotted_key(block, self.wanted):
+            if _has_dotted_key(block, self._paths):
                 raise Irregular
-            columns = dict(zip(self.wanted, block.columns(self.wanted), strict=True))
+            columns = dict(zip(self._paths, block.columns(self._paths), strict=True))
         except Irregular:
             return self.mask_rows(row.values for row in block.rows())
         self.fields.update({".".join(path): True for path, one in columns.items() if one.null_count() < len(one)})
@@ -213,11 +213,11 @@ def _derived(block: Block, name: str) -> Any:
     return pl.Series([_OF_TEXT[name](text) for text in block.texts])
 
 
-def _has_dotted_key(block: Block, wanted: Wanted) -> bool:
+def _has_dotted_key(block: Block, paths: Sequence[Path]) -> bool:
     """A key may have a point in its name, or be the length of something: what a path means is up to the row."""
-    if any(POSITION.fullmatch(step) or step in ("count", "chars") for path in wanted for step in path[1:]):
+    if any(POSITION.fullmatch(step) or step in ("count", "chars") for path in paths for step in path[1:]):
         return True
-    inner = [".".join(path[i:j]) for path in wanted for i in range(len(path)) for j in range(i + 2, len(path) + 1)]
+    inner = [".".join(path[i:j]) for path in paths for i in range(len(path)) for j in range(i + 2, len(path) + 1)]
     if isinstance(block, LineBlock):
         return any(bool(block.lines.str.contains(f'"{name}"', literal=True).any()) for name in inner)
     return any("." in one for one in block.data.schema.names)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ajet_sdk.errors import ConfigError
-from ajet_tools.dataset.files.blocks import QUERIES, Block, Wanted
+from ajet_tools.dataset.files.blocks import Block
 from ajet_tools.dataset.files.tables import Row
 from ajet_tools.dataset.rows.filter import Filter
 from ajet_tools.dataset.rows.language import LANGUAGES, language_of
@@ -71,15 +71,6 @@ class Keep:
             for block in reread() if reread and self.filter.is_unmet else ():
                 self.filter.note(block)
             self.filter.check()
-
-    @property
-    def wanted(self) -> Wanted:
-        """The fields that are looked at."""
-        if self.where:
-            return self.where.wanted
-        own = list(self.filter.wanted if self.filter else ())
-        asked = self.least is not None or self.most is not None or bool(self.languages)
-        return own + [path for path in QUERIES if path not in own] if asked else own
 
     def _kept(self, block: Block) -> Any:
         left = np.ones(len(block), bool)

@@ -46,8 +46,7 @@ class Where:
         self.text = text
         self._schema = read(path).collect_schema()
         wanted = {name: dtype for name, dtype in self._schema.items() if name.casefold() in text.casefold()}
-        self.wanted = pl.Struct(wanted or {"task_id": pl.String})
-        """What a block is to have read."""
+        self._wanted = pl.Struct(wanted or {"task_id": pl.String})
         self._mask(self._schema.to_frame(eager=True), None)
 
     def mask(self, block: Block) -> Any:
@@ -55,10 +54,12 @@ class Where:
         import polars as pl
 
         try:
-            frame = block.frame(self.wanted)
+            frame = block.frame(self._wanted)
         except Irregular:  # values of several types
             rows = [row.values for row in block.rows()]
-            columns = [(column(one.name, [values.get(one.name) for values in rows]), one) for one in self.wanted.fields]
+            columns = [
+                (column(one.name, [values.get(one.name) for values in rows]), one) for one in self._wanted.fields
+            ]
             frame = pl.DataFrame([values.cast(one.dtype, strict=False) for values, one in columns])
         return self._mask(frame, block)
 

@@ -14,7 +14,7 @@ from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_tools.dataset.files.blocks import LineBlock, as_lines
 from ajet_tools.dataset.files.tables import read, read_blocks, text_of
-from ajet_tools.dataset.rows.facts import WANTED, facts_of
+from ajet_tools.dataset.rows.facts import facts_of
 from ajet_tools.dataset.rows.repeats import Tasks
 from ajet_tools.dataset.similarity.near import NearIndex
 
@@ -153,7 +153,7 @@ def _readable(
             found.add(at(), "unreadable", where, problem)
 
     try:
-        for block in read_blocks(path, wanted=WANTED, mapping=mapping, bad=FirstProblems(skip=True)):
+        for block in read_blocks(path, mapping=mapping, bad=FirstProblems(skip=True)):
             yield as_lines(block)
     except TaskError as error:
         found.add(at(), "unreadable", path, str(error))

@@ -1,23 +1,27 @@
-"""The structures of lines of JSON: which keys the objects have, in their order, and of which kind each value is."""
+"""Lines of JSON: their fields as columns, and their structures.
+
+A structure says which keys the objects have, in their order, and of which kind each value is.
+"""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, reduce
 from typing import Any
 
-import duckdb
 import numpy as np
 
 from ajet_sdk.types import QUERY_COLUMNS
 from ajet_tools.dataset.files.values import kind_of
 
-__all__ = ["Structure", "asking", "kind_at", "kind_in", "kinds_of", "leaves", "structures"]
+__all__ = ["Path", "Structure", "asking", "decode", "kind_at", "kind_in", "kinds_of", "leaves", "structures"]
 
 Structure = Mapping[str, Any]
 """Field -> the kind of its value, as `kind_of` names it, or the structure of an object; integers past 64 bits are
 `number`."""
+Path = tuple[str, ...]
+"""Of a field, such as `("metadata", "level")`."""
 _MOST_PATHS, _MOST_TRIES = 256, 32
 _paths: dict[str, None] = {}
 """JSON pointers to the fields that lines had so far: where the next ones have no others, one query tells all."""
@@ -54,7 +58,7 @@ def kinds_of(values: Mapping[str, Any], kind: Callable[[Any], str] = kind_of, be
     return found
 
 
-def leaves(structure: Structure, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], str]]:
+def leaves(structure: Structure, before: Path = ()) -> Iterator[tuple[Path, str]]:
     """The paths of what is no object, with its kind."""
     for name, inner in structure.items():
         if isinstance(inner, dict):
@@ -87,6 +91,7 @@ def structures(lines: Any) -> list[tuple[Structure | None, Any]]:
 
 def _grouped(lines: Any) -> list[Any]:
     """Indices of lines with the same keys, and kinds of values at the known paths; none where a line is no JSON."""
+    import duckdb
     import polars as pl
 
     known = ", ".join("'" + path.replace("'", "''") + "'" for path in _paths)
@@ -102,6 +107,8 @@ def _grouped(lines: Any) -> list[Any]:
 
 @cache
 def _connection() -> Any:
+    import duckdb
+
     return duckdb.connect(config={"threads": 1})
 
 
@@ -137,3 +144,47 @@ def _pointers(structure: Structure, before: str = "") -> Iterator[str]:
         yield path
         if isinstance(inner, dict):
             yield from _pointers(inner, path)
+
+
+def decode(lines: Any, wanted: Sequence[Any]) -> dict[Any, Any] | None:
+    """The fields at paths as columns of text, and frames of struct types; None where polars cannot read lines so."""
+    import polars as pl
+
+    known: dict[Any, Any] = {}
+    for dtype, paths in _together(wanted):
+        try:
+            found = lines.str.json_decode(dtype)
+        except pl.exceptions.PolarsError:
+            return None
+        if found.null_count():
+            return None
+        for path in paths:
+            known[path] = reduce(lambda column, step: column.struct.field(step), path, found)
+        if not paths:
+            known[dtype] = found.struct.unnest()
+    return known
+
+
+def _together(wanted: Sequence[Any]) -> list[tuple[Any, list[Path]]]:
+    """Types to read lines with, and the paths that each is for; a field and one within it are read apart."""
+    groups: list[list[Path]] = []
+    for path in (one for one in wanted if isinstance(one, tuple)):
+        for group in groups:
+            if not any(all(a == b for a, b in zip(path, other, strict=False)) for other in group):
+                group.append(path)
+                break
+        else:
+            groups.append([path])
+    made: list[tuple[Any, list[Path]]] = [(one, []) for one in wanted if not isinstance(one, tuple)]
+    return [*made, *((_type_of(group), group) for group in groups)] or [(_type_of([]), [])]
+
+
+def _type_of(paths: Sequence[Path]) -> Any:
+    """The type of objects that have text at these paths."""
+    import polars as pl
+
+    inner: dict[str, list[Path]] = {}
+    for path in paths:
+        inner.setdefault(path[0], []).append(path[1:])
+    fields = {name: _type_of(below) if all(below) else pl.String for name, below in inner.items()}
+    return pl.Struct(fields or {"task_id": pl.String})
