@@ -23,8 +23,9 @@ Structure = Mapping[str, Any]
 Path = tuple[str, ...]
 """Of a field, such as `("metadata", "level")`."""
 _MOST_PATHS, _MOST_TRIES = 256, 32
-_paths: dict[str, None] = {}
-"""JSON pointers to the fields that lines had so far: where the next ones have no others, one query tells all."""
+_paths: dict[str, bool] = {}
+"""JSON pointers to the fields that lines had so far, and whether one was an object: where the next lines have no others,
+one query tells all."""
 
 
 def kind_in(structure: Any) -> str:
@@ -78,14 +79,17 @@ def structures(lines: Any) -> list[tuple[Structure | None, Any]]:
         if not groups:
             break
         found = [_structure_of(line) for line in lines.gather([indices[0] for indices in groups])]
-        paths = {path for one in found if one is not None for path in _pointers(one)}
-        if paths <= _paths.keys():
+        paths: dict[str, bool] = {}
+        for path, is_object in (pointer for one in found if one is not None for pointer in _pointers(one)):
+            paths[path] = is_object or paths.get(path, False)
+        if all(_paths.get(path) in (is_object, True) for path, is_object in paths.items()):
             return list(zip(found, groups, strict=True))
         if len(paths) > _MOST_PATHS:
             break
-        if len(paths | _paths.keys()) > _MOST_PATHS:
+        if len(paths | _paths) > _MOST_PATHS:
             _paths.clear()
-        _paths.update(dict.fromkeys(sorted(paths)))
+        for path in sorted(paths):
+            _paths[path] = paths[path] or _paths.get(path, False)
     return [(None, np.arange(len(lines)))] if len(lines) else []
 
 
@@ -94,8 +98,9 @@ def _grouped(lines: Any) -> list[Any]:
     import duckdb
     import polars as pl
 
-    known = ", ".join("'" + path.replace("'", "''") + "'" for path in _paths)
-    same = f"hash(json_keys(line, ['$', {known}]), json_type(line, ['$', {known}]))"
+    quoted = {path: "'" + path.replace("'", "''") + "'" for path in _paths}
+    objects = ", ".join(["'$'", *(quoted[path] for path, is_object in _paths.items() if is_object)])
+    same = f"hash(json_keys(line, [{objects}]), json_type(line, [{', '.join(quoted.values())}]::VARCHAR[]))"
     try:
         with _connection().cursor() as cursor:
             found = cursor.from_arrow(lines.rename("line").to_frame().to_arrow()).project(same).to_arrow_table()
@@ -138,10 +143,10 @@ def _kind(value: Any) -> Any:
     return kind_of(value)
 
 
-def _pointers(structure: Structure, before: str = "") -> Iterator[str]:
+def _pointers(structure: Structure, before: str = "") -> Iterator[tuple[str, bool]]:
     for name, inner in structure.items():
         path = f"{before}/{name.replace('~', '~0').replace('/', '~1')}"
-        yield path
+        yield path, isinstance(inner, dict)
         if isinstance(inner, dict):
             yield from _pointers(inner, path)
 
