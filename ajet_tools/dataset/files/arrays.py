@@ -16,13 +16,13 @@ from ajet_sdk.tasks.rows import decoded
 from ajet_tools.dataset.files.places import Columns, Place
 from ajet_tools.dataset.files.values import json_value, values_of
 
-__all__ = ["Misfit", "change", "convert", "find", "look_at", "not_finite"]
+__all__ = ["ABSENT", "NOWHERE", "Misfit", "batch_of", "change", "convert", "find", "look_at", "not_finite", "objects"]
 
-_MOST_FIELDS, _MOST_COLUMNS, _DEEPEST = 256, 10_000, 16
-_EXACT = 1 << 53
-_ABSENT = type("_Absent", (), {})()
+MOST_FIELDS, _MOST_COLUMNS, DEEPEST = 256, 10_000, 16
+EXACT = 1 << 53
+ABSENT = type("_Absent", (), {})()
 """The row has no such key."""
-_NOWHERE = type("_Nowhere", (), {})()
+NOWHERE = type("_Nowhere", (), {})()
 """There is no object that could have it."""
 
 
@@ -48,10 +48,10 @@ def find(name: str, rows: Sequence[Mapping[str, Any]]) -> tuple[Any, Columns]:
             f"these rows have more than {_MOST_COLUMNS:,} different columns, too many for Parquet; write .jsonl"
         )
     columns = Columns(name, row)
-    return _batch(array, columns, len(rows)), columns
+    return batch_of(array, columns, len(rows)), columns
 
 
-def _batch(array: Any, columns: Columns, count: int) -> Any:
+def batch_of(array: Any, columns: Columns, count: int) -> Any:
     import pyarrow as pa
 
     if not len(columns.schema):
@@ -63,10 +63,10 @@ def _found(values: Sequence[Any], path: str) -> tuple[Any, Place]:
     import pyarrow as pa
 
     found = set(map(type, values))
-    flags: dict[str, Any] = {"absent": type(_ABSENT) in found, "nulls": type(None) in found}
-    types = found - {type(_ABSENT), type(_NOWHERE), type(None)}
-    there = _without(values) if type(_ABSENT) in found or type(_NOWHERE) in found else values
-    deep = path.count(".") >= _DEEPEST
+    flags: dict[str, Any] = {"absent": type(ABSENT) in found, "nulls": type(None) in found}
+    types = found - {type(ABSENT), type(NOWHERE), type(None)}
+    there = _without(values) if type(ABSENT) in found or type(NOWHERE) in found else values
+    deep = path.count(".") >= DEEPEST
     if not types and not (flags["absent"] and flags["nulls"]):
         return pa.nulls(len(values)), Place(**flags)
     try:
@@ -74,7 +74,7 @@ def _found(values: Sequence[Any], path: str) -> tuple[Any, Place]:
             pass
         elif types == {dict} and not deep:
             made = _found_objects(there, flags, path)
-            if made[1].fields and len(made[1].fields) <= _MOST_FIELDS:
+            if made[1].fields and len(made[1].fields) <= MOST_FIELDS:
                 return made
         elif types == {list} and not deep:
             return _found_list(there, flags, path)
@@ -84,7 +84,7 @@ def _found(values: Sequence[Any], path: str) -> tuple[Any, Place]:
             return pa.array(there, pa.string()), Place(pa.string(), **flags)
         elif types <= {int, float}:
             numbers = [value for value in there if type(value) is int]
-            large = bool(numbers) and max(-min(numbers), max(numbers)) > _EXACT
+            large = bool(numbers) and max(-min(numbers), max(numbers)) > EXACT
             if types == {int}:
                 return pa.array(there, pa.int64()), Place(pa.int64(), large=large, **flags)
             if not large:
@@ -95,13 +95,13 @@ def _found(values: Sequence[Any], path: str) -> tuple[Any, Place]:
 
 
 def _without(values: Sequence[Any]) -> list[Any]:
-    return [None if value is _ABSENT or value is _NOWHERE else value for value in values]
+    return [None if value is ABSENT or value is NOWHERE else value for value in values]
 
 
 def _json_text(values: Sequence[Any]) -> Any:
     import pyarrow as pa
 
-    return pa.array([None if v is _ABSENT or v is _NOWHERE else json.dumps(v) for v in values], pa.string())
+    return pa.array([None if v is ABSENT or v is NOWHERE else json.dumps(v) for v in values], pa.string())
 
 
 def _found_objects(values: Sequence[Any], flags: Mapping[str, Any], path: str) -> tuple[Any, Place]:
@@ -112,13 +112,13 @@ def _found_objects(values: Sequence[Any], flags: Mapping[str, Any], path: str) -
         if path:
             raise
         raise TaskError("the name of a column is not text that UTF-8 can hold; write .jsonl") from None
-    if len(names) > (_MOST_FIELDS if path else _MOST_COLUMNS + 1):
+    if len(names) > (MOST_FIELDS if path else _MOST_COLUMNS + 1):
         names = dict.fromkeys(list(names)[: _MOST_COLUMNS + 1]) if not path else {}
     fields = {
-        name: _found([_NOWHERE if value is None else value.get(name, _ABSENT) for value in values], _below(path, name))
+        name: _found([NOWHERE if value is None else value.get(name, ABSENT) for value in values], _below(path, name))
         for name in names
     }
-    return _objects(fields, [value is None for value in values]), Place(
+    return objects(fields, [value is None for value in values]), Place(
         fields={name: place for name, (_, place) in fields.items()}, **flags
     )
 
@@ -127,7 +127,7 @@ def _below(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
 
-def _objects(fields: Mapping[str, tuple[Any, Place]], nulls: Sequence[bool]) -> Any:
+def objects(fields: Mapping[str, tuple[Any, Place]], nulls: Sequence[bool]) -> Any:
     import pyarrow as pa
 
     if not fields:
@@ -171,7 +171,7 @@ def _looked_at(array: Any, place: Place, above: int = 0) -> Place:
     large = place.large
     if place.leaf == pa.int64() and not large and len(array) > array.null_count:
         low, high = pc.min_max(array).as_py().values()
-        large = max(-low, high) > _EXACT
+        large = max(-low, high) > EXACT
     fields = place.fields
     if fields and not place.is_json:
         inner = zip(fields.items(), array.flatten(), strict=True)
@@ -225,7 +225,7 @@ def _converted(array: Any, place: Place, to: Place, path: str) -> Any:
                    if name in old else pa.nulls(len(array), one.type), one)
             for name, one in to.fields.items()
         }  # fmt: skip
-        return _objects(fields, array.is_null().to_pylist())
+        return objects(fields, array.is_null().to_pylist())
     if to.item is not None and not place.is_json:
         inner = place.item or Place.declared(place.type.value_field, {}, None, "")
         lengths = [length or 0 for length in array.value_lengths().to_pylist()]
@@ -249,7 +249,7 @@ def _plain(array: Any, place: Place, path: str) -> list[Any]:
     if not place.absent or (place.nulls and not place.is_json):
         return values  # type: ignore[no-any-return]
     there = array.is_valid().to_pylist()
-    return [value if valid else _ABSENT for value, valid in zip(values, there, strict=True)]
+    return [value if valid else ABSENT for value, valid in zip(values, there, strict=True)]
 
 
 # Of stored values, some of which were changed
@@ -269,7 +269,7 @@ def change(
     made = Columns(columns.name, row, columns.metadata)
     if list(made.fields.items()) == list(columns.fields.items()):
         made = columns
-    return _batch(array, made, len(after)), made
+    return batch_of(array, made, len(after)), made
 
 
 def _changed(array: Any, place: Place, before: Sequence[Any], after: Sequence[Any], path: str) -> tuple[Any, Place]:
@@ -277,7 +277,7 @@ def _changed(array: Any, place: Place, before: Sequence[Any], after: Sequence[An
     if all(same):
         return array, place
     types = set(map(type, after))
-    if place.fields is not None and types <= {dict, type(None), type(_ABSENT), type(_NOWHERE)} and not place.is_json:
+    if place.fields is not None and types <= {dict, type(None), type(ABSENT), type(NOWHERE)} and not place.is_json:
         return _changed_objects(array, place, before, after, path)
     if place.is_natural:
         return _found(after, path)
@@ -288,12 +288,12 @@ def _changed(array: Any, place: Place, before: Sequence[Any], after: Sequence[An
     for index, kept in enumerate(same):
         order.append(index if kept else new)
         new += not kept
-    flags: dict[str, Any] = {"absent": type(_ABSENT) in types, "nulls": type(None) in types}
+    flags: dict[str, Any] = {"absent": type(ABSENT) in types, "nulls": type(None) in types}
     return pa.concat_arrays([array, made]).take(pa.array(order, pa.int64())), replace(place, **flags)
 
 
 def _is_same(before: Any, after: Any) -> bool:
-    return before is after or after is _NOWHERE or (type(before) is type(after) and bool(before == after))
+    return before is after or after is NOWHERE or (type(before) is type(after) and bool(before == after))
 
 
 def _changed_objects(
@@ -302,19 +302,19 @@ def _changed_objects(
     old = dict(zip(place.fields or {}, array.flatten() if array is not None else (), strict=True))
     made = {}
     for name in dict.fromkeys(name for value in after if isinstance(value, Mapping) for name in value):
-        new = [value.get(name, _ABSENT) if isinstance(value, Mapping) else _NOWHERE for value in after]
+        new = [value.get(name, ABSENT) if isinstance(value, Mapping) else NOWHERE for value in after]
         if name in old:
-            had = [value.get(name, _ABSENT) if isinstance(value, Mapping) else _NOWHERE for value in before]
+            had = [value.get(name, ABSENT) if isinstance(value, Mapping) else NOWHERE for value in before]
             made[name] = _changed(old[name], (place.fields or {})[name], had, new, _below(path, name))
         else:
             made[name] = _found(new, _below(path, name))
     fields = {name: one for name, (_, one) in made.items()}
     nulls = [not isinstance(value, Mapping) for value in after]
-    flags: dict[str, Any] = {"absent": any(v is _ABSENT for v in after), "nulls": any(v is None for v in after)}
+    flags: dict[str, Any] = {"absent": any(v is ABSENT for v in after), "nulls": any(v is None for v in after)}
     changed = replace(place, fields=fields, **flags)
     if changed.feature is not None and changed.type != place.type:
         changed = replace(changed, feature=None)
-    return _objects(made, nulls if path else [False] * len(after)), changed
+    return objects(made, nulls if path else [False] * len(after)), changed
 
 
 def _parse(values: Sequence[Any], place: Place, path: str) -> Any:

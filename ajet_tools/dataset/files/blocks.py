@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from ajet_sdk.types import QUERY_COLUMNS
-from ajet_tools.dataset.files.arrays import change, convert, find, look_at
-from ajet_tools.dataset.files.lines import Path, decode
+from ajet_tools.dataset.files.arrays import batch_of, change, convert, find, look_at
+from ajet_tools.dataset.files.lines import Path, decode, leaves, structures
 from ajet_tools.dataset.files.places import Columns, Place, merged
+from ajet_tools.dataset.files.typed_lines import OnlyRows, array_of
 from ajet_tools.dataset.files.values import objects_of
 
 __all__ = [
@@ -292,8 +293,15 @@ def as_table(block: Block) -> TableBlock:
     """With the types that hold the values without loss, where they are lines."""
     if isinstance(block, TableBlock):
         return block
-    data, columns = find(block.name, json.loads(f"[{block.lines.str.join(',').item()}]"))
-    return TableBlock(block.name, columns, data)
+    groups = structures(block.lines)
+    paths = list(dict.fromkeys(path for one, _ in groups if one is not None for path, _ in leaves(one)))
+    try:
+        array, row = array_of(groups, dict(zip(paths, block.columns(paths), strict=True)))
+    except (OnlyRows, Irregular):
+        data, columns = find(block.name, json.loads(f"[{block.lines.str.join(',').item()}]"))
+        return TableBlock(block.name, columns, data)
+    columns = Columns(block.name, row)
+    return TableBlock(block.name, columns, batch_of(array, columns, len(block)))
 
 
 def join(blocks: Sequence[Block], *, lines: bool) -> Block:

@@ -24,8 +24,8 @@ Path = tuple[str, ...]
 """Of a field, such as `("metadata", "level")`."""
 _MOST_PATHS, _MOST_TRIES = 256, 32
 _paths: dict[str, bool] = {}
-"""JSON pointers to the fields that lines had so far, and whether one was an object: where the next lines have no others,
-one query tells all."""
+"""JSON pointers to the fields that lines had so far, and whether one was an object. Where the next lines have no other,
+one query tells their structures."""
 
 
 def kind_in(structure: Any) -> str:
@@ -164,7 +164,7 @@ def decode(lines: Any, wanted: Sequence[Any]) -> dict[Any, Any] | None:
         if found.null_count():
             return None
         for path in paths:
-            known[path] = reduce(lambda column, step: column.struct.field(step), path, found)
+            known[path] = reduce(lambda column, step: column.struct.unnest().get_column(step), path, found)
         if not paths:
             known[dtype] = found.struct.unnest()
     return known

@@ -13,6 +13,7 @@ from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.rows import FIELDS
 from ajet_tools.dataset.files.blocks import Irregular, LineBlock, json_line
 from ajet_tools.dataset.files.lines import Structure, asking, kind_at, kind_in, leaves, structures
+from ajet_tools.dataset.files.typed_lines import as_json
 from ajet_tools.dataset.rows.formats import Unfit, converter
 
 __all__ = ["as_messages"]
@@ -94,7 +95,7 @@ def _lines(structure: Structure, values: Mapping[_Path, Any]) -> Any:
 
     question, answer = asking(structure) or "", _answer_in(structure)
     kinds = dict(leaves(structure))
-    known = {path: _as_json(column, kinds[path]) for path, column in values.items()}
+    known = {path: as_json(column, kinds[path], _encode) for path, column in values.items()}
     reply = [known[answer]] if kinds[answer] == "text" else ['"', known[answer], '"']
     parts = ['{"messages": [{"role": "user", "content": ', known[question,]]
     parts += ['}, {"role": "assistant", "content": ', *reply, "}]"]
@@ -132,21 +133,6 @@ def _object(items: Sequence[Sequence[_Part]]) -> list[_Part]:
     for item in items:
         parts += [", " if parts else "{", *item]
     return [*parts, "}"]
-
-
-def _as_json(column: Any, kind: str) -> _Part:
-    """A column of values of that kind as JSON."""
-    import polars as pl
-
-    if kind == "null":
-        return "null"
-    if kind != "text":
-        return column
-    escaped = column.str.contains(r'["\\\x00-\x1f]').arg_true()
-    if len(escaped):
-        texts = [_encode(text)[1:-1] for text in column.gather(escaped)]
-        column = column.clone().scatter(escaped, pl.Series(texts, dtype=pl.String))
-    return pl.select('"' + pl.lit(column) + '"').to_series()
 
 
 def _joined(parts: Sequence[_Part]) -> Any:
