@@ -248,6 +248,7 @@ IN_FUNCTIONS = {
     *(
         "aiohttp",
         "anyio",
+        "duckdb",
         "httpx",
         "openai",
         "polars",

@@ -19,8 +19,8 @@ from ajet_sdk.whole_file import write_whole
 from ajet_tools.dataset.card import pictures
 from ajet_tools.dataset.card.topics import Topics, map_topics
 from ajet_tools.dataset.files.tables import text_of
+from ajet_tools.dataset.files.values import answer_of
 from ajet_tools.dataset.rows.forms import LEAST, Forms, NGrams
-from ajet_tools.dataset.verify.verdict import answer_of
 
 __all__ = ["Facts", "write_card"]
 

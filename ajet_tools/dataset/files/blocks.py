@@ -17,9 +17,8 @@ import numpy as np
 
 from ajet_sdk.types import QUERY_COLUMNS
 from ajet_tools.dataset.files.arrays import batch_of, change, convert, find, look_at
-from ajet_tools.dataset.files.lines import Path, decode, leaves, structures
+from ajet_tools.dataset.files.lines import OnlyRows, Path, array_of, decode, leaves, structures
 from ajet_tools.dataset.files.places import Columns, Place, merged
-from ajet_tools.dataset.files.typed_lines import OnlyRows, array_of
 from ajet_tools.dataset.files.values import objects_of
 
 __all__ = [

@@ -12,7 +12,18 @@ from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.rows import decoded
 from ajet_tools.dataset.files.places import Columns
 
-__all__ = ["ABSENT", "KINDS", "POSITION", "find_at", "json_value", "kind_of", "objects_of", "value_at", "values_of"]
+__all__ = [
+    "ABSENT",
+    "KINDS",
+    "POSITION",
+    "answer_of",
+    "find_at",
+    "json_value",
+    "kind_of",
+    "objects_of",
+    "value_at",
+    "values_of",
+]
 
 ABSENT = object()
 POSITION = re.compile(r"-?[0-9]{1,9}")
@@ -112,3 +123,11 @@ def find_at(values: Any, steps: Sequence[str]) -> Any:
     if isinstance(values, str) and [*steps] == ["chars"]:
         return len(values)
     return ABSENT
+
+
+def answer_of(row: Mapping[str, Any]) -> Any:
+    """The reference answer of a row: `metadata.answer`, else a column `answer`; None where there is none."""
+    metadata = row.get("metadata")
+    found = metadata.get("answer") if isinstance(metadata, Mapping) else None
+    found = row.get("answer") if found is None else found
+    return None if isinstance(found, str) and not found.strip() else found

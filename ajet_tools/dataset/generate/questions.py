@@ -13,11 +13,12 @@ from typing import Any
 
 from ajet_tools.dataset import prompts
 from ajet_tools.dataset.documents.chunks import Chunk
+from ajet_tools.dataset.files.values import answer_of
 from ajet_tools.dataset.generate.examples import task_id_of
 from ajet_tools.dataset.generate.records import Attempt, Candidate, Rejected
 from ajet_tools.dataset.model.replies import rows_in
 from ajet_tools.dataset.rows.schema import Misfit, RowShape, query_of
-from ajet_tools.dataset.verify.verdict import answer_of, question_of
+from ajet_tools.dataset.verify.verdict import question_of
 
 __all__ = ["DocsAttempt", "Searchable", "Span", "long_enough", "open_book", "read_questions"]
 

@@ -12,8 +12,7 @@ from typing import Any
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.rows import FIELDS
 from ajet_tools.dataset.files.blocks import Irregular, LineBlock, json_line
-from ajet_tools.dataset.files.lines import Structure, asking, kind_at, kind_in, leaves, structures
-from ajet_tools.dataset.files.typed_lines import as_json
+from ajet_tools.dataset.files.lines import Structure, as_json, asking, kind_at, kind_in, leaves, structures
 from ajet_tools.dataset.rows.formats import Unfit, converter
 
 __all__ = ["as_messages"]

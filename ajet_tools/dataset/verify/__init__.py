@@ -34,9 +34,9 @@ from ajet_tools.dataset.verify.combined import PARTS, Combined, Part, Verify, sp
 from ajet_tools.dataset.verify.judge import Judged
 from ajet_tools.dataset.verify.program import Programs
 from ajet_tools.dataset.verify.rubric import Grader
-from ajet_tools.dataset.verify.verdict import Verdict, Verifier, answer_of
+from ajet_tools.dataset.verify.verdict import Verdict, Verifier
 
-__all__ = ["VERIFIERS", "Verdict", "Verifier", "Verify", "answer_of", "open_verification", "open_verifier"]
+__all__ = ["VERIFIERS", "Verdict", "Verifier", "Verify", "open_verification", "open_verifier"]
 
 VERIFIERS = ("agreement:K", "judge:FILE:NAME", "code", "llm", "none")
 

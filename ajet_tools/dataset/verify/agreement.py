@@ -10,9 +10,10 @@ from fractions import Fraction
 from typing import Any
 
 from ajet_sdk.judges.math import final_answer, math, number
+from ajet_tools.dataset.files.values import answer_of
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.prompts import load
-from ajet_tools.dataset.verify.verdict import Verdict, answer_of, independent, question_of
+from ajet_tools.dataset.verify.verdict import Verdict, independent, question_of
 
 __all__ = ["Agreement", "Votes", "final_of", "same", "stands_in", "votes"]
 

@@ -16,9 +16,10 @@ from ajet_sdk.rollout.outcomes import solved
 from ajet_sdk.rollout.threads import Workers
 from ajet_sdk.tasks.rows import Row, to_task
 from ajet_sdk.types import Episode, Task
+from ajet_tools.dataset.files.values import answer_of
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.prompts import load
-from ajet_tools.dataset.verify.verdict import Verdict, answer_of, independent, question_of
+from ajet_tools.dataset.verify.verdict import Verdict, independent, question_of
 
 __all__ = ["Judged"]
 

@@ -11,10 +11,11 @@ from typing import Any
 from ajet_sdk.judges.code import TESTS, code_in, run_tests
 from ajet_sdk.judges.math import number
 from ajet_sdk.sandbox.run import Limits, Ran, run_code
+from ajet_tools.dataset.files.values import answer_of
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.prompts import load
 from ajet_tools.dataset.verify.agreement import final_of, same
-from ajet_tools.dataset.verify.verdict import Verdict, answer_of, independent, question_of
+from ajet_tools.dataset.verify.verdict import Verdict, independent, question_of
 
 __all__ = ["Programs"]
 

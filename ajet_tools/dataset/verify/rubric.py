@@ -9,9 +9,10 @@ from typing import Any
 
 from ajet_sdk.errors import NoReward
 from ajet_sdk.judges.model import JudgeModel, number_in, object_schema
+from ajet_tools.dataset.files.values import answer_of
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.prompts import load
-from ajet_tools.dataset.verify.verdict import Verdict, answer_of, question_of, required
+from ajet_tools.dataset.verify.verdict import Verdict, question_of, required
 
 __all__ = ["Grader"]
 

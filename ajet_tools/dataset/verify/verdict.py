@@ -10,7 +10,7 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.types import QUERY_COLUMNS
 from ajet_tools.dataset.model.endpoint import Endpoint
 
-__all__ = ["Verdict", "Verifier", "answer_of", "independent", "question_of", "required"]
+__all__ = ["Verdict", "Verifier", "independent", "question_of", "required"]
 
 
 @dataclass(frozen=True)
@@ -51,14 +51,6 @@ class Verifier(Protocol):
         none.
         """
         ...
-
-
-def answer_of(row: Mapping[str, Any]) -> Any:
-    """The reference answer of a row: `metadata.answer`, else a column `answer`; None where there is none."""
-    metadata = row.get("metadata")
-    found = metadata.get("answer") if isinstance(metadata, Mapping) else None
-    found = row.get("answer") if found is None else found
-    return None if isinstance(found, str) and not found.strip() else found
 
 
 def question_of(row: Mapping[str, Any]) -> str:

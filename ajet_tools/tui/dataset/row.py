@@ -21,9 +21,9 @@ from textual.widgets import Static
 
 from ajet_sdk.reporting.output import visible
 from ajet_sdk.types import QUERY_COLUMNS
+from ajet_tools.dataset.files.values import answer_of
 from ajet_tools.dataset.review.journal import Mark
 from ajet_tools.dataset.review.review import Review
-from ajet_tools.dataset.verify.verdict import answer_of
 from ajet_tools.text.clean import message_text
 from ajet_tools.tui.dataset.edit import EditScreen
 from ajet_tools.tui.dataset.screen import DatasetViewer, ReviewScreen

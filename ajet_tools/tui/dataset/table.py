@@ -21,9 +21,8 @@ from rich.text import Text
 from textual.binding import Binding, BindingType
 
 from ajet_tools.dataset.files.tables import text_of
-from ajet_tools.dataset.files.values import value_at
+from ajet_tools.dataset.files.values import answer_of, value_at
 from ajet_tools.dataset.review.review import Only, Review
-from ajet_tools.dataset.verify.verdict import answer_of
 from ajet_tools.text.clean import one_line
 from ajet_tools.tui.widgets.lines import PartsLine
 from ajet_tools.tui.widgets.listing import ListingTable
