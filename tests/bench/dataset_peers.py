@@ -5,7 +5,7 @@ One scripted endpoint writes tasks, solves them and judges answers, for all thre
 so does a check; each tool gets the same number of replies. On each of three tasks the writer has another fault most.
 Its checks err in a tenth of the cases. Each tool is used as its documentation says: distilabel with MinHashDedup and a
 judge, Data Designer with a judge, ajet with `--verify agreement:3` and `--eval`. On the rows of the first task the
-policy of tutorial/example_math_agent is trained, with equal numbers of rows and steps.
+policy of tutorial/example_math_agent is trained, by equal numbers of rows and by all, with equal numbers of steps.
 """
 
 from __future__ import annotations
@@ -229,21 +229,26 @@ def main(venvs: Path | None = None) -> list[Figure]:
 
 
 def _rewards(rows: Mapping[str, list[dict[str, Any]]], folder: Path) -> list[Figure]:
-    """Held-out reward after training on as many rows of each, drawn at random; no held-out problem is in any row."""
+    """Held-out reward after training on as many rows of each, drawn at random, and on all rows that equal cost gave.
+
+    No held-out problem is in any row.
+    """
     seen = {" ".join(row["question"].lower().split()) for found in rows.values() for row in found}
     held_out = [row for row in _rows(MATH / "val.jsonl") if not any(row["question"].lower() in one for one in seen)]
     least = min(len(found) for name, found in rows.items() if name in ("ajet", *PEERS))
+    sets = [(name, found, min(least, len(found))) for name, found in rows.items()]
+    sets += [(f"all of {name}", found, len(found)) for name, found in rows.items() if len(found) > least]
     validation, figures = folder / "held_out.jsonl", []
     _write(validation, held_out)
-    for name, found in rows.items():
+    for name, found, count in sets:
         runs = []
         for seed in TRAINING_SEEDS:
             file = folder / f"{name}-{seed}.jsonl"
-            _write(file, random.Random(seed).sample(found, min(least, len(found))))
+            _write(file, random.Random(seed).sample(found, count))
             runs.append(_train(file, validation, seed, folder))
         before, after = zip(*runs, strict=True)
         text = f"held-out reward (before {mean(before):.3f}; each {', '.join(f'{one:.3f}' for one in after)})"
-        figures.append(Figure(f"calculator trained on {name}, {min(least, len(found))} rows", mean(after), text))
+        figures.append(Figure(f"calculator trained on {name}, {count} rows", mean(after), text))
     return figures
 
 
