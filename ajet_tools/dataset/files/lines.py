@@ -89,32 +89,33 @@ def structures(lines: Any) -> list[tuple[Structure | None, Any]]:
     None stands for lines of which the structure is not told (a key that comes twice), and for all of a series that has
     hundreds of different keys, or in which DuckDB cannot read a line (half a surrogate pair).
     """
+    known = dict(_paths)
     for _ in range(_MOST_TRIES if len(lines) else 0):
-        groups = _grouped(lines)
+        groups = _grouped(lines, known)
         if not groups:
             break
         found = [_structure_of(line) for line in lines.gather([indices[0] for indices in groups])]
         paths: dict[str, bool] = {}
         for path, is_object in (pointer for one in found if one is not None for pointer in _pointers(one)):
             paths[path] = is_object or paths.get(path, False)
-        if all(_paths.get(path) in (is_object, True) for path, is_object in paths.items()):
+        if all(known.get(path) in (is_object, True) for path, is_object in paths.items()):
             return list(zip(found, groups, strict=True))
         if len(paths) > _MOST_PATHS:
             break
-        if len(paths | _paths) > _MOST_PATHS:
-            _paths.clear()
-        for path in sorted(paths):
-            _paths[path] = paths[path] or _paths.get(path, False)
+        known = known if len(known | paths) <= _MOST_PATHS else {}
+        known |= {path: paths[path] or known.get(path, False) for path in sorted(paths)}
+        _paths.clear()
+        _paths.update(known)
     return [(None, np.arange(len(lines)))] if len(lines) else []
 
 
-def _grouped(lines: Any) -> list[Any]:
+def _grouped(lines: Any, paths: Mapping[str, bool]) -> list[Any]:
     """Indices of lines with the same keys, and kinds of values at the known paths; none where a line is no JSON."""
     import duckdb
     import polars as pl
 
-    quoted = {path: "'" + path.replace("'", "''") + "'" for path in _paths}
-    objects = ", ".join(["'$'", *(quoted[path] for path, is_object in _paths.items() if is_object)])
+    quoted = {path: "'" + path.replace("'", "''") + "'" for path in paths}
+    objects = ", ".join(["'$'", *(quoted[path] for path, is_object in paths.items() if is_object)])
     same = f"hash(json_keys(line, [{objects}]), json_type(line, [{', '.join(quoted.values())}]::VARCHAR[]))"
     try:
         with _connection().cursor() as cursor:
