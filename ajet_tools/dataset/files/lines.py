@@ -37,7 +37,7 @@ Structure = Mapping[str, Any]
 `number`."""
 Path = tuple[str, ...]
 """Of a field, such as `("metadata", "level")`."""
-_MOST_PATHS, _MOST_TRIES = 256, 32
+_MOST_PATHS, _MOST_STRUCTURES, _MOST_TRIES = 256, 1024, 32
 _paths: dict[str, bool] = {}
 """JSON pointers to the fields that lines had so far, and whether one was an object. Where the next lines have no other,
 one query tells their structures."""
@@ -87,12 +87,12 @@ def structures(lines: Any) -> list[tuple[Structure | None, Any]]:
     """The structures of a polars series of lines, by their first line, each with the indices of its lines.
 
     None stands for lines of which the structure is not told (a key that comes twice), and for all of a series that has
-    hundreds of different keys, or in which DuckDB cannot read a line (half a surrogate pair).
+    hundreds of different keys or structures, or in which DuckDB cannot read a line (half a surrogate pair).
     """
     known = dict(_paths)
     for _ in range(_MOST_TRIES if len(lines) else 0):
         groups = _grouped(lines, known)
-        if not groups:
+        if not 0 < len(groups) <= _MOST_STRUCTURES:
             break
         found = [_structure_of(line) for line in lines.gather([indices[0] for indices in groups])]
         paths: dict[str, bool] = {}
