@@ -95,8 +95,10 @@ def test_a_judge_without_a_verdict_gives_no_reward() -> None:
         assert len(asked) == 2
         with pytest.raises(NoReward, match="nothing to judge"):
             judged(judge, None)
-    with pytest.raises(EngineUnavailable):  # the server is gone
-        judged(judge, "another")
+    with judging(lambda request: verdict(None)) as (judge, _):
+        pass
+    with pytest.raises(EngineUnavailable):  # the server is gone, and never answered: it is not waited for
+        judged(judge)
 
 
 def test_a_server_that_knows_no_schema_is_asked_without_from_then_on() -> None:
