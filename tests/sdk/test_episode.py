@@ -261,7 +261,7 @@ def test_a_hanging_async_workflow_times_out_and_is_cancelled() -> None:
     assert found[0].cause == "EpisodeTimeout" and sorted(cleaned) == ["q0", "q1", "q2"]
 
 
-def test_a_hanging_sync_workflow_is_abandoned_with_its_place_and_its_key_revoked() -> None:
+def test_a_hanging_sync_workflow_is_abandoned_with_its_place_and_its_key_revoked(short_grace: None) -> None:
     released, late = threading.Event(), []
 
     @ajet.workflow(timeout=0.3)
@@ -286,7 +286,13 @@ def test_a_hanging_sync_workflow_is_abandoned_with_its_place_and_its_key_revoked
     assert late == [410] and episode.calls == ()
 
 
-def test_more_abandoned_than_workers_stops_the_run() -> None:
+@pytest.fixture
+def short_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is cancelled has a moment to end, and not two seconds."""
+    monkeypatch.setattr("ajet_sdk.rollout.threads._GRACE", 0.3)
+
+
+def test_more_abandoned_than_workers_stops_the_run(short_grace: None) -> None:
     released = threading.Event()
 
     @ajet.workflow(timeout=0.1)
@@ -329,7 +335,7 @@ def test_a_blocked_loop_is_warned_about_once(caplog: pytest.LogCaptureFixture) -
     assert len(warned) == 1 and "test_episode.py" in warned[0]
 
 
-def test_a_hung_loop_is_replaced_and_who_was_held_up_is_tried_again() -> None:
+def test_a_hung_loop_is_replaced_and_who_was_held_up_is_tried_again(short_grace: None) -> None:
     released = threading.Event()
 
     @ajet.workflow(timeout=2)
