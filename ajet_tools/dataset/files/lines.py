@@ -116,14 +116,16 @@ def _grouped(lines: Any, paths: Mapping[str, bool]) -> list[Any]:
 
     quoted = {path: "'" + path.replace("'", "''") + "'" for path in paths}
     objects = ", ".join(["'$'", *(quoted[path] for path, is_object in paths.items() if is_object)])
-    same = f"hash(json_keys(line, [{objects}]), json_type(line, [{', '.join(quoted.values())}]::VARCHAR[]))"
+    keys = f"hash(flatten(json_keys(line, [{objects}]))) AS keys"  # a hash of lists in lists forgets their order
+    kinds = f"hash(json_type(line, [{', '.join(quoted.values())}]::VARCHAR[])) AS kinds"
     try:
         with _connection().cursor() as cursor:
-            found = cursor.from_arrow(lines.rename("line").to_frame().to_arrow()).project(same).to_arrow_table()
+            table = cursor.from_arrow(lines.rename("line").to_frame().to_arrow())
+            found = pl.DataFrame(table.project(f"{keys}, {kinds}").to_arrow_table())
     except duckdb.Error:
         return []
-    frame = pl.DataFrame({"same": found.column(0)}).with_row_index()
-    return [one.to_numpy() for one in frame.group_by("same", maintain_order=True).agg("index")["index"]]
+    groups = found.with_row_index().group_by("keys", "kinds", maintain_order=True).agg("index")
+    return [one.to_numpy() for one in groups["index"]]
 
 
 @cache

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from itertools import permutations
 from typing import Any
 
 import numpy as np
 import polars as pl
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -58,6 +60,16 @@ def test_columns_say_what_the_rows_say(rows: list[dict[str, Any]], escaped: bool
     assert made.table.row == columns.row
     assert made.table.schema.equals(columns.schema, check_metadata=True)
     assert repr(made.data.to_pylist()) == repr(data.to_pylist())
+
+
+def test_each_order_of_keys_is_a_structure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ajet_tools.dataset.files.lines._paths", {})  # what earlier lines had
+    orders = [(one, two) for one in permutations("abc") for two in permutations("abcd")]
+    rows = [{name: dict.fromkeys(inner, 1) if name == "a" else 1 for name in outer} for outer, inner in orders]
+    found = structures(pl.Series([json.dumps(row) for row in rows]))
+    assert [(list(one or {}), list((one or {})["a"])) for one, _ in found] == [
+        (list(outer), list(inner)) for outer, inner in orders
+    ]
 
 
 def test_a_key_that_comes_twice_and_lines_with_hundreds_of_keys_have_no_structure() -> None:
