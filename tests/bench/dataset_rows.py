@@ -89,6 +89,7 @@ def main() -> list[Figure]:
                 Figure(f"{what}: memory", peak, "MB", f"<= {MEGABYTES}", peak <= MEGABYTES),
             ]
             if what in DUCKDB:
+                given["out"] = folder / f"duckdb-{what.replace(' ', '-')}"
                 code = (
                     f"import duckdb; duckdb.sql('SET threads=1'); print(duckdb.sql({DUCKDB[what].format(**given)!r}))"
                 )
