@@ -101,13 +101,11 @@ class LineBlock:
         for index, line in zip(chosen, lines.to_list(), strict=True):
             yield Row(self.where(index), json.loads(line))
 
-    def columns(self, paths: Sequence[Path]) -> Any:
-        """A frame of text with one column for each path; raises Irregular."""
-        import polars as pl
-
+    def columns(self, paths: Sequence[Path]) -> dict[Path, Any]:
+        """What stands at these paths, each as a polars series of text. Raises Irregular."""
         if (missing := [path for path in paths if path not in self.known]) and not self.decode(missing):
             raise Irregular
-        return pl.DataFrame([self.known[path].rename(str(number)) for number, path in enumerate(paths)])
+        return {path: self.known[path] for path in paths}
 
     def frame(self, dtype: Any) -> Any:
         """Columns as a frame of that struct type. Raises Irregular where a value is of another."""
@@ -157,11 +155,9 @@ class TableBlock:
         for index, values in zip(chosen, objects_of(some.data, self.table), strict=True):
             yield Row(self.where(index), values, Stored(self, index))
 
-    def columns(self, paths: Sequence[Path]) -> Any:
-        import polars as pl
-
+    def columns(self, paths: Sequence[Path]) -> dict[Path, Any]:
         self.known |= {path: self._text(path) for path in paths if path not in self.known}
-        return pl.DataFrame([self.known[path].rename(str(number)) for number, path in enumerate(paths)])
+        return {path: self.known[path] for path in paths}
 
     def _text(self, path: Sequence[str]) -> Any:
         """A field as text: `[` where it is a list, an object or of a type that JSON has no word for."""
@@ -295,7 +291,7 @@ def as_table(block: Block) -> TableBlock:
     groups = structures(block.lines)
     paths = list(dict.fromkeys(path for one, _ in groups if one is not None for path, _ in leaves(one)))
     try:
-        array, row = array_of(groups, dict(zip(paths, block.columns(paths), strict=True)))
+        array, row = array_of(groups, block.columns(paths))
     except (OnlyRows, Irregular):
         data, columns = find(block.name, json.loads(f"[{block.lines.str.join(',').item()}]"))
         return TableBlock(block.name, columns, data)
@@ -362,10 +358,12 @@ def _texts(block: Block) -> Any:
     import polars as pl
 
     try:
-        frame = block.columns(QUERIES)
+        columns = block.columns(QUERIES)
     except Irregular:
         return pl.Series("text", [text_of(row.values) for row in block.rows()], pl.String)
-    filled = [one for one in frame if one.null_count() < len(one)]
-    found = pl.DataFrame(filled or frame[:, :1]).select(text=pl.coalesce(pl.all())).to_series()
+    filled = [one for one in columns.values() if one.null_count() < len(one)]
+    found = filled[0] if filled else columns[QUERIES[0]]
+    if len(filled) > 1:
+        found = pl.select(pl.coalesce(filled)).to_series()
     left = found.str.contains(rf"^\s*$|{_UNCLEAR}").fill_null(True).arg_true()
     return found.scatter(left, [text_of(row.values) for row in block.rows(left)]) if len(left) else found

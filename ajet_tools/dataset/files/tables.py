@@ -40,7 +40,7 @@ __all__ = [
 ]
 
 _BYTES = 4 << 20
-_TABLE_ROWS = 1 << 15
+_TABLE_ROWS = 1 << 16
 _TABLE_BUFFER = 1 << 20
 
 

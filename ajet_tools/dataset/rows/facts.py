@@ -90,7 +90,7 @@ class _Columns:
     def __init__(self, block: LineBlock, groups: list[tuple[Structure | None, Any]], paths: Sequence[Any]) -> None:
         self.groups = groups
         self._block, self._paths = block, paths
-        self._columns = dict(zip(paths, block.columns(paths), strict=True))
+        self._columns = block.columns(paths)
         self._forms = normals(block.texts, normalize)
         self.unclear = np.ones(len(block), bool)
         """Rows that only themselves tell whether they are tasks."""

@@ -144,7 +144,7 @@ class Filter:
         try:
             if _has_dotted_key(block, self._paths):
                 raise Irregular
-            columns = dict(zip(self._paths, block.columns(self._paths), strict=True))
+            columns = block.columns(self._paths)
         except Irregular:
             return self.mask_rows(row.values for row in block.rows())
         self.fields.update({".".join(path): True for path, one in columns.items() if one.null_count() < len(one)})

@@ -61,7 +61,7 @@ def _by_columns(block: LineBlock) -> Any:
     groups = [(one, rows) for one, rows in structures(block.lines) if one is not None and _is_plain(one)]
     paths = list(dict.fromkeys(path for one, _ in groups for path, _ in leaves(one)))
     try:
-        columns = dict(zip(paths, block.columns(paths), strict=True)) if paths else {}
+        columns = block.columns(paths) if paths else {}
     except Irregular:  # what is a value in one structure is an object in another
         return made
     for structure, rows in groups:
