@@ -45,8 +45,7 @@ class Where:
 
         self.text = text
         self._schema = read(path).collect_schema()
-        wanted = {name: dtype for name, dtype in self._schema.items() if name.casefold() in text.casefold()}
-        self._wanted = pl.Struct(wanted or {"task_id": pl.String})
+        self._wanted = _named(pl.Struct(self._schema), text.casefold()) or pl.Struct({"task_id": pl.String})
         self._mask(self._schema.to_frame(eager=True), None)
 
     def mask(self, block: Block) -> Any:
@@ -66,16 +65,25 @@ class Where:
     def _mask(self, frame: pl.DataFrame, block: Block | None) -> Any:
         import polars as pl
 
-        texts = pl.Series("text", [], pl.String) if block is None else block.texts
         known = {name.casefold() for name in frame.columns}
         with _explain_sql(self.text, self._schema):
             if "text" not in known and re.search(r"\b(text|chars|words|language)\b", self.text, re.I):
-                frame = frame.with_columns(texts.rename("text"))
+                texts = pl.Series([], dtype=pl.String) if block is None else block.texts
+                frame = frame.with_columns(text=texts)
             condition, made = _with_functions(self.text, frame)
             found = frame.with_columns(made).select(fits=pl.sql_expr(condition).fill_null(False)).to_series()
             if found.dtype != pl.Boolean:
                 raise ConfigError(f"{self.text!r} is not a condition: its result is {found.dtype}, not true or false")
             return found
+
+
+def _named(dtype: Any, text: str) -> Any:
+    """The struct type with the fields that a text names; None where it names none."""
+    import polars as pl
+
+    fields = {one.name: one.dtype for one in dtype.fields if one.name.casefold() in text}
+    inner = {name: _named(one, text) or one if isinstance(one, pl.Struct) else one for name, one in fields.items()}
+    return pl.Struct(inner) if inner else None
 
 
 def _functions() -> dict[str, Callable[[pl.Expr], pl.Expr]]:
