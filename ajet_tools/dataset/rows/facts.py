@@ -106,7 +106,8 @@ class _Columns:
         """None where polars or DuckDB cannot read one of its lines."""
         groups = structures(block.lines)
         known = [one for one, _ in groups if one is not None]
-        paths = [path for path in WANTED if not any(kind_at(one, path) in ("object", "list") for one in known)]
+        kinds = {path: {kind_at(one, path) for one in known} for path in WANTED}
+        paths = [path for path, found in kinds.items() if found != {"null"} and not found & {"object", "list"}]
         try:
             return cls(block, groups, paths) if known else None
         except Irregular:

@@ -64,7 +64,8 @@ def normals(texts: Any, form: Callable[[str], str] = normal) -> Any:
     import polars as pl
 
     plain = texts.str.len_bytes() == texts.str.len_chars()
-    spaced = (plain & texts.str.contains(r"[\x00-\x1f]|  |^ | $")).arg_true()
+    spaced = texts.str.contains("  ", literal=True) | texts.str.starts_with(" ") | texts.str.ends_with(" ")
+    spaced = (plain & (spaced | _has_control(texts))).arg_true()
     other = (~plain).arg_true()
     found = texts.str.to_lowercase()
     if len(spaced):
@@ -73,6 +74,18 @@ def normals(texts: Any, form: Callable[[str], str] = normal) -> Any:
     if len(other):
         found = found.scatter(other, pl.Series([form(text) for text in texts.gather(other)], dtype=pl.String))
     return found
+
+
+def _has_control(texts: Any) -> Any:
+    """Which of them have a control character. A regular expression takes five times as long."""
+    import polars as pl
+
+    array = texts.to_arrow(compat_level=pl.CompatLevel.oldest())
+    _, starts, data = (buffer or b"" for buffer in array.buffers())
+    places = np.flatnonzero(np.frombuffer(data, np.uint8) < 32)
+    found = np.zeros(len(texts) + 1, bool)  # the last of what is not between them
+    found[np.searchsorted(np.frombuffer(starts, np.int64)[array.offset :], places, side="right") - 1] = True
+    return pl.Series(found[:-1])
 
 
 def marks(text: str) -> list[str]:
