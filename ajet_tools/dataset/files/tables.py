@@ -264,7 +264,7 @@ def _batches(source: Any, name: str) -> Iterator[tuple[Any, Any]]:
     for group in range(table.num_row_groups):  # all at once, pyarrow reads ahead by more the larger the file is
         about = table.metadata.row_group(group)
         most = max(1, min(_TABLE_ROWS, 4 * _BYTES * about.num_rows // max(1, about.total_byte_size)))
-        for batch in table.iter_batches(most, row_groups=[group]):
+        for batch in table.iter_batches(most, row_groups=[group], use_threads=False):
             yield table.schema_arrow, batch
 
 

@@ -164,13 +164,15 @@ def diff(
 
 def _without_equal_lines(before: str, after: str) -> tuple[Any, Any] | None:
     """Which rows are to be compared: not those of lines that both files have as often. None where they are no lines."""
+    import polars as pl
 
-    lines = _line_hashes(before), _line_hashes(after)
-    if lines[0] is None or lines[1] is None:
+    one, other = _line_hashes(before), _line_hashes(after)
+    if one is None or other is None:
         return None
-    counts = [one.to_frame("line").group_by("line").len() for one in lines]
-    equal = counts[0].join(counts[1], on=["line", "len"])["line"]
-    masks = [(~one.is_in(equal.implode())).to_numpy() for one in lines]
+    (lines, times), (others, other_times) = (np.unique(each, return_counts=True) for each in (one, other))
+    common, at, other_at = np.intersect1d(lines, others, assume_unique=True, return_indices=True)
+    equal = pl.Series(common[times[at] == other_times[other_at]]).implode()
+    masks = [(~pl.Series(each).is_in(equal)).to_numpy() for each in (one, other)]
     return masks[0], masks[1]
 
 
@@ -182,7 +184,7 @@ def _line_hashes(path: str) -> Any:
         if not isinstance(block, LineBlock):
             return None
         found.append(block.lines.hash())
-    return pl.concat(found) if found else pl.Series("line", [], pl.UInt64)
+    return (pl.concat(found) if found else pl.Series([], dtype=pl.UInt64)).to_numpy()
 
 
 def _show(
