@@ -366,4 +366,4 @@ def _texts(block: Block) -> Any:
     if len(filled) > 1:
         found = pl.select(pl.coalesce(filled)).to_series()
     left = found.str.contains(rf"^\s*$|{_UNCLEAR}").fill_null(True).arg_true()
-    return found.scatter(left, [text_of(row.values) for row in block.rows(left)]) if len(left) else found
+    return found.clone().scatter(left, [text_of(row.values) for row in block.rows(left)]) if len(left) else found
