@@ -9,15 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import textual._wait
 
 from ajet_sdk.engines.scripted import ByteTokenizer
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, LedgerEntry, Metric, Reward, Run, Task, Trained
-
-# After each key a test of a screen waits until the process is idle. That a twentieth of 20 ms counts as work lets the
-# thread that a viewer reads with hold it up for a second.
-textual._wait.SLEEP_GRANULARITY, textual._wait.SLEEP_IDLE = 0.01, 0.003
 
 HOSTILE = "[bold red]x[/] \x1b[31mred\x1b]0;t\x07 \u202eback\r\ttab 漢字 👨\u200d👩 e\u0301 \xff\x00"
 BEGAN = datetime(2026, 1, 1, tzinfo=timezone.utc)
