@@ -36,7 +36,7 @@ def csv_rows(stream: BinaryIO, name: str, bad: BadRows) -> Iterator[tuple[str, d
             elif not cells:
                 continue
             elif len(cells) != len(names):
-                bad.add(where, f"has {len(cells)} cells, but the header has {len(names)}")
+                bad.add(where, f"has {len(cells)} cell{'s' * (len(cells) != 1)}, but the header has {len(names)}")
             elif not all(map(_is_utf8, cells)):
                 bad.add(where, "is not UTF-8")
             else:

@@ -2,38 +2,34 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import io
 import logging
+import lzma
 import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from glob import glob
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from ajet_sdk.errors import ConfigError, TaskError
 
-__all__ = ["explain_errors", "files_of", "is_table", "open_text", "splits_of"]
+__all__ = ["explain_errors", "files_of", "is_table", "open_text", "splits_of", "unpacked", "unpacked_name"]
 
 log = logging.getLogger("ajet.dataset")
 
-SUFFIXES = (
-    ".jsonl",
-    ".json",
-    ".jsonl.gz",
-    ".json.gz",
-    ".parquet",
-    ".arrow",
-    ".feather",
-    ".ipc",
-    ".csv",
-    ".csv.gz",
-    ".tsv",
-    ".tsv.gz",
-)
+_TEXT = (".jsonl", ".json", ".csv", ".tsv")
+_TABLES = (".parquet", ".arrow", ".feather", ".ipc")
+_PACKED = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ": ".xz", b"\x28\xb5\x2f\xfd": ".zst"}
+"""How packed files begin."""
+SUFFIXES = (*_TEXT, *_TABLES, *(text + packed for packed in _PACKED.values() for text in _TEXT))
 _NOT_ROWS = ("dataset_info", "dataset_dict", "dataset_infos", "state")
 _SHARD = re.compile(r"-\d+(-of-\d+)?$")
+_SPLITS = ("train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation")
+"""Names of files that say the split, in whatever folder they are."""
 
 
 def files_of(path: str | Path) -> list[Path | str]:
@@ -56,22 +52,29 @@ def files_of(path: str | Path) -> list[Path | str]:
 
 
 def splits_of(folder: Path) -> dict[str, list[Path]]:
-    """A directory's splits: `train.jsonl`, `train-00000-of-00002.parquet`, `train/…`, also under `data/`."""
+    """A directory's splits: `train.jsonl`, `train-00000-of-00002.parquet`, `train/…`, also under `data/`.
+
+    Those of several configurations (`main/train-00000-of-00001.parquet`) are `main/train`.
+    """
     known: dict[str, list[Path]] = {}
     for file in sorted(p for p in folder.rglob("*") if p.name.endswith(SUFFIXES) and p.is_file()):
         inside = file.relative_to(folder).parts
-        stem = file.name.removesuffix(".gz").rpartition(".")[0]
+        stem = unpacked_name(file.name).rpartition(".")[0]
         if stem in _NOT_ROWS or any(part.startswith(".") for part in inside):
             continue
-        name = inside[-2] if len(inside) > 1 and inside[-2] != "data" else _SHARD.sub("", stem)
+        folders, name = [part for part in inside[-2:-1] if part != "data"], _SHARD.sub("", stem)
+        if folders:
+            name = f"{folders[0]}/{name}" if name in _SPLITS and folders[0] not in _SPLITS else folders[0]
         known.setdefault(name, []).append(file)
-    return known
+    alone = len({name.partition("/")[0] for name in known}) == 1
+    return {name.partition("/")[2] or name: files for name, files in known.items()} if alone else known
 
 
 def _files_of_split(folder: Path, split: str | None) -> list[Path]:
     known = splits_of(folder)
     if not known:
-        raise ConfigError(f"{folder} contains no data files ({', '.join(SUFFIXES)})")
+        kinds = f"{', '.join((*_TEXT, *_TABLES))}; text also packed: {', '.join(_PACKED.values())}"
+        raise ConfigError(f"{folder} contains no data files ({kinds})")
     if split is None and len(known) > 1 and "train" in known:
         others = ", ".join(f"{folder}:{name}" for name in sorted(known) if name != "train")
         log.info("%s: reading the split train; other splits: %s", folder, others)
@@ -85,18 +88,32 @@ def _files_of_split(folder: Path, split: str | None) -> list[Path]:
 
 def is_table(file: Path) -> bool:
     """It has types and columns of its own."""
-    return file.name.endswith((".parquet", ".arrow", ".feather", ".ipc"))
+    return file.name.endswith(_TABLES)
 
 
 @contextmanager
 def open_text(file: Path) -> Iterator[Any]:
-    """The bytes of a file, unpacked where its name says that it is packed."""
+    """The bytes of a file, unpacked."""
     with file.open("rb") as stream:
-        if file.name.endswith(".gz"):
-            with gzip.open(stream, "rb") as unpacked:
-                yield unpacked
-        else:
-            yield stream
+        yield unpacked(stream, named=file.name)
+
+
+def unpacked(stream: BinaryIO, *, named: str = "") -> Any:
+    """The bytes of a stream, unpacked where it begins as a packed file does, or its name says that it is one."""
+    stream = io.BufferedReader(stream, 1 << 20)  # type: ignore[type-var]
+    start = stream.peek(6)
+    packed = next((one for begins, one in _PACKED.items() if start.startswith(begins) or named.endswith(one)), None)
+    if packed == ".zst":
+        import pyarrow as pa
+
+        return pa.CompressedInputStream(stream, "zstd")
+    openers: dict[str | None, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+    return openers[packed](stream, "rb") if packed in openers else stream
+
+
+def unpacked_name(name: str) -> str:
+    """Without the suffix of a packed file."""
+    return next((name.removesuffix(one) for one in _PACKED.values() if name.endswith(one)), name)
 
 
 @contextmanager
@@ -104,7 +121,7 @@ def explain_errors(file: Any) -> Iterator[None]:
     """An error of the system, or of Arrow, as a TaskError that names the file."""
     try:
         yield
-    except (OSError, EOFError, zlib.error) as error:
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
         raise TaskError(f"cannot read {file}: {getattr(error, 'strerror', None) or error}") from error
     except ValueError as error:
         if isinstance(error, TaskError) or not type(error).__name__.startswith("Arrow"):

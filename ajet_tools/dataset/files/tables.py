@@ -1,8 +1,8 @@
 """Rows out of files of any kind a dataset comes in, in blocks, each row with its place.
 
-JSON lines (also one JSON document, also `.gz`), Parquet, Arrow, CSV, a directory in the Hugging Face layout, and stdin
-(`-`). A row that cannot be read is told by file and line. Memory is constant: some thousand rows, of a table at most
-some megabytes unless a single row is larger.
+JSON lines (also one JSON document), Parquet, Arrow, CSV (text also packed), a directory in the Hugging Face layout, and
+stdin (`-`). A row that cannot be read is told by file and line. Memory is constant: some thousand rows, of a table at
+most some megabytes unless a single row is larger.
 """
 
 from __future__ import annotations
@@ -23,7 +23,15 @@ from ajet_sdk.tasks.rows import FIELDS
 from ajet_tools.dataset.files.blocks import Block, LineBlock, Row, TableBlock, blocks_of, text_of
 from ajet_tools.dataset.files.delimited import csv_rows
 from ajet_tools.dataset.files.places import Columns
-from ajet_tools.dataset.files.sources import explain_errors, files_of, is_table, open_text, splits_of
+from ajet_tools.dataset.files.sources import (
+    explain_errors,
+    files_of,
+    is_table,
+    open_text,
+    splits_of,
+    unpacked,
+    unpacked_name,
+)
 from ajet_tools.dataset.files.values import KINDS, kind_of
 
 __all__ = [
@@ -54,7 +62,7 @@ def read(
     """The rows of a file, of a directory (its `train` split; `DIR:NAME` is another), or of stdin (`-`).
 
     Args:
-        path: what to read; its suffix says the format, and stdin is JSON lines, or Parquet or CSV by its look.
+        path: what to read; its suffix says the format, and stdin is JSON lines, or Parquet, Arrow or CSV by its look.
         mapping: column -> main_query, init_messages, task_id, env_type or metadata.NAME; the column is renamed.
         skip_bad: leave out rows that cannot be read, instead of raising at the first.
         bad: counts them and keeps the first few; give one to know of them.
@@ -129,20 +137,22 @@ def tables_of(path: str | Path, mapping: Mapping[str, str] | None = None) -> lis
 def _blocks(file: Path | str, bad: BadRows) -> Iterator[Block]:
     if isinstance(file, Path):
         if is_table(file):
-            yield from _table_blocks(file, file.name)
+            yield from _table_blocks(file, file.name, parquet=file.name.endswith(".parquet"))
             return
         with explain_errors(file), open_text(file) as stream:
-            yield from _text_blocks(stream, file.name.removesuffix(".gz"), bad)
+            yield from _text_blocks(stream, unpacked_name(file.name), bad)
         return
-    stdin = io.BufferedReader(sys.stdin.buffer, 1 << 20)  # type: ignore[type-var]
-    start = stdin.peek(4)[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()
-    if start.startswith(b"PAR1"):
-        import pyarrow as pa
+    with explain_errors("stdin"):
+        stdin = io.BufferedReader(unpacked(sys.stdin.buffer), 1 << 20)
+        start = stdin.peek(4)[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()
+        if start.startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")):
+            import pyarrow as pa
 
-        yield from _table_blocks(pa.BufferReader(stdin.read()), "stdin")
-    else:
-        is_csv = start[:1] not in (b"{", b"[", b"") and b"," in start.partition(b"\n")[0]
-        yield from _text_blocks(stdin, "stdin.csv" if is_csv else "stdin", bad)
+            yield from _table_blocks(pa.BufferReader(stdin.read()), "stdin", parquet=start.startswith(b"PAR1"))
+        else:
+            line = start.partition(b"\n")[0]
+            is_csv = start[:1] not in (b"{", b"[", b"") and any(one in line for one in (b",", b";", b"\t", b"|"))
+            yield from _text_blocks(stdin, "stdin.csv" if is_csv else "stdin", bad)
 
 
 def _text_blocks(stream: BinaryIO, name: str, bad: BadRows) -> Iterator[Block]:
@@ -174,7 +184,7 @@ def _is_row(row: Any, bad: BadRows) -> bool:
 
 def is_lines(file: Path) -> bool:
     """It has a row in each line."""
-    if not file.name.removesuffix(".gz").endswith((".jsonl", ".json")):
+    if not unpacked_name(file.name).endswith((".jsonl", ".json")):
         return False
     with explain_errors(file), open_text(file) as stream:
         return _begins_with_line(io.BufferedReader(stream, _BYTES))
@@ -232,11 +242,11 @@ def _checked(lines: Sequence[bytes], name: str, first: int, bad: BadRows) -> Lin
     return LineBlock(name, series, np.array([number for number, _ in good], np.int64))
 
 
-def _table_blocks(source: Any, name: str) -> Iterator[Block]:
+def _table_blocks(source: Any, name: str, *, parquet: bool) -> Iterator[Block]:
     """The rows of a table as they are stored, some megabytes at a time."""
     columns, number = None, 1
-    with explain_errors(source):
-        for schema, data in _batches(source, name):
+    with explain_errors(source if isinstance(source, Path) else name):
+        for schema, data in _batches(source) if parquet else _arrow_batches(source):
             if columns is None or not columns.schema.equals(schema, check_metadata=True):
                 columns = Columns.of(name, schema)
             yield TableBlock(name, columns, data, number)
@@ -247,39 +257,83 @@ def _schema(file: Path) -> Any:
     import pyarrow.parquet as pq
 
     if file.name.endswith(".parquet"):
-        return pq.read_schema(file, memory_map=False)
-    with _arrow_batches(file) as (schema, _):
-        return schema
+        return _without_views(pq.read_schema(file, memory_map=False))
+    with _opened_arrow(file) as (schema, _):
+        return _without_views(schema)
 
 
-def _batches(source: Any, name: str) -> Iterator[tuple[Any, Any]]:
+def _batches(source: Any) -> Iterator[tuple[Any, Any]]:
     import pyarrow.parquet as pq
 
-    if isinstance(source, Path) and not name.endswith(".parquet"):
-        with _arrow_batches(source) as (schema, batches):
-            for batch in batches:
-                yield schema, batch
-        return
     table = pq.ParquetFile(source, memory_map=False, buffer_size=_TABLE_BUFFER, pre_buffer=False)
+    schema = _without_views(table.schema_arrow)
     for group in range(table.num_row_groups):  # all at once, pyarrow reads ahead by more the larger the file is
         about = table.metadata.row_group(group)
         most = max(1, min(_TABLE_ROWS, 4 * _BYTES * about.num_rows // max(1, about.total_byte_size)))
         for batch in table.iter_batches(most, row_groups=[group], use_threads=False):
-            yield table.schema_arrow, batch
+            yield schema, _cast(batch, schema)
+
+
+def _arrow_batches(source: Any) -> Iterator[tuple[Any, Any]]:
+    with _opened_arrow(source) as (schema, batches):
+        schema = _without_views(schema)
+        for batch in batches:
+            yield schema, _cast(batch, schema)
 
 
 @contextmanager
-def _arrow_batches(source: Path) -> Iterator[tuple[Any, Iterator[Any]]]:
+def _opened_arrow(source: Any) -> Iterator[tuple[Any, Iterator[Any]]]:
     import pyarrow as pa
 
-    with source.open("rb") as file:
+    with source.open("rb") if isinstance(source, Path) else source as file:
         try:
             opened = pa.ipc.open_stream(file)
             batches = iter(opened)
         except pa.ArrowInvalid:  # the file format, which can be read from any place, instead of the stream format
+            file.seek(0)
             opened = whole = pa.ipc.open_file(source)
             batches = (whole.get_batch(index) for index in range(whole.num_record_batches))
         yield opened.schema, batches
+
+
+def _without_views(schema: Any) -> Any:
+    """With plain text and bytes in place of views, which Arrow chooses no rows of."""
+    import pyarrow as pa
+
+    if "_view" not in str(schema):
+        return schema
+    return pa.schema([one.with_type(_without_view(one.type)) for one in schema], schema.metadata)
+
+
+def _without_view(kind: Any) -> Any:
+    import pyarrow as pa
+
+    types = pa.types
+    if types.is_string_view(kind):
+        return pa.large_string()
+    if types.is_binary_view(kind):
+        return pa.large_binary()
+    if types.is_struct(kind):
+        return pa.struct([one.with_type(_without_view(one.type)) for one in kind])
+    if types.is_map(kind):
+        return pa.map_(_without_view(kind.key_type), _without_view(kind.item_type), kind.keys_sorted)
+    if types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_without_view(kind.value_type)))
+    if any(fits(kind) for fits in (types.is_large_list, types.is_list_view, types.is_large_list_view)):
+        return pa.large_list(kind.value_field.with_type(_without_view(kind.value_type)))
+    if types.is_fixed_size_list(kind):
+        return pa.list_(kind.value_field.with_type(_without_view(kind.value_type)), kind.list_size)
+    return kind
+
+
+def _cast(batch: Any, schema: Any) -> Any:
+    import pyarrow as pa
+
+    if batch.schema.equals(schema):
+        return batch
+    return pa.RecordBatch.from_arrays(
+        [column.cast(one.type) for column, one in zip(batch.columns, schema, strict=True)], schema=schema
+    )
 
 
 def _renamed(block: Block, mapping: Mapping[str, str], bad: BadRows) -> Iterator[Row]:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
 import gzip
 import io
 import json
+import lzma
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -21,7 +24,7 @@ from ajet_sdk.config.config import load_config
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_sdk.tasks.load import load_tasks
-from ajet_tools.dataset.files.tables import count_rows, read, splits_of, text_of
+from ajet_tools.dataset.files.tables import count_rows, read, read_blocks, splits_of, tables_of, text_of
 from ajet_tools.dataset.files.writer import Writer
 
 MIXED: list[dict[str, Any]] = [
@@ -131,6 +134,44 @@ def test_a_directory_without_a_train_split_asks_which(tmp_path: Path) -> None:
     assert values(f"{tmp_path}:b") == [{"main_query": "b"}]
 
 
+@pytest.mark.parametrize("folder", ["main", "default", "data/main"])
+def test_the_splits_of_a_configuration_stay_apart(tmp_path: Path, folder: str) -> None:
+    (tmp_path / folder).mkdir(parents=True)
+    for split in ("train", "test"):
+        write(tmp_path / folder / f"{split}-00000-of-00001.parquet", [{"main_query": split}])
+    assert values(tmp_path) == [{"main_query": "train"}]
+    assert values(f"{tmp_path}:test") == [{"main_query": "test"}]
+    (tmp_path / "socratic").mkdir()
+    write(tmp_path / "socratic" / "train-00000-of-00001.parquet", [{"main_query": "why"}])
+    with pytest.raises(ConfigError, match=rf":{Path(folder).name}/test, \S+/train, \S+:socratic/train$"):
+        list(read(tmp_path))
+    assert values(f"{tmp_path}:socratic/train") == [{"main_query": "why"}]
+
+
+PACKERS: dict[str, Any] = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".zst": lambda content: pa.compress(content, codec="zstd", asbytes=True),
+}
+
+
+@pytest.mark.parametrize("packed", PACKERS)
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_packed_text_is_unpacked_also_of_stdin(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, packed: str, kind: str
+) -> None:
+    rows: list[dict[str, Any]] = [{"q": "a", "b": "1"}, {"q": "c", "b": "2"}]
+    content = PACKERS[packed](write(tmp_path / f"rows.{kind}", rows).read_bytes())
+    (path := tmp_path / f"rows.{kind}{packed}").write_bytes(content)
+    assert values(path) == rows
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+    assert values("-") == rows
+    path.write_bytes(content[:-6])
+    with pytest.raises(TaskError, match=f"cannot read .*rows.{kind}{packed}"):
+        list(read(path))
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
@@ -158,7 +199,7 @@ def test_bad_rows_of_csv_have_the_line_they_begin_in(tmp_path: Path) -> None:
     path.write_bytes(b'a,b\n"two\nlines",1\nonly one\n\xff,1\nlast,2\n')
     bad = BadRows(skip=True)
     assert values(path, bad=bad) == [{"a": "two\nlines", "b": "1"}, {"a": "last", "b": "2"}]
-    assert bad.first == ["rows.csv line 4 has 1 cells, but the header has 2", "rows.csv line 5 is not UTF-8"]
+    assert bad.first == ["rows.csv line 4 has 1 cell, but the header has 2", "rows.csv line 5 is not UTF-8"]
 
 
 @pytest.mark.parametrize("name", ["rows.parquet", "rows.jsonl.gz"])
@@ -183,6 +224,39 @@ def test_stdin_is_told_by_its_look(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     path = write(tmp_path / f"rows.{kind}", [{"q": "a", "b": "1"}, {"q": "c", "b": "2"}])
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(path.read_bytes())))
     assert values("-") == [{"q": "a", "b": "1"}, {"q": "c", "b": "2"}]
+
+
+@pytest.mark.parametrize("delimiter", [";", "\t", "|"])
+def test_the_delimiter_of_stdin_is_found(monkeypatch: pytest.MonkeyPatch, delimiter: str) -> None:
+    content = delimiter.join("qb") + "\n" + delimiter.join("a1") + "\n"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content.encode())))
+    assert values("-") == [{"q": "a", "b": "1"}]
+
+
+@pytest.mark.parametrize("new", [pa.ipc.new_file, pa.ipc.new_stream])
+def test_arrow_of_a_file_or_of_stdin_has_views_as_plain_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new: Any
+) -> None:
+    inner = pa.struct([("b", pa.binary_view()), ("t", pa.string_view())])
+    rows = [{"q": "a", "m": [{"b": b"\x00", "t": "x"}]}, {"q": None, "m": None}, {"q": "c", "m": []}]
+    table = pa.Table.from_pylist(rows, pa.schema([("q", pa.string_view()), ("m", pa.list_(inner))], {"mine": "kept"}))
+    with new(str(tmp_path / "rows.arrow"), table.schema) as file:
+        file.write_table(table)
+    expected = [{"q": "a", "m": [{"b": "AA==", "t": "x"}]}, {"q": None, "m": None}, {"q": "c", "m": []}]
+    assert values(tmp_path / "rows.arrow") == expected
+    with Writer(tmp_path / "some.parquet", tables=tables_of(tmp_path / "rows.arrow")) as writer:
+        for block in read_blocks(tmp_path / "rows.arrow"):
+            writer.write_block(block, np.array([0, 2]))
+    assert values(tmp_path / "some.parquet") == [expected[0], expected[2]]
+    assert pq.read_schema(tmp_path / "some.parquet").metadata[b"mine"] == b"kept"
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO((tmp_path / "rows.arrow").read_bytes())))
+    assert values("-") == expected
+
+
+def test_a_broken_table_of_stdin_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"PAR1 and no more")))
+    with pytest.raises(TaskError, match=r"^cannot read stdin: Parquet"):
+        list(read("-"))
 
 
 def test_columns_are_renamed_and_a_row_without_one_is_bad(tmp_path: Path) -> None:
