@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -47,9 +47,8 @@ from ajet_tools.dataset.generate.from_docs import FromDocs
 from ajet_tools.dataset.generate.learning import LearningValue
 from ajet_tools.dataset.generate.output import Directory
 from ajet_tools.dataset.generate.records import DocsConfig, GenerationConfig, strategies_of
-from ajet_tools.dataset.generate.runs import DocsRun, grow, make_tasks, read_corpus
+from ajet_tools.dataset.generate.runs import GenerationRun, grow, make_tasks, read_corpus
 from ajet_tools.dataset.measurements import Measurements, conditions
-from ajet_tools.dataset.model.budget import Budget
 from ajet_tools.dataset.model.endpoint import Endpoint
 
 __all__ = ["app"]
@@ -186,31 +185,43 @@ def expand(
     else:
         raise ConfigError("nothing to grow from: pass a FILE of seeds, or --from-failures TRACE")
     if writing.show_prompt:
-        _show_expand_prompts(rows, config, asking.model)
+        expansion = Expansion(rows, config, Endpoint("http://127.0.0.1:9", asking.model or "MODEL"))
+        show_prompts((expansion.preview(name), config.prompt(name)) for name in config.strategies)
         return
     directory = writing.directory()
     endpoint = asking.endpoint(directory.cache, dry_run=writing.dry_run)
+
+    def make(**how: Any) -> GenerationRun:
+        with learning.value(rows, directory) as value:
+            return grow(rows, config, directory, endpoint, value=value, verify=verifying.of(verify), **how)
+
+    _run(make, directory, endpoint, writing, asking, as_json, lambda expansion: progress(expansion, count))
+
+
+def _run(
+    make: Callable[..., GenerationRun],
+    directory: Directory,
+    endpoint: Endpoint,
+    writing: OutputOptions,
+    asking: ModelOptions,
+    as_json: bool,
+    watching: Callable[[Any], AbstractContextManager[Any]],
+    *before: str,
+) -> None:
+    """Make the rows and say what they come to; `before` is said first. Raises what keeps them from being all."""
     started = time.monotonic()
-    with learning.value(rows, directory) as value:
-        grown = grow(
-            rows,
-            config,
-            directory,
-            endpoint,
-            verify=verifying.of(verify),
-            evals=writing.eval or [],
-            meanings=writing.meanings(endpoint, asking.cache or directory.cache),
-            value=value,
-            confirm=lambda taken: confirm(taken, writing, ask=asking.scripted is None, as_json=as_json),
-            dry_run=writing.dry_run,
-            watching=lambda expansion: progress(expansion, count),
-        )
+    made = make(
+        evals=writing.eval or [],
+        meanings=writing.meanings(endpoint, asking.cache or directory.cache),
+        confirm=lambda taken: confirm(taken, writing, ask=asking.scripted is None, as_json=as_json, before=before),
+        dry_run=writing.dry_run,
+        watching=watching,
+    )
     if writing.dry_run:
         return
-    seconds = time.monotonic() - started
-    report(grown.result, grown.files, endpoint.budget, seconds, as_json=as_json, checks=grown.checks)
-    if grown.result.stopped is not None:
-        raise grown.result.stopped
+    report(made, endpoint.budget, time.monotonic() - started, as_json=as_json)
+    if made.failure is not None:
+        raise made.failure
 
 
 def _failed(trace: Path) -> list[Row]:
@@ -221,11 +232,6 @@ def _failed(trace: Path) -> list[Row]:
     left_out = f"; {counted(len(made.rejected), 'task')} left out" if made.rejected else ""
     echo(f"{counted(len(rows), 'task')} with answers of {counted(made.chosen, 'failed episode')}{left_out}", err=True)
     return select_seeds(rows, f"{trace}: what failed")
-
-
-def _show_expand_prompts(rows: list[Row], config: GenerationConfig, model: str | None) -> None:
-    expansion = Expansion(rows, config, Endpoint("http://127.0.0.1:9", model or "MODEL"))
-    show_prompts((expansion.preview(name), config.prompt(name)) for name in config.strategies)
 
 
 @app.command(name="from-docs")
@@ -292,35 +298,15 @@ def from_docs(
     with ProgressBar("Reading documents") as bar:
         corpus = read_corpus(paths, config, encoding=encoding, on_progress=bar.update)
     if directory is None:
-        _show_docs_prompts(corpus, config, rows, asking.model)
+        run = FromDocs(corpus, config, Endpoint("http://127.0.0.1:9", asking.model or "MODEL"), seeds=rows)
+        show_prompts((run.preview(run.chunks[0], n), config.prompt(kind)) for n, kind in enumerate(config.kinds))
         return
     endpoint = asking.endpoint(directory.cache, dry_run=writing.dry_run)
-    started = time.monotonic()
-    made = make_tasks(
-        corpus,
-        config,
-        directory,
-        endpoint,
-        seeds=rows,
-        verify=verifying.of(verify),
-        evals=writing.eval or [],
-        meanings=writing.meanings(endpoint, asking.cache or directory.cache),
-        confirm=lambda taken: confirm(
-            taken, writing, ask=asking.scripted is None, as_json=as_json, before=[_read(corpus)]
-        ),
-        dry_run=writing.dry_run,
-        watching=lambda run: progress(run, count, len(run.chunks)),
-    )
-    if writing.dry_run:
-        return
-    _report(made, endpoint.budget, time.monotonic() - started, as_json=as_json)
-    if made.failure is not None:
-        raise made.failure
-
-
-def _show_docs_prompts(corpus: Corpus, config: DocsConfig, seeds: list[Row], model: str | None) -> None:
-    run = FromDocs(corpus, config, Endpoint("http://127.0.0.1:9", model or "MODEL"), seeds=seeds)
-    show_prompts((run.preview(run.chunks[0], n), config.prompt(kind)) for n, kind in enumerate(config.kinds))
+    made = partial(make_tasks, corpus, config, directory, endpoint, seeds=rows, verify=verifying.of(verify))
+    _run(
+        made, directory, endpoint, writing, asking, as_json,
+        lambda run: progress(run, count, len(run.chunks)), _read(corpus),
+    )  # fmt: skip
 
 
 def _read(corpus: Corpus) -> str:
@@ -328,23 +314,3 @@ def _read(corpus: Corpus) -> str:
     pages = sum(one.document.pages or 0 for one in corpus.held)
     of_pages = f" ({counted(pages, 'page')} of PDF)" if pages else ""
     return f"{counted(len(corpus.held), 'document')}{of_pages} in {counted(chunks, 'part')}."
-
-
-def _report(made: DocsRun, budget: Budget, seconds: float, *, as_json: bool) -> None:
-    corpus = made.corpus
-    sides = Counter(one.side for one in corpus.held)
-    documents = {side: sides[side] for side in ("train", "validation")}
-    report(
-        made.result,
-        made.files,
-        budget,
-        seconds,
-        as_json=as_json,
-        checks=made.checks,
-        origins={side: f" (from {counted(number, 'document')})" for side, number in documents.items()},
-        more={
-            "documents": documents,
-            "copies": [{"document": name, "of": other} for name, other in corpus.copies],
-            "unreadable": [{"document": one.name, "problem": one.problem} for one in corpus.unreadable],
-        },
-    )

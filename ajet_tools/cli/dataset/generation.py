@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,7 +22,7 @@ from ajet_tools.cli.options import print_json
 from ajet_tools.dataset.files.tables import Row
 from ajet_tools.dataset.generate.examples import read_seeds
 from ajet_tools.dataset.generate.output import Directory, Estimate
-from ajet_tools.dataset.generate.records import Attempt
+from ajet_tools.dataset.generate.records import Attempt, CallSettings
 from ajet_tools.dataset.model.budget import Budget
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.model.open import open_endpoint
@@ -162,17 +162,7 @@ class OutputOptions:
 
     def settings(self) -> dict[str, Any]:
         """What `GenerationConfig` and `DocsConfig` both take of these."""
-        same = (
-            "per_call",
-            "shots",
-            "max_tokens",
-            "seed",
-            "validation",
-            "similarity",
-            "max_same_form",
-            "min_new_forms",
-            "template",
-        )
+        same = {one.name for one in fields(CallSettings)} & {one.name for one in fields(self)}
         return {"languages": tuple(self.language or ()), **{name: getattr(self, name) for name in same}}
 
     def seeds(self, path: str) -> list[Row]:
@@ -182,7 +172,6 @@ class OutputOptions:
         """What refuses rows that say the same in other words, where that is asked for. Raises ConfigError."""
         if self.embeddings is None:
             return None
-
         return MeaningIndex.by(self.embeddings, self.meaning, writer, cache)
 
     def directory(self) -> Directory:

@@ -6,7 +6,6 @@ import signal
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import typer
@@ -18,18 +17,19 @@ from ajet_sdk.reporting import output
 from ajet_sdk.reporting.output import echo
 from ajet_tools.cli.dataset.options import counted
 from ajet_tools.cli.options import print_json
+from ajet_tools.dataset.documents.corpus import Corpus
 from ajet_tools.dataset.generate.loop import Generation
 from ajet_tools.dataset.generate.records import GenerationResult, Interrupted
+from ajet_tools.dataset.generate.runs import GenerationRun
 from ajet_tools.dataset.model.budget import Budget
 from ajet_tools.dataset.review.estimate import error_lines, errors_of
-from ajet_tools.dataset.verify.combined import Check
 
 __all__ = ["progress", "progress_lines", "report"]
 
 
 @contextmanager
 def progress(
-    generation: Generation[Any, Any], rows: int | None, calls: int = 0
+    generation: Generation[Any], rows: int | None, calls: int = 0
 ) -> Iterator[Callable[[GenerationResult], None]]:
     """On a terminal: a bar of the rows wanted (else of all calls) and the time left, and below it `progress_lines`."""
     if not sys.stderr.isatty():
@@ -52,7 +52,7 @@ def progress(
         yield lambda result: shown.update(bar, completed=result.accepted if rows else result.calls)
 
 
-def progress_lines(generation: Generation[Any, Any], rows: int | None, width: int) -> Iterator[str]:
+def progress_lines(generation: Generation[Any], rows: int | None, width: int) -> Iterator[str]:
     """What was spent and is waited for, and what was refused, the most frequent reasons first, in lines that fit."""
     result, wait = generation.result, generation.describe_wait()
     accepted = [] if rows else [f"{result.accepted:,} accepted"]
@@ -76,22 +76,11 @@ def _fit(before: str, items: Sequence[str], width: int) -> str:
     return before
 
 
-def report(
-    result: GenerationResult,
-    files: Sequence[Path],
-    budget: Budget,
-    seconds: float,
-    *,
-    as_json: bool,
-    checks: Sequence[Check] = (),
-    origins: Mapping[str, str] | None = None,
-    more: Mapping[str, Any] | None = None,
-) -> None:
-    """What there is now. `origins` says of a side where its rows are from; `more` is for JSON.
-
-    Raises KeyboardInterrupt, or Exit with 143, where Ctrl-C or SIGTERM ended the run.
-    """
+def report(made: GenerationRun, budget: Budget, seconds: float, *, as_json: bool) -> None:
+    """What there is now. Raises KeyboardInterrupt, or Exit with 143, where Ctrl-C or SIGTERM ended the run."""
+    result, files, checks, corpus = made.result, made.files, made.checks, made.corpus
     spent, sides = budget.spent, {"train": result.train, "validation": result.validation}
+    documents = {side: sum(one.side == side for one in corpus.held) for side in sides} if corpus is not None else {}
     errors = errors_of(files) if checks else []
     if as_json:
         print_json(
@@ -103,7 +92,7 @@ def report(
                 "diversity": {**result.diversity().as_json(), **result.coverage},
                 "checks": [one.as_json() for one in checks],
                 "errors": [one.as_json() for one in errors],
-                **(more or {}),
+                **(_documents(corpus, documents) if corpus is not None else {}),
                 "calls": spent.calls,
                 "cached": spent.cached,
                 "input_tokens": spent.input_tokens,
@@ -114,7 +103,8 @@ def report(
             }
         )
     else:
-        told = ", ".join(f"{len(rows):,} {side}{(origins or {}).get(side, '')}" for side, rows in sides.items())
+        origins = {side: f" (from {counted(number, 'document')})" for side, number in documents.items()}
+        told = ", ".join(f"{len(rows):,} {side}{origins.get(side, '')}" for side, rows in sides.items())
         cached = f" ({spent.cached:,} more from the cache)" if spent.cached else ""
         echo(f"{counted(result.accepted, 'row')} accepted: {told}; {budget.summary()}{cached}, {seconds:.1f} s")
         for one in checks:
@@ -133,3 +123,11 @@ def report(
             raise KeyboardInterrupt
         echo(f"Terminated: {result.stopped}", err=True)
         raise typer.Exit(128 + result.stopped.signal)
+
+
+def _documents(corpus: Corpus, by_side: Mapping[str, int]) -> dict[str, Any]:
+    return {
+        "documents": by_side,
+        "copies": [{"document": name, "of": other} for name, other in corpus.copies],
+        "unreadable": [{"document": one.name, "problem": one.problem} for one in corpus.unreadable],
+    }

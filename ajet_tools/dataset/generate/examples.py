@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import random
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,10 @@ from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.rows import Row as TaskRow
 from ajet_sdk.tasks.rows import to_task
 from ajet_tools.dataset.files.tables import Row, read, text_of
+from ajet_tools.dataset.generate.records import CallSettings, GenerationResult
 from ajet_tools.dataset.rows.schema import OURS, query_of
 
-__all__ = ["Example", "Pool", "alike", "as_example", "read_seeds", "select_seeds", "task_id_of"]
+__all__ = ["Example", "Side", "alike", "as_example", "read_seeds", "select_seeds", "split_sides", "task_id_of"]
 
 log = logging.getLogger("ajet.dataset")
 
@@ -102,13 +105,41 @@ class Example:
         return cls(id, values, words, tuple(seeds) if seeds is not None else (id,))
 
 
-class Pool:
-    """The examples of one side of the split: its seeds, and its accepted rows as they come."""
+@dataclass(kw_only=True)
+class Side:
+    """One side of the split: how many rows it is to have (None: as many as there are), those it has, and its examples.
 
-    def __init__(self, seeds: Sequence[Example]) -> None:
-        self.seeds = list(seeds)
-        self.accepted: list[Example] = []
-        self._used: dict[str, int] = {}
+    No seed and no row of one side is ever an example on the other.
+    """
+
+    name: str
+    share: float
+    """Of all rows."""
+    target: int | None
+    rows: list[dict[str, Any]]
+    seeds: list[Example]
+    accepted: list[Example] = field(default_factory=list)
+    """Its rows as examples, as they come."""
+    used: Counter[str] = field(default_factory=Counter)
+    """How often each example was drawn."""
+    sound: int = 0
+    """Rows that were found sound, with those beyond the target."""
+    composed: int = 0
+    """Rows that the calls composed and not taken in ask for."""
+    sent: int = 0
+    """Of those, the rows that the calls under way ask for."""
+
+    def lacks(self, each: float) -> float:
+        """Rows still to be asked for, where of each one asked for `each` is accepted."""
+        return float("inf") if self.target is None else self.target - self.sound - each * self.sent
+
+    def progress(self, each: float) -> float:
+        """Rows there are and are to come, for its share: the side with the least is asked for next."""
+        return (self.sound + each * self.composed) / self.share
+
+    def as_begun(self) -> Side:
+        """The side as it was before the first call."""
+        return replace(self, accepted=[], used=Counter())
 
     def draw(self, count: int, chance: random.Random) -> list[Example]:
         """Some examples, seeds first to come: at least half are seeds, where there are enough.
@@ -119,15 +150,14 @@ class Pool:
         taken = self._spread(self.seeds, count - grown, [], chance)
         taken += self._spread(self.accepted, grown, taken, chance)
         chance.shuffle(taken)
-        for example in taken:
-            self._used[example.id] = self._used.get(example.id, 0) + 1
+        self.used.update(example.id for example in taken)
         return taken
 
     def _spread(
         self, source: Sequence[Example], count: int, beside: Sequence[Example], chance: random.Random
     ) -> list[Example]:
-        looked_at = _sample(source, 3 * _LOOKED_AT, chance)
-        order = sorted(looked_at, key=lambda one: (self._used.get(one.id, 0), chance.random()))[:_LOOKED_AT]
+        looked_at = source if len(source) <= 3 * _LOOKED_AT else chance.sample(source, 3 * _LOOKED_AT)
+        order = sorted(looked_at, key=lambda one: (self.used[one.id], chance.random()))[:_LOOKED_AT]
         nearest = {one.id: max((alike(one, other) for other in beside), default=0.0) for one in order}
         taken: list[Example] = []
         while order and len(taken) < count:
@@ -139,8 +169,31 @@ class Pool:
         return taken
 
 
-def _sample(source: Sequence[Example], most: int, chance: random.Random) -> Sequence[Example]:
-    return source if len(source) <= most else chance.sample(source, most)
+def split_sides(
+    seeds: Sequence[Example], config: CallSettings, share: float, result: GenerationResult, *, of_seeds: float
+) -> dict[str, Side]:
+    """Both sides, or one where the share for validation is 0; the seeds of each by a hash of what they are."""
+    apart, target = (
+        min(max(1, round(part * whole)), whole - 1) if share else 0
+        for part, whole in ((of_seeds, len(seeds)), (share, config.count or 0))
+    )
+    order = sorted(seeds, key=lambda one: hashlib.blake2b(f"{config.seed}:{one.id}".encode()).digest())
+    kept = {one.id for one in order[:apart]}
+    sides = {
+        "train": (1 - share, (config.count or 0) - target, result.train),
+        "validation": (share, target, result.validation),
+    }
+    return {
+        name: Side(
+            name=name,
+            share=part,
+            target=None if config.count is None else wanted,
+            rows=rows,
+            seeds=[seed for seed in seeds if (seed.id in kept) == (name == "validation")],
+        )
+        for name, (part, wanted, rows) in sides.items()
+        if part
+    }
 
 
 def alike(one: Example, other: Example) -> float:

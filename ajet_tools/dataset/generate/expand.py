@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ajet_sdk.engines.reply_cache import tokens_of
 from ajet_tools.dataset import prompts
 from ajet_tools.dataset.files.tables import Row, text_of
 from ajet_tools.dataset.generate.coverage import axes_of
-from ajet_tools.dataset.generate.examples import Example, Pool, as_example, task_id_of
+from ajet_tools.dataset.generate.examples import Example, Side, as_example, split_sides, task_id_of
 from ajet_tools.dataset.generate.loop import Generation
 from ajet_tools.dataset.generate.records import (
     CIRCUMSTANCE,
@@ -22,10 +20,8 @@ from ajet_tools.dataset.generate.records import (
     Candidate,
     Checks,
     GenerationConfig,
-    GenerationResult,
     Outlook,
     Rejected,
-    SplitTarget,
 )
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.model.replies import rows_in
@@ -37,15 +33,10 @@ SMALL = 5
 """With fewer seeds, none is kept apart for validation unless that is asked for."""
 
 
-@dataclass(kw_only=True)
-class _Target(SplitTarget):
-    """No seed and no row of one side is ever an example on the other."""
-
-    pool: Pool
-
-
-class Expansion(Generation[Attempt, _Target]):
+class Expansion(Generation[Attempt]):
     """One run: `await run()` once. `result` and the endpoint's budget may be looked at meanwhile."""
+
+    config: GenerationConfig
 
     def __init__(
         self,
@@ -56,7 +47,6 @@ class Expansion(Generation[Attempt, _Target]):
         *,
         known: Sequence[Row] = (),
     ) -> None:
-        self.config = config
         self.shape = RowShape.infer(seeds, free_language=bool(config.languages))
         axes = axes_of(seeds, config.cells)
         for axis in axes:
@@ -65,16 +55,16 @@ class Expansion(Generation[Attempt, _Target]):
         there = {one.id: one for one in (*examples, *map(as_example, known))}.values()
         super().__init__(config, endpoint, list(there), checks, axes=axes)
         share = config.validation if config.validation is not None else 0.1 if len(examples) >= SMALL else 0.0
-        self._sides = _split(examples, config, share, self.result)
+        self._sides = split_sides(examples, config, share, self.result, of_seeds=share)
 
     def preview(self, strategy: str) -> Attempt:
         """The first call as it would be made with a strategy; nothing is sent and nothing changes."""
-        return self._compose(strategy, "train", Pool(self._sides["train"].pool.seeds), 0)
+        return self._compose(strategy, self._sides["train"].as_begun(), 0)
 
     def outlook(self) -> Outlook:
         """What is left to do, taking it that rows are as long as the seeds."""
         config = self.config
-        seeds = [example.values for side in self._sides.values() for example in side.pool.seeds]
+        seeds = [example.values for side in self._sides.values() for example in side.seeds]
         wanted = [tokens_of(list(self.preview(name).messages)) for name in config.strategies]
         row = sum(tokens_of(json.dumps(self.shape.example(one), default=str)) for one in seeds) / len(seeds)
         question = sum(tokens_of(text_of(one)) for one in seeds) / len(seeds)
@@ -85,15 +75,15 @@ class Expansion(Generation[Attempt, _Target]):
         side = min(self._sides.values(), key=lambda one: one.progress(each))
         chance, weights = random.Random(f"{self.config.seed}:{number}"), self.config.strategies
         strategy = chance.choices(list(weights), list(weights.values()))[0]
-        made = self._compose(strategy, side.name, side.pool, number)
+        made = self._compose(strategy, side, number)
         self.coverage.ask(made.cell)
         return made
 
-    def _compose(self, strategy: str, side: str, pool: Pool, number: int) -> Attempt:
+    def _compose(self, strategy: str, side: Side, number: int) -> Attempt:
         """Call `number`, which asks for rows by a strategy; everything about it is drawn by its number."""
         config, coverage = self.config, self.coverage
         chance, count = random.Random(f"{config.seed}:{number}:{strategy}"), config.per_call
-        examples = pool.draw(config.shots, chance)
+        examples = side.draw(config.shots, chance)
         language = config.languages[number % len(config.languages)] if config.languages else ""
         drawn = {name: coverage.choose_value(name, config.phrases(name), chance) for name in CIRCUMSTANCE.values()}
         cell = coverage.choose(chance)
@@ -125,7 +115,7 @@ class Expansion(Generation[Attempt, _Target]):
         }
         provenance = config.provenance(prompt, self.endpoint.model, seed, origin, parameters)
         messages = [{"role": "system", "content": _system()}, {"role": "user", "content": text}]
-        return Attempt(number, side, count, messages, seed, provenance)
+        return Attempt(number, side.name, count, messages, seed, provenance)
 
     def _read_reply(self, attempt: Attempt, reply: str) -> tuple[list[Candidate], list[Rejected]]:
         """Which rows of a reply have the shape of the dataset's."""
@@ -144,29 +134,10 @@ class Expansion(Generation[Attempt, _Target]):
             candidates.append(Candidate({"task_id": task_id_of(values), **values}, attempt.provenance))
         return candidates, refused
 
-    def _record_decision(self, attempt: Attempt, side: _Target, candidate: Candidate, sound: bool) -> None:
+    def _record_decision(self, attempt: Attempt, side: Side, candidate: Candidate, sound: bool) -> None:
         if sound:
             values, seeds = candidate.values, candidate.provenance["seeds"]
-            side.pool.accepted.append(Example.of(values["task_id"], values, text_of(values), seeds))
-
-
-def _split(
-    seeds: Sequence[Example], config: GenerationConfig, share: float, result: GenerationResult
-) -> dict[str, _Target]:
-    """The seeds of each side, by a hash of what they are."""
-    apart = min(max(1, round(share * len(seeds))), len(seeds) - 1) if share else 0
-    order = sorted(seeds, key=lambda one: hashlib.blake2b(f"{config.seed}:{one.id}".encode()).digest())
-    kept = {one.id for one in order[:apart]}
-    target = min(max(1, round(share * config.count)), config.count - 1) if share else 0
-    train, validation = (Pool([seed for seed in seeds if (seed.id in kept) == held]) for held in (False, True))
-    sides = {
-        "train": _Target(name="train", share=1 - share, target=config.count - target, rows=result.train, pool=train)
-    }
-    if share:
-        sides["validation"] = _Target(
-            name="validation", share=share, target=target, rows=result.validation, pool=validation
-        )
-    return sides
+            side.accepted.append(Example.of(values["task_id"], values, text_of(values), seeds))
 
 
 @functools.lru_cache(maxsize=256)

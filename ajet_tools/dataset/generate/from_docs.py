@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections import Counter, deque
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.engines.reply_cache import tokens_of
@@ -15,7 +13,7 @@ from ajet_tools.dataset import prompts
 from ajet_tools.dataset.documents.chunks import Chunk
 from ajet_tools.dataset.documents.corpus import Corpus
 from ajet_tools.dataset.files.tables import Row, text_of
-from ajet_tools.dataset.generate.examples import Example, Pool, as_example
+from ajet_tools.dataset.generate.examples import Side, as_example, split_sides
 from ajet_tools.dataset.generate.loop import Generation
 from ajet_tools.dataset.generate.questions import DocsAttempt, open_book, read_questions
 from ajet_tools.dataset.generate.records import (
@@ -23,11 +21,9 @@ from ajet_tools.dataset.generate.records import (
     Candidate,
     Checks,
     DocsConfig,
-    GenerationResult,
     NoProgress,
     Outlook,
     Rejected,
-    SplitTarget,
 )
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.rows.schema import RowShape
@@ -51,18 +47,10 @@ class ChunksExhausted(AjetError, RuntimeError):
     """Every chunk was asked, and there are fewer rows than there should be."""
 
 
-@dataclass(kw_only=True)
-class _Target(SplitTarget):
-    """Its documents' chunks in the order in which they are asked, and its own seeds."""
-
-    chunks: list[Chunk]
-    pool: Pool | None
-    waiting: deque[Chunk] = field(default_factory=deque)
-    passes: int = 0
-
-
-class FromDocs(Generation[DocsAttempt, _Target]):
+class FromDocs(Generation[DocsAttempt]):
     """One run: `await run()` once. `result` and the endpoint's budget may be looked at meanwhile."""
+
+    config: DocsConfig
 
     def __init__(
         self,
@@ -83,24 +71,29 @@ class FromDocs(Generation[DocsAttempt, _Target]):
                 f"{named} has a field 'quote', which is reserved for the evidence; rename it with --map "
                 "quote=metadata.quotation"
             )
-        self.corpus, self.config = corpus, config
+        self.corpus = corpus
         self.shape = RowShape.infer(seeds, free_language=bool(config.languages)) if seeds else None
         examples = [as_example(row) for row in seeds]
         super().__init__(config, endpoint, examples, checks)
-        self._sides = {side.name: side for side in _sides(corpus, config, examples, self.result)}
+        held = corpus.share("validation")
+        share = held if config.validation is None or not held else config.validation
+        self._sides = split_sides(examples, config, share, self.result, of_seeds=held)
+        self._chunks = {name: corpus.chunks(name, config.seed) for name in self._sides}
+        """Of each side, in the order in which they are asked."""
+        self._waiting = {name: deque[Chunk]() for name in self._sides}
+        self._passed = Counter[str]()
         self._before: dict[_Place, list[str]] = {}
         """The questions that a chunk has had."""
 
     @property
     def chunks(self) -> list[Chunk]:
         """Every chunk, in the order in which they are asked the first time."""
-        return [chunk for side in self._sides.values() for chunk in side.chunks]
+        return [chunk for chunks in self._chunks.values() for chunk in chunks]
 
     def preview(self, chunk: Chunk, number: int = 0) -> DocsAttempt:
         """A call as it would be made; nothing is sent and nothing changes."""
-        side = next(side for side in self._sides.values() if chunk in side.chunks)
-        pool = Pool(side.pool.seeds) if side.pool is not None else None
-        return self._compose(chunk, side.name, pool, number)
+        name = next(name for name, chunks in self._chunks.items() if chunk in chunks)
+        return self._compose(chunk, self._sides[name].as_begun(), number)
 
     def outlook(self) -> Outlook:
         """What is left to do: each chunk once, or as many calls as the rows take."""
@@ -136,31 +129,32 @@ class FromDocs(Generation[DocsAttempt, _Target]):
     def _next(self, number: int, each: float) -> DocsAttempt | None:
         for side in self._sides.values():
             self._next_pass(side)
-        sides = [side for side in self._sides.values() if side.waiting]
+        sides = [side for side in self._sides.values() if self._waiting[side.name]]
         if not sides:
             return None
         side = min(sides, key=lambda one: one.progress(each))
-        return self._compose(side.waiting.popleft(), side.name, side.pool, number)
+        return self._compose(self._waiting[side.name].popleft(), side, number)
 
-    def _is_exhausted(self, side: _Target) -> bool:
-        return not side.waiting and side.passes >= self._passes(side)
+    def _is_exhausted(self, side: Side) -> bool:
+        return not self._waiting[side.name] and self._passed[side.name] >= self._passes
 
-    def _passes(self, side: _Target) -> int:
-        return 1 if side.target is None else self.config.passes
+    @property
+    def _passes(self) -> int:
+        return 1 if self.config.count is None else self.config.passes
 
-    def _next_pass(self, side: _Target) -> None:
+    def _next_pass(self, side: Side) -> None:
         """Ask the chunks again, when all that was asked of them is back: the prompts say what they have had."""
-        if not side.waiting and not side.composed and side.passes < self._passes(side):
-            side.passes += 1
-            side.waiting.extend(side.chunks)
+        if not self._waiting[side.name] and not side.composed and not self._is_exhausted(side):
+            self._passed[side.name] += 1
+            self._waiting[side.name].extend(self._chunks[side.name])
 
-    def _compose(self, chunk: Chunk, side: str, pool: Pool | None, number: int) -> DocsAttempt:
+    def _compose(self, chunk: Chunk, side: Side, number: int) -> DocsAttempt:
         """Call `number`, which asks for rows about a chunk; what is drawn is drawn by its number."""
         config, shape, count = self.config, self.shape, self.config.per_call
         chance = random.Random(f"{config.seed}:{number}")
         kind = config.kinds[number % len(config.kinds)]
         language = config.languages[number // len(config.kinds) % len(config.languages)] if config.languages else ""
-        examples = pool.draw(config.shots, chance) if kind == "few-shot" and pool is not None else []
+        examples = side.draw(config.shots, chance) if kind == "few-shot" else []
         prompt = config.prompt(kind)
         text = prompt.render(
             document=chunk.document.name,
@@ -186,7 +180,7 @@ class FromDocs(Generation[DocsAttempt, _Target]):
             {"role": "system", "content": prompts.load("from-docs/system").render()},
             {"role": "user", "content": text},
         ]
-        return DocsAttempt(number, side, count, messages, seed, provenance, chunk, kind)
+        return DocsAttempt(number, side.name, count, messages, seed, provenance, chunk, kind)
 
     def _read_reply(self, attempt: DocsAttempt, reply: str) -> tuple[Sequence[Candidate], list[Rejected]]:
         """Which rows of a reply are grounded in the chunk."""
@@ -196,7 +190,7 @@ class FromDocs(Generation[DocsAttempt, _Target]):
         """A check that asks a model shows it the chunk: what is in no one's memory can still be right."""
         return open_book(candidate.values, attempt.chunk.text) if verifier.calls else candidate.values
 
-    def _record_decision(self, attempt: DocsAttempt, side: _Target, candidate: Candidate, sound: bool) -> None:
+    def _record_decision(self, attempt: DocsAttempt, side: Side, candidate: Candidate, sound: bool) -> None:
         self._before.setdefault((attempt.chunk.document.digest, attempt.chunk.number), []).append(
             text_of(candidate.values)
         )
@@ -204,24 +198,3 @@ class FromDocs(Generation[DocsAttempt, _Target]):
 
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
-
-
-def _sides(corpus: Corpus, config: DocsConfig, seeds: Sequence[Example], result: GenerationResult) -> Iterator[_Target]:
-    """Both sides, or one: chunks by the document's side, seeds by a hash, so that no example stands on both."""
-    held = corpus.share("validation")
-    share = held if config.validation is None or not held else config.validation
-    apart = min(max(1, round(held * len(seeds))), len(seeds) - 1) if held and len(seeds) > 1 else 0
-    order = sorted(seeds, key=lambda one: hashlib.blake2b(f"{config.seed}:{one.id}".encode()).digest())
-    kept = {one.id for one in order[:apart]}
-    count = config.count
-    apart = min(max(1, round(share * count)), count - 1) if count is not None and held else 0
-    for name, part, rows in (("train", 1 - share, result.train), ("validation", share, result.validation)):
-        if name == "train" or held:
-            yield _Target(
-                name=name,
-                share=part,
-                target=None if count is None else apart if name == "validation" else count - apart,
-                rows=rows,
-                chunks=corpus.chunks(name, config.seed),
-                pool=Pool([one for one in seeds if (one.id in kept) == (name == "validation")]) if seeds else None,
-            )

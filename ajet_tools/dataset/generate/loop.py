@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ajet_sdk.errors import AjetError, ContextOverflow
 from ajet_tools.dataset.generate.coverage import Axis, Collapsed, Coverage
-from ajet_tools.dataset.generate.examples import Example
+from ajet_tools.dataset.generate.examples import Example, Side
 from ajet_tools.dataset.generate.records import (
     Attempt,
     CallSettings,
@@ -32,7 +32,6 @@ from ajet_tools.dataset.generate.records import (
     NoProgress,
     Outlook,
     Rejected,
-    SplitTarget,
 )
 from ajet_tools.dataset.generate.screen import Screen
 from ajet_tools.dataset.model.endpoint import Endpoint, EndpointError, Halted
@@ -75,31 +74,30 @@ class _Outcome:
 
 
 A = TypeVar("A", bound=Attempt)
-S = TypeVar("S", bound=SplitTarget)
 
 
-class Generation(ABC, Generic[A, S]):
+class Generation(ABC, Generic[A]):
     """One run: `await run()` once. `result` and the endpoint's budget may be looked at meanwhile."""
 
     def __init__(
         self,
-        pace: CallSettings,
+        config: CallSettings,
         endpoint: Endpoint,
         examples: Sequence[Example],
         checks: Checks,
         *,
         axes: Sequence[Axis] = (),
     ) -> None:
-        self.endpoint = endpoint
+        self.config, self.endpoint, self.checks = config, endpoint, checks
         self.result = GenerationResult()
         self.stop = asyncio.Event()
         """Set it to end the run as soon as what is under way has come back."""
         self.stopped_by = signal.SIGINT
         self.on_change: Callable[[GenerationResult], None] | None = None
         """Called after each call that was taken in."""
-        self._settings, self._verifier, self._screen = pace, checks.verifier, Screen(pace, examples, checks)
-        self._sides: dict[str, S] = {}
-        self.coverage = Coverage(axes, [example.values for example in examples], pace.min_new_forms)
+        self._screen = Screen(config, examples, checks)
+        self._sides: dict[str, Side] = {}
+        self.coverage = Coverage(axes, [example.values for example in examples], config.min_new_forms)
         self._composed: deque[A] = deque()
         """Not sent yet."""
         self._calls: dict[int, tuple[A, asyncio.Task[_Outcome]]] = {}
@@ -130,7 +128,7 @@ class Generation(ABC, Generic[A, S]):
     def _read_reply(self, attempt: A, reply: str) -> tuple[Sequence[Candidate], list[Rejected]]:
         """The rows of a reply that hold by themselves, and those that do not."""
 
-    def _is_exhausted(self, side: S) -> bool:
+    def _is_exhausted(self, side: Side) -> bool:
         """Whether nothing is left to ask for a side."""
         return False
 
@@ -138,7 +136,7 @@ class Generation(ABC, Generic[A, S]):
         """The row as a verifier sees it."""
         return candidate.values
 
-    def _record_decision(self, attempt: A, side: S, candidate: Candidate, sound: bool) -> None:
+    def _record_decision(self, attempt: A, side: Side, candidate: Candidate, sound: bool) -> None:
         """A row was decided on; a sound one may be beyond those that are wanted."""
 
     def _finish(self) -> None:
@@ -187,7 +185,7 @@ class Generation(ABC, Generic[A, S]):
 
     @property
     def _endpoints(self) -> list[Endpoint]:
-        return [self.endpoint, *endpoints_of(self._verifier), *self._screen.endpoints]
+        return [self.endpoint, *endpoints_of(self.checks.verifier), *self._screen.endpoints]
 
     def describe_wait(self, slow: float = 10.0) -> str:
         """What the endpoints' requests wait for, as `Endpoint.describe_wait`."""
@@ -221,14 +219,14 @@ class Generation(ABC, Generic[A, S]):
     def _dispatch(self, taken_in: int) -> None:
         """Compose the calls that can be composed, knowing what was taken in so far, and send those that are needed."""
         each = max(0.1, (self.result.sound + 1) / (self.result.asked + 1)) if self.result.sound else 1.0
-        while self._attempts < taken_in + self._settings.window:
+        while self._attempts < taken_in + self.config.window:
             attempt = self._next(self._attempts, each)
             if attempt is None:
                 break
             self._sides[attempt.side].composed += attempt.count
             self._composed.append(attempt)
             self._attempts += 1
-        most = self._settings.window if self.result.sound else min(PROBE, self._settings.window)
+        most = self.config.window if self.result.sound else min(PROBE, self.config.window)
         while self._composed and len(self._calls) < most and self._is_short(each):
             attempt = self._composed.popleft()
             self._sides[attempt.side].sent += attempt.count
@@ -239,7 +237,7 @@ class Generation(ABC, Generic[A, S]):
         """Calls until there are `count` rows, where as many are accepted as before, or at first four of five."""
         result = self.result
         share = result.sound / result.asked if result.sound else KEPT
-        return max(0, math.ceil((count - result.accepted) / share / self._settings.per_call))
+        return max(0, math.ceil((count - result.accepted) / share / self.config.per_call))
 
     def _is_short(self, each: float) -> bool:
         """Whether some side will not have its rows when all that was sent is back, and there is more to ask for it."""
@@ -250,11 +248,11 @@ class Generation(ABC, Generic[A, S]):
 
     async def _answer(self, attempt: A) -> _Outcome:
         """The call, its rows screened in the order of the calls, and verified."""
-        outcome, pace = _Outcome(), self._settings
+        outcome, config = _Outcome(), self.config
         try:
             try:
                 [reply] = await self.endpoint.chat(
-                    attempt.messages, temperature=pace.temperature, max_tokens=pace.max_tokens, seed=attempt.seed
+                    attempt.messages, temperature=config.temperature, max_tokens=config.max_tokens, seed=attempt.seed
                 )
                 outcome.rows, outcome.refused = self._read_reply(attempt, reply)
                 outcome.vectors = await self._screen.vectors(outcome.rows)
@@ -268,8 +266,8 @@ class Generation(ABC, Generic[A, S]):
                 outcome.refused += refused
         finally:
             self._screened[attempt.number].set()
-        if outcome.candidates and self._verifier is not None:
-            await self._verify(attempt, outcome, self._verifier)
+        if outcome.candidates and self.checks.verifier is not None:
+            await self._verify(attempt, outcome, self.checks.verifier)
         return outcome
 
     async def _verify(self, attempt: A, outcome: _Outcome, verifier: Verifier) -> None:
@@ -321,7 +319,7 @@ class Generation(ABC, Generic[A, S]):
     def _warn_of_forms(self, said: str | None = None) -> None:
         if said is None and not self._warned and (diversity := self.result.diversity()).is_low:
             said = diversity.as_text()
-            if self._settings.max_same_form is None:
+            if self.config.max_same_form is None:
                 said += "; --max-same-form 5 keeps at most five of each"
         self._warned = True
         if said is not None:
@@ -330,10 +328,10 @@ class Generation(ABC, Generic[A, S]):
     def _reasons(self) -> str:
         return ", ".join(f"{count} {reason}" for reason, count in self.result.refused.most_common(3)) or "none"
 
-    def _decide(self, attempt: A, side: S, candidate: Candidate, verdict: Verdict | None) -> None:
+    def _decide(self, attempt: A, side: Side, candidate: Candidate, verdict: Verdict | None) -> None:
         said = None
-        if verdict is not None and self._verifier is not None:
-            said = verdict.as_json(self._verifier.name)
+        if verdict is not None and self.checks.verifier is not None:
+            said = verdict.as_json(self.checks.verifier.name)
         provenance = {**candidate.provenance, "verdict": said}
         sound = verdict is None or verdict.ok
         if verdict is not None and not sound:
@@ -364,7 +362,7 @@ def _short(details: Mapping[str, Any]) -> str:
     return text if len(text) <= 400 else text[:399] + "…"
 
 
-async def run_generation(generation: Generation[Any, Any]) -> GenerationResult:
+async def run_generation(generation: Generation[Any]) -> GenerationResult:
     """Run it and close its endpoints. The first SIGINT or SIGTERM lets what is under way come back."""
     try:
         with _stop_on_signals(generation):
@@ -374,7 +372,7 @@ async def run_generation(generation: Generation[Any, Any]) -> GenerationResult:
 
 
 @contextmanager
-def _stop_on_signals(generation: Generation[Any, Any]) -> Iterator[None]:
+def _stop_on_signals(generation: Generation[Any]) -> Iterator[None]:
     """Only the main thread hears them."""
     loop = asyncio.get_running_loop()
     heard = (signal.SIGINT, signal.SIGTERM)

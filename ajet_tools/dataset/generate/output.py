@@ -23,8 +23,9 @@ from ajet_tools.dataset.card.card import Facts, write_card
 from ajet_tools.dataset.files.tables import Row, text_of
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.generate.examples import Example, alike
+from ajet_tools.dataset.generate.learning import LearningValue
 from ajet_tools.dataset.generate.loop import Generation
-from ajet_tools.dataset.generate.records import Checks, GenerationResult
+from ajet_tools.dataset.generate.records import GenerationResult
 
 __all__ = ["Directory", "Estimate", "Format", "digest_of", "similarities", "write"]
 
@@ -54,10 +55,10 @@ class Estimate:
     """Episodes of the policy that is to learn from the rows."""
 
     @classmethod
-    def of(cls, run: Generation[Any, Any], checks: Checks, per_call: int) -> Estimate:
-        """Of what is left to do, with what it takes to verify the rows."""
-        left, price, result = run.outlook(), run.endpoint.budget.price, run.result
-        rows, replied = left.calls * per_call, 0
+    def of(cls, run: Generation[Any], value: LearningValue | None) -> Estimate:
+        """Of what is left to do, with what it takes to verify the rows and to try them."""
+        left, price, checks = run.outlook(), run.endpoint.budget.price, run.checks
+        rows, replied = left.calls * run.config.per_call, 0
         embeddings = checks.meanings.requests(left.calls, left.seeds) if checks.meanings is not None else 0
         read = left.calls * left.prompt + ((rows + left.seeds) * left.question if embeddings else 0)
         written = rows * left.row
@@ -69,7 +70,8 @@ class Estimate:
             written += replies * ANSWER_TOKENS
             if part.endpoint is not None and (own := part.endpoint.budget.price) is not None:
                 money = (money or 0.0) + own.of(replies * left.check, replies * ANSWER_TOKENS)
-        return cls(left.calls, replied, embeddings, round(read), round(written), money, result.accepted)
+        attempts = rows * value.k if value is not None else 0
+        return cls(left.calls, replied, embeddings, round(read), round(written), money, run.result.accepted, attempts)
 
     def as_text(self) -> str:
         checks = f", {self.checks:,} replies to verify them" if self.checks else ""

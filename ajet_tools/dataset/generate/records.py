@@ -37,7 +37,6 @@ __all__ = [
     "NoProgress",
     "Outlook",
     "Rejected",
-    "SplitTarget",
     "strategies_of",
 ]
 
@@ -328,28 +327,3 @@ class GenerationResult:
     @property
     def refused(self) -> Counter[str]:
         return Counter(one.reason for one in self.rejected)
-
-
-@dataclass(kw_only=True)
-class SplitTarget:
-    """One side of the split: how many rows it is to have (None: as many as there are), and those it has."""
-
-    name: str
-    share: float
-    """Of all rows."""
-    target: int | None
-    rows: list[dict[str, Any]]
-    sound: int = 0
-    """Rows that were found sound, with those beyond the target."""
-    composed: int = 0
-    """Rows that the calls composed and not taken in ask for."""
-    sent: int = 0
-    """Of those, the rows that the calls under way ask for."""
-
-    def lacks(self, each: float) -> float:
-        """Rows still to be asked for, where of each one asked for `each` is accepted."""
-        return float("inf") if self.target is None else self.target - self.sound - each * self.sent
-
-    def progress(self, each: float) -> float:
-        """Rows there are and are to come, for its share: the side with the least is asked for next."""
-        return (self.sound + each * self.composed) / self.share

@@ -9,12 +9,11 @@ OUT/README.md, card/   the dataset card and its pictures
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -29,7 +28,7 @@ from ajet_tools.dataset.generate.from_docs import FromDocs
 from ajet_tools.dataset.generate.learning import with_pass_rate
 from ajet_tools.dataset.generate.loop import Generation, run_generation
 from ajet_tools.dataset.generate.output import Directory, Estimate, digest_of, write
-from ajet_tools.dataset.generate.records import CallSettings, Checks, DocsConfig, GenerationConfig, GenerationResult
+from ajet_tools.dataset.generate.records import Checks, DocsConfig, GenerationConfig, GenerationResult
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.similarity.decontaminate import leaks_of
 from ajet_tools.dataset.similarity.paraphrase import Paraphrases
@@ -40,12 +39,12 @@ if TYPE_CHECKING:
     from ajet_tools.dataset.generate.learning import LearningValue
     from ajet_tools.dataset.similarity.meaning import MeaningIndex
 
-__all__ = ["DocsRun", "DocumentsFailed", "GenerationRun", "grow", "make_tasks", "read_corpus"]
+__all__ = ["DocumentsFailed", "GenerationRun", "grow", "make_tasks", "read_corpus"]
 
 log = logging.getLogger("ajet.dataset")
 
 _Settings = TypeVar("_Settings", DocsConfig, GenerationConfig)
-_Run = TypeVar("_Run", bound=Generation[Any, Any])
+_Run = TypeVar("_Run", bound=Generation[Any])
 
 
 class DocumentsFailed(AjetError, RuntimeError):
@@ -54,31 +53,21 @@ class DocumentsFailed(AjetError, RuntimeError):
 
 @dataclass(frozen=True)
 class GenerationRun:
-    """What a run came to, and the files that it wrote."""
+    """What a run came to, and the files that it wrote; `corpus` are the documents of one that had some."""
 
     result: GenerationResult
     files: list[Path]
     checks: list[Check]
+    corpus: Corpus | None = None
 
     @property
     def failure(self) -> AjetError | None:
-        """Why the run is no full success."""
-        return self.result.stopped
-
-
-@dataclass(frozen=True)
-class DocsRun(GenerationRun):
-    """Documents that could not be read are a failure, too."""
-
-    corpus: Corpus
-
-    @property
-    def failure(self) -> AjetError | None:
-        bad = self.corpus.unreadable
-        if self.result.stopped is not None or not bad:
+        """Why the run is no full success; documents that could not be read are a failure, too."""
+        if self.result.stopped is not None or self.corpus is None or not self.corpus.unreadable:
             return self.result.stopped
+        bad = len(self.corpus.unreadable)
         return DocumentsFailed(
-            f"{len(bad)} of {len(bad) + len(self.corpus.held) + len(self.corpus.copies)} documents could not be "
+            f"{bad} of {bad + len(self.corpus.held) + len(self.corpus.copies)} documents could not be "
             "read (listed above and in documents.jsonl); the rows are from the others"
         )
 
@@ -124,24 +113,15 @@ def make_tasks(
     evals: Sequence[str | Path] = (),
     meanings: MeaningIndex | None = None,
     **how: Any,
-) -> DocsRun:
+) -> GenerationRun:
     """Tasks out of documents, as `grow` makes them out of seeds; `seeds` are examples for few-shot tasks.
 
     A check that asks a model shows it the passage.
     """
     config, checks = _begin(config, directory, endpoint, verify, evals, meanings)
-    facts = {
-        "source": "from-docs",
-        "documents": corpus.digest,
-        **_facts(config, endpoint, seeds, checks, evals),
-    }
     run = FromDocs(corpus, config, endpoint, checks, seeds=seeds)
-    result = _run_to_end(run, directory, facts, lambda: Estimate.of(run, checks, config.per_call), **how)
-    if result is None:
-        return DocsRun(run.result, [], [], corpus)
-    checked = checks_of(checks.verifier, result.provenances())
+    facts = {"source": "from-docs", "documents": corpus.digest, **_facts(run, seeds, evals)}
     parameters = {
-        **_parameters(facts, config, meanings, checked),
         "chunk size": config.chunk_size,
         "prompts": ", ".join(config.prompt(kind).label for kind in config.kinds),
         "languages": ", ".join(config.languages) or "those of the documents",
@@ -153,14 +133,13 @@ def make_tasks(
         "documents that are copies": len(corpus.copies),
         "chunks": sum(len(one.chunks) for one in corpus.held),
         "seeds": len(seeds),
-        "calls for rows": result.calls,
     }
     note = (
         "Each answer stands in a quotation that was found word for word in its document; a document is on one side "
         "of the split only."
     )
     told = Facts(made_by="ajet dataset from-docs", counts=counts, parameters=parameters, notes=[note])
-    return DocsRun(result, write(directory, result, told, documents=corpus.as_rows()), checked, corpus)
+    return _run_to_end(run, directory, facts, told, corpus=corpus, **how)
 
 
 def _begin(
@@ -174,7 +153,7 @@ def _begin(
     """The configuration with the window of a run that is gone on with, and what rows are checked by."""
     begun = directory.begun()
     if begun is not None:
-        config = dataclasses.replace(config, window=begun["options"]["window"])
+        config = replace(config, window=begun["options"]["window"])
     leaks = leaks_of(evals) if evals else None
     verify = Verify.of(verify)
     if verify.paraphrases and leaks is None:
@@ -183,17 +162,11 @@ def _begin(
     return config, Checks(open_verification(verify, writer, seed=config.seed, first=first), leaks, meanings)
 
 
-def _facts(
-    config: DocsConfig | GenerationConfig,
-    endpoint: Endpoint,
-    seeds: Sequence[Row],
-    checks: Checks,
-    evals: Sequence[str | Path],
-) -> dict[str, Any]:
+def _facts(run: FromDocs | Expansion, seeds: Sequence[Row], evals: Sequence[str | Path]) -> dict[str, Any]:
     """Everything that decides the rows."""
-    verifier, meanings = checks.verifier, checks.meanings
+    endpoint, verifier, meanings = run.endpoint, run.checks.verifier, run.checks.meanings
     return {
-        "options": config.as_json(),
+        "options": run.config.as_json(),
         "seeds": digest_of(seeds) if seeds else None,
         "endpoint": endpoint.base_url,
         "model": endpoint.model,
@@ -204,50 +177,61 @@ def _facts(
     }
 
 
-def _parameters(
-    facts: Mapping[str, Any], config: CallSettings, meanings: MeaningIndex | None, checks: Sequence[Check]
-) -> dict[str, Any]:
-    """What the card says of how rows were made."""
-    return {
-        "model": facts["model"],
-        "verify": facts["verify"],
-        "seed": config.seed,
-        **({"embeddings": meanings.in_words()} if meanings is not None else {}),
-        **{f"verified by {one.verifier}": one.in_words() for one in checks},
-    }
-
-
 def _run_to_end(
     run: _Run,
     directory: Directory,
     facts: Mapping[str, Any],
-    taken: Callable[[], Estimate],
+    told: Facts,
     *,
+    value: LearningValue | None = None,
+    corpus: Corpus | None = None,
+    seeds: Sequence[Row] = (),
     confirm: Callable[[Estimate], None] | None = None,
     dry_run: bool = False,
     watching: Callable[[_Run], AbstractContextManager[Callable[[GenerationResult], None]]] | None = None,
-    policy: Endpoint | None = None,
-) -> GenerationResult | None:
-    """What a run comes to; None of a dry run, which takes in the replies that are kept and sends nothing."""
+) -> GenerationRun:
+    """The run, and its files; `told` is what the card says beside what this knows.
+
+    A dry run takes in the replies that are kept, sends nothing and writes nothing.
+    """
     directory.compare(facts)
     if dry_run:
+        if value is not None:
+            value.halted = True
         run.halt()
         run_to_end(run_generation(run))
     if confirm is not None:
-        confirm(taken())
+        confirm(Estimate.of(run, value))
     if dry_run:
-        return None
+        return GenerationRun(run.result, [], [], corpus)
     directory.begin(facts)
 
     async def whole() -> GenerationResult:
         try:
             return await run_generation(run)
         finally:
-            if policy is not None:
-                await policy.aclose()
+            if value is not None:
+                await value.policy.aclose()
 
     with watching(run) if watching is not None else nullcontext() as run.on_change:
-        return run_to_end(whole())
+        result = run_to_end(whole())
+    for rows in (result.train, result.validation):
+        rows[:] = map(with_pass_rate, rows)
+    checked = checks_of(run.checks.verifier, result.provenances())
+    meanings = run.checks.meanings
+    parameters = {
+        "model": facts["model"],
+        "verify": facts["verify"],
+        "seed": run.config.seed,
+        **({"embeddings": meanings.in_words()} if meanings is not None else {}),
+        **{f"verified by {one.verifier}": one.in_words() for one in checked},
+        **told.parameters,
+    }
+    counts = {**told.counts, "calls for rows": result.calls}
+    counts |= {"surplus": result.surplus} if corpus is None else {}
+    documents = corpus.as_rows() if corpus is not None else ()
+    told = replace(told, counts=counts, parameters=parameters)
+    return GenerationRun(result, write(directory, result, told, seeds, documents), checked, corpus)
 
 
 def grow(
@@ -283,33 +267,14 @@ def grow(
     """
     config, checks = _begin(config, directory, endpoint, verify, evals, meanings)
     if value is not None:
-        checks = dataclasses.replace(checks, verifier=value.after(checks.verifier))
-    facts = {
-        **_facts(config, endpoint, [*seeds, *known], checks, evals),
-        "for": value.as_json() if value is not None else None,
-    }
+        checks = replace(checks, verifier=value.after(checks.verifier))
     run = Expansion(seeds, config, endpoint, checks, known=known)
-
-    def taken() -> Estimate:
-        found = Estimate.of(run, checks, config.per_call)
-        attempts = found.calls * config.per_call * value.k if value is not None else 0
-        return dataclasses.replace(found, attempts=attempts)
-
-    if value is not None:
-        value.halted = bool(how.get("dry_run"))
-        how["policy"] = value.policy
-    result = _run_to_end(run, directory, facts, taken, **how)
-    if result is None:
-        return GenerationRun(run.result, [], [])
-    for rows in (result.train, result.validation):
-        rows[:] = map(with_pass_rate, rows)
-    checked = checks_of(checks.verifier, result.provenances())
-    parameters = _parameters(facts, config, meanings, checked) | {
+    facts = {**_facts(run, [*seeds, *known], evals), "for": value.as_json() if value is not None else None}
+    parameters = {
         "strategies": ", ".join(f"{name} {weight:g}" for name, weight in config.strategies.items()),
         "prompts": ", ".join(config.prompt(name).label for name in config.strategies),
     }
     if value is not None:
         parameters["pass rate"] = f"{value.band}, of {value.k} attempts of {value.model}"
-    counts = {"seeds": len(seeds), "calls for rows": result.calls, "surplus": result.surplus}
-    told = Facts(made_by="ajet dataset expand", counts=counts, parameters=parameters)
-    return GenerationRun(result, write(directory, result, told, seeds), checked)
+    told = Facts(made_by="ajet dataset expand", counts={"seeds": len(seeds)}, parameters=parameters)
+    return _run_to_end(run, directory, facts, told, value=value, seeds=seeds, **how)
