@@ -21,7 +21,6 @@ import numpy.typing as npt
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PrivateAttr, model_validator
 
 __all__ = [
-    "QUERY_COLUMNS",
     "UNTAGGED",
     "Bools",
     "Call",
@@ -114,10 +113,6 @@ def _same(a: Any, b: Any) -> bool:
             and np.array_equal(a, b, equal_nan=a.dtype.kind == "f")
         )
     return bool(a == b)
-
-
-QUERY_COLUMNS = ("main_query", "question", "query", "prompt", "problem", "instruction")
-"""Usual names of the column that holds what is asked."""
 
 
 class Task(_Frozen):

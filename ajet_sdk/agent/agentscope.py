@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.agent.model import Model
 from ajet_sdk.errors import ConfigError, MissingExtra
-from ajet_sdk.types import QUERY_COLUMNS, Task
+from ajet_sdk.tasks.rows import QUERY_COLUMNS
+from ajet_sdk.types import Task
 
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config

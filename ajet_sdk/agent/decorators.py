@@ -26,7 +26,8 @@ from typing import Any, Literal, TypeVar, get_origin, overload
 
 from ajet_sdk.agent.context import current_episode, observer
 from ajet_sdk.errors import SignatureError
-from ajet_sdk.types import QUERY_COLUMNS, Task
+from ajet_sdk.tasks.rows import QUERY_COLUMNS
+from ajet_sdk.types import Task
 
 __all__ = ["GROUP_NAMES", "JUDGE_NAMES", "WORKFLOW_NAMES", "Spec", "bind", "judge", "spec_of", "workflow"]
 

@@ -8,10 +8,12 @@ The regex judge: what a pattern finds in the output.
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.errors import ConfigError, NoReward
-from ajet_sdk.types import Task
+
+if TYPE_CHECKING:
+    from ajet_sdk.types import Task
 
 __all__ = ["answer_of", "compile_pattern", "exact", "matches", "text_of"]
 

@@ -235,7 +235,7 @@ def root(
 def main() -> None:
     """The entry point of the `ajet` command and of `python -m ajet`."""
     codes = [1]
-    atexit.register(_leave_threads, codes)  # the first, so that it is called last
+    atexit.register(lambda: _end(codes[0]))  # the first, so that it is called last
     try:
         app(prog_name="ajet")
     except SystemExit as ended:
@@ -246,13 +246,8 @@ def main() -> None:
         raise
 
 
-def _leave_threads(codes: Sequence[int]) -> None:
-    """End here where daemon threads still run: what they hold is taken down under them, and libraries complain."""
-    if threading.active_count() > 1:
-        _end(codes[0])
-
-
 def _end(code: int) -> None:
+    """End the process as it stands: what daemon threads hold is not taken down under them, nor module after module."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

@@ -11,13 +11,18 @@ from ajet_sdk.reporting.output import visible
 if TYPE_CHECKING:
     from ajet_sdk.types import Episode
 
-__all__ = ["flat_keys", "kind_of", "message_text", "one_line", "reply_of", "short_ids", "spoken", "visible"]
+__all__ = ["counted", "flat_keys", "kind_of", "message_text", "one_line", "reply_of", "short_ids", "spoken", "visible"]
 
 
 def kind_of(episode: Episode) -> str:
     """What a mean over such episodes is a mean of: train, val sampled, val greedy."""
     known = episode.split == "val" or episode.decoding == "greedy"
     return " ".join(filter(None, (episode.split, episode.decoding if known else None)))
+
+
+def counted(count: int, noun: str) -> str:
+    """`1 call`, `2,000 calls`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def one_line(value: Any, width: int = 120) -> str:

@@ -7,9 +7,15 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
+import shutil
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from datetime import datetime
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
@@ -19,8 +25,10 @@ from rich.text import Text
 
 from ajet_sdk.reporting import output
 from ajet_sdk.reporting.output import visible
-from ajet_sdk.types import Episode
-from ajet_tools.text.clean import kind_of, message_text, one_line, reply_of, short_ids, spoken
+from ajet_tools.text.clean import counted, kind_of, message_text, one_line, reply_of, short_ids, spoken
+
+if TYPE_CHECKING:
+    from ajet_sdk.types import Episode
 
 __all__ = [
     "call_view",
@@ -34,6 +42,7 @@ __all__ = [
     "fields",
     "lasting",
     "number",
+    "paged",
     "quiet_seconds",
     "seconds_of",
     "steps_of",
@@ -72,16 +81,50 @@ def console() -> Console:
     return made
 
 
+@contextmanager
+def paged(no_pager: bool = False) -> Iterator[Console]:
+    """Where to print; what is longer than the terminal goes through $PAGER, or `less`, when all of it is there.
+
+    Piped, without a pager, or with an empty $PAGER it is printed as it comes.
+    """
+    out = console()
+    command = None if no_pager or not (out.is_terminal and sys.stdin.isatty()) else _command()
+    if command is None:
+        yield out
+        return
+    with out.capture() as captured:
+        yield out
+    text = captured.get()
+    if text.count("\n") < out.height:
+        out.file.write(text)
+        return
+    _page(command, text, out)
+
+
+def _command() -> list[str] | None:
+    named = shlex.split(os.environ.get("PAGER", "less"))
+    if not named or not shutil.which(named[0]):
+        return None
+    return [*named, "-R"] if Path(named[0]).name == "less" else named  # colours as colours
+
+
+def _page(command: list[str], text: str, out: Console) -> None:
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, text=True, encoding="utf-8", errors="replace")
+    try:
+        process.communicate(text)
+    except BrokenPipeError:  # it was left before the end
+        process.wait()
+    except KeyboardInterrupt:  # the pager's own key; it goes on until it is left
+        process.wait()
+    if process.returncode == 127:
+        out.file.write(text)
+
+
 def number(value: Any) -> str:
     """A number in few characters; nothing where there is none."""
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else f"{value:,}"
-
-
-def counted(count: int, noun: str) -> str:
-    """`1 call`, `2,000 calls`."""
-    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def table(

@@ -77,6 +77,19 @@ def test_help_loads_nothing_heavy() -> None:
     assert done.stdout.strip().endswith("[]")
 
 
+@pytest.mark.parametrize("command", ["filter {0} chars<9 -o {1}", "export {0} -o {1}", "mix {0}=1 -o {1}"])
+def test_commands_of_rows_load_nothing_that_they_do_not_need(tmp_path: Path, command: str) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"main_query": "x"}\n')
+    args = ["ajet", "dataset", *command.format(rows, tmp_path / "out.jsonl").split()]
+    code = f"import sys, ajet_tools.cli.app as a; sys.argv = {args}\ntry: a.main()\nexcept SystemExit: pass\n"
+    code += (
+        "print([m for m in ('rich', 'asyncio', 'ajet_sdk.types', 'ajet_tools.trace', 'jinja2') if m in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=True)
+    assert done.stdout.strip().endswith("[]")
+
+
 PARAMETERS = """
 import inspect, json, sys, typing
 import typer.main

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated
 
@@ -26,7 +27,6 @@ from ajet_tools.cli.dataset.options import (
     to_place,
 )
 from ajet_tools.cli.options import AsJson
-from ajet_tools.dataset.card.card import Facts, write_card
 from ajet_tools.dataset.files.blocks import Block, LineBlock, Stored, TableBlock
 from ajet_tools.dataset.files.tables import Row, read, read_blocks, splits_of
 from ajet_tools.dataset.files.writer import Shape, Writer
@@ -141,10 +141,11 @@ def _nothing(paths: list[str], format: str, left_out: Counter[str]) -> str:
 def _write_card(
     folder: Path, written: Mapping[str, int], format: str, left_out: Mapping[str, int], title: str | None
 ) -> None:
-    facts = Facts(
+    card = import_module("ajet_tools.dataset.card.card")  # loads what only a directory needs
+    facts = card.Facts(
         title=title or folder.resolve().name,
         made_by=f"ajet dataset export --format {format}",
         refused=dict(left_out),
         files={name: f"data/{name}-*.parquet" for name in written},
     )
-    write_card(folder, {name: (row.values for row in read(f"{folder}:{name}")) for name in written}, facts)
+    card.write_card(folder, {name: (row.values for row in read(f"{folder}:{name}")) for name in written}, facts)

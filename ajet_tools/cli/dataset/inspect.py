@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,10 +19,8 @@ from ajet_sdk.whole_file import write_whole
 from ajet_tools.cli.dataset.options import Map, SkipBad, Source, Sources, bad_row_lines, counted, counting, mapping_of
 from ajet_tools.cli.options import AsJson, pick, print_json
 from ajet_tools.cli.viewer import check_terminal, load_viewer
-from ajet_tools.dataset.card.pictures import pictures_of
 from ajet_tools.dataset.files.tables import files_of, read_blocks, splits_of, text_of
 from ajet_tools.dataset.review.estimate import estimate_errors
-from ajet_tools.dataset.review.review import Review
 from ajet_tools.dataset.rows.diff import Changed, Difference
 from ajet_tools.dataset.rows.diff import diff as compare
 from ajet_tools.dataset.rows.filter import parse
@@ -87,7 +86,9 @@ def view(
 
     app_module = load_viewer("dataset.app")
     parse(filter)
-    review = Review(source, mapping=mapping_of(map), skip_bad=skip_bad_rows, sample=sample, seed=seed)
+    review = import_module("ajet_tools.dataset.review.review").Review(
+        source, mapping=mapping_of(map), skip_bad=skip_bad_rows, sample=sample, seed=seed
+    )
     viewer = app_module.DatasetApp(review, filter)
     viewer.run()
     viewer.review.close()
@@ -148,6 +149,7 @@ def stats(
 
 
 def _write_stats(found: Stats, folder: Path) -> list[Path]:
+    pictures_of = import_module("ajet_tools.dataset.card.pictures").pictures_of
     pictures = pictures_of(found) if found.rows else {}
     files = {**pictures, "stats.json": (json_line(found.as_json()) + "\n").encode()}
     try:

@@ -21,7 +21,7 @@ from ajet_tools.dataset.files.blocks import Block
 from ajet_tools.dataset.files.places import Columns
 from ajet_tools.dataset.files.tables import read_blocks
 from ajet_tools.dataset.files.writer import Writer
-from ajet_tools.text.tables import counted
+from ajet_tools.text.clean import counted
 
 __all__ = [
     "SOURCE_HELP",

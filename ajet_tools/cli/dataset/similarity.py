@@ -38,10 +38,10 @@ from ajet_tools.cli.options import AsJson
 from ajet_tools.cli.output import ProgressBar
 from ajet_tools.dataset.files.tables import tables_of
 from ajet_tools.dataset.files.writer import Shape, Writer
-from ajet_tools.dataset.rows.combine import Splitter, check_fractions, keys_of, together
+from ajet_tools.dataset.rows.combine import Splitter, check_fractions, keys_of
 from ajet_tools.dataset.similarity.dedup import Facts, Found
 from ajet_tools.dataset.similarity.dedup import find as find_duplicates
-from ajet_tools.dataset.similarity.near import OnProgress
+from ajet_tools.dataset.similarity.near import OnProgress, together
 
 if TYPE_CHECKING:
     from ajet_tools.dataset.similarity.meaning import Vectors

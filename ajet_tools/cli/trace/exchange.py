@@ -15,7 +15,7 @@ from ajet_sdk.reporting.output import echo, visible
 from ajet_tools.cli.options import AsJson, SkipBadRows, print_json
 from ajet_tools.cli.output import ProgressBar
 from ajet_tools.cli.trace.options import OfRun, WhereOrRun
-from ajet_tools.text.tables import counted
+from ajet_tools.text.clean import counted
 from ajet_tools.trace import queries
 from ajet_tools.trace.export import FORMATS, Exported
 from ajet_tools.trace.export import export as write

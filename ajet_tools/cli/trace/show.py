@@ -15,11 +15,11 @@ from ajet_sdk.reporting.output import visible
 from ajet_sdk.trace.reader import calls_of, episodes, ledger_balance
 from ajet_sdk.types import Episode
 from ajet_tools.cli.options import AsJson, print_json
-from ajet_tools.cli.output import ProgressBar, paged
+from ajet_tools.cli.output import ProgressBar
 from ajet_tools.cli.trace.options import Fitting, NoPager, OfRun, Where, WhereOrRun
 from ajet_tools.text import tables as render
-from ajet_tools.text.clean import one_line, short_ids
-from ajet_tools.text.tables import counted
+from ajet_tools.text.clean import counted, one_line, short_ids
+from ajet_tools.text.tables import paged
 from ajet_tools.trace import queries
 from ajet_tools.trace.locate import open_named
 from ajet_tools.trace.queries.filters import parse

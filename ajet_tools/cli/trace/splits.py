@@ -16,9 +16,10 @@ from ajet_sdk.samples.timelines import merge
 from ajet_sdk.trace.reader import calls_of, episodes
 from ajet_sdk.types import Episode
 from ajet_tools.cli.options import AsJson, print_json
-from ajet_tools.cli.output import ProgressBar, paged
+from ajet_tools.cli.output import ProgressBar
 from ajet_tools.cli.trace.options import Fitting, Newest, NoPager, OfRun, WhereOrRun
 from ajet_tools.text import tables as render
+from ajet_tools.text.tables import paged
 from ajet_tools.trace import queries
 from ajet_tools.trace.decoding import Vocabulary, vocabulary
 from ajet_tools.trace.locate import open_named

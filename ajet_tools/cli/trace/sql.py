@@ -15,9 +15,9 @@ import typer
 
 from ajet_sdk.reporting.output import echo, visible
 from ajet_tools.cli.options import AsJson, print_json
-from ajet_tools.cli.output import paged
 from ajet_tools.cli.trace.options import NoPager, Where
 from ajet_tools.text import tables as render
+from ajet_tools.text.tables import paged
 from ajet_tools.trace.locate import located_files
 from ajet_tools.trace.sql.console import save_result
 from ajet_tools.trace.sql.process import SqlProcess

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ajet_sdk.types import QUERY_COLUMNS
+from ajet_sdk.tasks.rows import QUERY_COLUMNS
 from ajet_tools.dataset.files.arrays import batch_of, change, convert, find, look_at
 from ajet_tools.dataset.files.lines import OnlyRows, Path, array_of, decode, leaves, structures
 from ajet_tools.dataset.files.places import Columns, Place, merged

@@ -11,7 +11,7 @@ from typing import Any, BinaryIO
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.json_rows import BadRows
-from ajet_sdk.types import QUERY_COLUMNS
+from ajet_sdk.tasks.rows import QUERY_COLUMNS
 
 __all__ = ["csv_rows", "dialect_of"]
 

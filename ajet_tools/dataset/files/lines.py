@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from ajet_sdk.types import QUERY_COLUMNS
+from ajet_sdk.tasks.rows import QUERY_COLUMNS
 from ajet_tools.dataset.files.arrays import ABSENT, DEEPEST, EXACT, MOST_FIELDS, NOWHERE, objects
 from ajet_tools.dataset.files.places import Place
 from ajet_tools.dataset.files.values import kind_of

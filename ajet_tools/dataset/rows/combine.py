@@ -21,7 +21,6 @@ from ajet_sdk.errors import ConfigError, TaskError
 from ajet_tools.dataset.files.blocks import Block, join
 from ajet_tools.dataset.files.tables import count_rows, read_blocks, text_of
 from ajet_tools.dataset.files.values import value_at
-from ajet_tools.dataset.similarity.near import Clusters, OnProgress, near_pairs
 from ajet_tools.dataset.similarity.text import normal, normals
 
 __all__ = [
@@ -35,7 +34,6 @@ __all__ = [
     "parse_part",
     "plan",
     "stable",
-    "together",
 ]
 
 
@@ -262,24 +260,3 @@ class Splitter:
                 place = (_places(self._seed, [f"stratum {stratum}"]) + number * _GOLDEN) % 1
                 self._sides[key] = _sides(place, self.fractions)[0]
         return [self._sides[key] for key in keys]
-
-
-def together(
-    keys: Sequence[str],
-    texts: Sequence[str],
-    threshold: float,
-    *,
-    seed: int = 0,
-    numbers: bool = True,
-    on_progress: OnProgress | None = None,
-) -> list[str]:
-    """The key of each row, where rows with one key or with texts that are alike get that of the first of them."""
-    clusters, first = Clusters(len(keys)), dict[str, int]()
-    forms: dict[str, int] = {}
-    for index, (key, text) in enumerate(zip(keys, texts, strict=True)):
-        clusters.join(index, first.setdefault(key, index))
-        clusters.join(index, forms.setdefault(normal(text), index))
-    different = list(forms)
-    for pair in near_pairs(different, threshold, seed=seed, numbers=numbers, on_progress=on_progress):
-        clusters.join(forms[different[pair.one]], forms[different[pair.other]])
-    return [keys[clusters.find(index)] for index in range(len(keys))]

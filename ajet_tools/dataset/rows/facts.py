@@ -8,14 +8,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.rows import Row as TaskRow
 from ajet_sdk.tasks.rows import to_task
-from ajet_sdk.types import Task
 from ajet_tools.dataset.files.blocks import QUERIES, Irregular, LineBlock, Row, text_of
 from ajet_tools.dataset.files.hashes import normalize
 from ajet_tools.dataset.files.lines import Structure, asking, kind_at, kind_in, kinds_of, structures
@@ -23,6 +22,9 @@ from ajet_tools.dataset.files.values import kind_of
 from ajet_tools.dataset.rows.forms import given_away, may_give_away
 from ajet_tools.dataset.rows.schema import ANSWERS
 from ajet_tools.dataset.similarity.text import normals
+
+if TYPE_CHECKING:
+    from ajet_sdk.types import Task
 
 __all__ = ["WANTED", "Facts", "facts_of", "facts_of_rows"]
 
@@ -170,7 +172,7 @@ def _read_rows(block: LineBlock, known: Sequence[Any], tasks: Any, answers: Any,
             problems.append((index, "given away", f"contains its answer: {said}"))
         if tasks[index]:
             task = _task(row)
-            if isinstance(task, Task):
+            if not isinstance(task, tuple):
                 made.append((_asked(task, row.values), _own_id(task, row.values), _answer(row.values)))
             else:
                 problems.append((index, *task))

@@ -15,13 +15,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from importlib import import_module
 from typing import Any, Literal, get_args
 
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.types import QUERY_COLUMNS
+from ajet_sdk.tasks.rows import QUERY_COLUMNS
 from ajet_tools.dataset.rows.filter import task_id_of
-from ajet_tools.trace.export.conversations import Conversation
-from ajet_tools.trace.export.messages import sharegpt
 
 __all__ = ["FORMATS", "OPENING", "Format", "Unfit", "check_format", "converter"]
 
@@ -31,6 +30,8 @@ FORMATS: tuple[Format, ...] = get_args(Format)
 OPENING = ("trl-prompt",)
 """Those that have what stands in the metadata as columns."""
 
+_FORMS = "ajet_tools.trace.export.messages"
+"""Loaded for `sharegpt` only: it reads traces."""
 _SHAREGPT_ROLES = {"human": "user", "gpt": "assistant", "observation": "tool"}
 _Values = Mapping[str, Any]
 
@@ -69,7 +70,7 @@ def _messages(values: _Values) -> dict[str, Any]:
 def _sharegpt(values: _Values) -> dict[str, Any]:
     said, used = _conversation(values)
     tools = values.get("tools")
-    form = sharegpt(Conversation("default", tuple(said), tools if isinstance(tools, list) else None, ()))
+    form = import_module(_FORMS).sharegpt(said, tools if isinstance(tools, list) else None)
     return {**form, **_other_columns(values, {*used, "conversations", "tools"})}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -109,13 +108,16 @@ class Keep:
     def _verify(self, block: Block, indices: Any) -> Any:
         judge = self.judge
         assert judge is not None
+        import asyncio
+
+        async def verdicts(rows: Sequence[Row]) -> list[Verdict]:
+            return list(await asyncio.gather(*(judge.check(row.values, None) for row in rows)))
+
         loop, kept, left = asyncio.new_event_loop(), list[int](), iter(indices)
         try:
             while some := [int(index) for index in islice(left, _AT_ONCE)]:
                 rows = list(block.rows(some))
-                for index, row, verdict in zip(
-                    some, rows, loop.run_until_complete(_verdicts(judge, rows)), strict=True
-                ):
+                for index, row, verdict in zip(some, rows, loop.run_until_complete(verdicts(rows)), strict=True):
                     if self._accept(block, index, row, verdict):
                         kept.append(index)
         finally:
@@ -132,7 +134,3 @@ class Keep:
         if self.reward is not None and isinstance(reward, int | float):
             return reward >= self.reward or self._reject(block, index, f"with a reward below {self.reward:g}")
         return verdict.ok or self._reject(block, index, verdict.reason)
-
-
-async def _verdicts(judge: Verifier, rows: Sequence[Row]) -> list[Verdict]:
-    return list(await asyncio.gather(*(judge.check(row.values, None) for row in rows)))

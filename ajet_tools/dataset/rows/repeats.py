@@ -12,7 +12,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -20,9 +20,11 @@ from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_sdk.tasks.rows import Row as TaskRow
 from ajet_sdk.tasks.rows import to_task
-from ajet_sdk.types import Task
 from ajet_tools.dataset.files.blocks import LineBlock, as_lines
 from ajet_tools.dataset.files.tables import read_blocks
+
+if TYPE_CHECKING:
+    from ajet_sdk.types import Task
 
 __all__ = ["Tasks"]
 

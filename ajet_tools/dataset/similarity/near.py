@@ -30,6 +30,7 @@ __all__ = [
     "close_pairs",
     "near_pairs",
     "numbers_of",
+    "together",
 ]
 
 Vectors = npt.NDArray[np.float32]
@@ -236,3 +237,24 @@ class NearIndex:
         while len(self._sorted) > 1 and len(self._sorted[-2].keys) <= 2 * len(self._sorted[-1].keys):
             last = [self._sorted.pop(), self._sorted.pop()]
             self._sorted.append(Postings.joined(last[::-1]).sorted())
+
+
+def together(
+    keys: Sequence[str],
+    texts: Sequence[str],
+    threshold: float,
+    *,
+    seed: int = 0,
+    numbers: bool = True,
+    on_progress: OnProgress | None = None,
+) -> list[str]:
+    """The key of each row, where rows with one key or with texts that are alike get that of the first of them."""
+    clusters, first = Clusters(len(keys)), dict[str, int]()
+    forms: dict[str, int] = {}
+    for index, (key, text) in enumerate(zip(keys, texts, strict=True)):
+        clusters.join(index, first.setdefault(key, index))
+        clusters.join(index, forms.setdefault(normal(text), index))
+    different = list(forms)
+    for pair in near_pairs(different, threshold, seed=seed, numbers=numbers, on_progress=on_progress):
+        clusters.join(forms[different[pair.one]], forms[different[pair.other]])
+    return [keys[clusters.find(index)] for index in range(len(keys))]

@@ -19,7 +19,6 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from rapidfuzz.distance import Levenshtein
 
 __all__ = [
     "LONG",
@@ -136,6 +135,8 @@ def _other_numbers(one: str, other: str) -> bool:
 
 def edits(one: str, other: str, most: int) -> int | None:
     """The Levenshtein distance, or None where it is more than `most`."""
+    from rapidfuzz.distance import Levenshtein
+
     distance = Levenshtein.distance(one, other, score_cutoff=most)
     return distance if distance <= most else None
 

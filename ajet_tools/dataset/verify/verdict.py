@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.types import QUERY_COLUMNS
+from ajet_sdk.tasks.rows import QUERY_COLUMNS
 from ajet_tools.dataset.model.endpoint import Endpoint
 
 __all__ = ["Verdict", "Verifier", "independent", "question_of", "required"]

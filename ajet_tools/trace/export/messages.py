@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, BinaryIO
 
 from ajet_sdk.types import Episode
-from ajet_tools.trace.export.conversations import Conversation, conversations
+from ajet_tools.trace.export.conversations import conversations
 from ajet_tools.trace.export.job import Job
 from ajet_tools.trace.export.target import json_line
 
@@ -57,7 +57,8 @@ def write_sharegpt(job: Job, file: BinaryIO) -> None:
     for record in job.records():
         found = conversations(record.episode)
         for conversation in found:
-            file.write(json_line({**sharegpt(conversation), **about(record.episode, conversation.agent)}))
+            form = sharegpt(conversation.messages, conversation.tools)
+            file.write(json_line({**form, **about(record.episode, conversation.agent)}))
         if found:
             job.wrote(record, len(found))
         else:
@@ -67,11 +68,11 @@ def write_sharegpt(job: Job, file: BinaryIO) -> None:
 _ROLES = {"system": "system", "developer": "system", "user": "human", "assistant": "gpt", "tool": "observation"}
 
 
-def sharegpt(conversation: Conversation) -> dict[str, Any]:
+def sharegpt(messages: Sequence[Mapping[str, Any]], tools: Sequence[Any] | None) -> dict[str, Any]:
     """`conversations` of `from` and `value`; tool calls and tools are JSON texts, as that form has them."""
-    said = [part for message in conversation.messages for part in _turns(message)]
-    tools = [tool.get("function", tool) if isinstance(tool, Mapping) else tool for tool in conversation.tools or ()]
-    return {"conversations": said, "tools": json.dumps(tools, ensure_ascii=False) if tools else ""}
+    said = [part for message in messages for part in _turns(message)]
+    offered = [tool.get("function", tool) if isinstance(tool, Mapping) else tool for tool in tools or ()]
+    return {"conversations": said, "tools": json.dumps(offered, ensure_ascii=False) if offered else ""}
 
 
 def _turns(message: Mapping[str, Any]) -> Iterator[dict[str, str]]:

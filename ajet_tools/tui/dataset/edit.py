@@ -14,7 +14,7 @@ from textual.widgets import Label, Static, TextArea
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.reporting.output import visible
-from ajet_sdk.types import QUERY_COLUMNS
+from ajet_sdk.tasks.rows import QUERY_COLUMNS
 from ajet_tools.dataset.files.values import answer_of, value_at
 from ajet_tools.dataset.review.review import Review
 from ajet_tools.dataset.rows.schema import OURS

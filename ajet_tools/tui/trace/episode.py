@@ -13,8 +13,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Container
 from textual.widgets import Static
 
-from ajet_tools.text.clean import one_line
-from ajet_tools.text.tables import counted
+from ajet_tools.text.clean import counted, one_line
 from ajet_tools.trace.episode.messages import pretty
 from ajet_tools.trace.episode.overview import EpisodeOverview, explain_forks, read_overview, refresh_overview
 from ajet_tools.tui.trace.episode_tree import CallTree, summarize

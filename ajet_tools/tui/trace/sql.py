@@ -26,8 +26,7 @@ from textual.worker import Worker
 from ajet_sdk.errors import AjetError, ConfigError, QueryError
 from ajet_sdk.protocols import Stop, TraceReader
 from ajet_sdk.reporting.output import visible
-from ajet_tools.text.clean import one_line
-from ajet_tools.text.tables import counted
+from ajet_tools.text.clean import counted, one_line
 from ajet_tools.trace.sql import console
 from ajet_tools.trace.sql.process import SqlProcess
 from ajet_tools.tui.base import Dialog
