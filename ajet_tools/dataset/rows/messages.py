@@ -131,7 +131,7 @@ def _object(items: Sequence[Sequence[_Part]]) -> list[_Part]:
     parts: list[_Part] = []
     for item in items:
         parts += [", " if parts else "{", *item]
-    return [*parts, "}"]
+    return [*(parts or ["{"]), "}"]
 
 
 def _joined(parts: Sequence[_Part]) -> Any:

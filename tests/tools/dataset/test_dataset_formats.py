@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ajet_sdk.errors import ConfigError
@@ -122,24 +122,26 @@ TEXTS = st.sampled_from(["q", "", " ", 'say "ä\n"', "\\\x07\t\x7f", "七 \u2028
 VALUES = TEXTS | st.sampled_from(
     [0, -0, 7, 2**64 - 1, 2**64, 1.0, -0.0, 1e22, True, None, [], ["x"], {}, {"b": 1, "a": None}]
 )
-ROWS = st.fixed_dictionaries(
-    {},
-    optional={
-        "main_query": TEXTS | VALUES,
-        "metadata": st.fixed_dictionaries({}, optional={"z": VALUES, 'k"ä': VALUES, "answer": VALUES}) | VALUES,
-        "question": TEXTS,
-        "prompt": VALUES,
-        "answer": VALUES,
-        "task_id": VALUES,
-        "extra": VALUES,
-        "env_type": TEXTS,
-        "response": VALUES,
-    },
+COLUMNS = {
+    "main_query": TEXTS | VALUES,
+    "metadata": st.fixed_dictionaries({}, optional={"z": VALUES, 'k"ä': VALUES, "answer": VALUES}) | VALUES,
+    "question": TEXTS,
+    "prompt": VALUES,
+    "answer": VALUES,
+    "task_id": VALUES,
+    "extra": VALUES,
+    "env_type": TEXTS,
+    "response": VALUES,
+}
+ROWS = st.fixed_dictionaries({}, optional=COLUMNS) | st.fixed_dictionaries(
+    {"main_query": st.just("q"), "answer": TEXTS},
+    optional={name: COLUMNS[name] for name in ("metadata", "task_id", "extra")},
 )
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.lists(ROWS, min_size=1, max_size=5), st.booleans(), st.sampled_from([(",", ":"), (", ", ": ")]))
+@example([{"main_query": "q", "metadata": {}, "answer": "a", "extra": {"inner": {}}}], False, (",", ":"))
 def test_columns_make_the_messages_that_rows_make(
     rows: list[dict[str, Any]], escaped: bool, separators: tuple[str, str]
 ) -> None:
