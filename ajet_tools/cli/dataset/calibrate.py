@@ -10,10 +10,9 @@ import typer
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo
-from ajet_sdk.tasks.json_rows import BadRows
 from ajet_tools.cli.arguments import AgentOptions
-from ajet_tools.cli.dataset.options import Map, Out, SkipBad, Source, bad_row_lines, counted, mapping_of, print_summary
-from ajet_tools.cli.options import AsJson, expand_options, pick
+from ajet_tools.cli.dataset.options import Out, RowOptions, Source, counted
+from ajet_tools.cli.options import expand_options, pick
 from ajet_tools.cli.output import ProgressBar
 from ajet_tools.dataset.calibrate import Band, Calibration
 from ajet_tools.dataset.calibrate import calibrate as measure
@@ -50,9 +49,7 @@ def calibrate(
     measurements: Annotated[
         Path | None, typer.Option(help="File of measurements to read and extend [OUT.measured.jsonl].")
     ] = None,
-    map: Map = None,
-    skip_bad_rows: SkipBad = False,
-    as_json: AsJson = False,
+    rows: RowOptions,
 ) -> None:
     """Measure how often a model solves each task, and keep tasks within a range.
 
@@ -73,15 +70,14 @@ def calibrate(
     if answering.conf is None and workflow is None:
         raise ConfigError("no agent given: pass --workflow agent.py:solve, or a --conf FILE that names one")
     config = answering.config(workflow, more={"rollout.max_env_worker": concurrency})
-    bad = BadRows(skip=skip_bad_rows)
-    rows = list(read(file, mapping=mapping_of(map), skip_bad=skip_bad_rows, bad=bad))
-    if not rows:
+    measured = list(read(file, mapping=rows.columns, bad=rows.bad))
+    if not measured:
         raise ConfigError(f"{file} has no rows to measure")
     rejected, measurements = rejected or _beside(out, "rejected"), measurements or _beside(out, "measured")
     try:
         with ProgressBar("Episodes") as bar:
             done = measure(
-                rows, config, out,
+                measured, config, out,
                 k=k, keep=kept, rejected=rejected, measurements=measurements,
                 on_start=lambda total: bar.update(0, total), on_episode=lambda episode: bar.advance(),
             )  # fmt: skip
@@ -89,9 +85,13 @@ def calibrate(
         if measurements is not None and measurements.exists():
             echo(f"Measurements are in {measurements}; run the same command again to continue", err=True)
         raise
-    summary = {**_as_json(done), "out": out, "rejected_to": str(rejected) if rejected else None, "bad_rows": bad.count}
-    lines = [*_lines(done, kept, out, rejected, measurements), *bad_row_lines(bad)]
-    print_summary(summary, lines, as_json=as_json, out=out)
+    summary = {
+        **_as_json(done),
+        "out": out,
+        "rejected_to": str(rejected) if rejected else None,
+        "bad_rows": rows.bad.count,
+    }
+    rows.report(summary, _lines(done, kept, out, rejected, measurements), out)
     if done.unmeasured:
         raise typer.Exit(1)
 

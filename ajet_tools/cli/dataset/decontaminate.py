@@ -5,37 +5,30 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from ajet_sdk.engines.reply_cache import Price
-from ajet_sdk.tasks.json_rows import BadRows
 from ajet_tools.cli.dataset.options import (
     Embeddings,
-    Map,
     Out,
-    SkipBad,
+    RowOptions,
     Source,
-    bad_row_lines,
     counted,
-    mapping_of,
-    print_summary,
     read_some,
     report_lines,
-    rereadable,
     shorten,
     to_place,
     write_kept,
     write_report,
 )
 from ajet_tools.cli.dataset.similarity import IgnoreNumbers, Report, Seed, Similarity, embedded
-from ajet_tools.cli.options import AsJson
+from ajet_tools.cli.options import expand_options
 from ajet_tools.cli.output import ProgressBar
 from ajet_tools.dataset.files.blocks import strings_of
-from ajet_tools.dataset.files.tables import read, tables_of, text_of
 from ajet_tools.dataset.model.budget import Budget
 from ajet_tools.dataset.model.open import open_named
 from ajet_tools.dataset.similarity.decontaminate import Leak, Leaks
@@ -57,8 +50,10 @@ _KINDS = {
 
 
 @app.command()
+@expand_options
 def decontaminate(
     source: Source,
+    *,
     evaluation: Annotated[list[str], typer.Option("--eval", metavar="FILE", help="Evaluation rows; repeatable.")],
     out: Out = "-",
     similarity: Similarity = 0.8,
@@ -86,9 +81,7 @@ def decontaminate(
     ] = None,
     report: Report = None,
     seed: Seed = 0,
-    mapping: Map = None,
-    skip_bad_rows: SkipBad = False,
-    as_json: AsJson = False,
+    rows: RowOptions,
 ) -> None:
     """Remove rows that leak an evaluation set, with the evidence for each.
 
@@ -108,12 +101,13 @@ def decontaminate(
       --check-model gpt-4o-mini@https://api.openai.com/v1 -o clean.jsonl
     """
     budget = Budget(price=Price.parse(check_price) if check_price else None)
-    bad, columns = BadRows(skip=skip_bad_rows), mapping_of(mapping)
-    known = [(row.where, text_of(row.values)) for path in evaluation for row in read(path, skip_bad=skip_bad_rows)]
-    numbers = not ignore_numbers
-    kept_out = Leaks(known, threshold=similarity, ngram=ngram, share=share, seed=seed, numbers=numbers)
+    kept_out = Leaks.of(
+        evaluation, skip_bad=rows.skip_bad_rows,
+        threshold=similarity, ngram=ngram, share=share, seed=seed, numbers=not ignore_numbers,
+    )  # fmt: skip
+    known = kept_out.known
     with ProgressBar("reading") as bar:
-        again = rereadable(source, columns, bad)
+        again = rows.rereadable(source)
         texts = [
             (block.where(index), text)
             for block in read_some(again(), source, bar)
@@ -130,35 +124,36 @@ def decontaminate(
             url = os.environ.get("OPENAI_BASE_URL", "")
             endpoint = open_named(check_model, option="--check-model", base_url=url, cache=cache, budget=budget)
             leaks = asyncio.run(find_paraphrases(asked, known, leaks, endpoint, vectors=vectors, on_progress=bar.show))
-    write_kept(again(), {leak.index for leak in leaks}, len(texts), out, tables_of(source, columns))
+    write_kept(again(), set(leaks), len(texts), out, rows.tables(source))
     if report:
-        write_report(report, (_leak_row(leak, texts, known) for leak in leaks))
-    _report_leaks(leaks, texts, known, bad, out, report, as_json, budget if check_model else None)
+        write_report(report, (_leak_row(*leak, texts, known) for leak in leaks.items()))
+    _report_leaks(leaks, texts, known, rows, out, report, budget if check_model else None)
 
 
-def _leak_row(leak: Leak, texts: Sequence[tuple[str, str]], known: Sequence[tuple[str, str]]) -> dict[str, Any]:
+def _leak_row(
+    index: int, leak: Leak, texts: Sequence[tuple[str, str]], known: Sequence[tuple[str, str]]
+) -> dict[str, Any]:
     return {
-        "row": texts[leak.index][0],
+        "row": texts[index][0],
         "eval": known[leak.evaluation][0],
         "kind": leak.kind,
         "similarity": round(leak.similarity, 4),
         "evidence": leak.evidence,
-        "text": texts[leak.index][1],
+        "text": texts[index][1],
         "eval_text": known[leak.evaluation][1],
     }
 
 
 def _report_leaks(
-    leaks: Sequence[Leak],
+    leaks: Mapping[int, Leak],
     texts: Sequence[tuple[str, str]],
     known: Sequence[tuple[str, str]],
-    bad: BadRows,
+    rows: RowOptions,
     out: str,
     report: str | None,
-    as_json: bool,
     checking: Budget | None,
 ) -> None:
-    kinds: Counter[str] = Counter(leak.kind for leak in leaks)
+    kinds: Counter[str] = Counter(leak.kind for leak in leaks.values())
     kept = len(texts) - len(leaks)
     summary: dict[str, Any] = {
         "rows": len(texts),
@@ -166,8 +161,8 @@ def _report_leaks(
         "dropped": len(leaks),
         **{kind: kinds[kind] for kind in _KINDS},
         "eval_rows": len(known),
-        "eval_rows_found": len({leak.evaluation for leak in leaks}),
-        "bad_rows": bad.count,
+        "eval_rows_found": len({leak.evaluation for leak in leaks.values()}),
+        "bad_rows": rows.bad.count,
         "path": out,
         "report": report,
     }
@@ -177,8 +172,8 @@ def _report_leaks(
     lines = [f"{counted(kept, 'row')} of {len(texts):,} kept{to_place(out)}"]
     lines += [f"  dropped: {counted(kinds[kind], 'row')} {name}" for kind, name in _KINDS.items() if kinds[kind]]
     lines += [f"  the model was asked in {checking.summary()}"] if checking is not None else []
-    for leak in leaks[:_SHOWN]:
+    for index, leak in list(leaks.items())[:_SHOWN]:
         lines.append(
-            f"  {leak.similarity:.2f} {texts[leak.index][0]} has {known[leak.evaluation][0]}: {shorten(leak.evidence)}"
+            f"  {leak.similarity:.2f} {texts[index][0]} has {known[leak.evaluation][0]}: {shorten(leak.evidence)}"
         )
-    print_summary(summary, [*lines, *report_lines(report), *bad_row_lines(bad)], as_json=as_json, out=out)
+    rows.report(summary, [*lines, *report_lines(report)], out)

@@ -12,23 +12,18 @@ from typing import Annotated
 import typer
 
 from ajet_sdk.errors import ConfigError, TaskError
-from ajet_sdk.tasks.json_rows import BadRows
 from ajet_tools.cli.dataset.options import (
-    Map,
     Out,
-    SkipBad,
+    RowOptions,
     Sources,
-    bad_row_lines,
     counted,
     counting,
     left_out_lines,
-    mapping_of,
-    print_summary,
     to_place,
 )
-from ajet_tools.cli.options import AsJson
+from ajet_tools.cli.options import expand_options
 from ajet_tools.dataset.files.blocks import Block, LineBlock, Stored, TableBlock
-from ajet_tools.dataset.files.tables import Row, read, read_blocks, splits_of
+from ajet_tools.dataset.files.tables import Row, read, splits_of
 from ajet_tools.dataset.files.writer import Shape, Writer
 from ajet_tools.dataset.rows.formats import OPENING, Unfit, check_format, converter
 from ajet_tools.dataset.rows.messages import as_messages
@@ -41,8 +36,10 @@ _FORMAT_HELP = "tasks (as they are), messages, sharegpt, trl-prompt or trl-prefe
 
 
 @app.command()
+@expand_options
 def export(
     sources: Sources,
+    *,
     out: Out = "-",
     format: Annotated[str, typer.Option("--format", help=_FORMAT_HELP)] = "tasks",
     split: Annotated[
@@ -50,9 +47,7 @@ def export(
     ] = None,
     title: Annotated[str | None, typer.Option(help="For a directory: the card's title. Default: its name.")] = None,
     card: Annotated[bool, typer.Option("--card/--no-card", help="For a directory: write README.md.")] = True,
-    mapping: Map = None,
-    skip_bad_rows: SkipBad = False,
-    as_json: AsJson = False,
+    rows: RowOptions,
 ) -> None:
     """Convert a dataset to the format of a training library.
 
@@ -68,13 +63,12 @@ def export(
     ajet dataset export tasks.jsonl --format trl-prompt -o hub/prompts --title "Sums"
     """
     check_format(format)
-    bad, left_out = BadRows(skip=skip_bad_rows), Counter[str]()
+    left_out = Counter[str]()
     parts, shape, written = _parts(sources, split, to_directory=_is_directory(out)), Shape(), dict[str, int]()
     with ExitStack() as whole, counting("export") as passing:
         for name, paths in parts.items():
             writer = whole.enter_context(Writer(out, split=name, shape=shape))
-            blocks = passing(_blocks(paths, mapping_of(mapping), bad))
-            for block in blocks:
+            for block in passing(block for path in paths for block in rows.blocks(path)):
                 if format == "tasks":
                     writer.write_block(block)
                 elif format == "messages" and isinstance(block, LineBlock):
@@ -88,11 +82,17 @@ def export(
     if card and _is_directory(out):
         _write_card(Path(out), written, format, left_out, title)
     total = sum(written.values())
-    summary = {"format": format, "rows": total, "splits": written, "left_out": dict(left_out), "bad_rows": bad.count}
-    lines = [f"{counted(total, 'row')} of {format}{to_place(out)}", *left_out_lines(left_out), *bad_row_lines(bad)]
+    summary = {
+        "format": format,
+        "rows": total,
+        "splits": written,
+        "left_out": dict(left_out),
+        "bad_rows": rows.bad.count,
+    }
+    lines = [f"{counted(total, 'row')} of {format}{to_place(out)}", *left_out_lines(left_out)]
     if len(written) > 1:
         lines[1:1] = [f"  {name}: {counted(number, 'row')}" for name, number in written.items()]
-    print_summary({**summary, "path": out}, lines, as_json=as_json, out=out)
+    rows.report({**summary, "bad_rows": rows.bad.count, "path": out}, lines, out)
 
 
 def _is_directory(out: str) -> bool:
@@ -114,11 +114,6 @@ def _parts(sources: list[str], split: str | None, *, to_directory: bool) -> dict
     if not parts:
         raise ConfigError(f"there are no data files in {', '.join(sources)}")
     return parts
-
-
-def _blocks(paths: list[str], mapping: Mapping[str, str], bad: BadRows) -> Iterator[Block]:
-    for path in paths:
-        yield from read_blocks(path, mapping=mapping, bad=bad)
 
 
 def _converted(block: Block, format: str, left_out: Counter[str]) -> Iterator[Row]:

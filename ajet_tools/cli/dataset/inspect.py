@@ -14,12 +14,11 @@ import typer
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo, json_line, style, visible
-from ajet_sdk.tasks.json_rows import BadRows
 from ajet_sdk.whole_file import write_whole
-from ajet_tools.cli.dataset.options import Map, SkipBad, Source, Sources, bad_row_lines, counted, counting, mapping_of
-from ajet_tools.cli.options import AsJson, pick, print_json
+from ajet_tools.cli.dataset.options import Map, RowOptions, SkipBad, Source, Sources, counted, counting, mapping_of
+from ajet_tools.cli.options import AsJson, expand_options, pick, print_json
 from ajet_tools.cli.viewer import check_terminal, load_viewer
-from ajet_tools.dataset.files.tables import files_of, read_blocks, splits_of, text_of
+from ajet_tools.dataset.files.tables import files_of, splits_of, text_of
 from ajet_tools.dataset.review.estimate import estimate_errors
 from ajet_tools.dataset.rows.diff import Changed, Difference
 from ajet_tools.dataset.rows.diff import diff as compare
@@ -105,8 +104,10 @@ _BAR = 24
 
 
 @app.command()
+@expand_options
 def stats(
     source: Source,
+    *,
     by: Annotated[
         str | None, typer.Option(metavar="FIELD", help="Also summarize by this field: metadata.level.")
     ] = None,
@@ -116,9 +117,7 @@ def stats(
     estimate: Annotated[
         bool, typer.Option("--estimate", help="With more than 10,000 rows, estimate slow statistics from a sample.")
     ] = False,
-    mapping: Map = None,
-    skip_bad_rows: SkipBad = False,
-    as_json: AsJson = False,
+    rows: RowOptions,
 ) -> None:
     """Summarize a dataset: rows, duplicates, lengths, languages, fields and their values.
 
@@ -131,20 +130,18 @@ def stats(
     ajet dataset stats data/:validation --by metadata.level --out pictures/
     zcat big.jsonl.gz | ajet dataset stats - --json | jq .chars.p95
     """
-    bad = BadRows(skip=skip_bad_rows)
     with counting("stats") as passing:
-        blocks = read_blocks(source, mapping=mapping_of(mapping), bad=bad)
-        found = gather(passing(blocks), by=by, exact=not estimate)
+        found = gather(passing(rows.blocks(source)), by=by, exact=not estimate)
     written = _write_stats(found, out) if out else []
-    errors = estimate_errors(Path(source)) if not mapping else None
-    if as_json:
+    errors = estimate_errors(Path(source)) if not rows.map else None
+    if rows.as_json:
         labels = {"errors": errors.as_json()} if errors is not None else {}
-        print_json({**found.as_json(), **labels, "bad_rows": bad.count, "files": [str(path) for path in written]})
+        print_json({**found.as_json(), **labels, "bad_rows": rows.bad.count, "files": [str(path) for path in written]})
         return
     _print_stats(found)
     if errors is not None:
         echo(f"\n{errors.as_text()}")
-    for line in (*bad_row_lines(bad), *(f"wrote {path}" for path in written)):
+    for line in (*rows.bad_row_lines(), *(f"wrote {path}" for path in written)):
         echo(line, err=True)
 
 

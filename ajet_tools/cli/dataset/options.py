@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
@@ -19,7 +21,7 @@ from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.cli.output import ProgressBar
 from ajet_tools.dataset.files.blocks import Block
 from ajet_tools.dataset.files.places import Columns
-from ajet_tools.dataset.files.tables import read_blocks
+from ajet_tools.dataset.files.tables import read_blocks, tables_of
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.text.clean import counted
 
@@ -30,10 +32,10 @@ __all__ = [
     "Map",
     "Meaning",
     "Out",
+    "RowOptions",
     "SkipBad",
     "Source",
     "Sources",
-    "bad_row_lines",
     "counted",
     "counting",
     "left_out_lines",
@@ -42,7 +44,6 @@ __all__ = [
     "print_summary",
     "read_some",
     "report_lines",
-    "rereadable",
     "shorten",
     "to_place",
     "write_kept",
@@ -131,11 +132,59 @@ def print_summary(summary: Mapping[str, Any], lines: Iterable[str], *, as_json: 
             echo(line, err=True)
 
 
-def bad_row_lines(bad: BadRows) -> list[str]:
-    """Lines about rows that were left out because they cannot be read."""
-    if not bad.count:
-        return []
-    return [f"  left out: {counted(bad.count, 'bad row')}, the first:", *(f"    {problem}" for problem in bad.first)]
+@dataclass(frozen=True)
+class RowOptions:
+    """How rows are read, and how it is said what was done with them."""
+
+    map: Map = None
+    skip_bad_rows: SkipBad = False
+    as_json: AsJson = False
+
+    @cached_property
+    def columns(self) -> dict[str, str]:
+        return mapping_of(self.map)
+
+    @cached_property
+    def bad(self) -> BadRows:
+        """The rows that cannot be read."""
+        return BadRows(skip=self.skip_bad_rows)
+
+    def blocks(self, source: str) -> Iterator[Block]:
+        return read_blocks(source, mapping=self.columns, bad=self.bad)
+
+    def tables(self, source: str) -> list[Columns]:
+        return tables_of(source, self.columns)
+
+    def rereadable(self, source: str) -> Callable[[], Iterator[Block]]:
+        """Reads the rows, as often as asked; of stdin they are kept. Bad rows are counted the first time."""
+        first = [self.bad]
+
+        def read() -> Iterator[Block]:
+            counted = first.pop() if first else BadRows(skip=self.skip_bad_rows)
+            return read_blocks(source, mapping=self.columns, bad=counted)
+
+        if source != "-":
+            return read
+        held, blocks = list[Block](), read()
+
+        def held_first() -> Iterator[Block]:
+            yield from held
+            for block in blocks:
+                held.append(block)
+                yield block
+
+        return held_first
+
+    def bad_row_lines(self) -> list[str]:
+        """Lines about rows that were left out because they cannot be read."""
+        if not self.bad.count:
+            return []
+        problems = (f"    {problem}" for problem in self.bad.first)
+        return [f"  left out: {counted(self.bad.count, 'bad row')}, the first:", *problems]
+
+    def report(self, summary: Mapping[str, Any], lines: Iterable[str], out: str = "") -> None:
+        """What was done, as `print_summary`, and which rows could not be read."""
+        print_summary(summary, [*lines, *self.bad_row_lines()], as_json=self.as_json, out=out)
 
 
 def left_out_lines(reasons: Mapping[str, int]) -> list[str]:
@@ -144,27 +193,6 @@ def left_out_lines(reasons: Mapping[str, int]) -> list[str]:
 
 
 _WIDTH = 72
-
-
-def rereadable(source: str, mapping: Mapping[str, str], bad: BadRows) -> Callable[[], Iterator[Block]]:
-    """Reads the rows, as often as asked; of stdin they are kept. Bad rows are counted the first time."""
-    first = [bad]
-
-    def read() -> Iterator[Block]:
-        counted = first.pop() if first else BadRows(skip=bad.skip)
-        return read_blocks(source, mapping=mapping, bad=counted)
-
-    if source != "-":
-        return read
-    held, blocks = list[Block](), read()
-
-    def held_first() -> Iterator[Block]:
-        yield from held
-        for block in blocks:
-            held.append(block)
-            yield block
-
-    return held_first
 
 
 def read_some(blocks: Iterator[Block], source: str, bar: ProgressBar) -> Iterator[Block]:

@@ -15,9 +15,8 @@ from ajet_sdk.tasks.json_rows import BadRows
 from ajet_tools.cli.dataset.options import (
     Map,
     Out,
-    SkipBad,
+    RowOptions,
     Source,
-    bad_row_lines,
     counted,
     counting,
     left_out_lines,
@@ -25,7 +24,7 @@ from ajet_tools.cli.dataset.options import (
     print_summary,
     to_place,
 )
-from ajet_tools.cli.options import AsJson
+from ajet_tools.cli.options import AsJson, expand_options
 from ajet_tools.cli.output import ProgressBar
 from ajet_tools.dataset.files.tables import read_blocks, tables_of
 from ajet_tools.dataset.files.writer import Writer
@@ -40,11 +39,13 @@ app = typer.Typer(add_completion=False)
 
 
 @app.command("filter")
+@expand_options
 def filter_rows(
     source: Source,
     expression: Annotated[
         str | None, typer.Argument(metavar="[EXPR]", help="Expression, such as 'metadata.level>=3'.")
     ] = None,
+    *,
     out: Out = "-",
     min_chars: Annotated[int | None, typer.Option(min=0, help="Minimum characters of the question.")] = None,
     max_chars: Annotated[int | None, typer.Option(min=0, help="At most.")] = None,
@@ -65,10 +66,8 @@ def filter_rows(
     min_reward: Annotated[
         float | None, typer.Option(help="With --judge: minimum reward, instead of full marks.")
     ] = None,
-    mapping: Map = None,
     rejected: Annotated[Path | None, typer.Option(metavar="FILE", help="File for the rows that are left out.")] = None,
-    skip_bad_rows: SkipBad = False,
-    as_json: AsJson = False,
+    rows: RowOptions,
 ) -> None:
     """Keep rows that match an expression, a length, a language or a judge.
 
@@ -94,12 +93,12 @@ def filter_rows(
     if min_reward is not None and judge is None:
         raise ConfigError("--min-reward needs a judge; pass --judge FILE:NAME")
     in_sql = expression is not None and is_sql(expression)
-    if (in_sql or sql) and (source == "-" or mapping):
+    if (in_sql or sql) and (source == "-" or rows.map):
         raise ConfigError("--sql reads a file twice; pass a file instead of stdin, and no --map")
     if sql:
         if expression or judge or rejected or min_chars is not None or max_chars is not None or language:
             raise ConfigError("--sql is a complete SELECT; remove the expression and the other conditions")
-        _select(sql, source, out, as_json)
+        _select(sql, source, out, rows.as_json)
         return
     keep = Keep(
         filter=parse(expression) if expression and not in_sql else None,
@@ -110,17 +109,15 @@ def filter_rows(
         judge=_judge(judge) if judge else None,
         reward=min_reward,
     )
-    bad, columns = BadRows(skip=skip_bad_rows), mapping_of(mapping)
-    read, tables = partial(read_blocks, source, mapping=columns), tables_of(source, columns)
+    tables = rows.tables(source)
+    again = partial(read_blocks, source, mapping=rows.columns, bad=BadRows(True))
     others = Writer(rejected, tables=tables) if rejected else nullcontext()
     with Writer(out, tables=tables) as kept, others as aside, counting("filter") as passing:
         if aside is not None:
             keep.on_left_out = lambda row, reason: aside.write({**row.values, "left_out": reason}, row.stored)
-        for block, indices in keep.of(
-            passing(read(bad=bad)), None if source == "-" else partial(read, bad=BadRows(True))
-        ):
+        for block, indices in keep.of(passing(rows.blocks(source)), None if source == "-" else again):
             kept.write_block(block, indices)
-    _report_filter(keep, kept.rows, bad, out, as_json)
+    _report_filter(keep, kept.rows, rows, out)
 
 
 def _select(query: str, source: str, out: str, as_json: bool) -> None:
@@ -137,22 +134,18 @@ def _judge(spec: str) -> Any:
     return verify.open_verifier(f"judge:{spec}", relative_to=Path.cwd())
 
 
-def _report_filter(keep: Keep, kept: int, bad: Any, out: str, as_json: bool) -> None:
+def _report_filter(keep: Keep, kept: int, rows: RowOptions, out: str) -> None:
     total = kept + keep.left_out.total()
     summary = {
         "rows": total,
         "kept": kept,
         "left_out": dict(keep.left_out.most_common()),
-        "bad_rows": bad.count,
+        "bad_rows": rows.bad.count,
         "failures": keep.failures,
         "path": out,
     }
-    lines = [
-        f"{counted(kept, 'row')} of {total:,} kept{to_place(out)}",
-        *left_out_lines(keep.left_out),
-        *bad_row_lines(bad),
-    ]
-    print_summary(summary, lines, as_json=as_json, out=out)
+    lines = [f"{counted(kept, 'row')} of {total:,} kept{to_place(out)}", *left_out_lines(keep.left_out)]
+    rows.report(summary, lines, out)
     if keep.failures:
         raise NoReward(f"the judge failed on some rows, which were left out; the first failure: {keep.failures[0]}")
 

@@ -14,29 +14,22 @@ import numpy as np
 import typer
 
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.tasks.json_rows import BadRows
 from ajet_tools.cli.dataset.options import (
     Embeddings,
-    Map,
     Meaning,
     Out,
-    SkipBad,
+    RowOptions,
     Source,
-    bad_row_lines,
     counted,
-    mapping_of,
-    print_summary,
     read_some,
     report_lines,
-    rereadable,
     shorten,
     to_place,
     write_kept,
     write_report,
 )
-from ajet_tools.cli.options import AsJson
+from ajet_tools.cli.options import expand_options
 from ajet_tools.cli.output import ProgressBar
-from ajet_tools.dataset.files.tables import tables_of
 from ajet_tools.dataset.files.writer import Shape, Writer
 from ajet_tools.dataset.rows.combine import Splitter, check_fractions, keys_of
 from ajet_tools.dataset.similarity.dedup import Facts, Found
@@ -69,8 +62,10 @@ Report = Annotated[str | None, typer.Option(metavar="FILE", help="File for the r
 
 
 @app.command()
+@expand_options
 def dedup(
     source: Source,
+    *,
     out: Out = "-",
     similarity: Similarity = 0.8,
     exact: Annotated[
@@ -87,9 +82,7 @@ def dedup(
     meaning: Meaning = 0.9,
     report: Report = None,
     seed: Seed = 0,
-    mapping: Map = None,
-    skip_bad_rows: SkipBad = False,
-    as_json: AsJson = False,
+    rows: RowOptions,
 ) -> None:
     """Remove exact and near duplicates.
 
@@ -106,16 +99,15 @@ def dedup(
     """
     if exact and embeddings:
         raise ConfigError("--exact finds exact copies only; remove --embeddings or --exact")
-    bad = BadRows(skip=skip_bad_rows)
     with ProgressBar("reading") as bar:
-        again = rereadable(source, mapping_of(mapping), bad)
+        again = rows.rereadable(source)
         blocks = read_some(again(), source, bar)
-        rows = [Facts.of(row.where, row.values, keep) for block in blocks for row in block.rows()]
+        facts = [Facts.of(row.where, row.values, keep) for block in blocks for row in block.rows()]
         vectors = None
         if embeddings:
-            vectors = asyncio.run(embedded([row.text for row in rows], embeddings, bar.show))
+            vectors = asyncio.run(embedded([row.text for row in facts], embeddings, bar.show))
         found = find_duplicates(
-            rows,
+            facts,
             threshold=similarity,
             seed=seed,
             numbers=not ignore_numbers,
@@ -126,10 +118,10 @@ def dedup(
             on_progress=bar.show,
         )
     gone = {duplicate.index for duplicate in found.duplicates}
-    write_kept(again(), gone, len(rows), out, tables_of(source, mapping_of(mapping)))
+    write_kept(again(), gone, len(facts), out, rows.tables(source))
     if report:
-        write_report(report, _duplicate_rows(rows, found))
-    _report_dedup(rows, found, bad, out, report, as_json)
+        write_report(report, _duplicate_rows(facts, found))
+    _report_dedup(facts, found, rows, out, report)
 
 
 async def embedded(texts: Sequence[str], embeddings: tuple[str, str], on_progress: OnProgress) -> Vectors:
@@ -159,9 +151,7 @@ def _duplicate_rows(rows: Sequence[Facts], found: Found) -> Iterator[dict[str, A
         yield line
 
 
-def _report_dedup(
-    rows: Sequence[Facts], found: Found, bad: BadRows, out: str, report: str | None, as_json: bool
-) -> None:
+def _report_dedup(rows: Sequence[Facts], found: Found, reading: RowOptions, out: str, report: str | None) -> None:
     kinds: Counter[str] = Counter(each.kind for each in found.duplicates)
     differ = sum(each.answers_differ for each in found.duplicates)
     kept = found.rows - len(found.duplicates)
@@ -172,7 +162,7 @@ def _report_dedup(
         **{kind: kinds[kind] for kind in ("exact", "near", "meaning")},
         "clusters": found.clusters,
         "answers_differ": differ,
-        "bad_rows": bad.count,
+        "bad_rows": reading.bad.count,
         "path": out,
         "report": report,
     }
@@ -184,12 +174,14 @@ def _report_dedup(
     for each in [each for each in found.duplicates if each.kind != "exact"][:_SHOWN]:
         lines.append(f"  {each.similarity:.2f} {rows[each.index].where}: {shorten(rows[each.index].text)}")
         lines.append(f"       {rows[each.kept].where}: {shorten(rows[each.kept].text)}")
-    print_summary(summary, [*lines, *report_lines(report), *bad_row_lines(bad)], as_json=as_json, out=out)
+    reading.report(summary, [*lines, *report_lines(report)], out)
 
 
 @app.command()
+@expand_options
 def split(
     source: Source,
+    *,
     out: Annotated[Path, typer.Option("--out", "-o", metavar="DIR", help="Output directory; one file per side.")],
     fractions: Annotated[
         str,
@@ -208,9 +200,7 @@ def split(
     ignore_numbers: IgnoreNumbers = False,
     format: Annotated[str, typer.Option("--format", help="jsonl, parquet, csv or directory.")] = "jsonl",
     seed: Seed = 0,
-    mapping: Map = None,
-    skip_bad_rows: SkipBad = False,
-    as_json: AsJson = False,
+    rows: RowOptions,
 ) -> None:
     """Split a dataset so that rows keep their side when the file grows.
 
@@ -228,10 +218,10 @@ def split(
     suffixes = {"jsonl": ".jsonl", "parquet": ".parquet", "csv": ".csv", "directory": ""}
     if format not in suffixes:
         raise ConfigError(f"--format must be one of {', '.join(suffixes)} (got {format!r})")
-    bad, shares = BadRows(skip=skip_bad_rows), _fractions(fractions)
+    shares = _fractions(fractions)
     splitter = Splitter(shares, by=by, stratify=stratify, seed=seed)
     with ProgressBar("reading") as bar, ExitStack() as stack:
-        again = rereadable(source, mapping_of(mapping), bad)
+        again = rows.rereadable(source)
         keys: list[str] = []
         if near:
             texts: list[str] = []
@@ -239,7 +229,7 @@ def split(
                 keys += keys_of(block, by)
                 texts += block.texts.to_list()
             keys = together(keys, texts, similarity, seed=seed, numbers=not ignore_numbers, on_progress=bar.show)
-        shape, tables = Shape(), tables_of(source, mapping_of(mapping))
+        shape, tables = Shape(), rows.tables(source)
         writers = {
             name: stack.enter_context(
                 Writer(out, split=name, shape=shape, tables=tables)
@@ -256,7 +246,7 @@ def split(
                 writer.write_block(block, np.flatnonzero(sides == name))
             number += len(block)
     counts = {name: writer.rows for name, writer in writers.items()}
-    _report_split(counts, shares, out, suffixes[format], bad, as_json)
+    _report_split(counts, shares, out, suffixes[format], rows)
 
 
 def _fractions(text: str) -> dict[str, float]:
@@ -275,10 +265,10 @@ def _fractions(text: str) -> dict[str, float]:
 
 
 def _report_split(
-    counts: Mapping[str, int], shares: Mapping[str, float], out: Path, suffix: str, bad: BadRows, as_json: bool
+    counts: Mapping[str, int], shares: Mapping[str, float], out: Path, suffix: str, rows: RowOptions
 ) -> None:
     total = sum(counts.values())
-    summary = {"rows": total, "splits": dict(counts), "bad_rows": bad.count, "path": str(out)}
+    summary = {"rows": total, "splits": dict(counts), "bad_rows": rows.bad.count, "path": str(out)}
     lines = [f"{counted(total, 'row')}, to {out}"]
     for name, number in counts.items():
         lines.append(f"  {name}{suffix}: {counted(number, 'row')} ({100 * number / total:.1f} %)")
@@ -287,4 +277,4 @@ def _report_split(
         lines.append(
             f"  {' and '.join(empty)} got no rows because there are too few; try a larger fraction or another --seed"
         )
-    print_summary({**summary, "empty": empty}, [*lines, *bad_row_lines(bad)], as_json=as_json)
+    rows.report({**summary, "empty": empty}, lines)

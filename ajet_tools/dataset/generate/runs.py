@@ -30,7 +30,7 @@ from ajet_tools.dataset.generate.loop import Generation, run_generation
 from ajet_tools.dataset.generate.output import Directory, Estimate, digest_of, write
 from ajet_tools.dataset.generate.records import Checks, DocsConfig, GenerationConfig, GenerationResult
 from ajet_tools.dataset.model.endpoint import Endpoint
-from ajet_tools.dataset.similarity.decontaminate import leaks_of
+from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.similarity.paraphrase import Paraphrases
 from ajet_tools.dataset.verify import Verify, open_verification
 from ajet_tools.dataset.verify.combined import Check, checks_of
@@ -154,7 +154,7 @@ def _begin(
     begun = directory.begun()
     if begun is not None:
         config = replace(config, window=begun["options"]["window"])
-    leaks = leaks_of(evals) if evals else None
+    leaks = Leaks.of(evals) if evals else None
     verify = Verify.of(verify)
     if verify.paraphrases and leaks is None:
         raise ConfigError("--eval-paraphrases compares rows with an evaluation set; pass --eval FILE")

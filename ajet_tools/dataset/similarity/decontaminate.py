@@ -13,12 +13,10 @@ import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-import numpy.typing as npt
 from rapidfuzz.distance import LCSseq
 
 from ajet_sdk.errors import ConfigError
@@ -27,9 +25,7 @@ from ajet_tools.dataset.files.tables import read, text_of
 from ajet_tools.dataset.similarity.near import NearIndex, OnProgress, Vectors
 from ajet_tools.dataset.similarity.text import MARKED, normal
 
-__all__ = ["Evaluation", "Leak", "Leaks", "leaks_of", "nearest", "words"]
-
-U64 = npt.NDArray[np.uint64]
+__all__ = ["Leak", "Leaks", "nearest", "words"]
 
 LEAST_WORDS = 6
 LEAST_WITH_NUMBER = 3
@@ -44,7 +40,7 @@ _GRAM = 4
 _KEPT = 0.78
 """The share of an evaluation row's words that are there, in their order, in a text that alters it."""
 
-_COMMON_SHARE, _COMMON_LEAST = 0.05, 3
+_COMMON_SHARE = 0.05
 
 _CHUNK = 2000
 
@@ -66,9 +62,8 @@ def words(text: str) -> list[str]:
 
 @dataclass(frozen=True)
 class Leak:
-    """A row that goes: which evaluation row it gives away, by what evidence."""
+    """Which evaluation row is given away, by what evidence."""
 
-    index: int
     evaluation: int
     kind: Literal["exact", "near", "words", "altered", "meaning", "paraphrase"]
     similarity: float
@@ -77,31 +72,57 @@ class Leak:
     """The text of the evaluation row, or the words in common."""
 
 
-class Evaluation:
-    """The evaluation rows' runs of words. Raises ConfigError where there are none or `size` is too small."""
+class Leaks:
+    """Texts that no row may give away: `find` looks through the rows of a file, a call at one row.
 
-    def __init__(self, texts: Iterable[str], size: int = 13, *, common: int = _COMMON_LEAST) -> None:
-        """A run in more than `common` texts, and in more than a twentieth, is an instruction."""
-        if size < LEAST_WORDS:
+    Args:
+        known: where each text is from, and the text.
+        share: of a text's words, at least this share must be there in their order, beside a run of `ngram` words.
+        common: a run in more than so many texts, and in more than a twentieth, is an instruction.
+
+    Raises ConfigError where there are none, or `ngram` is too small.
+    """
+
+    def __init__(
+        self,
+        known: Sequence[tuple[str, str]],
+        *,
+        threshold: float = 0.8,
+        ngram: int = 13,
+        share: float = 0.0,
+        common: int = 3,
+        seed: int = 0,
+        numbers: bool = True,
+    ) -> None:
+        if ngram < LEAST_WORDS:
             raise ConfigError(
-                f"--ngram must be at least {LEAST_WORDS} words (got {size}); shorter runs occur in any two texts"
+                f"--ngram must be at least {LEAST_WORDS} words (got {ngram}); shorter runs occur in any two texts"
             )
-        self.texts = list(texts)
-        if not self.texts:
+        if not known:
             raise ConfigError("there are no evaluation rows: the files of --eval are empty")
-        self.size = size
-        self._words = [words(text) for text in self.texts]
-        self._common = max(common, _COMMON_SHARE * len(self.texts))
-        self._runs = self._known()
+        self.known, self.share = known, share
+        self._near = NearIndex(threshold, seed, numbers=numbers)
+        for number, (_, text) in enumerate(known):
+            if text.strip():
+                self._near.add(str(number), text)
+        self._words = [words(text) for _, text in known]
+        self._common = max(common, _COMMON_SHARE * len(known))
+        self._runs = self._known_runs(ngram)
+        self._lengths: dict[tuple[str, ...], set[int]] = defaultdict(set)
+        """Of the runs that begin with three words."""
+        for run in self._runs:
+            self._lengths[run[:LEAST_WITH_NUMBER]].add(len(run))
         self._grams = self._known_grams()
-        self._gram_hashes = np.unique(np.array([_run_hash(run) for run in self._grams], np.uint64))
-        self.lengths = sorted({len(run) for run in self._runs})
-        self._hashes = {
-            length: np.unique(np.array([_run_hash(run) for run in self._runs if len(run) == length], np.uint64))
-            for length in self.lengths
-        }
+        self.vectors: Vectors | None = None
+        """Of the texts, where meanings are compared."""
 
-    def _known(self) -> dict[tuple[str, ...], int]:
+    @classmethod
+    def of(cls, evals: Sequence[str | Path], *, skip_bad: bool = False, **options: Any) -> Leaks:
+        """A check against the rows of these files."""
+        rows = (row for path in evals for row in read(path, skip_bad=skip_bad))
+        return cls([(row.where, text_of(row.values)) for row in rows], **options)
+
+    def _known_runs(self, size: int) -> dict[tuple[str, ...], int]:
         """Run of words -> the first evaluation row that has it."""
         of: dict[tuple[str, ...], int] = {}
         rows_with: Counter[tuple[str, ...]] = Counter()
@@ -109,7 +130,7 @@ class Evaluation:
         for index, found in enumerate(self._words):
             if first_of_text.setdefault(tuple(found), index) != index:  # the same question twice is no instruction
                 continue
-            length = min(self.size, len(found))
+            length = min(size, len(found))
             if length < (LEAST_WITH_NUMBER if any(map(_is_figure, found)) else LEAST_WORDS):
                 continue
             for run in {tuple(found[at : at + length]) for at in range(len(found) - length + 1)}:
@@ -122,75 +143,108 @@ class Evaluation:
         grams: dict[tuple[str, ...], list[tuple[int, int]]] = defaultdict(list)
         for index, found in enumerate(self._words):
             if len(found) >= ALTERED_WORDS:
-                for at in range(len(found) - _GRAM + 1):
-                    grams[tuple(found[at : at + _GRAM])].append((index, at))
+                for at, gram in enumerate(_runs_of(found, _GRAM)):
+                    grams[gram].append((index, at))
         return {gram: places for gram, places in grams.items() if len(places) <= self._common}
 
-    def quoted(self, texts: Sequence[str]) -> list[Quotation | None]:
-        """For each text the longest run of words that it has in common with an evaluation row, else one altered."""
-        found = [words(text) for text in texts]
-        hashes = _hashes([word for each in found for word in each])
-        bounds = np.concatenate((np.zeros(1, np.int64), np.cumsum([len(each) for each in found], dtype=np.int64)))
-        likely: dict[int, list[tuple[int, int]]] = defaultdict(list)
-        for length in self.lengths:
-            hits = np.flatnonzero(np.isin(_run_hashes(hashes, length), self._hashes[length]))
-            rows = np.searchsorted(bounds, hits, side="right") - 1
-            for hit, row in zip(hits.tolist(), rows.tolist(), strict=True):
-                at = hit - int(bounds[row])
-                if at + length <= len(found[row]) and (length >= LEAST_WORDS or _stands_alone(found[row], at, length)):
-                    likely[row].append((at, length))
-        runs = [self._longest_run(each, likely[row]) if row in likely else None for row, each in enumerate(found)]
-        hits = np.flatnonzero(np.isin(_run_hashes(hashes, _GRAM), self._gram_hashes))
-        several = np.bincount(np.searchsorted(bounds, hits, side="right") - 1, minlength=len(found)) > 1
-        return [run or (self._altered(found[row]) if several[row] else None) for row, run in enumerate(runs)]
+    def find(
+        self,
+        texts: Sequence[str],
+        everything: Iterable[str],
+        *,
+        vectors: tuple[Vectors, Vectors] | None = None,
+        meaning: float = 0.9,
+        on_progress: OnProgress | None = None,
+    ) -> dict[int, Leak]:
+        """The rows that give a text away, by their number; of several kinds of evidence the strongest.
 
-    def share(self, index: int, text: str) -> float:
-        """The share of an evaluation row's words that stand in a text in their order."""
-        return LCSseq.similarity(self._words[index], words(text)) / len(self._words[index])
+        Args:
+            texts: what each row asks.
+            everything: all texts of each row, where a question may be quoted; here `share` is that of the run alone.
+            vectors: of the rows and of the known texts, each of length 1; alike are those with a cosine of `meaning`.
+        """
+        found: dict[int, Leak] = {}
+        known = [text for _, text in self.known]
+        for index, match in enumerate(self._near.find_all(texts, on_progress)):
+            if match is not None:
+                found[index] = Leak(int(match.key), match.kind, match.similarity, known[int(match.key)])
+        for index, text in enumerate(everything):
+            if index not in found and (quoted := self.quoted(text)) is not None and quoted.similarity >= self.share:
+                found[index] = quoted
+        if vectors is not None:
+            for index, (number, cosine) in enumerate(nearest(*vectors, texts, known)):
+                if index not in found and cosine >= meaning:
+                    found[index] = Leak(number, "meaning", cosine, known[number])
+        return dict(sorted(found.items()))
 
-    def _altered(self, found: Sequence[str]) -> Quotation | None:
+    def quoted(self, text: str) -> Leak | None:
+        """The longest run of words that a text has in common with an evaluation row, else one altered."""
+        found = words(text)
+        covered: dict[int, set[int]] = defaultdict(set)
+        """Of each evaluation row the places of its runs in the text."""
+        for at, start in enumerate(_runs_of(found, LEAST_WITH_NUMBER)):
+            for length in self._lengths.get(start, ()):
+                run = tuple(found[at : at + length])
+                index = self._runs.get(run) if len(run) == length else None
+                if index is not None and (length >= LEAST_WORDS or _stands_alone(found, at, length)):
+                    covered[index].update(range(at, at + length))
+        if not covered:
+            return self._altered(found)
+        index = max(covered, key=lambda number: (len(covered[number]), -number))
+        places = sorted(covered[index])
+        last = next((place for place in places if place + 1 not in covered[index]), places[-1])
+        share = min(1.0, len(places) / len(self._words[index]))
+        return Leak(index, "words", share, " ".join(found[places[0] : last + 1]))
+
+    def _altered(self, found: Sequence[str]) -> Leak | None:
         """The evaluation row most of whose words stand in the text, in their order and with the same numbers."""
         offsets: dict[int, list[int]] = defaultdict(list)
-        for at in range(len(found) - _GRAM + 1):
-            for index, place in self._grams.get(tuple(found[at : at + _GRAM]), ()):
+        for at, gram in enumerate(_runs_of(found, _GRAM)):
+            for index, place in self._grams.get(gram, ()):
                 offsets[index].append(at - place)
-        best: Quotation | None = None
+        best: Leak | None = None
         for index, places in offsets.items():
             known = self._words[index]
-            if len(places) < max(2, len(known) // 6):
-                continue
             slack = max(2, len(known) // 6)
+            if len(places) < slack:
+                continue
             start = max(0, sorted(places)[len(places) // 2] - slack)
             window = found[start : start + len(known) + 2 * slack]
             share = LCSseq.similarity(known, window) / len(known)
-            if share >= max(_KEPT, best.share if best else 0.0) and _same_numbers(known, window):
-                best = Quotation(index, share, " ".join(window), altered=True)
+            if share >= max(_KEPT, best.similarity if best else 0.0) and _same_numbers(known, window):
+                best = Leak(index, "altered", share, " ".join(window))
         return best
 
-    def _longest_run(self, found: Sequence[str], likely: Sequence[tuple[int, int]]) -> Quotation | None:
-        covered: dict[int, set[int]] = defaultdict(set)
-        for at, length in likely:
-            index = self._runs.get(tuple(found[at : at + length]))
-            if index is not None:
-                covered[index].update(range(at, at + length))
-        if not covered:
+    def __call__(self, values: Mapping[str, Any]) -> str | None:
+        """The evidence that a row gives a text away, or None."""
+        match = self._near.find(text_of(values))
+        if match is not None:
+            how = "the same as" if match.kind == "exact" else f"{match.similarity:.2f} similar to"
+            return f"{how} {self.known[int(match.key)][0]}"
+        return self.quotation(values)
+
+    def quotation(self, values: Mapping[str, Any]) -> str | None:
+        """The evidence that a row has words of a text, as they are or altered."""
+        text = strings_of(values)
+        if (leak := self.quoted(text)) is None:
             return None
-        index = max(covered, key=lambda number: (len(covered[number]), -number))
-        places = sorted(covered[index])
-        share = min(1.0, len(places) / len(self._words[index]))
-        last = next((place for place in places if place + 1 not in covered[index]), places[-1])
-        return Quotation(index, share, " ".join(found[places[0] : last + 1]))
+        mine = self._words[leak.evaluation]
+        if self.share and LCSseq.similarity(mine, words(text)) / len(mine) < self.share:
+            return None
+        what = f"{leak.similarity:.0%} of the words of" if leak.kind == "altered" else "in common with"
+        return f"{what} {self.known[leak.evaluation][0]}: {leak.evidence!r}"
+
+    def by_meaning(self, text: str, vector: Vectors, least: float) -> str | None:
+        """The evidence that a row says in other words what a text says."""
+        if self.vectors is None:
+            return None
+        [(index, cosine)] = nearest(vector[None], self.vectors, [text], [one for _, one in self.known])
+        return f"{cosine:.2f} by meaning like {self.known[index][0]}" if cosine >= least else None
 
 
-@dataclass(frozen=True)
-class Quotation:
-    """Words that a text has in common with an evaluation row, and the share of its words that they are."""
-
-    evaluation: int
-    share: float
-    span: str
-    altered: bool = False
-    """Most of its words, in their order."""
+def _runs_of(found: Sequence[str], length: int) -> Iterator[tuple[str, ...]]:
+    """Each run of that many words."""
+    return zip(*(found[start:] for start in range(length)), strict=False)
 
 
 def _is_figure(word: str) -> bool:
@@ -216,37 +270,6 @@ def numbers_agree(one: str, other: str) -> bool:
     return max((mine - theirs).total(), (theirs - mine).total()) <= max(1, max(mine.total(), theirs.total()) // 3)
 
 
-def _hashes(found: Sequence[str]) -> U64:
-    known: dict[str, int] = {}
-    for word in found:
-        if word not in known:
-            known[word] = int.from_bytes(blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
-    return np.array([known[word] for word in found], np.uint64)
-
-
-def _run_hashes(hashes: U64, length: int) -> U64:
-    """The hash of each run of that many words, by where it begins."""
-    count = max(0, len(hashes) - length + 1)
-    rolled = np.zeros(count, np.uint64)
-    for place in range(length):
-        rolled = rolled * np.uint64(0x9E3779B97F4A7C15) + hashes[place : place + count]
-    return rolled
-
-
-def _run_hash(run: Sequence[str]) -> int:
-    return int(_run_hashes(_hashes(run), len(run))[0])
-
-
-def _find_quotations(everything: Iterable[str], evaluation: Evaluation) -> Iterator[Quotation | None]:
-    held: list[str] = []
-    for text in everything:
-        held.append(text)
-        if len(held) == _CHUNK:
-            yield from evaluation.quoted(held)
-            held.clear()
-    yield from evaluation.quoted(held)
-
-
 def nearest(
     rows: Vectors, known: Vectors, texts: Sequence[str], known_texts: Sequence[str]
 ) -> Iterator[tuple[int, float]]:
@@ -257,94 +280,3 @@ def nearest(
             order = np.argsort(-each, kind="stable")[:_NEAREST].tolist()
             fit = next((one for one in order if numbers_agree(texts[index], known_texts[one])), None)
             yield (fit, min(1.0, float(each[fit]))) if fit is not None else (0, 0.0)
-
-
-class Leaks:
-    """Texts that no row may give away: `find` looks through the rows of a file, a call at one row.
-
-    Args:
-        known: where each text is from, and the text.
-        share: of a text's words, at least this share must be there in their order, beside a run of `ngram` words.
-    """
-
-    def __init__(
-        self,
-        known: Sequence[tuple[str, str]],
-        *,
-        threshold: float = 0.8,
-        ngram: int = 13,
-        share: float = 0.0,
-        common: int = _COMMON_LEAST,
-        seed: int = 0,
-        numbers: bool = True,
-    ) -> None:
-        self.known, self.share = known, share
-        self._evaluation = Evaluation([text for _, text in known], ngram, common=common)
-        self._near = NearIndex(threshold, seed, numbers=numbers)
-        for number, (_, text) in enumerate(known):
-            if text.strip():
-                self._near.add(str(number), text)
-        self.vectors: Vectors | None = None
-        """Of the texts, where meanings are compared."""
-
-    def find(
-        self,
-        texts: Sequence[str],
-        everything: Iterable[str],
-        *,
-        vectors: tuple[Vectors, Vectors] | None = None,
-        meaning: float = 0.9,
-        on_progress: OnProgress | None = None,
-    ) -> list[Leak]:
-        """The rows that give a text away, in their order; of several kinds of evidence the strongest.
-
-        Args:
-            texts: what each row asks.
-            everything: all texts of each row, where a question may be quoted; here `share` is that of the run alone.
-            vectors: of the rows and of the known texts, each of length 1; alike are those with a cosine of `meaning`.
-        """
-        found: dict[int, Leak] = {}
-        known = [text for _, text in self.known]
-        for index, match in enumerate(self._near.find_all(texts, on_progress)):
-            if match is not None:
-                number = int(match.key)
-                found[index] = Leak(index, number, match.kind, match.similarity, known[number])
-        for index, quoted in enumerate(_find_quotations(everything, self._evaluation)):
-            if quoted is not None and index not in found and quoted.share >= self.share:
-                kind: Literal["words", "altered"] = "altered" if quoted.altered else "words"
-                found[index] = Leak(index, quoted.evaluation, kind, quoted.share, quoted.span)
-        if vectors is not None:
-            for index, (number, cosine) in enumerate(nearest(*vectors, texts, known)):
-                if index not in found and cosine >= meaning:
-                    found[index] = Leak(index, number, "meaning", cosine, known[number])
-        return [found[index] for index in sorted(found)]
-
-    def __call__(self, values: Mapping[str, Any]) -> str | None:
-        """The evidence that a row gives a text away, or None."""
-        match = self._near.find(text_of(values))
-        if match is not None:
-            how = "the same as" if match.kind == "exact" else f"{match.similarity:.2f} similar to"
-            return f"{how} {self.known[int(match.key)][0]}"
-        return self.quotation(values)
-
-    def quotation(self, values: Mapping[str, Any]) -> str | None:
-        """The evidence that a row has words of a text, as they are or altered."""
-        text = strings_of(values)
-        [quoted] = self._evaluation.quoted([text])
-        if quoted is None or (self.share and self._evaluation.share(quoted.evaluation, text) < self.share):
-            return None
-        what = f"{quoted.share:.0%} of the words of" if quoted.altered else "in common with"
-        return f"{what} {self.known[quoted.evaluation][0]}: {quoted.span!r}"
-
-    def by_meaning(self, text: str, vector: Vectors, least: float) -> str | None:
-        """The evidence that a row says in other words what a text says."""
-        if self.vectors is None:
-            return None
-        [(index, cosine)] = nearest(vector[None], self.vectors, [text], [one for _, one in self.known])
-        return f"{cosine:.2f} by meaning like {self.known[index][0]}" if cosine >= least else None
-
-
-def leaks_of(evals: Sequence[str | Path], *, threshold: float = 0.8, ngram: int = 13) -> Leaks:
-    """A check against the rows of these files."""
-    known = [(row.where, text_of(row.values)) for path in evals for row in read(path)]
-    return Leaks(known, threshold=threshold, ngram=ngram)

@@ -90,23 +90,23 @@ class Paraphrases:
 async def find_paraphrases(
     texts: Sequence[str],
     known: Sequence[tuple[str, str]],
-    leaks: Sequence[Leak],
+    leaks: Mapping[int, Leak],
     endpoint: Endpoint,
     *,
     vectors: tuple[Vectors, Vectors] | None = None,
     on_progress: OnProgress,
-) -> list[Leak]:
+) -> dict[int, Leak]:
     """The leaks, and those that a model finds among the other rows; the endpoint is closed.
 
     It is shown the evaluation rows that share most words, or, with `vectors` of the rows and of the evaluation rows,
     those whose meaning is nearest.
     Raises what the endpoint raises, NoReward for a row on which the model's reply cannot be read.
     """
-    checks, gone, done = Paraphrases(known), {leak.index for leak in leaks}, [0]
+    checks, done = Paraphrases(known), [0]
     numbers = {where: number for number, (where, _) in enumerate(known)}
-    others = [index for index in range(len(texts)) if index not in gone]
+    others = [index for index in range(len(texts)) if index not in leaks]
 
-    async def check(index: int) -> Leak | None:
+    async def check(index: int) -> tuple[int, Leak] | None:
         near = (
             checks.nearest(texts[index])
             if vectors is None
@@ -120,14 +120,14 @@ async def find_paraphrases(
         if verdict.ok:
             return None
         where, reason = verdict.details["evaluation"], verdict.details["grade"]
-        return Leak(index, numbers[where], "paraphrase", 1.0, reason)
+        return index, Leak(numbers[where], "paraphrase", 1.0, reason)
 
     try:
         found = [one for start in range(0, len(others), _AT_ONCE)
                  for one in await asyncio.gather(*map(check, others[start : start + _AT_ONCE]))]  # fmt: skip
     finally:
         await endpoint.aclose()
-    return sorted([*leaks, *(one for one in found if one is not None)], key=lambda leak: leak.index)
+    return dict(sorted([*leaks.items(), *(one for one in found if one is not None)], key=lambda one: one[0]))
 
 
 def _stems(text: str) -> set[str]:

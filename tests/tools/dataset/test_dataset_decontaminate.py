@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner, Result
 
 from ajet_tools.cli.app import app
-from ajet_tools.dataset.similarity.decontaminate import Evaluation, Leaks, words
+from ajet_tools.dataset.similarity.decontaminate import Leaks, words
 
 CLIPS = (
     "Natalia sold clips to 48 of her friends in April, and then she sold half as many clips in May. "
@@ -80,20 +80,17 @@ def test_chinese_is_read_sign_by_sign() -> None:
     assert words("今天天气 is 3+4") == ["今", "天", "天", "气", "is", "3", "+", "4"]
     question = "请计算从一加到一百的所有整数之和是多少"
     leaks = Leaks([("here", question)]).find(["别的"], [f"有一道题：{question}。请回答"])
-    assert [leak.kind for leak in leaks] == ["words"]
+    assert [leak.kind for leak in leaks.values()] == ["words"]
 
 
 @settings(max_examples=50, deadline=None)
 @given(st.lists(st.sampled_from("abcdefgh"), min_size=6, max_size=40), st.integers(6, 15), st.data())
 def test_a_quoted_evaluation_row_is_always_found(question: list[str], size: int, data: st.DataObject) -> None:
     before, after = (data.draw(st.lists(st.sampled_from("xyz"), max_size=20)) for _ in range(2))
-    evaluation = Evaluation([" ".join(question)], size)
-    found = evaluation.quoted(["x y z", " ".join([*before, *question, *after]), ""])
-    assert found[0] is None
-    assert found[2] is None
-    assert found[1] is not None
-    assert found[1].span == " ".join(question)
-    assert found[1].share == 1
+    leaks = Leaks([("here", " ".join(question))], ngram=size)
+    assert leaks.quoted("x y z") is None and leaks.quoted("") is None
+    found = leaks.quoted(" ".join([*before, *question, *after]))
+    assert found is not None and found.evidence == " ".join(question) and found.similarity == 1
 
 
 @pytest.mark.parametrize(

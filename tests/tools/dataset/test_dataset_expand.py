@@ -32,7 +32,7 @@ from ajet_tools.dataset.generate.records import (
 )
 from ajet_tools.dataset.model.budget import Budget, BudgetSpent
 from ajet_tools.dataset.model.endpoint import Endpoint, EndpointError
-from ajet_tools.dataset.similarity.decontaminate import leaks_of
+from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.verify.verdict import Verdict
 from tests.tools.dataset.conftest import Held
 
@@ -250,7 +250,7 @@ def test_rows_of_the_evaluation_set_are_refused_with_the_evidence(model_server, 
     def say(body: dict[str, Any], number: int) -> str:
         return json.dumps([task("what is 41 plus 1?", "42")]) if number == 0 else sums(body)
 
-    result = grown(model_server(say), GenerationConfig(10), leaks=leaks_of([tmp_path / "test.jsonl"]))
+    result = grown(model_server(say), GenerationConfig(10), leaks=Leaks.of([tmp_path / "test.jsonl"]))
     [one] = result.rejected
     assert one.reason == "in the evaluation set" and "test.jsonl line 1" in one.detail
     assert all(row["main_query"].lower() != "what is 41 plus 1?" for row in [*result.train, *result.validation])

@@ -115,10 +115,10 @@ def test_a_model_is_shown_what_is_nearest_by_meaning_where_there_are_vectors(mod
     known = [("eval line 1", "Say five."), ("eval line 2", "Count all sheep.")]
     meanings = np.eye(2, dtype=np.float32)
     found = asyncio.run(
-        find_paraphrases(["How large is the flock?"], known, [], Endpoint(server.url, "m"),
+        find_paraphrases(["How large is the flock?"], known, {}, Endpoint(server.url, "m"),
                          vectors=(meanings[1:], meanings), on_progress=lambda *_: None)
     )  # fmt: skip
-    assert [(leak.evaluation, leak.kind) for leak in found] == [(1, "paraphrase")]
+    assert [(leak.evaluation, leak.kind) for leak in found.values()] == [(1, "paraphrase")]
 
 
 WRITER = """
