@@ -97,10 +97,11 @@ class _Condition:
             left = texts.str.len_bytes() > texts.str.len_chars()  # letters that have other forms, too
             left = (left if exact else left | texts.str.contains(_NOT_TEXT)).arg_true()
             texts = texts.gather(left)
-        values = texts.unique()
+        values = texts.to_arrow().dictionary_encode()
         holds = self.holds if exact else self._holds_of_text
-        said = texts.replace_strict(values, pl.Series([int(holds(value)) for value in values], dtype=pl.Int8))
-        return (said if left is None else found.scatter(left, said)).to_numpy()
+        said = np.array([holds(value) for value in (*values.dictionary.to_pylist(), None)], np.int8)
+        said = said[values.indices.fill_null(len(said) - 1).to_numpy(zero_copy_only=False)]
+        return said if left is None else found.scatter(left, pl.Series(said)).to_numpy()
 
     def _holds_of_text(self, text: str | None) -> int:
         said = self.holds(text)
