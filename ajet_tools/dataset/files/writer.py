@@ -134,12 +134,14 @@ class Writer:
             if not len(indices):
                 return
             block = block if len(indices) == len(block) else block.take(indices)
+        import polars as pl
+
         if self._segments is None:
             if isinstance(block, TableBlock):
                 self._log_losses(block)
                 lines = b"".join(json_line(row.values) for row in block.rows())
             else:
-                lines = (block.lines.str.join("\n").item() + "\n").encode()
+                lines = (block.lines.str.join("\n") + "\n").cast(pl.Binary).item()
             self._write(lines, len(block))
             return
         self._flush()

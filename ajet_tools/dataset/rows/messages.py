@@ -116,7 +116,8 @@ def _ids(structure: Structure, known: Mapping[_Path, Any]) -> Any:
     items = [[f"{_encode(name)}: ", *_spelt(*metadata[name], known, sort=True)] for name in sorted(metadata)]
     asked = known[asking(structure) or "",]
     texts = _joined(['{"main_query": ', asked, ', "metadata": ', *_object(items), "}"])
-    return pl.Series([hashlib.blake2b(text.encode(), digest_size=12).hexdigest() for text in texts], dtype=pl.String)
+    ids = [hashlib.blake2b(text, digest_size=12).hexdigest() for text in texts.cast(pl.Binary).to_list()]
+    return pl.Series(ids, dtype=pl.String)
 
 
 def _spelt(inner: Any, path: _Path, known: Mapping[_Path, Any], *, sort: bool = False) -> list[_Part]:
