@@ -132,9 +132,7 @@ class Grader:
         Two replies must say the same, and it must stand in the output.
         """
         text = load("from-traces/value").render(question=question, output=_shortened(output, _LONGEST))
-        replies = await independent(
-            self.endpoint, text, 2, seed=0, temperature=0.7, max_tokens=self.max_tokens, what="--read-values"
-        )
+        replies = await independent(self.endpoint, text, 2, seed=0, max_tokens=self.max_tokens, what="--read-values")
         found = votes([final_of(reply) for reply in replies])
         return found.answer if found.answer and found.count == 2 and stands_in(found.answer, output) else None
 

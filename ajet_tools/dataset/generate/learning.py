@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.rollout.attempts import Attempt
@@ -40,6 +40,9 @@ class LearningValue:
     A trial depends on the task alone: its seeds come from the task's id, and what is in `known` is not tried again.
     """
 
+    name: ClassVar[str] = "policy"
+    calls: ClassVar[int] = 0
+
     policy: Policy
     model: str
     """The policy's name, for the dataset card."""
@@ -56,14 +59,6 @@ class LearningValue:
     def __post_init__(self) -> None:
         self._room = asyncio.Semaphore(self.at_once)
         self._tried = self._inconclusive = 0
-
-    @property
-    def name(self) -> str:
-        return "policy"
-
-    @property
-    def calls(self) -> int:
-        return 0
 
     def after(self, verifier: Combined | None) -> Combined:
         """Both checks; what the verifier refuses is not tried."""

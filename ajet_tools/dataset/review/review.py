@@ -85,7 +85,7 @@ class Review:
         self._saved: dict[int, Decision] = {}
 
     def close(self) -> None:
-        self.spool.__exit__(None, None, None)
+        self.spool.close()
 
     def stamps_now(self) -> list[tuple[int, int]]:
         """Sizes and times of the files, to see whether somebody else changed them."""

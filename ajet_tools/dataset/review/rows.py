@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
+import sqlite3
 import tempfile
-from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from types import TracebackType
 from typing import Any
 
 from ajet_sdk.errors import ConfigError, TaskError
@@ -30,24 +27,20 @@ _TOGETHER = 256
 
 
 class RowFile:
-    """Holds rows as JSON lines on disk, 8 bytes a row in memory. One thread adds, any may read.
+    """Holds rows as JSON lines in a database on disk that nobody else sees. One thread adds, any may read.
 
     A dataset of any format is so read once and in its order, and then shown, searched and written in any other.
     """
 
     def __init__(self) -> None:
-        self._file = tempfile.TemporaryFile()  # noqa: SIM115  # closed by __exit__
-        self._ends = array("Q", [0])
+        self._rows = sqlite3.connect("", check_same_thread=False)
+        self._rows.execute("PRAGMA journal_mode = OFF")
+        self._rows.execute("CREATE TABLE rows (number INTEGER PRIMARY KEY, place TEXT, line BLOB)")
         self._count = 0
-        self._waiting: list[bytes] = []
+        self._waiting: list[tuple[int, str, bytes]] = []
 
-    def __enter__(self) -> RowFile:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._file.close()
+    def close(self) -> None:
+        self._rows.close()
 
     def __len__(self) -> int:
         """Rows that can be read."""
@@ -56,7 +49,8 @@ class RowFile:
     def add(self, row: Row) -> bytes:
         """Add a row and return its line of JSON; `publish` makes it readable, at the latest."""
         line = json_line(row.values)
-        self._waiting.append(b"%s\t%s" % (row.where.encode("utf-8", "replace"), line))
+        place = row.where.encode("utf-8", "replace").decode()
+        self._waiting.append((self._count + len(self._waiting), place, line))
         if len(self._waiting) >= _TOGETHER:
             self.publish()
         return line
@@ -64,48 +58,35 @@ class RowFile:
     def publish(self) -> None:
         """Make what was added readable. Raises ConfigError where the disk does not take it."""
         try:
-            self._file.write(b"".join(self._waiting))
-            self._file.flush()
-        except OSError as error:
+            with self._rows:
+                self._rows.executemany("INSERT INTO rows VALUES (?, ?, ?)", self._waiting)
+        except sqlite3.Error as error:
             raise ConfigError(
-                f"cannot store the rows in {tempfile.gettempdir()}: {error.strerror or error}. Free some space "
-                "there, or set TMPDIR to another directory"
+                f"cannot store the rows in {tempfile.gettempdir()}: {error}. Free some space there, or set TMPDIR to "
+                "another directory"
             ) from error
-        for line in self._waiting:
-            self._ends.append(self._ends[-1] + len(line))
-        self._count = len(self._ends) - 1
+        self._count += len(self._waiting)
         self._waiting.clear()
 
     def line(self, number: int) -> bytes:
         """A row as its line of JSON."""
-        return self._lines(number, number + 1)[0].partition(b"\t")[2]
+        return self._read(number, number + 1)[0][1]
 
     def rows(self, start: int, stop: int) -> list[Row]:
         """The rows from one number up to another, as far as there are."""
-        return [_row(line) for line in self._lines(start, min(stop, self._count))]
+        return [Row(place, json.loads(line)) for place, line in self._read(start, stop)]
 
     def row(self, number: int) -> Row:
         return self.rows(number, number + 1)[0]
 
     def lines(self) -> Iterator[bytes]:
         """Every row that can be read by now, as its line of JSON, some on disk and none twice in memory."""
-        count = self._count
-        for start in range(0, count, _TOGETHER):
-            for line in self._lines(start, min(start + _TOGETHER, count)):
-                yield line.partition(b"\t")[2]
+        for start in range(0, self._count, _TOGETHER):
+            yield from (line for _, line in self._read(start, start + _TOGETHER))
 
-    def _lines(self, start: int, stop: int) -> list[bytes]:
-        if stop <= start:
-            return []
-        ends = self._ends[start : stop + 1]
-        block = os.pread(self._file.fileno(), ends[-1] - ends[0], ends[0])
-        return [block[one - ends[0] : other - ends[0]] for one, other in pairwise(ends)]
-
-
-def _row(line: bytes) -> Row:
-    where, _, values = line.partition(b"\t")
-    made: dict[str, Any] = json.loads(values)
-    return Row(where.decode("utf-8", "replace"), made)
+    def _read(self, start: int, stop: int) -> list[tuple[str, bytes]]:
+        query = "SELECT place, line FROM rows WHERE number >= ? AND number < ? ORDER BY number"
+        return self._rows.execute(query, (start, min(stop, self._count))).fetchall()
 
 
 @dataclass

@@ -18,11 +18,12 @@ import numpy.typing as npt
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.files.tables import text_of
 from ajet_tools.dataset.files.values import value_at
-from ajet_tools.dataset.similarity.near import Clusters, OnProgress, check_threshold, close_pairs, near_pairs
+from ajet_tools.dataset.similarity.near import Clusters, OnProgress, Pair, check_threshold, close_pairs, near_pairs
 from ajet_tools.dataset.similarity.text import likeness, normal
 
 __all__ = ["KEEP", "Duplicate", "Facts", "Found", "find"]
 
+Kind = Literal["exact", "near", "meaning"]
 KEEP = ("first", "last", "longest", "shortest", "answered", "max:FIELD", "min:FIELD")
 
 
@@ -66,7 +67,7 @@ class Duplicate:
 
     index: int
     kept: int
-    kind: Literal["exact", "near", "meaning"]
+    kind: Kind
     similarity: float
     via: int | None = None
     answers_differ: bool = False
@@ -107,72 +108,41 @@ def find(
     for index, row in enumerate(rows):
         forms[normal(row.text)].append(index)
     texts, members = list(forms), list(forms.values())
-    clusters, links = Clusters(len(texts)), _Links()
+    clusters, links = Clusters(len(texts)), defaultdict[int, dict[int, tuple[float, Kind]]](dict)
+
+    def link(pair: Pair, kind: Kind) -> None:
+        clusters.join(pair.one, pair.other)
+        for one, other in ((pair.one, pair.other), (pair.other, pair.one)):
+            links[one][other] = max(links[one].get(other, (0.0, kind)), (pair.similarity, kind))
+
+    def why(number: int, home: int) -> tuple[Kind, float, int | None]:
+        """Of a text in the cluster of another: kind, similarity, and the row by way of which it is there."""
+        if number == home:
+            return "exact", 1.0, None
+        if home in links[number]:
+            similarity, kind = links[number][home]
+            return kind, similarity, None
+        if (share := likeness(texts[number], texts[home], threshold, numbers=numbers)) is not None:
+            return "near", share, None
+        other = max(links[number], key=lambda other: (links[number][other][0], -other))
+        similarity, kind = links[number][other]
+        return kind, similarity, members[other][0]
+
     if near:
         for pair in near_pairs(texts, threshold, seed=seed, numbers=numbers, on_progress=on_progress):
-            clusters.join(pair.one, pair.other)
-            links.add(pair.one, pair.other, pair.similarity, "near")
+            link(pair, "near")
     if vectors is not None:
         for pair in close_pairs(vectors[[rows_of[0] for rows_of in members]], texts, meaning, numbers=numbers):
-            clusters.join(pair.one, pair.other)
-            links.add(pair.one, pair.other, pair.similarity, "meaning")
-    together: dict[int, list[int]] = defaultdict(list)
-    for number in range(len(texts)):
-        together[clusters.find(number)].append(number)
+            link(pair, "meaning")
+    together: dict[int, dict[int, int]] = defaultdict(dict)
+    """Of each cluster the rows, each with the number of its text."""
+    for number, indices in enumerate(members):
+        together[clusters.find(number)].update(dict.fromkeys(indices, number))
     duplicates: list[Duplicate] = []
-    many = [numbers for numbers in together.values() if sum(len(members[n]) for n in numbers) > 1]
+    many = [cluster for cluster in together.values() if len(cluster) > 1]
     for cluster in many:
-        duplicates += _choose_duplicates(cluster, members, texts, rows, links, threshold, numbers, keep)
+        kept = max(cluster, key=lambda index: (rows[index].rank, index if keep == "last" else -index))
+        for index in cluster.keys() - {kept}:
+            differ = bool(rows[index].answer and rows[kept].answer and rows[index].answer != rows[kept].answer)
+            duplicates.append(Duplicate(index, kept, *why(cluster[index], cluster[kept]), differ))
     return Found(len(rows), sorted(duplicates, key=lambda d: d.index), len(many))
-
-
-class _Links:
-    """Why texts are in one cluster: for each the pairs it is in."""
-
-    def __init__(self) -> None:
-        self._of: dict[int, list[tuple[float, int, Literal["near", "meaning"]]]] = defaultdict(list)
-
-    def add(self, one: int, other: int, similarity: float, kind: Literal["near", "meaning"]) -> None:
-        self._of[one].append((similarity, other, kind))
-        self._of[other].append((similarity, one, kind))
-
-    def between(self, one: int, other: int) -> tuple[float, Literal["near", "meaning"]] | None:
-        found = [(similarity, kind) for similarity, number, kind in self._of[one] if number == other]
-        return max(found) if found else None
-
-    def best(self, one: int) -> tuple[float, int, Literal["near", "meaning"]]:
-        return max(self._of[one], key=lambda link: (link[0], -link[1]))
-
-
-def _choose_duplicates(
-    cluster: Sequence[int],
-    members: Sequence[Sequence[int]],
-    texts: Sequence[str],
-    rows: Sequence[Facts],
-    links: _Links,
-    threshold: float,
-    numbers: bool,
-    keep: str,
-) -> list[Duplicate]:
-    """Of one cluster, the rows that go."""
-    number_of = {index: number for number in cluster for index in members[number]}
-    latest = keep == "last"
-    kept = max(number_of, key=lambda index: (rows[index].rank, index if latest else -index))
-    made = []
-    for index, number in number_of.items():
-        if index == kept:
-            continue
-        home, via = number_of[kept], None
-        kind: Literal["exact", "near", "meaning"]
-        if number == home:
-            kind, similarity = "exact", 1.0
-        elif direct := links.between(number, home):
-            similarity, kind = direct
-        elif (share := likeness(texts[number], texts[home], threshold, numbers=numbers)) is not None:
-            kind, similarity = "near", share
-        else:
-            similarity, other, kind = links.best(number)
-            via = members[other][0]
-        differ = bool(rows[index].answer and rows[kept].answer and rows[index].answer != rows[kept].answer)
-        made.append(Duplicate(index, kept, kind, similarity, via, differ))
-    return made

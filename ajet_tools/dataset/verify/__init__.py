@@ -19,10 +19,9 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from ajet_sdk.capture.hooks import ensure_api_key
 from ajet_sdk.config.objects import load_object
@@ -41,13 +40,6 @@ __all__ = ["VERIFIERS", "Verdict", "Verifier", "Verify", "open_verification", "o
 VERIFIERS = ("agreement:K", "judge:FILE:NAME", "code", "llm", "none")
 
 
-class _Unchecked:
-    name, calls = "none", 0
-
-    async def check(self, row: Mapping[str, Any], endpoint: Endpoint | None) -> Verdict:
-        return Verdict(True, "not verified")
-
-
 def open_verification(
     verify: str | Verify, writer: Endpoint, *, seed: int = 0, first: Verifier | None = None
 ) -> Combined | None:
@@ -58,28 +50,28 @@ def open_verification(
     """
     verify = Verify.of(verify)
     opened = open_verifier(verify.spec, seed=seed, unfenced=verify.unfenced)
-    groups: Sequence[Sequence[Part]] = opened.groups if isinstance(opened, Combined) else [[Part(opened)]]
-    groups = [*([[Part(first)]] if first is not None else []), *(groups if opened.name != "none" else [])]
-    if not groups:
+    if first is not None:
+        opened = Combined(
+            "+".join([first.name, *([opened.name] if opened.parts else [])]), [[Part(first)], *opened.groups]
+        )
+    if not opened.parts:
         if verify.models:
             raise ConfigError(f"--verify-model {verify.models[0]}: nothing is verified (--verify none)")
         return None
-    names = [one.name for one in (first, opened) if one is not None and one.name != "none"]
-    combined = Combined("+".join(names), groups)
-    kinds = {part.kind for part in combined.parts if part.verifier.calls}
+    kinds = {part.kind for part in opened.parts if part.verifier.calls}
     for text in (*verify.models, *verify.prices, *verify.key_envs):
         kind = text.partition("=")[0]
         if ("=" in text and kind in PARTS and kind not in kinds) or not kinds:
             asks = f"there {'is' if len(kinds) == 1 else 'are'} {', '.join(sorted(kinds))}" if kinds else "none does"
             raise ConfigError(f"{text}: no such part of --verify {verify.spec} asks a model; {asks}")
-    for part in combined.parts:
+    for part in opened.parts:
         part.endpoint = verify.endpoint(part.kind, writer) if part.verifier.calls else None
-    return combined
+    return opened
 
 
 def open_verifier(
     spec: str, *, seed: int = 0, relative_to: Path | None = None, timeout: float = 60.0, unfenced: bool = False
-) -> Verifier:
+) -> Combined:
     """The verifier that a spec names; K is 3 where `agreement` stands alone.
 
     Args:
@@ -93,22 +85,20 @@ def open_verifier(
     `code` where nothing on this machine keeps a program from harm and `unfenced` is not given;
     SignatureError for a judge that is a workflow or takes what cannot be given.
     """
-    groups = split_spec(spec)
-    if len(groups) > 1 or len(groups[0]) > 1:
-        opened = [
-            [
-                open_verifier(one, seed=seed, relative_to=relative_to, timeout=timeout, unfenced=unfenced)
-                for one in group
-            ]
-            for group in groups
-        ]
-        unchecked = next((group for group in opened for one in group if one.name == "none"), None)
-        if unchecked is not None:
-            raise ConfigError(f"--verify {spec}: `none` cannot be combined")
-        return Combined(spec.strip(), [[Part(one) for one in group] for group in opened])
+    groups = [[_open_one(one, seed, relative_to, timeout, unfenced) for one in group] for group in split_spec(spec)]
+    parts = [one for group in groups for one in group]
+    if len(parts) == 1:
+        return Combined(parts[0].name, [[Part(parts[0])]]) if parts[0] is not None else Combined("none", [])
+    if None in parts:
+        raise ConfigError(f"--verify {spec}: `none` cannot be combined")
+    return Combined(spec.strip(), [[Part(one) for one in group if one is not None] for group in groups])
+
+
+def _open_one(spec: str, seed: int, relative_to: Path | None, timeout: float, unfenced: bool) -> Verifier | None:
+    """One way to check; None for `none`."""
     kind, _, rest = spec.strip().partition(":")
     if kind == "none" and not rest:
-        return _Unchecked()
+        return None
     if kind == "agreement":
         return Agreement(_count(rest or "3", spec), seed)
     if kind == "judge" and rest:

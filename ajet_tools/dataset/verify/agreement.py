@@ -103,40 +103,26 @@ def votes(answers: Sequence[str | None]) -> Votes:
     return Votes(first[0], len(first), len(rest[0]) if rest else 0, len(answers))
 
 
-@dataclass(frozen=True)
 class Agreement:
     """K independent answers, of which more than half must say what the row's answer says.
 
     A row without an answer passes where there is a majority, whose answer is in `details["answer"]`.
     """
 
-    k: int = 3
-    seed: int = 0
-    temperature: float = 0.7
-    max_tokens: int = 2048
-
-    @property
-    def name(self) -> str:
-        return f"agreement:{self.k}"
-
-    @property
-    def calls(self) -> int:
-        return self.k
+    def __init__(self, k: int = 3, seed: int = 0) -> None:
+        self.name, self.calls, self._seed = f"agreement:{k}", k, seed
 
     async def check(self, row: Mapping[str, Any], endpoint: Endpoint | None) -> Verdict:
         reference = None if (given := answer_of(row)) is None else str(given)
         asked = load("verify/answer")
         text = asked.render(question=question_of(row))
-        replies = await independent(
-            endpoint, text, self.k,
-            seed=self.seed, temperature=self.temperature, max_tokens=self.max_tokens, what=self.name,
-        )  # fmt: skip
+        replies = await independent(endpoint, text, self.calls, seed=self._seed, what=self.name)
         right = None if reference is None else final_of(reference) or reference
         numeric = right is not None and number(right) is not None
         answers = [final_of(reply, numeric=numeric) for reply in replies]
-        counted = votes([*answers, *[None] * (self.k - len(answers))])
+        counted = votes([*answers, *[None] * (self.calls - len(answers))])
         details = {
-            "answers": answers, "answer": counted.answer, "votes": counted.count, "of": self.k,
+            "answers": answers, "answer": counted.answer, "votes": counted.count, "of": self.calls,
             "margin": round(counted.margin, 4), "prompt": asked.label,
         }  # fmt: skip
         if counted.answer is None:
@@ -145,4 +131,4 @@ class Agreement:
             return Verdict(False, "independent answers disagree", details)
         if right is not None and not same(counted.answer, right):
             return Verdict(False, "independent answers agree on a different answer", details)
-        return Verdict(True, f"{counted.count} of {self.k} independent answers agree", details)
+        return Verdict(True, f"{counted.count} of {self.calls} independent answers agree", details)

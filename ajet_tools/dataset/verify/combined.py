@@ -122,6 +122,8 @@ class Combined:
         return sum(part.verifier.calls for part in self.parts)
 
     async def check(self, row: Mapping[str, Any], endpoint: Endpoint | None) -> Verdict:
+        if not self.parts:
+            return Verdict(True, "not verified")
         if len(self.parts) == 1:
             return await self.parts[0].verifier.check(row, self.parts[0].endpoint or endpoint)
         said: list[dict[str, Any]] = []

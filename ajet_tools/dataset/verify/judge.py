@@ -69,9 +69,7 @@ class Judged:
     async def _independent(self, row: Mapping[str, Any], task: Task, endpoint: Endpoint | None) -> Verdict:
         asked = load("verify/answer")
         text = asked.render(question=question_of(row))
-        replies = await independent(
-            endpoint, text, self.calls, seed=self._seed, temperature=0.7, max_tokens=2048, what=self.name
-        )
+        replies = await independent(endpoint, text, self.calls, seed=self._seed, what=self.name)
         outcomes = await asyncio.gather(*(self._reward(task, _last_line(reply)) for reply in replies))
         first = next((one for one in outcomes if isinstance(one, Verdict)), None)
         if first is not None:

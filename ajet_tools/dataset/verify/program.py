@@ -78,9 +78,8 @@ class Programs:
     async def _write_program(self, row: Mapping[str, Any], answer: str, endpoint: Endpoint | None) -> Verdict:
         asked = load("verify/program")
         text = asked.render(question=question_of(row))
-        reply, *_ = await independent(
-            endpoint, text, 1, seed=self.seed, temperature=0.2, max_tokens=2048, what=self.name
-        ) or [""]
+        replies = await independent(endpoint, text, 1, seed=self.seed, temperature=0.2, what=self.name)
+        reply = replies[0] if replies else ""
         code = code_in(reply)
         if code is None:
             details = {"reply": reply[:_LONGEST], "prompt": asked.label}

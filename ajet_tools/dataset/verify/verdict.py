@@ -73,8 +73,15 @@ def required(endpoint: Endpoint | None, what: str) -> Endpoint:
 
 
 async def independent(
-    endpoint: Endpoint | None, prompt: str, count: int, *, seed: int, temperature: float, max_tokens: int, what: str
-) -> list[str]:
+    endpoint: Endpoint | None,
+    prompt: str,
+    count: int,
+    *,
+    seed: int,
+    what: str,
+    temperature: float = 0.7,
+    max_tokens: int = 2048,
+) -> list[str]:  # fmt: skip
     """`count` replies to one prompt, none of which has seen another; fewer where the endpoint gives no more.
 
     A server that ignores `n` is asked again, with another seed, for those that are missing.
