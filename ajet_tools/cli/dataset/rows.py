@@ -93,9 +93,9 @@ def filter_rows(
     if min_reward is not None and judge is None:
         raise ConfigError("--min-reward needs a judge; pass --judge FILE:NAME")
     in_sql = expression is not None and is_sql(expression)
-    if (in_sql or sql) and (source == "-" or rows.map):
+    if (in_sql or sql is not None) and (source == "-" or rows.map):
         raise ConfigError("--sql reads a file twice; pass a file instead of stdin, and no --map")
-    if sql:
+    if sql is not None:
         if expression or judge or rejected or min_chars is not None or max_chars is not None or language:
             raise ConfigError("--sql is a complete SELECT; remove the expression and the other conditions")
         _select(sql, source, out, rows.as_json)
@@ -122,11 +122,9 @@ def filter_rows(
 
 def _select(query: str, source: str, out: str, as_json: bool) -> None:
     """Write what a SELECT gives."""
-    with Writer(out) as writer:
-        for block in select(query, source):
-            writer.write_block(block)
-    lines = [f"{counted(writer.rows, 'row')}{to_place(out)}"]
-    print_summary({"rows": writer.rows, "path": out}, lines, as_json=as_json, out=out)
+    rows = select(query, source, out)
+    lines = [f"{counted(rows, 'row')}{to_place(out)}"]
+    print_summary({"rows": rows, "path": out}, lines, as_json=as_json, out=out)
 
 
 def _judge(spec: str) -> Any:

@@ -33,6 +33,7 @@ __all__ = [
     "as_lines",
     "as_table",
     "blocks_of",
+    "encodable",
     "join",
     "json_line",
     "strings_of",
@@ -186,10 +187,11 @@ class TableBlock:
         return pl.Series(["[" if one else None for one in array.is_valid().to_pylist()], dtype=pl.String)
 
     def frame(self, dtype: Any) -> Any:
-        """All columns, as a polars frame."""
+        """Columns as a frame: those of that struct type that there are, with the types of the table."""
         import polars as pl
 
-        return pl.from_arrow(self.data)
+        names = [one.name for one in dtype.fields if one.name in self.table.fields]
+        return pl.from_arrow(self.data.select(names or self.data.schema.names[:1]))
 
     @cached_property
     def texts(self) -> Any:
@@ -258,12 +260,17 @@ def _object(fields: Mapping[str, _Arranged]) -> _Arranged:
     return place, array
 
 
-def json_line(values: Mapping[str, Any]) -> bytes:
-    """A row as one line of JSON in UTF-8; a lone surrogate, which UTF-8 cannot hold, stays as its escape."""
+def json_line(value: Any) -> bytes:
+    """A row, or another value, as a line of JSON; a lone surrogate, which UTF-8 cannot hold, stays as its escape."""
     try:
-        return (_ENCODER.encode(values) + "\n").encode()
+        return (_ENCODER.encode(value) + "\n").encode()
     except UnicodeEncodeError:
-        return (_ESCAPING.encode(values) + "\n").encode()
+        return (_ESCAPING.encode(value) + "\n").encode()
+
+
+def encodable(text: str) -> str:
+    """Half a surrogate pair as its escape, for polars has UTF-8 alone."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def blocks_of(rows: Iterable[Row], name: str) -> Iterator[LineBlock]:
@@ -360,10 +367,14 @@ def _texts(block: Block) -> Any:
     try:
         columns = block.columns(QUERIES)
     except Irregular:
-        return pl.Series("text", [text_of(row.values) for row in block.rows()], pl.String)
+        return pl.Series("text", [encodable(text_of(row.values)) for row in block.rows()], pl.String)
     filled = [one for one in columns.values() if one.null_count() < len(one)]
     found = filled[0] if filled else columns[QUERIES[0]]
     if len(filled) > 1:
         found = pl.select(pl.coalesce(filled)).to_series()
     left = found.str.contains(rf"^\s*$|{_UNCLEAR}").fill_null(True).arg_true()
-    return found.clone().scatter(left, [text_of(row.values) for row in block.rows(left)]) if len(left) else found
+    return (
+        found.clone().scatter(left, [encodable(text_of(row.values)) for row in block.rows(left)])
+        if len(left)
+        else found
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -13,7 +14,7 @@ from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_sdk.tasks.rows import QUERY_COLUMNS
 
-__all__ = ["csv_rows", "dialect_of"]
+__all__ = ["count_regular", "csv_rows", "dialect_of"]
 
 _SNIFFED = 1 << 16
 """Bytes that delimiter and quote are found from."""
@@ -50,6 +51,19 @@ def dialect_of(file: Path) -> tuple[str, str]:
     """Delimiter and quote of a file."""
     with file.open("rb") as stream:
         return _dialect(stream.read(_SNIFFED), "\t" if file.suffix == ".tsv" else ",")
+
+
+def count_regular(file: Path, delimiter: str, quote: str) -> int | None:
+    """How many rows there are, where all is UTF-8 and each has a cell for each column of the header, which differ."""
+    csv.field_size_limit(1 << 30)
+    with file.open(encoding="utf-8-sig", newline="") as text:
+        try:
+            table = csv.reader(text, delimiter=delimiter, quotechar=quote)
+            header = next(table, [])
+            count = sum(1 if len(cells) == len(header) else -math.inf for cells in table)
+        except (csv.Error, UnicodeDecodeError):
+            return None
+    return int(count) if len(set(header)) == len(header) and count >= 0 else None
 
 
 def _dialect(start: bytes, usual: str = ",") -> tuple[str, str]:

@@ -7,15 +7,18 @@ ajet.dataset.read("tasks.jsonl").filter(pl.col("metadata").struct["level"] >= 2)
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.errors import TaskError
-from ajet_tools.dataset.files.delimited import dialect_of
-from ajet_tools.dataset.files.sources import files_of, is_table
+from ajet_tools.dataset.files.blocks import encodable, json_line
+from ajet_tools.dataset.files.delimited import count_regular, dialect_of
+from ajet_tools.dataset.files.lines import HALF_PAIR
+from ajet_tools.dataset.files.sources import files_of, is_table, open_text
 from ajet_tools.dataset.files.tables import is_lines
 from ajet_tools.dataset.files.tables import read as rows_of
 
@@ -23,6 +26,11 @@ if TYPE_CHECKING:
     import polars as pl
 
 __all__ = ["column", "read"]
+
+_BYTES = 4 << 20
+_HALF_PAIR = re.compile(HALF_PAIR.pattern.encode())
+_FIRST = 1000
+"""Rows that say in which order columns are."""
 
 
 def read(path: str | Path, *, mapping: Mapping[str, str] | None = None) -> pl.LazyFrame:
@@ -33,9 +41,9 @@ def read(path: str | Path, *, mapping: Mapping[str, str] | None = None) -> pl.La
             directory (its split train; `DIR:NAME` is another), or `-` for stdin.
         mapping: column -> main_query, init_messages, task_id, env_type or metadata.NAME; the column is renamed.
 
-    Types are those of the file. Cells of CSV stay text. In JSON a column of several types is text: each value as JSON,
-    and numbers of several kinds are floats. Raises TaskError, with file and line, for a row that cannot be read, and
-    ConfigError where there is no such file.
+    Types are those of the file. Cells of CSV stay text, empty ones too. In JSON a column of several types is text: each
+    value as JSON, and numbers of several kinds are floats. Raises TaskError, with file and line, for a row that cannot
+    be read, and ConfigError where there is no such file.
     """
     import polars as pl
 
@@ -50,7 +58,7 @@ def _explain_errors(what: str) -> Iterator[None]:
 
     try:
         yield
-    except pl.exceptions.PolarsError as error:
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
         raise TaskError(f"{what}: {str(error).partition(chr(10))[0]}") from error
 
 
@@ -60,26 +68,73 @@ def _scan(file: Path | str, mapping: Mapping[str, str] | None) -> pl.LazyFrame:
     if mapping or not isinstance(file, Path):
         return _from_rows(file, mapping)
     with _explain_errors(f"cannot read {file}"):
-        if file.name.endswith(".parquet"):
-            return pl.scan_parquet(file)
-        if is_table(file):
-            try:
-                found = pl.scan_ipc(file)
-                found.collect_schema()
-                return found
-            except pl.exceptions.PolarsError:  # the stream format
-                return pl.read_ipc_stream(file).lazy()
-        if file.name.endswith((".csv", ".tsv")):
-            delimiter, quote = dialect_of(file)
-            return pl.scan_csv(file, separator=delimiter, quote_char=quote, infer_schema=False)
-    if is_lines(file):
-        found = pl.scan_ndjson(file, infer_schema_length=None)
-        try:
+        found = _scan_table(file) if is_table(file) else None
+        if found is not None:
             found.collect_schema()
             return found
-        except pl.exceptions.PolarsError:  # values of several types, or a bad row
-            pass
-    return _from_rows(file, mapping)
+    try:
+        if file.name.endswith((".csv", ".tsv")):
+            found = _scan_csv(file)
+        elif is_lines(file):
+            found = _scan_lines(file)
+    except (
+        pl.exceptions.PolarsError,
+        RecursionError,
+    ):  # values of several types, or a bad row: read by rows it is named
+        pass
+    return _from_rows(file, mapping) if found is None else found
+
+
+def _scan_table(file: Path) -> pl.LazyFrame:
+    import polars as pl
+
+    if file.name.endswith(".parquet"):
+        return pl.scan_parquet(file)
+    try:
+        found = pl.scan_ipc(file)
+        found.collect_schema()
+        return found
+    except pl.exceptions.PolarsError:  # the stream format
+        return pl.read_ipc_stream(file).lazy()
+
+
+def _scan_csv(file: Path) -> pl.LazyFrame | None:
+    """None where polars has other rows than Python's csv: it makes up cells. Raises PolarsError."""
+    import polars as pl
+
+    delimiter, quote = dialect_of(file)
+    found = pl.scan_csv(file, separator=delimiter, quote_char=quote, infer_schema=False, empty_string_is_null=False)
+    rows = found.select(pl.last().len()).collect(engine="streaming").item()
+    return found if rows == count_regular(file, delimiter, quote) else None
+
+
+def _scan_lines(file: Path) -> pl.LazyFrame | None:
+    """None where polars would change a text. Raises PolarsError where columns have several types."""
+    import polars as pl
+
+    with open_text(file) as stream:
+        while some := stream.read(_BYTES):
+            some += stream.readline()
+            if (b"\\ud" in some or b"\\uD" in some) and _HALF_PAIR.search(some):
+                return None
+    schema = pl.scan_ndjson(file, infer_schema_length=None).collect_schema()
+    first = [row.values for row in islice(rows_of(file), _FIRST)]
+    return pl.scan_ndjson(file, schema=_in_order(pl.Struct(schema), first).to_schema())
+
+
+def _in_order(dtype: Any, values: list[Any]) -> Any:
+    """A type whose fields are in the order of the values; polars has those of many fields in any order."""
+    import polars as pl
+
+    if isinstance(dtype, pl.List):
+        items = [item for value in values if isinstance(value, list) for item in value]
+        return pl.List(_in_order(dtype.inner, items))
+    if not isinstance(dtype, pl.Struct):
+        return dtype
+    objects = [value for value in values if isinstance(value, dict)]
+    places = {name: place for place, name in enumerate(dict.fromkeys(name for one in objects for name in one))}
+    fields = sorted(dtype.fields, key=lambda one: (places.get(one.name, len(places)), one.name))
+    return pl.Struct({one.name: _in_order(one.dtype, [some.get(one.name) for some in objects]) for one in fields})
 
 
 def _from_rows(file: Path | str, mapping: Mapping[str, str] | None) -> pl.LazyFrame:
@@ -88,7 +143,7 @@ def _from_rows(file: Path | str, mapping: Mapping[str, str] | None) -> pl.LazyFr
 
     rows = [row.values for row in rows_of(file, mapping=mapping)]
     names = dict.fromkeys(name for values in rows for name in values)
-    return pl.DataFrame([column(name, [values.get(name) for values in rows]) for name in names]).lazy()
+    return pl.DataFrame([column(encodable(name), [values.get(name) for values in rows]) for name in names]).lazy()
 
 
 def column(name: str, values: list[Any]) -> pl.Series:
@@ -101,12 +156,16 @@ def column(name: str, values: list[Any]) -> pl.Series:
             found = pl.Series(name, values, strict=True)
             if _same(found.to_list(), values):
                 return found
-        except (TypeError, OverflowError, pl.exceptions.PolarsError):
+        except (TypeError, OverflowError, UnicodeEncodeError, RecursionError, pl.exceptions.PolarsError):
             pass
     elif kinds == {int, float}:
         return pl.Series(name, values, pl.Float64, strict=False)
-    made = [None if value is None else json.dumps(value, ensure_ascii=False) for value in values]
-    return pl.Series(name, made, pl.String)
+    try:
+        return pl.Series(
+            name, [None if value is None else json_line(value)[:-1].decode() for value in values], pl.String
+        )
+    except ValueError as error:
+        raise TaskError(f"{name} has a number that is greater than any float, such as 1e400") from error
 
 
 def _same(found: list[Any], values: list[Any]) -> bool:

@@ -6,6 +6,7 @@ A structure says which keys the objects have, in their order, and of which kind 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache, reduce
 from typing import Any
@@ -18,6 +19,7 @@ from ajet_tools.dataset.files.places import Place
 from ajet_tools.dataset.files.values import kind_of
 
 __all__ = [
+    "HALF_PAIR",
     "OnlyRows",
     "Path",
     "Structure",
@@ -37,6 +39,8 @@ Structure = Mapping[str, Any]
 `number`."""
 Path = tuple[str, ...]
 """Of a field, such as `("metadata", "level")`."""
+HALF_PAIR = re.compile(r"\\u[dD][89abAB]\w\w(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB]\w\w)\\u[dD][c-fC-F]")
+"""The escape of half a surrogate pair, or what looks so."""
 _MOST_PATHS, _MOST_STRUCTURES, _MOST_TRIES = 256, 1024, 32
 _paths: dict[str, bool] = {}
 """JSON pointers to the fields that lines had so far, and whether one was an object. Where the next lines have no other,
@@ -173,6 +177,9 @@ def decode(lines: Any, wanted: Sequence[Any]) -> dict[Any, Any] | None:
     """The fields at paths as columns of text, and frames of struct types; None where polars cannot read lines so."""
     import polars as pl
 
+    escaped = lines.filter(lines.str.contains(r"\\u[dD][89a-fA-F]"))
+    if any(map(HALF_PAIR.search, escaped)):  # polars has a NUL there
+        return None
     known: dict[Any, Any] = {}
     for dtype, paths in _together(wanted):
         try:

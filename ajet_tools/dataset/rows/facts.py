@@ -15,7 +15,7 @@ import numpy as np
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.rows import Row as TaskRow
 from ajet_sdk.tasks.rows import to_task
-from ajet_tools.dataset.files.blocks import QUERIES, Irregular, LineBlock, Row, text_of
+from ajet_tools.dataset.files.blocks import QUERIES, Irregular, LineBlock, Row, encodable, text_of
 from ajet_tools.dataset.files.hashes import normalize
 from ajet_tools.dataset.files.lines import Structure, asking, kind_at, kind_in, kinds_of, structures
 from ajet_tools.dataset.files.values import kind_of
@@ -206,14 +206,12 @@ def _asked(task: Task, values: Mapping[str, Any]) -> str | None:
     text = text_of(values)
     before = task.init_messages if task.main_query else task.init_messages[:-1]
     return (
-        _encodable(normalize(f"{text}\n{json.dumps(before, default=str)}" if before else text))
-        if text.strip()
-        else None
+        encodable(normalize(f"{text}\n{json.dumps(before, default=str)}" if before else text)) if text.strip() else None
     )
 
 
 def _own_id(task: Task, values: Mapping[str, Any]) -> str | None:
-    return _encodable(task.task_id) if values.get("task_id") not in (None, "") else None
+    return encodable(task.task_id) if values.get("task_id") not in (None, "") else None
 
 
 def _answer(values: Mapping[str, Any]) -> str | None:
@@ -224,9 +222,4 @@ def _answer(values: Mapping[str, Any]) -> str | None:
         return None
     sign = _SIGNS.get(kind_of(value), _OTHER)
     text = value if sign == "s" else json.dumps(value, sort_keys=True, default=str)
-    return _encodable(sign + text)
-
-
-def _encodable(text: str) -> str:
-    """Half a surrogate pair as its escape, for polars has UTF-8 alone."""
-    return text.encode("utf-8", "backslashreplace").decode()
+    return encodable(sign + text)

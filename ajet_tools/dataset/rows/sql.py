@@ -8,14 +8,17 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.errors import ConfigError
-from ajet_tools.dataset.files.blocks import Block, Irregular, TableBlock, blocks_of
+from ajet_tools.dataset.files.blocks import Block, Irregular, TableBlock
 from ajet_tools.dataset.files.frames import column, read
-from ajet_tools.dataset.files.places import Columns
-from ajet_tools.dataset.files.tables import Row
+from ajet_tools.dataset.files.places import Columns, merged
+from ajet_tools.dataset.files.tables import files_of, tables_of
+from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.rows.language import language_of
 
 if TYPE_CHECKING:
@@ -28,7 +31,10 @@ _QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"")
 _SIGNS = re.compile(
     r"\b(?:i?like|rlike|between)\s|\bin\s*\(|\bis\s+(?:not\s+)?null\b|\bcase\s+when\b|<>|\|\||\w\(|\s[+*/%-]\s", re.I
 )
-_CALL = re.compile(r"\b(text|chars|words|language)\s*\(", re.I)
+_DERIVED = ("text", "chars", "words", "language")
+_CALL = re.compile(rf"\b({'|'.join(_DERIVED)})\s*\(", re.I)
+_LIST = re.compile(r"\s*select\s+(?:distinct\s+)?(.+?)\s+from\s+(?:rows|self)\b", re.I | re.S)
+_NESTS = re.compile(r"\b(?:join|union|except|intersect)\b|\(\s*select\b", re.I)
 
 
 def is_sql(text: str) -> bool:
@@ -46,7 +52,7 @@ class Where:
         self.text = text
         self._schema = read(path).collect_schema()
         self._wanted = _named(pl.Struct(self._schema), text.casefold()) or pl.Struct({"task_id": pl.String})
-        self._mask(self._schema.to_frame(eager=True), None)
+        self._mask(pl.Schema({one.name: one.dtype for one in self._wanted.fields}).to_frame(eager=True), None)
 
     def mask(self, block: Block) -> Any:
         """Which rows of a block fit, as a polars series."""
@@ -65,9 +71,10 @@ class Where:
     def _mask(self, frame: pl.DataFrame, block: Block | None) -> Any:
         import polars as pl
 
+        frame = frame.cast({pl.selectors.by_dtype(pl.Categorical, pl.Enum): pl.String})
         known = {name.casefold() for name in frame.columns}
-        with _explain_sql(self.text, self._schema):
-            if "text" not in known and re.search(r"\b(text|chars|words|language)\b", self.text, re.I):
+        with _explain_sql(self.text, self._schema, *_DERIVED):
+            if "text" not in known and re.search(rf"\b({'|'.join(_DERIVED)})\b", self.text, re.I):
                 texts = pl.Series([], dtype=pl.String) if block is None else block.texts
                 frame = frame.with_columns(text=texts)
             condition, made = _with_functions(self.text, frame)
@@ -125,8 +132,9 @@ def _with_functions(text: str, frame: pl.DataFrame) -> tuple[str, list[pl.Expr]]
 class _explain_sql:
     """An error of polars as a ConfigError that names the nearest column."""
 
-    def __init__(self, text: str, schema: Any) -> None:
-        self._text, self._schema = text, schema
+    def __init__(self, text: str, schema: Any, *more: str) -> None:
+        """`more` are columns that are not in the file."""
+        self._text, self._names = text, list(dict.fromkeys([*_paths(schema), *more]))
 
     def __enter__(self) -> None:
         return None
@@ -134,14 +142,13 @@ class _explain_sql:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         import polars as pl
 
-        if not isinstance(error, pl.exceptions.PolarsError):
+        if not isinstance(error, pl.exceptions.PolarsError | pl.exceptions.PanicException):
             return
         said = str(error).partition("\n")[0]
         missing = re.search(r'unable to find column "([^"]+)"|^([\w.]+)$', said)
         if missing is None:
             raise ConfigError(f"cannot evaluate {self._text!r}: {said}") from error
-        names = [*_paths(self._schema), "text", "chars", "words", "language"]
-        name = missing[1] or missing[2]
+        names, name = self._names, missing[1] or missing[2]
         near = difflib.get_close_matches(name, [*names, *(one.rpartition(".")[2] for one in names)], n=1)
         hint = f"did you mean {near[0]}? There are" if near else "there are"
         raise ConfigError(f"there is no column {name!r}; {hint} {', '.join(names[:40])}") from error
@@ -156,20 +163,70 @@ def _paths(schema: Any, before: str = "") -> Iterator[str]:
             yield from _paths(dtype.to_schema(), f"{before}{name}.")
 
 
-def select(query: str, path: str) -> Iterator[Block]:
-    """What a SELECT gives over the rows of a file, which it calls `rows` or `self`. Raises ConfigError."""
+def select(query: str, path: str, out: str) -> int:
+    """Write what a SELECT gives over the rows of a file, which it calls `rows` or `self`, and return how many rows.
+
+    Columns that it gives as they are keep their type, and what the file says of them. Raises ConfigError.
+    """
     import polars as pl
 
     frame = read(path)
     schema = frame.collect_schema()
     if re.match(r"[\s(]*(?:select|with)\b", query, re.I) is None:
         raise ConfigError(f"--sql takes a SELECT over `rows` (got {query!r})")
+    frame = frame.cast({pl.selectors.by_dtype(pl.Categorical, pl.Enum): pl.String})
     with _explain_sql(query, schema):
         found = pl.SQLContext({"rows": frame, "self": frame}).execute(query)
-        for part in found.collect_batches(chunk_size=_ROWS, engine="streaming"):
-            if "Int128" in str(part.schema):  # Arrow has no such type
-                yield from blocks_of((Row(f"{path} of SQL", values) for values in part.iter_rows(named=True)), path)
-                continue
-            whole = part.to_arrow(compat_level=pl.CompatLevel.oldest()).combine_chunks()
-            for batch in whole.to_batches():
-                yield TableBlock(path, Columns.of(path, whole.schema), batch)
+        given = found.collect_schema()
+        exact = "Int128" not in str(given)  # Arrow has no such type
+        columns = _columns(query, path, _as_arrow(given.to_frame(eager=True)).schema) if exact else None
+        with Writer(out, tables=[columns] if columns is not None else []) as writer:
+
+            def write(part: pl.DataFrame) -> None:
+                if columns is None:
+                    for values in part.iter_rows(named=True):
+                        writer.write(values)
+                    return
+                for batch in _as_arrow(part).to_batches():
+                    arrays = [array.cast(one.type) for array, one in zip(batch, columns.schema, strict=True)]
+                    data = type(batch).from_arrays(arrays, schema=columns.schema)
+                    writer.write_block(TableBlock(path, columns, data))
+
+            found.sink_batches(write, chunk_size=_ROWS, maintain_order=True, engine="streaming")
+    return writer.rows
+
+
+def _as_arrow(frame: pl.DataFrame) -> Any:
+    import polars as pl
+
+    return frame.to_arrow(compat_level=pl.CompatLevel.oldest()).combine_chunks()
+
+
+def _columns(query: str, path: str, given: Any) -> Columns:
+    """The columns of a result: those that a table has and the SELECT gives as they are, as the table has them."""
+    import pyarrow as pa
+
+    columns, tables = Columns.of(path, given), tables_of(path)
+    if not tables or len(tables) < len(files_of(path)):
+        return columns
+    source, fields = merged(tables), dict(columns.fields)
+    for name in _unchanged(query, source.fields) & fields.keys():
+        try:
+            pa.array([], fields[name].type).cast(source.fields[name].type)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+            continue
+        fields[name] = source.fields[name]
+    kept = any(one is source.fields.get(name) for name, one in fields.items())
+    return Columns(path, replace(columns.row, fields=fields), source.metadata if kept else {})
+
+
+def _unchanged(query: str, names: Iterable[str]) -> set[str]:
+    """Columns that a plain SELECT gives by `*`, or names in its list and does nothing with."""
+    blank = _QUOTED.sub(lambda found: "x" * len(found[0]), query)
+    listed = _LIST.match(blank)
+    if listed is None or _NESTS.search(blank):
+        return set()
+    start, end = listed.span(1)
+    cuts = [start, *(start + found.start() for found in re.finditer(",", listed[1])), end]
+    plain = {query[one:other].strip(", \n\t").strip('"`') for one, other in pairwise(cuts)}
+    return set(names) if "*" in plain else plain & set(names)

@@ -17,6 +17,7 @@ from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Run, Task
 from ajet_tools.cli.app import app
+from tests.tools.dataset.typed import check_kept, write_typed
 
 ROWS = [
     {"main_query": f"What is {i} + 2?", "metadata": {"answer": str(i + 2), "level": i % 3}, "big": 2**60 + i}
@@ -75,6 +76,66 @@ def test_values_of_several_types_are_json_text_and_a_bad_row_is_named(tmp_path: 
         ajet.dataset.read(tmp_path / "nothing.jsonl")
 
 
+def test_columns_are_in_the_order_of_the_rows(tmp_path: Path) -> None:
+    path, names = tmp_path / "wide.jsonl", [f"c{i * 7 % 60}" for i in range(60)]
+    row = {**dict.fromkeys(names, 1), "inner": [dict.fromkeys(names, "x")]}
+    path.write_text(json.dumps({"z": 0, "c7": 1}) + "\n" + json.dumps(row) + "\n")
+    frame = ajet.dataset.read(path)
+    assert frame.collect_schema().names() == ["z", "c7", *(name for name in names if name != "c7"), "inner"]
+    assert list(frame.collect()["inner"][1][0]) == names
+    assert json.loads(command("filter", path, "--sql", "SELECT inner FROM rows LIMIT 1 OFFSET 1").stdout)
+    assert list(json.loads(command("filter", path, "--sql", "SELECT * FROM rows").stdout.splitlines()[1])) == list(
+        frame.collect_schema()
+    )
+
+
+def test_half_a_surrogate_pair_is_text_to_columns(tmp_path: Path) -> None:
+    path = tmp_path / "half.jsonl"
+    path.write_bytes(
+        b'{"main_query": "half \\ud800 of it", "metadata": {"answer": "1"}}\n'
+        b'{"main_query": "half \\ud801 of it", "metadata": {"answer": "1"}}\n'
+    )
+    assert ajet.dataset.read(path).collect()["main_query"][0] == json.dumps("half \ud800 of it")
+    assert json.loads(command("stats", path, "--json").stdout)["distinct"] == 2
+    for arguments in (["dedup", "--exact"], ["filter", "chars(main_query) > 3"], ["filter", "chars>3"], ["mix"]):
+        name, *more = arguments
+        command(name, path, *more, "-o", tmp_path / "kept.jsonl")
+        kept = (tmp_path / "kept.jsonl").read_bytes().splitlines()
+        assert sorted(kept) == sorted(path.read_bytes().splitlines()), arguments
+    command("split", path, "-o", tmp_path / "split")
+
+
+@pytest.mark.parametrize("name", ["broken.parquet", "broken.arrow", "twice.parquet", "twice.csv", "empty.csv"])
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    if name == "twice.parquet":
+        pq.write_table(pa.table([pa.array(["a"]), pa.array(["b"])], names=["q", "q"]), path)
+    else:
+        path.write_bytes({"twice": b"q,q\na,b\n", "broken": b"PAR1"}.get(path.stem, b""))
+    if name == "empty.csv":
+        assert ajet.dataset.read(path).collect().height == 0
+        return
+    with pytest.raises(TaskError, match=name):
+        ajet.dataset.read(path)
+    assert name in command("filter", path, "--sql", "SELECT * FROM rows", code=2).stderr
+
+
+def test_a_frame_of_csv_has_the_rows_that_commands_have(tmp_path: Path) -> None:
+    path = tmp_path / "cells.csv"
+    path.write_text("q,a\none,\ntwo,2\n")
+    assert ajet.dataset.read(path).collect().to_dicts() == [{"q": "one", "a": ""}, {"q": "two", "a": "2"}]
+    path.write_text("q,a\none,\n\ntwo,2\n\n")
+    assert ajet.dataset.read(path).collect().to_dicts() == [{"q": "one", "a": ""}, {"q": "two", "a": "2"}]
+    path.write_text('q,a\n5" pipe,x\n"a"b,y\n')
+    assert ajet.dataset.read(path).collect().to_dicts() == [{"q": '5" pipe', "a": "x"}, {"q": "ab", "a": "y"}]
+    for line in ("short", "one,too,many", '"never closed,1'):
+        path.write_text(f"q,a\none,\n{line}\ntwo,2\n")
+        for query in ("SELECT * FROM rows", "SELECT count(*) AS n FROM rows"):
+            assert "cells.csv line 3 has" in command("filter", path, "--sql", query, code=2).stderr
+    path.write_bytes(b"q,a\none,\xff\n")
+    assert "cells.csv line 2 is not UTF-8" in command("filter", path, "--sql", "SELECT q FROM rows", code=2).stderr
+
+
 @pytest.mark.parametrize(
     ("where", "levels"),
     [
@@ -121,6 +182,52 @@ def test_a_select_keeps_integers_of_any_size(tmp_path: Path) -> None:
     command("filter", tmp_path / "n.parquet", "", "-o", tmp_path / "n.jsonl")
     assert [json.loads(line)["n"] for line in (tmp_path / "n.jsonl").open()] == [123456789012345678901234567890, 0]
     assert "--sql takes a SELECT" in command("filter", path, "--sql", "DROP TABLE rows", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("query", "more"),
+    [
+        ("SELECT * FROM rows", ()),
+        ("SELECT * FROM self ORDER BY small DESC LIMIT 0", ()),
+        ('SELECT question, answer, "image", label, seen, kind, tags, metadata, chars FROM rows', ()),
+        ("SELECT DISTINCT answer, label, 1 + small AS small, 1 + label AS more FROM rows WHERE label = 1", ("more",)),
+    ],
+)
+def test_a_select_keeps_the_types_of_what_it_does_nothing_with(
+    query: str, more: tuple[str, ...], tmp_path: Path
+) -> None:
+    source, out = write_typed(tmp_path / "typed.parquet"), tmp_path / "out.parquet"
+    if "chars" in query:
+        assert "there is no column 'chars'; did you" in command("filter", source, "--sql", query, code=2).stderr
+        query = query.replace(", chars", "")
+    command("filter", source, "--sql", query, "-o", out)
+    found, given = pq.read_schema(out), pq.read_schema(source)
+    if not more:
+        check_kept(source, out, less=() if "*" in query else tuple(set(given.names) - set(found.names)))
+        return
+    features = json.loads(found.metadata[b"huggingface"])["info"]["features"]
+    assert features["label"]["names"] == ["easy", "hard"] and features["more"]["_type"] == "Value"
+    assert found.field("answer").equals(given.field("answer"), check_metadata=True)
+
+
+def test_text_of_a_dictionary_is_text_to_sql(tmp_path: Path) -> None:
+    path = tmp_path / "kinds.parquet"
+    kinds = pa.array(["sum", "product", "sum"]).dictionary_encode()
+    exact = pa.array([1, 2, 3], pa.decimal256(50, 2))  # which polars does not have
+    pq.write_table(pa.table({"main_query": kinds, "kind": kinds, "exact": exact}), path)
+    for where in ("kind LIKE 's%'", "chars(main_query) = 3", "words(kind) = 1 AND main_query IN ('sum')"):
+        command("filter", path, where, "-o", tmp_path / "kept.parquet")
+        assert pq.read_table(tmp_path / "kept.parquet")["kind"].to_pylist() == ["sum", "sum"], where
+
+
+def test_a_select_that_polars_fails_on_is_an_error(tmp_path: Path) -> None:
+    path, out = tmp_path / "wide.arrow", tmp_path / "out.jsonl"
+    table = pa.table({"q": ["a"], "exact": pa.array([1], pa.decimal256(50, 2))})
+    with pa.ipc.new_file(str(path), table.schema) as file:
+        file.write_table(table)
+    command("filter", path, "--sql", "SELECT * FROM rows", "-o", out, code=2)
+    assert not out.exists()
+    assert "--sql takes a SELECT" in command("filter", path, "--sql", "", code=2).stderr
 
 
 def test_a_trace_gives_tables(tmp_path: Path) -> None:
