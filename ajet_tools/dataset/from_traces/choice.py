@@ -5,7 +5,8 @@ What people said of an episode, taken together.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -53,17 +54,15 @@ def opinion(feedback: Iterable[Feedback]) -> Opinion:
     )
 
 
-def opinions(reader: TraceReader) -> dict[str, Opinion]:
-    """The opinion on each episode of a trace that anything was said of."""
-    said: dict[str, list[Feedback]] = {}
+def opinions(reader: TraceReader) -> Mapping[str, Opinion]:
+    """The opinion on each episode of a trace; an empty one where nothing was said."""
+    said: dict[str, list[Feedback]] = defaultdict(list)
     for row in rows(reader, "SELECT * FROM feedback"):
-        said.setdefault(row["episode_id"], []).append(Feedback(**row))
-    return {episode_id: opinion(feedback) for episode_id, feedback in said.items()}
+        said[row["episode_id"]].append(Feedback(**row))
+    return defaultdict(Opinion, {episode_id: opinion(feedback) for episode_id, feedback in said.items()})
 
 
 FEEDBACK = ("up", "down", "corrected")
-
-_NO_OPINION = Opinion()
 
 _LOOKUP = 5_000
 
@@ -98,15 +97,12 @@ class Chosen:
     ids: list[str]
     of: int
     """How many there were to choose from."""
-    opinions: dict[str, Opinion]
+    opinions: Mapping[str, Opinion]
     rewards: dict[str, float] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
     """Episode -> why it counts as failed; of all episodes, not only of those that fit."""
     tried: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Task id -> how many episodes there were of it, and how many failed."""
-
-    def opinion(self, episode_id: str) -> Opinion:
-        return self.opinions.get(episode_id, _NO_OPINION)
 
 
 def choose(reader: TraceReader, choice: Choice) -> Chosen:
@@ -119,13 +115,13 @@ def choose(reader: TraceReader, choice: Choice) -> Chosen:
         ids = [episode_id for episode_id in ids if episode_id in fitting]
     said = opinions(reader)
     facts = _facts(reader, ids)
-    failed = {id: why for id, row in facts.items() if (why := _failure(row, said.get(id, _NO_OPINION), choice.below))}
+    failed = {id: why for id, row in facts.items() if (why := _failure(row, said[id], choice.below))}
     tried: dict[str, tuple[int, int]] = {}
     for episode_id, row in facts.items():
         attempts, failures = tried.get(row["task_id"], (0, 0))
         tried[row["task_id"]] = (attempts + 1, failures + (episode_id in failed))
     if choice.feedback:
-        ids = [id for id in ids if said.get(id, _NO_OPINION).kinds & set(choice.feedback)]
+        ids = [id for id in ids if said[id].kinds & set(choice.feedback)]
     if choice.failures:
         ids = [id for id in ids if id in failed]
     rewards = {id: row["reward"] for id, row in facts.items() if row["reward"] is not None}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,6 +22,7 @@ from ajet_tools.trace.export.job import Record
 
 __all__ = ["Grader", "read_rubric"]
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 _LONGEST = 24_000
@@ -60,7 +60,6 @@ class Grader:
     max_tokens: int = 1024
     values: bool = False
     """Read the values of outputs that people liked."""
-    graded: int = 0
     spent: str | None = None
     """Why the model is asked no more, where the budget was spent."""
 
@@ -69,45 +68,23 @@ class Grader:
         """The prompt's name and version."""
         return load("from-traces/grade").label
 
-    async def grade_all(
-        self, records: Sequence[Record], done: Callable[[int], None] = lambda _: None
-    ) -> list[Verdict | None]:
-        """A verdict on each; None for those that the budget did not reach. Raises what the endpoint raises."""
+    async def ask_all(
+        self, ask: Callable[[A], Awaitable[T]], about: Sequence[A], done: Callable[[], None]
+    ) -> list[T | None]:
+        """What each comes to; None for those that the budget did not reach. Raises what the endpoint raises."""
 
-        async def verdict(record: Record) -> Verdict:
-            found = await self.grade(record)
-            self.graded += 1
-            done(1)
-            return found
-
-        return await self._all([partial(verdict, record) for record in records])
-
-    async def values_of(self, asked: Sequence[tuple[str, str]], done: Callable[[int, int], None]) -> list[str | None]:
-        """The value of each question and output; None where there is none, or the budget did not reach it."""
-        read = 0
-
-        async def value(question: str, output: str) -> str | None:
-            nonlocal read
-            found = await self.value_of(question, output)
-            read += 1
-            done(read, len(asked))
-            return found
-
-        return await self._all([partial(value, *one) for one in asked])
-
-    async def _all(self, work: Sequence[Callable[[], Awaitable[T]]]) -> list[T | None]:
-        """What each comes to; None for those that the budget did not reach."""
-
-        async def within_budget(one: Callable[[], Awaitable[T]]) -> T | None:
+        async def within_budget(one: A) -> T | None:
             if self.spent is not None:
                 return None
             try:
-                return await one()
+                found = await ask(one)
             except BudgetSpent as error:
                 self.spent = str(error)
                 return None
+            done()
+            return found
 
-        tasks = [asyncio.ensure_future(within_budget(one)) for one in work]
+        tasks = [asyncio.ensure_future(within_budget(one)) for one in about]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
@@ -126,11 +103,12 @@ class Grader:
         score, reason = asked.value
         return Verdict(score >= self.least, reason, {"score": score, "least": self.least, "prompt": self.prompt})
 
-    async def value_of(self, question: str, output: str) -> str | None:
-        """The value that an output gives as the answer; None where it gives none, or it cannot be checked.
+    async def value_of(self, asked: tuple[str, str]) -> str | None:
+        """The value that an output gives as the answer to a question; None where it gives none that can be checked.
 
         Two replies must say the same, and it must stand in the output.
         """
+        question, output = asked
         text = load("from-traces/value").render(question=question, output=_shortened(output, _LONGEST))
         replies = await independent(self.endpoint, text, 2, seed=0, max_tokens=self.max_tokens, what="--read-values")
         found = votes([final_of(reply) for reply in replies])

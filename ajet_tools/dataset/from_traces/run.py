@@ -11,18 +11,18 @@ import json
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.files.writer import Writer
-from ajet_tools.dataset.from_traces.choice import Choice, Chosen, choose
+from ajet_tools.dataset.from_traces.choice import Choice, choose
 from ajet_tools.dataset.from_traces.exports import AttemptsJob, ConversationsJob
 from ajet_tools.dataset.from_traces.grader import Grader
 from ajet_tools.dataset.from_traces.sources import Sources
-from ajet_tools.dataset.from_traces.tasks import TaskPool, TracedTask, traced_tasks
+from ajet_tools.dataset.from_traces.tasks import TaskPool, rejected_row, traced_tasks
 from ajet_tools.dataset.verify.verdict import Verdict
 from ajet_tools.trace.export import tokens
 from ajet_tools.trace.export.job import Job, Record
@@ -78,6 +78,10 @@ class TraceRun:
     """Why the model was asked no more; what was not graded is left out."""
 
 
+def _ignore(what: str, done: int, of: int) -> None:
+    """Tells nobody."""
+
+
 def from_traces(
     sources: Sources,
     to: Kind,
@@ -86,60 +90,33 @@ def from_traces(
     options: Options | None = None,
     *,
     grader: Grader | None = None,
-    progress: Progress | None = None,
+    progress: Progress = _ignore,
 ) -> TraceRun:
     """Write the dataset, whole or not at all, to a path (its suffix says the format) or `-`.
 
     Raises ConfigError where nothing is left to write, FilterError, EndpointError where the grader's endpoint fails
     (what was graded stays in its cache).
     """
-    made, rows = _begin(sources, to, choice or Choice(), options or Options(), grader, progress or _ignore)
+    work = _RowBuilder(sources, to, choice, options, grader, progress)
     if to == "tokens":
-        _write_tokens(target, made, rows)
-        return made
+        return work.write_tokens(target)
+    rows = {"tasks": work.tasks, "messages": work.messages, "preferences": work.preferences}[to]()
     first = next(rows, None)
     if first is None:
-        raise _no_rows_error(made)
+        raise _no_rows_error(work.made)
     with Writer(target) as writer:
-        writer.write(first)
-        for row in rows:
+        for row in chain([first], rows):
             writer.write(row)
-        made.rows = writer.rows
-    return made
+        work.made.rows = writer.rows
+    return work.made
 
 
 def task_rows(
-    sources: Sources,
-    choice: Choice | None = None,
-    options: Options | None = None,
-    *,
-    grader: Grader | None = None,
-    progress: Progress | None = None,
+    sources: Sources, choice: Choice | None = None, options: Options | None = None, *, grader: Grader | None = None
 ) -> tuple[TraceRun, Iterator[dict[str, Any]]]:
     """Task rows without a file; `TraceRun` is complete when they have been read."""
-    return _begin(sources, "tasks", choice or Choice(), options or Options(), grader, progress or _ignore)
-
-
-def _ignore(what: str, done: int, of: int) -> None:
-    """Tells nobody."""
-
-
-def _begin(
-    sources: Sources, to: Kind, choice: Choice, options: Options, grader: Grader | None, progress: Progress
-) -> tuple[TraceRun, Any]:
-    if to not in KINDS:
-        raise ConfigError(f"--to must be one of {', '.join(KINDS)} (got {to!r})")
-    chosen = choose(sources.reader, choice)
-    made = TraceRun(to, len(chosen.ids), chosen.of)
-    if not chosen.ids:
-        raise _no_rows_error(made)
-    work = _RowBuilder(sources, chosen, choice, options, grader, made, progress)
-    if grader is not None:
-        asyncio.run(work.ask(grader))
-    makers: dict[Kind, Callable[[], Any]] = {
-        "tasks": work.tasks, "messages": work.messages, "preferences": work.preferences, "tokens": lambda: work,
-    }  # fmt: skip
-    return made, makers[to]()
+    work = _RowBuilder(sources, "tasks", choice, options, grader)
+    return work.made, work.tasks()
 
 
 def _no_rows_error(made: TraceRun) -> ConfigError:
@@ -155,48 +132,35 @@ def _no_rows_error(made: TraceRun) -> ConfigError:
     return ConfigError(f"{made.chosen:,} episodes of {made.of:,} match, but none gives a row for {made.to}: {reasons}")
 
 
-def _write_tokens(target: str | Path, made: TraceRun, work: _RowBuilder) -> None:
-    if str(target) == "-" or Path(target).suffix != ".parquet":
-        raise ConfigError(
-            f"--to tokens writes a table of token ids: pass a .parquet file as --out (got {str(target)!r})"
-        )
-    job = work.job(Job, work.kept)
-    with opened(Path(target)) as file:
-        tokens.write(job, file)
-        work.count(job)
-        if not job.rows:
-            raise _no_rows_error(made)
-    made.rows = job.rows
-
-
-def _rejected_row(record: Record, verdict: Verdict) -> dict[str, Any]:
-    episode = record.episode
-    kept = {"main_query": episode.task.main_query, "task_id": episode.task.task_id, "episode_id": episode.episode_id}
-    return {**kept, "reason": verdict.reason, "verdict": verdict.as_json("rubric")}
-
-
 class _RowBuilder:
     """The making of rows from episodes that were chosen and, where there is a rubric, graded."""
 
     def __init__(
         self,
         sources: Sources,
-        chosen: Chosen,
-        choice: Choice,
-        options: Options,
+        to: Kind,
+        choice: Choice | None,
+        options: Options | None,
         grader: Grader | None,
-        made: TraceRun,
-        progress: Progress,
+        progress: Progress = _ignore,
     ) -> None:
-        self._sources, self._chosen, self._choice, self._options = sources, chosen, choice, options
-        self._made, self._progress = made, progress
+        if to not in KINDS:
+            raise ConfigError(f"--to must be one of {', '.join(KINDS)} (got {to!r})")
+        self._sources, self._choice, self._options = sources, choice or Choice(), options or Options()
+        self._progress = progress
+        self._chosen = choose(sources.reader, self._choice)
+        self.made = TraceRun(to, len(self._chosen.ids), self._chosen.of)
+        if not self._chosen.ids:
+            raise _no_rows_error(self.made)
         self._grader = grader if grader is not None and grader.rubric is not None else None
         self._verdicts: dict[str, Verdict | None] = {}
         self._pool: TaskPool | None = None
+        if grader is not None:
+            asyncio.run(self._ask(grader))
 
-    async def ask(self, model: Grader) -> None:
+    async def _ask(self, model: Grader) -> None:
         """All that a model is asked: grades by the rubric, and the values of outputs that people liked."""
-        made = self._made
+        made = self.made
         try:
             if self._grader is not None:
                 await self._grade(self._grader)
@@ -205,25 +169,24 @@ class _RowBuilder:
                 await self._pool.read_values(model, lambda *count: self._progress("reading values of", *count))
         finally:
             await model.endpoint.aclose()
-        made.graded, made.stopped, made.usage = model.graded, model.spent, asdict(model.endpoint.budget.spent)
+        made.stopped, made.usage = model.spent, asdict(model.endpoint.budget.spent)
 
     async def _grade(self, grader: Grader) -> None:
         """Verdicts by episode; each chunk of episodes is read, redacted, graded and let go of."""
-        chunk, waiting = max(_CHUNK, 4 * grader.endpoint.concurrency), list[Record]()
-        for group in Job(self._sources.reader, self._chosen.ids, self._options.redact).groups(feedback=True):
-            waiting += group
-            if len(waiting) >= chunk:
-                await self._grade_some(grader, waiting)
-                waiting = []
-        await self._grade_some(grader, waiting)
+        made, of = self.made, len(self._chosen.ids)
 
-    async def _grade_some(self, grader: Grader, records: Sequence[Record]) -> None:
-        of = len(self._chosen.ids)
-        verdicts = await grader.grade_all(records, lambda _: self._progress("grading", grader.graded, of))
-        for record, verdict in zip(records, verdicts, strict=True):
-            self._verdicts[record.episode.episode_id] = verdict
-            if verdict is not None and not verdict.ok and self._made.to in ("messages", "tokens"):
-                self._made.rejected.append(_rejected_row(record, verdict))
+        def count() -> None:
+            made.graded += 1
+            self._progress("grading", made.graded, of)
+
+        groups = Job(self._sources.reader, self._chosen.ids, self._options.redact).groups(feedback=True)
+        records = chain.from_iterable(groups)
+        while chunk := list(islice(records, max(_CHUNK, 4 * grader.endpoint.concurrency))):
+            for record, verdict in zip(chunk, await grader.ask_all(grader.grade, chunk, count), strict=True):
+                task, episode_id = record.episode.task, record.episode.episode_id
+                self._verdicts[episode_id] = verdict
+                if verdict is not None and not verdict.ok and made.to in ("messages", "tokens"):
+                    made.rejected.append(rejected_row(task, episode_id, verdict.reason, verdict.as_json("rubric")))
 
     @property
     def kept(self) -> list[str]:
@@ -236,7 +199,7 @@ class _RowBuilder:
 
     def _count_ungraded(self) -> None:
         ungraded = sum(v is None for v in self._verdicts.values())
-        self._made.left_out["episodes that were not graded: the budget is spent"] += ungraded
+        self.made.left_out["episodes that were not graded: the budget is spent"] += ungraded
 
     def job(self, kind: type[Job], ids: Sequence[str], **more: Any) -> Any:
         """An export's job over some episodes."""
@@ -248,8 +211,8 @@ class _RowBuilder:
 
     def count(self, job: Job) -> None:
         """Take over what a job counted."""
-        self._made.left_out.update({reason: n for reason, n in job.left_out.items() if n})
-        self._made.redacted.update({kind: n for kind, n in job.redacted.items() if n})
+        self.made.left_out.update({reason: n for reason, n in job.left_out.items() if n})
+        self.made.redacted.update({kind: n for kind, n in job.redacted.items() if n})
 
     def _verdict(self, episode_id: str) -> dict[str, Any] | None:
         verdict = self._verdicts.get(episode_id)
@@ -266,7 +229,7 @@ class _RowBuilder:
 
     def tasks(self) -> Iterator[dict[str, Any]]:
         """A row for each task; with `failures` those that fail most often come first."""
-        pool, made = self._pool or self._fill_pool(), self._made
+        pool, made = self._pool or self._fill_pool(), self.made
         self._count_ungraded()
         tried = self._chosen.tried if self._choice.failures else None
         yield from pool.rows(tried, need_answer=self._options.need_answer, provenance=self._provenance())
@@ -275,31 +238,25 @@ class _RowBuilder:
 
     def _fill_pool(self) -> TaskPool:
         pool, job = TaskPool(), self.job(Job, self._chosen.ids)
-        for group in job.groups(feedback=True):
-            for record in group:
-                self._add_to_pool(record, pool)
+        for record in chain.from_iterable(job.groups(feedback=True)):
+            self._add_to_pool(record, pool)
         self.count(job)
         return pool
 
     def _add_to_pool(self, record: Record, pool: TaskPool) -> None:
         episode_id = record.episode.episode_id
-        verdict = self._verdicts.get(episode_id)
+        verdict, said = self._verdicts.get(episode_id), self._verdict(episode_id)
         if self._grader is not None and verdict is None:
             return
-        found: list[TracedTask] = list(
-            traced_tasks(
-                record,
-                foreign=record.episode.run_id in self._sources.foreign_runs,
-                accept_output=self._options.accept_outputs,
-            )
-        )
+        foreign = record.episode.run_id in self._sources.foreign_runs
+        found = list(traced_tasks(record, foreign=foreign, accept_output=self._options.accept_outputs))
         if not found:
-            self._made.left_out["episodes without a task"] += 1
+            self.made.left_out["episodes without a task"] += 1
         for traced in found:
             if verdict is not None and not verdict.ok:
-                pool.reject(traced, verdict.reason, self._verdict(episode_id))
+                pool.rejected.append(rejected_row(traced.task, episode_id, verdict.reason, said))
             else:
-                pool.add(traced, self._chosen.failed.get(episode_id), self._verdict(episode_id))
+                pool.add(traced, self._chosen.failed.get(episode_id), said)
 
     def messages(self) -> Iterator[dict[str, Any]]:
         """A row for each conversation of the best episodes of each task; a corrected reply is the person's."""
@@ -311,11 +268,11 @@ class _RowBuilder:
             liked=not self._choice.feedback and not self._choice.failures,
         )
         yield from self._lines(write_messages, job)
-        self._made.duplicates = job.duplicates
+        self.made.duplicates = job.duplicates
 
     def _worth(self, episode_id: str) -> tuple[float, ...]:
         """Sorts the best episode of a task to the front: corrected, then liked, then rewarded; of equals the oldest."""
-        said = self._chosen.opinion(episode_id)
+        said = self._chosen.opinions[episode_id]
         reward = self._chosen.rewards.get(episode_id, 0.0)
         return (-float(said.correction is not None), -(0.5 if said.score is None else said.score), -reward)
 
@@ -328,15 +285,14 @@ class _RowBuilder:
         for row in self._lines(write_preferences, job):
             text = json.dumps([row["prompt"], row["chosen"], row["rejected"]], sort_keys=True)
             if text in seen:
-                self._made.duplicates += 1
+                self.made.duplicates += 1
             else:
                 seen.add(text)
                 yield row
 
     def _lines(self, write: Callable[[Job, Any], None], job: Job) -> Iterator[dict[str, Any]]:
         """What an export writes, as rows with where they are from."""
-        with ExitStack() as stack:
-            file = stack.enter_context(_open_spool())
+        with tempfile.SpooledTemporaryFile(max_size=32 << 20) as file:  # in memory or, where they are many, on disk
             write(job, file)
             self.count(job)
             file.seek(0)
@@ -353,10 +309,19 @@ class _RowBuilder:
                     provenance["corrected"] = True
                 yield {**row, "provenance": provenance}
 
+    def write_tokens(self, target: str | Path) -> TraceRun:
+        if str(target) == "-" or Path(target).suffix != ".parquet":
+            raise ConfigError(
+                f"--to tokens writes a table of token ids: pass a .parquet file as --out (got {str(target)!r})"
+            )
+        job = self.job(Job, self.kept)
+        with opened(Path(target)) as file:
+            tokens.write(job, file)
+            self.count(job)
+            if not job.rows:
+                raise _no_rows_error(self.made)
+        self.made.rows = job.rows
+        return self.made
+
 
 _EPISODES = ("episode_id", "chosen_episode_id", "rejected_episode_id")
-
-
-def _open_spool() -> Any:
-    """Lines wait here, in memory or, where they are many, on disk, for what is known only when all are written."""
-    return tempfile.SpooledTemporaryFile(max_size=32 << 20, mode="w+b")

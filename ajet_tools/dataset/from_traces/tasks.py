@@ -8,6 +8,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any
 
 from ajet_sdk.judges.math import number
@@ -21,11 +22,13 @@ from ajet_tools.trace.export.conversations import Conversation, conversations
 from ajet_tools.trace.export.job import Record
 from ajet_tools.trace.redact_rules import KINDS
 
-__all__ = ["TaskPool", "TracedTask", "task_key", "traced_tasks"]
+__all__ = ["TaskPool", "rejected_row", "task_key", "traced_tasks"]
 
 Message = Mapping[str, Any]
 _PLACEHOLDER = re.compile(rf"\[(?:{'|'.join(KINDS)}) \d+\]|\[removed by ajet\]")
 _MOST_EPISODES = 16
+_ORIGINS = ("task", "output", "model", "wording")
+"""Of an answer that nobody corrected, the best first."""
 _MARKED = re.compile(r"^\s*ANSWER:|\\boxed\s*\{|####|\banswer is\b", re.MULTILINE)
 """Signs by which judges tell the answer in an output that is no number."""
 
@@ -80,7 +83,8 @@ def traced_tasks(record: Record, *, foreign: bool = False, accept_output: bool =
         stored = asked.own and not foreign
         key = f"id:{task.task_id}" if stored else f"text:{task_key(task)}"
         answer, of, corrected = _answer(episode, asked, mine, accept_output)
-        problem = _reason_to_reject(answer, of, task) if record.redacted else None
+        hidden = record.redacted and of is not None and isinstance(answer, str) and _PLACEHOLDER.search(answer)
+        problem = "the answer contained personal data or a secret, now redacted" if hidden else None
         yield TracedTask(key, task, episode.episode_id, answer, of, corrected, mine, problem, stored)
 
 
@@ -108,7 +112,7 @@ def _questions(episode: Episode, said: Opinion) -> list[_Question]:
     named = said.correction.call_id if said.correction else None
     if named is not None:
         later = _before_call(found, named)
-        if later is not None and not _is_first(later):
+        if later is not None and any(message.get("role") == "assistant" for message in later.messages):
             return [later]
     return [_of_task(episode.task, found)]
 
@@ -130,10 +134,6 @@ def _before_call(found: Sequence[Conversation], call_id: str) -> _Question | Non
             if turn == call_id:
                 return _cut(conversation, _last_user(conversation.messages[:place]), own=False)
     return None
-
-
-def _is_first(asked: _Question) -> bool:
-    return not any(message.get("role") == "assistant" for message in asked.messages)
 
 
 def _of_task(task: Task, found: Sequence[Conversation]) -> _Question:
@@ -227,13 +227,6 @@ def _asks_a_tool(episode: Episode, call_id: str | None) -> bool:
     return False
 
 
-def _reason_to_reject(answer: Any, of: str | None, task: Task) -> str | None:
-    """A placeholder in an answer would be learned as the answer."""
-    if of is not None and isinstance(answer, str) and _PLACEHOLDER.search(answer):
-        return "the answer contained personal data or a secret, now redacted"
-    return None
-
-
 # One task, seen in many episodes
 
 
@@ -251,6 +244,59 @@ class _Group:
     failures: Counter[str] = field(default_factory=Counter)
     verdict: Mapping[str, Any] | None = None
 
+    def add(self, traced: TracedTask, failure: str | None, verdict: Mapping[str, Any] | None) -> None:
+        self.episodes.append(traced.episode_id)
+        self.scores += [] if traced.said.score is None else [traced.said.score]
+        self.comments += traced.said.comments
+        self.failures.update([failure] if failure else [])
+        self.verdict = self.verdict or verdict
+        if traced.answer_from == "correction" and traced.said.correction is not None:
+            self.corrections.append((traced.said.correction.at, traced.answer, traced.corrected))
+        elif traced.answer_from is not None:
+            self.answers.setdefault(traced.answer_from, traced.answer)
+
+    def settle_answer(self) -> tuple[Any, str | None, Any]:
+        """The answer by most corrections; else the stored one; else an output that people liked, its value if known."""
+        if self.corrections:
+            votes = Counter(_plain(str(answer)) for _, answer, _ in self.corrections)
+            [(most, times), *others] = votes.most_common()
+            if others and others[0][1] == times:
+                return None, "disputed", None
+            latest = max((c for c in self.corrections if _plain(str(c[1])) == most), key=lambda c: c[0])
+            return latest[1], "correction", latest[2]
+        return next(((self.answers[of], of, None) for of in _ORIGINS if of in self.answers), (None, None, None))
+
+    def count_attempts(self, tried: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
+        """How many episodes of the task there were, and how many failed."""
+        attempts, failed = tried.get(self.task.task_id, (0, 0))
+        return max(attempts, len(self.episodes)), max(failed, self.failures.total())
+
+    def row(self, tried: Mapping[str, tuple[int, int]] | None, more: Mapping[str, Any]) -> dict[str, Any]:
+        answer, of, corrected = self.settle_answer()
+        task = self.task if tried is None or not self.stored else _seed(self.task)
+        metadata = {**task.metadata, **({"answer": answer} if of is not None else {})}
+        provenance: dict[str, Any] = {
+            "source": "from-traces", "seeds": [task.task_id], "episodes": self.episodes[:_MOST_EPISODES],
+            "attempts": len(self.episodes), "answer_from": of, **more,
+        }  # fmt: skip
+        if corrected is not None:
+            provenance["instead_of"] = corrected
+        if of == "model":
+            provenance["wording"] = self.answers["wording"]
+        if self.scores:
+            provenance["feedback"] = {"mean": sum(self.scores) / len(self.scores), "given": len(self.scores)}
+        if self.comments:
+            provenance["comments"] = self.comments[:_MOST_EPISODES]
+        if tried is not None:
+            attempts, failed = self.count_attempts(tried)
+            provenance |= {"attempts": attempts, "failed": failed, "failures": dict(self.failures)}
+        if self.verdict is not None:
+            provenance["verdict"] = dict(self.verdict)
+        row: dict[str, Any] = {"main_query": task.main_query, "task_id": task.task_id}
+        row |= {"init_messages": task.init_messages} if task.init_messages else {}
+        row |= {"env_type": task.env_type} if task.env_type else {}
+        return {**row, "metadata": metadata, "provenance": provenance}
+
 
 class TaskPool:
     """Tasks by key, in the order in which they were first met: each becomes one row."""
@@ -267,33 +313,18 @@ class TaskPool:
     def add(self, traced: TracedTask, failure: str | None = None, verdict: Mapping[str, Any] | None = None) -> None:
         """One more episode of a task; `failure` says why it counts as failed, `verdict` what a rubric's grader said."""
         if traced.problem:
-            self.reject(traced, traced.problem)
+            self.rejected.append(rejected_row(traced.task, traced.episode_id, traced.problem))
             return
-        seen = self._seen.get(traced.key)
-        if seen is None:
-            seen = self._seen[traced.key] = _Group(traced.task, traced.stored)
-        else:
-            self.duplicates += 1
-        seen.episodes.append(traced.episode_id)
-        seen.scores += [] if traced.said.score is None else [traced.said.score]
-        seen.comments += traced.said.comments
-        seen.failures.update([failure] if failure else [])
-        seen.verdict = seen.verdict or verdict
-        if traced.answer_from == "correction" and traced.said.correction is not None:
-            seen.corrections.append((traced.said.correction.at, traced.answer, traced.corrected))
-        elif traced.answer_from is not None:
-            seen.answers.setdefault(traced.answer_from, traced.answer)
+        self.duplicates += traced.key in self._seen
+        self._seen.setdefault(traced.key, _Group(traced.task, traced.stored)).add(traced, failure, verdict)
 
-    def reject(self, traced: TracedTask, reason: str, verdict: Mapping[str, Any] | None = None) -> None:
-        """Keep a task apart, with the reason. An answer that must not be learned is not repeated."""
-        kept = {"main_query": traced.task.main_query, "task_id": traced.task.task_id, "episode_id": traced.episode_id}
-        self.rejected.append({**kept, "reason": reason, **({"verdict": dict(verdict)} if verdict else {})})
-
-    async def read_values(self, model: Grader, done: Callable[[int, int], None]) -> None:
+    async def read_values(self, model: Grader, progress: Callable[[int, int], None]) -> None:
         """Let a model read the values of liked outputs that are answers and of which no rule tells the value."""
-        asked = [seen for seen in self._seen.values() if self._settle_answer(seen)[1] == "wording"]
+        asked = [seen for seen in self._seen.values() if seen.settle_answer()[1] == "wording"]
         pairs = [(question_of(seen.task.model_dump()), seen.answers["wording"]) for seen in asked]
-        for seen, value in zip(asked, await model.values_of(pairs, done), strict=True):
+        numbers = count(1)
+        values = await model.ask_all(model.value_of, pairs, lambda: progress(next(numbers), len(asked)))
+        for seen, value in zip(asked, values, strict=True):
             if value is not None:
                 seen.answers["model"] = value
 
@@ -308,42 +339,26 @@ class TaskPool:
 
         Tasks that people corrected in different ways, without a majority, are rejected: one of them is wrong.
         """
-        items = list(self._seen.values())
-        if tried is not None:
-            items.sort(key=lambda seen: _failure_rank(seen, tried))
+
+        def failure_rank(seen: _Group) -> tuple[float, int]:
+            attempts, failed = seen.count_attempts(tried or {})
+            return -failed / attempts, -failed
+
+        items = self._seen.values() if tried is None else sorted(self._seen.values(), key=failure_rank)
         for seen in items:
-            answer, of, corrected = self._settle_answer(seen)
+            _, of, _ = seen.settle_answer()
             if of == "disputed" or (need_answer and of is None):
                 reason = "people gave different corrections, without a majority" if of else "no answer is known"
-                self.reject(TracedTask("", seen.task, seen.episodes[0]), reason)
+                self.rejected.append(rejected_row(seen.task, seen.episodes[0], reason))
                 continue
             self.answered[of or "none"] += 1
-            yield _row(seen, answer, of, corrected, tried, provenance or {})
-
-    @staticmethod
-    def _settle_answer(seen: _Group) -> tuple[Any, str | None, Any]:
-        """The answer by most corrections; else the stored one; else an output that people liked, its value if known."""
-        if seen.corrections:
-            votes = Counter(_plain(str(answer)) for _, answer, _ in seen.corrections)
-            [(most, count), *others] = votes.most_common()
-            if others and others[0][1] == count:
-                return None, "disputed", None
-            latest = max((c for c in seen.corrections if _plain(str(c[1])) == most), key=lambda c: c[0])
-            return latest[1], "correction", latest[2]
-        for of in ("task", "output", "model", "wording"):
-            if of in seen.answers:
-                return seen.answers[of], of, None
-        return None, None, None
+            yield seen.row(tried, provenance or {})
 
 
-def _failure_rank(seen: _Group, tried: Mapping[str, tuple[int, int]]) -> tuple[float, int]:
-    attempts, failed = _count_attempts(seen, tried)
-    return -failed / attempts, -failed
-
-
-def _count_attempts(seen: _Group, tried: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
-    attempts, failed = tried.get(seen.task.task_id, (0, 0))
-    return max(attempts, len(seen.episodes)), max(failed, seen.failures.total() if seen.failures else 0)
+def rejected_row(task: Task, episode_id: str, reason: str, verdict: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A task that is kept apart, with the reason. An answer that must not be learned is not repeated."""
+    kept = {"main_query": task.main_query, "task_id": task.task_id, "episode_id": episode_id}
+    return {**kept, "reason": reason, **({"verdict": dict(verdict)} if verdict else {})}
 
 
 def _seed(task: Task) -> Task:
@@ -353,36 +368,3 @@ def _seed(task: Task) -> Task:
     opening = not any(message.get("role") == "assistant" for message in task.init_messages)
     kept = {name: value for name, value in task.metadata.items() if not repeats or name == "answer"}
     return task.model_copy(update={"metadata": kept, **({"init_messages": []} if opening else {})})
-
-
-def _row(
-    seen: _Group,
-    answer: Any,
-    of: str | None,
-    corrected: Any,
-    tried: Mapping[str, tuple[int, int]] | None,
-    more: Mapping[str, Any],
-) -> dict[str, Any]:
-    task = seen.task if tried is None or not seen.stored else _seed(seen.task)
-    metadata = {**task.metadata, **({"answer": answer} if of is not None else {})}
-    provenance: dict[str, Any] = {
-        "source": "from-traces", "seeds": [task.task_id], "episodes": seen.episodes[:_MOST_EPISODES],
-        "attempts": len(seen.episodes), "answer_from": of, **more,
-    }  # fmt: skip
-    if corrected is not None:
-        provenance["instead_of"] = corrected
-    if of == "model":
-        provenance["wording"] = seen.answers["wording"]
-    if seen.scores:
-        provenance["feedback"] = {"mean": sum(seen.scores) / len(seen.scores), "given": len(seen.scores)}
-    if seen.comments:
-        provenance["comments"] = seen.comments[:_MOST_EPISODES]
-    if tried is not None:
-        attempts, failed = _count_attempts(seen, tried)
-        provenance |= {"attempts": attempts, "failed": failed, "failures": dict(seen.failures)}
-    if seen.verdict is not None:
-        provenance["verdict"] = dict(seen.verdict)
-    row: dict[str, Any] = {"main_query": task.main_query, "task_id": task.task_id}
-    row |= {"init_messages": task.init_messages} if task.init_messages else {}
-    row |= {"env_type": task.env_type} if task.env_type else {}
-    return {**row, "metadata": metadata, "provenance": provenance}
