@@ -6,6 +6,7 @@ import atexit
 import logging
 import os
 import select
+import signal
 import sys
 import threading
 import time
@@ -119,6 +120,13 @@ class _Root(LazyGroup):
             _print_message(*_message(error))
             code = 2 if isinstance(error, USAGE_ERRORS) else 1
             traceback.clear_frames(error.__traceback__)
+        except BaseException as error:
+            if type(error).__name__ != "PanicException":  # of Rust (polars), and no Exception
+                raise
+            if "KeyboardInterrupt" in str(error) or "SystemExit" in str(error):
+                raise _interrupted(ctx) from None
+            _print_message(*_message(error))
+            code = 1
         raise typer.Exit(code)
 
 
@@ -141,12 +149,17 @@ def _is_left() -> bool:
 
 
 def _interrupted(ctx: Any) -> typer.Exit:
-    resume = "; `ajet train … --resume` continues from the last checkpoint" if ctx.invoked_subcommand == "train" else ""
-    _print_message("Interrupted", f"records already written are kept{resume}")
+    if "ajet.ended" in ctx.meta:
+        return typer.Exit(128 + signal.SIGTERM)
+    kept = {
+        "train": "records already written are kept; `ajet train … --resume` continues from the last checkpoint",
+        "dataset": "files are written whole or not at all",
+    }
+    _print_message("Interrupted", kept.get(ctx.invoked_subcommand, "records already written are kept"))
     return typer.Exit(130)
 
 
-def _message(error: Exception) -> tuple[str, str]:
+def _message(error: BaseException) -> tuple[str, str]:
     """The kind of an error, and what it says in one message."""
     if isinstance(error, AjetError):
         return type(error).__name__, str(error)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import signal
+import threading
+from typing import Any, NoReturn
+
 import typer
 
 from ajet_tools.cli.lazy import LazyGroup
@@ -66,7 +70,7 @@ app = typer.Typer(cls=DatasetCommands, no_args_is_help=True, add_completion=Fals
 
 
 @app.callback()
-def dataset() -> None:
+def dataset(ctx: typer.Context) -> None:
     """Build, clean, inspect and convert datasets.
 
     \b
@@ -78,3 +82,11 @@ def dataset() -> None:
 
     Each command reads JSONL, Parquet, CSV or a Hugging Face directory, and writes whole files or none.
     """
+
+    def end(*_: object) -> NoReturn:
+        ctx.meta["ajet.ended"] = True  # libraries make another error of what is raised here
+        raise SystemExit(128 + signal.SIGTERM)
+
+    if threading.current_thread() is threading.main_thread():
+        before: Any = signal.signal(signal.SIGTERM, end)  # its default leaves drafts behind
+        ctx.call_on_close(lambda: signal.signal(signal.SIGTERM, before))

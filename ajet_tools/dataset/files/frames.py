@@ -58,7 +58,7 @@ def _explain_errors(what: str) -> Iterator[None]:
 
     try:
         yield
-    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
+    except (pl.exceptions.PolarsError, OSError) as error:
         raise TaskError(f"{what}: {str(error).partition(chr(10))[0]}") from error
 
 

@@ -142,7 +142,7 @@ class _explain_sql:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         import polars as pl
 
-        if not isinstance(error, pl.exceptions.PolarsError | pl.exceptions.PanicException):
+        if not isinstance(error, pl.exceptions.PolarsError):
             return
         said = str(error).partition("\n")[0]
         missing = re.search(r'unable to find column "([^"]+)"|^([\w.]+)$', said)

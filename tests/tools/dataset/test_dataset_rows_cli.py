@@ -222,7 +222,8 @@ def test_help_has_examples(command: str) -> None:
     assert f"ajet dataset {command} " in ajet(command, "--help").stdout
 
 
-def test_an_interrupt_leaves_what_stood_there_and_no_draft(tasks: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_what_stood_there_and_no_draft(tasks: Path, tmp_path: Path, number: signal.Signals) -> None:
     (tmp_path / "work").mkdir()
     out = tmp_path / "work" / "out.parquet"
     out.write_text("before")
@@ -232,8 +233,9 @@ def test_an_interrupt_leaves_what_stood_there_and_no_draft(tasks: Path, tmp_path
         running.stdin.write(tasks.read_bytes())
         running.stdin.flush()
         until(lambda: len(list(out.parent.iterdir())) > 1)
-        running.send_signal(signal.SIGINT)
+        running.send_signal(number)
         said = running.stderr.read()
-    assert running.returncode == 130, said
+    assert running.returncode == 128 + number, said
+    assert said == (b"Interrupted: files are written whole or not at all\n" if number == signal.SIGINT else b"")
     assert out.read_text() == "before"
     assert list(out.parent.iterdir()) == [out]
