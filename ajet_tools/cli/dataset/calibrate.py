@@ -11,7 +11,7 @@ import typer
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo
 from ajet_tools.cli.arguments import AgentOptions
-from ajet_tools.cli.dataset.options import Out, RowOptions, Source, counted
+from ajet_tools.cli.dataset.options import Out, RowOptions, Source, check_apart, counted
 from ajet_tools.cli.options import expand_options, pick
 from ajet_tools.cli.output import ProgressBar
 from ajet_tools.dataset.calibrate import Band, Calibration
@@ -74,6 +74,7 @@ def calibrate(
     if not measured:
         raise ConfigError(f"{file} has no rows to measure")
     rejected, measurements = rejected or _beside(out, "rejected"), measurements or _beside(out, "measured")
+    check_apart(out=out, rejected=rejected, measurements=measurements)
     try:
         with ProgressBar("Episodes") as bar:
             done = measure(

@@ -17,6 +17,7 @@ from ajet_tools.cli.dataset.options import (
     Out,
     RowOptions,
     Source,
+    check_apart,
     counted,
     read_some,
     report_lines,
@@ -100,6 +101,8 @@ def decontaminate(
     ajet dataset decontaminate tasks.jsonl --eval test.jsonl \\
       --check-model gpt-4o-mini@https://api.openai.com/v1 -o clean.jsonl
     """
+    for path in evaluation:
+        check_apart(eval=path, out=out, report=report)
     budget = Budget(price=Price.parse(check_price) if check_price else None)
     kept_out = Leaks.of(
         evaluation, skip_bad=rows.skip_bad_rows,

@@ -106,10 +106,10 @@ def _parts(sources: list[str], split: str | None, *, to_directory: bool) -> dict
         if to_directory and split is None and Path(source).is_dir():
             for name in splits_of(Path(source)):
                 if name not in ("rejected", "quarantine"):
-                    parts.setdefault(name, []).append(f"{source}:{name}")
+                    parts.setdefault(name.replace("/", "-"), []).append(f"{source}:{name}")
         else:
             folder, colon, name = source.rpartition(":")
-            own = name if to_directory and colon and Path(folder).is_dir() else "train"
+            own = name.replace("/", "-") if to_directory and colon and Path(folder).is_dir() else "train"
             parts.setdefault(split or own, []).append(source)
     if not parts:
         raise ConfigError(f"there are no data files in {', '.join(sources)}")
@@ -129,8 +129,8 @@ def _converted(block: Block, format: str, left_out: Counter[str]) -> Iterator[Ro
 def _nothing(paths: list[str], format: str, left_out: Counter[str]) -> str:
     if not left_out:
         return f"{', '.join(paths)} has no rows; nothing to export"
-    reasons = ", ".join(f"{number:,} {reason}" for reason, number in left_out.most_common())
-    return f"no row of {', '.join(paths)} can be exported as {format}; rows {reasons}"
+    reasons = ", ".join(f"{counted(number, 'row')} {reason}" for reason, number in left_out.most_common())
+    return f"no row of {', '.join(paths)} can be exported as {format}: {reasons}"
 
 
 def _write_card(

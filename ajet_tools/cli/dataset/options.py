@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
@@ -227,6 +228,18 @@ def write_report(path: str, lines: Iterator[dict[str, Any]]) -> None:
 
 def report_lines(report: str | None) -> list[str]:
     return [f"  evidence is in {report}"] if report else []
+
+
+def check_apart(**files: str | Path | None) -> None:
+    """Raises ConfigError where two of these options name one file: one would be written over."""
+    known: dict[Path, str] = {}
+    for option, path in files.items():
+        if (
+            path is not None
+            and str(path) != "-"
+            and (other := known.setdefault(Path(path).resolve(), option)) != option
+        ):
+            raise ConfigError(f"--{other} and --{option} are the same file, {path}; name two")
 
 
 def to_place(out: str) -> str:

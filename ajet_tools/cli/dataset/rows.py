@@ -17,6 +17,7 @@ from ajet_tools.cli.dataset.options import (
     Out,
     RowOptions,
     Source,
+    check_apart,
     counted,
     counting,
     left_out_lines,
@@ -100,6 +101,7 @@ def filter_rows(
             raise ConfigError("--sql is a complete SELECT; remove the expression and the other conditions")
         _select(sql, source, out, rows.as_json)
         return
+    check_apart(out=out, rejected=rejected)
     keep = Keep(
         filter=parse(expression) if expression and not in_sql else None,
         where=Where(expression, source) if expression and in_sql else None,

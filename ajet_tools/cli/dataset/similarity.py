@@ -20,6 +20,7 @@ from ajet_tools.cli.dataset.options import (
     Out,
     RowOptions,
     Source,
+    check_apart,
     counted,
     read_some,
     report_lines,
@@ -99,6 +100,7 @@ def dedup(
     """
     if exact and embeddings:
         raise ConfigError("--exact finds exact copies only; remove --embeddings or --exact")
+    check_apart(out=out, report=report)
     with ProgressBar("reading") as bar:
         again = rows.rereadable(source)
         blocks = read_some(again(), source, bar)

@@ -60,6 +60,8 @@ class Writer:
         wished: Iterable[Columns] = (),
         shard_bytes: int = _SHARD_BYTES,
     ) -> None:
+        if not str(path):
+            raise ConfigError("the path to write is empty; name a file, a directory, or - for stdout")
         self.path = Path(path)
         self.rows = 0
         """Written so far."""
@@ -253,7 +255,8 @@ class Writer:
             yield [json.loads(line) for line in lines]
 
     def _draft_path(self, name: str) -> Path:
-        return self.path.with_name(f".{self.path.name}.{self._split}.{os.getpid()}.{name}")
+        path = self.path if self.path.name else self.path.resolve()  # of `.`
+        return path.with_name(f".{path.name}.{self._split}.{os.getpid()}.{name}")
 
     def _write_error(self, error: OSError) -> ConfigError:
         why = os.strerror(error.errno) if error.errno else error

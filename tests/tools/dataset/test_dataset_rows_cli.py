@@ -101,6 +101,40 @@ def test_a_reader_of_stdout_may_leave(tasks: Path, tmp_path: Path) -> None:
     assert "Error" not in done.stderr and "Traceback" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("filter", "chars>60", "--rejected"),
+        ("dedup", "--report"),
+        ("decontaminate", "--eval", "tests.jsonl", "--report"),
+        ("decontaminate", "--eval"),
+        ("calibrate", "--workflow", "a.py:f", "--judge", "exact", "--scripted", "a.py:r", "--rejected"),
+    ],
+)
+def test_two_files_of_a_command_are_not_one(
+    tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("tests.jsonl").write_bytes(tasks.read_bytes())
+    (out := tmp_path / "out.jsonl").write_bytes(tasks.read_bytes())
+    name, *more = arguments
+    said = ajet(name, tasks, *more, "./out.jsonl", "-o", out, code=2).stderr
+    assert "are the same file" in said and arguments[-1] in said and "--out" in said
+    assert out.read_bytes() == tasks.read_bytes()
+
+
+def test_the_current_directory_is_a_place_and_no_name_is_none(
+    tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "set").mkdir()
+    monkeypatch.chdir(tmp_path / "set")
+    ajet("filter", tasks, "chars>0", "-o", ".")
+    assert [str(path.relative_to(tmp_path / "set")) for path in (tmp_path / "set").rglob("*.*")] == [
+        "data/train-00000-of-00001.parquet"
+    ]
+    assert "is empty" in ajet("filter", tasks, "chars>0", "-o", "", code=2).stderr
+
+
 def test_mix_says_what_it_took(tasks: Path, tmp_path: Path) -> None:
     other, out = tmp_path / "other.csv", tmp_path / "mixed.parquet"
     ajet("filter", tasks, "metadata.level=0", "-o", other)
@@ -136,6 +170,17 @@ def test_export_of_a_directory_is_a_dataset_of_the_hub(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir() if p.name.startswith(".")] == []
 
 
+def test_the_splits_of_configurations_are_exported_apart(tasks: Path, tmp_path: Path) -> None:
+    for folder in ("main", "other"):
+        for split in ("train", "test"):
+            (tmp_path / "set" / folder).mkdir(parents=True, exist_ok=True)
+            (tmp_path / "set" / folder / f"{split}.jsonl").write_bytes(tasks.read_bytes())
+    ajet("export", tmp_path / "set", "-o", tmp_path / "hub", "--no-card")
+    assert sorted(path.name.partition("-0")[0] for path in (tmp_path / "hub" / "data").iterdir()) == [
+        f"{folder}-{split}" for folder in ("main", "other") for split in ("test", "train")
+    ]
+
+
 def test_export_counts_what_has_not_what_a_form_needs(tasks: Path, tmp_path: Path) -> None:
     path, out = tmp_path / "more.jsonl", tmp_path / "sft.jsonl"
     path.write_text(tasks.read_text() + '{"main_query": "no answer"}\n')
@@ -144,7 +189,7 @@ def test_export_counts_what_has_not_what_a_form_needs(tasks: Path, tmp_path: Pat
     assert lines(out)[0]["messages"][1] == {"role": "assistant", "content": "2"}
     out.write_text("before")
     said = ajet("export", path, "-f", "trl-preference", "-o", out, code=2).stderr
-    assert "no row of" in said and "31 without a chosen and a rejected reply" in said
+    assert "no row of" in said and ": 31 rows without a chosen and a rejected reply" in said
     assert out.read_text() == "before"
     assert "there is no export format 'x'" in ajet("export", path, "-f", "x", code=2).stderr
 
