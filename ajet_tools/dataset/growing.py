@@ -10,7 +10,6 @@ import asyncio
 import dataclasses
 import hashlib
 import json
-import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from functools import partial
@@ -36,8 +35,7 @@ from ajet_tools.dataset.generate.records import GenerationConfig, NoProgress
 from ajet_tools.dataset.generate.runs import grow
 from ajet_tools.dataset.measurements import Measurements
 from ajet_tools.dataset.model.budget import Budget, BudgetSpent
-from ajet_tools.dataset.model.open import open_endpoint
-from ajet_tools.dataset.readers import Rows, file_of, generation_config, job_rows, writer_of
+from ajet_tools.dataset.readers import Rows, file_of, generation_config, job_rows, open_writer
 from ajet_tools.dataset.verify import Verify
 
 __all__ = ["Growing", "grow", "read_growing"]
@@ -134,13 +132,7 @@ class Growing:
             config.trainer_common.seed,
             max(1, config.rollout.max_env_worker // settings.attempts),
         )
-        endpoint = open_endpoint(
-            **writer_of(config),
-            api_key=os.environ.get("OPENAI_API_KEY"),
-            concurrency=given.num_workers,
-            cache=config.directory.resolve() / "data" / "replies.sqlite",
-            budget=Budget(settings.max_calls),
-        )
+        endpoint = open_writer(config, Budget(settings.max_calls))
         result = grow(
             seeds,
             generation,

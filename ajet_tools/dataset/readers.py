@@ -31,12 +31,14 @@ from ajet_tools.dataset.generate.examples import read_seeds
 from ajet_tools.dataset.generate.output import Directory
 from ajet_tools.dataset.generate.records import DocsConfig, GenerationConfig, Interrupted
 from ajet_tools.dataset.generate.runs import grow, make_tasks, read_corpus
+from ajet_tools.dataset.model.budget import Budget
+from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.model.open import open_endpoint
 from ajet_tools.dataset.similarity.meaning import MeaningIndex
 from ajet_tools.dataset.similarity.near import NearIndex, check_threshold
 from ajet_tools.dataset.verify.combined import Verify
 
-__all__ = ["file_of", "generation_config", "job_rows", "read_generated", "read_traced", "writer_of"]
+__all__ = ["file_of", "generation_config", "job_rows", "open_writer", "read_generated", "read_traced"]
 
 log = logging.getLogger("ajet.tasks")
 
@@ -83,35 +85,24 @@ def _generated(config: Config, documents: list[Path], seeds: Path | None, valida
     Raises what ended the generation early; the next attempt goes on from there.
     """
     given = config.task_reader.data_generation
-    generation, verify, embeddings = (
-        generation_config(config, documents, seeds, validation),
-        _verify(config, documents),
-        None,
-    )
-    filtered = given.deduplication_filter
-    if filtered.enabled and filtered.params.base_url is not None:
-        embeddings = (filtered.params.base_url, filtered.params.model)
-    writer = writer_of(config)
+    generation = generation_config(config, documents, seeds, validation)
+    verify, filtered = _verify(config, documents), given.deduplication_filter
+    by_meaning = filtered.params.base_url if filtered.enabled else None
+    embeddings = (by_meaning, filtered.params.model) if by_meaning is not None else None
+    writer = _writer_of(config)
     mapping = {column: target for column, target in config.task_reader.field_mapping.items() if not documents}
+    named = (*writer.values(), verify, *given.verify_model, *(embeddings or ()))
     facts = {
         "generation": {name: value for name, value in generation.as_json().items() if name != "window"},
         "options": [*writer.values(), verify, embeddings, mapping, *given.verify_model],
         "files": {str(file): digest_of_path(file) for file in (*documents, seeds, validation) if file is not None},
-        "named": _named_files(
-            str(one) for one in (*writer.values(), verify, *given.verify_model, *(embeddings or ())) if one
-        ),
+        "named": _named_files(str(one) for one in named if one),
     }
     data = config.directory.resolve() / "data"
     directory = Directory(data / digest_of_values(facts))
     if (files := _finished(directory.path)) is not None:
         return files
-    endpoint = open_endpoint(
-        **writer,
-        api_key=os.environ.get("OPENAI_API_KEY"),
-        concurrency=given.num_workers,
-        cache=data / "replies.sqlite",
-    )
-    meanings = None
+    endpoint, meanings = open_writer(config), None
     if embeddings is not None:
         meanings = MeaningIndex.by(embeddings, filtered.params.similarity_threshold, endpoint, data / "replies.sqlite")
     rows = read_seeds(seeds, mapping=mapping) if seeds is not None else []
@@ -123,15 +114,13 @@ def _generated(config: Config, documents: list[Path], seeds: Path | None, valida
     }
     if isinstance(generation, DocsConfig):
         made = make_tasks(read_corpus(documents, generation), generation, directory, endpoint, seeds=rows, **options)
-        result, failure = made.result, made.failure
     else:
-        result = grow(rows, generation, directory, endpoint, **options).result
-        failure = result.stopped
-    if isinstance(failure, Interrupted):
+        made = grow(rows, generation, directory, endpoint, **options)
+    if isinstance(made.failure, Interrupted):
         raise KeyboardInterrupt
-    if failure is not None:
-        raise failure
-    log.info("data_generation: %d rows, in %s", result.accepted, directory.path)
+    if made.failure is not None:
+        raise made.failure
+    log.info("data_generation: %d rows, in %s", made.result.accepted, directory.path)
     files = {path.stem: path for path in (directory.train(), directory.validation()) if path.exists()}
     write_whole(directory.path / _DONE, json.dumps({path.name: digest_of_path(path) for path in files.values()}))
     return files
@@ -192,7 +181,7 @@ def generation_config(
     return DocsConfig(given.task_num, (kind,), chunk_size=given.document_reader.chunk_size, **limits)
 
 
-def writer_of(config: Config) -> dict[str, Any]:
+def _writer_of(config: Config) -> dict[str, Any]:
     """Who writes the tasks, as `open_endpoint` takes it."""
     given = config.task_reader.data_generation
     if given.scripted is not None:
@@ -205,6 +194,17 @@ def writer_of(config: Config) -> dict[str, Any]:
             f"{_GENERATION}.base_url or OPENAI_BASE_URL (not needed for a local checkpoint)"
         )
     return {"base_url": base_url, "model": model}
+
+
+def open_writer(config: Config, budget: Budget | None = None) -> Endpoint:
+    """Who writes the tasks; the replies of all runs of the experiment are kept together."""
+    return open_endpoint(
+        **_writer_of(config),
+        api_key=os.environ.get("OPENAI_API_KEY"),
+        concurrency=config.task_reader.data_generation.num_workers,
+        cache=config.directory.resolve() / "data" / "replies.sqlite",
+        budget=budget,
+    )
 
 
 def _check_limits(config: Config) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import functools
 import json
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from ajet_sdk.engines.reply_cache import tokens_of
 from ajet_tools.dataset import prompts
 from ajet_tools.dataset.files.tables import Row, text_of
 from ajet_tools.dataset.generate.coverage import axes_of
-from ajet_tools.dataset.generate.examples import Example, Side, as_example, split_sides, task_id_of
+from ajet_tools.dataset.generate.examples import Example, Side, as_example, split_sides
 from ajet_tools.dataset.generate.loop import Generation
 from ajet_tools.dataset.generate.records import (
     CIRCUMSTANCE,
@@ -21,10 +22,9 @@ from ajet_tools.dataset.generate.records import (
     Checks,
     GenerationConfig,
     Outlook,
-    Rejected,
+    Unusable,
 )
 from ajet_tools.dataset.model.endpoint import Endpoint
-from ajet_tools.dataset.model.replies import rows_in
 from ajet_tools.dataset.rows.schema import Misfit, RowShape
 
 __all__ = ["Expansion"]
@@ -117,22 +117,12 @@ class Expansion(Generation[Attempt]):
         messages = [{"role": "system", "content": _system()}, {"role": "user", "content": text}]
         return Attempt(number, side.name, count, messages, seed, provenance)
 
-    def _read_reply(self, attempt: Attempt, reply: str) -> tuple[list[Candidate], list[Rejected]]:
-        """Which rows of a reply have the shape of the dataset's."""
-        candidates, refused = list[Candidate](), list[Rejected]()
-        rows, problem = rows_in(reply)
-        if problem is not None:
-            reason, _, detail = problem.partition(": ")
-            refused.append(Rejected(reason, detail, None, attempt.provenance, reply))
-        for row in rows[: 2 * attempt.count]:
-            try:
-                values = self.shape.fit(row)
-            except Misfit as misfit:
-                shown = row if isinstance(row, dict) else {"row": row}
-                refused.append(Rejected("wrong format", str(misfit), shown, attempt.provenance))
-                continue
-            candidates.append(Candidate({"task_id": task_id_of(values), **values}, attempt.provenance))
-        return candidates, refused
+    def _read_row(self, attempt: Attempt, row: Any) -> tuple[dict[str, Any], Mapping[str, Any]]:
+        """A row that has the shape of the dataset's."""
+        try:
+            return self.shape.fit(row), attempt.provenance
+        except Misfit as misfit:
+            raise Unusable("wrong format", str(misfit), attempt.provenance) from misfit
 
     def _record_decision(self, attempt: Attempt, side: Side, candidate: Candidate, sound: bool) -> None:
         if sound:

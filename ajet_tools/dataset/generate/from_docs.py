@@ -15,7 +15,7 @@ from ajet_tools.dataset.documents.corpus import Corpus
 from ajet_tools.dataset.files.tables import Row, text_of
 from ajet_tools.dataset.generate.examples import Side, as_example, split_sides
 from ajet_tools.dataset.generate.loop import Generation
-from ajet_tools.dataset.generate.questions import DocsAttempt, open_book, read_questions
+from ajet_tools.dataset.generate.questions import DocsAttempt, open_book, read_question
 from ajet_tools.dataset.generate.records import (
     NO_CHECKS,
     Candidate,
@@ -23,7 +23,6 @@ from ajet_tools.dataset.generate.records import (
     DocsConfig,
     NoProgress,
     Outlook,
-    Rejected,
 )
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.rows.schema import RowShape
@@ -182,9 +181,9 @@ class FromDocs(Generation[DocsAttempt]):
         ]
         return DocsAttempt(number, side.name, count, messages, seed, provenance, chunk, kind)
 
-    def _read_reply(self, attempt: DocsAttempt, reply: str) -> tuple[Sequence[Candidate], list[Rejected]]:
-        """Which rows of a reply are grounded in the chunk."""
-        return read_questions(attempt, reply, self.shape)
+    def _read_row(self, attempt: DocsAttempt, row: Any) -> tuple[dict[str, Any], Mapping[str, Any]]:
+        """A row that is grounded in the chunk."""
+        return read_question(attempt, row, self.shape if attempt.kind == "few-shot" else None)
 
     def _row_for_verifier(self, attempt: DocsAttempt, candidate: Candidate, verifier: Verifier) -> Mapping[str, Any]:
         """A check that asks a model shows it the chunk: what is in no one's memory can still be right."""

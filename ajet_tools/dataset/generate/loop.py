@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ajet_sdk.errors import AjetError, ContextOverflow
 from ajet_tools.dataset.generate.coverage import Axis, Collapsed, Coverage
-from ajet_tools.dataset.generate.examples import Example, Side
+from ajet_tools.dataset.generate.examples import Example, Side, task_id_of
 from ajet_tools.dataset.generate.records import (
     Attempt,
     CallSettings,
@@ -32,9 +32,11 @@ from ajet_tools.dataset.generate.records import (
     NoProgress,
     Outlook,
     Rejected,
+    Unusable,
 )
 from ajet_tools.dataset.generate.screen import Screen
 from ajet_tools.dataset.model.endpoint import Endpoint, EndpointError, Halted
+from ajet_tools.dataset.model.replies import rows_in
 from ajet_tools.dataset.verify.combined import endpoints_of
 
 if TYPE_CHECKING:
@@ -125,8 +127,8 @@ class Generation(ABC, Generic[A]):
         """
 
     @abstractmethod
-    def _read_reply(self, attempt: A, reply: str) -> tuple[Sequence[Candidate], list[Rejected]]:
-        """The rows of a reply that hold by themselves, and those that do not."""
+    def _read_row(self, attempt: A, row: Any) -> tuple[dict[str, Any], Mapping[str, Any]]:
+        """A row of a reply with its provenance. Raises Unusable where it does not hold by itself."""
 
     def _is_exhausted(self, side: Side) -> bool:
         """Whether nothing is left to ask for a side."""
@@ -269,6 +271,22 @@ class Generation(ABC, Generic[A]):
         if outcome.candidates and self.checks.verifier is not None:
             await self._verify(attempt, outcome, self.checks.verifier)
         return outcome
+
+    def _read_reply(self, attempt: A, reply: str) -> tuple[list[Candidate], list[Rejected]]:
+        """The rows of a reply that hold by themselves, and those that do not."""
+        candidates, refused = list[Candidate](), list[Rejected]()
+        rows, problem = rows_in(reply)
+        if problem is not None:
+            reason, _, detail = problem.partition(": ")
+            refused.append(Rejected(reason, detail, None, attempt.origin(), reply))
+        for row in rows[: 2 * attempt.count]:
+            try:
+                values, provenance = self._read_row(attempt, row)
+                candidates.append(Candidate({"task_id": task_id_of(values), **values}, provenance))
+            except Unusable as why:
+                shown = row if isinstance(row, dict) else {"row": row}
+                refused.append(Rejected(why.reason, why.detail, shown, why.provenance))
+        return candidates, refused
 
     async def _verify(self, attempt: A, outcome: _Outcome, verifier: Verifier) -> None:
         rows = [self._row_for_verifier(attempt, candidate, verifier) for candidate in outcome.candidates]

@@ -9,18 +9,17 @@ import re
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from ajet_tools.dataset import prompts
 from ajet_tools.dataset.documents.chunks import Chunk
 from ajet_tools.dataset.files.values import answer_of
-from ajet_tools.dataset.generate.examples import task_id_of
-from ajet_tools.dataset.generate.records import Attempt, Candidate, Rejected
-from ajet_tools.dataset.model.replies import rows_in
+from ajet_tools.dataset.generate.records import Attempt, Unusable
 from ajet_tools.dataset.rows.schema import Misfit, RowShape, query_of
 from ajet_tools.dataset.verify.verdict import question_of
 
-__all__ = ["DocsAttempt", "Searchable", "Span", "long_enough", "open_book", "read_questions"]
+__all__ = ["DocsAttempt", "Searchable", "Span", "long_enough", "open_book", "read_question"]
 
 _ABOUT_TEXT = re.compile(
     r"\b(according to|(stated|mentioned|described|given|shown|listed|discussed) in) (the|this|that) "
@@ -47,45 +46,36 @@ class DocsAttempt(Attempt):
     chunk: Chunk
     kind: str
 
+    @cached_property
+    def text(self) -> Searchable:
+        return Searchable(self.chunk.text)
 
-def read_questions(attempt: DocsAttempt, reply: str, shape: RowShape | None) -> tuple[list[Candidate], list[Rejected]]:
-    """The rows of a reply that have the right shape and whose quotation is in the chunk; and the others, with why."""
-    rows, problem = rows_in(reply)
-    candidates: list[Candidate] = []
-    refused: list[Rejected] = []
-    if problem is not None:
-        reason, _, detail = problem.partition(": ")
-        refused.append(Rejected(reason, detail, None, _locate(attempt), reply))
-    text = Searchable(attempt.chunk.text)
-    for row in rows[: 2 * attempt.count]:
-        shown = row if isinstance(row, dict) else {"row": row}
-        span = None
-        try:
-            values, quote = _task_of(row, shape if attempt.kind == "few-shot" else None)
-            span = text.find(quote)
-            _check(values, quote, span, attempt)
-        except _Unusable as unsound:
-            refused.append(Rejected(unsound.reason, unsound.detail, shown, _locate(attempt, span)))
-            continue
-        except Misfit as misfit:
-            refused.append(Rejected("wrong format", str(misfit), shown, _locate(attempt)))
-            continue
-        candidates.append(Candidate({"task_id": task_id_of(values), **values}, _locate(attempt, span)))
-    return candidates, refused
+    def origin(self, span: Span | None = None) -> dict[str, Any]:
+        """The provenance, with the place of a quotation where it was found; else of the chunk."""
+        block = self.chunk.block_at(span.start) if span is not None else self.chunk.blocks[0]
+        document: dict[str, Any] = {**self.provenance["document"], "chunk": self.chunk.number}
+        document |= {"page": block.page} if block.page is not None else {}
+        document |= {"heading": block.heading} if block.heading else {}
+        evidence = {} if span is None else {"span": {"quote": span.text, "start": span.start, "end": span.end}}
+        return {**self.provenance, "document": document, **evidence}
+
+
+def read_question(attempt: DocsAttempt, row: Any, shape: RowShape | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """A row of the right shape whose quotation is in the chunk, with its provenance. Raises Unusable for another."""
+    try:
+        values, quote = _task_of(row, shape)
+    except Misfit as misfit:
+        raise Unusable("wrong format", str(misfit), attempt.origin()) from misfit
+    span = attempt.text.find(quote)
+    if problem := _problem(values, quote, span, attempt):
+        raise Unusable(*problem, attempt.origin(span))
+    return values, attempt.origin(span)
 
 
 def open_book(values: Mapping[str, Any], passage: str) -> dict[str, Any]:
     """The row with the chunk beside its question: whoever checks the answer has to find it there."""
     text = prompts.load("from-docs/open-book").render(passage=passage, question=question_of(values))
     return {**values, query_of(values) or "main_query": text, "closed_book": values}
-
-
-class _Unusable(Exception):
-    """A row that is no task about the document: `reason` to count by, `detail` to look at."""
-
-    def __init__(self, reason: str, detail: str) -> None:
-        super().__init__(reason, detail)
-        self.reason, self.detail = reason, detail
 
 
 def _task_of(row: Any, shape: RowShape | None) -> tuple[dict[str, Any], str]:
@@ -109,42 +99,26 @@ def _task_of(row: Any, shape: RowShape | None) -> tuple[dict[str, Any], str]:
     return {"main_query": str(question).strip(), "metadata": {"answer": str(answer).strip()}}, quote
 
 
-def _check(values: Mapping[str, Any], quote: str, span: Span | None, attempt: DocsAttempt) -> None:
+def _problem(values: Mapping[str, Any], quote: str, span: Span | None, attempt: DocsAttempt) -> tuple[str, str] | None:
+    """Why a row is no task about the document: reason and detail."""
     if span is None:
-        raise _Unusable("quote not in the document", f"{_short(quote)} is not in {_where(attempt)}")
+        where = f"chunk {attempt.chunk.number} of {attempt.chunk.document.name}"
+        return "quote not in the document", f"{_short(quote)} is not in {where}"
     if not long_enough(span.text):
-        raise _Unusable("quote too short", f"{_short(quote)} is too short to be evidence")
+        return "quote too short", f"{_short(quote)} is too short to be evidence"
     if len(span.text) > _LONGEST_QUOTE:
-        raise _Unusable("quote too long", f"{len(span.text):,} characters are no quotation but a passage")
+        return "quote too long", f"{len(span.text):,} characters are no quotation but a passage"
     name = query_of(values)
     about = _ABOUT_TEXT.search(str(values[name])) if name else None
     if about:
-        raise _Unusable("asks about the text", f"{about[0]!r}: whoever solves the task does not have it")
-    answer = answer_of(values)
-    if attempt.kind == "knowledge" and answer is not None:
-        _check_figures(str(answer), span.text)
-
-
-def _check_figures(answer: str, quote: str) -> None:
-    """A figure in the answer to a question of knowledge is one of the quote, unless that has its figures in words."""
-    there = {figure.replace(",", "") for figure in _FIGURE.findall(quote)}
-    strange = [figure for figure in _FIGURE.findall(answer) if figure.replace(",", "") not in there]
-    if there and strange:
-        raise _Unusable("answer not in the quote", f"{strange[0]} is in the answer and not in {_short(quote)}")
-
-
-def _locate(attempt: DocsAttempt, span: Span | None = None) -> dict[str, Any]:
-    """The provenance, with the place of the quotation where it was found; else of the chunk."""
-    block = attempt.chunk.block_at(span.start) if span is not None else attempt.chunk.blocks[0]
-    document: dict[str, Any] = {**attempt.provenance["document"], "chunk": attempt.chunk.number}
-    document |= {"page": block.page} if block.page is not None else {}
-    document |= {"heading": block.heading} if block.heading else {}
-    evidence = {} if span is None else {"span": {"quote": span.text, "start": span.start, "end": span.end}}
-    return {**attempt.provenance, "document": document, **evidence}
-
-
-def _where(attempt: DocsAttempt) -> str:
-    return f"chunk {attempt.chunk.number} of {attempt.chunk.document.name}"
+        return "asks about the text", f"{about[0]!r}: whoever solves the task does not have it"
+    if attempt.kind == "knowledge" and (answer := answer_of(values)) is not None:
+        # a figure in the answer is one of the quote, unless that has its figures in words
+        there = {figure.replace(",", "") for figure in _FIGURE.findall(span.text)}
+        strange = [figure for figure in _FIGURE.findall(str(answer)) if figure.replace(",", "") not in there]
+        if there and strange:
+            return "answer not in the quote", f"{strange[0]} is in the answer and not in {_short(span.text)}"
+    return None
 
 
 def _short(text: str) -> str:

@@ -37,6 +37,7 @@ __all__ = [
     "NoProgress",
     "Outlook",
     "Rejected",
+    "Unusable",
     "strategies_of",
 ]
 
@@ -261,6 +262,10 @@ class Attempt:
         cell: Mapping[str, str] = self.provenance["parameters"].get("cell", {})
         return cell
 
+    def origin(self) -> Mapping[str, Any]:
+        """The provenance of its reply."""
+        return self.provenance
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -268,6 +273,14 @@ class Candidate:
 
     values: dict[str, Any]
     provenance: Mapping[str, Any]
+
+
+class Unusable(Exception):
+    """A row of a reply that does not hold: `reason` to count by, `detail` to look at, and where it is from."""
+
+    def __init__(self, reason: str, detail: str, provenance: Mapping[str, Any]) -> None:
+        super().__init__(reason, detail)
+        self.reason, self.detail, self.provenance = reason, detail, provenance
 
 
 @dataclass(frozen=True)

@@ -110,11 +110,6 @@ class Endpoint:
         """The model's, as a judge calls it."""
         return self.model
 
-    @property
-    def waiting(self) -> int:
-        """Requests that wait because of a 429, for a progress line."""
-        return self._pace.waiting
-
     def counted_apart(self) -> Endpoint:
         """The same endpoint, its connections and limits, for another who asks it: what that one spends is counted."""
         other = copy.copy(self)

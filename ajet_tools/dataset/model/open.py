@@ -13,23 +13,13 @@ from ajet_sdk.engines.open import open_engine
 from ajet_sdk.engines.scripted import InProcess, ScriptedEngine
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import Engine
-from ajet_tools.dataset.model.budget import Budget
 from ajet_tools.dataset.model.endpoint import Endpoint, local_url
 
 __all__ = ["open_endpoint", "open_named"]
 
 
 def open_endpoint(
-    base_url: str | None,
-    model: str | None,
-    api_key: str | None = None,
-    *,
-    scripted: str | None = None,
-    concurrency: int = 16,
-    per_minute: float | None = None,
-    retries: int = 4,
-    cache: Path | None = None,
-    budget: Budget | None = None,
+    base_url: str | None, model: str | None, api_key: str | None = None, *, scripted: str | None = None, **how: Any
 ) -> Endpoint:
     """What answers: the function that `scripted` names, an endpoint, or a checkpoint in this process.
 
@@ -37,6 +27,7 @@ def open_endpoint(
         base_url: an OpenAI-compatible endpoint.
         model: its name there; without an endpoint the directory of a Hugging Face checkpoint.
         scripted: `replies.py:function`, which gets an `Ask` and returns text; a file alone means its `reply`.
+        how: concurrency, cache, budget and the like, as `Endpoint` takes them.
 
     Raises ConfigError where nothing is named, or what is named cannot be loaded.
     """
@@ -48,12 +39,12 @@ def open_endpoint(
         model = f"scripted:{Path(place).name}:{function}"
         engine: Engine = ScriptedEngine(load_object(f"{place}:{function}"))
         wire = InProcess(engine, limited=False)  # its tokens are bytes: a limit in tokens says nothing of them
-        return Endpoint(base_url, model, concurrency=concurrency, cache=cache, budget=budget, wire=wire)
+        return Endpoint(base_url, model, wire=wire, **how)
     if model is not None and Path(model).is_dir() and not base_url:
         checkpoint = Path(model)
         engine = open_engine(load_config(None, [], {"model": {"path": str(checkpoint.resolve())}}))
         wire, base_url = InProcess(engine, limited=True), local_url(checkpoint)
-        return Endpoint(base_url, checkpoint.name, concurrency=concurrency, cache=cache, budget=budget, wire=wire)
+        return Endpoint(base_url, checkpoint.name, wire=wire, **how)
     if not base_url:
         raise ConfigError(
             "no model to write rows: pass --base-url URL (or set OPENAI_BASE_URL), or --scripted replies.py"
@@ -62,38 +53,28 @@ def open_endpoint(
         raise ConfigError(f"no model named at {base_url}: pass --model NAME (or set OPENAI_MODEL)")
     if not base_url.startswith(("http://", "https://")):
         raise ConfigError(f"--base-url must start with http:// or https:// (got {base_url!r})")
-    return Endpoint(
-        base_url,
-        model,
-        api_key,
-        concurrency=concurrency,
-        per_minute=per_minute,
-        retries=retries,
-        cache=cache,
-        budget=budget,
-    )
+    return Endpoint(base_url, model, api_key, **how)
 
 
 def open_named(
-    spec: str, *, option: str, base_url: str = "", key_env: str | None = None, like: Endpoint | None = None,
-    cache: Path | None = None, budget: Budget | None = None,
-) -> Endpoint:  # fmt: skip
+    spec: str, *, option: str, base_url: str = "", key_env: str | None = None, like: Endpoint | None = None, **how: Any
+) -> Endpoint:
     """The model that one word names: `NAME@URL`, `NAME` at `base_url`, a checkpoint, `scripted:FILE.py:FUNCTION`.
 
     Args:
         option: what the word was given by, for messages.
         key_env: the environment variable with its key; None is OPENAI_API_KEY.
         like: asked as often at once, and with the cache, of this one.
+        how: as of `open_endpoint`.
 
     Raises ConfigError.
     """
-    more: dict[str, Any] = {"cache": cache, "budget": budget}
     if like is not None:
-        more |= {"concurrency": like.concurrency, "retries": like.retries, "cache": cache or like.cache}
+        how = {"concurrency": like.concurrency, "retries": like.retries, "cache": like.cache, **how}
     if spec.startswith("scripted:"):
-        return open_endpoint(None, None, scripted=spec.removeprefix("scripted:"), **more)
+        return open_endpoint(None, None, scripted=spec.removeprefix("scripted:"), **how)
     name, at, url = spec.partition("@http")
     place = f"http{url}" if at else "" if Path(name).is_dir() else base_url
     if not place.startswith(("http://", "https://")) and not Path(name).is_dir():
         raise ConfigError(f"{option} {spec}: add its endpoint: {name}@https://HOST/v1")
-    return open_endpoint(place or None, name, os.environ.get(key_env or "OPENAI_API_KEY"), **more)
+    return open_endpoint(place or None, name, os.environ.get(key_env or "OPENAI_API_KEY"), **how)

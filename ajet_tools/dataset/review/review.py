@@ -150,21 +150,12 @@ class Review:
         return json_line(self.row(number).values).decode("utf-8").rstrip("\n")
 
     def rows(self, numbers: Sequence[int]) -> list[Row]:
-        """Several rows, which may be any; those that stand together are read together."""
-        made: list[Row] = []
-        at = 0
-        while at < len(numbers):
-            end = at + 1
-            while end < len(numbers) and numbers[end] == numbers[end - 1] + 1:
-                end += 1
-            found = self.spool.rows(numbers[at], numbers[end - 1] + 1)
-            made += [self._current(number, row) for number, row in zip(numbers[at:end], found, strict=False)]
-            at = end
-        return made
+        """Several rows, which may be any."""
+        return list(map(self._current, numbers, self.spool.rows(numbers)))
 
     def _current(self, number: int, row: Row) -> Row:
-        decision = self.decisions.get(number)
-        return Row(row.where, dict(decision.values)) if decision is not None and decision.values is not None else row
+        values = self._values_of(number)
+        return Row(row.where, dict(values)) if values is not None else row
 
     # Finding
 
@@ -222,8 +213,7 @@ class Review:
     # Deciding
 
     def mark_of(self, number: int) -> Mark | None:
-        decision = self.decisions.get(number)
-        return decision.mark if decision is not None else None
+        return self.decisions.get(number, Decision()).mark
 
     def is_blind(self, number: int) -> bool:
         """Whether a row's verdict is not shown: it is one of the sample and still to be decided on."""
@@ -273,8 +263,7 @@ class Review:
         return list(before)
 
     def _values_of(self, number: int) -> Mapping[str, Any] | None:
-        decision = self.decisions.get(number)
-        return decision.values if decision is not None else None
+        return self.decisions.get(number, Decision()).values
 
     def _decide(self, decisions: Mapping[int, Decision]) -> None:
         self._history.append({number: self.decisions.get(number, Decision()) for number in decisions})

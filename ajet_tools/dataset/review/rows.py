@@ -9,7 +9,7 @@ import difflib
 import json
 import sqlite3
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,23 +70,27 @@ class RowFile:
 
     def line(self, number: int) -> bytes:
         """A row as its line of JSON."""
-        return self._read(number, number + 1)[0][1]
+        line: bytes = self._rows.execute("SELECT line FROM rows WHERE number = ?", (number,)).fetchone()[0]
+        return line
 
-    def rows(self, start: int, stop: int) -> list[Row]:
-        """The rows from one number up to another, as far as there are."""
-        return [Row(place, json.loads(line)) for place, line in self._read(start, stop)]
+    def rows(self, numbers: Iterable[int]) -> list[Row]:
+        """The rows of these numbers, as far as there are."""
+        numbers = list(numbers)
+        query = "SELECT * FROM rows WHERE number IN (SELECT value FROM json_each(?)) AND number < ?"
+        found = {
+            number: (place, line) for number, place, line in self._rows.execute(query, (str(numbers), self._count))
+        }
+        return [Row(place, json.loads(line)) for place, line in (found[one] for one in numbers if one in found)]
 
     def row(self, number: int) -> Row:
-        return self.rows(number, number + 1)[0]
+        return self.rows([number])[0]
 
     def lines(self) -> Iterator[bytes]:
         """Every row that can be read by now, as its line of JSON, some on disk and none twice in memory."""
-        for start in range(0, self._count, _TOGETHER):
-            yield from (line for _, line in self._read(start, start + _TOGETHER))
-
-    def _read(self, start: int, stop: int) -> list[tuple[str, bytes]]:
-        query = "SELECT place, line FROM rows WHERE number >= ? AND number < ? ORDER BY number"
-        return self._rows.execute(query, (start, min(stop, self._count))).fetchall()
+        query, count = "SELECT line FROM rows WHERE number >= ? AND number < ? ORDER BY number", self._count
+        for start in range(0, count, _TOGETHER):
+            for (line,) in self._rows.execute(query, (start, min(start + _TOGETHER, count))).fetchall():
+                yield line
 
 
 @dataclass

@@ -166,7 +166,7 @@ class RowsTable(ListingTable):
 
     def choose_columns(self) -> None:
         """Those that the rows have and the screen has room for."""
-        rows = [row.values for row in self.review.spool.rows(0, _SAMPLED_ROWS)]
+        rows = [row.values for row in self.review.spool.rows(range(_SAMPLED_ROWS))]
         columns = pick_columns(rows, self.review.mark_of, self.app.size.width)
         blind = self.review.sample_size is not None
         self.columns = tuple(one for one in columns if not (blind and one.name == "verified"))
