@@ -14,8 +14,7 @@ import math
 import signal
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
     from ajet_tools.dataset.similarity.meaning import Vectors
     from ajet_tools.dataset.verify.verdict import Verdict, Verifier
 
-__all__ = ["FAILED", "NO_PROGRESS", "PROBE", "Generation", "run_generation"]
+__all__ = ["FAILED", "NO_PROGRESS", "PROBE", "Generation"]
 
 log = logging.getLogger("ajet.dataset")
 
@@ -378,37 +377,3 @@ def _short(details: Mapping[str, Any]) -> str:
     details = details["parts"][-1]["details"] if details.get("parts") else details
     text = "; ".join(f"{name}: {value}" for name, value in details.items())
     return text if len(text) <= 400 else text[:399] + "…"
-
-
-async def run_generation(generation: Generation[Any]) -> GenerationResult:
-    """Run it and close its endpoints. The first SIGINT or SIGTERM lets what is under way come back."""
-    try:
-        with _stop_on_signals(generation):
-            return await generation.run()
-    finally:
-        await generation.aclose()
-
-
-@contextmanager
-def _stop_on_signals(generation: Generation[Any]) -> Iterator[None]:
-    """Only the main thread hears them."""
-    loop = asyncio.get_running_loop()
-    heard = (signal.SIGINT, signal.SIGTERM)
-
-    def remove() -> None:
-        with suppress(ValueError, NotImplementedError, RuntimeError):
-            for one in heard:
-                loop.remove_signal_handler(one)
-
-    def request_stop(one: signal.Signals) -> None:
-        remove()
-        generation.stopped_by = one
-        generation.stop.set()
-
-    with suppress(ValueError, NotImplementedError, RuntimeError):
-        for one in heard:
-            loop.add_signal_handler(one, request_stop, one)
-    try:
-        yield
-    finally:
-        remove()

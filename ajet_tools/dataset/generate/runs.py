@@ -9,10 +9,12 @@ OUT/README.md, card/   the dataset card and its pictures
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import signal
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -26,7 +28,7 @@ from ajet_tools.dataset.files.tables import Row
 from ajet_tools.dataset.generate.expand import Expansion
 from ajet_tools.dataset.generate.from_docs import FromDocs
 from ajet_tools.dataset.generate.learning import with_pass_rate
-from ajet_tools.dataset.generate.loop import Generation, run_generation
+from ajet_tools.dataset.generate.loop import Generation
 from ajet_tools.dataset.generate.output import Directory, Estimate, digest_of, write
 from ajet_tools.dataset.generate.records import Checks, DocsConfig, GenerationConfig, GenerationResult
 from ajet_tools.dataset.model.endpoint import Endpoint
@@ -199,22 +201,15 @@ def _run_to_end(
         if value is not None:
             value.halted = True
         run.halt()
-        run_to_end(run_generation(run))
+        run_to_end(_run(run, value))
     if confirm is not None:
         confirm(Estimate.of(run, value))
     if dry_run:
         return GenerationRun(run.result, [], [], corpus)
     directory.begin(facts)
 
-    async def whole() -> GenerationResult:
-        try:
-            return await run_generation(run)
-        finally:
-            if value is not None:
-                await value.policy.aclose()
-
     with watching(run) if watching is not None else nullcontext() as run.on_change:
-        result = run_to_end(whole())
+        result = run_to_end(_run(run, value))
     for rows in (result.train, result.validation):
         rows[:] = map(with_pass_rate, rows)
     checked = checks_of(run.checks.verifier, result.provenances())
@@ -232,6 +227,42 @@ def _run_to_end(
     documents = corpus.as_rows() if corpus is not None else ()
     told = replace(told, counts=counts, parameters=parameters)
     return GenerationRun(result, write(directory, result, told, seeds, documents), checked, corpus)
+
+
+async def _run(generation: Generation[Any], value: LearningValue | None) -> GenerationResult:
+    """Run it and close its endpoints. The first SIGINT or SIGTERM lets what is under way come back."""
+    try:
+        with _stop_on_signals(generation):
+            return await generation.run()
+    finally:
+        await generation.aclose()
+        if value is not None and not value.halted:
+            await value.policy.aclose()
+
+
+@contextmanager
+def _stop_on_signals(generation: Generation[Any]) -> Iterator[None]:
+    """Only the main thread hears them."""
+    loop = asyncio.get_running_loop()
+    heard = (signal.SIGINT, signal.SIGTERM)
+
+    def remove() -> None:
+        with suppress(ValueError, NotImplementedError, RuntimeError):
+            for one in heard:
+                loop.remove_signal_handler(one)
+
+    def request_stop(one: signal.Signals) -> None:
+        remove()
+        generation.stopped_by = one
+        generation.stop.set()
+
+    with suppress(ValueError, NotImplementedError, RuntimeError):
+        for one in heard:
+            loop.add_signal_handler(one, request_stop, one)
+    try:
+        yield
+    finally:
+        remove()
 
 
 def grow(
