@@ -30,8 +30,9 @@ class Misfit(TaskError):
     """A value does not fit the type that a table declares."""
 
     def __init__(self, place: Place, path: str, value: Any) -> None:
+        kind = f"a class label of {place.labels}" if place.labels else place.type
         super().__init__(
-            f"{path} is {place.type} in {place.table}, and {value!r:.80} does not fit; write .jsonl, or change the "
+            f"{path} is {kind} in {place.table}, and {value!r:.80} does not fit; write .jsonl, or change the "
             "column's type first"
         )
         self.path = path
@@ -209,9 +210,21 @@ def convert(data: Any, columns: Columns, to: Columns) -> Any:
         raise TaskError(f"these rows cannot be put into one table: {error}") from error
 
 
+def _check_labels(array: Any, to: Place, path: str) -> None:
+    """Raises Misfit where a number is that of no label."""
+    import polars as pl
+
+    odd = pl.Series(array).drop_nulls()
+    odd = odd.filter(~odd.is_between(-1, len(to.labels) - 1))
+    if len(odd):
+        raise Misfit(to, path, odd[0])
+
+
 def _converted(array: Any, place: Place, to: Place, path: str) -> Any:
     import pyarrow as pa
 
+    if to.labels and not place.labels and pa.types.is_integer(array.type):
+        _check_labels(array, to, path)
     if array.type == to.type and _encoding(place) == _encoding(to):
         return array
     if to.is_json:

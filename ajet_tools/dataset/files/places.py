@@ -97,6 +97,11 @@ class Place:
         """Its type is what JSON's values would get: nothing is lost where JSON stands between."""
         return self.is_json or _is_natural(self.type)
 
+    @property
+    def labels(self) -> Any:
+        """The names of its class labels, where it is a column of them."""
+        return _labels(self.feature) if isinstance(self.feature, dict) and "_type" in self.feature else None
+
     def as_field(self, name: str) -> Any:
         import pyarrow as pa
 
@@ -178,6 +183,11 @@ class Columns:
         some = {name: (one.type, one.notes, one.noted, one.metadata) for name, one in self.fields.items()}
         return list(some.items()), dict(self.metadata)
 
+    @property
+    def with_bytes(self) -> list[str]:
+        """Columns that hold bytes, such as images, at any depth."""
+        return [name for name, one in self.fields.items() if "binary" in str(one.type)]
+
     def lost_in_text(self) -> dict[str, str]:
         """Columns of which text does not hold all, and what they are: bytes, times, decimals, the names of labels."""
         lost = {name: str(one.type) for name, one in self.fields.items() if _is_beyond_json(one.type)}
@@ -219,6 +229,8 @@ def _wished(place: Place, wished: Place, path: str, unfit: Collection[str]) -> P
             for name, one in place.fields.items()
         }
         return replace(place, fields=fields)
+    if wished.is_natural and place.type == wished.type and not place.is_json and wished.labels:
+        return replace(place, table=wished.table, feature=wished.feature, metadata=wished.metadata)
     return place if wished.is_natural or wished.fields else merge(place, wished, path)
 
 

@@ -39,6 +39,12 @@ def select_seeds(rows: Iterable[Row], name: str, *, skip_bad: bool = False) -> l
     read_rows = 0
     for row in rows:
         read_rows += 1
+        if row.stored is not None and (binary := row.stored.columns.with_bytes):
+            raise TaskError(
+                f"{row.where} has bytes in {', '.join(binary)}, which a model that writes rows does not make. "
+                f'Leave them out: ajet dataset filter {name} --sql "SELECT * EXCLUDE ({", ".join(binary)}) FROM rows" '
+                "-o seeds.parquet"
+            )
         problem = _problem(row)
         if problem is None:
             seeds.setdefault(_content(row), row)

@@ -34,6 +34,7 @@ _SIGNS = re.compile(
 _DERIVED = ("text", "chars", "words", "language")
 _CALL = re.compile(rf"\b({'|'.join(_DERIVED)})\s*\(", re.I)
 _LIST = re.compile(r"\s*select\s+(?:distinct\s+)?(.+?)\s+from\s+(?:rows|self)\b", re.I | re.S)
+_ALL = re.compile(r"\*(?:$|\s+exclude\b)", re.I)
 _NESTS = re.compile(r"\b(?:join|union|except|intersect)\b|\(\s*select\b", re.I)
 
 
@@ -229,4 +230,5 @@ def _unchanged(query: str, names: Iterable[str]) -> set[str]:
     start, end = listed.span(1)
     cuts = [start, *(start + found.start() for found in re.finditer(",", listed[1])), end]
     plain = {query[one:other].strip(", \n\t").strip('"`') for one, other in pairwise(cuts)}
-    return set(names) if "*" in plain else plain & set(names)
+    everything = any(_ALL.match(item) for item in plain) and not re.search(r"\b(?:replace|rename)\b", blank, re.I)
+    return set(names) if everything else plain & set(names)

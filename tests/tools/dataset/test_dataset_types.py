@@ -267,6 +267,42 @@ def test_a_dataset_that_grows_of_a_table_has_its_types(tmp_path: Path, monkeypat
     assert (made.field("level").type, made.field("weight").type) == (pa.int64(), pa.float32())
 
 
+def test_a_dataset_that_grows_of_class_labels_has_them_where_they_fit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    seeds = [{"question": f"Is {i} even or odd?", "answer": str(i % 2), "level": i % 2} for i in range(6)]
+    noted = {"level": {"names": ["even", "odd"], "_type": "ClassLabel"}}
+    metadata = {"huggingface": json.dumps({"info": {"features": noted}})}
+    pq.write_table(pa.Table.from_pylist(seeds).replace_schema_metadata(metadata), "seeds.parquet")
+    for most, labels in ((1, ["even", "odd"]), (2, None)):
+        rows = [{**seeds[i % 2], "question": f"Which is {i} of {i * i} pears and plums?"} for i in range(100, 108)]
+        rows[0]["level"] = most
+        Path(f"replies{most}.py").write_text(f"def reply(ask):\n    return {json.dumps(json.dumps(rows))}\n")
+        ajet("expand", "seeds.parquet", "--verify", "none", "--scripted", f"replies{most}.py:reply", "-n", "4",
+             "--format", "parquet", "--validation", "0", "--out", f"data{most}")  # fmt: skip
+        found = json.loads(pq.read_schema(f"data{most}/train.parquet").metadata[b"huggingface"])
+        assert found["info"]["features"]["level"].get("names") == labels
+    Path("more.jsonl").write_text(json.dumps({**seeds[0], "level": 7}) + "\n")
+    said = ajet("mix", "seeds.parquet", "more.jsonl", "-o", "mixed.parquet", code=2)
+    assert "level is a class label of ['even', 'odd'] in seeds.parquet, and 7 does not fit" in said
+
+
+def test_seeds_with_images_are_refused_with_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before any call: their bytes would stand in each prompt, and the model would make some up."""
+    monkeypatch.chdir(tmp_path)
+    write_typed(Path("typed.parquet"))
+    Path("replies.py").write_text("def reply(ask):\n    raise AssertionError\n")
+    grow = ("expand", "--verify", "none", "--scripted", "replies.py:reply", "--out", "data", "--dry-run")
+    said = ajet(*grow, "typed.parquet", code=2)
+    assert "typed.parquet row 1 has bytes in image, blob" in said
+    query = said[said.index('"') + 1 : said.rindex('"')]
+    ajet("filter", "typed.parquet", "--sql", query, "-o", "seeds.parquet")
+    assert pq.read_schema("seeds.parquet").names == [
+        name for name in pq.read_schema("typed.parquet").names if name not in ("image", "blob")
+    ]
+
+
 # Laws over any schema
 
 _LEAVES = [
