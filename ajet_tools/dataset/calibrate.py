@@ -125,17 +125,13 @@ def calibrate(
         done.notices = [
             *failures_by_cause(attempts.counted),
             *failure_messages(attempts.counted, cause=False),
-            *_greedy(report.notices),
+            *(line for line in report.notices if "temperature 0" in line),
         ]
     _write(wanted, known, attempts, done, out, rejected, keep or Band())
     if wanted and not sum(done.histogram):
         why = "; ".join(f"{count} × {reason}" for reason, count in done.unmeasured.most_common(3))
         raise TaskError(f"none of the {len(wanted)} rows could be measured: {why}")
     return done
-
-
-def _greedy(told: Sequence[str]) -> list[str]:
-    return [line for line in told if "temperature 0" in line]
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,9 @@ import typer
 
 from ajet_sdk.errors import ConfigError
 from ajet_tools.cli.dataset.generation import ModelOptions
-from ajet_tools.cli.dataset.options import Out, SkipBad, counted, print_summary
+from ajet_tools.cli.dataset.options import Out, SkipBad, counted, print_summary, write_report
 from ajet_tools.cli.options import AsJson, expand_options
 from ajet_tools.cli.output import ProgressBar
-from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.from_traces import run as loop
 from ajet_tools.dataset.from_traces.choice import Choice
 from ajet_tools.dataset.from_traces.grader import Grader, read_rubric
@@ -32,8 +31,10 @@ _PATHS = (
     "Default: the newest trace in or below the current directory."
 )
 _TO = "tasks (for RL), messages (for SFT), preferences (pairs) or tokens."
-_FROM = "Format of inputs that are not ajet traces: auto, native, openai, otlp, openinference, studio, "
-"agent-lightning or verifiers."
+_FROM = (
+    "Format of inputs that are not ajet traces: auto, native, openai, otlp, openinference, studio, agent-lightning or "
+    "verifiers."
+)
 
 
 @dataclass(frozen=True)
@@ -170,10 +171,7 @@ def _write_rejected(made: TraceRun, out: str, rejected: Path | None) -> Path | N
         rejected = Path(out).with_name(f"{Path(name).stem}.rejected.jsonl")
     if rejected is None or not made.rejected:
         return None
-
-    with Writer(rejected) as writer:
-        for row in made.rejected:
-            writer.write(row)
+    write_report(str(rejected), iter(made.rejected))
     return rejected
 
 

@@ -97,9 +97,8 @@ class _Sample:
 
     def _count(self, provenance: Mapping[str, Any]) -> None:
         parameters, verdict = provenance.get("parameters"), provenance.get("verdict")
-        strategy = provenance.get("strategy") or (
-            parameters.get("strategy") if isinstance(parameters, Mapping) else None
-        )
+        told = parameters.get("strategy") if isinstance(parameters, Mapping) else None
+        strategy = provenance.get("strategy") or told
         for counter, value in ((self.sources, provenance.get("source")), (self.strategies, strategy)):
             if isinstance(value, str):
                 counter[value] += 1
@@ -246,10 +245,8 @@ def _diversity(seen: _Sample, facts: Facts) -> Iterator[str]:
     yield from (f"Without their numbers and names the questions of {found.rows:,} rows have {forms}.", "")
     yield from (f"Pairs of words: {ngrams.as_text()}.", "")
     if (vendi := facts.coverage.get("vendi_score")) is not None:
-        yield from (
-            f"By their embeddings the rows are worth {vendi:.1f} that have nothing in common (Vendi score).",
-            "",
-        )
+        worth = f"By their embeddings the rows are worth {vendi:.1f} that have nothing in common (Vendi score)."
+        yield from (worth, "")
     if found.is_low:
         yield from (f"> {_one_line(found.as_text())}", "")
     if cells is not None:
@@ -272,12 +269,9 @@ def _similarity(facts: Facts, drawn: set[str]) -> Iterator[str]:
 def _difficulty(seen: _Sample, drawn: set[str]) -> Iterator[str]:
     if not seen.rates:
         return
-    mean, never, always = (
-        sum(seen.rates) / len(seen.rates), sum(rate == 0 for rate in seen.rates), sum(rate == 1 for rate in seen.rates)
-    )  # fmt: skip
     yield from ("## Difficulty", "")
-    rates = f"The mean pass rate of {len(seen.rates):,} measured rows is {mean:.2f}"
-    yield from (f"{rates}; {never:,} were never solved and {always:,} always.", "")
+    rates = f"The mean pass rate of {len(seen.rates):,} measured rows is {sum(seen.rates) / len(seen.rates):.2f}"
+    yield from (f"{rates}; {seen.rates.count(0.0):,} were never solved and {seen.rates.count(1.0):,} always.", "")
     yield from _picture("difficulty", "Pass rate", drawn)
 
 

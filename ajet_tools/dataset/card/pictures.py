@@ -111,12 +111,10 @@ def _draw_lengths(axes: Any, groups: Mapping[str, tuple[Sequence[int], Any]]) ->
 
 def similarity(values: Sequence[float]) -> bytes:
     """How like each row is to the nearest one that was there before it."""
-    with _open_axes("Similarity to the nearest earlier row") as (axes, out):
-        axes.hist(np.clip(values, 0, 1), bins=np.linspace(0, 1, _BINS + 1), color=_COLOURS[0])
+    title, label = "Similarity to the nearest earlier row", "similarity: 0 nothing in common, 1 the same text"
+    with _open_axes(title) as (axes, out):
+        _draw_shares(axes, label, np.clip(values, 0, 1), bins=np.linspace(0, 1, _BINS + 1), color=_COLOURS[0])
         axes.set_xlim(0, 1)
-        axes.set_xlabel("similarity: 0 nothing in common, 1 the same text")
-        axes.set_ylabel("rows")
-        axes.grid(axis="y", color=_FAINT)
     return out.getvalue()
 
 
@@ -125,14 +123,19 @@ def difficulty(rates: Sequence[float]) -> bytes:
     kinds = {round(rate, 6) for rate in rates}
     k = next((k for k in range(4, 33) if all(abs(rate * k - round(rate * k)) < 1e-4 for rate in kinds)), None)
     edges = np.linspace(0, 1, 11) if k is None else (np.arange(k + 2) - 0.5) / k
+    label = "share of attempts that solve the task: 0 never, 1 always"
     with _open_axes("Pass rate") as (axes, out):
-        axes.hist(np.asarray(rates, dtype=float), bins=edges, color=_COLOURS[2], rwidth=0.92)
-        axes.set_xlabel("share of attempts that solve the task: 0 never, 1 always")
-        axes.set_ylabel("rows")
+        _draw_shares(axes, label, np.asarray(rates, dtype=float), bins=edges, color=_COLOURS[2], rwidth=0.92)
         axes.set_xticks([0, 0.25, 0.5, 0.75, 1])
         axes.set_xlim(min(edges[0], 0) - 0.02, max(edges[-1], 1) + 0.02)
-        axes.grid(axis="y", color=_FAINT)
     return out.getvalue()
+
+
+def _draw_shares(axes: Any, label: str, values: Any, **how: Any) -> None:
+    axes.hist(values, **how)
+    axes.set_xlabel(label)
+    axes.set_ylabel("rows")
+    axes.grid(axis="y", color=_FAINT)
 
 
 def topic_map(topics: Topics) -> bytes:
@@ -141,15 +144,8 @@ def topic_map(topics: Topics) -> bytes:
         for number, topic in enumerate(topics.topics):
             mine = topics.places_N2[topics.labels_N == number]
             colour = _COLOURS[number % len(_COLOURS)]
-            axes.scatter(
-                mine[:, 0],
-                mine[:, 1],
-                s=14,
-                alpha=0.55,
-                linewidths=0,
-                color=colour,
-                label=_topic_label(number, topic.words),
-            )
+            label = _topic_label(number, topic.words)
+            axes.scatter(*mine.T, s=14, alpha=0.55, linewidths=0, color=colour, label=label)
             x, y = np.median(mine, axis=0)
             axes.annotate(
                 str(number + 1), (x, y), ha="center", va="center", color="white", fontsize=9, fontweight="bold",

@@ -59,7 +59,9 @@ def map_topics(texts: Sequence[str]) -> Topics | None:
     weights = _weights(vocabulary, counts, len(texts))
     directions = _directions(weights)
     points = weights @ directions
-    labels = _best_clusters(points)
+    most = min(_MOST_TOPICS, max(2, len(points) // 6))
+    found = [_clusters(points, count) for count in range(2, most + 1)]
+    labels = max(found, key=lambda labels: _apartness(points, labels))
     order = [int(label) for label, _ in Counter(labels.tolist()).most_common()]
     labels = np.array([order.index(label) for label in labels.tolist()], dtype=np.int64)
     topics = tuple(_topic(weights, labels, number, vocabulary) for number in range(len(order)))
@@ -131,14 +133,8 @@ def _clusters(points: Matrix, count: int) -> npt.NDArray[np.int64]:
     return labels.astype(np.int64)
 
 
-def _best_clusters(points: Matrix) -> npt.NDArray[np.int64]:
-    """As many clusters as set themselves apart best, by the silhouette to their centres (Hruschka et al. 2004)."""
-    most = min(_MOST_TOPICS, max(2, len(points) // 6))
-    found = [_clusters(points, count) for count in range(2, most + 1)]
-    return max(found, key=lambda labels: _apartness(points, labels))
-
-
 def _apartness(points: Matrix, labels: npt.NDArray[np.int64]) -> float:
+    """How well clusters set themselves apart: the silhouette to their centres (Hruschka et al. 2004)."""
     centres = [points[labels == i].mean(axis=0) for i in sorted(set(labels.tolist()))]
     if len(centres) < 2:
         return -1.0

@@ -57,10 +57,13 @@ class Corpus:
     def chunks(self, side: str, seed: int) -> list[Chunk]:
         """The chunks of a side in the order in which they are asked: of each document as many as it is long."""
         placed = [
-            ((rank + _share(seed, one.document.digest)) / len(one.chunks), one.document.digest, chunk)
+            ((rank + start) / len(one.chunks), one.document.digest, chunk)
             for one in self.held
             if one.side == side
-            for rank, chunk in enumerate(sorted(one.chunks, key=lambda chunk: _draw_key(seed, chunk)))
+            for start in [int(_hash(f"{seed}:{one.document.digest}")[:8], 16) / 0x100000000]
+            for rank, chunk in enumerate(
+                sorted(one.chunks, key=lambda chunk: _hash(f"{seed}:{chunk.document.digest}:{chunk.number}"))
+            )
         ]
         return [chunk for _, _, chunk in sorted(placed, key=lambda item: item[:2])]
 
@@ -90,44 +93,20 @@ def prepare(
 
     Raises ConfigError where there is nothing to keep apart.
     """
-    documents, copies, unreadable = _remove_copies(read)
-    if not documents:
-        return Corpus((), copies, unreadable)
-    seen: set[str] = set()
-    chunks = [tuple(chunk for chunk in chunks_of(one, size) if _unseen_share(chunk, seen)) for one in documents]
-    groups = _groups(documents)
-    held = _choose_validation(groups, [len(one) for one in chunks], [one.digest for one in documents], seed, validation)
-    return Corpus(
-        tuple(
-            Held(one, pieces, "validation" if group in held else "train", group)
-            for one, pieces, group in zip(documents, chunks, groups, strict=True)
-        ),
-        copies,
-        unreadable,
-    )
-
-
-def _remove_copies(
-    read: Iterable[Document | Unreadable],
-) -> tuple[list[Document], tuple[tuple[str, str], ...], tuple[Unreadable, ...]]:
-    documents: dict[str, Document] = {}
-    copies, unreadable = [], []
+    by_digest: dict[str, Document] = {}
+    copies, unreadable = list[tuple[str, str]](), list[Unreadable]()
     for one in read:
         if isinstance(one, Unreadable):
             unreadable.append(one)
-        elif one.digest in documents:
-            copies.append((one.name, documents[one.digest].name))
-        else:
-            documents[one.digest] = one
-    return list(documents.values()), tuple(copies), tuple(unreadable)
-
-
-def _unseen_share(chunk: Chunk, seen: set[str]) -> bool:
-    digest = _hash(normal(chunk.text))
-    if digest in seen:
-        return False
-    seen.add(digest)
-    return True
+        elif by_digest.setdefault(one.digest, one) is not one:
+            copies.append((one.name, by_digest[one.digest].name))
+    documents = list(by_digest.values())
+    first: dict[str, Chunk] = {}
+    chunks = [tuple(chunk for chunk in chunks_of(one, size) if _is_first(chunk, first)) for one in documents]
+    groups = _groups(documents) if documents else []
+    held = _choose_validation(groups, list(map(len, chunks)), list(by_digest), seed, validation) if documents else set()
+    sides = ("validation" if group in held else "train" for group in groups)
+    return Corpus(tuple(map(Held, documents, chunks, sides, groups)), tuple(copies), tuple(unreadable))
 
 
 def _groups(documents: Sequence[Document]) -> list[int]:
@@ -186,12 +165,8 @@ def _choose_validation(
     return set(kept) or {min(order, key=lambda group: chunks[group])}
 
 
-def _draw_key(seed: int, chunk: Chunk) -> str:
-    return _hash(f"{seed}:{chunk.document.digest}:{chunk.number}")
-
-
-def _share(seed: int, digest: str) -> float:
-    return int(_hash(f"{seed}:{digest}")[:8], 16) / 0x100000000
+def _is_first(chunk: Chunk, first: dict[str, Chunk]) -> bool:
+    return first.setdefault(_hash(normal(chunk.text)), chunk) is chunk
 
 
 def _hash(text: str) -> str:

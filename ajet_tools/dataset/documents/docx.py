@@ -40,14 +40,12 @@ def _blocks(document: Any, table: type[Any]) -> Iterator[Block]:
             if text := table_text(_cells(item)):
                 yield Block("table", text, heading=headings.path)
             continue
-        text, level = item.text.strip(), _level(item)
-        if not text:
-            continue
-        if level:
-            headings.enter(level, text)
+        text, style = item.text.strip(), (item.style.name or "") if item.style is not None else ""
+        found = _HEADING.match(style)
+        if text and (found or style == "Title"):  # which is as outermost as the first heading
+            headings.enter(int(found[1]) if found else 1, text)
             yield Block("heading", text, heading=headings.path)
-        else:
-            style = (item.style.name or "") if item.style is not None else ""
+        elif text:
             yield Block("text", f"- {text}" if style.startswith("List ") else text, heading=headings.path)
 
 
@@ -64,25 +62,6 @@ def _check(path: Path) -> None:
         raise TaskError(f"{path} is {size / 1e9:.1f} GB when unpacked, which is too large")
 
 
-def _level(paragraph: Any) -> int | None:
-    """1 for the title and the outermost heading, and so on; None for text."""
-    name = (paragraph.style.name or "") if paragraph.style is not None else ""
-    if name == "Title":
-        return 1
-    found = _HEADING.match(name)
-    return int(found[1]) if found else None
-
-
 def _cells(table: Any) -> list[list[str]]:
     """The texts of a table's cells; one that is merged over several places stands once."""
-    rows = []
-    for row in table.rows:
-        seen: list[Any] = []
-        texts = []
-        for cell in row.cells:
-            if any(cell._tc is one for one in seen):
-                continue
-            seen.append(cell._tc)
-            texts.append(cell.text)
-        rows.append(texts)
-    return rows
+    return [list({id(cell._tc): cell.text for cell in row.cells}.values()) for row in table.rows]

@@ -63,7 +63,8 @@ def pdf_blocks(path: Path) -> Iterator[Block]:
         found, elsewhere = _find_titles(page, titles.get(number, ()))
         for level, title in elsewhere:
             headings.enter(level, title)
-        for level, lines in _parts(page, found or _large_lines(page, levels)):
+        large = {index: levels[line.size] for index, line in enumerate(page) if line.size in levels and _is_short(line)}
+        for level, lines in _parts(page, found or large):
             if level:
                 headings.enter(level, lines[0])
                 yield Block("heading", lines[0], number, headings.path)
@@ -134,12 +135,9 @@ def _levels_by_size(pages: Sequence[Sequence[_Line]]) -> dict[float, int]:
     return {size: min(level, 3) for level, size in enumerate(larger, 1)}
 
 
-def _large_lines(page: Sequence[_Line], levels: dict[float, int]) -> dict[int, int]:
-    """The lines of a page that are headings by their size, each with its level."""
-    if not levels:
-        return {}
-    short = (one for one in enumerate(page) if one[1].text.strip() and len(one[1].text) <= _LONGEST_HEADING)
-    return {index: levels[line.size] for index, line in short if line.size in levels}
+def _is_short(line: _Line) -> bool:
+    """Whether a line may be a heading by its length."""
+    return bool(line.text.strip()) and len(line.text) <= _LONGEST_HEADING
 
 
 def _find_titles(
@@ -186,22 +184,17 @@ def _remove_running_heads(pages: list[list[_Line]]) -> list[list[_Line]]:
         return pages
     for at in (0, -1):
         forms = [
-            _strip_numbers(page[at].text) if (page := [line for line in one if line.text.strip()]) else ""
+            re.sub(r"\d+", "0", " ".join(page[at].text.split()))
+            if (page := [line for line in one if line.text.strip()])
+            else ""
             for one in pages
         ]
         counts = Counter(form for form in forms if form)
         repeated = {form for form, count in counts.items() if count > len(pages) / 2 or _PAGE_NUMBER.match(form)}
-        pages = [_remove_lines(page, at) if form in repeated else page for page, form in zip(pages, forms, strict=True)]
+        for page, form in zip(pages, forms, strict=True):
+            if form in repeated:
+                del page[[index for index, line in enumerate(page) if line.text.strip()][at]]
     return pages
-
-
-def _strip_numbers(line: str) -> str:
-    return re.sub(r"\d+", "0", " ".join(line.split()))
-
-
-def _remove_lines(page: list[_Line], at: int) -> list[_Line]:
-    places = [index for index, line in enumerate(page) if line.text.strip()]
-    return page[: places[at]] + page[places[at] + 1 :]
 
 
 def _paragraphs(lines: Sequence[str]) -> str:

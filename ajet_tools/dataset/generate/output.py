@@ -98,9 +98,6 @@ class Directory:
     def validation(self) -> Path:
         return self.path / f"validation.{self.format}"
 
-    def rejected(self) -> Path:
-        return self.path / "rejected.jsonl"
-
     def begun(self) -> dict[str, Any] | None:
         """What a run that is to be resumed was begun with; None where there is none."""
         file = self.own / "run.json"
@@ -170,7 +167,7 @@ def write(
     splits = {"train": (directory.train(), result.train), "validation": (directory.validation(), result.validation)}
     files: list[tuple[Path, Sequence[Mapping[str, Any]]]] = [
         *splits.values(),
-        (directory.rejected(), [one.as_row() for one in result.rejected]),
+        (directory.path / "rejected.jsonl", [one.as_row() for one in result.rejected]),
         (directory.path / "documents.jsonl", documents),
     ]
     tables = {seed.stored.columns.name: seed.stored.columns for seed in seeds if seed.stored is not None}

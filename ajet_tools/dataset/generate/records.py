@@ -104,11 +104,19 @@ class CallSettings:
             "parameters": {**parameters, **asked},
         }
 
-    def _as_json(self, prompts_of: Mapping[str, Prompt], *shared: str) -> dict[str, Any]:
+    @cached_property
+    def _prompts(self) -> Mapping[str, Prompt]:
+        """By the strategy or kind of a call."""
+        raise NotImplementedError
+
+    def prompt(self, name: str) -> Prompt:
+        return self._prompts[name]
+
+    def _as_json(self, *shared: str) -> dict[str, Any]:
         """Everything that decides the rows, to compare a resumed run with what was begun."""
         values = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}
         del values["template"], values["min_new_forms"]
-        digests = {name: prompt.digest for name, prompt in prompts_of.items()}
+        digests = {name: prompt.digest for name, prompt in self._prompts.items()}
         more = {name.rpartition("/")[2]: prompts.load(name).digest for name in shared}
         return {**values, "languages": list(self.languages), "prompts": {**digests, **more}}
 
@@ -130,9 +138,6 @@ class GenerationConfig(CallSettings):
         if self.template is not None:
             object.__setattr__(self, "strategies", {"own": 1.0})
 
-    def prompt(self, strategy: str) -> Prompt:
-        return self._prompts[strategy]
-
     def phrases(self, axis: str) -> Sequence[str]:
         """The values of `domain` or `persona`."""
         return (self.cells or {}).get(axis) or prompts.phrases(f"expand/{axis}s")
@@ -146,7 +151,7 @@ class GenerationConfig(CallSettings):
     def as_json(self) -> dict[str, Any]:
         phrases = [self.phrases(axis) for axis in CIRCUMSTANCE.values()]
         return {
-            **self._as_json(self._prompts, "expand/system", "expand/form"),
+            **self._as_json("expand/system", "expand/form"),
             "strategies": dict(self.strategies),
             "phrases": hashlib.blake2b(repr(phrases).encode(), digest_size=8).hexdigest(),
         }
@@ -192,9 +197,6 @@ class DocsConfig(CallSettings):
         if unknown or not self.kinds:
             raise ConfigError(f"--kind {unknown[0] if unknown else ''} is unknown; kinds: {', '.join(KINDS)}")
 
-    def prompt(self, kind: str) -> Prompt:
-        return self._prompts[kind]
-
     @cached_property
     def _prompts(self) -> dict[str, Prompt]:
         if self.template is not None:
@@ -203,7 +205,7 @@ class DocsConfig(CallSettings):
         return {kind: prompts.load(f"from-docs/{kind}") for kind in self.kinds}
 
     def as_json(self) -> dict[str, Any]:
-        return {**self._as_json(self._prompts, "from-docs/system", "from-docs/open-book"), "kinds": list(self.kinds)}
+        return {**self._as_json("from-docs/system", "from-docs/open-book"), "kinds": list(self.kinds)}
 
 
 class NoProgress(AjetError, RuntimeError):

@@ -168,7 +168,7 @@ class NearIndex:
     """
 
     def __init__(self, threshold: float = 0.8, seed: int = 0, *, numbers: bool = True) -> None:
-        self.threshold, self.seed, self.numbers = check_threshold(threshold), seed, numbers
+        self._how = check_threshold(threshold), seed, numbers
         self._shortest = max(shortest(threshold), GRAM)
         self._exact: dict[str, str] = {}
         self._texts: list[tuple[str, str]] = []
@@ -207,9 +207,10 @@ class NearIndex:
 
     def _best(self, form: str, likely: Sequence[int]) -> Match | None:
         best: Match | None = None
+        threshold, _, numbers = self._how
         for index in likely:
             key, other = self._texts[index]
-            similarity = likeness(form, other, best.similarity if best else self.threshold, numbers=self.numbers)
+            similarity = likeness(form, other, best.similarity if best else threshold, numbers=numbers)
             if similarity is not None and (best is None or similarity > best.similarity):
                 best = Match(key, similarity, "near")
         return best
@@ -223,10 +224,6 @@ class NearIndex:
             for who, candidate in zip(*(one.tolist() for one in part.find(asked)), strict=True):
                 likely[who].append(candidate)
         return likely
-
-    @property
-    def _how(self) -> tuple[float, int, bool]:
-        return self.threshold, self.seed, self.numbers
 
     def _sort_new(self) -> None:
         new = [form for _, form in self._texts[self._counted :]]

@@ -30,9 +30,8 @@ from ajet_sdk.sandbox.fence import fenced
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.verify.agreement import Agreement
 from ajet_tools.dataset.verify.combined import PARTS, Combined, Part, Verify, split_spec
-from ajet_tools.dataset.verify.judge import Judged
+from ajet_tools.dataset.verify.judge import Grader, Judged
 from ajet_tools.dataset.verify.program import Programs
-from ajet_tools.dataset.verify.rubric import Grader
 from ajet_tools.dataset.verify.verdict import Verdict, Verifier
 
 __all__ = ["VERIFIERS", "Verdict", "Verifier", "Verify", "open_verification", "open_verifier"]
