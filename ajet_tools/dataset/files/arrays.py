@@ -214,7 +214,7 @@ def _check_labels(array: Any, to: Place, path: str) -> None:
     """Raises Misfit where a number is that of no label."""
     import polars as pl
 
-    odd = pl.Series(array).drop_nulls()
+    odd = pl.Series(array).drop_nulls().cast(pl.Int128)
     odd = odd.filter(~odd.is_between(-1, len(to.labels) - 1))
     if len(odd):
         raise Misfit(to, path, odd[0])
