@@ -189,5 +189,6 @@ def mix(
     lines = [f"{counted(writer.rows, 'row')}{to_place(out)}"]
     for share in shares:
         percent = 100 * share.take / max(1, writer.rows)
-        lines.append(f"  {share.path}: {share.take:,} of its {counted(share.rows, 'row')} ({percent:.1f} %)")
+        own = f"{share.take:,} {'from' if share.take > share.rows else 'of'} its {counted(share.rows, 'row')}"
+        lines.append(f"  {share.path}: {own} ({percent:.1f} %)")
     print_summary(summary, lines, as_json=as_json, out=out)

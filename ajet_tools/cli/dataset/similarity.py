@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import importlib
+import logging
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -31,6 +32,7 @@ from ajet_tools.cli.dataset.options import (
 )
 from ajet_tools.cli.options import expand_options
 from ajet_tools.cli.output import ProgressBar
+from ajet_tools.dataset.files.sources import SPLITS, splits_of
 from ajet_tools.dataset.files.writer import Shape, Writer
 from ajet_tools.dataset.rows.combine import Splitter, check_fractions, keys_of
 from ajet_tools.dataset.similarity.dedup import Facts, Found
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
 __all__ = ["IgnoreNumbers", "Report", "Seed", "Similarity", "app", "embedded"]
 
 app = typer.Typer(add_completion=False)
+log = logging.getLogger("ajet.dataset")
 
 _SHOWN = 3
 
@@ -221,6 +224,7 @@ def split(
     if format not in suffixes:
         raise ConfigError(f"--format must be one of {', '.join(suffixes)} (got {format!r})")
     shares = _fractions(fractions)
+    _check_place(out, shares, suffixes[format])
     splitter = Splitter(shares, by=by, stratify=stratify, seed=seed)
     with ProgressBar("reading") as bar, ExitStack() as stack:
         again = rows.rereadable(source)
@@ -249,6 +253,17 @@ def split(
             number += len(block)
     counts = {name: writer.rows for name, writer in writers.items()}
     _report_split(counts, shares, out, suffixes[format], rows)
+
+
+def _check_place(out: Path, sides: Iterable[str], suffix: str) -> None:
+    """Raises ConfigError where the directory would have rows of a side in two formats: whoever reads it has both."""
+    there = splits_of(out) if out.is_dir() else {}
+    for side in sides:
+        for file in there.pop(side, []):
+            if file != out / f"{side}{suffix}" if suffix else file.parent != out / "data":
+                raise ConfigError(f"{file} would be read as {side} too; remove it, or name another directory")
+    if stale := [file for name in there if name in SPLITS for file in there[name]]:
+        log.warning("%s: not of this split; remove it if it has the same rows", ", ".join(map(str, stale)))
 
 
 def _fractions(text: str) -> dict[str, float]:

@@ -17,7 +17,7 @@ from typing import Any, BinaryIO
 
 from ajet_sdk.errors import ConfigError, TaskError
 
-__all__ = ["explain_errors", "files_of", "is_table", "open_text", "splits_of", "unpacked", "unpacked_name"]
+__all__ = ["SPLITS", "explain_errors", "files_of", "is_table", "open_text", "splits_of", "unpacked", "unpacked_name"]
 
 log = logging.getLogger("ajet.dataset")
 
@@ -28,7 +28,7 @@ _PACKED = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ": ".xz", b"\x28\xb5\x2
 SUFFIXES = (*_TEXT, *_TABLES, *(text + packed for packed in _PACKED.values() for text in _TEXT))
 _NOT_ROWS = ("dataset_info", "dataset_dict", "dataset_infos", "state")
 _SHARD = re.compile(r"-\d+(-of-\d+)?$")
-_SPLITS = ("train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation")
+SPLITS = ("train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation")
 """Names of files that say the split, in whatever folder they are."""
 
 
@@ -64,7 +64,7 @@ def splits_of(folder: Path) -> dict[str, list[Path]]:
             continue
         folders, name = [part for part in inside[-2:-1] if part != "data"], _SHARD.sub("", stem)
         if folders:
-            name = f"{folders[0]}/{name}" if name in _SPLITS and folders[0] not in _SPLITS else folders[0]
+            name = f"{folders[0]}/{name}" if name in SPLITS and folders[0] not in SPLITS else folders[0]
         known.setdefault(name, []).append(file)
     alone = len({name.partition("/")[0] for name in known}) == 1
     return {name.partition("/")[2] or name: files for name, files in known.items()} if alone else known

@@ -91,8 +91,8 @@ class Judged:
         )
         if not isinstance(outcome, Verdict) and outcome[1]:
             log.warning(
-                "--verify %s proves little: this judge rewards whatever answer the row gives, even a wrong one. "
-"Use independent answers (%s:3) or agreement:3",
+                "%s proves little: this judge rewards whatever answer the row gives, even a wrong one. "
+"Verify by independent answers (%s:3) or agreement:3",
                 self.name, self.name,
             )  # fmt: skip
 

@@ -142,6 +142,8 @@ def test_mix_says_what_it_took(tasks: Path, tmp_path: Path) -> None:
     rows = [row.values for row in read(out)]
     assert [row["from"] for row in rows].count(str(other)) == 5
     assert f"{other}: 5 of its 10 rows (25.0 %)" in said
+    said = ajet("mix", other, "--count", "25", "--repeat", "-o", out).stderr
+    assert "25 from its 10 rows" in said
     assert "Ask for at most 40 rows" in ajet("mix", f"{tasks}=3", f"{other}=1", "-n", 90, code=2).stderr
 
 

@@ -59,6 +59,21 @@ def test_a_row_stays_on_its_side_when_the_file_grows(tmp_path: Path, options: li
     assert 60 < shares["validation"] < 140
 
 
+def test_sides_are_not_left_in_two_formats(tmp_path: Path) -> None:
+    """Whoever reads the directory would have rows twice, and on both sides."""
+    source, out = write(tmp_path / "a.jsonl", rows(60)), str(tmp_path / "out")
+    ajet("split", source, "-o", out, "--fractions", "train=0.7,validation=0.2,test=0.1")
+    said = ajet("split", source, "-o", out).stderr
+    assert "test.jsonl: not of this split" in said and "train.jsonl:" not in said.partition("rows, to")[0]
+    for format in ("parquet", "csv", "directory"):
+        said = ajet("split", source, "-o", out, "--format", format, code=2).stderr
+        assert "train.jsonl would be read as train too" in said
+    other = str(tmp_path / "hub")
+    for _ in range(2):
+        ajet("split", source, "-o", other, "--format", "directory")
+    assert "would be read as train too" in ajet("split", source, "-o", other, code=2).stderr
+
+
 def test_a_group_is_on_one_side_and_strata_have_their_fractions(tmp_path: Path) -> None:
     source = write(tmp_path / "a.jsonl", rows(700))
     ajet("split", source, "-o", str(tmp_path / "by"), "--by", "metadata.doc", "--fractions", "0.3")
