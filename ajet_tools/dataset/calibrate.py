@@ -113,8 +113,8 @@ def calibrate(
     """
     measured = asyncio.run(with_model(config))  # before the conditions are told: they include what is in its directory
     known = Measurements(measurements, conditions(config, k))
-    wanted = [_Candidate.of(row, known) for row in rows]
-    tasks = {one.key: one.task for one in wanted if one.task is not None}
+    wanted = [(row, _task_or_problem(row)) for row in rows]
+    tasks = {known.key(task): task for _, task in wanted if isinstance(task, Task)}
     missing = {key: task for key, task in tasks.items() if known.get(key) is None}
     done = Calibration(k, len(wanted), histogram=[0] * (k + 1), tasks=len(tasks), known=len(tasks) - len(missing))
     attempts = _AttemptLog(known, k, on_episode)
@@ -134,22 +134,12 @@ def calibrate(
     return done
 
 
-@dataclass(frozen=True)
-class _Candidate:
-    """A row and the task that it is; `problem` where it is none."""
-
-    row: Row
-    task: Task | None = None
-    key: str = ""
-    problem: str = ""
-
-    @classmethod
-    def of(cls, row: Row, known: Measurements) -> _Candidate:
-        try:
-            task = task_of_row(row.where, row.values)
-        except TaskError as error:
-            return cls(row, problem=str(error))
-        return cls(row, task, known.key(task))
+def _task_or_problem(row: Row) -> Task | str:
+    """The task that a row is, or why it is none."""
+    try:
+        return task_of_row(row.where, row.values)
+    except TaskError as error:
+        return str(error)
 
 
 def task_of_row(where: str, values: Mapping[str, Any]) -> Task:
@@ -227,7 +217,7 @@ def _reason_to_discard(episode: Episode) -> str | None:
 
 
 def _write(
-    wanted: Sequence[_Candidate],
+    wanted: Sequence[tuple[Row, Task | str]],
     known: Measurements,
     attempts: _AttemptLog,
     done: Calibration,
@@ -236,27 +226,29 @@ def _write(
     keep: Band,
 ) -> None:
     with ExitStack() as stack:
-        stored = [one.row.stored.columns for one in wanted if one.row.stored is not None]
+        stored = [row.stored.columns for row, _ in wanted if row.stored is not None]
         tables = list({id(one): one for one in stored}.values())
         inside = stack.enter_context(Writer(out, tables=tables))
         outside = stack.enter_context(Writer(rejected, tables=tables)) if rejected is not None else None
-        for one in wanted:
-            measured = known.get(one.key) if one.task is not None else None
+        for row, task in wanted:
+            key = known.key(task) if isinstance(task, Task) else ""
+            measured = known.get(key)
             if measured is None:
-                reason = one.problem or attempts.spoilt.get(one.key, "not measured: the run was stopped early")
+                early = attempts.spoilt.get(key, "not measured: the run was stopped early")
+                reason = task if isinstance(task, str) else early
                 done.unmeasured[reason] += 1
-                values = dict(one.row.values)
+                values = dict(row.values)
             else:
                 done.histogram[measured.solved] += 1
-                values = with_difficulty(one.row.values, measured)
+                values = with_difficulty(row.values, measured)
                 done.labelled += values["metadata"].get("difficulty") != _difficulty(measured)
                 reason = "" if measured.pass_rate in keep else outside_band(measured, keep)
                 done.kept += not reason
                 done.outside += bool(reason)
             if not reason:
-                inside.write(values, one.row.stored)
+                inside.write(values, row.stored)
             elif outside is not None:
-                outside.write({**values, "rejected": reason}, one.row.stored)
+                outside.write({**values, "rejected": reason}, row.stored)
 
 
 def outside_band(measured: Measurement, keep: Band) -> str:

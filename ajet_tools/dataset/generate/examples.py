@@ -70,7 +70,7 @@ def task_id_of(values: dict[str, object]) -> str:
 
 
 def as_example(row: Row) -> Example:
-    return Example.of(task_id_of(row.values), row.values, text_of(row.values))
+    return Example.of(task_id_of(row.values), row.values)
 
 
 def _problem(row: Row) -> str | None:
@@ -106,8 +106,8 @@ class Example:
     """The seeds that it comes from; a seed comes from itself."""
 
     @classmethod
-    def of(cls, id: str, values: Mapping[str, Any], text: str, seeds: Sequence[str] | None = None) -> Example:
-        words = frozenset(_WORD.findall(text.lower()))
+    def of(cls, id: str, values: Mapping[str, Any], seeds: Sequence[str] | None = None) -> Example:
+        words = frozenset(_WORD.findall(text_of(values).lower()))
         return cls(id, values, words, tuple(seeds) if seeds is not None else (id,))
 
 

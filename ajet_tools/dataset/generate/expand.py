@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import random
 from collections.abc import Mapping, Sequence
@@ -88,7 +87,13 @@ class Expansion(Generation[Attempt]):
         drawn = {name: coverage.choose_value(name, config.phrases(name), chance) for name in CIRCUMSTANCE.values()}
         cell = coverage.choose(chance)
         places = {".".join(axis.path) or axis.name: cell[axis.name] for axis in coverage.axes}
-        form = _form(tuple(self.shape.describe()), count, language, tuple(places.items()), tuple(coverage.repeated))
+        form = prompts.load("expand/form").render(
+            fields=self.shape.describe(),
+            count=count,
+            language=language,
+            cell=places.items(),
+            repeated=coverage.repeated,
+        )
         if (name := CIRCUMSTANCE.get(strategy)) is not None:
             cell[name] = drawn[name]
         prompt = config.prompt(strategy)
@@ -114,7 +119,10 @@ class Expansion(Generation[Attempt]):
             **({"cell": cell} if cell else {}),
         }
         provenance = config.provenance(prompt, self.endpoint.model, seed, origin, parameters)
-        messages = [{"role": "system", "content": _system()}, {"role": "user", "content": text}]
+        messages = [
+            {"role": "system", "content": prompts.load("expand/system").render()},
+            {"role": "user", "content": text},
+        ]
         return Attempt(number, side.name, count, messages, seed, provenance)
 
     def _read_row(self, attempt: Attempt, row: Any) -> tuple[dict[str, Any], Mapping[str, Any]]:
@@ -127,19 +135,4 @@ class Expansion(Generation[Attempt]):
     def _record_decision(self, attempt: Attempt, side: Side, candidate: Candidate, sound: bool) -> None:
         if sound:
             values, seeds = candidate.values, candidate.provenance["seeds"]
-            side.accepted.append(Example.of(values["task_id"], values, text_of(values), seeds))
-
-
-@functools.lru_cache(maxsize=256)
-def _form(
-    fields: tuple[str, ...], count: int, language: str, cell: tuple[tuple[str, str], ...], repeated: tuple[str, ...]
-) -> str:
-    """What a reply has to look like: the same text for most calls of a run."""
-    return prompts.load("expand/form").render(
-        fields=fields, count=count, language=language, cell=cell, repeated=repeated
-    )
-
-
-@functools.cache
-def _system() -> str:
-    return prompts.load("expand/system").render()
+            side.accepted.append(Example.of(values["task_id"], values, seeds))

@@ -20,7 +20,7 @@ from typing import Any, Literal
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.whole_file import write_whole
 from ajet_tools.dataset.card.card import Facts, write_card
-from ajet_tools.dataset.files.tables import Row, text_of
+from ajet_tools.dataset.files.tables import Row
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.generate.examples import Example, alike
 from ajet_tools.dataset.generate.learning import LearningValue
@@ -199,7 +199,7 @@ def write(
 def similarities(rows: Sequence[Mapping[str, Any]]) -> list[float]:
     """For each row, the share of words in common with the row before it that is nearest; of long datasets, a sample."""
     step = max(1, math.ceil(len(rows) / COMPARED))
-    examples = [Example.of("", row, text_of(row)) for row in rows[::step]]
+    examples = [Example.of("", row) for row in rows[::step]]
     return [
         round(max((alike(example, other) for other in examples[:index]), default=0.0), 4)
         for index, example in enumerate(examples)

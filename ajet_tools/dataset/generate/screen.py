@@ -43,9 +43,11 @@ class Screen:
 
     async def learn_seeds(self) -> None:
         """What the seeds mean, before the first row is paid for. Raises as `MeaningIndex.vectors`."""
-        if self._meanings is not None and self._leaks is not None:
+        if self._meanings is None:
+            return
+        if self._leaks is not None:
             self._leaks.vectors = await self._meanings.vectors([text for _, text in self._leaks.known])
-        if self._meanings is not None and self._seeds:
+        if self._seeds:
             vectors = await self._meanings.vectors(list(self._seeds.values()))
             for (key, text), vector in zip(self._seeds.items(), vectors, strict=True):
                 self._meanings.add(key, text, vector)
