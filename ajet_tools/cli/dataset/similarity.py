@@ -217,7 +217,7 @@ def split(
     \b
     ajet dataset split tasks.jsonl --out data/
     ajet dataset split tasks.jsonl --fractions train=0.8,validation=0.1,test=0.1 -o data/
-    ajet dataset split qa.parquet --by metadata.document --near --format parquet -o data/
+    ajet dataset split qa.parquet --by metadata.document --near --format parquet -o qa/
     ajet dataset split tasks.jsonl --stratify metadata.level --fractions 0.2 -o data/
     """
     suffixes = {"jsonl": ".jsonl", "parquet": ".parquet", "csv": ".csv", "directory": ""}
