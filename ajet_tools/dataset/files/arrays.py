@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal, InvalidOperation
@@ -88,11 +89,14 @@ def _found(values: Sequence[Any], path: str) -> tuple[Any, Place]:
             large = bool(numbers) and max(-min(numbers), max(numbers)) > EXACT
             if types == {int}:
                 return pa.array(there, pa.int64()), Place(pa.int64(), large=large, **flags)
-            if not large:
+            if not large and not any(type(value) is float and math.isinf(value) for value in there):
                 return pa.array(there, pa.float64()), Place(pa.float64(), **flags)
     except (UnicodeEncodeError, OverflowError, pa.ArrowException):  # half a surrogate pair, more than 64 bits
         pass
-    return _json_text(values), Place(json=True, **flags)
+    try:
+        return _json_text(values), Place(json=True, **flags)
+    except ValueError as error:
+        raise TaskError(f"{path} has a number that is larger than any float, such as 1e400; write .jsonl") from error
 
 
 def _without(values: Sequence[Any]) -> list[Any]:
@@ -102,7 +106,9 @@ def _without(values: Sequence[Any]) -> list[Any]:
 def _json_text(values: Sequence[Any]) -> Any:
     import pyarrow as pa
 
-    return pa.array([None if v is ABSENT or v is NOWHERE else json.dumps(v) for v in values], pa.string())
+    return pa.array(
+        [None if v is ABSENT or v is NOWHERE else json.dumps(v, allow_nan=False) for v in values], pa.string()
+    )
 
 
 def _found_objects(values: Sequence[Any], flags: Mapping[str, Any], path: str) -> tuple[Any, Place]:

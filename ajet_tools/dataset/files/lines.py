@@ -264,7 +264,10 @@ def _found(path: Path, values: Sequence[Any], rows: Sequence[Any], texts: Mappin
     made = pl.repeat(None, len(column), dtype=pl.String, eager=True)
     for one, some in zip(values, rows, strict=True):
         if one is not ABSENT and one is not NOWHERE:
-            made = made.scatter(some, as_json(column.gather(some), one, json.dumps))
+            text = as_json(column.gather(some), one, json.dumps)
+            if one == "number" and text.cast(pl.Float64, strict=False).is_infinite().any():
+                raise OnlyRows
+            made = made.scatter(some, text)
     return made.to_arrow(compat_level=pl.CompatLevel.oldest()).cast(pa.string()), Place(json=True, **flags)
 
 
@@ -281,7 +284,10 @@ def _numbers(column: Any, integers: Any, flags: Mapping[str, Any], *, is_whole: 
         return (column.cast(pl.Int64).to_arrow(), Place(pa.int64(), large=large, **flags)) if fits else None
     if large or column.str.contains(r"^-?[0-9]{16,}$").any():  # also integers past 64 bits
         raise OnlyRows
-    return column.cast(pl.Float64).to_arrow(), Place(pa.float64(), **flags)
+    floats = column.cast(pl.Float64)
+    if floats.is_infinite().any():
+        raise OnlyRows
+    return floats.to_arrow(), Place(pa.float64(), **flags)
 
 
 def _found_objects(

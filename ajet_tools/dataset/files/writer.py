@@ -295,7 +295,12 @@ def _format(path: Path) -> _Format:
 def _cell(value: Any) -> str:
     if value is None:
         return ""
-    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    if isinstance(value, str):
+        return value
+    try:
+        return json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except ValueError as error:
+        raise TaskError("a number is larger than any float, such as 1e400; write .jsonl") from error
 
 
 def _move_into_place(draft: Path, path: Path) -> None:

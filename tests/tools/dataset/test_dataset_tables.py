@@ -93,6 +93,21 @@ def test_a_run_reads_the_answers_of_mixed_parquet_as_they_were(tmp_path: Path) -
     assert [task.metadata for task in tasks] == [{"answer": "3"}, {"answer": 3, "x": 1}]
 
 
+@pytest.mark.parametrize("name", ["out.parquet", "out.csv", "out"])
+@pytest.mark.parametrize("other", ["0.5", "1", '"text"', "null", "[2]", "1e400"])
+def test_a_number_that_no_float_holds_is_refused_where_it_would_change(tmp_path: Path, name: str, other: str) -> None:
+    path, out = tmp_path / "rows.jsonl", tmp_path / name
+    path.write_text(f'{{"main_query": "a", "m": {{"n": 1e400}}}}\n{{"main_query": "b", "m": {{"n": {other}}}}}\n')
+    with Writer(lines := tmp_path / "out.jsonl") as writer:
+        for block in read_blocks(path):
+            writer.write_block(block)
+    assert lines.read_bytes() == path.read_bytes()
+    with pytest.raises(TaskError, match=r"a number.* is larger than any float"), Writer(out) as writer:
+        for block in read_blocks(path):
+            writer.write_block(block)
+    assert not out.exists()
+
+
 def test_half_a_surrogate_pair_and_five_megabytes_come_back(tmp_path: Path) -> None:
     rows = [{"main_query": "x" * 5_000_000}, {"main_query": "half \ud83d"}]
     for name in ("rows.jsonl", "rows.parquet"):
