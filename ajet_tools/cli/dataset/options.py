@@ -157,24 +157,20 @@ class RowOptions:
         return tables_of(source, self.columns)
 
     def rereadable(self, source: str) -> Callable[[], Iterator[Block]]:
-        """Reads the rows, as often as asked; of stdin they are kept. Bad rows are counted the first time."""
-        first = [self.bad]
+        """Reads the rows, as often as asked; of stdin they are kept."""
+        held, blocks = list[Block](), self.blocks(source)
 
         def read() -> Iterator[Block]:
-            counted = first.pop() if first else BadRows(skip=self.skip_bad_rows)
-            return read_blocks(source, mapping=self.columns, bad=counted)
+            self.bad.count, self.bad.first = 0, []
+            return self.blocks(source)
 
-        if source != "-":
-            return read
-        held, blocks = list[Block](), read()
-
-        def held_first() -> Iterator[Block]:
+        def read_held() -> Iterator[Block]:
             yield from held
             for block in blocks:
                 held.append(block)
                 yield block
 
-        return held_first
+        return read_held if source == "-" else read
 
     def bad_row_lines(self) -> list[str]:
         """Lines about rows that were left out because they cannot be read."""

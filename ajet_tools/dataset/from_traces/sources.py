@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -48,33 +48,27 @@ def opened_sources(
     """
     paths = [path if str(path) == "-" else _studio_in(Path(path)) for path in paths]
     own = [Path(path) for path in paths if str(path) != "-" and _is_trace(Path(path))]
-    foreign = [
-        None if str(path) == "-" else Path(path) for path in paths if str(path) == "-" or not _is_trace(Path(path))
-    ]
-    if not foreign:
-        reader, at = _open_own(own)
-        with closing(reader):
-            _refuse_twice(reader, len(own) > 1)
-            yield Sources(reader, at)
-        return
-    with tempfile.TemporaryDirectory(prefix="ajet-from-traces-") as directory:
-        made = Path(directory) / "imported.duckdb"
-        done = import_files(foreign, made, format, skip_bad_rows=skip_bad_rows)
-        lossless = all(kind == "native" for kind in done.formats.values())
-        with closing(open_trace(made)) as imported:
-            runs = (
-                frozenset() if lossless else frozenset(r["run_id"] for r in rows(imported, "SELECT run_id FROM runs"))
-            )
-        with closing(open_trace(made, *(file for path in own for file in located_files(path)))) as reader:
-            _refuse_twice(reader, bool(own))
-            yield Sources(reader, tuple(str(path) for path in paths), runs, done, done.formats)
-
-
-def _open_own(paths: Sequence[Path]) -> tuple[TraceReader, tuple[str, ...]]:
-    if len(paths) > 1:
-        return open_trace(*(file for path in paths for file in located_files(path))), tuple(map(str, paths))
-    reader, at = open_located(paths[0] if paths else None)
-    return reader, (str(at),)
+    foreign = [Path(path) if str(path) != "-" else None for path in paths if path not in own]
+    with ExitStack() as stack:
+        if not foreign and len(own) < 2:
+            reader, at = open_located(own[0] if own else None)
+            yield Sources(stack.enter_context(closing(reader)), (str(at),))
+            return
+        files, names = [file for path in own for file in located_files(path)], tuple(map(str, paths))
+        if not foreign:
+            reader = stack.enter_context(closing(open_trace(*files)))
+            _refuse_twice(reader)
+            yield Sources(reader, names)
+            return
+        made = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ajet-from-traces-"))) / "imported.duckdb"
+        done, runs = import_files(foreign, made, format, skip_bad_rows=skip_bad_rows), frozenset[str]()
+        if any(kind != "native" for kind in done.formats.values()):
+            with closing(open_trace(made)) as imported:
+                runs = frozenset(row["run_id"] for row in rows(imported, "SELECT run_id FROM runs"))
+        reader = stack.enter_context(closing(open_trace(made, *files)))
+        if own:
+            _refuse_twice(reader)
+        yield Sources(reader, names, runs, done, done.formats)
 
 
 def _studio_in(path: Path) -> Path:
@@ -93,10 +87,8 @@ def _is_trace(path: Path) -> bool:
         return file.read(12)[8:] == b"DUCK"
 
 
-def _refuse_twice(reader: TraceReader, several: bool) -> None:
+def _refuse_twice(reader: TraceReader) -> None:
     """Two copies of one episode would be read as one with every call twice."""
-    if not several:
-        return
     sql = "SELECT episode_id FROM episodes GROUP BY episode_id HAVING count(*) > 1 LIMIT 1"
     for row in rows(reader, sql):
         raise ConfigError(
