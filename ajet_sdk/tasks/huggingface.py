@@ -44,12 +44,13 @@ def read_huggingface(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
         return _hub_rows(repo.dataset_path or "", repo.dataset_name, split)
 
     training = rows(repo.training_split)
-    if repo.validation_split is None:
+    is_set = config.is_set(f"{SECTION}.validation_split")
+    if repo.validation_split is None or (path.is_file() and not is_set):  # a file is one split
         return training, iter(())
     try:
         return training, rows(repo.validation_split)
     except TaskError as error:
-        if config.is_set(f"{SECTION}.validation_split"):
+        if is_set:
             raise
         log.warning("%s, so there are no validation tasks. Set %s.validation_split to another split", error, SECTION)
         return training, iter(())

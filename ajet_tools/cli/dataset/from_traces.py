@@ -12,7 +12,7 @@ import typer
 
 from ajet_sdk.errors import ConfigError
 from ajet_tools.cli.dataset.generation import ModelOptions
-from ajet_tools.cli.dataset.options import Out, SkipBad, counted, print_summary, write_report
+from ajet_tools.cli.dataset.options import Out, SkipBad, check_apart, counted, print_summary, write_report
 from ajet_tools.cli.options import AsJson, expand_options
 from ajet_tools.cli.output import ProgressBar
 from ajet_tools.dataset.from_traces import run as loop
@@ -142,6 +142,7 @@ def from_traces(
     """
     if source != "auto" and source not in SOURCES:
         raise ConfigError(f"there is no import format {source!r}; formats: auto, {', '.join(SOURCES)}")
+    check_apart(out=out, rejected=rejected)
     format: Any = None if source == "auto" else source
     kind: Any = to
     choice, grader = choosing.choice(), choosing.grader(asking, out, turning.read_values)

@@ -226,7 +226,8 @@ def test_parts_of_a_split_and_a_configuration(tmp_path: Path) -> None:
     sets = load_tasks(repo(tmp_path, **keys))
     assert [task.metadata for task in sets.train] == ROWS[:3]
     assert [task.metadata for task in sets.val] == ROWS[3:4]
-    assert load_tasks(repo(tmp_path / "main" / "train.parquet", validation_split=None)).train[0].metadata == ROWS[0]
+    alone = load_tasks(repo(tmp_path / "main" / "train.parquet"))  # one split
+    assert alone.train[0].metadata == ROWS[0] and not alone.val
 
 
 def test_a_split_that_is_not_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -108,6 +108,7 @@ def test_a_reader_of_stdout_may_leave(tasks: Path, tmp_path: Path) -> None:
         ("dedup", "--report"),
         ("decontaminate", "--eval", "tests.jsonl", "--report"),
         ("decontaminate", "--eval"),
+        ("from-traces", "--rejected"),
         ("calibrate", "--workflow", "a.py:f", "--judge", "exact", "--scripted", "a.py:r", "--rejected"),
     ],
 )
