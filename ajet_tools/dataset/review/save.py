@@ -14,7 +14,7 @@ from ajet_tools.dataset.files.writer import Writer, json_line
 from ajet_tools.dataset.review.journal import Decision, digest_of_line
 from ajet_tools.dataset.review.review import Review
 
-__all__ = ["BY_HAND", "Plan", "Saved", "proposed", "rejected_beside", "save"]
+__all__ = ["BY_HAND", "Plan", "proposed", "rejected_beside", "save"]
 
 _WRITTEN = (".jsonl", ".jsonl.gz", ".csv", ".parquet")
 _TOGETHER = 256
@@ -23,7 +23,7 @@ BY_HAND = {"reason": "rejected by hand"}
 
 @dataclass(frozen=True)
 class Plan:
-    """What `save` will do, before it does."""
+    """What `save` will do, before it does, and then what it did."""
 
     target: Path
     rejected_to: Path
@@ -50,19 +50,15 @@ class Plan:
         there = target.exists() and not in_place
         return cls(target, rejected_beside(target), rows, marks["rejected"], undecided, in_place, there)
 
+    @property
+    def files(self) -> list[Path]:
+        return [self.target, *([self.rejected_to] if self.rejected else [])]
+
     def as_text(self) -> str:
         verb = "replaces" if self.in_place or self.replaces else "writes"
         apart = f"; {self.rejected:,} rejected to {self.rejected_to.name}" if self.rejected else ""
         note = "" if self.in_place or not self.replaces else " (this file already exists)"
         return f"{verb} {self.target}{note} with {self.rows:,} rows{apart}"
-
-
-@dataclass(frozen=True)
-class Saved:
-    """What was written."""
-
-    plan: Plan
-    files: list[Path]
 
 
 def proposed(review: Review) -> Path:
@@ -103,17 +99,15 @@ def _check(review: Review, target: Path, *, in_place: bool, lost: int) -> None:
         )
 
 
-def save(review: Review, target: Path, *, only_accepted: bool = False) -> Saved:
+def save(review: Review, target: Path, *, only_accepted: bool = False) -> Plan:
     """Write the rows that stay to `target`, each file whole or not at all; rejected rows are added to those beside it.
 
     Those are written first: whatever happens, a row is in one of the two files. Raises ConfigError and TaskError where
     it cannot be done; then the files are what they were.
     """
     plan = Plan.of(review, target, only_accepted=only_accepted)
-    files = [plan.target]
     if plan.rejected:
         _write_rejected(review, plan.rejected_to)
-        files.append(plan.rejected_to)
     kept: dict[int, tuple[str, Decision]] = {}
     with Writer(plan.target, tables=tables_of(review.source, review.mapping)) as writer:
         for number, row in _rows(review):
@@ -125,7 +119,7 @@ def save(review: Review, target: Path, *, only_accepted: bool = False) -> Saved:
     if plan.in_place:
         review.journal.replace(kept)
     review.was_saved()
-    return Saved(plan, files)
+    return plan
 
 
 def _rows(review: Review) -> Iterator[tuple[int, Row]]:

@@ -16,7 +16,7 @@ from textual.message import Message
 from ajet_sdk.errors import AjetError
 from ajet_tools.dataset.review.journal import Mark
 from ajet_tools.dataset.review.review import Only, Review
-from ajet_tools.dataset.review.save import Saved
+from ajet_tools.dataset.review.save import Plan
 from ajet_tools.dataset.rows.filter import Filter, parse
 from ajet_tools.text.clean import one_line
 from ajet_tools.text.grammar import FilterError
@@ -328,13 +328,13 @@ class RowsScreen(ReviewScreen):
     def action_save(self) -> None:
         self.app.push_screen(SaveScreen(self.review), self._finish_save)
 
-    def _finish_save(self, saved: Saved | None) -> None:
+    def _finish_save(self, saved: Plan | None) -> None:
         if saved is None:
             return
         names = " and ".join(str(file) for file in saved.files)
-        self.notify(f"saved {saved.plan.rows:,} rows: {names}", markup=False, timeout=6)
-        self.app.parting = f"saved {saved.plan.rows:,} rows: {names}"
-        if saved.plan.in_place:
+        self.notify(f"saved {saved.rows:,} rows: {names}", markup=False, timeout=6)
+        self.app.parting = f"saved {saved.rows:,} rows: {names}"
+        if saved.in_place:
             self.app.reopen()
         else:
             self._update_status()

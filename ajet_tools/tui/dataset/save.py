@@ -19,7 +19,7 @@ from textual.widgets import Button, Input, Static
 from ajet_sdk.errors import AjetError
 from ajet_sdk.reporting.output import visible
 from ajet_tools.dataset.review.review import Review
-from ajet_tools.dataset.review.save import Plan, Saved, proposed, save
+from ajet_tools.dataset.review.save import Plan, proposed, save
 from ajet_tools.tui.base import Dialog
 from ajet_tools.tui.dataset.screen import DatasetViewer
 
@@ -28,7 +28,7 @@ __all__ = ["SaveScreen", "UnsavedScreen"]
 _ROWS = {False: "rows: all but the rejected", True: "rows: the accepted only"}
 
 
-class SaveScreen(Dialog[Saved]):
+class SaveScreen(Dialog[Plan]):
     """Enter saves; over another file than the dataset itself it has to be pressed twice."""
 
     app: DatasetViewer

@@ -162,7 +162,7 @@ def test_saved_in_place_it_has_all_but_the_rejected_and_those_are_beside(tmp_pat
     changed = {**original[4], "main_query": "What is four and one?"}
     review.edit(4, changed)
     saved = save(review, proposed(review))
-    assert saved.plan.in_place and not review.unsaved
+    assert saved.in_place and not review.unsaved
     assert rows_of(path) == [changed if i == 4 else original[i] for i in range(20) if i not in (0, 7)]
     apart = rows_of(rejected_beside(path))
     assert [one["main_query"] for one in apart] == [original[i]["main_query"] for i in (0, 7)]
