@@ -12,6 +12,9 @@ from decimal import Decimal, InvalidOperation
 from itertools import accumulate
 from typing import Any
 
+import polars as pl
+import pyarrow as pa
+
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.rows import decoded
 from ajet_tools.dataset.files.places import Columns, Place
@@ -54,16 +57,12 @@ def find(name: str, rows: Sequence[Mapping[str, Any]]) -> tuple[Any, Columns]:
 
 
 def batch_of(array: Any, columns: Columns, count: int) -> Any:
-    import pyarrow as pa
-
     if not len(columns.schema):
         return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
     return pa.RecordBatch.from_arrays(array.flatten(), schema=columns.schema)
 
 
 def _found(values: Sequence[Any], path: str) -> tuple[Any, Place]:
-    import pyarrow as pa
-
     found = set(map(type, values))
     flags: dict[str, Any] = {"absent": type(ABSENT) in found, "nulls": type(None) in found}
     types = found - {type(ABSENT), type(NOWHERE), type(None)}
@@ -104,8 +103,6 @@ def _without(values: Sequence[Any]) -> list[Any]:
 
 
 def _json_text(values: Sequence[Any]) -> Any:
-    import pyarrow as pa
-
     return pa.array(
         [None if v is ABSENT or v is NOWHERE else json.dumps(v, allow_nan=False) for v in values], pa.string()
     )
@@ -135,8 +132,6 @@ def _below(path: str, name: str) -> str:
 
 
 def objects(fields: Mapping[str, tuple[Any, Place]], nulls: Sequence[bool]) -> Any:
-    import pyarrow as pa
-
     if not fields:
         return pa.array([None if null else {} for null in nulls], pa.struct([]))
     return pa.StructArray.from_arrays(
@@ -153,8 +148,6 @@ def _found_list(values: Sequence[Any], flags: Mapping[str, Any], path: str) -> t
 
 
 def _lists(items: Any, lengths: Sequence[int], nulls: Sequence[bool]) -> Any:
-    import pyarrow as pa
-
     ends = pa.array(accumulate(lengths, initial=0), pa.int32())
     return pa.ListArray.from_arrays(ends, items, mask=pa.array(nulls, pa.bool_()) if any(nulls) else None)
 
@@ -171,7 +164,6 @@ def look_at(data: Any, columns: Columns) -> Columns:
 
 
 def _looked_at(array: Any, place: Place, above: int = 0) -> Place:
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     nulls = place.nulls or (array.null_count > above and not place.absent and not place.is_json)
@@ -190,7 +182,6 @@ def _looked_at(array: Any, place: Place, above: int = 0) -> Place:
 
 def not_finite(data: Any) -> list[str]:
     """Columns of a record batch that hold NaN or an infinity."""
-    import pyarrow as pa
     import pyarrow.compute as pc
 
     def holds(array: Any) -> bool:
@@ -203,8 +194,6 @@ def not_finite(data: Any) -> list[str]:
 
 def convert(data: Any, columns: Columns, to: Columns) -> Any:
     """A record batch of these columns as one of columns that they were merged into. Raises Misfit."""
-    import pyarrow as pa
-
     if columns is to or columns.schema.equals(to.schema, check_metadata=True):
         return data
     arrays = {name: (data.column(i), one) for i, (name, one) in enumerate(columns.fields.items())}
@@ -218,8 +207,6 @@ def convert(data: Any, columns: Columns, to: Columns) -> Any:
 
 def _check_labels(array: Any, to: Place, path: str) -> None:
     """Raises Misfit where a number is that of no label."""
-    import polars as pl
-
     odd = pl.Series(array).drop_nulls().cast(pl.Int128)
     odd = odd.filter(~odd.is_between(-1, len(to.labels) - 1))
     if len(odd):
@@ -227,8 +214,6 @@ def _check_labels(array: Any, to: Place, path: str) -> None:
 
 
 def _converted(array: Any, place: Place, to: Place, path: str) -> Any:
-    import pyarrow as pa
-
     if to.labels and not place.labels and pa.types.is_integer(array.type):
         _check_labels(array, to, path)
     if array.type == to.type and _encoding(place) == _encoding(to):
@@ -281,8 +266,6 @@ def change(
 
     Raises Misfit where a value was put in place of one of a type of its own, and does not fit it.
     """
-    import pyarrow as pa
-
     whole = pa.StructArray.from_arrays(data.columns, fields=list(data.schema)) if data.num_columns else None
     array, row = _changed_objects(whole, columns.row, before, after, "")
     made = Columns(columns.name, row, columns.metadata)
@@ -300,8 +283,6 @@ def _changed(array: Any, place: Place, before: Sequence[Any], after: Sequence[An
         return _changed_objects(array, place, before, after, path)
     if place.is_natural:
         return _found(after, path)
-    import pyarrow as pa
-
     made = _parse(_without([value for value, kept in zip(after, same, strict=True) if not kept]), place, path)
     order, new = list[int](), len(array)
     for index, kept in enumerate(same):
@@ -338,8 +319,6 @@ def _changed_objects(
 
 def _parse(values: Sequence[Any], place: Place, path: str) -> Any:
     """Values as JSON has them, as those of a declared type. Raises Misfit at the first that is none."""
-    import pyarrow as pa
-
     type_ = place.type
     try:
         if pa.types.is_temporal(type_):
@@ -372,8 +351,6 @@ def _same(value: Any, found: Any) -> bool:
 
 def _native(value: Any, type_: Any) -> Any:
     """A value as pyarrow takes it for that type. Raises ValueError, TypeError or KeyError."""
-    import pyarrow as pa
-
     if value is None:
         return None
     if pa.types.is_binary(type_) or pa.types.is_large_binary(type_) or pa.types.is_fixed_size_binary(type_):

@@ -14,6 +14,8 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import polars as pl
+import pyarrow as pa
 
 from ajet_sdk.tasks.rows import QUERY_COLUMNS
 from ajet_tools.dataset.files.arrays import batch_of, change, convert, find, look_at
@@ -162,9 +164,6 @@ class TableBlock:
 
     def _text(self, path: Sequence[str]) -> Any:
         """A field as text: `[` where it is a list, an object or of a type that JSON has no word for."""
-        import polars as pl
-        import pyarrow as pa
-
         at = self.data.schema.get_field_index(path[0])
         if at < 0:
             return pl.Series(dtype=pl.String).extend_constant(None, len(self))
@@ -188,8 +187,6 @@ class TableBlock:
 
     def frame(self, dtype: Any) -> Any:
         """Columns as a frame: those of that struct type that there are, with the types of the table."""
-        import polars as pl
-
         names = [one.name for one in dtype.fields if one.name in self.table.fields]
         return pl.from_arrow(self.data.select(names or self.data.schema.names[:1]))
 
@@ -198,8 +195,6 @@ class TableBlock:
         return _texts(self)
 
     def take(self, indices: Any) -> TableBlock:
-        import pyarrow as pa
-
         return replace(self, data=self.data.take(pa.array(indices, pa.int64())))
 
     def changed(self, values: Sequence[Mapping[str, Any]]) -> TableBlock:
@@ -229,8 +224,6 @@ class TableBlock:
         return {name: (one, self.data.column(i)) for i, (name, one) in enumerate(self.table.fields.items())}
 
     def _with(self, places: Mapping[str, _Arranged]) -> TableBlock:
-        import pyarrow as pa
-
         row = Place(fields={name: one for name, (one, _) in places.items()}, table=self.table.row.table)
         table = Columns(self.name, row, self.table.metadata)
         data = pa.RecordBatch.from_arrays([array for _, array in places.values()], schema=table.schema)
@@ -250,8 +243,6 @@ def _fields(arranged: _Arranged) -> dict[str, _Arranged]:
 
 
 def _object(fields: Mapping[str, _Arranged]) -> _Arranged:
-    import pyarrow as pa
-
     some = {name: replace(one, nullable=True) for name, (one, _) in fields.items()}
     place = Place(fields=some, table=next((one.table for one in some.values() if one.table), None))
     array = pa.StructArray.from_arrays(
@@ -281,8 +272,6 @@ def blocks_of(rows: Iterable[Row], name: str) -> Iterator[LineBlock]:
 
 
 def _block_of(rows: Iterable[Row], name: str) -> LineBlock:
-    import polars as pl
-
     pairs = [(json_line(row.values)[:-1].decode(), row.where) for row in rows]
     return LineBlock(name, pl.Series("line", [line for line, _ in pairs], pl.String), [where for _, where in pairs])
 
@@ -308,9 +297,6 @@ def as_table(block: Block) -> TableBlock:
 
 def join(blocks: Sequence[Block], *, lines: bool) -> Block:
     """Blocks as one, whose rows no longer know their places. Raises TaskError where their types do not go together."""
-    import polars as pl
-    import pyarrow as pa
-
     if lines:
         some = [as_lines(block) for block in blocks]
         return LineBlock("", pl.concat([block.lines for block in some]), [""] * sum(map(len, some)))
@@ -362,8 +348,6 @@ def strings(value: Any) -> Iterator[str]:
 
 def _texts(block: Block) -> Any:
     """The first query that says something; rows where no column tells it are looked at one by one."""
-    import polars as pl
-
     try:
         columns = block.columns(QUERIES)
     except Irregular:

@@ -12,7 +12,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import polars as pl
 
 from ajet_sdk.errors import TaskError
 from ajet_tools.dataset.files.blocks import encodable, json_line
@@ -21,9 +23,6 @@ from ajet_tools.dataset.files.lines import HALF_PAIR
 from ajet_tools.dataset.files.sources import files_of, is_table, open_text
 from ajet_tools.dataset.files.tables import is_lines
 from ajet_tools.dataset.files.tables import read as rows_of
-
-if TYPE_CHECKING:
-    import polars as pl
 
 __all__ = ["column", "read"]
 
@@ -45,8 +44,6 @@ def read(path: str | Path, *, mapping: Mapping[str, str] | None = None) -> pl.La
     value as JSON, and numbers of several kinds are floats. Raises TaskError, with file and line, for a row that cannot
     be read, and ConfigError where there is no such file.
     """
-    import polars as pl
-
     frames = [_scan(file, mapping) for file in files_of(path)]
     return frames[0] if len(frames) == 1 else pl.concat(frames, how="diagonal_relaxed")
 
@@ -54,8 +51,6 @@ def read(path: str | Path, *, mapping: Mapping[str, str] | None = None) -> pl.La
 @contextmanager
 def _explain_errors(what: str) -> Iterator[None]:
     """An error of polars as a TaskError in one line."""
-    import polars as pl
-
     try:
         yield
     except (pl.exceptions.PolarsError, OSError) as error:
@@ -63,8 +58,6 @@ def _explain_errors(what: str) -> Iterator[None]:
 
 
 def _scan(file: Path | str, mapping: Mapping[str, str] | None) -> pl.LazyFrame:
-    import polars as pl
-
     if mapping or not isinstance(file, Path):
         return _from_rows(file, mapping)
     with _explain_errors(f"cannot read {file}"):
@@ -86,8 +79,6 @@ def _scan(file: Path | str, mapping: Mapping[str, str] | None) -> pl.LazyFrame:
 
 
 def _scan_table(file: Path) -> pl.LazyFrame:
-    import polars as pl
-
     if file.name.endswith(".parquet"):
         return pl.scan_parquet(file)
     try:
@@ -100,8 +91,6 @@ def _scan_table(file: Path) -> pl.LazyFrame:
 
 def _scan_csv(file: Path) -> pl.LazyFrame | None:
     """None where polars has other rows than Python's csv: it makes up cells. Raises PolarsError."""
-    import polars as pl
-
     delimiter, quote = dialect_of(file)
     found = pl.scan_csv(file, separator=delimiter, quote_char=quote, infer_schema=False, empty_string_is_null=False)
     rows = found.select(pl.last().len()).collect(engine="streaming").item()
@@ -110,8 +99,6 @@ def _scan_csv(file: Path) -> pl.LazyFrame | None:
 
 def _scan_lines(file: Path) -> pl.LazyFrame | None:
     """None where polars would change a text. Raises PolarsError where columns have several types."""
-    import polars as pl
-
     with open_text(file) as stream:
         while some := stream.read(_BYTES):
             some += stream.readline()
@@ -124,8 +111,6 @@ def _scan_lines(file: Path) -> pl.LazyFrame | None:
 
 def _in_order(dtype: Any, values: list[Any]) -> Any:
     """A type whose fields are in the order of the values; polars has those of many fields in any order."""
-    import polars as pl
-
     if isinstance(dtype, pl.List):
         items = [item for value in values if isinstance(value, list) for item in value]
         return pl.List(_in_order(dtype.inner, items))
@@ -139,8 +124,6 @@ def _in_order(dtype: Any, values: list[Any]) -> Any:
 
 def _from_rows(file: Path | str, mapping: Mapping[str, str] | None) -> pl.LazyFrame:
     """Rows that are read one by one, in memory."""
-    import polars as pl
-
     rows = [row.values for row in rows_of(file, mapping=mapping)]
     names = dict.fromkeys(name for values in rows for name in values)
     return pl.DataFrame([column(encodable(name), [values.get(name) for values in rows]) for name in names]).lazy()
@@ -148,8 +131,6 @@ def _from_rows(file: Path | str, mapping: Mapping[str, str] | None) -> pl.LazyFr
 
 def column(name: str, values: list[Any]) -> pl.Series:
     """Values as JSON has them, as a series: of their type, or as the JSON text of each where they have several."""
-    import polars as pl
-
     kinds = {type(value) for value in values} - {type(None)}
     if len(kinds) == 1:
         try:

@@ -12,6 +12,8 @@ from functools import cache, reduce
 from typing import Any
 
 import numpy as np
+import polars as pl
+import pyarrow as pa
 
 from ajet_sdk.tasks.rows import QUERY_COLUMNS
 from ajet_tools.dataset.files.arrays import ABSENT, DEEPEST, EXACT, MOST_FIELDS, NOWHERE, objects
@@ -116,7 +118,6 @@ def structures(lines: Any) -> list[tuple[Structure | None, Any]]:
 def _grouped(lines: Any, paths: Mapping[str, bool]) -> list[Any]:
     """Indices of lines with the same keys, and kinds of values at the known paths; none where a line is no JSON."""
     import duckdb
-    import polars as pl
 
     quoted = {path: "'" + path.replace("'", "''") + "'" for path in paths}
     objects = ", ".join(["'$'", *(quoted[path] for path, is_object in paths.items() if is_object)])
@@ -175,8 +176,6 @@ def _pointers(structure: Structure, before: str = "") -> Iterator[tuple[str, boo
 
 def decode(lines: Any, wanted: Sequence[Any]) -> dict[Any, Any] | None:
     """The fields at paths as columns of text, and frames of struct types; None where polars cannot read lines so."""
-    import polars as pl
-
     escaped = lines.filter(lines.str.contains(r"\\u[dD][89a-fA-F]"))
     if any(map(HALF_PAIR.search, escaped)):  # polars has a NUL there
         return None
@@ -211,8 +210,6 @@ def _together(wanted: Sequence[Any]) -> list[tuple[Any, list[Path]]]:
 
 def _type_of(paths: Sequence[Path]) -> Any:
     """The type of objects that have text at these paths."""
-    import polars as pl
-
     inner: dict[str, list[Path]] = {}
     for path in paths:
         inner.setdefault(path[0], []).append(path[1:])
@@ -239,9 +236,6 @@ def array_of(groups: Sequence[tuple[Structure | None, Any]], texts: Mapping[Path
 
 def _found(path: Path, values: Sequence[Any], rows: Sequence[Any], texts: Mapping[Path, Any]) -> tuple[Any, Place]:
     """`values` has what each structure has at that path: a structure, a kind, ABSENT or NOWHERE."""
-    import polars as pl
-    import pyarrow as pa
-
     kinds = {kind_in(one) for one in values if one is not ABSENT and one is not NOWHERE} - {"null"}
     flags: dict[str, Any] = {"absent": ABSENT in values, "nulls": "null" in values}
     lacking = flags["absent"] and flags["nulls"]
@@ -273,9 +267,6 @@ def _found(path: Path, values: Sequence[Any], rows: Sequence[Any], texts: Mappin
 
 def _numbers(column: Any, integers: Any, flags: Mapping[str, Any], *, is_whole: bool) -> tuple[Any, Place] | None:
     """A column of numbers, of which these are integers; None where they are all, and not of 64 bits."""
-    import polars as pl
-    import pyarrow as pa
-
     whole = integers.cast(pl.Int128)
     least, most = whole.min() or 0, whole.max() or 0
     large = max(-least, most) > EXACT
@@ -308,8 +299,6 @@ def _found_objects(
 
 def as_json(column: Any, kind: str, encode: Callable[[str], str]) -> Any:
     """A column of text, integers, truth values or nulls as JSON; text with `encode` where a character needs it."""
-    import polars as pl
-
     if kind == "null":
         return "null"
     if kind != "text":

@@ -20,6 +20,8 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
+import pyarrow as pa
+
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.rows import KEY
 
@@ -56,8 +58,6 @@ class Place:
     @classmethod
     def declared(cls, field: Any, notes: Mapping[str, Any], feature: Any, table: str) -> Place:
         """What a table says of a column."""
-        import pyarrow as pa
-
         known = {"absent": bool(notes.get("absent")), "nullable": field.nullable, "metadata": field.metadata}
         if "json" in notes:
             return cls(**known, json=True)
@@ -82,8 +82,6 @@ class Place:
 
     @cached_property
     def type(self) -> Any:
-        import pyarrow as pa
-
         if self.is_json:
             return pa.string()
         if self.fields is not None:
@@ -103,8 +101,6 @@ class Place:
         return _labels(self.feature) if isinstance(self.feature, dict) and "_type" in self.feature else None
 
     def as_field(self, name: str) -> Any:
-        import pyarrow as pa
-
         return pa.field(name, self.type, self.nullable or self.absent or self.nulls, self.metadata)
 
     @cached_property
@@ -155,8 +151,6 @@ class Columns:
 
     @cached_property
     def schema(self) -> Any:
-        import pyarrow as pa
-
         if self.own is not None:
             return self.own
         metadata = dict(self.metadata)
@@ -260,8 +254,6 @@ def merge(one: Place, other: Place, path: str = "") -> Place:
     one, other = _opened(one), _opened(other)
     if one.item is not None and other.item is not None and not (one.json or other.json):
         return Place(item=merge(one.item, other.item, path), **flags)
-    import pyarrow as pa
-
     if {one.leaf, other.leaf} == {pa.int64(), pa.float64()} and not flags["large"]:
         return Place(pa.float64(), **flags)
     return Place(one.leaf, **flags) if one.leaf == other.leaf is not None else Place(json=True, **flags)
@@ -285,8 +277,6 @@ def _merge_objects(one: Place, other: Place, path: str, flags: Mapping[str, Any]
 
 def _opened(place: Place) -> Place:
     """A declared list of a natural type as one that was found."""
-    import pyarrow as pa
-
     if place.leaf is None or not pa.types.is_list(place.leaf) or not place.is_natural:
         return place
     return replace(place, leaf=None, table=None, item=Place.declared(place.leaf.value_field, {}, None, ""))
@@ -304,8 +294,6 @@ def _check_labels(one: Place, other: Place, path: str) -> None:
 
 def _one_type(one: Any, other: Any) -> Any:
     """The type that holds the values of both, which differ in width alone; None where there is none."""
-    import pyarrow as pa
-
     if one == other:
         return one
     if _family(one) != _family(other):
@@ -319,8 +307,6 @@ def _one_type(one: Any, other: Any) -> Any:
 
 def _family(type_: Any) -> str:
     """Types of one family differ in their width alone."""
-    import pyarrow as pa
-
     kinds = {"int": pa.types.is_integer, "float": pa.types.is_floating, "decimal": pa.types.is_decimal,
              "text": lambda one: pa.types.is_string(one) or pa.types.is_large_string(one),
              "bytes": lambda one: pa.types.is_binary(one) or pa.types.is_large_binary(one)}  # fmt: skip
@@ -328,8 +314,6 @@ def _family(type_: Any) -> str:
 
 
 def _is_natural(type_: Any) -> bool:
-    import pyarrow as pa
-
     if pa.types.is_list(type_):
         return _is_natural(type_.value_type)
     if pa.types.is_struct(type_):
@@ -338,8 +322,6 @@ def _is_natural(type_: Any) -> bool:
 
 
 def _is_beyond_json(type_: Any) -> bool:
-    import pyarrow as pa
-
     types = pa.types
     if (
         types.is_dictionary(type_)
@@ -380,8 +362,6 @@ def _labels(feature: Any) -> Any:
 
 def _feature(type_: Any) -> Any:
     """What `datasets` would note of a column."""
-    import pyarrow as pa
-
     if pa.types.is_struct(type_):
         return {type_.field(i).name: _feature(type_.field(i).type) for i in range(type_.num_fields)}
     if pa.types.is_list(type_):

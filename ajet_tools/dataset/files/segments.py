@@ -12,6 +12,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+import pyarrow as pa
+
 from ajet_sdk.errors import TaskError
 from ajet_tools.dataset.files.arrays import Misfit, convert, look_at
 from ajet_tools.dataset.files.blocks import Block, as_table
@@ -127,8 +129,6 @@ class Segments:
 
 
 def _no_rows(columns: Columns, count: int = 0) -> Any:
-    import pyarrow as pa
-
     return pa.RecordBatch.from_arrays([pa.nulls(count, one.type) for one in columns.schema], schema=columns.schema)
 
 
@@ -151,8 +151,6 @@ class _TableFile:
             self._flush()
 
     def _flush(self) -> None:
-        import pyarrow as pa
-
         waiting, self._waiting = self._waiting, []
         self._rows = self._bytes = 0
         if waiting:

@@ -15,6 +15,8 @@ from glob import glob
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import pyarrow as pa
+
 from ajet_sdk.errors import ConfigError, TaskError
 
 __all__ = ["SPLITS", "explain_errors", "files_of", "is_table", "open_text", "splits_of", "unpacked", "unpacked_name"]
@@ -104,8 +106,6 @@ def unpacked(stream: BinaryIO, *, named: str = "") -> Any:
     start = stream.peek(6)
     packed = next((one for begins, one in _PACKED.items() if start.startswith(begins) or named.endswith(one)), None)
     if packed == ".zst":
-        import pyarrow as pa
-
         return pa.CompressedInputStream(stream, "zstd")
     openers: dict[str | None, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
     return openers[packed](stream, "rb") if packed in openers else stream

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import IO, Any, BinaryIO
 
 import numpy as np
+import polars as pl
+import pyarrow as pa
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.tasks.json_rows import BadRows, json_rows, parse_line
@@ -118,8 +120,6 @@ def tables_of(path: str | Path, mapping: Mapping[str, str] | None = None) -> lis
 
     A `Writer` that is told of them writes the columns even where no row is left.
     """
-    import pyarrow as pa
-
     found = []
     for file in files_of(path):
         if isinstance(file, Path) and is_table(file):
@@ -146,8 +146,6 @@ def _blocks(file: Path | str, bad: BadRows) -> Iterator[Block]:
         stdin = io.BufferedReader(unpacked(sys.stdin.buffer), 1 << 20)
         start = stdin.peek(4)[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()
         if start.startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")):
-            import pyarrow as pa
-
             yield from _table_blocks(pa.BufferReader(stdin.read()), "stdin", parquet=start.startswith(b"PAR1"))
         else:
             line = start.partition(b"\n")[0]
@@ -203,8 +201,6 @@ def _line_blocks(stream: IO[bytes], name: str, bad: BadRows) -> Iterator[Block]:
 
 
 def _line_block(data: bytes, name: str, first: int, asked: list[Any], bad: BadRows) -> tuple[LineBlock, int]:
-    import polars as pl
-
     try:
         lines = pl.read_lines(data, name="line").to_series()
     except pl.exceptions.PolarsError:  # not UTF-8
@@ -225,8 +221,6 @@ def _line_block(data: bytes, name: str, first: int, asked: list[Any], bad: BadRo
 
 def _checked(lines: Sequence[bytes], name: str, first: int, bad: BadRows) -> LineBlock:
     """The lines that are objects, looked at one by one."""
-    import polars as pl
-
     good: list[tuple[int, str]] = []
     for number, raw in enumerate(lines, first):
         if not (line := raw.strip()):
@@ -283,8 +277,6 @@ def _arrow_batches(source: Any) -> Iterator[tuple[Any, Any]]:
 
 @contextmanager
 def _opened_arrow(source: Any) -> Iterator[tuple[Any, Iterator[Any]]]:
-    import pyarrow as pa
-
     with source.open("rb") if isinstance(source, Path) else source as file:
         try:
             opened = pa.ipc.open_stream(file)
@@ -298,16 +290,12 @@ def _opened_arrow(source: Any) -> Iterator[tuple[Any, Iterator[Any]]]:
 
 def _without_views(schema: Any) -> Any:
     """With plain text and bytes in place of views, which Arrow chooses no rows of."""
-    import pyarrow as pa
-
     if "_view" not in str(schema):
         return schema
     return pa.schema([one.with_type(_without_view(one.type)) for one in schema], schema.metadata)
 
 
 def _without_view(kind: Any) -> Any:
-    import pyarrow as pa
-
     types = pa.types
     if types.is_string_view(kind):
         return pa.large_string()
@@ -327,8 +315,6 @@ def _without_view(kind: Any) -> Any:
 
 
 def _cast(batch: Any, schema: Any) -> Any:
-    import pyarrow as pa
-
     if batch.schema.equals(schema):
         return batch
     return pa.RecordBatch.from_arrays(

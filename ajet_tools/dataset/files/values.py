@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
+import pyarrow as pa
+
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.rows import decoded
 from ajet_tools.dataset.files.places import Columns
@@ -45,8 +47,6 @@ def objects_of(data: Any, columns: Columns) -> list[dict[str, Any]]:
 
 
 def values_of(array: Any, name: str) -> list[Any]:
-    import pyarrow as pa
-
     try:
         return array.to_pylist()  # type: ignore[no-any-return]
     except (ValueError, OverflowError) as error:

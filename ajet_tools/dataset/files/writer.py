@@ -17,6 +17,7 @@ from types import TracebackType
 from typing import Any, BinaryIO, Literal
 
 import numpy as np
+import polars as pl
 
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.whole_file import remove_draft
@@ -136,8 +137,6 @@ class Writer:
             if not len(indices):
                 return
             block = block if len(indices) == len(block) else block.take(indices)
-        import polars as pl
-
         if self._segments is None:
             if isinstance(block, TableBlock):
                 self._log_losses(block)
@@ -265,8 +264,6 @@ class Writer:
 
 def _block(rows: list[tuple[bytes, Stored | None]]) -> Block:
     """Rows that were all made of one block, or of none."""
-    import polars as pl
-
     first = rows[0][1]
     if first is None:
         return LineBlock("", pl.Series("line", [line[:-1].decode() for line, _ in rows], pl.String), [""] * len(rows))

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+import polars as pl
 
 from ajet_sdk.errors import AjetError, ConfigError
 from ajet_sdk.tasks.json_rows import BadRows
@@ -161,8 +162,6 @@ class Review:
 
     def _scan(self, progress: Callable[[int], None], stop: threading.Event) -> Iterator[LineBlock]:
         """All rows, edits included, numbered from 0; less where it was stopped."""
-        import polars as pl
-
         lines, number = self.spool.lines(), 0
         while not stop.is_set() and (some := list(islice(lines, _TOLD))):
             progress(number)

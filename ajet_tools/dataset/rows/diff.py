@@ -16,6 +16,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 import numpy as np
+import polars as pl
 
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.files.blocks import LineBlock
@@ -164,8 +165,6 @@ def diff(
 
 def _without_equal_lines(before: str, after: str) -> tuple[Any, Any] | None:
     """Which rows are to be compared: not those of lines that both files have as often. None where they are no lines."""
-    import polars as pl
-
     one, other = _line_hashes(before), _line_hashes(after)
     if one is None or other is None:
         return None
@@ -177,8 +176,6 @@ def _without_equal_lines(before: str, after: str) -> tuple[Any, Any] | None:
 
 
 def _line_hashes(path: str) -> Any:
-    import polars as pl
-
     found = []
     for block in read_blocks(path):
         if not isinstance(block, LineBlock):

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import polars as pl
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.rows import Row as TaskRow
@@ -76,8 +77,6 @@ def facts_of(block: LineBlock) -> Facts:
 
 def facts_of_rows(block: LineBlock) -> Facts:
     """By rows alone, which say the same."""
-    import polars as pl
-
     kinds = [(index, kinds_of(row.values), 1) for index, row in enumerate(block.rows())]
     each, nothing = (
         np.ones(len(block), bool),
@@ -139,8 +138,6 @@ class _Columns:
 
     def tasks(self) -> list[Any]:
         """`text`, `id` and `answer` of tasks that the columns show."""
-        import polars as pl
-
         own = self._columns[("task_id",)] if ("task_id",) in self._columns else self._forms.clear(len(self._forms))
         inner, top = (self._columns.get(path, own.clear(len(own))) for path in (("metadata", "answer"), ("answer",)))
         signs = pl.Series(self._signs)
@@ -161,8 +158,6 @@ class _Columns:
 
 def _read_rows(block: LineBlock, known: Sequence[Any], tasks: Any, answers: Any, given: Any) -> tuple[list[Any], Any]:
     """The problems and the tasks, some of which are known, with what only the rows of these masks tell."""
-    import polars as pl
-
     problems: list[tuple[int, str, str]] = []
     made: list[tuple[str | None, str | None, str | None]] = []
     is_task, odd = np.ones(len(block), bool), list[str | None]()

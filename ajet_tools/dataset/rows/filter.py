@@ -18,6 +18,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from ajet_sdk.errors import AjetError, ConfigError
 from ajet_sdk.tasks.rows import Row as TaskRow
@@ -88,8 +89,6 @@ class _Condition:
 
         `exact`: they are text.
         """
-        import polars as pl
-
         found = pl.repeat(0, len(texts), dtype=pl.Int8, eager=True)
         left = None
         if self.needle is not None:
@@ -205,8 +204,6 @@ def _join(word: str, parts: Sequence[Any]) -> Any:
 
 def _derived(block: Block, name: str) -> Any:
     """What `DERIVED` names, of each row, as a polars series."""
-    import polars as pl
-
     if name == "task_id":
         return pl.Series([task_id_of(row.values) for row in block.rows()], dtype=pl.String)
     if name in ("text", "chars"):

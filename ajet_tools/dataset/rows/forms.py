@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from ajet_sdk.judges.math import number
 from ajet_tools.dataset.files.hashes import normalize
@@ -224,8 +225,6 @@ def may_give_away(texts: Any, forms: Any, answers: Sequence[Any]) -> Any:
         forms: their normal forms.
         answers: columns of answers as text, numbers as JSON spells them.
     """
-    import polars as pl
-
     behind = re.escape(_BEHIND)
     told = forms.str.contains(_CUES) | texts.str.contains(rf"\?[{behind}]*[^?{behind}][^?]*$")
     plain = texts.str.len_bytes() == texts.str.len_chars()

@@ -9,6 +9,8 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+import polars as pl
+
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.rows import FIELDS
 from ajet_tools.dataset.files.blocks import Irregular, LineBlock, json_line
@@ -37,8 +39,6 @@ _Part = Any
 
 def as_messages(block: LineBlock, left_out: Counter[str]) -> tuple[LineBlock, Any]:
     """A block in that form, and the indices of the rows that have it; `left_out` counts why the others have not."""
-    import polars as pl
-
     lines, convert, made = _by_columns(block), converter("messages"), list[str | None]()
     left = lines.is_null().arg_true()
     for row in block.rows(left):
@@ -55,8 +55,6 @@ def as_messages(block: LineBlock, left_out: Counter[str]) -> tuple[LineBlock, An
 
 def _by_columns(block: LineBlock) -> Any:
     """Lines of that form, as a polars series; null for those that only the row itself tells."""
-    import polars as pl
-
     made = pl.repeat(None, len(block), dtype=pl.String, eager=True)
     groups = [(one, rows) for one, rows in structures(block.lines) if one is not None and _is_plain(one)]
     paths = list(dict.fromkeys(path for one, _ in groups for path, _ in leaves(one)))
@@ -90,8 +88,6 @@ def _answer_in(structure: Structure) -> _Path:
 
 def _lines(structure: Structure, values: Mapping[_Path, Any]) -> Any:
     """Rows of one structure, of which there are at least one; null where they ask or answer nothing."""
-    import polars as pl
-
     question, answer = asking(structure) or "", _answer_in(structure)
     kinds = dict(leaves(structure))
     known = {path: as_json(column, kinds[path], _encode) for path, column in values.items()}
@@ -109,8 +105,6 @@ def _lines(structure: Structure, values: Mapping[_Path, Any]) -> Any:
 
 def _ids(structure: Structure, known: Mapping[_Path, Any]) -> Any:
     """The ids that tasks have by their content, as `Task` makes them."""
-    import polars as pl
-
     metadata = {name: (inner, (name,)) for name, inner in structure.items() if name not in FIELDS}
     metadata |= {name: (inner, ("metadata", name)) for name, inner in structure.get("metadata", {}).items()}
     items = [[f"{_encode(name)}: ", *_spelt(*metadata[name], known, sort=True)] for name in sorted(metadata)]
@@ -137,8 +131,6 @@ def _object(items: Sequence[Sequence[_Part]]) -> list[_Part]:
 
 def _joined(parts: Sequence[_Part]) -> Any:
     """The parts of each row, one after the other; one of them at least is a series."""
-    import polars as pl
-
     some: list[Any] = []
     for is_text, group in groupby(parts, key=lambda part: isinstance(part, str)):
         same = list(group)

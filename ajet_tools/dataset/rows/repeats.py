@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import polars as pl
 
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.json_rows import BadRows
@@ -53,8 +54,6 @@ class Tasks:
 
     def add(self, block: LineBlock, tasks: Any) -> None:
         """Rows of that file, with what `Facts.tasks` says of them."""
-        import polars as pl
-
         text, own, answer = pl.col("text"), pl.col("id"), pl.col("answer")
         self._has_made_ids |= bool(tasks.select(own.str.contains(_MADE_ID).any()).item())
         self._frames.append(
@@ -82,8 +81,6 @@ class Tasks:
         self, mapping: Mapping[str, str] | None, count: Callable[[str, int], None]
     ) -> Iterator[tuple[int, str, str]]:
         """Number of a row, kind, what is wrong: the first of each kind. `count` gets how many more there are."""
-        import polars as pl
-
         if not self._frames:
             return
         rows = pl.concat(self._frames).with_row_index("row")
@@ -107,8 +104,6 @@ class Tasks:
         self, rows: Any, mapping: Mapping[str, str] | None, count: Callable[[str, int], None]
     ) -> Iterator[tuple[int, int, str]]:
         """Rows with the id of an earlier one that has another content, that row, and the id."""
-        import polars as pl
-
         if self._has_made_ids and len(loose := rows.filter(pl.col("is_task") & pl.col("id").is_null())["row"]):
             made = [task.task_id for _, task in self._read_again(set(loose), mapping)]
             rows = rows.with_columns(rows["id"].scatter(loose, pl.Series(made, dtype=pl.String).hash()))
@@ -153,8 +148,6 @@ class Tasks:
 
 def _repeated(rows: Any, column: str) -> Any:
     """The rows with a value that an earlier one has, each with the first such row."""
-    import polars as pl
-
     known = rows.filter(pl.col(column).is_not_null())
     is_first = known[column].is_first_distinct()
     again = known.filter(~is_first)

@@ -11,7 +11,10 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
 
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.files.blocks import Block, Irregular, TableBlock
@@ -20,9 +23,6 @@ from ajet_tools.dataset.files.places import Columns, merged
 from ajet_tools.dataset.files.tables import files_of, tables_of
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.rows.language import language_of
-
-if TYPE_CHECKING:
-    import polars as pl
 
 __all__ = ["Where", "is_sql", "select"]
 
@@ -48,8 +48,6 @@ class Where:
 
     def __init__(self, text: str, path: str) -> None:
         """`path` says which columns there are. Raises ConfigError where the condition cannot be worked out."""
-        import polars as pl
-
         self.text = text
         self._schema = read(path).collect_schema()
         self._wanted = _named(pl.Struct(self._schema), text.casefold()) or pl.Struct({"task_id": pl.String})
@@ -57,8 +55,6 @@ class Where:
 
     def mask(self, block: Block) -> Any:
         """Which rows of a block fit, as a polars series."""
-        import polars as pl
-
         try:
             frame = block.frame(self._wanted)
         except Irregular:  # values of several types
@@ -70,8 +66,6 @@ class Where:
         return self._mask(frame, block)
 
     def _mask(self, frame: pl.DataFrame, block: Block | None) -> Any:
-        import polars as pl
-
         frame = frame.cast({pl.selectors.by_dtype(pl.Categorical, pl.Enum): pl.String})
         known = {name.casefold() for name in frame.columns}
         with _explain_sql(self.text, self._schema, *_DERIVED):
@@ -87,16 +81,12 @@ class Where:
 
 def _named(dtype: Any, text: str) -> Any:
     """The struct type with the fields that a text names; None where it names none."""
-    import polars as pl
-
     fields = {one.name: one.dtype for one in dtype.fields if one.name.casefold() in text}
     inner = {name: _named(one, text) or one if isinstance(one, pl.Struct) else one for name, one in fields.items()}
     return pl.Struct(inner) if inner else None
 
 
 def _functions() -> dict[str, Callable[[pl.Expr], pl.Expr]]:
-    import polars as pl
-
     def languages(some: pl.Series) -> pl.Series:
         return pl.Series([None if one is None else language_of(one) for one in some], dtype=pl.String)
 
@@ -110,8 +100,6 @@ def _functions() -> dict[str, Callable[[pl.Expr], pl.Expr]]:
 
 def _with_functions(text: str, frame: pl.DataFrame) -> tuple[str, list[pl.Expr]]:
     """The condition with a column in place of each of our functions, and those columns."""
-    import polars as pl
-
     made: list[pl.Expr] = []
     functions = _functions()
     blank = _QUOTED.sub(lambda found: "x" * len(found[0]), text)
@@ -141,8 +129,6 @@ class _explain_sql:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        import polars as pl
-
         if not isinstance(error, pl.exceptions.PolarsError):
             return
         said = str(error).partition("\n")[0]
@@ -156,8 +142,6 @@ class _explain_sql:
 
 
 def _paths(schema: Any, before: str = "") -> Iterator[str]:
-    import polars as pl
-
     for name, dtype in dict(schema).items():
         yield before + name
         if isinstance(dtype, pl.Struct):
@@ -169,8 +153,6 @@ def select(query: str, path: str, out: str) -> int:
 
     Columns that it gives as they are keep their type, and what the file says of them. Raises ConfigError.
     """
-    import polars as pl
-
     frame = read(path)
     schema = frame.collect_schema()
     if re.match(r"[\s(]*(?:select|with)\b", query, re.I) is None:
@@ -198,15 +180,11 @@ def select(query: str, path: str, out: str) -> int:
 
 
 def _as_arrow(frame: pl.DataFrame) -> Any:
-    import polars as pl
-
     return frame.to_arrow(compat_level=pl.CompatLevel.oldest()).combine_chunks()
 
 
 def _columns(query: str, path: str, given: Any) -> Columns:
     """The columns of a result: those that a table has and the SELECT gives as they are, as the table has them."""
-    import pyarrow as pa
-
     columns, tables = Columns.of(path, given), tables_of(path)
     if not tables or len(tables) < len(files_of(path)):
         return columns

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import polars as pl
+
 from ajet_tools.dataset.files.blocks import Block
 from ajet_tools.dataset.files.tables import text_of
 from ajet_tools.dataset.files.values import kind_of, value_at
@@ -193,8 +195,6 @@ def gather(blocks: Iterable[Block], *, by: str | None = None, exact: bool = True
     Without `exact`, the fields, answers, forms and languages of more than 10,000 rows are estimates (`looked_at`).
     Numbers of rows and of different texts, and lengths, are never.
     """
-    import polars as pl
-
     stats = Stats(by=by)
     forms, hashes = Forms(), list[Any]()
     for block in blocks:

@@ -19,6 +19,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 __all__ = [
     "LONG",
@@ -60,8 +61,6 @@ def normal(text: str) -> str:
 
 def normals(texts: Any, form: Callable[[str], str] = normal) -> Any:
     """The normal forms of a polars series. `form` makes them of what is not ASCII, for which all agree."""
-    import polars as pl
-
     plain = texts.str.len_bytes() == texts.str.len_chars()
     spaced = texts.str.contains("  ", literal=True) | texts.str.starts_with(" ") | texts.str.ends_with(" ")
     spaced = (plain & (spaced | _has_control(texts))).arg_true()
@@ -77,8 +76,6 @@ def normals(texts: Any, form: Callable[[str], str] = normal) -> Any:
 
 def _has_control(texts: Any) -> Any:
     """Which of them have a control character. A regular expression takes five times as long."""
-    import polars as pl
-
     array = texts.to_arrow(compat_level=pl.CompatLevel.oldest())
     _, starts, data = (buffer or b"" for buffer in array.buffers())
     places = np.flatnonzero(np.frombuffer(data, np.uint8) < 32)

@@ -8,6 +8,7 @@ import gzip
 import io
 import json
 import lzma
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -360,7 +361,23 @@ def test_lines_are_read_without_a_database_or_an_http_client() -> None:
     """They take longer to load than most datasets to read, and Parquet's reader loads with the first such file."""
     code = "import sys, ajet_tools.dataset.files.tables, ajet_tools.dataset.rows.stats; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=True)
-    assert {"duckdb", "pyarrow", "httpx", "torch"}.isdisjoint(done.stdout.split())
+    assert {"duckdb", "pyarrow.parquet", "httpx", "torch"}.isdisjoint(done.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "wait", ["threading.Event().wait()", "sys.stdin.buffer.read()", "pair = socket.socketpair(); pair[0].recv(1)"]
+)
+def test_ctrl_c_ends_a_wait(wait: str) -> None:
+    """polars has what waits begin again: reads, locks, joins."""
+    code = f"import socket, sys, threading, ajet_tools.dataset.files.tables; print(flush=True); {wait}"
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", code], stdin=pipe, stdout=pipe, stderr=pipe) as running:
+        try:
+            assert running.stdout and running.stdout.readline()
+            running.send_signal(signal.SIGINT)
+            assert running.wait(60) == -signal.SIGINT
+        finally:
+            running.kill()
 
 
 @pytest.mark.parametrize("error", ["KeyboardInterrupt()", "OSError(28, 'No space left on device')"])
