@@ -87,7 +87,7 @@ class Growing:
         for file in sorted(self._folder.glob("step_*.json")):
             done = json.loads(file.read_text(encoding="utf-8"))
             self._rounds[done["step"]] = self._rows_in(Directory(self._folder / done["directory"]))
-        self._tasks = {step: self._as_tasks(step, rows) for step, rows in self._rounds.items()}
+        self._tasks = {step: self._as_tasks(rows, added_after_step=step) for step, rows in self._rounds.items()}
 
     def due(self, step: int) -> bool:
         return step % self._settings.every == 0
@@ -103,7 +103,7 @@ class Growing:
         if step not in self._rounds:
             trainee = _Trainee(asyncio.get_running_loop(), attempt)
             self._rounds[step], said = await call_to_end(partial(self._round, step, trainee))
-            self._tasks[step] = self._as_tasks(step, self._rounds[step])
+            self._tasks[step] = self._as_tasks(self._rounds[step], added_after_step=step)
         rates = [row.values["metadata"]["pass_rate"] for row in self._rounds[step]]
         metrics = {"tasks/added": float(len(rates)), "tasks/total": float(len(self._known(step + 1)))}
         return said, metrics | ({"tasks/added_pass_rate": fmean(rates)} if rates else {})
@@ -113,7 +113,7 @@ class Growing:
         config, settings, given = self._config, self._settings, self._config.task_reader.data_generation
         known = self._known(step)
         failed = self._failed(step)
-        seeds = [row for row in known if self._id(row) in failed]
+        seeds = [row for row, task in zip(known, self._as_tasks(known), strict=True) if task.task_id in failed]
         seeds = seeds if len(seeds) > 1 else known
         validation = file_of(config, "validation")
         chance = hashlib.blake2b(f"{config.trainer_common.seed}/{step}".encode(), digest_size=4).digest()
@@ -165,16 +165,9 @@ class Growing:
         """The seeds and the rows that were added before a step."""
         return [*self._seeds, *(row for after in sorted(self._rounds) if after < step for row in self._rounds[after])]
 
-    def _id(self, row: Row) -> str:
-        [task] = self._as_tasks(None, [row])
-        return task.task_id
-
-    def _as_tasks(self, step: int | None, rows: Sequence[Row]) -> list[Task]:
+    def _as_tasks(self, rows: Sequence[Row], **more: int) -> list[Task]:
         tasks = [to_task(row, self._mapping) for row in job_rows(rows, self._mapping)]
-        if step is None:
-            return tasks
-        added = {"added_after_step": step}
-        return [task.model_copy(update={"metadata": {**task.metadata, **added}}) for task in tasks]
+        return [task.model_copy(update={"metadata": {**task.metadata, **more}}) for task in tasks]
 
     @staticmethod
     def _rows_in(directory: Directory) -> list[Row]:

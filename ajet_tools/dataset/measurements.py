@@ -50,7 +50,8 @@ def conditions(config: Config, k: int) -> str:
     held["code"] = [_code(config, class_path) for class_path in named if class_path]
     held["task_judge"].pop("judge_protocol", None)
     if config.model.path and config.resolve(config.model.path).is_dir():
-        held["files"] = sorted(_files(config.resolve(config.model.path)))
+        files = ((path.name, path.stat()) for path in config.resolve(config.model.path).iterdir() if path.is_file())
+        held["files"] = sorted([name, known.st_size, known.st_mtime_ns] for name, known in files)
     return _digest(held)
 
 
@@ -65,13 +66,6 @@ def _code(config: Config, class_path: str) -> list[str]:
     except (TypeError, OSError):  # made by a call, or in a shell: its name must do
         text = class_path.encode()
     return [name, hashlib.blake2b(text, digest_size=16).hexdigest()]
-
-
-def _files(folder: Path) -> Iterator[list[str | int]]:
-    for path in folder.iterdir():
-        if path.is_file():
-            known = path.stat()
-            yield [path.name, known.st_size, known.st_mtime_ns]
 
 
 def _digest(value: Any) -> str:
