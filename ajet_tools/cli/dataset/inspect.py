@@ -22,7 +22,7 @@ from ajet_tools.dataset.files.tables import files_of, splits_of, text_of
 from ajet_tools.dataset.review.estimate import estimate_errors
 from ajet_tools.dataset.rows.diff import Changed, Difference
 from ajet_tools.dataset.rows.diff import diff as compare
-from ajet_tools.dataset.rows.filter import parse
+from ajet_tools.dataset.rows.filter import parse, unknown_field
 from ajet_tools.dataset.rows.stats import Lengths, Stats, gather
 from ajet_tools.dataset.rows.validate import KINDS, Report
 from ajet_tools.dataset.rows.validate import validate as run_validate
@@ -132,6 +132,8 @@ def stats(
     """
     with counting("stats") as passing:
         found = gather(passing(rows.blocks(source)), by=by, exact=not estimate)
+    if by and by not in found.fields and found.groups.keys() == {"null"}:
+        raise unknown_field(by, found.fields)
     written = _write_stats(found, out) if out else []
     errors = estimate_errors(Path(source)) if not rows.map else None
     if rows.as_json:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
+import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -35,6 +36,7 @@ from ajet_tools.cli.output import ProgressBar
 from ajet_tools.dataset.files.sources import SPLITS, splits_of
 from ajet_tools.dataset.files.writer import Shape, Writer
 from ajet_tools.dataset.rows.combine import Splitter, check_fractions, keys_of
+from ajet_tools.dataset.rows.filter import field_names, unknown_field
 from ajet_tools.dataset.similarity.dedup import Facts, Found
 from ajet_tools.dataset.similarity.dedup import find as find_duplicates
 from ajet_tools.dataset.similarity.near import OnProgress, together
@@ -108,6 +110,8 @@ def dedup(
         again = rows.rereadable(source)
         blocks = read_some(again(), source, bar)
         facts = [Facts.of(row.where, row.values, keep) for block in blocks for row in block.rows()]
+        if all(row.rank == -math.inf for row in facts):
+            raise unknown_field(keep.partition(":")[2], field_names(next(next(again()).rows()).values))
         vectors = None
         if embeddings:
             vectors = asyncio.run(embedded([row.text for row in facts], embeddings, bar.show))
@@ -251,6 +255,8 @@ def split(
             for name, writer in writers.items():
                 writer.write_block(block, np.flatnonzero(sides == name))
             number += len(block)
+        if stratify and splitter.strata == {"null"}:
+            raise unknown_field(stratify, field_names(next(block.rows()).values))
     counts = {name: writer.rows for name, writer in writers.items()}
     _report_split(counts, shares, out, suffixes[format], rows)
 

@@ -247,6 +247,11 @@ class Splitter:
         self._sides: dict[str, str] = {}
         self._counts: dict[str, int] = {}
 
+    @property
+    def strata(self) -> set[str]:
+        """Values of the field to stratify by that there were, as JSON."""
+        return set(self._counts)
+
     def sides(self, block: Block, keys: Sequence[str]) -> list[str]:
         """The sides of the next rows, by their `keys_of`, or the keys of rows that they go with. Raises TaskError."""
         if self._stratify is None:

@@ -28,7 +28,7 @@ from ajet_tools.dataset.files.values import ABSENT, POSITION, find_at
 from ajet_tools.dataset.rows.language import language_of
 from ajet_tools.text.grammar import BareWord, Comparison, FilterError, Node, Token, fold, tree
 
-__all__ = ["DERIVED", "Filter", "parse", "task_id_of"]
+__all__ = ["DERIVED", "Filter", "field_names", "parse", "task_id_of", "unknown_field"]
 
 DERIVED = {
     "text": "what the row asks: its query, else its last user message, else all its strings",
@@ -179,7 +179,7 @@ class Filter:
             for name, met in self.fields.items():
                 self.fields[name] = met or find_at(row.values, name.split(".")) is not ABSENT
             if len(self._known) < 1000:
-                self._known.update(dict.fromkeys(_names(row.values)))
+                self._known.update(dict.fromkeys(field_names(row.values)))
 
     @property
     def is_unmet(self) -> bool:
@@ -190,10 +190,14 @@ class Filter:
         """Call it when all rows are through. Raises ConfigError for a field that none of them had: a typing error."""
         for name, met in self.fields.items():
             if not met and self._known:
-                near = difflib.get_close_matches(name, [*self._known, *DERIVED], n=1)
-                hint = f"did you mean {near[0]}? There are" if near else "there are"
-                names = [*self._known, *DERIVED]
-                raise ConfigError(f"no row has a field {name!r}; {hint} {', '.join(names[:40])}")
+                raise unknown_field(name, [*self._known, *DERIVED])
+
+
+def unknown_field(name: str, known: Iterable[str]) -> ConfigError:
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"did you mean {near[0]}? There are" if near else "there are"
+    return ConfigError(f"no row has a field {name!r}; {hint} {', '.join(names[:40])}")
 
 
 def _join(word: str, parts: Sequence[Any]) -> Any:
@@ -229,12 +233,12 @@ def task_id_of(values: Mapping[str, Any]) -> str | None:
         return None
 
 
-def _names(values: Mapping[str, Any], before: str = "", depth: int = 0) -> list[str]:
+def field_names(values: Mapping[str, Any], before: str = "", depth: int = 0) -> list[str]:
     found = []
     for name, inner in values.items():
         found.append(f"{before}{name}")
         if isinstance(inner, Mapping) and depth < 3:
-            found += _names(inner, f"{before}{name}.", depth + 1)
+            found += field_names(inner, f"{before}{name}.", depth + 1)
     return found
 
 

@@ -124,6 +124,23 @@ def test_two_files_of_a_command_are_not_one(
     assert out.read_bytes() == tasks.read_bytes()
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("stats", "--by", "metadata.levle"),
+        ("dedup", "--keep", "max:metadata.levle", "-o"),
+        ("split", "--stratify", "metadata.levle", "-o"),
+    ],
+)
+def test_a_field_that_no_row_has_is_named_with_the_nearest(
+    tasks: Path, tmp_path: Path, arguments: tuple[str, ...]
+) -> None:
+    name, *more = arguments
+    said = ajet(name, tasks, *more, *([tmp_path / "out"] if more[-1] == "-o" else []), code=2).stderr
+    assert "no row has a field 'metadata.levle'; did you mean metadata.level?" in said
+    assert not list((tmp_path / "out").rglob("*.*"))
+
+
 def test_the_current_directory_is_a_place_and_no_name_is_none(
     tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
