@@ -16,8 +16,8 @@ import polars as pl
 import pyarrow as pa
 
 from ajet_sdk.tasks.rows import QUERY_COLUMNS
-from ajet_tools.dataset.files.arrays import ABSENT, DEEPEST, EXACT, MOST_FIELDS, NOWHERE, objects
-from ajet_tools.dataset.files.places import Place
+from ajet_tools.dataset.files.arrays import ABSENT, EXACT, NOWHERE, objects
+from ajet_tools.dataset.files.places import DEEPEST, MOST_FIELDS, Place
 from ajet_tools.dataset.files.values import kind_of
 
 __all__ = [

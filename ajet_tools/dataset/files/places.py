@@ -28,8 +28,8 @@ from ajet_sdk.tasks.rows import KEY
 __all__ = ["Columns", "Place", "merge", "merged", "wish"]
 
 FEATURES = b"huggingface"
-_MOST_FIELDS = 256
-_DEEPEST = 16
+MOST_FIELDS, DEEPEST = 256, 16
+"""An object with more fields, and what lies deeper, is written as JSON text."""
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ def _merge_objects(one: Place, other: Place, path: str, flags: Mapping[str, Any]
         else:
             fields[name] = replace(a[name] if name in a else b[name], absent=True)
     table = one.table or other.table
-    if path and not table and (len(fields) > _MOST_FIELDS or path.count(".") >= _DEEPEST):
+    if path and not table and (len(fields) > MOST_FIELDS or path.count(".") >= DEEPEST):
         return Place(json=True, **flags)
     made = Place(fields=fields, table=table, metadata=one.metadata, **flags)
     features = [each.feature for each in (one, other) if each.feature is not None and each.type == made.type]
