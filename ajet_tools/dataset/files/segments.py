@@ -141,7 +141,10 @@ class _TableFile:
         self.columns, self.size = columns, 0
         self._waiting: list[Any] = []
         self._rows = self._bytes = 0
-        self._writer = pq.ParquetWriter(path, columns.schema, compression="zstd", dictionary_pagesize_limit=1 << 17)
+        try:
+            self._writer = pq.ParquetWriter(path, columns.schema, compression="zstd", dictionary_pagesize_limit=1 << 17)
+        except NotImplementedError as error:  # of Arrow: an object without fields
+            raise TaskError(f"Parquet does not hold these columns, write .jsonl: {error}") from error
 
     def write(self, data: Any) -> None:
         self._waiting.append(data)

@@ -269,6 +269,16 @@ def test_arrow_of_a_file_or_of_stdin_has_views_as_plain_text(
     assert values("-") == expected
 
 
+def test_what_parquet_does_not_hold_is_one_message(tmp_path: Path) -> None:
+    table = pa.table({"q": ["a"], "nothing": pa.array([{}], pa.struct([]))})
+    with pa.ipc.new_file(str(tmp_path / "rows.arrow"), table.schema) as file:
+        file.write_table(table)
+    with pytest.raises(TaskError, match="Parquet does not hold"), Writer(tmp_path / "rows.parquet") as writer:
+        for block in read_blocks(tmp_path / "rows.arrow"):
+            writer.write_block(block)
+    assert [path.name for path in tmp_path.iterdir()] == ["rows.arrow"]
+
+
 def test_a_broken_table_of_stdin_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"PAR1 and no more")))
     with pytest.raises(TaskError, match=r"^cannot read stdin: Parquet"):
