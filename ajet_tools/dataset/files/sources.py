@@ -106,7 +106,7 @@ def unpacked(stream: BinaryIO, *, named: str = "") -> Any:
     start = stream.peek(6)
     packed = next((one for begins, one in _PACKED.items() if start.startswith(begins) or named.endswith(one)), None)
     if packed == ".zst":
-        return pa.CompressedInputStream(stream, "zstd")
+        return io.BufferedReader(pa.CompressedInputStream(stream, "zstd"))
     openers: dict[str | None, Any] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
     return openers[packed](stream, "rb") if packed in openers else stream
 

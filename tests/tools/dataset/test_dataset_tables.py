@@ -25,6 +25,7 @@ from ajet_sdk.config.config import load_config
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_sdk.tasks.load import load_tasks
+from ajet_tools.dataset.files.frames import read as frame
 from ajet_tools.dataset.files.tables import count_rows, read, read_blocks, splits_of, tables_of, text_of
 from ajet_tools.dataset.files.writer import Writer
 
@@ -183,6 +184,7 @@ def test_packed_text_is_unpacked_also_of_stdin(
     assert values(path) == rows
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
     assert values("-") == rows
+    assert frame(path).collect().to_dicts() == rows
     path.write_bytes(content[:-6])
     with pytest.raises(TaskError, match=f"cannot read .*rows.{kind}{packed}"):
         list(read(path))
