@@ -11,7 +11,7 @@ from typing import Any
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import ConfigError, MissingExtra, TaskError
 from ajet_sdk.tasks.jsonl import json_rows
-from ajet_sdk.tasks.rows import Row, decoder
+from ajet_sdk.tasks.rows import Row, by_split, decoder
 
 __all__ = ["path_rows", "read_huggingface"]
 
@@ -85,16 +85,8 @@ def _cut(rows: list[Row], start: str | None, stop: str | None) -> list[Row]:
 
 
 def _files(folder: Path, split: str) -> list[Path]:
-    """A split's files: `train.jsonl`, `train-00000-of-00002.parquet`, `train/…`, also under `data/`."""
-    known: dict[str, list[Path]] = {}
-    for file in sorted(p for p in folder.rglob("*") if p.suffix in SUFFIXES and p.is_file()):
-        if file.stem in ("dataset_info", "state", "dataset_dict"):
-            continue
-        inside = file.relative_to(folder).parts[:-1]
-        name = re.sub(r"-\d+(-of-\d+)?$", "", file.stem)
-        if inside and inside[-1] != "data":
-            name = inside[-1]
-        known.setdefault(name, []).append(file)
+    files = sorted(p for p in folder.rglob("*") if p.suffix in SUFFIXES and p.is_file())
+    known = by_split(folder, ((p, p.stem) for p in files if p.stem not in ("dataset_info", "state", "dataset_dict")))
     if split not in known:
         raise TaskError(f"{folder} has no split {split!r}; it has {', '.join(sorted(known)) or 'no data files'}")
     return known[split]

@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.errors import TaskError
@@ -21,7 +23,7 @@ from ajet_sdk.errors import TaskError
 if TYPE_CHECKING:
     from ajet_sdk.types import Task
 
-__all__ = ["FIELDS", "KEY", "QUERY_COLUMNS", "Row", "decoded", "decoder", "to_task"]
+__all__ = ["FIELDS", "KEY", "QUERY_COLUMNS", "SPLITS", "Row", "by_split", "decoded", "decoder", "to_task"]
 
 _TYPES = "ajet_sdk.types"
 """Loaded when a task is made: pydantic's models take a tenth of a second, and commands of rows make none."""
@@ -30,6 +32,10 @@ FIELDS = ("main_query", "init_messages", "task_id", "env_type", "metadata")
 
 QUERY_COLUMNS = ("main_query", "question", "query", "prompt", "problem", "instruction")
 """Usual names of the column that holds what is asked."""
+
+SPLITS = ("train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation")
+"""Names of files that say the split, in whatever folder they are."""
+_SHARD = re.compile(r"-\d+(-of-\d+)?$")
 
 
 @dataclass(frozen=True)
@@ -136,3 +142,19 @@ def decoded(value: Any, tree: Mapping[str, Any]) -> Any:
         elif inner is not None or not below.get("absent"):
             made[name] = decoded(inner, below)
     return made
+
+
+def by_split(folder: Path, files: Iterable[tuple[Path, str]]) -> dict[str, list[Path]]:
+    """The files of each split: `train.jsonl`, `train-00000-of-00002.parquet`, `train/…`, also under `data/`.
+
+    Those of several configurations (`main/train-00000-of-00001.parquet`) are `main/train`. `files` are those of the
+    folder, in order, each with its name without a suffix.
+    """
+    known: dict[str, list[Path]] = {}
+    for file, stem in files:
+        inside, name = file.relative_to(folder).parts[-2:-1], _SHARD.sub("", stem)
+        if inside and inside[0] != "data":
+            name = f"{inside[0]}/{name}" if name in SPLITS and inside[0] not in SPLITS else inside[0]
+        known.setdefault(name, []).append(file)
+    alone = len({name.partition("/")[0] for name in known}) == 1
+    return {name.partition("/")[2] or name: some for name, some in known.items()} if alone else known

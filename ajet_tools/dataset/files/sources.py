@@ -7,7 +7,6 @@ import gzip
 import io
 import logging
 import lzma
-import re
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,8 +17,9 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from ajet_sdk.errors import ConfigError, TaskError
+from ajet_sdk.tasks.rows import by_split
 
-__all__ = ["SPLITS", "explain_errors", "files_of", "is_table", "open_text", "splits_of", "unpacked", "unpacked_name"]
+__all__ = ["explain_errors", "files_of", "is_table", "open_text", "splits_of", "unpacked", "unpacked_name"]
 
 log = logging.getLogger("ajet.dataset")
 
@@ -29,9 +29,6 @@ _PACKED = {b"\x1f\x8b": ".gz", b"BZh": ".bz2", b"\xfd7zXZ": ".xz", b"\x28\xb5\x2
 """How packed files begin."""
 SUFFIXES = (*_TEXT, *_TABLES, *(text + packed for packed in _PACKED.values() for text in _TEXT))
 _NOT_ROWS = ("dataset_info", "dataset_dict", "dataset_infos", "state")
-_SHARD = re.compile(r"-\d+(-of-\d+)?$")
-SPLITS = ("train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation")
-"""Names of files that say the split, in whatever folder they are."""
 
 
 def files_of(path: str | Path) -> list[Path | str]:
@@ -54,22 +51,11 @@ def files_of(path: str | Path) -> list[Path | str]:
 
 
 def splits_of(folder: Path) -> dict[str, list[Path]]:
-    """A directory's splits: `train.jsonl`, `train-00000-of-00002.parquet`, `train/…`, also under `data/`.
-
-    Those of several configurations (`main/train-00000-of-00001.parquet`) are `main/train`.
-    """
-    known: dict[str, list[Path]] = {}
-    for file in sorted(p for p in folder.rglob("*") if p.name.endswith(SUFFIXES) and p.is_file()):
-        inside = file.relative_to(folder).parts
-        stem = unpacked_name(file.name).rpartition(".")[0]
-        if stem in _NOT_ROWS or any(part.startswith(".") for part in inside):
-            continue
-        folders, name = [part for part in inside[-2:-1] if part != "data"], _SHARD.sub("", stem)
-        if folders:
-            name = f"{folders[0]}/{name}" if name in SPLITS and folders[0] not in SPLITS else folders[0]
-        known.setdefault(name, []).append(file)
-    alone = len({name.partition("/")[0] for name in known}) == 1
-    return {name.partition("/")[2] or name: files for name, files in known.items()} if alone else known
+    """The files of a directory's splits (`by_split`)."""
+    files = sorted(p for p in folder.rglob("*") if p.name.endswith(SUFFIXES) and p.is_file())
+    shown = [p for p in files if not any(part.startswith(".") for part in p.relative_to(folder).parts)]
+    named = ((p, unpacked_name(p.name).rpartition(".")[0]) for p in shown)
+    return by_split(folder, ((p, stem) for p, stem in named if stem not in _NOT_ROWS))
 
 
 def _files_of_split(folder: Path, split: str | None) -> list[Path]:

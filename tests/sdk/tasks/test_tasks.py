@@ -230,6 +230,18 @@ def test_parts_of_a_split_and_a_configuration(tmp_path: Path) -> None:
     assert alone.train[0].metadata == ROWS[0] and not alone.val
 
 
+def test_splits_of_configurations_stay_apart(tmp_path: Path) -> None:
+    for name, rows in (("main/train", ROWS[:2]), ("main/test", ROWS[2:4])):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        lines(tmp_path / f"{name}.jsonl", rows)
+    sets = load_tasks(repo(tmp_path, validation_split="test"))
+    assert ([task.metadata for task in sets.train], [task.metadata for task in sets.val]) == (ROWS[:2], ROWS[2:4])
+    (tmp_path / "socratic").mkdir()
+    lines(tmp_path / "socratic" / "train.jsonl", ROWS[4:])
+    assert "it has main/test, main/train, socratic/train" in refused(repo(tmp_path))
+    assert [task.metadata for task in load_tasks(repo(tmp_path, training_split="main/train")).train] == ROWS[:2]
+
+
 def test_a_split_that_is_not_there(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     lines(tmp_path / "train.jsonl", ROWS)
     with caplog.at_level(logging.WARNING, logger="ajet.tasks"):
