@@ -82,7 +82,7 @@ def is_table(file: Path) -> bool:
 @contextmanager
 def open_text(file: Path) -> Iterator[Any]:
     """The bytes of a file, unpacked."""
-    with file.open("rb") as stream:
+    with file.open("rb", buffering=0) as stream:
         yield unpacked(stream, named=file.name)
 
 
