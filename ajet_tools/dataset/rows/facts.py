@@ -97,6 +97,8 @@ class _Columns:
         """Rows that only themselves tell whether they are tasks."""
         self.answered_oddly = np.zeros(len(block), bool)
         """Rows whose answer is a list, an object or no whole number."""
+        self._blank: dict[str, Any] = {}
+        """Of a column, where it has nothing but white space."""
         self._inner = np.zeros(len(block), bool)
         self._signs = np.full(len(block), "", "U1")
         for structure, indices in groups:
@@ -120,8 +122,9 @@ class _Columns:
         name = asking(structure)
         if name is None or (name,) not in self._columns:
             return
-        asks = self._columns[(name,)].gather(indices).str.contains(r"[^\s\x1c-\x1f]")
-        self.unclear[indices] = ~asks.to_numpy()
+        if name not in self._blank:
+            self._blank[name] = ~self._columns[(name,)].str.contains(r"[^\s\x1c-\x1f]").fill_null(False).to_numpy()
+        self.unclear[indices] = self._blank[name][indices]
         metadata = structure.get("metadata")
         inner = isinstance(metadata, dict) and "answer" in metadata
         kind = kind_at(structure, ("metadata", "answer") if inner else ("answer",))
