@@ -41,6 +41,14 @@ class AjetJob:
 
     Every setting is a key of the config; `set` reaches the others. Wrong values raise ConfigError when the config is
     built: by `config`, `dump_job_as_yaml` and `tune`.
+
+    Args:
+        model: a directory in the format of transformers, or a name on the hub.
+        algorithm: how a reward becomes an advantage (`trainer_common.algorithm.adv_estimator`).
+        backbone: `local`, `trinity`, `verl` or `debug`.
+        n_gpu: the GPUs of each node.
+        n_gpu_for_infer: the engines that sample (`rollout.n_vllm_engine`).
+        experiment_name: the directory under `launcher_record`; None: a new name.
     """
 
     def __init__(

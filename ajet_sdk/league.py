@@ -112,12 +112,27 @@ def play_league(
     on_episode: Callable[[Episode], None] | None = None,
     on_match: Callable[[str, str, Score], None] | None = None,
 ) -> League:
-    """Play each player as the policy against each opponent (the players, where none are named), k times on every task.
+    """Play each player as the policy against each opponent, k times on every task.
 
-    Players are named as in `rollout.opponent`. Who is trained and what is drawn is as in a training; a game is won
-    where the policy's episode is solved. Each match is a run of its own in the experiment's directory, under `league`.
+    Who is trained and what is drawn is as in a training; a game is won where the policy's episode is solved. Each match
+    is a run of its own in the experiment's directory, under `league`.
 
-    Raises ConfigError where a player is not there, or is no model that can be asked, and as `run` does.
+    Args:
+        config: the settings, as of a training.
+        players: names as in `rollout.opponent`.
+        opponents: names as well; None: the players.
+        workflow: as in `run`; `judge` and `tasks` too.
+        judge: as in `run`.
+        tasks: as in `run`.
+        k: the games of each pair on each task.
+        on_episode: called with each episode when it has ended.
+        on_match: called with player, opponent and score after each pair.
+
+    Returns:
+        The table of scores.
+
+    Raises:
+        ConfigError: a player does not exist, or is no model that can be asked; and as `run`.
     """
     opponents = opponents or players
     if len({*players}) < len(players) or len({*opponents}) < len(opponents):

@@ -64,16 +64,29 @@ def train(
     debug_tags: Sequence[str] = (),
     ray: str | None = None,
 ) -> TunedModel:
-    """Train the model behind a workflow with the backbone that the config names, and return the result.
+    """Train the model behind a workflow with the backbone that the config names.
 
-    `workflow` and `judge` stand in for those that the config names by class path (a judge may be a name such as
-    `llm:FILE`), `tasks` (to train on) and `val_tasks` for those of its `task_reader`: dicts or Tasks, a DataFrame, a
-    `datasets.Dataset`, or a path. `resume` goes on with the newest run of the experiment's directory. `ray` is the Ray
-    cluster to use: its address, `local` for one that is started here and ended with the run, None where the backbone
-    needs none.
+    Args:
+        config: the settings; `load_config` reads them from a file.
+        workflow: a decorated function or a `Workflow`, in place of the config's `rollout.user_workflow`.
+        judge: a judge, or a name such as `llm:FILE`, in place of the config's `task_judge`.
+        tasks: the tasks to train on, in place of those of `task_reader`: dicts or `Task`s, a DataFrame, a
+            `datasets.Dataset`, or a path.
+        val_tasks: the held-out tasks, in the same forms.
+        resume: continue the newest run in the experiment's directory.
+        debug_tags: the tags of `bp` at which to stop, with `backbone: debug`.
+        ray: the address of the Ray cluster, or `local` to start one here for the length of the run; None where the
+            backbone needs none.
 
-    Raises ConfigError, SignatureError and TaskError before the first episode, TraceLocked where another run owns the
-    directory, TrainingError where the run stops or its ledger does not balance.
+    Returns:
+        The checkpoint and what was measured on the way to it.
+
+    Raises:
+        ConfigError: a setting is wrong; before the first episode, as are the next two.
+        SignatureError: the workflow or the judge has a parameter that nothing fills.
+        TaskError: the tasks cannot be read.
+        TraceLocked: another run is writing to the experiment's directory.
+        TrainingError: the run stopped, or its ledger does not balance.
     """
     backbone = _backbone(config.backbone)
     ensure_api_key()
@@ -108,7 +121,12 @@ def train(
 async def train_async(config: Config, **options: Any) -> TunedModel:
     """`train`, to be awaited: the caller's event loop goes on meanwhile. Cancelling it stops the run as Ctrl-C does.
 
-    `options` are the keyword arguments of `train`.
+    Args:
+        config: as of `train`.
+        options: the keyword arguments of `train`.
+
+    Returns:
+        As `train`.
     """
     return await call_to_end(partial(train, config, **options))
 
@@ -156,13 +174,28 @@ def run(
     on_episode: Callable[[Episode], None] | None = None,
     ray: str | None = None,
 ) -> Report:
-    """Run a workflow k times on every task and score it; nothing is trained, the traces are kept.
+    """Run a workflow k times on every task and score it. Nothing is trained; the traces are kept.
 
-    `tasks` are rows as a file of tasks has them (`{"question": …, "answer": …}`) or Tasks, a DataFrame, a
-    `datasets.Dataset`, or a path; without them the config's validation tasks are taken, or else its training tasks. The
-    agent's own sampling holds where the config gives none. `ray` is as in `train`.
+    The agent's own sampling parameters apply where the config sets none.
 
-    Raises ConfigError where k > 1 is asked of greedy sampling, and as `train` does.
+    Args:
+        config: the settings; `load_config` reads them from a file.
+        workflow: a decorated function or a `Workflow`, in place of the config's `rollout.user_workflow`.
+        judge: a judge, or a name such as `llm:FILE`, in place of the config's `task_judge`.
+        tasks: rows such as `{"question": …, "answer": …}` or `Task`s, a DataFrame, a `datasets.Dataset`, or a path;
+            None: the config's validation tasks, or its training tasks where it has none.
+        k: the attempts at each task.
+        on_episode: called with each episode when it has ended.
+        ray: the Ray cluster on which episodes run, as in `train`.
+
+    Returns:
+        The score, by task and in all.
+
+    Raises:
+        ConfigError: a setting is wrong, or k > 1 is asked of greedy sampling.
+        SignatureError: the workflow or the judge has a parameter that nothing fills.
+        TaskError: the tasks cannot be read.
+        TraceLocked: another run is writing to the experiment's directory.
     """
     if k < 1:
         raise ConfigError(f"k must be at least 1 (got {k})")
@@ -183,7 +216,12 @@ def run(
 async def run_async(config: Config, **options: Any) -> Report:
     """`run`, to be awaited: the caller's event loop goes on meanwhile. Cancelling it stops the run as Ctrl-C does.
 
-    `options` are the keyword arguments of `run`.
+    Args:
+        config: as of `run`.
+        options: the keyword arguments of `run`.
+
+    Returns:
+        As `run`.
     """
     return await call_to_end(partial(run, config, **options))
 

@@ -59,11 +59,18 @@ def serve(
 ) -> None:
     """Serve a Hugging Face checkpoint at `http://HOST:PORT/v1` until Ctrl-C.
 
-    `port` 0 takes a free one, which is printed. With `trace` every call is recorded there. `config` gives dtype, device
-    and lengths. With `api_key` only who sends it (`Authorization: Bearer KEY`) is answered; where other machines can
-    connect, it must be given.
+    Args:
+        checkpoint: a directory in the format of transformers, or a name on the hub.
+        host: the address to bind to.
+        port: the port; 0 takes a free port, which is printed.
+        name: the model's name in requests; None: the checkpoint's.
+        trace: the file or directory in which every call is recorded; None: none is.
+        config: dtype, device and lengths.
+        api_key: only requests with `Authorization: Bearer KEY` are answered. Required where other machines can connect.
 
-    Raises ConfigError where the checkpoint cannot be loaded or a key is missing, OSError where the port is taken.
+    Raises:
+        ConfigError: the checkpoint cannot be loaded, or a key is missing.
+        OSError: the port is taken.
     """
     config = config or load_config()
     model = config.model.model_copy(

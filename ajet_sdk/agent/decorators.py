@@ -97,10 +97,20 @@ def workflow(
 ) -> F | Callable[[F], F]:
     """Mark a function, sync or async, as the agent to trace and train.
 
-    Its result is the output that judges see; a `Reward` (or a list of them) is the reward itself, and judges are then
-    skipped. `timeout` is in seconds; `trainable_targets` are the target tags to train, None for all.
+    Its result is the output that judges see. A `Reward`, or a list of them, is the reward itself, and judges are then
+    skipped. A parameter is filled by the task's column of the same name.
 
-    Raises SignatureError for a parameter that cannot be given by name.
+    Args:
+        function: the agent; None where the decorator is given arguments.
+        name: the name in traces; None: the function's.
+        timeout: seconds after which an episode ends with status `timeout`; None: `rollout.timeout` of the config.
+        trainable_targets: the target tags whose calls are trained; None: all.
+
+    Returns:
+        The function, unchanged.
+
+    Raises:
+        SignatureError: a parameter cannot be passed by name.
     """
     targets = _check_targets(trainable_targets)
     decorated: F | Callable[[F], F] = _decorate(function, _Tag("workflow", name, _check_timeout(timeout), targets))
@@ -116,13 +126,21 @@ def judge(
 ) -> F | Callable[[F], F]:
     """Mark a function, sync or async, as the judge of an output.
 
-    It returns a number, a bool, a `Reward`, a list of `Reward`s, or `(reward, is_success)`. Anything else, NaN and None
-    included, fails the episode: it is never taken for 0.
+    It returns a number, a bool, a `Reward`, a list of `Reward`s, or `(reward, is_success)`. Anything else, None and NaN
+    included, fails the episode; it never becomes a reward of 0.
 
-    With `group` it is asked once for all attempts at a task, after the last of them: it gets `episodes`, those that
-    came to an output, and returns a list with one of the above for each, in their order.
+    Args:
+        function: the judge; None where the decorator is given arguments.
+        name: the reward's name in traces; None: the function's.
+        timeout: seconds after which the verdict is a failure; None: `rollout.judge_timeout` of the config.
+        group: ask once for all attempts at a task, after the last. The function gets `episodes`, those that came to an
+            output, and returns a list with a verdict for each, in their order.
 
-    Raises SignatureError for a parameter that cannot be given by name.
+    Returns:
+        The function, unchanged.
+
+    Raises:
+        SignatureError: a parameter cannot be passed by name.
     """
     tag = _Tag("judge", name, _check_timeout(timeout), None, group)
     decorated: F | Callable[[F], F] = _decorate(function, tag)

@@ -51,7 +51,13 @@ class Message(dict[str, Any]):
 class Model:
     """A model to ask: an OpenAI-compatible endpoint, its key and a name.
 
-    In a run it is the policy, as one agent of one episode. It can be handed to any framework that takes a base URL.
+    In a run it is the policy, as one agent of one episode. Any framework that takes a base URL can use it.
+
+    Args:
+        base_url: the endpoint, up to and including `/v1`.
+        api_key: sent as `Authorization: Bearer`.
+        name: the model's name in requests.
+        timeout: seconds to wait for a reply.
     """
 
     def __init__(self, base_url: str, api_key: str, name: str, *, timeout: float = TIMEOUT) -> None:

@@ -34,9 +34,12 @@ _tags: ContextVar[frozenset[str]] = ContextVar("ajet_debug_tags", default=frozen
 
 
 def bp(tag: str) -> None:
-    """Stop here in the debugger if the run was started with this tag: `--backbone debug --debug "TAG1|TAG2"`.
+    """Stop in the debugger if the run was started with this tag: `--backbone debug --debug "TAG1|TAG2"`.
 
-    Elsewhere it does nothing, so it may stay in the code.
+    Otherwise it does nothing, so it can stay in the code.
+
+    Args:
+        tag: the name of this breakpoint.
     """
     if tag not in _tags.get():
         return

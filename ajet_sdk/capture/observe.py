@@ -35,9 +35,12 @@ _FIRST_WRITE = 5.0
 class trace:
     """Observe a deployed agent: record its LLM calls in a trace file, and never reroute, delay or break them.
 
-    Call it once at start-up, or use it as a context manager. `path` is a `.duckdb` file, or a directory in which each
-    process gets a file of its own. Every call of a decorated workflow is an episode; calls outside of one belong to an
-    episode of the process. A file that cannot be written is one warning. The trace can be read while the agent runs.
+    Call it once at start-up, or use it as a context manager. Every call of a decorated workflow is an episode; calls
+    outside of one belong to an episode of the process. A file that cannot be written is one warning. The trace can be
+    read while the agent runs.
+
+    Args:
+        path: a `.duckdb` file, or a directory in which each process gets a file of its own.
     """
 
     def __init__(self, path: str | Path) -> None:

@@ -54,11 +54,17 @@ class ProgramResult:
 def child_env(model: PolicyEndpoint | None = None) -> dict[str, str]:
     """The current environment, with the policy of the active episode as the endpoint of every vendor's client.
 
-    With `model`, a handle, the program is that handle's agent, and every model name that it asks for is the policy.
-    Without it the program's calls are like captured ones: `rollout.policy_models` decides. An agent that is only
-    observed (`ajet.trace`) gets the environment as it is.
+    An agent that is only observed (`ajet.trace`) gets the environment unchanged.
 
-    Raises EpisodeError outside of an episode, and where the workflow takes a handle that is not given here.
+    Args:
+        model: the program is this handle's agent, and every model name that it asks for is the policy. None: its calls
+            are treated as captured calls are, by `rollout.policy_models`.
+
+    Returns:
+        Variables by name, to pass to a child process.
+
+    Raises:
+        EpisodeError: no episode is active, or the workflow takes a handle that is not given here.
     """
     active = current_episode.get()
     if model is not None:
@@ -91,12 +97,23 @@ async def run_program(
 ) -> ProgramResult:
     """Run a program to its end, without a shell, and return what it wrote.
 
-    `env` is its whole environment, `child_env()` where None. `timeout` is in seconds. `input` is its standard input. It
-    has a process group of its own: when it ends, or runs past `timeout`, or the episode ends or is cancelled,
+    The program has a process group of its own. When it ends, runs past `timeout`, or the episode ends or is cancelled,
     every process of the group is killed. Output is read as UTF-8.
 
-    Raises ProgramFailed where it can't be started, and with `check` where its exit status is not 0; EpisodeTimeout past
-    `timeout`, which makes the episode one of status `timeout`. Both quote the end of what it wrote.
+    Args:
+        command: the program and its arguments.
+        cwd: the working directory; None: the current one.
+        env: the whole environment; None: `child_env()`.
+        timeout: seconds; None: no limit.
+        input: the standard input.
+        check: raise where the exit status is not 0.
+
+    Returns:
+        Exit status, standard output and standard error.
+
+    Raises:
+        ProgramFailed: it could not be started, or `check` and its exit status is not 0. Quotes the end of its output.
+        EpisodeTimeout: it ran past `timeout`; the episode ends with status `timeout`.
     """
     if isinstance(command, (str, bytes)) or not command:
         raise ConfigError(

@@ -266,13 +266,20 @@ def load_config(
     *,
     beside: Path | None = None,
 ) -> Config:
-    """Read and check a config: defaults, then the file, then `values`, then overrides, the later one winning.
+    """Read and check a config: the defaults, then the file, then `values`, then `overrides`; the later wins.
 
-    Relative paths are looked for beside the file first; `beside` is the file that values without one once came from.
+    Args:
+        path: a YAML file; None: the defaults. Its relative paths are looked for beside it first.
+        overrides: settings as on the command line, such as `ajet.rollout.num_repeat=8`; the value is read as YAML.
+        values: a document like the file's (`{"ajet": {...}, "frozen_lake": {...}}`) or, without the root `ajet`, what
+            stands under it.
+        beside: the file that `values` came from, where they came from one.
 
-    `values` is a document like the file's (`{"ajet": {...}, "frozen_lake": {...}}`) or, without the root `ajet`, what
-    stands under it. An override is `ajet.rollout.num_repeat=8`, its value read as YAML. Raises ConfigError with every
-    wrong key and value, each with file and line.
+    Returns:
+        The config, frozen.
+
+    Raises:
+        ConfigError: a key or a value is wrong; all of them are listed, each with file and line.
     """
     source, translated = Source({}, {}), Translation()
     if path is not None:

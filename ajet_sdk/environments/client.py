@@ -28,11 +28,17 @@ _NO_FEEDBACK = "The environment gave no feedback; give valid input and try again
 
 
 class GymEnv:
-    """One environment of one episode. Its calls are blocking; a run makes and releases it.
+    """One environment of one episode. Its calls block; a run creates and releases it.
 
-    With several services an instance begins at the one that its id falls to, and goes on to the next where that one
-    does not answer or is full. What is raised in its methods, or in those of a subclass, is an infrastructure fault of
-    the episode.
+    What its methods raise, or those of a subclass, is an infrastructure fault of the episode.
+
+    Args:
+        service_url: the address of an environment service, or several: an instance starts at one chosen by its id, and
+            goes on to the next where that does not answer or is full.
+        env_type: the service's name for the kind of environment.
+        task_id: the service's name for the task.
+        instance_id: the name of this instance; None: a new one.
+        timeout: seconds to wait for each answer.
     """
 
     def __init__(

@@ -33,15 +33,18 @@ def _name_of(judge: Any) -> str:
 
 
 class CombinedJudge:
-    """Every judge judges; the episode's reward is the weighted sum, and each part stays to be seen by its name.
+    """Every judge gives a reward; the episode's reward is their weighted sum, and each part is kept under its name.
 
         judge = ajet.CombinedJudge([(math, 1.0), (ajet.LlmJudge("It is brief."), 0.2)])
 
-    Judges of a group and of one output mix: with one of the former all are asked once the group is complete. Where one
-    fails, all have failed: a sum without a part of it would be another reward. One of weight 0 only watches: its
-    rewards are recorded, and logged as `held_out_NAME`; they count nothing. Its first failure is a line in the log, and
-    the metric `judge_failed_NAME` has the share of episodes where it failed. An episode is a
-    success where each judge that counts and says so says yes.
+    Judges of a group and of one output can be mixed; all are then asked once the group is complete. Where one fails,
+    the verdict fails: a sum without one of its parts would be another reward. A judge of weight 0 only observes: its
+    rewards are recorded and logged as `held_out_NAME`, and count nothing. Its first failure is a line in the log; the
+    metric `judge_failed_NAME` has the share of episodes where it failed. An episode is a success where every judge
+    that counts and reports success reports it.
+
+    Args:
+        parts: judges with their weights.
     """
 
     def __init__(self, parts: Sequence[Part | tuple[Any, float]]) -> None:

@@ -77,8 +77,8 @@ def build(
         episodes: whole groups; those of splits `val` and `trial` give ledger rows and nothing else.
         estimator: how a reward becomes an advantage.
         normalize_std: divide by the group's standard deviation (`grpo` only).
-        policy_version: that of the policy to be trained; with `max_staleness`, calls sampled more updates ago are
-            left out.
+        policy_version: that of the policy to be trained.
+        max_staleness: with it, calls sampled more updates before `policy_version` are left out.
         max_tokens: what a training sequence may hold; what was sampled beyond is left out.
         max_lengths: what of a training sequence may count as its prompt and as its response, the rest of a longer first
             prompt included; None: no limit.
@@ -86,7 +86,8 @@ def build(
         gamma: the discount of what is not one call's own reward, for each later turn of the call's agent.
         failure_reward: the value of an episode in which the workflow raised or the context overflowed. None: such
             episodes are left out. Never given to an infrastructure fault.
-        decode: see `timelines.merge`, `template` too.
+        decode: as of `merge`.
+        template: as of `merge`.
         maskable: whether the trainer can apply the mask of a call that was sampled under a grammar; where it can't,
             the call is left out. None: it can.
     """

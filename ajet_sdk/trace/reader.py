@@ -54,13 +54,23 @@ _LOOK = 2.0
 
 
 def open_trace(path: str | Path, *more: str | Path) -> Trace:
-    """Open a trace to read: a file, a directory, or several files (of a directory, or named), read as one.
+    """Open a trace to read: a file, a directory, or several files, read as one.
 
-    Nothing stays open between queries, so that a reader never keeps a writer out and sees a run start and end: a
-    query is run here, on the file, or on rows that its live owner is asked for where it has one. Files that appear in
-    a directory later are read too. Raises TraceError where there is no trace, TraceVersionError where it is newer or
-    foreign, TraceLocked where its owner gives no rows. Of a directory what is no trace is `skipped`, and so is whatever
-    cannot be read further below.
+    No file stays open between queries, so a reader never blocks a writer and sees a run start and end. A query is run
+    here, or by the file's writer where it is open. Files that appear in a directory later are read too; what is no
+    trace in a directory is in `skipped`.
+
+    Args:
+        path: a `.duckdb` file or a directory.
+        more: further files.
+
+    Returns:
+        The trace, with a method for each of its tables.
+
+    Raises:
+        TraceError: there is no trace.
+        TraceVersionError: it was written by a newer version, or is another kind of DuckDB file.
+        TraceLocked: another process has it open and gives no rows.
     """
     reader = Trace([Path(one) for one in (path, *more)])
     reader.query("SELECT count(run_id) FROM runs")
