@@ -85,6 +85,13 @@ class CallInFlight:
         if not self.settled.done():
             self.settled.set_result(None)
 
+    def worked(self, work: asyncio.Future[Answer]) -> None:
+        """The engine is done. What it raised is asked for here: nobody else does where the client has left."""
+        error = None if work.cancelled() else work.exception()
+        if error is not None and self._recorded:
+            log.debug("The engine failed after the end of call %s: %r", self.request_id, error)
+        self.settle()
+
     def choose_engine(self, sampling: Sampling) -> Sampling:
         """Choose the engine, and what to sample by in place of what was asked for. Raises ConfigError."""
         spec, name = self.episode.spec, self.identity.target_tag or self.identity.agent
@@ -200,7 +207,8 @@ class CallInFlight:
 
     def _undelivered(self) -> str:
         if not self.size:
-            return UNDELIVERED
+            failed = None if self.work is None or not self.work.done() else self.work.exception()
+            return UNDELIVERED if failed is None else f"{UNDELIVERED}: the answer was an error: {failed}"
         read = max(self.sent - self.client.unread(), 0)
         return f"{UNDELIVERED}: the client read at most {read} of {self.size} bytes"
 
@@ -234,7 +242,7 @@ async def answer(episode: OpenEpisode, request: Request) -> Reply:
     try:
         call.asked = _read(call, request)
         call.work = asyncio.ensure_future(call.engine.answer(call.asked))
-        call.work.add_done_callback(call.settle)
+        call.work.add_done_callback(call.worked)
         if call.dialect.streams(request.body):
             await asyncio.wait((call.settled,), timeout=HEARTBEAT)
             if call.settled.done():

@@ -6,6 +6,8 @@ import logging
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import TYPE_CHECKING, Any
 
+from pydantic import TypeAdapter, ValidationError
+
 from ajet_sdk.agent.context import ObservedExchange
 from ajet_sdk.dialects.json import json_bytes
 from ajet_sdk.dialects.openai_responses import RESPONSES
@@ -39,6 +41,9 @@ CONNECTION = "ajet.connection"
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+_REPORTS: dict[str, TypeAdapter[Any]] = {"observed": TypeAdapter(ObservedExchange), "events": TypeAdapter(Event)}
+"""What another process of the agent says that happened there, by route."""
 
 log = logging.getLogger("ajet.gateway")
 
@@ -94,11 +99,15 @@ class HttpDoor:
             body = await read_json(receive, scope)
         except HTTPError as error:
             raise refuse_unread(episode, grant.request(place, {}, connection), error) from error
-        if route == "observed" and (grant.captured or grant.phase == "judge"):
-            episode.observed(ObservedExchange(**body))
-            return await respond(send, 200, {})
-        if route == "events" and (grant.captured or grant.phase == "judge"):
-            episode.happened(Event(**body))
+        if route in _REPORTS and (grant.captured or grant.phase == "judge"):
+            try:
+                report = _REPORTS[route].validate_python(body)
+            except ValidationError as error:
+                raise HTTPError(400, f"this is no report of {route}: {error}", "invalid_report") from error
+            if isinstance(report, Event):
+                episode.happened(report)
+            else:
+                episode.observed(report)
             return await respond(send, 200, {})
         request = grant.request(place, body, connection)
         if place.endpoint.counter is not None:

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import socket
 import struct
 import termios
+from collections import Counter
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from ipaddress import ip_address
 from typing import Any
 from urllib.parse import urlsplit
@@ -51,7 +53,13 @@ def server_config(app: Any, *, own_name: str = "", keyed: bool = False, **settin
     What a foreign web page may have sent is refused (`origins.foreign`); with `keyed` the application itself asks for
     a key, which no page has, so that a server may be reached under any name.
     """
-    ours = {"http": TimedProtocol, "ws": "none", "lifespan": "off", "log_config": None, "access_log": False}
+    ours = {
+        "http": partial(TimedProtocol, SparseLog()),
+        "ws": "none",
+        "lifespan": "off",
+        "log_config": None,
+        "access_log": False,
+    }
     guarded = app if keyed else _guarded(app, own_name)
     return uvicorn.Config(guarded, **{**ours, "interface": "asgi3", **settings})
 
@@ -97,6 +105,26 @@ class _Transport:
         return getattr(self._transport, name)
 
 
+class SparseLog(logging.LoggerAdapter[logging.Logger]):
+    """One server's log, with the 1st, the 10th, the 100th and so on of equal warnings and their number.
+
+    Who sends it rubbish can't fill the log.
+    """
+
+    level = logging.INFO  # uvicorn looks whether it is to log each connection
+
+    def __init__(self) -> None:
+        super().__init__(logging.getLogger("ajet.http"), {})
+        self._counts: Counter[str] = Counter()
+
+    def warning(self, msg: object, *args: object, **_: object) -> None:
+        text = str(msg) % args if args else str(msg)
+        self._counts[text] += 1
+        count = self._counts[text]
+        if str(count).strip("0") == "1":
+            self.logger.warning("%s%s", text, f" ({count:,} so far)" if count > 1 else "")
+
+
 class TimedProtocol(H11Protocol):
     """One connection, and the `protocols.Client` at its other end."""
 
@@ -104,6 +132,10 @@ class TimedProtocol(H11Protocol):
     in_parts = False
     left_unread: Callable[[], None] | None = None
     """Called where the client goes away and has not read all of the last response."""
+
+    def __init__(self, log: SparseLog, **uvicorns: Any) -> None:
+        super().__init__(**uvicorns)
+        self.logger = log  # type: ignore[assignment]
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -130,6 +162,21 @@ class TimedProtocol(H11Protocol):
         call, self.left_unread = self.left_unread, None
         if call is not None and isinstance(exc, ConnectionError):  # reset: closed with bytes that nobody had read
             call()
+
+    # What is no request
+
+    def _unsupported_upgrade_warning(self) -> None:
+        self.logger.warning("Answered a request to upgrade to another protocol as if it asked for none.")
+
+    def send_400_response(self, msg: str) -> None:
+        """Answer what is no HTTP, and nothing else any more."""
+        if self.cycle is not None and not self.cycle.response_complete:  # what is wrong is the body of its request
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+        if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+            super().send_400_response(msg)
+        else:
+            self.transport.close()
 
     # Time limits
 

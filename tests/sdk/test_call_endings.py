@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import gc
 import re
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
@@ -16,14 +17,14 @@ import pytest
 from ajet_sdk.agent.context import AgentIdentity, current_episode
 from ajet_sdk.capture.hooks import installed
 from ajet_sdk.dialects.table import CHAT
-from ajet_sdk.errors import EngineUnavailable
+from ajet_sdk.errors import EngineUnavailable, RequestRefused
 from ajet_sdk.gateway import answer as answer_module
 from ajet_sdk.gateway.access import ClientGone, HTTPError, Request
 from ajet_sdk.gateway.answer import answer
 from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.protocols import Answer, Ask, Choice
-from tests.waiting import until_async
+from tests.waiting import FOREVER, until_async
 
 DOORS = ("http", "process")
 BIG = "x" * 1_500_000
@@ -316,6 +317,38 @@ def test_a_door_that_is_cancelled_leaves_an_undelivered_call(gateway: Gateway) -
 
     within(gateway, scenario)
     assert [call.error for call in episode.calls] == ["undelivered"] and not episode.in_flight
+
+
+@pytest.mark.parametrize(
+    "error", [RequestRefused("no tools"), EngineUnavailable("gone"), ValueError("a bug")], ids=repr
+)
+@pytest.mark.parametrize("leaves", ["as it fails", "and cancelling fails"])
+def test_an_engine_that_fails_behind_a_client_that_left(
+    gateway: Gateway, caplog: pytest.LogCaptureFixture, error: Exception, leaves: str
+) -> None:
+    """asyncio complains of a task whose exception nobody asked for, when it is collected."""
+    asked: list[Request] = []
+
+    class Failing(Engine):
+        async def answer(self, ask: Ask) -> Answer:
+            with suppress(asyncio.CancelledError):
+                asked[0].client.gone.set_result(None)
+                if leaves == "and cancelling fails":
+                    await asyncio.sleep(FOREVER)
+            raise error
+
+    episode = gateway.open(EpisodeSpec("one", Failing()))
+
+    async def scenario() -> None:
+        asked.append(request())
+        with pytest.raises(ClientGone):
+            await answer(episode, asked[0])
+        await asyncio.sleep(0)
+        gc.collect()
+
+    within(gateway, scenario)
+    assert [(call.error or "").partition(":")[0] for call in episode.calls] == ["undelivered"]
+    assert not [record for record in caplog.records if record.name == "asyncio"]
 
 
 def test_a_client_that_leaves_between_two_chunks_is_noticed(gateway: Gateway) -> None:

@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
+import httpx
 import pytest
 
 import ajet_sdk
@@ -135,6 +136,51 @@ def test_many_half_sent_requests_leave_nothing_behind(episode: OpenEpisode) -> N
     assert all(end.startswith(b"HTTP/1.1 408") for end in ends)
     with connected(episode) as connection:
         assert answered(connection, request(episode))
+
+
+CHUNKED = b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ntransfer-encoding: chunked\r\n\r\n"
+HOSTILE = {
+    "garbage": b"\x16\x03\x01\x02\x00\x01\r\n\r\n",
+    "no host": b"GET / HTTP/1.1\r\n\r\n",
+    "upgrade": b"GET / HTTP/1.1\r\nhost: localhost\r\nconnection: upgrade\r\nupgrade: websocket\r\n\r\n",
+    "chunks that are none": CHUNKED + b"zz\r\n",
+}
+
+
+@pytest.mark.parametrize("data", HOSTILE.values(), ids=HOSTILE)
+def test_a_flood_of_hostile_requests_is_a_few_lines_with_a_count(
+    data: bytes, episode: OpenEpisode, caplog: pytest.LogCaptureFixture
+) -> None:
+    for _ in range(120):
+        with connected(episode) as connection, suppress(ConnectionError):
+            connection.sendall(data)
+            connection.shutdown(socket.SHUT_WR)
+            until_closed(connection)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 3 and "(100 so far)" in lines[-1]
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+def test_garbage_behind_the_head_of_a_response_breaks_it_off(
+    episode: OpenEpisode, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A second response can't begin within the first, and the application's part of it is over."""
+    with connected(episode) as connection:
+        connection.sendall(CHUNKED.replace(b"127.0.0.1", b"example.com"))  # refused, before its body is read
+        assert b" 403 " in connection.recv(65536)
+        connection.sendall(b"zz\r\n")
+        with suppress(ConnectionError):
+            until_closed(connection)
+    assert not [record for record in caplog.records if record.exc_info]
+
+
+@pytest.mark.parametrize("route", ["observed", "events"])
+def test_a_report_that_is_none_is_400(episode: OpenEpisode, route: str, caplog: pytest.LogCaptureFixture) -> None:
+    for body in ({"a": 1}, {"route": 1, "response": []}):
+        headers = {"authorization": f"Bearer {episode.captured_key}"}
+        response = httpx.post(f"{episode.url}/v1/{route}", json=body, headers=headers, trust_env=False)
+        assert response.status_code == 400 and route in response.json()["error"]["message"]
+    assert not [record for record in caplog.records if record.exc_info]
 
 
 def test_every_server_of_ours_has_the_limits() -> None:
