@@ -113,7 +113,7 @@ def train(
             ray=ray,
             growth=open_growth(config, session.run.run_id),
         )
-        tuned = run_to_end(backbone(job, session.gateway, session.writer))
+        tuned = run_to_end(backbone(job, session.gateway, session.writer), session.record_signal)
         session.check_ledger()
     return tuned
 
@@ -206,7 +206,8 @@ def run(
     chosen = sets.val or sets.train
     on_episode = on_episode or progress_in_cell(len(chosen) * k)
     with open_run(config, workflow, judge, chosen, ray=ray) as opened:
-        episodes = run_to_end(_attempt_all(opened, _attempts(config, chosen, k), on_episode))
+        work = _attempt_all(opened, _attempts(config, chosen, k), on_episode)
+        episodes = run_to_end(work, opened.session.record_signal)
     for episode in episodes:
         episode.is_traced_in(config.directory)
     by_task = tuple(TaskScore(task, tuple(episodes[i * k : i * k + k])) for i, task in enumerate(chosen))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib import import_module
@@ -22,6 +23,7 @@ from ajet_sdk.config.config import plain_yaml
 from ajet_sdk.errors import AjetError, ConfigError, TrainingError
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.reporting.loggers import log_file
+from ajet_sdk.rollout.event_loop import TERMINATED, exit_on_sigterm
 from ajet_sdk.rollout.threads import Workers
 from ajet_sdk.trace.reader import ledger_balance, open_trace
 from ajet_sdk.trace.secret_keys import masked
@@ -97,6 +99,7 @@ class Session:
         for name in ("logs", "metrics", "checkpoint"):
             (directory / name).mkdir(exist_ok=True, mode=0o700)
         with ExitStack() as stack:
+            stack.enter_context(exit_on_sigterm())
             joined = stack.enter_context(open_cluster(self.config, self.ray, *self.code))
             self.writer: TraceWriter = stack.enter_context(TraceWriter(directory / "trace.duckdb"))
             self.run = self._run()
@@ -145,9 +148,17 @@ class Session:
                 f"the ledger of run {self.run.run_id} does not balance:\n  " + "\n  ".join(wrong[:10]) + more
             )
 
+    def record_signal(self, number: signal.Signals) -> None:
+        """Record that a signal stops the run, so that its row says so even where the process is killed meanwhile."""
+        text = "stopped by Ctrl-C" if number == signal.SIGINT else f"stopped by {number.name}"
+        self.run = self.run.model_copy(update={"status": "interrupted", "error": text})
+        self.writer.put(self.run)
+
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         status, text = "finished", None
-        if isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
+        if isinstance(error, SystemExit) and error.code == TERMINATED:
+            status, text = "interrupted", "stopped by SIGTERM"
+        elif isinstance(error, KeyboardInterrupt | asyncio.CancelledError):
             status, text = "interrupted", "stopped by Ctrl-C"
         elif error is not None:
             status, text = "failed", f"{type(error).__name__}: {error}"

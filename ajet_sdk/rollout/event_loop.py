@@ -1,18 +1,28 @@
-"""An event loop for a coroutine of ours, also where the caller's is running: in a notebook, in an async program."""
+"""An event loop for a coroutine of ours, also where the caller's is running: in a notebook, in an async program.
+
+What SIGINT (Ctrl-C) and SIGTERM do meanwhile: the first cancels the coroutine, which ends in order; the second ends the
+process.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import Future, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar, copy_context
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 from ajet_sdk.engines.loop_calls import in_thread
 
-__all__ = ["call_to_end", "run_to_end"]
+__all__ = ["TERMINATED", "call_to_end", "exit_on_sigterm", "run_to_end"]
+
+log = logging.getLogger("ajet")
 
 T = TypeVar("T")
 _Begun = Future[tuple[asyncio.AbstractEventLoop, "asyncio.Task[Any]"]]
@@ -26,24 +36,33 @@ _START_SECONDS = 10.0
 _LOOK = 1.0
 """Seconds between looks for Ctrl-C: a signal that comes just before a thread begins to wait does not wake it."""
 
+TERMINATED = 128 + signal.SIGTERM
+"""The exit code of a process that SIGTERM ended, and the code of the `SystemExit` that is raised for it."""
 
-def run_to_end(work: Coroutine[Any, Any, T]) -> T:
+
+def run_to_end(work: Coroutine[Any, Any, T], on_signal: Callable[[signal.Signals], None] | None = None) -> T:
     """The result of a coroutine; as `asyncio.run`, but also where a loop is running already, as in a notebook.
 
     There the coroutine has a loop in a thread of its own, and the caller's loop waits. Ctrl-C (a notebook's interrupt)
-    cancels it and is raised when it has ended.
+    and SIGTERM cancel it; when it has ended, KeyboardInterrupt or SystemExit(143) is raised. `on_signal` is called in
+    the coroutine's loop before it is cancelled.
     """
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(_cancellable(work))
+        stop = _Stop(on_signal)
+        try:
+            return asyncio.run(_cancellable(work, stop))
+        except asyncio.CancelledError:
+            stop.raise_error()
+            raise
     outcome: Future[T] = Future()
     begun: _Begun = Future()
     try:
         _start(partial(run_to_end, work), outcome, begun)
         while not wait([outcome], _LOOK).done:
             pass
-    except KeyboardInterrupt:
+    except (KeyboardInterrupt, SystemExit):
         if _cancel(begun):
             wait([outcome])
         elif not wait([outcome], _START_SECONDS).done:  # the thread was not started
@@ -73,14 +92,86 @@ def _start(function: Callable[[], T], outcome: Future[T], begun: _Begun) -> None
     in_thread(partial(context.run, function), "ajet-run", outcome)
 
 
-async def _cancellable(work: Coroutine[Any, Any, T]) -> T:
+async def _cancellable(work: Coroutine[Any, Any, T], stop: _Stop) -> T:
     begun, task = _begun.get(), asyncio.current_task()
     if begun is not None and begun.cancelled():
         work.close()
         raise asyncio.CancelledError
     if begun is not None and task is not None and not begun.done() and begun.set_running_or_notify_cancel():
         begun.set_result((asyncio.get_running_loop(), task))
-    return await work
+    with stop.listening():
+        return await work
+
+
+class _Stop:
+    """What the two signals do while a coroutine runs in the main thread. Handlers of the caller's own are left alone.
+
+    It takes the place of asyncio's handler of SIGINT, at whose second signal a thread that trains is still waited for.
+    """
+
+    def __init__(self, on_signal: Callable[[signal.Signals], None] | None) -> None:
+        self._on_signal, self._pid = on_signal, os.getpid()
+        self._first: signal.Signals | None = None
+        self._heard = []
+        if threading.current_thread() is threading.main_thread():
+            if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+                self._heard.append(signal.SIGINT)
+            if signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, _exit):
+                self._heard.append(signal.SIGTERM)
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        self._loop, self._task = asyncio.get_running_loop(), asyncio.current_task()
+        handler = self._handle
+        before = [(number, signal.signal(number, handler)) for number in self._heard]
+        try:
+            yield
+        finally:
+            for number, old in before:
+                if signal.getsignal(number) == handler:
+                    signal.signal(number, old)
+
+    def _handle(self, number: int, _: object) -> None:
+        if self._first is not None or os.getpid() != self._pid:  # or in a forked child, whose loop this is not
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+            return
+        self._first = signal.Signals(number)
+        self._loop.call_soon_threadsafe(self._cancel)
+
+    def _cancel(self) -> None:
+        assert self._first is not None and self._task is not None
+        if self._task.done():
+            return
+        log.info("%s: stopping; a second signal ends the process at once", self._first.name)
+        if self._on_signal is not None:
+            self._on_signal(self._first)
+        self._task.cancel()
+
+    def raise_error(self) -> None:
+        """Raise what a signal that cancelled the task stands for, where there was one."""
+        if self._first == signal.SIGTERM:
+            raise SystemExit(TERMINATED) from None
+        if self._first is not None:
+            raise KeyboardInterrupt from None
+
+
+@contextmanager
+def exit_on_sigterm() -> Iterator[None]:
+    """SIGTERM raises SystemExit(143) in the main thread, as Ctrl-C raises KeyboardInterrupt: blocks are left."""
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _exit)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is _exit:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _exit(*_: object) -> NoReturn:
+    raise SystemExit(TERMINATED)
 
 
 def _cancel(begun: _Begun) -> bool:

@@ -105,7 +105,12 @@ class _Root(LazyGroup):
             return done
         except KeyboardInterrupt:
             raise _interrupted(ctx) from None
-        except (BrokenPipeError, SystemExit):  # Rich puts /dev/null in place of a pipe that nobody reads, and exits
+        except (
+            BrokenPipeError,
+            SystemExit,
+        ) as ended:  # Rich puts /dev/null in place of a pipe that nobody reads, and exits
+            if isinstance(ended, SystemExit) and ended.code == 128 + signal.SIGTERM:
+                raise _interrupted(ctx, ended.code) from None
             if not _is_left() and _stdout() == stdout:
                 raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
@@ -148,15 +153,13 @@ def _is_left() -> bool:
     return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
-def _interrupted(ctx: Any) -> typer.Exit:
-    if "ajet.ended" in ctx.meta:
-        return typer.Exit(128 + signal.SIGTERM)
+def _interrupted(ctx: Any, code: int = 128 + signal.SIGINT) -> typer.Exit:
     kept = {
         "train": "records already written are kept; `ajet train … --resume` continues from the last checkpoint",
         "dataset": "files are written whole or not at all",
     }
     _print_message("Interrupted", kept.get(ctx.invoked_subcommand, "records already written are kept"))
-    return typer.Exit(130)
+    return typer.Exit(128 + signal.SIGTERM if "ajet.ended" in ctx.meta else code)
 
 
 def _message(error: BaseException) -> tuple[str, str]:
@@ -241,7 +244,7 @@ def root(
     ajet trace show ID
 
     Exit codes: 0 success, 1 a run failed, 2 invalid command, config or data, 130 interrupted, 141 stdout was closed
-    (`| head`).
+    (`| head`), 143 ended by SIGTERM.
     """
 
 

@@ -201,7 +201,8 @@ def test_some_failures_are_left_out_and_said(
     assert outcomes(config)["failed"] > 0
 
 
-def test_ctrl_c_leaves_a_checkpoint_to_resume_from(tmp_path: Path, tiny_model: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_a_checkpoint_to_resume_from(tmp_path: Path, tiny_model: Path, number: signal.Signals) -> None:
     config = job(tmp_path, tiny_model, total_steps=3, save_freq=100, val_before_train=False)
     stop_at = threading.Event()
 
@@ -210,12 +211,19 @@ def test_ctrl_c_leaves_a_checkpoint_to_resume_from(tmp_path: Path, tiny_model: P
         reply = await model.chat([{"role": "user", "content": question}])
         if episode.step == 2 and not stop_at.is_set():
             stop_at.set()
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
             await asyncio.sleep(3600)
         return reply["content"] or ""
 
-    with pytest.raises(KeyboardInterrupt):
+    before = [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises((KeyboardInterrupt, SystemExit)) as ended:
         train(config, workflow=interrupted, judge=length)
+    assert isinstance(ended.value, KeyboardInterrupt) if number == signal.SIGINT else ended.value.code == 143
+    assert [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)] == before
+    with open_trace(config.directory) as trace:
+        [row] = trace.query("SELECT status, error FROM runs").to_pylist()
+    by = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+    assert row == {"status": "interrupted", "error": f"stopped by {by}"}
     tuned = train(config, workflow=interrupted, judge=length, resume=True)
     assert tuned.metrics["train/policy_version"] == 3
     assert "superseded" in outcomes(config)
