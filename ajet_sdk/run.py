@@ -205,7 +205,7 @@ def run(
     sets = load_tasks(config, tasks)
     chosen = sets.val or sets.train
     on_episode = on_episode or progress_in_cell(len(chosen) * k)
-    with open_run(config, workflow, judge, chosen, ray=ray) as opened:
+    with open_run(config, workflow, judge, chosen, ray=ray, of_validation=bool(sets.val)) as opened:
         work = _attempt_all(opened, _attempts(config, chosen, k), on_episode)
         episodes = run_to_end(work, opened.session.record_signal)
     for episode in episodes:
@@ -253,13 +253,20 @@ async def _attempt_all(
 
 @contextmanager
 def open_run(
-    config: Config, workflow: Any = None, judge: Any = None, tasks: Sequence[Task] = (), *, ray: str | None = None
+    config: Config,
+    workflow: Any = None,
+    judge: Any = None,
+    tasks: Sequence[Task] = (),
+    *,
+    ray: str | None = None,
+    of_validation: bool = False,
 ) -> Iterator[OpenRun]:
     """A run whose attempts are made when they are asked for, at tasks that need not be known before.
 
     Args:
         workflow, judge: in place of those that the config names.
         tasks: some that the signatures are checked against.
+        of_validation: they are the validation tasks of the config, which the trace notes.
 
     Nothing is trained. Raises as `train` does.
     """
@@ -268,7 +275,7 @@ def open_run(
     workflow, judge = _find_workflow(config, workflow), _find_judge(config, judge)
     _check_signatures(workflow, judge, tasks, config)
     check_models(config, workflow, training=False)
-    with Session(config, backbone="run", ray=ray, code=(workflow, judge)) as session:
+    with Session(config, backbone="run", ray=ray, code=(workflow, judge), of_validation=of_validation) as session:
         yield OpenRun(session, workflow, judge, tasks)
         session.check_ledger()
 

@@ -84,6 +84,7 @@ class Session:
         backbone: str | None = None,
         ray: str | None = None,
         code: tuple[Any, ...] = (),
+        of_validation: bool = False,
     ) -> None:
         self.config = config
         self.backbone = backbone or config.backbone
@@ -91,6 +92,8 @@ class Session:
         self.ray = ray
         self.code = code
         """What the agent's code can be found by, where it runs on other machines."""
+        self._of_validation = of_validation
+        """The tasks of a run that trains nothing are the validation tasks of the config."""
         self._stack = ExitStack()
 
     def __enter__(self) -> Session:
@@ -122,6 +125,7 @@ class Session:
                     "ajet": config.model_dump(mode="json"),
                     **config.roots.plain(),
                     **({"config_file": str(config.source)} if config.source else {}),  # paths in it are beside it
+                    **({"tasks": "validation"} if self._of_validation else {}),
                 },
                 "***",
             ),

@@ -5,11 +5,11 @@ Made-up sums: tasks for trying a set-up before there is a dataset.
 
 from __future__ import annotations
 
-import importlib
 import logging
 import random
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +19,7 @@ from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.tasks.given import given_rows
 from ajet_sdk.tasks.huggingface import read_huggingface
 from ajet_sdk.tasks.jsonl import read_jsonl
+from ajet_sdk.tasks.lineage import HELD_OUT, same_tasks, seeds_of, splits_of
 from ajet_sdk.tasks.rows import Row, to_task
 from ajet_sdk.types import Task
 
@@ -146,7 +147,7 @@ def _plugged_in(kind: str, config: Config) -> Any:
         return entry.load()
     module, _, name = _MADE[kind].partition(":")
     try:
-        return getattr(importlib.import_module(f"{_TOOLKIT}.{module}"), name)
+        return getattr(import_module(f"{_TOOLKIT}.{module}"), name)
     except ModuleNotFoundError as error:
         if not _TOOLKIT.startswith(str(error.name)):
             raise
@@ -182,14 +183,50 @@ def _collect(rows: Iterator[Row], config: Config, split: str) -> tuple[list[tupl
 
 
 def _check_apart(train: list[tuple[Task, str]], val: list[tuple[Task, str]]) -> None:
-    places = {task.task_id: where for task, where in train}
-    shared = {task.task_id: where for task, where in val if task.task_id in places}
+    """Raises TaskError where a training task is a validation task, asks what one asks, or was made of one."""
+    if not val:
+        return
+    tasks, places = [task for task, _ in train], {task.task_id: where for task, where in val}
+    shared = [(place, same.task_id, _how(tasks[place], same)) for place, same in same_tasks(tasks, (t for t, _ in val))]
+    for place, task in enumerate(tasks):
+        of = next((one for one in seeds_of(task.metadata) if one in places), None)
+        if of is not None:
+            shared.append((place, of, "was made of it (provenance.seeds)"))
     if shared:
-        first, where = next(iter(shared.items()))
-        count = "1 task" if len(shared) == 1 else f"{len(shared)} tasks"
+        place, task_id, how = min(shared)
+        different = len({one for one, _, _ in shared})
+        count = "1 task" if different == 1 else f"{different:,} tasks"
         raise TaskError(
-            f"training and validation share {count}, the first with task_id {first!r} ({places[first]} and "
-            f"{where}); validation would measure memorization: remove them from one split"
+            f"training and validation share {count}, the first with task_id {task_id!r}: {train[place][1]} {how} "
+            f"({places[task_id]}); validation would measure memorization: remove them from one split"
+        )
+    made = sum(HELD_OUT in splits_of(task.metadata) for task in tasks)
+    if made:
+        log.warning(
+            "%d training tasks were made of validation tasks of an earlier run (provenance.splits); none of them "
+            "is a validation task of this job, but its results must not be compared with those of that run",
+            made,
+        )
+    _warn_of_near_copies(train, val)
+
+
+def _how(task: Task, same: Task) -> str:
+    return "is a validation task" if task.task_id == same.task_id else "asks what a validation task asks"
+
+
+def _warn_of_near_copies(train: list[tuple[Task, str]], val: list[tuple[Task, str]]) -> None:
+    """Say so; they may be tasks of their own, so this is no reason to refuse. Needs the dataset toolkit."""
+    try:
+        find = import_module(f"{_TOOLKIT}.similarity.held_out").near_copies
+    except ModuleNotFoundError:
+        return
+    found: list[tuple[int, int]] = find([task for task, _ in train], [task for task, _ in val])
+    if found:
+        [(place, other), *_] = found
+        log.warning(
+            "%d of %d training tasks nearly repeat a validation task, the first: %s and %s. "
+            "`ajet dataset decontaminate` shows and removes them",
+            *(len(found), len(train), train[place][1], val[other][1]),
         )
 
 

@@ -23,7 +23,7 @@ from ajet_sdk.errors import TaskError
 if TYPE_CHECKING:
     from ajet_sdk.types import Task
 
-__all__ = ["FIELDS", "KEY", "QUERY_COLUMNS", "SPLITS", "Row", "by_split", "decoded", "decoder", "to_task"]
+__all__ = ["FIELDS", "KEY", "QUERY_COLUMNS", "SHARD", "SPLITS", "Row", "by_split", "decoded", "decoder", "to_task"]
 
 _TYPES = "ajet_sdk.types"
 """Loaded when a task is made: pydantic's models take a tenth of a second, and commands of rows make none."""
@@ -35,7 +35,7 @@ QUERY_COLUMNS = ("main_query", "question", "query", "prompt", "problem", "instru
 
 SPLITS = ("train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation")
 """Names of files that say the split, in whatever folder they are."""
-_SHARD = re.compile(r"-\d+(-of-\d+)?$")
+SHARD = re.compile(r"-\d+(-of-\d+)?$")
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ def by_split(folder: Path, files: Iterable[tuple[Path, str]]) -> dict[str, list[
     """
     known: dict[str, list[Path]] = {}
     for file, stem in files:
-        inside, name = file.relative_to(folder).parts[-2:-1], _SHARD.sub("", stem)
+        inside, name = file.relative_to(folder).parts[-2:-1], SHARD.sub("", stem)
         if inside and inside[0] != "data":
             name = f"{inside[0]}/{name}" if name in SPLITS and inside[0] not in SPLITS else inside[0]
         known.setdefault(name, []).append(file)

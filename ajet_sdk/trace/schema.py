@@ -7,6 +7,7 @@ from collections.abc import Sequence
 __all__ = [
     "CALLS_FULL",
     "COLUMNS",
+    "OF_VALIDATION",
     "SCHEMA_VERSION",
     "SINCE",
     "STORAGE_VERSION",
@@ -21,6 +22,12 @@ __all__ = [
 ]
 
 SCHEMA_VERSION = 5
+
+OF_VALIDATION = """e.split = 'val' AND e.run_id NOT IN (
+    SELECT run_id FROM runs
+    WHERE backbone = 'run' AND json_extract_string(config, '$.tasks') IS DISTINCT FROM 'validation')"""
+"""SQL: whether an episode `e` is of a validation task. `ajet run` trains on nothing and calls all its episodes `val`;
+they are where its tasks are the validation tasks of a job."""
 
 STORAGE_VERSION = "v1.5.0"
 """The format of new files: that of the oldest DuckDB that pyproject.toml allows, so that each of them can read it."""

@@ -14,9 +14,12 @@ import typer
 
 from ajet_sdk.reporting.output import echo, json_line
 
-__all__ = ["AsJson", "SkipBadRows", "expand_options", "pick", "print_json"]
+__all__ = ["AsJson", "IncludeValidation", "SkipBadRows", "expand_options", "pick", "print_json"]
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+IncludeValidation = Annotated[
+    bool, typer.Option("--include-validation", help="Also use validation tasks and tasks that nearly repeat one.")
+]
 SkipBadRows = Annotated[bool, typer.Option("--skip-bad-rows", help="Skip invalid rows and report how many.")]
 
 

@@ -16,6 +16,8 @@ from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Reward, Run, Task
 from ajet_tools.cli.app import app
 
+VALIDATION = "--include-validation"
+
 
 @pytest.fixture
 def trace(tmp_path: Path) -> Path:
@@ -41,7 +43,7 @@ def ajet(*arguments: str, code: int = 0, input: bytes | None = None) -> Result:
 
 def test_export_to_a_file_says_what_it_wrote_and_redacted(trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "chats.jsonl"
-    said = ajet("export", str(trace), "--format", "messages", "--out", str(out), "--run", "run").output
+    said = ajet("export", str(trace), "--format", "messages", "--out", str(out), "--run", "run", VALIDATION).output
     assert "2 episodes, 2 rows of messages" in said and "redacted: 2 email" in said and "names" in said.lower()
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["episode_id"] for row in rows] == ["e1", "e2"], "of the run, oldest first"
@@ -58,13 +60,13 @@ def test_export_of_some_episodes(trace: Path, tmp_path: Path) -> None:
         return [json.loads(line)["episode_id"] for line in Path(out).read_text().splitlines()]
 
     assert ids("--split", "val", "--run", "run-1") == ["e2"]
-    assert ids("--all-runs") == ["e0", "e1", "e2"]
-    assert ids("--episode", "e2", "--episode", "e0") == ["e2", "e0"]
+    assert ids("--all-runs", VALIDATION) == ["e0", "e1", "e2"]
+    assert ids("--episode", "e2", "--episode", "e0", VALIDATION) == ["e2", "e0"]
 
 
 def test_export_with_a_filter(trace: Path, tmp_path: Path) -> None:
     out = tmp_path / "o.jsonl"
-    ajet("export", str(trace), "-f", "messages", "-o", str(out), "--all-runs", "--filter", "reward>0.5")
+    ajet("export", str(trace), "-f", "messages", "-o", str(out), "--all-runs", "--filter", "reward>0.5", VALIDATION)
     assert [json.loads(line)["episode_id"] for line in out.read_text().splitlines()] == ["e1", "e2"]
 
 

@@ -1,7 +1,8 @@
 """Steps that learn from what was said before: conversations of a file, of the tasks themselves, or of a trace.
 
 A step's conversations become episodes of the run, under ids of their own and as token ids of its own tokenizer, so that
-they are merged, booked in the ledger, shown and counted as what was sampled is. The validation tasks are left out.
+they are merged, booked in the ledger, shown and counted as what was sampled is. The validation tasks of the job, and
+those of the runs of a trace, are left out; a file with a row that was made of one, or asks what one asks, is refused.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import json
 import random
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial
@@ -24,7 +25,9 @@ from ajet_sdk.errors import ConfigError, TaskError, TrainingError
 from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.reporting.loggers import Display
 from ajet_sdk.tasks.jsonl import json_rows
+from ajet_sdk.tasks.lineage import same_tasks, seeds_of
 from ajet_sdk.trace.reader import Trace, episodes, open_trace
+from ajet_sdk.trace.schema import OF_VALIDATION
 from ajet_sdk.types import Call, Episode, Reward, Task, new_id, now
 
 if TYPE_CHECKING:
@@ -36,9 +39,10 @@ __all__ = ["StoredBatch", "StoredSteps", "open_stored"]
 Load = Callable[[], Sequence[Episode]]
 """The episodes of one thing to learn: a conversation to imitate, or the better and the worse attempt of a pair."""
 
-_SCORED = """
+_SCORED = f"""
     SELECT e.episode_id, e.task_id, sum(r.value * r.weight) AS reward FROM episodes e JOIN rewards r USING (episode_id)
-    WHERE e.status = 'succeeded' AND NOT e.superseded GROUP BY ALL ORDER BY e.episode_id"""
+    WHERE e.status = 'succeeded' AND NOT e.superseded AND NOT ({OF_VALIDATION}) GROUP BY ALL ORDER BY e.episode_id"""
+_TASKS = "SELECT task_id, any_value(task) AS task FROM episodes GROUP BY task_id ORDER BY task_id"
 
 
 def open_stored(job: Job) -> StoredSteps | None:
@@ -50,18 +54,18 @@ def open_stored(job: Job) -> StoredSteps | None:
     algorithm = job.config.trainer_common.algorithm
     if not algorithm.stored:
         return None
-    pairs, held_out = algorithm.adv_estimator == "dpo", {task.task_id for task in job.val}
+    pairs = algorithm.adv_estimator == "dpo"
     if algorithm.data is None:
-        found = [_of_row(f"task {task.task_id}", _row_of(task), pairs, task) for task in job.train]
+        found = [_of_row(f"task {task.task_id}", _row_of(task), pairs, task)[1] for task in job.train]
         return StoredSteps(job, found, f"the messages of {len(found):,} training tasks")
     path = job.config.resolve(algorithm.data)
     if path.suffix in (".jsonl", ".json"):
         if not path.is_file():
             raise ConfigError(f"trainer_common.algorithm.data: there is no file {algorithm.data}")
-        found = list(_of_file(path, pairs, held_out))
+        found = _of_file(path, pairs, job.val)
         said = f"{len(found):,} {'pairs' if pairs else 'conversations'} of {path}"
     else:
-        found, said = _of_trace(job, path, pairs, held_out)
+        found, said = _of_trace(job, path, pairs)
     if not found:
         raise ConfigError(f"trainer_common.algorithm.data: {said}; nothing to learn from")
     return StoredSteps(job, found, said)
@@ -70,12 +74,28 @@ def open_stored(job: Job) -> StoredSteps | None:
 # Files
 
 
-def _of_file(path: Path, pairs: bool, held_out: set[str]) -> Iterator[Load]:
+def _of_file(path: Path, pairs: bool, val: Sequence[Task]) -> list[Load]:
+    """Raises TaskError for a row that is no conversation, and one that a validation task is in."""
+    held_out = {task.task_id for task in val}
+    found: list[tuple[str, Task, Load]] = []
     for row in json_rows(path):
         if row.error is not None or not isinstance(row.values, Mapping):
             raise TaskError(f"{row.where}: {row.error or 'a conversation is an object with keys'}")
-        if row.values.get("task_id") not in held_out:
-            yield _of_row(row.where, row.values, pairs)
+        if row.values.get("task_id") in held_out:
+            continue
+        if of := seeds_of(row.values) & held_out:
+            raise _leak(row.where, "was made of", min(of))
+        found.append((row.where, *_of_row(row.where, row.values, pairs)))
+    for place, same in same_tasks([task for _, task, _ in found], val):
+        raise _leak(found[place][0], "asks what is asked by", same.task_id)
+    return [load for _, _, load in found]
+
+
+def _leak(where: str, how: str, task_id: str) -> TaskError:
+    return TaskError(
+        f"{where} {how} validation task {task_id}; validation would measure memorization: remove such rows with "
+        "`ajet dataset decontaminate`, or validate on other tasks"
+    )
 
 
 def _row_of(task: Task) -> Mapping[str, Any]:
@@ -87,8 +107,11 @@ def _row_of(task: Task) -> Mapping[str, Any]:
     return task.metadata
 
 
-def _of_row(where: str, row: Mapping[str, Any], pairs: bool, task: Task | None = None) -> Load:
-    """A row of `messages`, of `prompt` and `completion`, or of `prompt`, `chosen` and `rejected`; checked now."""
+def _of_row(where: str, row: Mapping[str, Any], pairs: bool, task: Task | None = None) -> tuple[Task, Load]:
+    """A row of `messages`, of `prompt` and `completion`, or of `prompt`, `chosen` and `rejected`; checked now.
+
+    The task is `task`, else what the row asks.
+    """
     names = ("chosen", "rejected") if pairs else ("messages",) if "messages" in row else ("completion",)
     before = [] if names == ("messages",) else _messages(row.get("prompt") or [], f"{where}: prompt")
     sides = [_messages(row.get(name), f"{where}: {name}") for name in names]
@@ -102,7 +125,7 @@ def _of_row(where: str, row: Mapping[str, Any], pairs: bool, task: Task | None =
         query = next((m["content"] for m in reversed(asked) if isinstance(m.get("content"), str)), "")
         task = Task(main_query=query, init_messages=asked, task_id=str(row.get("task_id") or ""))
     worth = [(1.0, "chosen"), (0.0, "rejected")] if pairs else [(row.get("reward"), None)]
-    return lambda: [_spoken(task, before, side, tools, *of) for side, of in zip(sides, worth, strict=True)]
+    return task, lambda: [_spoken(task, before, side, tools, *of) for side, of in zip(sides, worth, strict=True)]
 
 
 def _messages(value: Any, where: str) -> list[dict[str, Any]]:
@@ -130,10 +153,17 @@ def _spoken(
 # Traces
 
 
-def _of_trace(job: Job, path: Path, pairs: bool, held_out: set[str]) -> tuple[list[Load], str]:
-    """The best episodes of each task, or its best with its worst; ties are broken by the run's seed."""
+def _of_trace(job: Job, path: Path, pairs: bool) -> tuple[list[Load], str]:
+    """The best episodes of each task, or its best with its worst; ties are broken by the run's seed.
+
+    Those of a validation task, by its id or by what it asks, are left out.
+    """
     algorithm, draw = job.config.trainer_common.algorithm, random.Random(job.config.trainer_common.seed)
     reader = open_trace(path)
+    tasks = (
+        [Task.model_validate(json.loads(row["task"])) for row in reader.query(_TASKS).to_pylist()] if job.val else []
+    )
+    held_out = {tasks[place].task_id for place, _ in same_tasks(tasks, job.val)}
     rows = [row for row in reader.query(_SCORED).to_pylist() if row["task_id"] not in held_out]
     draw.shuffle(rows)
     by_task: dict[str, list[tuple[float, str]]] = defaultdict(list)
@@ -146,8 +176,8 @@ def _of_trace(job: Job, path: Path, pairs: bool, held_out: set[str]) -> tuple[li
     values = sorted({row["reward"] for row in rows})[:2]
     least = algorithm.min_reward if algorithm.min_reward is not None else values[-1] if values else 0.0
     best = [one for scored in by_task.values() for one in scored[: algorithm.per_task] if one[0] >= least]
-    tasks = len({task for task, scored in by_task.items() if set(scored) & set(best)})
-    said = f"{len(best):,} of {len(rows):,} scored episodes of {path}, the best of {tasks:,} of {len(by_task):,} tasks"
+    solved = len({task for task, scored in by_task.items() if set(scored) & set(best)})
+    said = f"{len(best):,} of {len(rows):,} scored episodes of {path}, the best of {solved:,} of {len(by_task):,} tasks"
     said += f", rewards {min(best)[0]:g} to {max(best)[0]:g}" if best else ""
     return [partial(_load, reader, [episode_id]) for _, episode_id in best], said
 

@@ -13,7 +13,7 @@ import typer
 from ajet_sdk.errors import ConfigError
 from ajet_tools.cli.dataset.generation import ModelOptions
 from ajet_tools.cli.dataset.options import Out, SkipBad, check_apart, counted, print_summary, write_report
-from ajet_tools.cli.options import AsJson, expand_options
+from ajet_tools.cli.options import AsJson, IncludeValidation, expand_options
 from ajet_tools.cli.output import ProgressBar
 from ajet_tools.dataset.from_traces import run as loop
 from ajet_tools.dataset.from_traces.choice import Choice
@@ -57,13 +57,15 @@ class ChoiceOptions:
     ] = None
     min_score: Annotated[float, typer.Option(min=0, max=1, help="--rubric: minimum score of a good episode.")] = 0.5
     run: Annotated[str | None, typer.Option("--run", metavar="ID", help="Only this run. Default: all.")] = None
-    split: Annotated[str | None, typer.Option("--split", help="Only train, val or trial. Default: train and val.")] = (
+    split: Annotated[str | None, typer.Option("--split", help="Only train, val or trial. Default: all but trial.")] = (
         None
     )
 
+    include_validation: IncludeValidation = False
+
     def choice(self) -> Choice:
-        feedback = tuple(self.feedback or ())
-        return Choice(self.filter, feedback, self.failed, self.below, self.run, self.split)
+        feedback, validation = tuple(self.feedback or ()), self.include_validation
+        return Choice(self.filter, feedback, self.failed, self.below, self.run, self.split, validation)
 
     def grader(self, asking: ModelOptions, out: str, values: bool) -> Grader | None:
         """The model that holds the rubric against an episode, or reads values; its replies are kept beside `out`."""
@@ -124,6 +126,7 @@ def from_traces(
 
     A task has its system prompt and history in init_messages, and in metadata.answer the answer: a person's correction,
     else the one that the trace has. The same task is one row. Secrets and personal data are replaced and counted.
+    Validation tasks, and tasks that nearly repeat one, are left out and counted.
 
     \b
     ajet dataset from-traces traces/ --feedback corrected --out tasks.jsonl

@@ -50,6 +50,8 @@ from ajet_tools.dataset.generate.records import DocsConfig, GenerationConfig, st
 from ajet_tools.dataset.generate.runs import GenerationRun, grow, make_tasks, read_corpus
 from ajet_tools.dataset.measurements import Measurements, conditions
 from ajet_tools.dataset.model.endpoint import Endpoint
+from ajet_tools.dataset.similarity.decontaminate import Leaks
+from ajet_tools.dataset.similarity.held_out import leaks_of, validation_tasks
 
 __all__ = ["app"]
 
@@ -178,10 +180,11 @@ def expand(
         **writing.settings(),
         cells=cells_of(cells or []),
     )
+    held_out: Leaks | None = None
     if seeds is not None and from_failures is None:
         rows = writing.seeds(seeds)
     elif seeds is None and from_failures is not None:
-        rows = _failed(from_failures)
+        rows, held_out = _failed(from_failures, writing.include_validation)
     else:
         raise ConfigError("nothing to grow from: pass a FILE of seeds, or --from-failures TRACE")
     if writing.show_prompt:
@@ -193,7 +196,9 @@ def expand(
 
     def make(**how: Any) -> GenerationRun:
         with learning.value(rows, directory) as value:
-            return grow(rows, config, directory, endpoint, value=value, verify=verifying.of(verify), **how)
+            return grow(
+                rows, config, directory, endpoint, value=value, verify=verifying.of(verify), held_out=held_out, **how
+            )
 
     _run(make, directory, endpoint, writing, asking, as_json, lambda expansion: progress(expansion, count))
 
@@ -224,14 +229,20 @@ def _run(
         raise made.failure
 
 
-def _failed(trace: Path) -> list[Row]:
-    """The tasks that failed in a trace, each with its answer."""
+def _failed(trace: Path, include_validation: bool) -> tuple[list[Row], Leaks | None]:
+    """The tasks that failed in a trace, each with its answer; and its validation tasks, which no row may ask."""
+    choice = Choice(failures=True, include_validation=include_validation)
     with opened_sources([trace]) as sources:
-        made, found = task_rows(sources, Choice(failures=True), Options(need_answer=True))
+        made, found = task_rows(sources, choice, Options(need_answer=True))
         rows = [Row(f"failed task {number}", values) for number, values in enumerate(found, 1)]
+        held_out = None if include_validation else leaks_of(validation_tasks(sources.reader))
     left_out = f"; {counted(len(made.rejected), 'task')} left out" if made.rejected else ""
     echo(f"{counted(len(rows), 'task')} with answers of {counted(made.chosen, 'failed episode')}{left_out}", err=True)
-    return select_seeds(rows, f"{trace}: what failed")
+    for reason, count in made.left_out.items():
+        if count:
+            echo(f"  left out: {count:,} {reason}", err=True)
+    seeds = select_seeds(rows, f"{trace}: what failed", include_validation=include_validation)
+    return seeds, held_out
 
 
 @app.command(name="from-docs")

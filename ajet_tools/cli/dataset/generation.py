@@ -18,7 +18,7 @@ from ajet_sdk.engines.reply_cache import Price
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo
 from ajet_tools.cli.dataset.options import Embeddings, Map, Meaning, SkipBad, counted, mapping_of
-from ajet_tools.cli.options import print_json
+from ajet_tools.cli.options import IncludeValidation, print_json
 from ajet_tools.dataset.files.tables import Row
 from ajet_tools.dataset.generate.examples import read_seeds
 from ajet_tools.dataset.generate.output import Directory, Estimate
@@ -104,6 +104,7 @@ class OutputOptions:
     out: Annotated[Path | None, typer.Option("--out", "-o", metavar="DIR", help="Output directory.")] = None
     map: Map = None
     skip_bad_rows: SkipBad = False
+    include_validation: IncludeValidation = False
     language: Annotated[
         list[str] | None,
         typer.Option(help="Language of the rows. Default: the source's. Repeat it to alternate."),
@@ -166,7 +167,8 @@ class OutputOptions:
         return {"languages": tuple(self.language or ()), **{name: getattr(self, name) for name in same}}
 
     def seeds(self, path: str) -> list[Row]:
-        return read_seeds(path, mapping=mapping_of(self.map), skip_bad=self.skip_bad_rows)
+        skip_bad, validation = self.skip_bad_rows, self.include_validation
+        return read_seeds(path, mapping=mapping_of(self.map), skip_bad=skip_bad, include_validation=validation)
 
     def meanings(self, writer: Endpoint, cache: Path) -> MeaningIndex | None:
         """What refuses rows that say the same in other words, where that is asked for. Raises ConfigError."""

@@ -12,13 +12,13 @@ import typer
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import echo, visible
-from ajet_tools.cli.options import AsJson, SkipBadRows, print_json
+from ajet_tools.cli.options import AsJson, IncludeValidation, SkipBadRows, print_json
 from ajet_tools.cli.output import ProgressBar
 from ajet_tools.cli.trace.options import OfRun, WhereOrRun
+from ajet_tools.dataset.similarity.held_out import export_rows
 from ajet_tools.text.clean import counted
 from ajet_tools.trace import queries
 from ajet_tools.trace.export import FORMATS, Exported
-from ajet_tools.trace.export import export as write
 from ajet_tools.trace.imports import SOURCES, Imported, import_files
 from ajet_tools.trace.locate import open_named
 from ajet_tools.trace.queries.episodes import exported_ids
@@ -48,8 +48,9 @@ def export(
         typer.Option("--episode", metavar="ID", help="Only this episode, by a unique prefix of its id; repeatable."),
     ] = None,
     split: Annotated[
-        str | None, typer.Option("--split", help="Only train, val or trial. Default: train and val.")
+        str | None, typer.Option("--split", help="Only train, val or trial. Default: all but trial.")
     ] = None,
+    include_validation: IncludeValidation = False,
     margin: Annotated[
         float, typer.Option("--margin", min=0, help="trl-preference: minimum difference between the rewards of a pair.")
     ] = 0.0,
@@ -60,7 +61,8 @@ def export(
 ) -> None:
     """Export episodes as a dataset, a token table, OpenTelemetry, ajet's own JSON lines, or an HTML page.
 
-    Secrets and personal data are replaced and counted (--no-redact keeps them). Episodes that a resume rolled back
+    Secrets and personal data are replaced and counted (--no-redact keeps them). Formats to train on leave out
+    validation tasks, and tasks that nearly repeat one. Episodes that a resume rolled back
     are left out, except in native. Files are written whole or not at all.
 
     \b
@@ -84,11 +86,13 @@ def export(
         if not ids:
             raise ConfigError("no episode of this trace was selected; `ajet trace ls` lists them")
         with ProgressBar("export episodes") as bar:
-            done = write(
+            done = export_rows(
                 reader,
                 ids,
                 format,  # type: ignore[arg-type]
                 target,
+                None if all_runs or episode else queries.find_run(reader, run),
+                include_validation=include_validation or split == "val",
                 redact=redact,
                 margin=margin,
                 trace=where,

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet_sdk.errors import MissingExtra, TaskError
+from ajet_sdk.tasks.lineage import HELD_OUT, split_named, splits_of
 from ajet_sdk.whole_file import write_whole
 from ajet_tools.dataset.card import pictures
 from ajet_tools.dataset.card.topics import Topics, map_topics
@@ -68,6 +69,8 @@ class _Sample:
     sources: Counter[str] = field(default_factory=Counter)
     strategies: Counter[str] = field(default_factory=Counter)
     verdicts: Counter[str] = field(default_factory=Counter)
+    lineage: dict[str, Counter[str]] = field(default_factory=dict)
+    """Rows of each split by the splits of their sources."""
     forms: Forms = field(default_factory=Forms)
     sample: list[tuple[int, int, str, Any]] = field(default_factory=list)
     """Those with the smallest hash of their text: (minus hash, minus place, text, answer)."""
@@ -88,6 +91,8 @@ class _Sample:
             self.rates.append(rate)
         if isinstance(provenance, Mapping):
             self._count(provenance)
+        sources = " and ".join(sorted(splits_of(values))) or "not known"
+        self.lineage.setdefault(split, Counter())[sources] += 1
         hashed = int.from_bytes(blake2b(text.encode("utf-8", "replace"), digest_size=6).digest(), "big")
         entry = (-hashed, -self.rows, text, answer)
         if len(self.sample) < _MAPPED:
@@ -183,6 +188,7 @@ def _card(seen: _Sample, facts: Facts, topics: Topics | None, drawn: set[str], m
         yield from (f"> {_one_line(note)}", "")
     yield from _counts(seen, facts)
     yield from _table("Refused", ("reason", "rows"), [(r, f"{n:,}") for r, n in _ranked(facts.refused)])
+    yield from _lineage(seen)
     yield from _lengths(seen, drawn)
     yield from _diversity(seen, facts)
     yield from _similarity(facts, drawn)
@@ -214,6 +220,20 @@ def _counts(seen: _Sample, facts: Facts) -> Iterator[str]:
     for title, counter in (("Sources", seen.sources), ("Strategies", seen.strategies), ("Verified", seen.verdicts)):
         if counter:
             yield from _table(title, ("", "rows"), [(name, f"{n:,}") for name, n in _ranked(counter)[:20]])
+
+
+def _lineage(seen: _Sample) -> Iterator[str]:
+    """From which splits the sources of the rows are, and whether a row to learn comes from one to validate on."""
+    rows = [(name, of, f"{n:,}") for name, counts in seen.lineage.items() for of, n in _ranked(counts)]
+    if all(of == "not known" for _, of, _ in rows):
+        return
+    yield from _table("Lineage", ("rows in", "made of tasks in", "rows"), rows)
+    learnt = {name: counts for name, counts in seen.lineage.items() if split_named(name) == "train"}
+    leaked = sum(n for counts in learnt.values() for of, n in counts.items() if HELD_OUT in of.split(" and "))
+    if learnt and leaked:
+        yield from (f"> {leaked:,} rows to learn were made of validation tasks.", "")
+    elif learnt and not any("not known" in counts for counts in learnt.values()):
+        yield from ("No row to learn was made of a validation task.", "")
 
 
 def _lengths(seen: _Sample, drawn: set[str]) -> Iterator[str]:

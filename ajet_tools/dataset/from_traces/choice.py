@@ -5,14 +5,16 @@ What people said of an episode, taken together.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
+from ajet_sdk.trace.schema import OF_VALIDATION
 from ajet_sdk.types import Feedback
+from ajet_tools.dataset.similarity.held_out import training_ids
 from ajet_tools.trace import queries
 from ajet_tools.trace.queries.base import rows
 from ajet_tools.trace.queries.episodes import exported_ids
@@ -81,6 +83,9 @@ class Choice:
     run: str | None = None
     """A run, by a unique prefix; None: every run."""
     split: str | None = None
+    """`train`, `val` or `trial`; None: all but trials."""
+    include_validation: bool = False
+    """Also validation tasks and near copies of one; `split` `val` says so too."""
 
     def __post_init__(self) -> None:
         for word in self.feedback:
@@ -103,6 +108,10 @@ class Chosen:
     """Episode -> why it counts as failed; of all episodes, not only of those that fit."""
     tried: dict[str, tuple[int, int]] = field(default_factory=dict)
     """Task id -> how many episodes there were of it, and how many failed."""
+    left_out: Counter[str] = field(default_factory=Counter)
+    """Episodes that fit and are of validation tasks, by a reason."""
+    splits: Mapping[str, str] = field(default_factory=dict)
+    """Episode -> its split, where that is known."""
 
 
 def choose(reader: TraceReader, choice: Choice) -> Chosen:
@@ -113,6 +122,9 @@ def choose(reader: TraceReader, choice: Choice) -> Chosen:
     if choice.filter.strip():
         fitting = set(open_listing(reader, run_id, parse(choice.filter)).ids())
         ids = [episode_id for episode_id in ids if episode_id in fitting]
+    left_out = Counter[str]()
+    if not (choice.include_validation or choice.split == "val"):
+        ids, left_out = training_ids(reader, ids, run_id)
     said = opinions(reader)
     facts = _facts(reader, ids)
     failed = {id: why for id, row in facts.items() if (why := _failure(row, said[id], choice.below))}
@@ -125,12 +137,14 @@ def choose(reader: TraceReader, choice: Choice) -> Chosen:
     if choice.failures:
         ids = [id for id in ids if id in failed]
     rewards = {id: row["reward"] for id, row in facts.items() if row["reward"] is not None}
-    return Chosen(ids, of, said, rewards, failed, tried)
+    splits = {id: row["split"] for id, row in facts.items() if row["split"]}
+    return Chosen(ids, of, said, rewards, failed, tried, left_out, splits)
 
 
 def _facts(reader: TraceReader, ids: Sequence[str]) -> dict[str, dict[str, Any]]:
     sql = f"""
-        SELECT e.episode_id, e.task_id, e.status, e.cause, e.infrastructure, e.is_success, {REWARD} AS reward
+        SELECT e.episode_id, e.task_id, e.status, e.cause, e.infrastructure, e.is_success, {REWARD} AS reward,
+          CASE WHEN {OF_VALIDATION} THEN 'val' WHEN split = 'val' THEN 'train' ELSE split END AS split
         FROM episodes e WHERE e.episode_id IN (SELECT unnest(?::VARCHAR[]))"""
     found: dict[str, dict[str, Any]] = {}
     for start in range(0, len(ids), _LOOKUP):

@@ -122,6 +122,9 @@ def task_rows(
 def _no_rows_error(made: TraceRun) -> ConfigError:
     if not made.of:
         return ConfigError("this trace has no finished episodes")
+    if not made.chosen and made.left_out:
+        reasons = "; ".join(f"left out: {count:,} {reason}" for reason, count in made.left_out.items())
+        return ConfigError(f"none of {made.of:,} episodes is left: {reasons}")
     if not made.chosen:
         return ConfigError(f"none of {made.of:,} episodes matches; to see what does, use `ajet trace ls --filter`")
     why = Counter({reason: count for reason, count in made.left_out.items() if count})
@@ -149,7 +152,7 @@ class _RowBuilder:
         self._sources, self._choice, self._options = sources, choice or Choice(), options or Options()
         self._progress = progress
         self._chosen = choose(sources.reader, self._choice)
-        self.made = TraceRun(to, len(self._chosen.ids), self._chosen.of)
+        self.made = TraceRun(to, len(self._chosen.ids), self._chosen.of, left_out=Counter(self._chosen.left_out))
         if not self._chosen.ids:
             raise _no_rows_error(self.made)
         self._grader = grader if grader is not None and grader.rubric is not None else None
@@ -218,6 +221,10 @@ class _RowBuilder:
         verdict = self._verdicts.get(episode_id)
         return verdict.as_json("rubric") if verdict is not None else None
 
+    def _split(self, episode_id: str) -> str:
+        """Where the trace does not say, nothing was validated on."""
+        return self._chosen.splits.get(episode_id, "train")
+
     def _provenance(self) -> dict[str, Any]:
         """What is the same for every row."""
         if self._grader is None:
@@ -256,7 +263,7 @@ class _RowBuilder:
             if verdict is not None and not verdict.ok:
                 pool.rejected.append(rejected_row(traced.task, episode_id, verdict.reason, said))
             else:
-                pool.add(traced, self._chosen.failed.get(episode_id), said)
+                pool.add(traced, self._chosen.failed.get(episode_id), said, self._split(episode_id))
 
     def messages(self) -> Iterator[dict[str, Any]]:
         """A row for each conversation of the best episodes of each task; a corrected reply is the person's."""
@@ -301,7 +308,7 @@ class _RowBuilder:
                 episodes = [row[name] for name in _EPISODES if row.get(name)]
                 provenance = {
                     "source": "from-traces", "seeds": [row["task_id"]], "episodes": list(dict.fromkeys(episodes)),
-                    **self._provenance(),
+                    "splits": sorted(set(map(self._split, episodes))), **self._provenance(),
                 }  # fmt: skip
                 if episodes and (verdict := self._verdict(episodes[0])) is not None:
                     provenance["verdict"] = verdict

@@ -243,8 +243,10 @@ class _Group:
     comments: list[str] = field(default_factory=list)
     failures: Counter[str] = field(default_factory=Counter)
     verdict: Mapping[str, Any] | None = None
+    splits: set[str] = field(default_factory=set)
 
-    def add(self, traced: TracedTask, failure: str | None, verdict: Mapping[str, Any] | None) -> None:
+    def add(self, traced: TracedTask, failure: str | None, verdict: Mapping[str, Any] | None, split: str) -> None:
+        self.splits.add(split)
         self.episodes.append(traced.episode_id)
         self.scores += [] if traced.said.score is None else [traced.said.score]
         self.comments += traced.said.comments
@@ -277,7 +279,7 @@ class _Group:
         metadata = {**task.metadata, **({"answer": answer} if of is not None else {})}
         provenance: dict[str, Any] = {
             "source": "from-traces", "seeds": [task.task_id], "episodes": self.episodes[:_MOST_EPISODES],
-            "attempts": len(self.episodes), "answer_from": of, **more,
+            "splits": sorted(self.splits), "attempts": len(self.episodes), "answer_from": of, **more,
         }  # fmt: skip
         if corrected is not None:
             provenance["instead_of"] = corrected
@@ -310,13 +312,22 @@ class TaskPool:
         self.answered: Counter[str] = Counter()
         """Rows by where their answer is from (`model`: the value that one read of an output); `none` without one."""
 
-    def add(self, traced: TracedTask, failure: str | None = None, verdict: Mapping[str, Any] | None = None) -> None:
-        """One more episode of a task; `failure` says why it counts as failed, `verdict` what a rubric's grader said."""
+    def add(
+        self,
+        traced: TracedTask,
+        failure: str | None = None,
+        verdict: Mapping[str, Any] | None = None,
+        split: str = "train",
+    ) -> None:
+        """One more episode of a task, on a split of its run.
+
+        `failure` says why it counts as failed, `verdict` what a rubric's grader said.
+        """
         if traced.problem:
             self.rejected.append(rejected_row(traced.task, traced.episode_id, traced.problem))
             return
         self.duplicates += traced.key in self._seen
-        self._seen.setdefault(traced.key, _Group(traced.task, traced.stored)).add(traced, failure, verdict)
+        self._seen.setdefault(traced.key, _Group(traced.task, traced.stored)).add(traced, failure, verdict, split)
 
     async def read_values(self, model: Grader, progress: Callable[[int, int], None]) -> None:
         """Let a model read the values of liked outputs that are answers and of which no rule tells the value."""

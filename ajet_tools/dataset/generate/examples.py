@@ -14,13 +14,24 @@ from pathlib import Path
 from typing import Any
 
 from ajet_sdk.errors import TaskError
+from ajet_sdk.tasks.lineage import HELD_OUT, split_named, splits_of
 from ajet_sdk.tasks.rows import Row as TaskRow
 from ajet_sdk.tasks.rows import to_task
 from ajet_tools.dataset.files.tables import Row, read, text_of
 from ajet_tools.dataset.generate.records import CallSettings, GenerationResult
 from ajet_tools.dataset.rows.schema import OURS, query_of
 
-__all__ = ["Example", "Side", "alike", "as_example", "read_seeds", "select_seeds", "split_sides", "task_id_of"]
+__all__ = [
+    "Example",
+    "Side",
+    "alike",
+    "as_example",
+    "read_seeds",
+    "select_seeds",
+    "split_sides",
+    "splits_from",
+    "task_id_of",
+]
 
 log = logging.getLogger("ajet.dataset")
 
@@ -28,17 +39,38 @@ LARGEST = 64 << 10
 """Characters of a seed as JSON: several of them stand in each prompt."""
 
 
-def read_seeds(path: str | Path, *, mapping: dict[str, str] | None = None, skip_bad: bool = False) -> list[Row]:
+def read_seeds(
+    path: str | Path,
+    *,
+    mapping: dict[str, str] | None = None,
+    skip_bad: bool = False,
+    include_validation: bool = False,
+) -> list[Row]:
     """The seeds of a file, each once. Raises TaskError where there are fewer than two, or one is no seed."""
-    return select_seeds(read(path, mapping=mapping, skip_bad=skip_bad), str(path), skip_bad=skip_bad)
+    rows = read(path, mapping=mapping, skip_bad=skip_bad)
+    return select_seeds(rows, str(path), skip_bad=skip_bad, include_validation=include_validation)
 
 
-def select_seeds(rows: Iterable[Row], name: str, *, skip_bad: bool = False) -> list[Row]:
-    """Those of the rows that are seeds: no row twice, none too long, none without a question."""
+def select_seeds(
+    rows: Iterable[Row], name: str, *, skip_bad: bool = False, include_validation: bool = False
+) -> list[Row]:
+    """Those of the rows that are seeds: no row twice, none too long, none without a question, none to validate on.
+
+    What a row does not say of its split, the name of its source does (`test.jsonl`).
+    """
     seeds: dict[str, Row] = {}
-    read_rows = 0
+    read_rows = held_out = 0
+    named = split_named(name)
     for row in rows:
         read_rows += 1
+        splits = splits_of(row.values) or {named}
+        if HELD_OUT in splits and not include_validation:
+            held_out += 1
+            continue
+        if HELD_OUT in splits:
+            provenance = row.values.get("provenance")
+            known = provenance if isinstance(provenance, dict) else {}
+            row = replace(row, values={**row.values, "provenance": {**known, "splits": sorted(filter(None, splits))}})
         if row.stored is not None and (binary := row.stored.columns.with_bytes):
             raise TaskError(
                 f"{row.where} has bytes in {', '.join(binary)}, which a model that writes rows does not make. "
@@ -52,6 +84,11 @@ def select_seeds(rows: Iterable[Row], name: str, *, skip_bad: bool = False) -> l
             log.warning("%s %s: skipped", row.where, problem)
         else:
             raise TaskError(f"{row.where} {problem}. To skip such rows, pass --skip-bad-rows")
+    if held_out:
+        what = f"{held_out:,} of {read_rows:,} rows of {name} come from validation tasks"
+        if len(seeds) < 2:
+            raise TaskError(f"{what}: no training data is made of them, unless you pass --include-validation")
+        log.warning("%s and are left out; --include-validation keeps them", what)
     if read_rows == 0:
         raise TaskError(f"{name} is empty; a dataset grows from at least 2 seeds, better 5 or more")
     if len(seeds) < 2:
@@ -59,8 +96,8 @@ def select_seeds(rows: Iterable[Row], name: str, *, skip_bad: bool = False) -> l
         if read_rows > 1 and not seeds:
             what = "has no row that can be a seed"
         raise TaskError(f"{name} {what}: a dataset grows from at least 2 different seeds, better 5 or more")
-    if len(seeds) < read_rows:
-        log.warning("%d of %d seeds are duplicates or were skipped", read_rows - len(seeds), read_rows)
+    if len(seeds) + held_out < read_rows:
+        log.warning("%d of %d seeds are duplicates or were skipped", read_rows - len(seeds) - held_out, read_rows)
     return list(seeds.values())
 
 
@@ -104,11 +141,26 @@ class Example:
     words: frozenset[str]
     seeds: tuple[str, ...]
     """The seeds that it comes from; a seed comes from itself."""
+    splits: frozenset[str] = frozenset()
+    """Of its sources, where they say so."""
 
     @classmethod
-    def of(cls, id: str, values: Mapping[str, Any], seeds: Sequence[str] | None = None) -> Example:
+    def of(
+        cls,
+        id: str,
+        values: Mapping[str, Any],
+        seeds: Sequence[str] | None = None,
+        splits: Iterable[str] | None = None,
+    ) -> Example:
         words = frozenset(_WORD.findall(text_of(values).lower()))
-        return cls(id, values, words, tuple(seeds) if seeds is not None else (id,))
+        of = splits_of(values) if splits is None else frozenset(splits)
+        return cls(id, values, words, tuple(seeds) if seeds is not None else (id,), of)
+
+
+def splits_from(examples: Iterable[Example], side: str) -> list[str]:
+    """The splits that a row made of examples comes from: its own and theirs."""
+    own = HELD_OUT if side == "validation" else side
+    return sorted({own}.union(*(one.splits for one in examples)))
 
 
 @dataclass(kw_only=True)

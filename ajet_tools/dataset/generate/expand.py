@@ -11,7 +11,7 @@ from ajet_sdk.engines.reply_cache import tokens_of
 from ajet_tools.dataset import prompts
 from ajet_tools.dataset.files.tables import Row, text_of
 from ajet_tools.dataset.generate.coverage import axes_of
-from ajet_tools.dataset.generate.examples import Example, Side, as_example, split_sides
+from ajet_tools.dataset.generate.examples import Example, Side, as_example, split_sides, splits_from
 from ajet_tools.dataset.generate.loop import Generation
 from ajet_tools.dataset.generate.records import (
     CIRCUMSTANCE,
@@ -112,6 +112,7 @@ class Expansion(Generation[Attempt]):
             "source": "expand",
             "seeds": list(dict.fromkeys(seed_id for one in examples for seed_id in one.seeds)),
             "examples": [one.id for one in examples],
+            "splits": splits_from(examples, side.name),
         }
         parameters = {
             "strategy": strategy,
@@ -134,5 +135,5 @@ class Expansion(Generation[Attempt]):
 
     def _record_decision(self, attempt: Attempt, side: Side, candidate: Candidate, sound: bool) -> None:
         if sound:
-            values, seeds = candidate.values, candidate.provenance["seeds"]
-            side.accepted.append(Example.of(values["task_id"], values, seeds))
+            values, of = candidate.values, candidate.provenance
+            side.accepted.append(Example.of(values["task_id"], values, of["seeds"], of["splits"]))

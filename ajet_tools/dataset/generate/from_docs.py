@@ -13,7 +13,7 @@ from ajet_tools.dataset import prompts
 from ajet_tools.dataset.documents.chunks import Chunk
 from ajet_tools.dataset.documents.corpus import Corpus
 from ajet_tools.dataset.files.tables import Row, text_of
-from ajet_tools.dataset.generate.examples import Side, as_example, split_sides
+from ajet_tools.dataset.generate.examples import Side, as_example, split_sides, splits_from
 from ajet_tools.dataset.generate.loop import Generation
 from ajet_tools.dataset.generate.questions import DocsAttempt, open_book, read_question
 from ajet_tools.dataset.generate.records import (
@@ -172,6 +172,7 @@ class FromDocs(Generation[DocsAttempt]):
             "source": "from-docs",
             "document": {"name": chunk.document.name, "digest": chunk.document.digest},
             "seeds": [one.id for one in examples],
+            "splits": splits_from(examples, side.name),
         }
         parameters = {"kind": kind, **({"language": language} if language else {}), "chunk_size": config.chunk_size}
         provenance = config.provenance(prompt, self.endpoint.model, seed, origin, parameters)

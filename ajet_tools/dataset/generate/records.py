@@ -226,6 +226,8 @@ class Checks:
 
     verifier: Combined | None = None
     leaks: Leaks | None = None
+    held_out: Leaks | None = None
+    """Of the validation tasks of the trace that the seeds are from."""
     meanings: MeaningIndex | None = None
 
 

@@ -161,7 +161,7 @@ def _begin(
     if verify.paraphrases and leaks is None:
         raise ConfigError("--eval-paraphrases compares rows with an evaluation set; pass --eval FILE")
     first = Paraphrases(leaks.known) if verify.paraphrases and leaks is not None else None
-    return config, Checks(open_verification(verify, writer, seed=config.seed, first=first), leaks, meanings)
+    return config, Checks(open_verification(verify, writer, seed=config.seed, first=first), leaks, meanings=meanings)
 
 
 def _facts(run: FromDocs | Expansion, seeds: Sequence[Row], evals: Sequence[str | Path]) -> dict[str, Any]:
@@ -276,6 +276,7 @@ def grow(
     meanings: MeaningIndex | None = None,
     value: LearningValue | None = None,
     known: Sequence[Row] = (),
+    held_out: Leaks | None = None,
     **how: Any,
 ) -> GenerationRun:
     """Run to the end and write what there is; `failure` says what went wrong, where something did.
@@ -289,6 +290,7 @@ def grow(
         meanings: refuses rows that say the same as another in other words; closed at the end.
         value: refuses rows that its policy solves always or never; the policy is closed at the end.
         known: rows that are there already; a new one that is near to one of them is refused.
+        held_out: validation tasks of the trace that the seeds are from; a row that asks one is refused.
         how: `confirm`: told what the run may take before the first call; it raises to call it off. `dry_run`: only
             that, of what is left beyond the replies that are kept; nothing is sent or written. `watching`: a context
             around the run, whose value is called after each call that was taken in.
@@ -297,6 +299,7 @@ def grow(
     the first call; what fails afterwards is in `result.stopped`, but for a disk that does not take the files.
     """
     config, checks = _begin(config, directory, endpoint, verify, evals, meanings)
+    checks = replace(checks, held_out=held_out)
     if value is not None:
         checks = replace(checks, verifier=value.after(checks.verifier))
     run = Expansion(seeds, config, endpoint, checks, known=known)
@@ -307,5 +310,6 @@ def grow(
     }
     if value is not None:
         parameters["pass rate"] = f"{value.band}, of {value.k} attempts of {value.model}"
-    told = Facts(made_by="ajet dataset expand", counts={"seeds": len(seeds)}, parameters=parameters)
+    counts = {"seeds": len(seeds), **({"validation tasks compared with": len(held_out.known)} if held_out else {})}
+    told = Facts(made_by="ajet dataset expand", counts=counts, parameters=parameters)
     return _run_to_end(run, directory, facts, told, value=value, seeds=seeds, **how)

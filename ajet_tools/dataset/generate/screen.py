@@ -29,6 +29,7 @@ class Screen:
     def __init__(self, settings: CallSettings, seeds: Iterable[Example], checks: Checks) -> None:
         self._most, self._leaks, self._meanings = settings.max_same_form, checks.leaks, checks.meanings
         self._near = NearIndex(settings.similarity, settings.seed)
+        self._held_out = checks.held_out
         self._forms: Counter[str] = Counter()
         """Rows found by their form."""
         self._seeds = {f"seed {example.id}": text_of(example.values) for example in seeds}
@@ -75,6 +76,8 @@ class Screen:
 
     def _reason_to_reject(self, values: Mapping[str, Any], vector: Vectors | None) -> tuple[str, str] | None:
         """Why a row is not new, where it is not: reason and detail. A new one is remembered."""
+        if self._held_out is not None and (said := self._held_out(values)) is not None:
+            return "repeats a validation task", said
         leak = self._leaks(values) if self._leaks is not None else None
         if leak is None and vector is not None and self._leaks is not None and self._meanings is not None:
             leak = self._leaks.by_meaning(text_of(values), vector, self._meanings.least)

@@ -13,10 +13,12 @@ from ajet_sdk.protocols import TraceReader
 from ajet_tools.trace.export.job import Cancelled, Job
 from ajet_tools.trace.export.target import opened
 
-__all__ = ["FORMATS", "SUFFIXES", "Cancelled", "Exported", "Format", "export"]
+__all__ = ["FORMATS", "SUFFIXES", "TRAINING", "Cancelled", "Exported", "Format", "export"]
 
 Format = Literal["tasks", "messages", "sharegpt", "trl-prompt", "trl-preference", "tokens", "otlp", "native", "html"]
 FORMATS: tuple[Format, ...] = get_args(Format)
+TRAINING: tuple[Format, ...] = ("tasks", "messages", "sharegpt", "trl-prompt", "trl-preference", "tokens")
+"""Those that a model is trained on; the others are for people, other tools, and copies of a trace."""
 SUFFIXES: dict[Format, str] = {**dict.fromkeys(FORMATS, ".jsonl"), "tokens": ".parquet", "html": ".html"}
 """The file name's ending that fits each format."""
 

@@ -20,8 +20,9 @@ from textual.widgets import Input, Label, ProgressBar, Select, Static
 
 from ajet_sdk.errors import AjetError
 from ajet_sdk.reporting.output import visible
+from ajet_tools.dataset.similarity.held_out import export_rows
 from ajet_tools.trace.bookmarks import set_bookmark
-from ajet_tools.trace.export import FORMATS, SUFFIXES, Exported, Format, export
+from ajet_tools.trace.export import FORMATS, SUFFIXES, Exported, Format
 from ajet_tools.trace.queries.episodes import attempts_of
 from ajet_tools.tui.base import Dialog
 from ajet_tools.tui.settings import Settings, load_settings, save_settings
@@ -141,10 +142,11 @@ class ExportScreen(Dialog[None]):
 
         try:
             done = await self.app.ask(
-                export,
+                export_rows,
                 self.episode_ids,
                 format,
                 file,
+                self.run_id or None,
                 trace=self.app.path,
                 progress=progress,
                 cancelled=self._stop.is_set,

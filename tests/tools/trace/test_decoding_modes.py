@@ -80,7 +80,8 @@ def test_runs_are_compared_by_one_kind(runs: Path) -> None:
 def test_it_is_a_field_of_the_filter_and_of_exports(runs: Path) -> None:
     assert trace("ls", str(runs), "-f", "split=val decoding=greedy")["count"] == 6
     assert trace("ls", str(runs), "--sort", "decoding")["episodes"][0]["decoding"] == "greedy"
-    lines = CliRunner().invoke(app, ["trace", "export", str(runs), "--filter", "decoding=greedy"]).stdout.splitlines()
+    arguments = ["trace", "export", str(runs), "--include-validation", "--filter", "decoding=greedy"]
+    lines = CliRunner().invoke(app, arguments).stdout.splitlines()
     assert [json.loads(line)["decoding"] for line in lines] == ["greedy"] * 6
     assert "3 (val greedy)" in CliRunner().invoke(app, ["trace", "show", "onevalgreedy0", str(runs)]).stdout
 
@@ -92,7 +93,8 @@ def test_trials_stand_apart_from_training_and_validation(runs: Path) -> None:
     assert "3 (trial)" in CliRunner().invoke(app, ["trace", "show", "onetrialsampled0", str(runs)]).stdout
 
     def splits(*options: str) -> Counter[str]:
-        lines = CliRunner().invoke(app, ["trace", "export", str(runs), "--run", "one", *options]).stdout.splitlines()
+        arguments = ["trace", "export", str(runs), "--run", "one", "--include-validation", *options]
+        lines = CliRunner().invoke(app, arguments).stdout.splitlines()
         return Counter(json.loads(line)["split"] for line in lines)
 
     assert splits() == {"train": 6, "val": 12} and splits("--split", "trial") == {"trial": 6}

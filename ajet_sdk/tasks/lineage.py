@@ -1,0 +1,80 @@
+"""Which split the sources of a row stand on, so that what a job validates on is not what it learns.
+
+`provenance.splits` of a row that ajet made names the splits of its sources, as traces name them, and
+`provenance.seeds` the ids of the tasks that it was made of. Rows of `ajet trace export` say `split`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ajet_sdk.tasks.rows import SHARD, SPLITS
+from ajet_sdk.types import Task
+
+__all__ = ["HELD_OUT", "clash", "plain_text", "question_of", "same_tasks", "seeds_of", "split_named", "splits_of"]
+
+HELD_OUT = "val"
+
+_NAMES = {name: "train" if name in ("train", "training") else HELD_OUT for name in SPLITS} | {"trial": "trial"}
+"""Usual names of splits, as traces name them."""
+_MEASURED = frozenset({"provenance", "difficulty", "pass_rate", "split"})
+"""Of the metadata, what is no part of the task."""
+
+
+def splits_of(values: Mapping[str, Any]) -> frozenset[str]:
+    """The splits of a row's sources: `train`, `val`, `trial`; none where the row does not say."""
+    provenance = values.get("provenance")
+    named = provenance.get("splits") if isinstance(provenance, Mapping) else None
+    named = [values.get("split")] if named is None else named
+    return frozenset(_NAMES[one] for one in named if isinstance(one, str) and one in _NAMES)
+
+
+def split_named(source: str) -> str | None:
+    """The split that a source's name says: `val` of `validation-00000-of-00002.parquet`, `test.jsonl`, `hub:dev`."""
+    return _NAMES.get(SHARD.sub("", Path(source.rpartition(":")[2]).name.partition(".")[0]).lower())
+
+
+def seeds_of(values: Mapping[str, Any]) -> frozenset[str]:
+    """The ids of the tasks that a row was made of."""
+    provenance = values.get("provenance")
+    seeds = provenance.get("seeds") if isinstance(provenance, Mapping) else None
+    return frozenset(one for one in seeds if isinstance(one, str)) if isinstance(seeds, list) else frozenset()
+
+
+def plain_text(text: str) -> str:
+    """A text in upper and lower case alike, whatever its white space."""
+    return " ".join(text.casefold().split())
+
+
+def question_of(task: Task) -> str:
+    """What a task asks, as plain text: its query, else the last message of a user."""
+    if task.main_query.strip():
+        return plain_text(task.main_query)
+    said = [message.get("content") for message in task.init_messages if message.get("role") == "user"]
+    return plain_text(said[-1]) if said and isinstance(said[-1], str) else ""
+
+
+def same_tasks(tasks: Sequence[Task], held_out: Iterable[Task]) -> Iterator[tuple[int, Task]]:
+    """Which of the tasks ask what a held-out one asks: their places, each with the held-out task."""
+    by_id: dict[str, Task] = {}
+    by_text: dict[str, list[Task]] = defaultdict(list)
+    for task in held_out:
+        by_id.setdefault(task.task_id, task)
+        if text := question_of(task):
+            by_text[text].append(task)
+    for place, task in enumerate(tasks):
+        same = by_id.get(task.task_id)
+        if same is None and by_text:
+            same = next((one for one in by_text.get(question_of(task), ()) if not clash(task, one)), None)
+        if same is not None:
+            yield place, same
+
+
+def clash(task: Task, other: Task) -> bool:
+    """Whether two tasks with one question are told apart by their metadata, as mazes of one query are by their seed."""
+    mine, theirs = task.metadata, other.metadata
+    shared = mine.keys() & theirs.keys() - _MEASURED
+    return any(plain_text(str(mine[name])) != plain_text(str(theirs[name])) for name in shared)

@@ -1,0 +1,118 @@
+"""Validation tasks and their near copies, which no command makes training data of without being told to."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.protocols import TraceReader
+from ajet_sdk.tasks.lineage import clash, question_of, same_tasks
+from ajet_sdk.trace.schema import OF_VALIDATION
+from ajet_sdk.types import Task
+from ajet_tools.dataset.similarity.decontaminate import Leaks
+from ajet_tools.dataset.similarity.near import NearIndex
+from ajet_tools.trace.export import TRAINING, Exported, Format, export
+from ajet_tools.trace.queries.base import rows
+
+__all__ = ["INCLUDE", "export_rows", "leaks_of", "near_copies", "training_ids", "validation_tasks"]
+
+INCLUDE = "--include-validation keeps them"
+_WHOLE = 1_000_000
+"""Words: a run of them is a whole question, since the phrases that tasks of one template share say nothing."""
+
+
+def near_copies(tasks: Sequence[Task], held_out: Sequence[Task]) -> list[tuple[int, int]]:
+    """Which of the tasks nearly repeat a held-out one, by their places. Other numbers make another."""
+    index = NearIndex()
+    for place, task in enumerate(held_out):
+        if text := question_of(task):
+            index.add(str(place), text)
+    if not len(index):
+        return []
+    found = index.find_all([question_of(task) for task in tasks])
+    return [
+        (place, int(match.key))
+        for place, match in enumerate(found)
+        if match is not None and not (match.kind == "exact" and clash(tasks[place], held_out[int(match.key)]))
+    ]
+
+
+def validation_tasks(reader: TraceReader, run_id: str | None = None) -> list[Task]:
+    """The validation tasks of a run, or of all runs of a trace."""
+    sql = f"""
+        SELECT task_id, any_value(task) AS task FROM episodes e
+        WHERE ($1::VARCHAR IS NULL OR run_id = $1) AND {OF_VALIDATION} GROUP BY task_id ORDER BY task_id"""
+    return [_task(row["task"]) for row in rows(reader, sql, run_id)]
+
+
+def training_ids(reader: TraceReader, ids: Sequence[str], run_id: str | None = None) -> tuple[list[str], Counter[str]]:
+    """Those of the episodes that are of no validation task of the run (None: of any run), nor of a near copy of one.
+
+    The others are counted, by a reason.
+    """
+    held_out = validation_tasks(reader, run_id)
+    if not held_out:
+        return list(ids), Counter()
+    sql = f"""
+        SELECT episode_id, task_id, {OF_VALIDATION} AS validates FROM episodes e
+        WHERE $1::VARCHAR IS NULL OR run_id = $1"""
+    of = {row["episode_id"]: row for row in rows(reader, sql, run_id)}
+    sql = """
+        SELECT task_id, any_value(task) AS task FROM episodes WHERE $1::VARCHAR IS NULL OR run_id = $1
+        GROUP BY task_id ORDER BY task_id"""
+    tasks = [_task(row["task"]) for row in rows(reader, sql, run_id)]
+    same = {tasks[place].task_id for place, _ in same_tasks(tasks, held_out)}
+    near = {tasks[place].task_id for place, _ in near_copies(tasks, held_out)} - same
+    kept, left_out = list[str](), Counter[str]()
+    for episode_id in ids:
+        row = of.get(episode_id)
+        if row is None:
+            kept.append(episode_id)
+        elif row["validates"]:
+            left_out[f"validation episodes; {INCLUDE}"] += 1
+        elif row["task_id"] in same:
+            left_out[f"episodes whose task is a validation task; {INCLUDE}"] += 1
+        elif row["task_id"] in near:
+            left_out[f"episodes whose task nearly repeats a validation task; {INCLUDE}"] += 1
+        else:
+            kept.append(episode_id)
+    return kept, left_out
+
+
+def export_rows(
+    reader: TraceReader,
+    /,
+    episode_ids: Sequence[str],
+    format: Format,
+    target: Path | BinaryIO,
+    run_id: str | None = None,
+    *,
+    include_validation: bool = False,
+    **how: Any,
+) -> Exported:
+    """`export`, of a format to train on without the validation tasks of the run (None: of any) and their near copies.
+
+    Raises ConfigError where nothing else is left, and as `export` does.
+    """
+    left_out = Counter[str]()
+    if format in TRAINING and not include_validation:
+        episode_ids, left_out = training_ids(reader, episode_ids, run_id)
+    if left_out and not episode_ids:
+        raise ConfigError(f"nothing to export; left out: {'; '.join(f'{n:,} {why}' for why, n in left_out.items())}")
+    done = export(reader, episode_ids, format, target, **how)
+    return replace(done, left_out={**left_out, **done.left_out})
+
+
+def leaks_of(held_out: Iterable[Task]) -> Leaks | None:
+    """What tells a new row that asks a held-out question, as it is or altered; None where there are none."""
+    known = [(f"validation task {task.task_id}", text) for task in held_out if (text := question_of(task))]
+    return Leaks(known, ngram=_WHOLE) if known else None
+
+
+def _task(stored: str | dict[str, object]) -> Task:
+    return Task.model_validate(json.loads(stored) if isinstance(stored, str) else stored)
