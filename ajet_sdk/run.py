@@ -305,19 +305,26 @@ class OpenRun:
             if on_episode is not None:
                 on_episode(episode)
 
-        if self._opening is None:
-            self._opening = asyncio.create_task(self._open())
         return await run_batch(
             self._workflow,
             self._judge,
             [replace(one, run_id=self.run_id) for one in attempts],
-            engine=await self._opening,
+            engine=await self._engine(),
             gateway=self.session.gateway,
             config=self.session.config,
             writer=self.session.writer,
             sampling=self._sampling,
             on_episode=finished,
         )
+
+    async def check(self) -> None:
+        """Open the model, in the event loop of the attempts, before there is one. Raises as `open_engine`."""
+        await self._engine()
+
+    async def _engine(self) -> Engine:
+        if self._opening is None:
+            self._opening = asyncio.create_task(self._open())
+        return await self._opening
 
     async def _open(self) -> Engine:
         engine = open_engine(await with_model(self.session.config, (self._workflow, self._judge, self._tasks)))

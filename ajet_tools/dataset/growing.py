@@ -70,6 +70,9 @@ class _Trainee:
 
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(episodes(), self.loop))
 
+    async def check(self) -> None:
+        """The run has opened its policy."""
+
     async def aclose(self) -> None:
         """The run closes its policy."""
 

@@ -15,6 +15,7 @@ from ajet_sdk.trace.reader import episodes, open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Reward, Run, Task
 from ajet_tools.cli.app import app
+from ajet_tools.trace.export import FORMATS
 
 VALIDATION = "--include-validation"
 
@@ -133,3 +134,17 @@ def test_what_is_wrong_is_said(trace: Path, tmp_path: Path) -> None:
 def test_help_has_examples(command: str) -> None:
     said = ajet(command, "--help").output
     assert f"ajet trace {command} " in said and "--json" in said
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".csv", ".jsonl.gz", ".html", ".xlsx"])
+def test_a_file_is_what_its_name_says_or_is_refused(format: str, suffix: str, trace: Path, tmp_path: Path) -> None:
+    out = tmp_path / f"o{suffix}"
+    done = CliRunner().invoke(app, ["trace", "export", str(trace), "--format", format, "--out", str(out), "--all-runs"])
+    if done.exit_code:
+        assert done.exit_code == 2 and not out.exists() and "bug" not in done.output, done.output
+        return
+    first = out.read_bytes()[:4]
+    starts = {".parquet": b"PAR1", ".jsonl.gz": b"\x1f\x8b", ".jsonl": b"{", ".html": b"<"}
+    assert (not first and format == "trl-preference") or first.startswith(starts.get(suffix, b""))
+    assert suffix in (*starts, ".csv")

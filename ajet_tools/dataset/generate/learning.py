@@ -30,6 +30,10 @@ class Policy(Protocol):
         """Make the attempts; the episodes come back in their order."""
         ...
 
+    async def check(self) -> None:
+        """Raises what keeps it from trying anything, before the first row is paid for."""
+        ...
+
     async def aclose(self) -> None: ...
 
 

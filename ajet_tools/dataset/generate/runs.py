@@ -206,10 +206,8 @@ def _run_to_end(
         confirm(Estimate.of(run, value))
     if dry_run:
         return GenerationRun(run.result, [], [], corpus)
-    directory.begin(facts)
-
     with watching(run) if watching is not None else nullcontext() as run.on_change:
-        result = run_to_end(_run(run, value))
+        result = run_to_end(_run(run, value, lambda: directory.begin(facts)))
     for rows in (result.train, result.validation):
         rows[:] = map(with_pass_rate, rows)
     checked = checks_of(run.checks.verifier, result.provenances())
@@ -229,9 +227,17 @@ def _run_to_end(
     return GenerationRun(result, write(directory, result, told, seeds, documents), checked, corpus)
 
 
-async def _run(generation: Generation[Any], value: LearningValue | None) -> GenerationResult:
-    """Run it and close its endpoints. The first SIGINT or SIGTERM lets what is under way come back."""
+async def _run(
+    generation: Generation[Any], value: LearningValue | None, begin: Callable[[], None] = lambda: None
+) -> GenerationResult:
+    """Run it and close its endpoints. The first SIGINT or SIGTERM lets what is under way come back.
+
+    `begin` is called once the policy is there, before the first call.
+    """
     try:
+        if value is not None and not value.halted:
+            await value.policy.check()
+        begin()
         with _stop_on_signals(generation):
             return await generation.run()
     finally:

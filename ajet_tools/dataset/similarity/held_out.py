@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -14,9 +15,10 @@ from ajet_sdk.protocols import TraceReader
 from ajet_sdk.tasks.lineage import clash, question_of, same_tasks
 from ajet_sdk.trace.schema import OF_VALIDATION
 from ajet_sdk.types import Task
+from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.similarity.near import NearIndex
-from ajet_tools.trace.export import TRAINING, Exported, Format, export
+from ajet_tools.trace.export import SUFFIXES, TRAINING, Exported, Format, export, suffix_of
 from ajet_tools.trace.queries.base import rows
 
 __all__ = ["INCLUDE", "export_rows", "leaks_of", "near_copies", "training_ids", "validation_tasks"]
@@ -104,8 +106,25 @@ def export_rows(
         episode_ids, left_out = training_ids(reader, episode_ids, run_id)
     if left_out and not episode_ids:
         raise ConfigError(f"nothing to export; left out: {'; '.join(f'{n:,} {why}' for why, n in left_out.items())}")
-    done = export(reader, episode_ids, format, target, **how)
+    if isinstance(target, Path) and format in TRAINING and suffix_of(target) not in (SUFFIXES[format], ""):
+        done = _export_table(reader, episode_ids, format, target, **how)
+    else:
+        done = export(reader, episode_ids, format, target, **how)
     return replace(done, left_out={**left_out, **done.left_out})
+
+
+def _export_table(
+    reader: TraceReader, episode_ids: Sequence[str], format: Format, target: Path, **how: Any
+) -> Exported:
+    """Rows of JSON in the form that the file's name says; a table of tokens is Parquet under any name."""
+    if format == "tokens":
+        raise ConfigError(f"tokens is written as Parquet: name the file *.parquet (got {target})")
+    with tempfile.SpooledTemporaryFile(max_size=32 << 20) as file, Writer(target) as writer:
+        done = export(reader, episode_ids, format, file, **how)  # type: ignore[arg-type]
+        file.seek(0)
+        for line in file:
+            writer.write(json.loads(line))
+    return replace(done, path=target)
 
 
 def leaks_of(held_out: Iterable[Task]) -> Leaks | None:

@@ -141,3 +141,11 @@ def test_a_policy_that_cannot_be_asked_ends_the_run_and_refuses_nothing_as_too_h
 def test_what_does_not_go_together_is_said(here: Path, options: list[str], says: str) -> None:
     done = expand("seeds.jsonl", "--out", "data", *options)
     assert done.exit_code and says in f"{done.exception}{done.output}"
+
+
+def test_a_policy_that_is_not_there_is_told_before_a_row_is_paid_for(here: Path) -> None:
+    Path("empty").mkdir()
+    policy = ["--for", "empty", "--workflow", "agent.py:solve", "--judge", "agent.py:exact"]
+    done = expand("seeds.jsonl", "--count", "6", "--out", "data", *policy)
+    assert done.exit_code and "bug" not in done.output, done.output
+    assert not Path("data/.expand/run.json").exists() and not Path("data/rejected.jsonl").exists()
