@@ -16,12 +16,13 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet_sdk.backbones.shared.steps import Rollout, Rollouts, samples_of, total_steps
 from ajet_sdk.backbones.shared.stored import StoredBatch, StoredSteps, open_stored
 from ajet_sdk.backbones.shared.validation import Validation, due, validations_left
-from ajet_sdk.config.model_source import checkpoint_base
+from ajet_sdk.config.model_source import checkpoint_base, first_model, saved_steps
 from ajet_sdk.errors import ConfigError, TrainingError
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.learn import checkpoint
@@ -116,6 +117,8 @@ class _LocalRun:
         self.done = 0
         """Whole steps behind us."""
         self.saved = -1
+        self.has_samples = True
+        """Whether the newest step left samples to train on."""
         self.ahead: Rollout | StoredBatch | None = None
         """The next batch, begun before its turn."""
 
@@ -132,7 +135,7 @@ class _LocalRun:
                 last = self.done == self.total
                 if last or due(self.done, self.common.test_freq):
                     await self.validation.run(self.done)
-                if last or due(self.done, self.common.save_freq):
+                if last or due(self.done, self.common.save_freq) or self.loggers.best_step() == self.done:
                     await self._save()
         except asyncio.CancelledError:
             await self._abandon()
@@ -147,8 +150,9 @@ class _LocalRun:
                 checkpoint.export, self.checkpoints / "model", self.trainer.model, self.tokenizer.hf
             )
         await _run_in_thread(check_export, path)
-        self.loggers.say(f"trained model saved to {path}")
-        return self.loggers.tuned(path, self.job.directory)
+        return self.loggers.tuned(
+            path, self.job.directory, {0: Path(first_model(self.config)), **saved_steps(self.checkpoints)}
+        )
 
     async def _resume(self) -> None:
         newest = checkpoint.latest(self.checkpoints)
@@ -232,7 +236,11 @@ class _LocalRun:
             self._warn_of_gap(step, learnt)
         else:
             self._begin_next_batch(step + 1, 0)
-            self.loggers.say(f"step {step}: {reason_for_no_samples(batch, self.common.algorithm.adv_estimator)}")
+            if self.has_samples:  # of steps without samples behind one another, the first says why
+                earlier = self.loggers.history["train/reward"] if self.trainer.updates else {}
+                estimator = self.common.algorithm.adv_estimator
+                self.loggers.say(f"step {step}: {reason_for_no_samples(batch, episodes, estimator, earlier)}")
+        self.has_samples = bool(samples)
         if self.stored is None:
             sampled = sum(sampled_tokens(call) for episode in episodes for call in episode.calls)
             metrics["train/sampled_tokens_per_second"] = sampled / rollout_seconds
@@ -329,7 +337,8 @@ class _LocalRun:
             metrics=dict(self.loggers.last),
         )
         self.writer.flush()
-        checkpoint.save(self.checkpoints, self.trainer, self.tokenizer.hf, progress, keep=self.common.keep_checkpoints)
+        keep, best = self.common.keep_checkpoints, self.loggers.best_step()
+        checkpoint.save(self.checkpoints, self.trainer, self.tokenizer.hf, progress, keep=keep, best=best)
         self.saved = self.done
 
     def _fingerprint(self) -> str:

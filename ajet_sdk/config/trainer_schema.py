@@ -123,7 +123,9 @@ class TrainerCommon(Section):
     val_tasks: int | None = key(None, "Number of tasks to validate on; null: all.", ge=1)
     save_freq: int = key(20, "Steps between checkpoints; 0 or less: only at the end.")
     test_freq: int = key(20, "Steps between validations; 0 or less: only at the end.")
-    keep_checkpoints: int = key(2, "Number of checkpoints to keep besides the final model.", ge=1)
+    keep_checkpoints: int = key(
+        2, "Number of checkpoints to keep besides the final model and the one with the best validation.", ge=1
+    )
     nnodes: int = key(1, "Machines (clusters).", ge=1)
     n_gpus_per_node: int = key(8, "GPUs per machine (clusters).", ge=0)
     logger: list[Literal["console", "tensorboard", "wandb", "swanlab"]] = key(

@@ -39,8 +39,13 @@ class Progress:
     metrics: dict[str, float] = field(default_factory=dict)
 
 
-def save(directory: Path, trainer: Trainer, tokenizer: Any, progress: Progress, keep: int) -> Path:
-    """Write a checkpoint of this step and remove all but the newest `keep`. Returns its path."""
+def save(
+    directory: Path, trainer: Trainer, tokenizer: Any, progress: Progress, keep: int, best: int | None = None
+) -> Path:
+    """Write a checkpoint of this step, and remove all but the newest `keep` and that of step `best`.
+
+    Returns its path.
+    """
     directory.mkdir(parents=True, exist_ok=True)
     place = step_directory(directory, progress.step)
     fresh = directory / f".{place.name}.{os.getpid()}"
@@ -51,8 +56,9 @@ def save(directory: Path, trainer: Trainer, tokenizer: Any, progress: Progress, 
     torch.save(trainer.state(), fresh / _TRAINER)
     (fresh / STATE).write_text(json.dumps(asdict(progress), indent=1))
     replace(fresh, place)
-    for old in [*saved_steps(directory).values()][: -max(1, keep)]:
-        shutil.rmtree(old)
+    for step, old in [*saved_steps(directory).items()][: -max(1, keep)]:
+        if step != best:
+            shutil.rmtree(old)
     return place
 
 

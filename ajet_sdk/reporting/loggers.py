@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.errors import ConfigError, MissingExtra
@@ -113,10 +113,32 @@ class Loggers:
         if self.display is not None:
             self.display.say(text)
 
-    def tuned(self, path: Path | None, directory: Path) -> TunedModel:
-        """The model at `path` with what was logged on the way to it; `directory` is the experiment's."""
-        history = {name: dict(values) for name, values in self.history.items()}
-        return TunedModel(path, dict(self.last), self._run_id, history=history, directory=directory)
+    def best_step(self) -> int | None:
+        """The step with the best validation so far, of equal ones the newest; None before the first."""
+        values = self.history.get("val/reward", {})
+        return max(values, key=lambda step: (values[step], step), default=None)
+
+    def tuned(self, path: Path | None, directory: Path, saved: Mapping[int, Path] = MappingProxyType({})) -> TunedModel:
+        """The model at `path` with what was logged on the way to it, and say where it is.
+
+        `directory` is the experiment's; `saved` are checkpoints by step, that of step 0 is the model at the start.
+        """
+        self._writer.flush()
+        booked = "SELECT coalesce(sum(tokens), 0)::BIGINT AS n FROM ledger WHERE run_id = ? AND outcome = 'trained'"
+        [row] = self._writer.query(booked, [self._run_id]).to_pylist()
+        best, validated = self.best_step(), self.history.get("val/reward", {})
+        tuned = TunedModel(
+            path,
+            dict(self.last),
+            self._run_id,
+            history={name: dict(values) for name, values in self.history.items()},
+            directory=directory,
+            trained_tokens=int(row["n"]),
+            best=path if best is None or best == max(validated) else saved.get(best),
+        )
+        if path is not None:
+            self.say(f"{'trained model' if tuned.trained_tokens else 'no update was made; model'} saved to {path}")
+        return tuned
 
     def close(self, error: BaseException | None = None) -> None:
         """Flush everything and draw the learning curve; `error` is what ended the run before its time."""

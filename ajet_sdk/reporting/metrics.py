@@ -66,8 +66,17 @@ def staleness(episodes: Sequence[Episode], updates: int) -> dict[str, float]:
     return {"train/staleness": _mean(lags), "train/staleness_max": max(lags)} if lags else {}
 
 
-def reason_for_no_samples(batch: Batch, estimator: str) -> str:
-    """Why a batch left no sample, in plain words."""
+def reason_for_no_samples(
+    batch: Batch, episodes: Sequence[Episode], estimator: str, earlier: Mapping[int, float] | None = None
+) -> str:
+    """Why a batch left no sample, and what to do, in plain words.
+
+    Args:
+        batch: the batch without samples.
+        episodes: those that it was made of, the attempts at a task behind one another.
+        estimator: `adv_estimator`.
+        earlier: the mean reward of the steps before, by step; empty where none of them updated the weights.
+    """
     outcomes: dict[str, int] = {}
     for entry in batch.ledger:
         outcomes[entry.outcome] = outcomes.get(entry.outcome, 0) + entry.tokens
@@ -76,18 +85,40 @@ def reason_for_no_samples(batch: Batch, estimator: str) -> str:
             "no call to the policy was captured, so there is nothing to train on; does the agent use a client that "
             "ajet captures?"
         )
-    if set(outcomes) == {"zero_advantage"} and estimator == "reinforce_plus_plus":
-        return (
-            "the rewards have no variance: all episodes of the batch got the same reward, so there is nothing to "
-            "learn from; raise data.train_batch_size or rollout.temperature, or choose easier or harder tasks"
-        )
     if set(outcomes) == {"zero_advantage"}:
-        return (
-            "the rewards have no variance: all attempts at each task got the same reward, so there is nothing to "
-            "learn from; raise rollout.num_repeat or temperature, or choose easier or harder tasks"
-        )
+        same = "episodes of the batch" if estimator == "reinforce_plus_plus" else "attempts at each task"
+        what = f"the rewards have no variance: all {same} got the same reward, so there is nothing to learn from"
+        return f"{what} ({_solved_at(episodes)}); {_advice_without_variance(episodes, estimator, earlier or {})}"
     shares = ", ".join(f"{tokens} tokens {outcome}" for outcome, tokens in sorted(outcomes.items()))
     return f"no tokens are left to train on ({shares})"
+
+
+def _solved_at(episodes: Sequence[Episode]) -> str:
+    """The mean reward, and pass@k over the groups."""
+    size = len(episodes) // max(1, len({e.group_id for e in episodes}))
+    passed = group_metrics("", episodes, size) if size and len(episodes) % size == 0 else {}
+    shown = "".join(f", {name.removeprefix('/')} {value:.2f}" for name, value in passed.items())
+    return f"mean reward {mean_reward(episodes):.3g}{shown}"
+
+
+def _advice_without_variance(episodes: Sequence[Episode], estimator: str, earlier: Mapping[int, float]) -> str:
+    """What to do about rewards that are all the same."""
+    count, mean = sum(map(solved, episodes)), mean_reward(episodes)
+    best = max(earlier, key=lambda step: earlier[step], default=0)
+    if not count and best and earlier[best] > mean:
+        return (
+            f"step {best} had {earlier[best]:.3g}, so an update broke the policy: lower trainer_common.optim.lr, and "
+            "start again"
+        )
+    if not count:
+        return (
+            "no attempt solved its task: choose easier tasks or a stronger model, teach it with demonstrations first "
+            "(trainer_common.algorithm.adv_estimator: sft), or let the judge give partial credit"
+        )
+    if count == len(episodes):
+        return "every attempt solved its task: choose harder tasks"
+    size = "data.train_batch_size" if estimator == "reinforce_plus_plus" else "rollout.num_repeat"
+    return f"raise {size} or rollout.temperature, or choose tasks of medium difficulty (ajet dataset calibrate)"
 
 
 def _mean(values: Sequence[float]) -> float:

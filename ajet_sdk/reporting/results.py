@@ -212,6 +212,29 @@ class TunedModel:
     """Each metric's value at each step that has one."""
     directory: Path | None = None
     """The experiment's directory, with the trace, the logs and the checkpoints."""
+    trained_tokens: int | None = None
+    """Sampled tokens that the weights were updated on; 0: `path` is the model that training began with."""
+    best: Path | None = None
+    """The checkpoint with the best validation: `path`, an earlier one, or the model that training began with. None
+    where those weights were not kept."""
+
+    def warning(self) -> str:
+        """That no update was made, or that the validation fell; empty where neither is so."""
+        if self.path is not None and self.trained_tokens == 0:
+            return (
+                f"no update was made: {self.path} holds the weights that training began with. "
+                f"`ajet trace ledger {self.directory}` lists why no token was trained"
+            )
+        values = self.history.get("val/reward", {})
+        if len(values) < 2 or values[max(values)] >= values[min(values)]:
+            return ""
+        first, last = min(values), max(values)
+        best = max(values, key=lambda step: (values[step], step))
+        start = "start" if first == 0 else "first validation"
+        return (
+            f"worse than the {start}; best was step {best} (val/reward {values[first]:.3f} at step {first}, "
+            f"{values[last]:.3f} at step {last}{f', {values[best]:.3f} at step {best}' if best != first else ''})"
+        )
 
     def to_arrow(self) -> pa.Table:
         """The learning curve: a row for each step, a column for each metric, null where a step has no value."""
@@ -224,7 +247,8 @@ class TunedModel:
         )
 
     def __repr__(self) -> str:
-        lines = [f"Trained model: {self.path}" if self.path is not None else "No model: this backbone does not train"]
+        name = "Model" if self.trained_tokens == 0 else "Trained model"
+        lines = [f"{name}: {self.path}" if self.path is not None else "No model: this backbone does not train"]
         for name in _CURVES:
             points = sorted(self.history.get(name, {}).items())
             if points:
@@ -237,7 +261,9 @@ class TunedModel:
         if self.directory is not None:
             lines.append(f"View with:  ajet trace view {self.directory}")
         if self.path is not None:
-            lines.append(f"Serve with: ajet serve {self.path}")
+            lines.append(f"Serve with: ajet serve {self.best or self.path}")
+        if warning := self.warning():
+            lines.append(warning)
         return output.visible("\n".join(lines))
 
     def _repr_html_(self) -> str:

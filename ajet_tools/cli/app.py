@@ -243,8 +243,8 @@ def root(
     ajet --conf math.yaml ajet.rollout.num_repeat=8
     ajet trace show ID
 
-    Exit codes: 0 success, 1 a run failed, 2 invalid command, config or data, 130 interrupted, 141 stdout was closed
-    (`| head`), 143 ended by SIGTERM.
+    Exit codes: 0 success, 1 a run failed, 2 invalid command, config or data, 3 a training run made no update, 130
+    interrupted, 141 stdout was closed (`| head`), 143 ended by SIGTERM.
     """
 
 

@@ -26,7 +26,7 @@ from ajet_sdk.backbones.trinity.rehearsal import rehearse as rehearsal_of
 from ajet_sdk.capture.hooks import ensure_api_key
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import ConfigError, MissingExtra, TrainingError
-from ajet_sdk.reporting.output import echo
+from ajet_sdk.reporting.output import echo, style
 from ajet_tools.cli.arguments import JUDGE_HELP, AgentAndOverrides, Arguments, Conf, WithLogview, split_arguments
 from ajet_tools.cli.options import SkipBadRows
 from ajet_tools.cli.viewer import logview
@@ -34,6 +34,9 @@ from ajet_tools.cli.viewer import logview
 __all__ = ["app", "newest_experiment"]
 
 app = typer.Typer(add_completion=False)
+
+NO_UPDATE = 3
+"""The exit code of a training run that never updated the weights."""
 
 
 @app.command()
@@ -182,6 +185,8 @@ def train(
 ) -> None:
     """Train the model behind an agent. `ajet --conf FILE` is the same.
 
+    Exits with 3 if no update was made: the model is then the one that training began with.
+
     \b
     ajet train --conf math.yaml
     ajet train --conf math.yaml --backbone debug ajet.debug.debug_first_n_tasks=1
@@ -216,7 +221,13 @@ def train(
     with logview(config.directory, with_logview):
         tuned = run.train(config, resume=resume, debug_tags=tags, ray=ray)
     if tuned.path is not None:
-        echo(f"Try it with: ajet serve {tuned.path}")
+        if tuned.best not in (None, tuned.path):
+            echo(f"best validation: {tuned.best}")
+        echo(f"Try it with: ajet serve {tuned.best or tuned.path}")
+    if warning := tuned.warning():
+        echo(style(warning, fg="yellow"))
+    if tuned.path is not None and tuned.trained_tokens == 0:
+        raise typer.Exit(NO_UPDATE)
 
 
 def _check_flags(config: Config, ray: bool, appworld: bool, prefix: str) -> None:

@@ -28,6 +28,7 @@ from ajet_sdk.backbones.shared.validation import validation_tasks
 from ajet_sdk.cluster.code import package_code
 from ajet_sdk.cluster.mailbox import namespace_of
 from ajet_sdk.cluster.ray import LOCAL, RayCluster, cluster
+from ajet_sdk.config.model_source import first_model
 from ajet_sdk.errors import ConfigError, MissingExtra, TraceLocked, TrainingError
 from ajet_sdk.learn.probe import Probe
 from ajet_sdk.learn.recipe import build_recipe, wants_recipe
@@ -94,7 +95,8 @@ class ClusterRun:
 
     def result(self, path: Path | None) -> TunedModel:
         """What the backbone returns: the exported model, or none, and the newest metrics."""
-        return self.loggers.tuned(path, self.job.directory)
+        start = self.config.model.path
+        return self.loggers.tuned(path, self.job.directory, {0: Path(first_model(self.config))} if start else {})
 
     def cluster(self, beside: Sequence[Path] = ()) -> AbstractContextManager[RayCluster]:
         """The Ray cluster of the job, or one that is started here. `beside` are folders that nodes need, too."""
@@ -165,7 +167,6 @@ class ClusterRun:
         gap = export(found, target, self._validation_calls(self.total))
         if gap is not None:
             self.loggers.say(f"reloaded model reproduces the sampler's log-probabilities; mean difference {gap:.1g}")
-        self.loggers.say(f"trained model saved to {target}")
         return target
 
     def _validation_calls(self, version: int) -> list[Call]:

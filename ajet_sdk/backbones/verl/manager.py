@@ -96,7 +96,7 @@ class AjetManager:
                 f"{len(batch.samples) - count} are left out as truncated; raise rollout.multi_turn.expected_steps"
             )
         if not batch.samples:
-            words.append(reason_for_no_samples(batch, config.trainer_common.algorithm.adv_estimator))
+            words.append(reason_for_no_samples(batch, episodes, config.trainer_common.algorithm.adv_estimator))
         told = {
             "step": step,
             "metrics": {

@@ -1,0 +1,96 @@
+"""How a training run ends: what became of the model, which checkpoint is offered, the exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import ajet
+from ajet_sdk.run import train
+from ajet_sdk.types import Episode
+from ajet_tools.cli.app import app
+from tests.sdk.test_local_backbone import job, length, talk
+
+AGENT = """
+import ajet
+
+@ajet.workflow
+async def talk(question: str, model: ajet.Model) -> str:
+    return (await model.chat([{"role": "user", "content": question}]))["content"] or ""
+
+@ajet.judge
+def never(output: str) -> float:
+    return 0.0
+
+@ajet.judge
+def length(output: str, episode: ajet.Episode) -> float:
+    return len(output) / 10 if episode.split == "train" else 1.0 - episode.step / 10
+"""
+
+
+def run_command(tmp_path: Path, model: Path, judge: str) -> tuple[int, str]:
+    (tmp_path / "agent.py").write_text(AGENT)
+    config = job(tmp_path, model, save_freq=0, test_freq=1)
+    (tmp_path / "job.yaml").write_text(config.dump_yaml())
+    agent = [f"{tmp_path}/agent.py:talk", "--judge", f"{tmp_path}/agent.py:{judge}"]
+    done = CliRunner().invoke(app, ["train", *agent, "--conf", f"{tmp_path}/job.yaml"])
+    return done.exit_code, done.output
+
+
+def test_a_run_without_an_update_says_so_and_has_an_exit_code_of_its_own(tmp_path: Path, tiny_model: Path) -> None:
+    code, output = run_command(tmp_path, tiny_model, "never")
+    assert code == 3, output
+    [*_, last] = output.strip().splitlines()
+    assert last.startswith("no update was made: ") and "trained model saved" not in output
+    [saved] = (tmp_path / "experiment").glob("checkpoint/*/model/model.safetensors")
+    assert saved.read_bytes() == (tiny_model / "model.safetensors").read_bytes()
+    first = "step 1: the rewards have no variance: all attempts at each task got the same reward"
+    assert f"{first}, so there is nothing to learn from (mean reward 0, pass@1 0.00, pass@4 0.00)" in output
+    assert "no attempt solved its task: choose easier tasks" in output
+    assert output.count("the rewards have no variance") == 1, "the second step says nothing new"
+
+
+def test_a_run_that_got_worse_says_so_last_and_offers_its_start(tmp_path: Path, tiny_model: Path) -> None:
+    code, output = run_command(tmp_path, tiny_model, "length")
+    assert code == 0, output
+    assert "trained model saved to" in output and f"Try it with: ajet serve {tiny_model}\n" in output
+    [*_, last] = output.strip().splitlines()
+    assert last == "worse than the start; best was step 0 (val/reward 1.000 at step 0, 0.800 at step 2)"
+
+
+@pytest.mark.parametrize(
+    ("scores", "best", "warning"),
+    [
+        ([0.5, 0.9, 0.2, 0.3], 1, "worse than the start; best was step 1 (val/reward 0.500 at step 0, 0.300 at step 3"),
+        ([0.5, 0.6, 0.9, 0.7], 2, ""),
+        ([0.5, 0.6, 0.7, 0.7], 3, ""),
+    ],
+)
+def test_the_checkpoint_with_the_best_validation_is_kept_and_offered(
+    tmp_path: Path, tiny_model: Path, scores: list[float], best: int, warning: str
+) -> None:
+    @ajet.judge
+    def by_step(output: str, episode: Episode) -> float:
+        return length(output) if episode.split == "train" else scores[episode.step]
+
+    config = job(tmp_path, tiny_model, total_steps=3, test_freq=1, save_freq=0, keep_checkpoints=1)
+    tuned = train(config, workflow=talk, judge=by_step)
+    assert tuned.path is not None and tuned.best is not None and tuned.trained_tokens
+    assert tuned.best == (tuned.path if best == 3 else tuned.path.with_name(f"step_{best:06d}"))
+    assert (tuned.best / "model.safetensors").is_file()
+    assert tuned.warning().startswith(warning) and bool(tuned.warning()) == bool(warning)
+    assert f"ajet serve {tuned.best}" in repr(tuned)
+
+
+def test_a_policy_that_an_update_broke_gets_other_advice(
+    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @ajet.judge
+    def broken(output: str, episode: Episode) -> float:
+        return length(output) if episode.step < 2 else 0.0
+
+    train(job(tmp_path, tiny_model, total_steps=3), workflow=talk, judge=broken)
+    said = capsys.readouterr().out.replace("\n", " ")
+    assert "so an update broke the policy: lower trainer_common.optim.lr" in said
