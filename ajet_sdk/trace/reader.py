@@ -33,17 +33,9 @@ if TYPE_CHECKING:
     import polars
 
 __all__ = [
-    "Stored",
-    "Trace",
-    "Whole",
-    "calls_of",
-    "episodes",
-    "ledger_balance",
-    "open_trace",
-    "rebuild",
-    "stored_calls",
+    "Stored", "Trace", "Whole", "calls_of", "episodes", "ledger_balance", "open_trace", "rebuild", "stored_calls",
     "trace_files",
-]
+]  # fmt: skip
 
 _RACE = 5.0
 _PATIENCE = 20.0
@@ -56,9 +48,8 @@ _LOOK = 2.0
 def open_trace(path: str | Path, *more: str | Path) -> Trace:
     """Open a trace to read: a file, a directory, or several files, read as one.
 
-    No file stays open between queries, so a reader never blocks a writer and sees a run start and end. A query is run
-    here, or by the file's writer where it is open. Files that appear in a directory later are read too; what is no
-    trace in a directory is in `skipped`.
+    No file stays open between queries, so a reader never blocks a writer. A query is run here, or by the file's writer
+    where it is open. Files that appear in a directory later are read too; what is no trace there is in `skipped`.
 
     Args:
         path: a `.duckdb` file or a directory.
@@ -258,14 +249,13 @@ def episodes(
             conditions.append(f"{name} = ?")
             values.append(value)
     named = list(episode_ids or ())
-    few = 0 < len(named) <= _FEW
+    few = 0 < len(named) <= _FEW  # named outright, so that of files that live only their rows are read
     marks = ", ".join("?" * len(named)) if few else "SELECT unnest(?::VARCHAR[])"
     if episode_ids is not None:
         conditions.append(f"episode_id IN ({marks})")
         values += named if few else [named]
     where = f"WHERE {' AND '.join(conditions)}" if conditions else ""
     rows = reader.query(f"SELECT * FROM episodes {where} ORDER BY started_at, episode_id", values).to_pylist()
-    # Few are said outright, so that of files that live only their rows are read.
     chosen, values = (f"({marks})", named) if few else (f"(SELECT episode_id FROM episodes {where})", values)
     calls = _calls(reader.query(f"SELECT * FROM calls WHERE episode_id IN {chosen} ORDER BY index, started_at", values))
     rewards: dict[str, list[Reward]] = {}
