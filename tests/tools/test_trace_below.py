@@ -66,7 +66,8 @@ def test_a_run_by_id_name_or_path(record: Path, named: str) -> None:
     assert json.loads(trace("show", named, "--json").stdout)["run_id"] == "0cafe"
     assert json.loads(trace("ls", "--run", named, "--json").stdout)["run_id"] == "0cafe"
     assert json.loads(trace("ledger", "--run", named, "--json").stdout)["run_id"] == "0cafe"
-    exported = [json.loads(line) for line in trace("export", "--run", named).stdout.splitlines()]
+    whole = trace("export", "--run", named, "--include-validation")
+    exported = [json.loads(line) for line in whole.stdout.splitlines()]
     assert {row["run_id"] for row in exported} == {"0cafe"}
     found = json.loads(trace("diff", named, "launcher_record/two", "--json").stdout)
     assert (found["a"]["run_id"], found["b"]["run_id"], len(found["tasks"])) == ("0cafe", "1cafe", 6)

@@ -138,7 +138,7 @@ def test_splits_share_no_task(tmp_path: Path) -> None:
     train, val = lines(tmp_path / "train.jsonl", ROWS[:4]), lines(tmp_path / "val.jsonl", ROWS[2:])
     said = refused(jsonl(train, val))
     assert "share 2 tasks" in said
-    assert "(train.jsonl line 3 and val.jsonl line 1)" in said
+    assert "train.jsonl line 3 is a validation task (val.jsonl line 1)" in said
     sets = load_tasks(jsonl(train, lines(val, ROWS[4:])))
     assert (len(sets.train), len(sets.val)) == (4, 2)
 
