@@ -9,6 +9,8 @@ Calling off a question to a trace, from another thread than the one that asks it
 
 from __future__ import annotations
 
+import hashlib
+import json
 import threading
 from array import array
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
@@ -140,6 +142,11 @@ class Ask:
         subject = {"prompt": self.prompt} if self.messages is None else {"messages": self.messages}
         tools = {} if self.tools is None else {"tools": self.tools}
         return {**subject, **tools, **self.named, **self.options}
+
+    def digest(self) -> str:
+        """Of the conversation and its tools, the same in every process."""
+        text = json.dumps([self.messages, self.prompt, self.tools], default=str, separators=(",", ":"))
+        return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from ajet_sdk.config.model_source import checkpoint_base, first_model, saved_ste
 from ajet_sdk.errors import ConfigError, TrainingError
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.learn import checkpoint
+from ajet_sdk.learn.determinism import deterministic_torch, in_order, step_hash
 from ajet_sdk.learn.estimate import estimate
 from ajet_sdk.learn.learner import Learner, open_learner
 from ajet_sdk.learn.probe import Probe
@@ -78,7 +79,7 @@ async def local(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
         raise ConfigError("there is no training task; see task_reader")
     stored = open_stored(job)
     total = total_steps(config, len(job.train if stored is None else stored))
-    with Loggers.of(job, writer, total) as loggers:
+    with Loggers.of(job, writer, total) as loggers, deterministic_torch(config.rollout.deterministic):
         probe = Probe(config, job.workflow, job.judge, job.train)
         learner = await open_learner(config, probe, total, loggers.say)
         teacher = None
@@ -221,7 +222,7 @@ class _LocalRun:
         batch = self._samples(episodes)
         metrics = episode_metrics("train", episodes) | add_prefix("train", batch.metrics)
         metrics |= staleness(episodes, self.trainer.updates)
-        samples: Sequence[Sample] = batch.samples
+        samples: Sequence[Sample] = in_order(batch.samples) if self.config.rollout.deterministic else batch.samples
         if samples:
             scores, begun = TokenScores(), time.perf_counter()
             if self.teacher is not None:
@@ -244,6 +245,8 @@ class _LocalRun:
         if self.stored is None:
             sampled = sum(sampled_tokens(call) for episode in episodes for call in episode.calls)
             metrics["train/sampled_tokens_per_second"] = sampled / rollout_seconds
+        if self.config.rollout.deterministic:
+            metrics["train/hash"] = step_hash(episodes, self.trainer.parameters)
         metrics["train/policy_version"] = self.trainer.updates
         metrics |= {"time/rollout": rollout_seconds, "time/step": time.perf_counter() - started}
         self.loggers.log(step, metrics)

@@ -171,7 +171,9 @@ class Rollout(Section):
     sampling: Literal["run", "request"] = key(
         "run", "Which temperature and top_p apply in training: those of the run (above), or those of each request."
     )
-    deterministic: bool = key(False, "Generate serially, so that a run is reproducible token by token.")
+    deterministic: bool = key(
+        False, "Sample each call alone and without reused keys and values: a run repeats to the bit on one machine."
+    )
     timeout: float = key(600.0, "Time limit of an episode, in seconds.", gt=0)
     judge_timeout: float = key(120.0, "Time limit of a judge, in seconds.", gt=0)
     max_retries: int = key(1, "Number of retries after an infrastructure failure.", ge=0)

@@ -92,8 +92,9 @@ class CallInFlight:
             log.debug("The engine failed after the end of call %s: %r", self.request_id, error)
         self.settle()
 
-    def choose_engine(self, sampling: Sampling) -> Sampling:
+    def choose_engine(self, ask: Ask) -> Sampling:
         """Choose the engine, and what to sample by in place of what was asked for. Raises ConfigError."""
+        sampling = ask.sampling
         spec, name = self.episode.spec, self.identity.target_tag or self.identity.agent
         outside = spec.trainable_targets is not None and name not in spec.trainable_targets
         if not self.identity.trainable:  # the policy may answer, untrained, unless another model is named for it
@@ -102,9 +103,10 @@ class CallInFlight:
             self.trainable = False
             self.engine = spec.frozen(self.identity) or self._debug_engine(name)
         self.episode.asked[id(self.engine)] = self.engine
-        ordinal = next(self.episode.ordinals[self.identity.agent])
+        content = ask.digest() if spec.seed_by_content else ""
+        ordinal = next(self.episode.ordinals[self.identity.agent, content])
         own_seed = sampling.seed is not None and (spec.sampling is None or not self.trainable)
-        seed = sampling.seed if own_seed else mix_seed(sampling.seed, spec.seed, self.identity.agent, ordinal)
+        seed = sampling.seed if own_seed else mix_seed(sampling.seed, spec.seed, self.identity.agent, ordinal, content)
         if self.trainable:
             sampling = override(sampling, spec.sampling, max_tokens=spec.max_tokens)
         self.sampling = sampling if seed == sampling.seed else replace(sampling, seed=seed)
@@ -282,7 +284,7 @@ def _read(call: CallInFlight, request: Request) -> Ask:
                 "model",
             )
     ask = dialect.form.ask(asked, call.episode.episode_id, request.identity.agent)
-    return replace(ask, sampling=call.choose_engine(ask.sampling))
+    return replace(ask, sampling=call.choose_engine(ask))
 
 
 def _http_error(call: CallInFlight, error: Exception) -> HTTPError:

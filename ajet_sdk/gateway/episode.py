@@ -56,14 +56,15 @@ def override(sampling: Sampling, own: SamplingOverride | None, *, max_tokens: in
     return replace(sampling, **changed) if changed else sampling
 
 
-def mix_seed(requested: int | None, attempt: int | None, agent: str, ordinal: int) -> int | None:
+def mix_seed(requested: int | None, attempt: int | None, agent: str, ordinal: int, content: str = "") -> int | None:
     """A seed for one call, the same in every process: attempts differ, repeated runs do not. None if neither is given.
 
-    `ordinal` counts the agent's requests in the episode. The result fits 63 bits.
+    `ordinal` counts the agent's requests in the episode, those of the same `content` where that is given. The result
+    fits 63 bits.
     """
     if requested is None and attempt is None:
         return None
-    text = json.dumps([requested, attempt, agent, ordinal])
+    text = json.dumps([requested, attempt, agent, ordinal, *([content] if content else [])])
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big") >> 1
 
 
@@ -83,6 +84,9 @@ class EpisodeSpec:
     """Target tags (or, without a tag, agents) to train; None: all."""
     seed: int | None = None
     """The attempt's, mixed into every call's."""
+    seed_by_content: bool = False
+    """A call's seed depends on what it asks and not on its place among the agent's calls, which parallel calls take in
+    any order."""
     max_tokens: int | None = None
     """Of one reply."""
     debug_models: Mapping[str, Engine] = field(default_factory=dict)
@@ -151,8 +155,8 @@ class OpenEpisode:
         """What dialects keep of responses, by their ids."""
         self.indices = itertools.count()
         """Of calls."""
-        self.ordinals = defaultdict[str, Iterator[int]](itertools.count)
-        """Of an agent's calls."""
+        self.ordinals = defaultdict[tuple[str, str], Iterator[int]](itertools.count)
+        """Of an agent's calls, of one content where seeds depend on it."""
         self._model: dict[str, str] = {}
         self.asked: dict[int, Engine] = {id(spec.engine): spec.engine}
         """What answered."""

@@ -153,7 +153,7 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             self.masters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
         )
-        self._adapter = hasattr(model, "disable_adapter")
+        self._adapter, self._threads = hasattr(model, "disable_adapter"), torch.get_num_threads()
         self._reference = self._freeze() if settings.loss.has_reference and not self._adapter else None
 
     @property
@@ -177,6 +177,9 @@ class Trainer:
         """
         if not samples:
             raise TrainingError("there are no samples to train on")
+        torch.set_num_threads(
+            self._threads
+        )  # each thread has a number of its own, and any thread of a pool may be here
         started, tally = time.perf_counter(), Tally()
         try:
             with policy_pass(self.model):

@@ -222,6 +222,7 @@ _TRAIN = [
     ("train/logprob_gap_max", "gap", "{:.1e}"),
     ("train/tokens_per_second", "tokens/s", "{:,.0f}"),
     ("time/step", "s", "{:.1f}"),
+    ("train/hash", "hash", "{:.0f}"),
 ]
 
 

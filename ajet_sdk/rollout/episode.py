@@ -196,6 +196,7 @@ class EpisodeRunner:
                 uses_handle=uses_handle,
                 trainable_targets=None if targets is None else tuple(targets),
                 seed=self.attempt.seed,
+                seed_by_content=rollout.deterministic,
                 max_tokens=rollout.max_response_length_in_one_turn,
                 debug_models=others.by_name,
                 opponent=others.opponent,

@@ -20,6 +20,7 @@ several roles need not be alike, and who plays a role may differ between the att
 
 from __future__ import annotations
 
+import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -162,12 +163,12 @@ def _values(drafts: Sequence[Draft], role: str) -> tuple[_Values, list[float]]:
 def _group(episodes: _Values, callless: Sequence[float], estimator: Estimator, normalize_std: bool) -> None:
     """Set the advantages of one role's calls in one group, or rule them out where all are worth the same, or one has
     none to be compared with."""
-    means = [float(np.mean([value for _, value in valued])) for _, valued in episodes] + [*callless]
+    means = [_mean([value for _, value in valued]) for _, valued in episodes] + [*callless]
     everything = [value for _, valued in episodes for _, value in valued] + [*callless]
     n = len(means)
     varied = n > 1 and _varied(everything)
     mean = float(np.mean(means)) if means else 0.0
-    spreads = [float(np.mean([(value - mean) ** 2 for _, value in valued])) for _, valued in episodes]
+    spreads = [_mean([(value - mean) ** 2 for _, value in valued]) for _, valued in episodes]
     spreads += [(value - mean) ** 2 for value in callless]
     deviation = (sum(spreads) / (n - 1)) ** 0.5 if n > 1 else 0.0
     for (draft, valued), own in zip(episodes, means, strict=False):
@@ -186,8 +187,8 @@ def _batch(episodes: _Values) -> None:
     values = np.array([value for _, valued in episodes for _, value in valued])
     tokens = np.array([sampled_tokens(call) for _, valued in episodes for call, _ in valued])
     varied = _varied(values[tokens > 0].tolist())
-    mean = float(np.average(values, weights=tokens)) if varied else 0.0
-    deviation = float(np.sum(tokens * (values - mean) ** 2) / (tokens.sum() - 1)) ** 0.5 if varied else 0.0
+    mean = math.fsum(tokens * values) / int(tokens.sum()) if varied else 0.0
+    deviation = (math.fsum(tokens * (values - mean) ** 2) / (int(tokens.sum()) - 1)) ** 0.5 if varied else 0.0
     for draft, valued in episodes:
         for call, value in valued:
             if varied:
@@ -198,7 +199,7 @@ def _batch(episodes: _Values) -> None:
 
 def _pair(episodes: _Values) -> None:
     """The best and the worst attempt of a group; of equal ones the first. The others, and ties, are ruled out."""
-    means = [float(np.mean([value for _, value in valued])) for _, valued in episodes]
+    means = [_mean([value for _, value in valued]) for _, valued in episodes]
     sides = {means.index(max(means)): 1.0, means.index(min(means)): -1.0} if _varied(means) else {}
     for place, (draft, valued) in enumerate(episodes):
         for call, _ in valued:
@@ -221,6 +222,11 @@ def _whole_pairs(samples: Sequence[Sample], drafts: Sequence[Draft]) -> list[Sam
     for draft in drafts:
         draft.outcomes |= dict.fromkeys(out & draft.advantages.keys(), "zero_advantage")
     return [sample for own in pairs.values() if own not in lone for sample in own]
+
+
+def _mean(values: Sequence[float]) -> float:
+    """The same in any order of the values."""
+    return math.fsum(values) / len(values)
 
 
 def _varied(values: Sequence[float]) -> bool:

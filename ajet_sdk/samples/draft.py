@@ -119,6 +119,7 @@ class Draft:
         if max_samples is not None and len(timelines) > max_samples:
             at = self.episode
             draw = random.Random(f"{at.task.task_id}/{at.step}/{at.attempt}")
+            timelines.sort(key=lambda timeline: timeline.token_ids.tobytes())  # parallel calls begin in any order
             timelines = [timelines[i] for i in sorted(draw.sample(range(len(timelines)), max_samples))]
         found = []
         for timeline in timelines:

@@ -157,7 +157,12 @@ def _end(node: _Node) -> int:
 
 
 def _choose(nodes: Sequence[_Node]) -> None:
-    """Choose the heir of each node: the child with most sampled behind it, the earlier one where equal."""
+    """Choose the heir of each node: the child with most sampled behind it; where equal, the one whose ids come first
+    as bytes, for parallel calls begin in any order; then the earlier one."""
+
+    def key(node: _Node) -> tuple[Any, ...]:
+        return -node.weight, node.prompt.tobytes(), node.output.tobytes(), _began(node)
+
     for node in sorted(nodes, key=lambda n: (n.start, n.end), reverse=True):  # children before their parents
         node.weight += node.end - node.start
         parent = node.parent
@@ -165,7 +170,7 @@ def _choose(nodes: Sequence[_Node]) -> None:
             continue
         parent.weight += node.weight
         rival = parent.heir
-        if rival is None or (-node.weight, _began(node)) < (-rival.weight, _began(rival)):
+        if rival is None or node.weight > rival.weight or key(node) < key(rival):
             parent.heir = node
 
 

@@ -147,7 +147,8 @@ def slowly(calls: Sequence[Call]) -> list[tuple[str, ...]]:
 
     A call goes on from the longest sequence (prompt and reply) that is a prefix of its prompt; of several that are
     alike from one that is trained, else from the earliest. Of several that go on from one place, the one with most
-    sampled in it and behind it keeps the timeline; where equal, the earliest.
+    sampled in it and behind it keeps the timeline; where equal, the one whose ids come first as bytes, then the
+    earliest.
     """
     order = sorted(calls, key=lambda c: (c.started_at, c.call_id))
     whole = {c.call_id: (*c.prompt_ids.tolist(), *c.output_ids.tolist()) for c in calls}  # type: ignore[union-attr]
@@ -168,7 +169,7 @@ def slowly(calls: Sequence[Call]) -> list[tuple[str, ...]]:
     for c in order:
         parent = parents.get(c.call_id)
         rival = heirs.get(parent.call_id) if parent else None
-        if parent and (rival is None or weight[c.call_id] > weight[rival.call_id]):
+        if parent and (rival is None or _claim(c, weight) < _claim(rival, weight)):
             heirs[parent.call_id] = c
     lines = []
     for c in order:
@@ -181,6 +182,11 @@ def slowly(calls: Sequence[Call]) -> list[tuple[str, ...]]:
                 chain.append(heirs[chain[-1].call_id])
             lines.append(tuple(link.call_id for link in chain))
     return lines
+
+
+def _claim(call: Call, weight: dict[str, int]) -> tuple[int, bytes, bytes]:
+    assert call.prompt_ids is not None and call.output_ids is not None
+    return -weight[call.call_id], call.prompt_ids.tobytes(), call.output_ids.tobytes()
 
 
 @given(forests())

@@ -49,7 +49,11 @@ _COLUMNS: dict[str, type[np.generic]] = {
 
 
 class CacheRows:
-    """The table of rows over a `RowCache`, whose memory it sizes."""
+    """The table of rows over a `RowCache`, whose memory it sizes.
+
+    Without `share` no row outlives its reply: which of them are still there at the next turn depends on what else came
+    in between, and a prompt that is computed whole has other last bits than one that is extended.
+    """
 
     state: npt.NDArray[np.int8]
     length: npt.NDArray[np.int64]
@@ -109,7 +113,7 @@ class CacheRows:
         """A running row becomes a resting one, or free where its session was forgotten meanwhile."""
         self._tick += 1
         self.state[row], self.used[row], self.continuations[row] = RESTING, self._tick, None
-        if self._owner[row] is None:
+        if self._owner[row] is None or not self._share:
             self._release(row)
 
     def forget(self, session: str) -> None:

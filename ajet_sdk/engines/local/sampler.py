@@ -79,7 +79,7 @@ class LocalSampler:
         self.module = model if self._copy is None else self._copy.module
         check_rope(self.module.config, max_model_len)
         self._tokenizer, self._seed = tokenizer, seed
-        self._max_batch = 1 if deterministic else max_batch
+        self._max_batch, self._threads = 1 if deterministic else max_batch, torch.get_num_threads()
         self._vocabulary = int(self.module.get_input_embeddings().num_embeddings)
         self._batch = self._make_batch(kv_bytes, deterministic)
         self._ordinal = count()
@@ -107,7 +107,7 @@ class LocalSampler:
             )
         except UnsupportedModel as reason:
             _log.warning("%s Sampling one conversation at a time, which is slow.", reason)
-            return SingleConversation(self.module, eos_ids=eos, keep=self._max_batch)
+            return SingleConversation(self.module, eos_ids=eos, keep=0 if deterministic else self._max_batch)
 
     # The asyncio side
 
@@ -197,6 +197,7 @@ class LocalSampler:
     # The worker's side
 
     def _work(self) -> None:
+        torch.set_num_threads(self._threads)  # each thread has a number of its own
         with torch.inference_mode():
             while self._next():
                 try:

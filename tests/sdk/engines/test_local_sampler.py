@@ -413,8 +413,11 @@ def test_seeds_repeat_and_their_absence_varies(qwen3: Any) -> None:
     run(qwen3, body)
 
 
-def test_deterministic_sampling_repeats_to_the_bit_in_any_order_of_arrival(qwen3: Any) -> None:
-    def replies(order: list[int]) -> dict[int, list[tuple[Any, Any]]]:
+@pytest.mark.parametrize("kind", ["rows", "one conversation at a time"])
+def test_deterministic_sampling_repeats_to_the_bit_whatever_else_arrives(kind: str) -> None:
+    model = make("qwen3") if kind == "rows" else make("gemma2", sliding_window=16, query_pre_attn_scalar=8)
+
+    def replies(order: list[int], at_once: bool) -> dict[int, list[tuple[Any, Any]]]:
         found: dict[int, list[tuple[Any, Any]]] = {}
 
         async def session(sampler: LocalSampler, i: int) -> None:
@@ -425,12 +428,17 @@ def test_deterministic_sampling_repeats_to_the_bit_in_any_order_of_arrival(qwen3
                 prompt = [*prompt, *reply.output_ids, 1, 2, 3]
 
         async def body(sampler: LocalSampler) -> None:
-            await asyncio.gather(*(session(sampler, i) for i in order))
+            if at_once:
+                await asyncio.gather(*(session(sampler, i) for i in order))
+            else:
+                for i in order:
+                    await session(sampler, i)
 
-        run(qwen3, body, deterministic=True)
+        run(model, body, deterministic=True)
         return found
 
-    assert replies([0, 1, 2, 3]) == replies([3, 1, 0, 2])
+    alone = replies([0, 1, 2, 3, 4, 5, 6], at_once=False)
+    assert replies([3, 6, 1, 0, 5, 2, 4], at_once=True) == alone == {**alone, **replies([3], at_once=False)}
 
 
 def test_exclusive_waits_for_running_calls_holds_new_ones_and_drops_what_was_cached(qwen3: Any) -> None:

@@ -1,0 +1,67 @@
+"""What `rollout.deterministic` asks of training: operations that repeat, rows in one order, and a hash to compare."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from ajet_sdk.samples.timelines import is_trained
+from ajet_sdk.types import Episode, Sample
+
+__all__ = ["deterministic_torch", "in_order", "step_hash"]
+
+_BITS = 52
+"""Of a hash: a metric is a float, which holds no more of an integer."""
+
+
+@contextmanager
+def deterministic_torch(wanted: bool) -> Iterator[None]:
+    """Have torch choose operations that repeat to the bit, where it has them, as long as the block lasts."""
+    if not wanted:
+        yield
+        return
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA starts
+    before = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    filled = torch.utils.deterministic.fill_uninitialized_memory
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.utils.deterministic.fill_uninitialized_memory = filled
+
+
+def in_order(samples: Iterable[Sample]) -> tuple[Sample, ...]:
+    """The samples in an order that only their content decides: parallel calls of an agent begin in any order."""
+    return tuple(
+        sorted(
+            samples,
+            key=lambda sample: (
+                sample.timeline.token_ids.tobytes(),
+                sample.timeline.loss_mask.tobytes(),
+                sample.timeline.logprobs.tobytes(),
+                sample.advantages.tobytes(),
+            ),
+        )
+    )
+
+
+def step_hash(episodes: Sequence[Episode], weights: Iterable[torch.Tensor]) -> int:
+    """Of what the policy sampled in a step (prompts, tokens, log-probabilities) and of the weights after it."""
+    calls = [
+        b"".join(part.tobytes() for part in (call.prompt_ids, call.output_ids, call.logprobs) if part is not None)
+        for episode in episodes
+        for call in episode.calls
+        if is_trained(call)
+    ]
+    digest = hashlib.blake2b(digest_size=8)
+    for call in sorted(calls):
+        digest.update(hashlib.blake2b(call).digest())
+    for tensor in weights:
+        digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return int.from_bytes(digest.digest(), "big") >> (64 - _BITS)
