@@ -112,6 +112,44 @@ def test_the_best_episodes_of_each_task_of_a_trace_are_learnt(tokenizer: HFToken
     assert {reward.call_id for episode in episodes for reward in episode.rewards} == own  # under its new name
 
 
+@pytest.mark.parametrize(
+    ("row", "says"),
+    [
+        ({"messages": said("Say  YES.", "yes")}, "asks what is asked by validation task held"),
+        ({"prompt": said("Say yes."), "completion": said("", "yes")[1:]}, "asks what is asked by validation task held"),
+        ({"messages": said("Say it.", "yes"), "provenance": {"seeds": ["held"]}}, "was made of validation task held"),
+    ],
+)
+def test_a_file_that_a_validation_task_is_in_is_refused_by_its_line(
+    row: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    place = rows(tmp_path / "said.jsonl", {"messages": said("Say no.", "no")}, row)
+    val = [Task(main_query="Say yes.", task_id="held")]
+    with pytest.raises(TaskError, match=rf"said.jsonl line 2 {says}.*ajet dataset decontaminate"):
+        open_stored(job({"adv_estimator": "sft", "data": place}, val=val))
+    stored = open_stored(job({"adv_estimator": "sft", "data": place}, val=[Task(main_query="Say so.")]))
+    assert stored is not None and len(stored) == 2
+
+
+def test_a_pair_that_asks_a_validation_task_is_refused_and_rows_of_its_id_are_left_out(tmp_path: Path) -> None:
+    pair = {"prompt": said("Say yes."), "chosen": said("", "yes")[1:], "rejected": said("", "no")[1:]}
+    held = rows(tmp_path / "pairs.jsonl", pair)
+    with pytest.raises(TaskError, match=r"pairs.jsonl line 1 asks what is asked by validation task held"):
+        open_stored(job({"adv_estimator": "dpo", "data": held}, val=[Task(main_query="Say yes.", task_id="held")]))
+    both = rows(tmp_path / "both.jsonl", {**pair, "prompt": said("Say no.")}, {**pair, "task_id": "held"})
+    stored = open_stored(job({"adv_estimator": "dpo", "data": both}, val=[Task(main_query="Yes?", task_id="held")]))
+    assert stored is not None and len(stored) == 1
+
+
+def test_episodes_of_a_trace_that_validated_or_ask_a_validation_task_are_left_out(tmp_path: Path) -> None:
+    place = trace(tmp_path, ("yes", "yes", 1.0), ("no", "no", 1.0), ("maybe", "maybe", 1.0))
+    with TraceWriter(Path(place)) as writer:
+        call = Call(call_id="v", episode_id="v", request={"messages": said("Say so.")}, response={})
+        writer.put(call, Episode(episode_id="v", split="val", task=Task(main_query="so"), rewards=(Reward(value=1.0),)))
+    stored = open_stored(job({"adv_estimator": "sft", "data": place}, val=[Task(main_query="NO", task_id="other")]))
+    assert stored is not None and stored.origin.startswith("2 of 2 scored episodes")
+
+
 def test_the_least_reward_can_be_said(tmp_path: Path) -> None:
     place = trace(tmp_path, ("yes", "yes", 0.4), ("yes", "no", 0.6), ("no", "no", 0.8), ("no", "yes", 0.7))
     for given, count in (

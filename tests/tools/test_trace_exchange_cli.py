@@ -137,7 +137,7 @@ def test_help_has_examples(command: str) -> None:
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".csv", ".jsonl.gz", ".html", ".xlsx"])
+@pytest.mark.parametrize("suffix", [".jsonl", ".parquet", ".csv", ".jsonl.gz", ".html", ".xlsx", ".txt", ".v2"])
 def test_a_file_is_what_its_name_says_or_is_refused(format: str, suffix: str, trace: Path, tmp_path: Path) -> None:
     out = tmp_path / f"o{suffix}"
     done = CliRunner().invoke(app, ["trace", "export", str(trace), "--format", format, "--out", str(out), "--all-runs"])

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
@@ -56,7 +57,7 @@ def load_model(
     try:
         with _no_progress_bar():
             model = AutoModelForCausalLM.from_pretrained(base, dtype=kind, **extra)
-    except (OSError, ValueError, ImportError) as error:
+    except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError) as error:
         raise ConfigError(f"model.path: {base} cannot be loaded as a causal language model: {error}") from error
     if adapter.is_file():
         model = _peft().PeftModel.from_pretrained(model, str(path), is_trainable=lora is not None)

@@ -18,7 +18,8 @@ from ajet_sdk.types import Task
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.similarity.near import NearIndex
-from ajet_tools.trace.export import SUFFIXES, TRAINING, Exported, Format, export, suffix_of
+from ajet_tools.trace.export import SUFFIXES, TRAINING, Exported, Format, export
+from ajet_tools.trace.export.target import refuse_trace
 from ajet_tools.trace.queries.base import rows
 
 __all__ = ["INCLUDE", "export_rows", "leaks_of", "near_copies", "training_ids", "validation_tasks"]
@@ -106,7 +107,7 @@ def export_rows(
         episode_ids, left_out = training_ids(reader, episode_ids, run_id)
     if left_out and not episode_ids:
         raise ConfigError(f"nothing to export; left out: {'; '.join(f'{n:,} {why}' for why, n in left_out.items())}")
-    if isinstance(target, Path) and format in TRAINING and suffix_of(target) not in (SUFFIXES[format], ""):
+    if isinstance(target, Path) and format in TRAINING and target.suffix.lower() not in (SUFFIXES[format], ""):
         done = _export_table(reader, episode_ids, format, target, **how)
     else:
         done = export(reader, episode_ids, format, target, **how)
@@ -119,6 +120,7 @@ def _export_table(
     """Rows of JSON in the form that the file's name says; a table of tokens is Parquet under any name."""
     if format == "tokens":
         raise ConfigError(f"tokens is written as Parquet: name the file *.parquet (got {target})")
+    refuse_trace(target)
     with tempfile.SpooledTemporaryFile(max_size=32 << 20) as file, Writer(target) as writer:
         done = export(reader, episode_ids, format, file, **how)  # type: ignore[arg-type]
         file.seek(0)

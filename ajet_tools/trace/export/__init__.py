@@ -11,9 +11,9 @@ from typing import Any, BinaryIO, Literal, get_args
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
 from ajet_tools.trace.export.job import Cancelled, Job
-from ajet_tools.trace.export.target import opened
+from ajet_tools.trace.export.target import opened, refuse_trace
 
-__all__ = ["FORMATS", "SUFFIXES", "TRAINING", "Cancelled", "Exported", "Format", "export", "suffix_of"]
+__all__ = ["FORMATS", "SUFFIXES", "TRAINING", "Cancelled", "Exported", "Format", "export"]
 
 Format = Literal["tasks", "messages", "sharegpt", "trl-prompt", "trl-preference", "tokens", "otlp", "native", "html"]
 FORMATS: tuple[Format, ...] = get_args(Format)
@@ -21,14 +21,6 @@ TRAINING: tuple[Format, ...] = ("tasks", "messages", "sharegpt", "trl-prompt", "
 """Those that a model is trained on; the others are for people, other tools, and copies of a trace."""
 SUFFIXES: dict[Format, str] = {**dict.fromkeys(FORMATS, ".jsonl"), "tokens": ".parquet", "html": ".html"}
 """The file name's ending that fits each format."""
-
-_KNOWN = {".jsonl", ".parquet", ".html", ".csv", ".tsv", ".arrow", ".gz", ".zst", ".xlsx"}
-
-
-def suffix_of(target: Path) -> str:
-    """The ending of a name that promises a form of file; empty where it promises none."""
-    return target.suffix.lower() if target.suffix.lower() in _KNOWN else ""
-
 
 _WRITERS: dict[Format, tuple[str, str]] = {
     "tasks": ("messages", "write_tasks"),
@@ -90,7 +82,9 @@ def export(
     """
     if format not in _WRITERS:
         raise ConfigError(f"there is no export format {format!r}; formats: {', '.join(FORMATS)}")
-    if isinstance(target, Path) and suffix_of(target) not in (SUFFIXES[format], ""):
+    if isinstance(target, Path):
+        refuse_trace(target)
+    if isinstance(target, Path) and target.suffix.lower() not in (SUFFIXES[format], ""):
         raise ConfigError(f"{format} is written as *{SUFFIXES[format]}, not as {target.name}; name the file so")
     module, name = _WRITERS[format]
     write: Callable[[Job, Any], None] = getattr(importlib.import_module(f"{__name__}.{module}"), name)

@@ -12,7 +12,7 @@ from typing import Any, BinaryIO
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.whole_file import remove_draft
 
-__all__ = ["json_line", "opened"]
+__all__ = ["json_line", "opened", "refuse_trace"]
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=str, allow_nan=False)
 
@@ -26,8 +26,7 @@ def opened(target: Path | BinaryIO) -> Iterator[BinaryIO]:
     if not isinstance(target, Path):
         yield target
         return
-    if _is_trace(target):
-        raise ConfigError(f"{target} is a trace, which an export never overwrites; choose another file")
+    refuse_trace(target)
     draft = target.with_name(f".{target.name}.{os.getpid()}.part")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -45,11 +44,13 @@ def opened(target: Path | BinaryIO) -> Iterator[BinaryIO]:
         remove_draft(draft)
 
 
-def _is_trace(path: Path) -> bool:
+def refuse_trace(path: Path) -> None:
+    """Raises ConfigError where the path is a trace."""
     if not path.is_file():
-        return False
+        return
     with path.open("rb") as file:
-        return file.read(12)[8:] == b"DUCK"
+        if file.read(12)[8:] == b"DUCK":
+            raise ConfigError(f"{path} is a trace, which an export never overwrites; choose another file")
 
 
 def json_line(value: Any) -> bytes:

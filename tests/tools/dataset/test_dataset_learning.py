@@ -12,6 +12,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from ajet_tools.cli.app import app
+from tests.tiny_models import save_tiny
 from tests.tools.dataset.written import AGENT, read_rows
 
 POLICY = """
@@ -143,9 +144,13 @@ def test_what_does_not_go_together_is_said(here: Path, options: list[str], says:
     assert done.exit_code and says in f"{done.exception}{done.output}"
 
 
-def test_a_policy_that_is_not_there_is_told_before_a_row_is_paid_for(here: Path) -> None:
-    Path("empty").mkdir()
-    policy = ["--for", "empty", "--workflow", "agent.py:solve", "--judge", "agent.py:exact"]
-    done = expand("seeds.jsonl", "--count", "6", "--out", "data", *policy)
+def test_a_policy_that_cannot_be_opened_is_told_before_a_row_is_paid_for(here: Path) -> None:
+    Path("agent.py").write_text(AGENT + CORRECT)
+    weights = save_tiny(here / "policy") / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:100])
+    Path("teacher.py").write_text(TEACHER.replace("def reply(ask):", "def reply(ask):\n    open('paid', 'w').close()"))
+    options = ["--for", "policy", "--workflow", "agent.py:solve", "--judge", "agent.py:exact"]
+    done = expand("seeds.jsonl", "--count", "6", "--out", "data", *options)
     assert done.exit_code and "bug" not in done.output, done.output
-    assert not Path("data/.expand/run.json").exists() and not Path("data/rejected.jsonl").exists()
+    assert "model.path: " in done.output and "cannot be loaded" in done.output
+    assert not Path("paid").exists() and not Path("data/.expand/run.json").exists()

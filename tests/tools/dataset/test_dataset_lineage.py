@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +14,8 @@ from typer.testing import CliRunner, Result
 
 from ajet_sdk.config.config import load_config
 from ajet_sdk.errors import TaskError
-from ajet_sdk.tasks.load import load_tasks
+from ajet_sdk.rollout.attempts import Attempt
+from ajet_sdk.tasks.load import load_tasks, open_growth
 from ajet_sdk.trace.feedback import give
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, Episode, Feedback, Reward, Run, Task
@@ -44,6 +46,15 @@ def reply(ask):
         return {"main_query": f"Say which of these comes first: {text}?", "metadata": {"answer": "1"}}
     rows = [row() for _ in range(3)] + [{"main_query": HELD_OUT_TEXT, "metadata": {"answer": "12"}}]
     return json.dumps(rows)
+"""
+
+ASKED = """
+import json
+
+def reply(ask):
+    open("asked.txt", "a").write(ask.messages[-1]["content"])
+    question, quote = "In which year was the quarry north of the valley opened?", "was opened in the year 1312 by masons"
+    return json.dumps([{"main_query": question, "metadata": {"answer": "1312"}, "quote": quote}])
 """
 
 
@@ -120,7 +131,75 @@ def expanded(strategy: str, *source: str) -> Callable[[Path, Sequence[str]], Pat
     return run
 
 
+def write_seeds(trace: Path) -> None:
+    """Tasks of the trace as seeds, those of validation with them: whoever reads the file is to leave them out."""
+    ajet("dataset", "from-traces", trace, "--failed", "--out", "seeds.jsonl", "--include-validation")
+    rows = [json.loads(line) for line in Path("seeds.jsonl").read_text().splitlines()]
+    for row in rows:
+        row["provenance"]["splits"] = ["val"] if row["main_query"] in (HELD_OUT, ALTERED) else ["train"]
+        row["provenance"]["episodes"] = []
+    Path("seeds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def from_docs(trace: Path, more: Sequence[str]) -> Path:
+    """What the model that writes the rows is shown."""
+    write_seeds(trace)
+    Path("stones.md").write_text("# Quarry\n\nThe quarry north of the valley was opened in the year 1312 by masons.")
+    Path("asked.py").write_text(ASKED)
+    ajet(
+        "dataset", "from-docs", "stones.md", "--seeds", "seeds.jsonl", "--out", "with" if more else "without", "--verify", "none",
+        "--scripted", "asked.py:reply", "--shots", 6, "--validation", 0, *more,
+    )  # fmt: skip
+    return Path("asked.txt")
+
+
+def read_by(kind: str, **reader: Any) -> Callable[[Path, Sequence[str]], Path]:
+    """The training tasks of a job with a task reader, and for `growing` those that are added before the first step."""
+
+    def run(trace: Path, more: Sequence[str]) -> Path:
+        write_seeds(trace)
+        Path("val.jsonl").write_text(json.dumps({"main_query": HELD_OUT, "metadata": {"answer": "12"}}) + "\n")
+        kept = [line for line in Path("seeds.jsonl").read_text().splitlines(True) if HELD_OUT not in line]
+        Path("seeds.jsonl").write_text("".join(kept))
+        config = load_config(
+            values={"experiment_dir": "experiment", "backbone": "local", "task_reader": {"type": kind, **reader}}
+        )
+        tasks = load_tasks(config).train
+        growth = open_growth(config, "run")
+        if growth is not None:
+            asyncio.run(growth.grow(0, attempt))
+            tasks += growth.tasks(1)
+            assert len(growth.tasks(1)) == 3
+        Path("tasks.json").write_text(json.dumps([task.model_dump() for task in tasks], default=str))
+        return Path("tasks.json")
+
+    return run
+
+
+async def attempt(attempts: Sequence[Attempt]) -> list[Episode]:
+    """A policy that solves each task every other time."""
+    return [
+        Episode(task=one.task, rewards=(Reward(value=float(one.attempt % 2)),), is_success=bool(one.attempt % 2))
+        for one in attempts
+    ]
+
+
+GENERATION = {
+    "query_reader": {
+        "jsonl_dataset_file": {"training": {"file_path": "seeds.jsonl"}, "validation": {"file_path": "val.jsonl"}}
+    },
+    "scripted": "replies.py->reply",
+    "verify": "none",
+    "task_num": 5,
+}
+READERS = {
+    "tracing": read_by("tracing", feedback_tracing={"base_url": "trace.duckdb", "validation_share": 0}),
+    "data_generation": read_by("data_generation", data_generation=GENERATION),
+    "growing": read_by("growing", data_generation=GENERATION, growing={"every": 2, "tasks": 3, "attempts": 2}),
+}
 WRITERS = {
+    **READERS,
+    "from-docs --seeds": from_docs,
     **{f"trace export --format {format}": exported(format) for format in TRAINING},
     **{f"from-traces --to {kind}": from_traces(kind, *(["--feedback", "corrected"] * (kind == "messages")))
        for kind in KINDS},
@@ -135,7 +214,7 @@ def test_no_command_writes_a_validation_task_to_learn_without_being_told_to(comm
     ids = ("e4-", "e5-")  # the near copy, the validation task
     assert HELD_OUT not in written and ALTERED not in written and not any(one in written for one in ids)
     assert "e0-" in written or QUESTIONS[0] in written or "comes first" in written
-    if "expand" not in command:
+    if "expand" not in command and command not in READERS:
         both = text_in(WRITERS[command](trace, ["--include-validation"]))
         assert HELD_OUT in both or "e5-" in both
 
