@@ -2,6 +2,7 @@
 
     AjetError
     ├── ConfigError          (ValueError)    a config file, an override or an argument is wrong
+    │   └── MissingResource                  a file, a service or a key that a config names is not here
     ├── SignatureError       (TypeError)     a decorated function cannot be called with what a run has
     ├── TaskError            (ValueError)    a row of a dataset is wrong; names file and line
     ├── MissingExtra         (ImportError)   an optional dependency is absent; prints the line that installs it
@@ -44,6 +45,7 @@ __all__ = [
     "EpisodeError",
     "EpisodeTimeout",
     "MissingExtra",
+    "MissingResource",
     "ModelAmbiguous",
     "NoReward",
     "ProgramFailed",
@@ -75,6 +77,10 @@ class AjetError(Exception):
 
 class ConfigError(AjetError, ValueError):
     """A config file, an override or an argument is wrong."""
+
+
+class MissingResource(ConfigError):
+    """A file, a service or a key that a config names is not here; the config itself may be right."""
 
 
 class SignatureError(AjetError, TypeError):

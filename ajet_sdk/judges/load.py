@@ -17,7 +17,7 @@ from ajet_sdk.agent.model import Model
 from ajet_sdk.agent.workflow import BaseJudge, WorkflowOutput, WorkflowTask
 from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.config.task_schema import Llm
-from ajet_sdk.errors import ConfigError
+from ajet_sdk.errors import ConfigError, MissingResource
 from ajet_sdk.judges.code import CodeJudge
 from ajet_sdk.judges.combined import CombinedJudge, Part
 from ajet_sdk.judges.llm import LlmJudge
@@ -193,7 +193,7 @@ def read_rubric(config: Config, text: str) -> str:
         return text
     path = config.resolve(text)
     if not _is_file(path):
-        raise ConfigError(f"the judge's rubric: there is no file {path}")
+        raise MissingResource(f"the judge's rubric: there is no file {path}")
     return path.read_text(encoding="utf-8")
 
 

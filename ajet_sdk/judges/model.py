@@ -22,7 +22,7 @@ from ajet_sdk.config.objects import load_object
 from ajet_sdk.engines.http import Endpoint
 from ajet_sdk.engines.reply_cache import Price, ReplyCache, Shared, Usage, tokens_of
 from ajet_sdk.engines.scripted import InProcess, ScriptedEngine
-from ajet_sdk.errors import ConfigError, ContextOverflow, NoReward, RequestRefused
+from ajet_sdk.errors import ConfigError, ContextOverflow, MissingResource, NoReward, RequestRefused
 
 __all__ = ["Asked", "JudgeModel", "ScriptedModel", "number_in", "object_in", "object_schema", "open_model"]
 
@@ -242,7 +242,7 @@ def open_model(
     keys = dashscope_keys()
     url = base_url or os.environ.get("OPENAI_BASE_URL")
     if url is None and not keys:
-        raise ConfigError(
+        raise MissingResource(
             f"no endpoint for the judge's model {name}: set task_judge.llm.base_url or OPENAI_BASE_URL "
             "(https://api.openai.com/v1) and OPENAI_API_KEY, or DASHSCOPE_API_KEY for DashScope"
         )

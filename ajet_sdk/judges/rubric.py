@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet_sdk.engines.reply_cache import Shared
-from ajet_sdk.errors import ConfigError
+from ajet_sdk.errors import ConfigError, MissingResource
 from ajet_sdk.judges.agreement import concordance
 from ajet_sdk.judges.llm import Grade, LlmJudge
 from ajet_sdk.judges.llm_prompts import Example, Material, messages, revision, rubric_question
@@ -252,6 +252,8 @@ def read_examples(path: str | Path) -> list[dict[str, Any]]:
     try:
         lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
         rows = [json.loads(line) for line in lines if line.strip()]
+    except FileNotFoundError:
+        raise MissingResource(f"the judge's scored examples: there is no file {path}") from None
     except (OSError, ValueError) as error:
         raise ConfigError(f"the judge's scored examples: cannot read {path} as JSON lines: {error}") from None
     for place, row in enumerate(rows, 1):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet_sdk.config.config import Config
-from ajet_sdk.errors import ConfigError, MissingExtra, TaskError
+from ajet_sdk.errors import ConfigError, MissingExtra, MissingResource, TaskError
 from ajet_sdk.tasks.jsonl import json_rows
 from ajet_sdk.tasks.rows import Row, by_split, decoder
 
@@ -32,7 +32,7 @@ def read_huggingface(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
     if not local and (
         path.is_absolute() or repo.dataset_path.startswith((".", "~")) or repo.dataset_path.count("/") > 1
     ):
-        raise ConfigError(
+        raise MissingResource(
             f"{SECTION}.dataset_path: there is no directory {path} ({config.origin(SECTION + '.dataset_path')})"
         )
     if local and repo.dataset_name and (path / repo.dataset_name).is_dir():
@@ -132,7 +132,7 @@ def _hub_rows(repo: str, name: str | None, split: str) -> Iterator[Row]:
     try:
         dataset = datasets.load_dataset(repo, name, split=split)
     except Exception as error:  # the library raises a dozen kinds, network errors among them; all mean the same here
-        raise TaskError(
+        raise MissingResource(
             f"cannot load split {split!r} of the dataset {repo!r}: {type(error).__name__}: {error}. Without a "
             f"network, download it elsewhere and set {SECTION}.dataset_path to its directory"
         ) from error

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ajet_sdk.config.config import Config
-from ajet_sdk.errors import ConfigError, TaskError
+from ajet_sdk.errors import ConfigError, MissingResource, TaskError
 from ajet_sdk.tasks.json_rows import scan
 from ajet_sdk.tasks.rows import Row
 
@@ -29,7 +29,7 @@ def _existing(config: Config, text: str, split: str) -> Path:
     path = config.resolve(text)
     if not path.is_file():
         key = f"task_reader.jsonl_dataset_file.{split}.file_path"
-        raise ConfigError(f"{key}: there is no file {text} ({config.origin(key)})")
+        raise MissingResource(f"{key}: there is no file {text} ({config.origin(key)})")
     return path
 
 

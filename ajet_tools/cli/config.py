@@ -13,15 +13,12 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import typer
 from pydantic import BaseModel
 
-from ajet_sdk.agent.workflow import check_signature
-from ajet_sdk.capture.hooks import ensure_api_key
 from ajet_sdk.config.agentjet import IGNORED_ROOTS, WITHOUT_EFFECT
 from ajet_sdk.config.config import Config, is_idle, load_config, plain_yaml
-from ajet_sdk.errors import AjetError, ConfigError
-from ajet_sdk.judges.load import load_judge
+from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo, style
-from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.whole_file import write_whole
+from ajet_tools.cli.config_check import Checked, check_file
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.text.clean import flat_keys
 
@@ -192,80 +189,55 @@ def check(
     conf: Annotated[list[Path] | None, typer.Option("--conf", "-c", help="A config file; repeatable.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check files: keys and values, then the workflow, judge and tasks that each names.
+    """Check files, each in three parts: its keys and values (schema), the workflow and judge that it names (imports),
+    and what a run needs to be here (resources: tasks, documents, model, services, keys).
+
+    Exits with 2 if the schema or an import is wrong. Missing resources are listed, and leave the exit code 0.
 
     \b
     ajet config check math.yaml
     ajet config check *.yaml ajet.backbone=debug
     """
-    ensure_api_key()
     given = arguments or []
     files = [*(conf or []), *(Path(text) for text in given if not _is_override(text))]
     if not files:
         raise ConfigError("name a config file to check: ajet config check FILE")
-    sound = [_check(file, [text for text in given if _is_override(text)], as_json) for file in files]
-    raise typer.Exit(0 if all(sound) else 2)
+    wrong = 0
+    for file in files:
+        checked = check_file(file, [text for text in given if _is_override(text)])
+        wrong += checked.wrong
+        if as_json:
+            print_json(checked.plain())
+        else:
+            _print_checked(checked)
+    raise typer.Exit(2 if wrong else 0)
 
 
 def _is_override(text: str) -> bool:
     return "=" in text and not Path(text).is_file()
 
 
-def _check(file: Path, overrides: list[str], as_json: bool) -> bool:
-    """Check one file and print what was found; whether it is fine."""
-    problems: list[str] = []
-    notices: list[str] = []
-    found: dict[str, Any] = {}
-    try:
-        config = load_config(file, overrides)
-        notices = config.notices()
-        found = _check_references(config, problems)
-    except AjetError as error:
-        problems += str(error).splitlines()
-    if as_json:
-        print_json({"file": str(file), "problems": problems, "notices": notices, **found})
-        return not problems
-    for problem in problems:
-        echo(f"{style('ConfigError', fg='red', bold=True)}: {problem}", err=True)
-    for name, value in found.items():
-        echo(f"{name}: {_counts(value) if name == 'tasks' else value}")
-    echo(f"{file} has {len(problems)} problem(s)" if problems else f"{file} is fine")
-    return not problems
+def _print_checked(checked: Checked) -> None:
+    for name, part in checked.parts.items():
+        for problem in part.problems:
+            echo(f"{style(name, fg='red', bold=True)}: {problem}", err=True)
+        if not part.problems:
+            found = "; ".join(f"{what}: {_counts(value)}" for what, value in part.found.items())
+            echo(f"{name}: {'ok' if part.checked else 'not checked'}{f' ({found})' if found else ''}")
+    missing = len(checked.resources.problems) - checked.unreadable
+    wrong = f"{checked.wrong} problem(s)" if checked.wrong else "no problem" if missing else ""
+    lacks = f"{missing} missing resource(s)" if missing else ""
+    echo(f"{checked.file} " + (f"has {' and '.join(filter(None, (wrong, lacks)))}" if wrong or lacks else "is fine"))
 
 
-def _counts(tasks: Mapping[str, Any]) -> str:
-    if "made" in tasks:
-        return f"made {tasks['made']}"
-    skipped = sum(tasks["skipped"].values())
-    return f"{tasks['train']} to train on, {tasks['val']} to validate on" + (f", {skipped} skipped" if skipped else "")
-
-
-def _check_references(config: Any, problems: list[str]) -> dict[str, Any]:
-    """Whether what the config names is there: workflow, judge, tasks; and whether a task fills their parameters."""
-    found: dict[str, Any] = {}
-    workflow = judge = None
-    try:
-        if config.rollout.user_workflow:
-            workflow = config.load(config.rollout.user_workflow)
-            found["workflow"] = config.rollout.user_workflow
-    except AjetError as error:
-        problems.append(f"rollout.user_workflow: {error}")
-    try:
-        judge = load_judge(config)
-        found["judge"] = getattr(judge, "__name__", None) or config.task_judge.judge_protocol
-    except AjetError as error:
-        problems.append(str(error))
-    if config.task_reader.type in ("data_generation", "tracing"):
-        found["tasks"] = {"made": "when the job runs"}  # by a model, which a check does not pay
-        return found
-    try:
-        sets = load_tasks(config)
-        found["tasks"] = {"train": len(sets.train), "val": len(sets.val), "skipped": dict(sets.skipped)}
-        if workflow is not None:
-            check_signature(workflow, judge, sets.train[0], config)
-    except AjetError as error:
-        problems.append(str(error))
-    return found
+def _counts(found: Any) -> str:
+    """What was found, tasks by their numbers."""
+    if not isinstance(found, dict):
+        return str(found)
+    if "made" in found:
+        return f"made {found['made']}"
+    skipped = sum(found["skipped"].values())
+    return f"{found['train']} to train on, {found['val']} to validate on" + (f", {skipped} skipped" if skipped else "")
 
 
 _CHECKLIST = "rollout.compute_madness_checklist"

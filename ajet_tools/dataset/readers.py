@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ajet_sdk.config.config import Config
-from ajet_sdk.errors import ConfigError, TaskError
+from ajet_sdk.errors import ConfigError, MissingResource, TaskError
 from ajet_sdk.tasks.jsonl import json_rows
 from ajet_sdk.tasks.rows import Row
 from ajet_sdk.whole_file import write_whole
@@ -232,7 +232,7 @@ def file_of(config: Config, split: str) -> Path | None:
 def _there(config: Config, text: str, key: str) -> Path:
     path = config.resolve(text).resolve()
     if not path.exists():
-        raise ConfigError(f"{_GENERATION}.{key}: there is no {text} ({config.origin(f'{_GENERATION}.{key}')})")
+        raise MissingResource(f"{_GENERATION}.{key}: there is no {text} ({config.origin(f'{_GENERATION}.{key}')})")
     return path
 
 
@@ -325,7 +325,7 @@ def _traces(config: Config) -> Path:
         )
     path = config.resolve(given.removeprefix("file://"))
     if not path.exists():
-        raise ConfigError(f"{key}: there is no {path} ({config.origin(key)})")
+        raise MissingResource(f"{key}: there is no {path} ({config.origin(key)})")
     return path
 
 

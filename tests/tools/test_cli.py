@@ -163,8 +163,11 @@ def test_the_starter_s_readme_is_true(starter: Path) -> None:
     assert ajet_(*[arg.strip('"') for arg in debug]).exit_code == 0
     checked = ajet_("config", "check", "config.yaml")
     assert checked.exit_code == 0, checked.output
-    assert "tasks: 8 to train on, 4 to validate on\nconfig.yaml is fine\n" in checked.stdout
-    assert checked.stderr == ""
+    assert (
+        "schema: ok\nimports: ok (workflow: agent.py->solve; judge: exact)\nresources: ok (tasks: 8 to train on, 4 to"
+        in (checked.stdout)
+    )
+    assert checked.stdout.endswith("config.yaml is fine\n") and checked.stderr == ""
 
 
 def test_init_never_overwrites(starter: Path) -> None:
@@ -408,12 +411,59 @@ def test_config_check_says_everything_that_is_wrong(starter: Path) -> None:
     assert len(done.stderr.splitlines()) == 3
     assert json.loads(ajet_("config", "check", "config.yaml", "--json").stdout) == {
         "file": "config.yaml",
-        "problems": [],
         "notices": [],
-        "workflow": "agent.py->solve",
-        "judge": "exact",
-        "tasks": {"train": 8, "val": 4, "skipped": {"train": 0, "val": 0}},
+        "schema": {"checked": True, "problems": []},
+        "imports": {"checked": True, "problems": [], "workflow": "agent.py->solve", "judge": "exact"},
+        "resources": {
+            "checked": True,
+            "problems": [],
+            "tasks": {"train": 8, "val": 4, "skipped": {"train": 0, "val": 0}},
+            "model": "Qwen/Qwen2.5-0.5B-Instruct of the Hugging Face hub, to be downloaded",
+        },
     }
+
+
+AGENTJET = Path(__file__).parents[1] / "sdk" / "agentjet"
+LACKING = {
+    "appworld.yaml": ["the environment service at"],
+    "learn2ask.yaml": ["task_reader.jsonl_dataset_file.training.file_path: there is no file train.jsonl"],
+    "math_http.yaml": ["there is no file train.jsonl", "model.path: there is no directory"],
+}
+
+
+@pytest.mark.parametrize("name", LACKING)
+def test_a_config_that_only_lacks_its_data_is_sound(name: str) -> None:
+    done = ajet_("config", "check", str(AGENTJET / name))
+    assert done.exit_code == 0, done.output
+    assert "schema: ok\nimports: ok (workflow: plain.py->" in done.stdout
+    assert f"{name} has no problem and {len(LACKING[name])} missing resource(s)" in done.stdout
+    told = json.loads(ajet_("config", "check", str(AGENTJET / name), "--json").stdout)
+    assert told["schema"]["problems"] == told["imports"]["problems"] == []
+    for problem, start in zip(told["resources"]["problems"], LACKING[name], strict=True):
+        assert start in problem
+
+
+def test_what_is_wrong_in_each_part_is_told_apart(starter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    done = ajet_("config", "check", "config.yaml", "ajet.rollout.num_repeat=none", "--json")
+    told = json.loads(done.stdout)
+    assert done.exit_code == 2 and len(told["schema"]["problems"]) == 1 and not told["imports"]["checked"]
+    (starter / "agent.py").write_text("import a_package_that_is_not_here\n")
+    (starter / "tasks.jsonl").unlink()
+    overrides = ["ajet.model.base_url=http://models.invalid:1/v1", "ajet.model.name=m"]
+    done = ajet_("config", "check", "config.yaml", *overrides, "--json")
+    told = json.loads(done.stdout)
+    assert done.exit_code == 2 and told["schema"]["problems"] == []
+    assert "a_package_that_is_not_here" in told["imports"]["problems"][0]
+    file, service, key = told["resources"]["problems"]
+    assert "there is no file tasks.jsonl" in file and "models.invalid:1 cannot be reached" in service
+    assert "OPENAI_API_KEY is not set" in key
+
+
+def test_a_row_that_is_no_task_is_no_missing_resource(starter: Path) -> None:
+    (starter / "tasks.jsonl").write_text("[1]\n")
+    done = ajet_("config", "check", "config.yaml")
+    assert done.exit_code == 2 and "resources: " in done.stderr and "has 1 problem(s)\n" in done.stdout
 
 
 def test_config_check_takes_several_files(starter: Path) -> None:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.backbones.shared.steps import order_of_tasks
 from ajet_sdk.engines.retokenize import calls_of, retokenise
-from ajet_sdk.errors import ConfigError, TaskError, TrainingError
+from ajet_sdk.errors import ConfigError, MissingResource, TaskError, TrainingError
 from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.reporting.loggers import Display
 from ajet_sdk.tasks.jsonl import json_rows
@@ -61,7 +61,7 @@ def open_stored(job: Job) -> StoredSteps | None:
     path = job.config.resolve(algorithm.data)
     if path.suffix in (".jsonl", ".json"):
         if not path.is_file():
-            raise ConfigError(f"trainer_common.algorithm.data: there is no file {algorithm.data}")
+            raise MissingResource(f"trainer_common.algorithm.data: there is no file {algorithm.data}")
         found = _of_file(path, pairs, job.val)
         said = f"{len(found):,} {'pairs' if pairs else 'conversations'} of {path}"
     else:

@@ -152,7 +152,7 @@ def test_by_name_from_a_file_of_examples(tmp_path: Path, monkeypatch: pytest.Mon
         monkeypatch.setenv("OPENAI_BASE_URL", where["base_url"])
         settings = load_config(values={"experiment_dir": str(tmp_path), "task_judge": {"alien_llm_model": "m"}})
         assert judged(named_judge(f"rubric:{path}", settings), "thanks").rewards[0].value == 1.0
-    with pytest.raises(ConfigError, match="cannot read"):
+    with pytest.raises(ConfigError, match="there is no file"):
         named_judge(f"rubric:{tmp_path / 'none.jsonl'}", settings)
 
 

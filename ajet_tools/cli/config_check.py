@@ -1,0 +1,193 @@
+"""What `ajet config check` finds in a config file: three results, so that a job that only lacks its data is seen to be
+sound.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from ajet_sdk.agent.workflow import check_signature
+from ajet_sdk.capture.hooks import PLACEHOLDER, ensure_api_key
+from ajet_sdk.config.config import Config, load_config
+from ajet_sdk.config.model_source import is_cached
+from ajet_sdk.errors import AjetError, EnvironmentUnavailable, MissingResource, TaskError
+from ajet_sdk.judges.load import load_judge
+from ajet_sdk.tasks.load import TaskSets, load_tasks
+
+__all__ = ["Checked", "check_file"]
+
+_PATIENCE = 2.0
+"""Seconds for an endpoint to accept a connection."""
+_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
+
+
+@dataclass
+class Part:
+    """One of the three results."""
+
+    checked: bool = True
+    problems: list[str] = field(default_factory=list)
+    found: dict[str, Any] = field(default_factory=dict)
+    """What is there, by what it is."""
+
+    def add(self, problem: object) -> None:
+        self.problems += str(problem).splitlines()
+
+
+@dataclass
+class Checked:
+    """The results for one file. What is wrong in `schema` and `imports` is the config's, what `resources` lack is the
+    machine's."""
+
+    file: Path
+    schema: Part = field(default_factory=Part)
+    imports: Part = field(default_factory=lambda: Part(checked=False))
+    resources: Part = field(default_factory=lambda: Part(checked=False))
+    notices: list[str] = field(default_factory=list)
+    unreadable: int = 0
+    """Resources that are here and wrong, such as a row that is no task."""
+
+    @property
+    def parts(self) -> dict[str, Part]:
+        return {"schema": self.schema, "imports": self.imports, "resources": self.resources}
+
+    @property
+    def wrong(self) -> int:
+        """Problems that are not only something missing here."""
+        return len(self.schema.problems) + len(self.imports.problems) + self.unreadable
+
+    def plain(self) -> dict[str, Any]:
+        parts = {
+            name: {"checked": part.checked, "problems": part.problems, **part.found}
+            for name, part in self.parts.items()
+        }
+        return {"file": str(self.file), "notices": self.notices, **parts}
+
+
+def check_file(file: Path, overrides: list[str]) -> Checked:
+    """Check a config file and what it names. Nothing is downloaded, and no model is asked."""
+    checked = Checked(file)
+    ensure_api_key()
+    try:
+        config = load_config(file, overrides)
+    except AjetError as error:
+        checked.schema.add(error)
+        return checked
+    checked.notices = config.notices()
+    checked.imports.checked = checked.resources.checked = True
+    workflow, judge = _workflow(config, checked), _judge(config, checked)
+    sets = _tasks(config, checked)
+    _model(config, checked.resources)
+    if sets is not None and workflow is not None:
+        try:
+            check_signature(workflow, judge, sets.train[0], config)
+        except AjetError as error:
+            checked.imports.add(error)
+    return checked
+
+
+def _workflow(config: Config, checked: Checked) -> Any:
+    path = config.rollout.user_workflow
+    if not path:
+        return None
+    try:
+        workflow = config.load(path)
+    except AjetError as error:
+        checked.imports.add(f"rollout.user_workflow: {error}")
+        return None
+    checked.imports.found["workflow"] = path
+    return workflow
+
+
+def _judge(config: Config, checked: Checked) -> Any:
+    try:
+        judge = load_judge(config)
+    except MissingResource as error:
+        checked.resources.add(error)
+        return None
+    except AjetError as error:
+        checked.imports.add(error)
+        return None
+    section = config.task_judge
+    if judge is not None:
+        own = section.judge_protocol if section.judge_type == "customized_protocol" else section.judge_type
+        checked.imports.found["judge"] = getattr(judge, "__name__", None) or own
+    return judge
+
+
+def _tasks(config: Config, checked: Checked) -> TaskSets | None:
+    """The tasks, where a reader has them without paying a model; else only what they are made of is looked for."""
+    if config.task_reader.type in ("data_generation", "tracing"):
+        for key, path in _sources(config):
+            if not config.resolve(path.removeprefix("file://")).exists():
+                checked.resources.add(f"task_reader.{key}: there is no {path} ({config.origin(f'task_reader.{key}')})")
+        checked.resources.found["tasks"] = {"made": "when the job runs"}
+        return None
+    try:
+        sets = load_tasks(config)
+    except (MissingResource, EnvironmentUnavailable) as error:
+        checked.resources.add(error)
+    except TaskError as error:  # they are there, and wrong
+        checked.resources.add(error)
+        checked.unreadable += 1
+    except AjetError as error:
+        checked.imports.add(error)
+    else:
+        counts = {"train": len(sets.train), "val": len(sets.val), "skipped": dict(sets.skipped)}
+        checked.resources.found["tasks"] = counts
+        return sets
+    return None
+
+
+def _sources(config: Config) -> list[tuple[str, str]]:
+    """The files that tasks are made of, with their keys."""
+    reader = config.task_reader
+    if reader.type == "tracing":
+        trace = reader.feedback_tracing.base_url
+        return [("feedback_tracing.base_url", trace)] if trace and "://" not in trace.removeprefix("file://") else []
+    generation = reader.data_generation
+    files = generation.query_reader.jsonl_dataset_file
+    seeds = {part: getattr(files, part).file_path for part in ("training", "validation")}
+    return [
+        *(("data_generation.document_reader.document_path", path) for path in generation.document_reader.document_path),
+        *(
+            (f"data_generation.query_reader.jsonl_dataset_file.{part}.file_path", path)
+            for part, path in seeds.items()
+            if path
+        ),
+    ]
+
+
+def _model(config: Config, resources: Part) -> None:
+    """Whether weights or endpoint are there; a name of the hub is no path that is missing."""
+    model = config.model
+    if model.scripted:
+        return
+    if model.base_url:
+        _endpoint("model", model.base_url, model.api_key_env, resources)
+    elif model.path and not model.recipe and not config.resolve(model.path).is_dir():
+        if _HUB_NAME.fullmatch(model.path):
+            there = "downloaded" if is_cached(model.path) else "to be downloaded"
+            resources.found["model"] = f"{model.path} of the Hugging Face hub, {there}"
+        else:
+            resources.add(f"model.path: there is no directory {model.path} ({config.origin('model.path')})")
+    judge = config.task_judge
+    if judge.judge_type == "llm" and judge.llm.base_url:
+        _endpoint("task_judge.llm", judge.llm.base_url, judge.llm.api_key_env, resources)
+
+
+def _endpoint(section: str, url: str, key: str, resources: Part) -> None:
+    place = urlsplit(url)
+    host, port = place.hostname or "", place.port or (443 if place.scheme == "https" else 80)
+    try:
+        socket.create_connection((host, port), timeout=_PATIENCE).close()
+    except OSError as error:
+        resources.add(f"{section}.base_url: {host}:{port} cannot be reached ({error.strerror or error})")
+    if os.environ.get(key, PLACEHOLDER) == PLACEHOLDER and host not in ("localhost", "127.0.0.1", "::1"):
+        resources.add(f"{section}.api_key_env: the environment variable {key} is not set")
