@@ -112,6 +112,11 @@ class CallSettings:
     def prompt(self, name: str) -> Prompt:
         return self._prompts[name]
 
+    @property
+    def wording(self) -> frozenset[str]:
+        """What the prompts say, which no row is to repeat."""
+        return frozenset(prompts.wording()).union(*(prompt.wording for prompt in self._prompts.values()))
+
     def _as_json(self, *shared: str) -> dict[str, Any]:
         """Everything that decides the rows, to compare a resumed run with what was begun."""
         values = {one.name: getattr(self, one.name) for one in dataclasses.fields(self)}

@@ -1,4 +1,7 @@
-"""Which rows of a reply are new: in no evaluation set, not their own answer, and like no seed and no earlier row."""
+"""Which rows of a reply are new.
+
+They repeat no sentence of the prompt, no row of an evaluation set, no seed and no earlier row, nor their own answer.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ajet_sdk.tasks.lineage import plain_text
+from ajet_tools.dataset import prompts
 from ajet_tools.dataset.files.tables import text_of
 from ajet_tools.dataset.generate.examples import Example
 from ajet_tools.dataset.generate.records import CallSettings, Candidate, Checks, Rejected
@@ -33,6 +38,8 @@ class Screen:
         self._forms: Counter[str] = Counter()
         """Rows found by their form."""
         self._seeds = {f"seed {example.id}": text_of(example.values) for example in seeds}
+        asked = plain_text("\n".join(self._seeds.values()))
+        self._wording = [run for run in sorted(settings.wording) if run not in asked]
         for key, text in self._seeds.items():
             self._near.add(key, text)
         self._whole_seeds = Leaks(list(self._seeds.items()), share=0.9, common=1) if self._seeds else None
@@ -85,6 +92,8 @@ class Screen:
             return IN_EVALUATION, leak
         if (said := given_away(values)) is not None:
             return "answer in the question", said
+        if (said := prompts.repeated(_text_in(values), self._wording)) is not None:
+            return "repeats the prompt", said
         text, key = text_of(values), f"row {values['task_id']}"
         match = self._near.find(text)
         if match is None and self._meanings is not None and vector is not None:
@@ -102,3 +111,12 @@ class Screen:
         if self._meanings is not None and vector is not None:
             self._meanings.add(key, text, vector)
         return None
+
+
+def _text_in(values: Any) -> str:
+    """All text of a row, at any depth."""
+    if isinstance(values, Mapping):
+        return "\n".join(_text_in(value) for value in values.values())
+    if isinstance(values, list):
+        return "\n".join(map(_text_in, values))
+    return values if isinstance(values, str) else ""

@@ -10,17 +10,26 @@ import functools
 import hashlib
 import json
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import jinja2
+import jinja2.nodes
 
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.tasks.lineage import plain_text
 
-__all__ = ["Prompt", "lines_of", "load", "load_file", "phrases"]
+__all__ = ["Prompt", "lines_of", "load", "load_file", "phrases", "repeated", "wording"]
 
 _FOLDER = Path(__file__).parent
+_RUN = 6
+"""Words in a row that say where a sentence is from."""
+_HEADING = 3
+_EDGES = " .,;:!?()"
+_ITEMS = re.compile(r"(?:^|\n)\s*-\s|\n\s*\n")
+_SENTENCES = re.compile(r"(?<=[.:!?])\s+")
 _VERSION = re.compile(r"\{#\s*version (\d+)\s*#\}")
 
 
@@ -33,6 +42,8 @@ class Prompt:
     digest: str
     """Of its text and of every text that it may build on: what a prompt is compared by when a run is resumed."""
     template: jinja2.Template
+    wording: frozenset[str]
+    """Runs of words of its own sentences, as plain text, which no row has a reason to repeat."""
 
     def render(self, **variables: Any) -> str:
         """The text. Raises ConfigError where the template asks for what there is not, or fails."""
@@ -73,7 +84,7 @@ def load(name: str) -> Prompt:
     if found is None:
         raise ConfigError(f"the prompt {name} does not start with its version: {{# version 1 #}}")
     family = "".join(p.read_text(encoding="utf-8") for p in sorted({path, *path.parent.glob("base.jinja")}))
-    return Prompt(name, found.group(1), _digest(family), _environment().get_template(f"{name}.jinja"))
+    return Prompt(name, found.group(1), _digest(family), _environment().get_template(f"{name}.jinja"), _runs(text))
 
 
 def load_file(path: Path) -> Prompt:
@@ -86,7 +97,32 @@ def load_file(path: Path) -> Prompt:
         template = _environment().from_string(text)
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError(f"{path} line {error.lineno} is not valid Jinja: {error.message}") from error
-    return Prompt(path.name, _digest(text)[:8], _digest(text), template)
+    return Prompt(path.name, _digest(text)[:8], _digest(text), template, _runs(text))
+
+
+@functools.cache
+def wording() -> tuple[str, ...]:
+    """What our prompts say to a model that writes rows, in runs of words."""
+    files = [path for kind in ("expand", "from-docs") for path in (_FOLDER / kind).glob("*.jinja")]
+    return tuple(sorted(set[str]().union(*(_runs(path.read_text(encoding="utf-8")) for path in files))))
+
+
+def repeated(text: str, said: Iterable[str]) -> str | None:
+    """What a text has of the wording of prompts: one run of words; None where it has nothing of it."""
+    plain = plain_text(text)
+    return next((run for run in said if run in plain), None)
+
+
+def _runs(template: str) -> frozenset[str]:
+    """Every six words in a row of a template's sentences, and its short headings (`Keep to this:`)."""
+    runs = set[str]()
+    for node in _environment().parse(template).find_all(jinja2.nodes.TemplateData):
+        for sentence in (one for item in _ITEMS.split(node.data) for one in _SENTENCES.split(item.strip())):
+            words = plain_text(sentence).split()
+            runs.update(" ".join(words[at : at + _RUN]).strip(_EDGES) for at in range(len(words) - _RUN + 1))
+            if sentence[:1].isupper() and sentence.endswith(":") and _HEADING <= len(words) < _RUN:
+                runs.add(" ".join(words))
+    return frozenset(runs)
 
 
 @functools.cache

@@ -20,6 +20,7 @@ from ajet_tools.dataset.files.blocks import QUERIES, Irregular, LineBlock, Row, 
 from ajet_tools.dataset.files.hashes import normalize
 from ajet_tools.dataset.files.lines import Structure, asking, kind_at, kind_in, kinds_of, structures
 from ajet_tools.dataset.files.values import kind_of
+from ajet_tools.dataset.prompts import repeated, wording
 from ajet_tools.dataset.rows.forms import given_away, may_give_away
 from ajet_tools.dataset.rows.schema import ANSWERS
 from ajet_tools.dataset.similarity.text import normals
@@ -150,9 +151,10 @@ class _Columns:
         return [self._forms, pl.select(pl.when(own != "").then(own)).to_series(), answer]
 
     def given_away(self) -> Any:
-        """Rows that may give their answer away, as a numpy array."""
+        """Rows that may give their answer away or repeat a prompt, as a numpy array."""
         answers = [self._columns[path] for path in _ANSWERS if path in self._columns]
         found = may_give_away(self._block.texts, self._forms, [one for one in answers if one.null_count() < len(one)])
+        found |= self._forms.str.contains_any(list(wording())).fill_null(False)
         for structure, indices in self.groups:
             if structure is None or not self._is_plain(structure):
                 found = found.scatter(indices, True)
@@ -168,6 +170,8 @@ def _read_rows(block: LineBlock, known: Sequence[Any], tasks: Any, answers: Any,
     for index, row in zip(indices.tolist(), block.rows(indices), strict=True):
         if given[index] and (said := given_away(row.values)) is not None:
             problems.append((index, "given away", f"contains its answer: {said}"))
+        if given[index] and (said := repeated(text_of(row.values), wording())) is not None:
+            problems.append((index, "prompt", f"has words of the prompt that such rows are generated with: {said}"))
         if tasks[index]:
             task = _task(row)
             if not isinstance(task, tuple):

@@ -32,6 +32,7 @@ KINDS: dict[str, tuple[Level, str]] = {
     "near leakage": ("error", "nearly the same question is in two files"),
     "duplicate": ("warning", "a question is repeated in a file"),
     "given away": ("warning", "a question contains its answer"),
+    "prompt": ("warning", "a question repeats the prompt that it was generated with"),
     "answer": ("warning", "some tasks have an answer and some have none"),
     "shape": ("warning", "rows have different shapes"),
     "empty": ("error", "a file has no rows"),
@@ -138,7 +139,17 @@ def validate(
     return report
 
 
-_ORDER = ("unreadable", "given away", "no task", "asks nothing", "id", "leakage", "contradiction", "duplicate")
+_ORDER = (
+    "unreadable",
+    "given away",
+    "prompt",
+    "no task",
+    "asks nothing",
+    "id",
+    "leakage",
+    "contradiction",
+    "duplicate",
+)
 """Of the problems of one row."""
 
 

@@ -233,6 +233,43 @@ def test_what_is_no_row_of_the_dataset_is_refused_with_its_reason(model_server) 
         assert one.as_row()["rejected"]["reason"] == one.reason and one.as_row()["provenance"]["prompt"]
 
 
+def test_a_row_that_repeats_the_prompt_is_refused(model_server) -> None:
+    def say(body: dict[str, Any], number: int) -> str:
+        prompt = body["messages"][-1]["content"]
+        items = [" ".join(one.split()) for one in prompt.split("Keep to this:")[1].split("\n- ")[1:4]]
+        heads = ["Keep to this: ", items[0] + " ", items[1] + " ", f"KEEP to this:\n- {items[2]}\n", items[0].upper()]
+        bad = [
+            *(task(f"{head}What is {n} plus 7000?", str(n + 7000)) for n, head in enumerate(heads)),
+            task("What is 9 plus 7000? Work each answer out before you write it.", "7009"),
+            {"main_query": "What is 8 plus 7000?", "metadata": {"answer": "7008"}},
+        ]
+        return json.dumps(bad) if number == 0 else sums(body)
+
+    result = grown(model_server(say), GenerationConfig(10, per_call=7), concurrency=1)
+    assert result.refused["repeats the prompt"] == 6 and "keep to this:" in {one.detail for one in result.rejected}
+    assert not any("answer out" in json.dumps(row) for row in (*result.train, *result.validation))
+
+
+def test_words_of_a_template_of_ones_own_are_refused_and_those_of_the_seeds_are_not(
+    model_server, tmp_path: Path
+) -> None:
+    (tmp_path / "own.jinja").write_text(
+        "{% for one in examples %}{{ one | json }}{% endfor %}\nThink of a grocer who counts apples by hand.\n"
+        "Say the sum of both numbers and no more.\nA JSON array of {{ count }}.\n"
+    )
+    more = "Say the sum of both numbers and no more."
+    seeds = [Row(f"s line {n}", task(f"{more} What is {n} and 1?", str(n + 1))) for n in range(4)]
+
+    def say(body: dict[str, Any], number: int) -> str:
+        rows = [task(f"Think of a grocer who counts apples by hand. {number} and 11?", str(number + 11))]
+        return json.dumps([*rows, task(f"{more} What is {number} and 7005?", str(number + 7005))])
+
+    recipe = GenerationConfig(3, template=tmp_path / "own.jinja", per_call=2, min_new_forms=0, similarity=1.0)
+    result = grown(model_server(say), recipe, seeds=seeds, concurrency=1)
+    assert result.accepted == 3 and result.refused["repeats the prompt"]
+    assert all(row["main_query"].startswith(more) for row in (*result.train, *result.validation))
+
+
 def test_a_near_duplicate_is_refused(model_server) -> None:
     long = "A gardener waters the tomatoes, the beans and the roses in the evening; how many kinds of plant are these?"
     seeds = [*SEEDS, Row("seeds.jsonl line 9", task(long, "3"))]

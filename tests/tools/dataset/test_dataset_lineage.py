@@ -53,7 +53,7 @@ import json
 
 def reply(ask):
     open("asked.txt", "a").write(ask.messages[-1]["content"])
-    question, quote = "In which year was the quarry north of the valley opened?", "was opened in the year 1312 by masons"
+    question, quote = "In which year was the quarry north of the valley opened?", "opened in the year 1312 by masons"
     return json.dumps([{"main_query": question, "metadata": {"answer": "1312"}, "quote": quote}])
 """
 
@@ -147,8 +147,8 @@ def from_docs(trace: Path, more: Sequence[str]) -> Path:
     Path("stones.md").write_text("# Quarry\n\nThe quarry north of the valley was opened in the year 1312 by masons.")
     Path("asked.py").write_text(ASKED)
     ajet(
-        "dataset", "from-docs", "stones.md", "--seeds", "seeds.jsonl", "--out", "with" if more else "without", "--verify", "none",
-        "--scripted", "asked.py:reply", "--shots", 6, "--validation", 0, *more,
+        "dataset", "from-docs", "stones.md", "--seeds", "seeds.jsonl", "--out", "with" if more else "without",
+        "--verify", "none", "--scripted", "asked.py:reply", "--shots", 6, "--validation", 0, *more,
     )  # fmt: skip
     return Path("asked.txt")
 

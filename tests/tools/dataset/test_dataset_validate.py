@@ -49,6 +49,8 @@ def test_sound_files_have_no_problem(tmp_path: Path) -> None:
         ("id", [task("a", task_id="7"), task("b", task_id="7")], "line 2", "another task, f.jsonl line 1"),
         ("contradiction", [task("Is it?", "1"), task("is  IT?", "2")], "line 2", "line 1, but has a different answer"),
         ("duplicate", [task("Is it?"), task("is it?")], "line 2", "asks the same as f.jsonl line 1"),
+        ("prompt", [task("a"), task("Keep to  this:\n- What is it?")], "line 2", "generated with: keep to this:"),
+        ("prompt", [task("a"), task("Work each answer out before you write it. What?")], "line 2", "generated with: "),
         ("answer", [task("a"), {"main_query": "b", "metadata": {}}], "f", "missing in 1 of 2 rows, the first"),
         ("shape", [task("a", "1"), task("b", 2)], "f", "metadata.answer is of several kinds: "),
         ("shape", [task("a", x=1), task("b", x=1), task("c")], "f", "x is missing in 1 of 3 rows, the first"),
@@ -63,7 +65,7 @@ def test_a_problem_is_found_with_its_place(
     assert len(problems) == report.counts[kind] == 1, report.problems
     assert problems[0][0].endswith(where)
     assert message in problems[0][1]
-    assert bool(report.errors) == (kind not in ("duplicate", "answer", "shape"))
+    assert bool(report.errors) == (kind not in ("duplicate", "prompt", "answer", "shape"))
 
 
 def test_a_task_in_two_files_leaks_whatever_its_answer_and_spelling(tmp_path: Path) -> None:
@@ -98,7 +100,7 @@ def test_many_problems_are_counted_and_the_first_kept(tmp_path: Path) -> None:
     assert len(found(report, "duplicate")) == 20
 
 
-QUESTIONS = st.sampled_from(
+QUESTIONS = st.just("Keep to this: what is 3+4?") | st.sampled_from(
     [
         "Is it?",
         "is  IT?",
