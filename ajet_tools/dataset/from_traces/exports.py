@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from ajet_sdk.types import Call, Episode, Reward
 from ajet_tools.dataset.from_traces.choice import Opinion, opinion
+from ajet_tools.dataset.from_traces.corrections import Corrections
 from ajet_tools.dataset.from_traces.tasks import traced_tasks
 from ajet_tools.trace.export.conversations import exchange_of, exchanges
 from ajet_tools.trace.export.job import Job, Record
@@ -21,6 +22,7 @@ class ConversationsJob(Job):
     """Episodes to learn from, in the order given: so many of each task, and a reply as a person corrected it."""
 
     foreign_runs: frozenset[str] = frozenset()
+    corrections: Corrections = field(default_factory=Corrections)
     per_task: int = 1
     liked: bool = True
     """Leave out what failed, and what people disliked without saying what would have been right."""
@@ -35,9 +37,12 @@ class ConversationsJob(Job):
 
     def records(self, *, whole: bool = False) -> Iterator[Record]:
         for group in self.groups(feedback=True):
-            for record in group:
+            for given in group:
+                record, refused = self.corrections.settle(given)
                 said = opinion(record.feedback)
-                if self._fits(record.episode, said) and not self._has_enough(record):
+                if refused and said.correction is None:
+                    self.left_out.update(refused[-1:])
+                elif self._fits(record.episode, said) and not self._has_enough(record):
                     yield self._correct_record(record, said)
 
     def _fits(self, episode: Episode, said: Opinion) -> bool:
@@ -90,6 +95,7 @@ class AttemptsJob(Job):
     else the grader's, stand in for it."""
 
     foreign_runs: frozenset[str] = frozenset()
+    corrections: Corrections = field(default_factory=Corrections)
     scores: Mapping[str, float] = field(default_factory=dict)
     """The grader's, by episode, from 0 to 1."""
 
@@ -116,7 +122,10 @@ class AttemptsJob(Job):
         return {id: found.get(id, ("episode", id)) for id in self.episode_ids}
 
     def groups(self, *, feedback: bool = False, trained: bool = False) -> Iterator[list[Record]]:
-        for group in super().groups(feedback=True, trained=trained):
+        for given in super().groups(feedback=True, trained=trained):
+            settled = [self.corrections.settle(record) for record in given]
+            group = [record for record, _ in settled]
+            self.left_out.update(reason for _, refused in settled for reason in refused)
             if any(record.episode.rewards for record in group):
                 yield group
             else:

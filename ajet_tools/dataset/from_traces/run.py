@@ -19,11 +19,13 @@ from typing import Any, Literal, get_args
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.from_traces.choice import Choice, choose
+from ajet_tools.dataset.from_traces.corrections import REDACTED, Corrections
 from ajet_tools.dataset.from_traces.exports import AttemptsJob, ConversationsJob
 from ajet_tools.dataset.from_traces.grader import Grader
 from ajet_tools.dataset.from_traces.sources import Sources
-from ajet_tools.dataset.from_traces.tasks import TaskPool, rejected_row, traced_tasks
+from ajet_tools.dataset.from_traces.tasks import TaskPool, has_placeholder, rejected_row, traced_tasks
 from ajet_tools.dataset.verify.verdict import Verdict
+from ajet_tools.text.clean import spoken
 from ajet_tools.trace.export import tokens
 from ajet_tools.trace.export.job import Job, Record
 from ajet_tools.trace.export.messages import write_messages
@@ -158,6 +160,7 @@ class _RowBuilder:
         self._grader = grader if grader is not None and grader.rubric is not None else None
         self._verdicts: dict[str, Verdict | None] = {}
         self._pool: TaskPool | None = None
+        self._corrections = self._judge_corrections()
         if grader is not None:
             asyncio.run(self._ask(grader))
 
@@ -190,6 +193,11 @@ class _RowBuilder:
                 self._verdicts[episode_id] = verdict
                 if verdict is not None and not verdict.ok and made.to in ("messages", "tokens"):
                     made.rejected.append(rejected_row(task, episode_id, verdict.reason, verdict.as_json("rubric")))
+
+    def _judge_corrections(self) -> Corrections:
+        corrected = [id for id in self._chosen.ids if self._chosen.opinions[id].correction is not None]
+        groups = Job(self._sources.reader, corrected, self._options.redact).groups(feedback=True)
+        return Corrections.of(chain.from_iterable(groups), self._sources.foreign_runs)
 
     @property
     def kept(self) -> list[str]:
@@ -244,7 +252,7 @@ class _RowBuilder:
         made.duplicates, made.answers = pool.duplicates, pool.answered
 
     def _fill_pool(self) -> TaskPool:
-        pool, job = TaskPool(), self.job(Job, self._chosen.ids)
+        pool, job = TaskPool(self._corrections.disputed), self.job(Job, self._chosen.ids)
         for record in chain.from_iterable(job.groups(feedback=True)):
             self._add_to_pool(record, pool)
         self.count(job)
@@ -256,6 +264,7 @@ class _RowBuilder:
         if self._grader is not None and verdict is None:
             return
         foreign = record.episode.run_id in self._sources.foreign_runs
+        record, _ = self._corrections.settle(record, REDACTED)  # a task whose answer was redacted is rejected
         found = list(traced_tasks(record, foreign=foreign, accept_output=self._options.accept_outputs))
         if not found:
             self.made.left_out["episodes without a task"] += 1
@@ -271,6 +280,7 @@ class _RowBuilder:
             ConversationsJob,
             sorted(self.kept, key=self._worth),
             foreign_runs=self._sources.foreign_runs,
+            corrections=self._corrections,
             per_task=self._options.per_task,
             liked=not self._choice.feedback and not self._choice.failures,
         )
@@ -286,7 +296,8 @@ class _RowBuilder:
     def preferences(self) -> Iterator[dict[str, Any]]:
         """Pairs of better and worse attempts of one task, and corrections; the same pair once."""
         scores = {id: v.details["score"] for id, v in self._verdicts.items() if v is not None and not v.failed}
-        job = self.job(AttemptsJob, self._chosen.ids, foreign_runs=self._sources.foreign_runs, scores=scores)
+        more = {"foreign_runs": self._sources.foreign_runs, "corrections": self._corrections, "scores": scores}
+        job = self.job(AttemptsJob, self._chosen.ids, **more)
         self._count_ungraded()
         seen: set[str] = set()
         for row in self._lines(write_preferences, job):
@@ -305,6 +316,10 @@ class _RowBuilder:
             file.seek(0)
             for line in file:
                 row = json.loads(line)
+                learnt = row["chosen"] if "chosen" in row else row["messages"]
+                if self._options.redact and any(has_placeholder(spoken(m)) for m in learnt if m["role"] == "assistant"):
+                    self.made.left_out["rows with a reply of personal data or a secret, now redacted"] += 1
+                    continue
                 episodes = [row[name] for name in _EPISODES if row.get(name)]
                 provenance = {
                     "source": "from-traces", "seeds": [row["task_id"]], "episodes": list(dict.fromkeys(episodes)),

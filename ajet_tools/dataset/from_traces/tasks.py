@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
@@ -22,7 +22,7 @@ from ajet_tools.trace.export.conversations import Conversation, conversations
 from ajet_tools.trace.export.job import Record
 from ajet_tools.trace.redact_rules import KINDS
 
-__all__ = ["TaskPool", "rejected_row", "task_key", "traced_tasks"]
+__all__ = ["TaskPool", "has_placeholder", "rejected_row", "task_key", "traced_tasks"]
 
 Message = Mapping[str, Any]
 _PLACEHOLDER = re.compile(rf"\[(?:{'|'.join(KINDS)}) \d+\]|\[removed by ajet\]")
@@ -83,9 +83,14 @@ def traced_tasks(record: Record, *, foreign: bool = False, accept_output: bool =
         stored = asked.own and not foreign
         key = f"id:{task.task_id}" if stored else f"text:{task_key(task)}"
         answer, of, corrected = _answer(episode, asked, mine, accept_output)
-        hidden = record.redacted and of is not None and isinstance(answer, str) and _PLACEHOLDER.search(answer)
+        hidden = record.redacted and of is not None and isinstance(answer, str) and has_placeholder(answer)
         problem = "the answer contained personal data or a secret, now redacted" if hidden else None
         yield TracedTask(key, task, episode.episode_id, answer, of, corrected, mine, problem, stored)
+
+
+def has_placeholder(text: str) -> bool:
+    """Whether a text, once redacted, lacks what a placeholder stands for."""
+    return _PLACEHOLDER.search(text) is not None
 
 
 def task_key(task: Task) -> str:
@@ -258,14 +263,10 @@ class _Group:
             self.answers.setdefault(traced.answer_from, traced.answer)
 
     def settle_answer(self) -> tuple[Any, str | None, Any]:
-        """The answer by most corrections; else the stored one; else an output that people liked, its value if known."""
+        """The latest correction; else the stored answer; else an output that people liked, its value if known."""
         if self.corrections:
-            votes = Counter(_plain(str(answer)) for _, answer, _ in self.corrections)
-            [(most, times), *others] = votes.most_common()
-            if others and others[0][1] == times:
-                return None, "disputed", None
-            latest = max((c for c in self.corrections if _plain(str(c[1])) == most), key=lambda c: c[0])
-            return latest[1], "correction", latest[2]
+            _, answer, stored = max(self.corrections, key=lambda one: one[0])
+            return answer, "correction", stored
         return next(((self.answers[of], of, None) for of in _ORIGINS if of in self.answers), (None, None, None))
 
     def count_attempts(self, tried: Mapping[str, tuple[int, int]]) -> tuple[int, int]:
@@ -301,9 +302,10 @@ class _Group:
 
 
 class TaskPool:
-    """Tasks by key, in the order in which they were first met: each becomes one row."""
+    """Tasks by key, in the order in which they were first met: each becomes one row, but those that are disputed."""
 
-    def __init__(self) -> None:
+    def __init__(self, disputed: Collection[str] = ()) -> None:
+        self._disputed = disputed
         self._seen: dict[str, _Group] = {}
         self.duplicates = 0
         """Episodes whose task was there already."""
@@ -355,11 +357,13 @@ class TaskPool:
             attempts, failed = seen.count_attempts(tried or {})
             return -failed / attempts, -failed
 
+        disputed = [self._seen[key] for key in self._disputed if key in self._seen]
         items = self._seen.values() if tried is None else sorted(self._seen.values(), key=failure_rank)
         for seen in items:
             _, of, _ = seen.settle_answer()
-            if of == "disputed" or (need_answer and of is None):
-                reason = "people gave different corrections, without a majority" if of else "no answer is known"
+            doubted = any(seen is one for one in disputed)
+            if doubted or (need_answer and of is None):
+                reason = "people gave different corrections, without a majority" if doubted else "no answer is known"
                 self.rejected.append(rejected_row(seen.task, seen.episodes[0], reason))
                 continue
             self.answered[of or "none"] += 1

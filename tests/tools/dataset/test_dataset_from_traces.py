@@ -251,6 +251,54 @@ def test_corrections_that_contradict_each_other_are_kept_apart(tmp_path: Path) -
     assert apart["main_query"] == "River?" and "different corrections" in apart["reason"]
 
 
+def taught(file: Path, kind: str, *options: str) -> list[str]:
+    """What is to be learnt of a trace: answers, the last reply of conversations, what was chosen of pairs."""
+    out = Path(f"{kind}.jsonl")
+    made(file, "--to", kind, "-o", out, *options)
+    learnt = {
+        "tasks": lambda row: row["metadata"].get("answer"),
+        "messages": lambda row: row["messages"][-1]["content"],
+        "preferences": lambda row: row["chosen"][-1]["content"],
+    }[kind]
+    return [learnt(row) for row in rows(out)]
+
+
+@pytest.mark.parametrize("kind", ["tasks", "messages", "preferences"])
+def test_a_correction_has_one_verdict_in_every_kind_of_rows(tmp_path: Path, kind: str) -> None:
+    asked = [("a", "Capital?"), ("b", "Capital?"), ("c", "Capital?"), ("d", "Is it a river?"), ("e", "Is it a river?")]
+    file = trace(
+        tmp_path / "t.duckdb",
+        *(episode(name, question, "?", i) for i, (name, question) in enumerate(asked)),
+        episode("f", "Whose key?", "?", 7),
+        episode("g", "Sea?", "?", 8),
+        episode("h", "Lake?", "?", 9),
+        feedback=[
+            said("a", None, "Bern"), said("b", None, "Zurich"), said("c", None, "bern."),
+            said("d", None, "yes"), said("e", None, "no!"), said("f", None, "that of bob@example.org"),
+            said("g", None, "North", author="Ann"), said("g", None, "Baltic", author="Ann", at=1),
+            said("h", None, "Como", author="Ann"), said("h", None, "Garda", author="Bob", at=1),
+        ],
+    )  # fmt: skip
+    learnt = taught(file, kind, *(["--per-task", "0"] if kind == "messages" else []))
+    assert {text.strip(".").casefold() for text in learnt} == {"bern", "baltic"}
+    if kind != "tasks":
+        told = made(file, "--to", kind, "-o", "again.jsonl").stderr
+        assert "contradict each other" in told and "most people contradict" in told and "now redacted" in told
+
+
+@pytest.mark.parametrize("kind", ["messages", "preferences"])
+def test_a_reply_that_was_redacted_is_not_learnt(tmp_path: Path, kind: str) -> None:
+    answers = [("a", "Write to bob@example.org."), ("b", "No idea."), ("c", "Ask Bob."), ("d", "Ask Al.")]
+    file = trace(
+        tmp_path / "t.duckdb",
+        *(episode(name, f"Whom do I ask about {'ab' if name in 'ab' else 'cd'}?", text, i)
+          for i, (name, text) in enumerate(answers)),
+        feedback=[said("a", 1.0), said("b", 0.0), said("c", 1.0), said("d", 0.0)],
+    )  # fmt: skip
+    assert taught(file, kind) == ["Ask Bob."]
+    assert len(taught(file, kind, "--no-redact")) == 2
+
+
 def test_a_correction_takes_the_place_of_the_stored_answer_and_says_so(tmp_path: Path) -> None:
     task = Task(main_query="2+2?", metadata={"answer": 5})
     right = Task(main_query="3+3?", metadata={"answer": 6})
