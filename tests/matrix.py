@@ -1,6 +1,9 @@
 """`just matrix [3.10 ...]`: a quick part of the suite on each Python that ajet names, with the lowest and the newest
 dependencies that `pyproject.toml` allows, each in an environment that `uv` makes (and whose interpreter it brings).
 
+`--dependencies floors` sets one dependency after the other to its lowest version beside the newest of all others, and
+runs commands that load them all. `--dependencies agentjet` installs the extra of that name and imports what it is for.
+
 No torch: what trains is the main suite's. `--venvs FOLDER` keeps the environments; arguments after `--` are pytest's.
 """
 
@@ -8,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -28,6 +32,20 @@ TESTS = (
     "tests/tools/test_start.py",
     "tests/tools/test_trace_cli.py",
 )
+COMMANDS = (
+    "init demo",
+    "run demo/agent.py:solve --judge demo/agent.py:exact --tasks demo/tasks.jsonl --scripted demo/replies.py:reply",
+    "trace ls",
+    "dataset stats demo/tasks.jsonl",
+)
+"""Together they load every dependency of the package itself."""
+AGENTJET = (
+    "agentscope.agent", "agentscope.formatter", "agentscope.memory", "agentscope.message", "agentscope.model",
+    "agentscope.pipeline", "agentscope.tool", "beast_logger", "datasets", "dotenv", "gymnasium.envs.toy_text",
+    "langchain.agents", "langchain_openai", "loguru", "numpy", "openai", "pydantic", "requests",
+)  # fmt: skip
+"""What AgentJet's tutorials import, but for the judges of `example_deep_finance` and `example_rm_auto_grader` and the
+vLLM of a preprocessing script."""
 NEEDED = (
     "pytest",
     "pytest-asyncio",
@@ -44,7 +62,7 @@ def main(arguments: list[str]) -> int:
     given, _, passed_on = " ".join(arguments).partition(" -- ")
     parser = argparse.ArgumentParser(prog="just matrix", description=__doc__)
     parser.add_argument("pythons", nargs="*", metavar="PYTHON", help=f"which (default: {', '.join(PYTHONS)})")
-    parser.add_argument("--dependencies", choices=(*RESOLUTIONS, "both"), default="both")
+    parser.add_argument("--dependencies", choices=(*RESOLUTIONS, "both", "floors", "agentjet"), default="both")
     parser.add_argument("--venvs", type=Path, help="folder that keeps the environments")
     chosen = parser.parse_args(given.split())
     kinds = tuple(RESOLUTIONS) if chosen.dependencies == "both" else (chosen.dependencies,)
@@ -54,9 +72,60 @@ def main(arguments: list[str]) -> int:
             for kind in kinds:
                 name = f"Python {version}, {kind} dependencies"
                 print(f"== {name}", flush=True)
-                outcomes[name] = outcome(version, kind, chosen.venvs or Path(temporary), passed_on.split())
+                venvs = chosen.venvs or Path(temporary)
+                if kind == "floors":
+                    outcomes |= {f"{name}: {floor}": floor_outcome(version, floor, venvs) for floor in direct_floors()}
+                elif kind == "agentjet":
+                    outcomes[name] = agentjet_outcome(version, venvs)
+                else:
+                    outcomes[name] = outcome(version, kind, venvs, passed_on.split())
     print("\n".join(f"{text:<12} {name}" for name, text in outcomes.items()))
     return int(any(text != "passed" for text in outcomes.values()))
+
+
+def direct_floors() -> list[str]:
+    """Each dependency of the package itself at its lowest version: `numpy==2.0.*`."""
+    text = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    listed = re.search(r"^dependencies = \[(.*?)^\]", text, re.M | re.S)
+    assert listed is not None
+    return [f"{name}=={floor}.*" for name, floor in re.findall(r'"([\w-]+)>=([\d.]+)"', listed[1])]
+
+
+def floor_outcome(version: str, floor: str, venvs: Path) -> str:
+    """Commands that load every dependency, with one at its lowest version and all others at their newest."""
+    python = environment_of(version, venvs / f"{version}-{floor.partition('=')[0]}", str(ROOT), floor, *WHEELS)
+    if python is None:
+        return "no install"
+    with tempfile.TemporaryDirectory() as here:
+        for command in COMMANDS:
+            done = subprocess.run(
+                [python, "-m", "ajet", *command.split()], cwd=here, capture_output=True, text=True, check=False
+            )
+            if done.returncode:
+                print(done.stdout + done.stderr, file=sys.stderr)
+                return "FAILED"
+    return "passed"
+
+
+def agentjet_outcome(version: str, venvs: Path) -> str:
+    """Whether all that AgentJet's tutorials import is there with the extra `agentjet`, and can be imported at once."""
+    python = environment_of(version, venvs / f"{version}-agentjet", f"{ROOT}[agentjet]")
+    if python is None:
+        return "no install"
+    done = subprocess.run([python, "-c", f"import {', '.join(AGENTJET)}, ajet"], check=False)
+    return "FAILED" if done.returncode else "passed"
+
+
+def environment_of(version: str, folder: Path, package: str, *more: str) -> str | None:
+    """The interpreter of an environment with the package and the newest of what it needs; None where uv has none."""
+    python = str(folder / "bin/python")
+    environment = {**os.environ, "PATH": os.pathsep.join([*_pyenv(version), os.environ["PATH"]]), "VIRTUAL_ENV": ""}
+    made = ["uv", "venv", "--quiet", "--clear", "--python", version, str(folder)]
+    install = ["uv", "pip", "install", "--quiet", "--python", python, "--editable", package, *more]
+    for command in (made, install):
+        if subprocess.run(command, env=environment, check=False).returncode:
+            return None
+    return python
 
 
 def outcome(version: str, kind: str, venvs: Path, passed_on: list[str]) -> str:

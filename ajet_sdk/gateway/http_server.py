@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import lru_cache, partial
 from ipaddress import ip_address
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import h11
@@ -105,7 +105,13 @@ class _Transport:
         return getattr(self._transport, name)
 
 
-class SparseLog(logging.LoggerAdapter[logging.Logger]):
+if TYPE_CHECKING:
+    _Adapter = logging.LoggerAdapter[logging.Logger]
+else:
+    _Adapter = logging.LoggerAdapter  # generic from Python 3.11 on
+
+
+class SparseLog(_Adapter):
     """One server's log, with the 1st, the 10th, the 100th and so on of equal warnings and their number.
 
     Who sends it rubbish can't fill the log.

@@ -5,7 +5,10 @@ from __future__ import annotations
 import asyncio
 import importlib
 import multiprocessing
+import re
+import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,6 +23,7 @@ from ajet_sdk.errors import ConfigError, EngineUnavailable, MissingExtra
 from ajet_sdk.rollout.episode import Attempt, run_batch
 from ajet_sdk.types import Episode, Task
 from tests.gateways import shared_gateway
+from tests.matrix import AGENTJET
 from tests.serving import replying, serving
 
 CONFIG = load_config(values={"ajet": {"rollout": {"timeout": 30}}, "lake": {"size": 4}})
@@ -32,6 +36,17 @@ def run(workflow: Any, judge: Any = None) -> Episode:
         return await run_batch(workflow, judge, attempts, engine=engine, gateway=shared_gateway(), config=CONFIG)
 
     return asyncio.run(main())[0]
+
+
+def test_the_extra_has_what_agentjets_tutorials_import() -> None:
+    text = (Path(__file__).parents[2] / "pyproject.toml").read_text()
+    listed = [re.search(rf"^{name} = \[(.*?)^\]", text, re.M | re.S) for name in ("agentjet", "dependencies")]
+    has = {name for part in listed if part for name in re.findall(r'"([\w-]+)', part[1])}
+    named = {"dotenv": "python-dotenv", "beast_logger": "beast-logger", "langchain_openai": "langchain-openai"}
+    programs = (Path(__file__).parent / "agentjet").glob("*.py")
+    found = {name for path in programs for name in re.findall(r"^(?:import|from) (\w+)", path.read_text(), re.M)}
+    wanted = {name.partition(".")[0] for name in AGENTJET} | found - sys.stdlib_module_names - {"ajet"}
+    assert {named.get(name, name) for name in wanted} <= has
 
 
 # Import paths
