@@ -49,7 +49,7 @@ def read_huggingface(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
         return training, iter(())
     try:
         return training, rows(repo.validation_split)
-    except TaskError as error:
+    except (TaskError, MissingResource) as error:
         if is_set:
             raise
         log.warning("%s, so there are no validation tasks. Set %s.validation_split to another split", error, SECTION)
@@ -57,7 +57,10 @@ def read_huggingface(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
 
 
 def path_rows(path: Path, name: str) -> Iterator[Row]:
-    """The rows of a file, of a directory's split `train`, or of the hub's dataset of that name. Raises TaskError."""
+    """The rows of a file, of a directory's split `train`, or of the hub's dataset of that name.
+
+    Raises TaskError, and MissingResource where the hub does not give it.
+    """
     if path.exists():
         return _local_rows(path, "train")
     if path.suffix in SUFFIXES or name.count("/") != 1 or name.startswith((".", "/", "~")):

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_sdk.config.config import Config, load_config
-from ajet_sdk.errors import ConfigError, EnvironmentUnavailable, TaskError
+from ajet_sdk.errors import ConfigError, EnvironmentUnavailable, MissingResource, TaskError
 from ajet_sdk.tasks.load import TaskSets, load_tasks
 from ajet_sdk.tasks.rows import Row, to_task
 
@@ -259,7 +259,7 @@ def test_a_file_that_is_no_parquet(tmp_path: Path) -> None:
 def test_a_hub_name_without_network_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = pytest.importorskip("datasets")
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
-    said = refused(repo("nobody/nothing-such"))
+    said = refused(repo("nobody/nothing-such"), MissingResource)
     assert "cannot load split 'train' of the dataset 'nobody/nothing-such'" in said
     assert "to its directory" in said
 
