@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
 __all__ = ["League", "Score", "draw_league", "play_league", "saved_players", "short_names"]
+
+log = logging.getLogger("ajet.league")
 
 _NORMAL = 1.959964
 """Standard deviations of a normal distribution that hold 95 % of it."""
@@ -140,6 +144,7 @@ def play_league(
     sources = {name: source_of(name, config) or config.model for name in dict.fromkeys([*players, *opponents])}
     directory = config.directory / "league"
     scores = {}
+    below = Counter[bool]()
     for player, opponent in _matches(players, opponents):
         val = config.rollout.val_kwargs.model_copy(update={"opponent": None})
         rollout = config.rollout.model_copy(update={"opponent": [sources[opponent]], "val_kwargs": val})
@@ -155,8 +160,18 @@ def play_league(
         sound = [episode for episode in report.episodes if episode.status == "succeeded"]
         score = Score(len(sound), sum(map(solved, sound)), len(report.episodes) - len(sound))
         scores[player, opponent] = score
+        below.update(
+            (episode.reward or 0) > 0 and not solved(episode) and episode.is_success is None for episode in sound
+        )
         if on_match is not None:
             on_match(player, opponent, score)
+    if below[True]:
+        log.warning(
+            "%d of %d games have a reward above 0 and below 1 and count as not won: a game is won where the judge says "
+            "so (is_success) or its reward is at least 1",
+            below[True],
+            below.total(),
+        )
     return League(scores, directory)
 
 

@@ -8,9 +8,12 @@ import signal
 import socket
 import sys
 import threading
-from contextlib import ExitStack, nullcontext
+import time
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import httpx
 
 from ajet_sdk.agent.context import AgentIdentity
 from ajet_sdk.config.config import load_config
@@ -18,7 +21,7 @@ from ajet_sdk.engines.open import open_engine, ready
 from ajet_sdk.environments.hosted import Spec
 from ajet_sdk.environments.instances import Instances, Limits
 from ajet_sdk.environments.server import service_app
-from ajet_sdk.errors import ConfigError
+from ajet_sdk.errors import ConfigError, EngineUnavailable
 from ajet_sdk.gateway.access import (
     ClientGone,
     HTTPError,
@@ -44,7 +47,7 @@ from ajet_sdk.types import Episode, Run, Task, new_id, now
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
-__all__ = ["serve", "serve_engine", "serve_environment"]
+__all__ = ["serve", "serve_engine", "serve_environment", "wait_for_server"]
 
 
 def serve(
@@ -91,6 +94,20 @@ def serve_engine(
 ) -> None:
     """Serve any engine as `serve` does, and close it at the end."""
     run_to_end(_serve(engine, host, port, trace, api_key))
+
+
+def wait_for_server(host: str = "127.0.0.1", port: int = 8000, *, seconds: float = 600.0) -> None:
+    """Return once `serve` at this address has loaded its model and answers; else raise EngineUnavailable."""
+    address, end = f"http://{host}:{port}/health", time.monotonic() + seconds
+    while True:
+        with suppress(httpx.TransportError):
+            if httpx.get(address, timeout=5.0, trust_env=False).is_success:
+                return
+        if time.monotonic() > end:
+            raise EngineUnavailable(
+                f"nothing answers at http://{host}:{port} after {seconds:g} s; see what `ajet serve` said"
+            )
+        time.sleep(0.2)
 
 
 def serve_environment(

@@ -103,6 +103,12 @@ def _show(records: list[Record], library: Library, version: str | None, as_json:
         out = console()
         out.print(table([record.row() for record in records], out.width, right=("reward",)))
         return False
+    if version == "last" and not library.others:
+        echo(
+            f"{library.file} has results of {ajet.__version__} alone; there is no earlier version to compare with",
+            err=True,
+        )
+        return _show(records, library, None, as_json)
     found = compared(records, library.version(version))
     if as_json:
         print_json([one.as_dict() for one in found])

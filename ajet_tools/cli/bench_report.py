@@ -116,14 +116,18 @@ class Library:
         text = json.dumps({"tasks": self.tasks, "records": [one.as_dict() for one in self.records]}, indent=1)
         write_whole(self.file, text + "\n")
 
+    @property
+    def others(self) -> list[str]:
+        """The other versions that there are results of, the newest last."""
+        return sorted({r.version for r in self.records} - {ajet.__version__}, key=_order)
+
     def version(self, wanted: str) -> str:
         """The version that `last` or a version means. Raises ConfigError where there are no results of it."""
-        others = sorted({r.version for r in self.records} - {ajet.__version__}, key=_order)
-        if wanted == "last" and others:
-            return others[-1]
+        if wanted == "last" and self.others:
+            return self.others[-1]
         if wanted in {record.version for record in self.records}:
             return wanted
-        known = ", ".join(others) or "none"
+        known = ", ".join(self.others) or "none"
         raise ConfigError(f"{self.file} has no results of {wanted}; versions: {known}")
 
 

@@ -41,7 +41,9 @@ NO_UPDATE = 3
 
 @app.command()
 def serve(
-    checkpoint: Annotated[str, typer.Argument(help="A Hugging Face checkpoint: a local directory or a name.")],
+    checkpoint: Annotated[
+        str | None, typer.Argument(help="A Hugging Face checkpoint: a local directory or a name.", show_default=False)
+    ] = None,
     host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one and prints it.")] = 8000,
     name: Annotated[str | None, typer.Option(help="The model's name. Default: the directory's name.")] = None,
@@ -52,14 +54,22 @@ def serve(
         ),
     ] = "AJET_SERVE_KEY",
     trace: Annotated[Path | None, typer.Option(help="Record every call in this trace file.")] = None,
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Serve nothing; return once the server at --host and --port answers.")
+    ] = False,
 ) -> None:
     """Serve a checkpoint as an OpenAI-compatible endpoint, until Ctrl-C.
 
     \b
     ajet serve CHECKPOINT --trace served.duckdb
+    ajet serve CHECKPOINT & ajet serve --wait
     ajet run agent.py:solve --judge agent.py:exact --tasks tasks.jsonl \\
       --base-url http://127.0.0.1:8000/v1 --model NAME
     """
+    if wait:
+        return sdk.wait_for_server(host, port)
+    if checkpoint is None:
+        raise ConfigError("nothing to serve: pass a checkpoint, or --wait to wait for a server")
     try:
         sdk.serve(checkpoint, host=host, port=port, name=name, trace=trace, api_key=os.environ.get(api_key_env))
     except OSError as error:

@@ -6,8 +6,10 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,6 +20,8 @@ import httpx
 import openai
 import pytest
 
+from ajet_sdk.errors import EngineUnavailable
+from ajet_sdk.serve import wait_for_server
 from ajet_sdk.trace.reader import open_trace
 
 PROGRAM = """
@@ -64,6 +68,20 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
     home = tmp_path_factory.mktemp("served")
     with serving(home) as url:
         yield url, home
+
+
+def test_the_next_line_waits_until_the_server_answers(served: tuple[str, Path], free_tcp_port: int) -> None:
+    wait_for_server(port=httpx.URL(served[0]).port or 0)
+    with pytest.raises(EngineUnavailable, match=rf"nothing answers at http://127.0.0.1:{free_tcp_port} after 0 s"):
+        wait_for_server(port=free_tcp_port, seconds=0)
+    listener = socket.create_server(("127.0.0.1", free_tcp_port))  # it listens before its model is loaded
+    waiting = threading.Thread(target=wait_for_server, kwargs={"port": free_tcp_port})
+    waiting.start()
+    listener.accept()[0].close()
+    listener.accept()[0].sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\n\r\n")
+    waiting.join(30)
+    assert not waiting.is_alive()
+    listener.close()
 
 
 def test_a_foreign_page_is_not_answered(served: tuple[str, Path]) -> None:

@@ -72,8 +72,10 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
     library(tmp_path, record(0.5))
     refused = invoke("products", "--library", str(tmp_path))
     assert refused.exit_code == 2 and "tasks: sums" in refused.output
-    refused = invoke("--no-run", "--compare", "last", "--library", str(tmp_path))
+    refused = invoke("--no-run", "--compare", "0.0.1", "--library", str(tmp_path))
     assert refused.exit_code == 2 and "versions: none" in refused.output
+    alone = invoke("--no-run", "--compare", "last", "--library", str(tmp_path))
+    assert alone.exit_code == 0 and "no earlier version to compare with" in alone.output and "sums" in alone.output
     (tmp_path / "bench.json").write_text("{}")
     assert "does not contain results" in invoke("--library", str(tmp_path)).output
 

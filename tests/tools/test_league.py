@@ -55,6 +55,13 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         yield tmp_path / "duel.yaml"
 
 
+def test_rewards_below_1_are_told_to_win_no_game(job: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Path("duel.py").write_text(AGENT.replace("value=float(", "value=0.9 * float("))
+    league = play_league(load_config(job), ["strong"], ["weak"])
+    assert league.score("strong", "weak") == Score(games=3, wins=0)
+    assert "3 of 3 games have a reward above 0 and below 1 and count as not won" in caplog.text
+
+
 def test_everybody_plays_everybody(job: Path) -> None:
     seen: list[tuple[str, str, Score]] = []
     league = play_league(load_config(job), ["weak", "strong"], k=2, on_match=lambda *match: seen.append(match))

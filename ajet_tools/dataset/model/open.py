@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
+import traceback
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from ajet_sdk.config.config import load_config
 from ajet_sdk.config.objects import load_object
 from ajet_sdk.engines.open import open_engine
 from ajet_sdk.engines.scripted import InProcess, ScriptedEngine
-from ajet_sdk.errors import ConfigError
+from ajet_sdk.errors import AjetError, ConfigError, EngineError
 from ajet_sdk.protocols import Engine
 from ajet_tools.dataset.model.endpoint import Endpoint, local_url
 
@@ -38,7 +40,7 @@ def open_endpoint(
         base_url = f"scripted://{hashlib.blake2b(content, digest_size=8).hexdigest()}"
         model = f"scripted:{Path(place).name}:{function}"
         engine: Engine = ScriptedEngine(load_object(f"{place}:{function}"))
-        wire = InProcess(engine, limited=False)  # its tokens are bytes: a limit in tokens says nothing of them
+        wire: InProcess = _Scripted(engine, Path(place))  # its tokens are bytes: a limit in tokens says nothing of them
         return Endpoint(base_url, model, wire=wire, **how)
     if model is not None and Path(model).is_dir() and not base_url:
         checkpoint = Path(model)
@@ -54,6 +56,26 @@ def open_endpoint(
     if not base_url.startswith(("http://", "https://")):
         raise ConfigError(f"--base-url must start with http:// or https:// (got {base_url!r})")
     return Endpoint(base_url, model, api_key, **how)
+
+
+class _Scripted(InProcess):
+    """A user's function, whose own mistakes are told with their line."""
+
+    def __init__(self, engine: Engine, file: Path) -> None:
+        super().__init__(engine, limited=False)
+        self._file, self._path = file, str(file.resolve())
+
+    async def post(self, route: str, body: Mapping[str, Any]) -> dict[str, Any]:
+        try:
+            return await super().post(route, body)
+        except (AjetError, OSError):
+            raise
+        except Exception as error:
+            lines = [
+                frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == self._path
+            ]
+            where = f"{self._file} line {lines[-1]}" if lines else str(self._file)
+            raise EngineError(f"{where} raised {type(error).__name__}: {error}; it was asked to reply") from error
 
 
 def open_named(

@@ -154,3 +154,12 @@ def test_a_policy_that_cannot_be_opened_is_told_before_a_row_is_paid_for(here: P
     assert done.exit_code and "bug" not in done.output, done.output
     assert "model.path: " in done.output and "cannot be loaded" in done.output
     assert not Path("paid").exists() and not Path("data/.expand/run.json").exists()
+
+
+def test_a_mistake_in_the_scripted_replies_is_told_with_its_line(here: Path) -> None:
+    Path("teacher.py").write_text("def reply(ask):\n    found = []\n    return found[0]\n")
+    Path("agent.py").write_text(AGENT + CORRECT)
+    done = expand("seeds.jsonl", "--count", "2", "--out", "data")
+    told = " ".join(done.output.split())
+    assert done.exit_code and "teacher.py line 3 raised IndexError: list index out of range" in told, told
+    assert "bug" not in told
