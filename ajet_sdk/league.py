@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ajet_sdk.config.model_source import checkpoint_base, steps_of_experiment
 from ajet_sdk.engines.frozen import source_of
 from ajet_sdk.errors import ConfigError, MissingExtra
+from ajet_sdk.judges.agreement import wilson
 from ajet_sdk.rollout.outcomes import solved
 from ajet_sdk.run import run
 from ajet_sdk.types import Episode, Task
@@ -24,8 +25,6 @@ __all__ = ["League", "Score", "draw_league", "play_league", "saved_players", "sh
 
 log = logging.getLogger("ajet.league")
 
-_NORMAL = 1.959964
-"""Standard deviations of a normal distribution that hold 95 % of it."""
 _SHOWN = 20
 """Characters of a player's name in a table or a picture."""
 
@@ -49,11 +48,7 @@ class Score:
     @property
     def interval(self) -> tuple[float, float]:
         """95 % confidence interval of the rate (Wilson 1927); 0 and 1 without a game."""
-        if not self.games:
-            return 0.0, 1.0
-        n, z, p = self.games, _NORMAL, self.wins / self.games
-        middle, half = p + z * z / (2 * n), z * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
-        return max(0.0, (middle - half) / (1 + z * z / n)), min(1.0, (middle + half) / (1 + z * z / n))
+        return wilson(self.rate or 0.0, self.games)
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Interval", "bootstrap", "concordance", "kappa", "rank_correlation"]
+__all__ = ["Interval", "bootstrap", "concordance", "kappa", "rank_correlation", "wilson"]
+
+
+_NORMAL = 1.959964
+"""Standard deviations of a normal distribution that hold 95 % of it."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +66,19 @@ def rank_correlation(first: Sequence[float], second: Sequence[float]) -> float |
 def _ranks(values: Sequence[float]) -> list[float]:
     array = np.asarray(values, float)
     return [float((array < value).sum() + ((array == value).sum() - 1) / 2) for value in array]
+
+
+def wilson(share: float, count: int) -> tuple[float, float]:
+    """95 % interval of a share that was found in `count` independent trials (Wilson 1927); 0 and 1 without a trial.
+
+    Of few trials it is wide where all came out alike, which a bootstrap can't tell.
+    """
+    if not count:
+        return 0.0, 1.0
+    middle = share + _NORMAL**2 / (2 * count)
+    half = _NORMAL * math.sqrt(share * (1 - share) / count + _NORMAL**2 / (4 * count**2))
+    whole = 1 + _NORMAL**2 / count
+    return max(0.0, (middle - half) / whole), min(1.0, (middle + half) / whole)
 
 
 def bootstrap(

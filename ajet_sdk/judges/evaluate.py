@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ajet_sdk.engines.reply_cache import Usage
 from ajet_sdk.errors import AjetError, ConfigError
 from ajet_sdk.judges.agreement import Interval, bootstrap, concordance, kappa, rank_correlation
 from ajet_sdk.judges.call import answer_of, call_group_judge, call_judge, is_group_judge, output_of, workflow_task
@@ -63,9 +64,11 @@ class Evaluation:
     length_beyond_labels: float | None = None
     """The partial correlation of score and length, with the labels held constant: what length alone earns."""
     calls: float = 0.0
-    """Per verdict, as the next ones; of the first round, without what was kept from before."""
+    """Per output, as the next ones: of the first round, with verdicts that failed, without what was kept."""
     tokens: float = 0.0
     cost: float | None = None
+    building: Usage | None = None
+    """What making the rubric took; None for a judge that makes none."""
     cached: int = 0
     seconds: float = 0.0
     scores: list[tuple[str, float, float | None]] = field(default_factory=list)
@@ -126,12 +129,13 @@ async def evaluate(
     """
     if not labelled:
         raise ConfigError("there are no labelled outputs to judge")
+    room, found = asyncio.Semaphore(parallel), Evaluation(len(labelled), repeats=repeats)
     if isinstance(judge, RubricJudge):
         await judge.ready()
-    room = asyncio.Semaphore(parallel)
-    found = Evaluation(len(labelled), repeats=repeats)
-    began = time.perf_counter()
+        found.building = judge.model.spent
+    began, before = time.perf_counter(), _spent(judge)
     first = await _round(judge, labelled, room, done)
+    _count(found, [one for one in first if isinstance(one, Verdict)], before, _spent(judge))
     found.seconds = (time.perf_counter() - began) / len(labelled)
     rounds = [first]
     for repeat in range(1, repeats):
@@ -139,7 +143,6 @@ async def evaluate(
     values = [[_value(one) for one in verdicts] for verdicts in rounds]
     found.failures = dict(Counter(str(one) for verdicts in rounds for one in verdicts if not isinstance(one, Verdict)))
     found.scores = [(one.episode.episode_id, one.label, value) for one, value in zip(labelled, values[0], strict=True)]
-    _count(found, [one for one in first if isinstance(one, Verdict)])
     _agree(found, labelled, values[0], is_group_judge(judge), seed)
     _repeat(found, labelled, values)
     if is_group_judge(judge):
@@ -199,14 +202,30 @@ def _value(verdict: Verdict | str) -> float | None:
     return None if isinstance(verdict, str) else sum(one.value * one.weight for one in verdict.rewards)
 
 
-def _count(found: Evaluation, verdicts: Sequence[Verdict]) -> None:
-    def mean(name: str) -> float:
-        return sum(one.metrics.get(name, 0.0) for one in verdicts) / max(len(verdicts), 1)
+def _spent(judge: Any) -> Usage | None:
+    """What the models of a judge were asked so far; None for one of the user's own."""
+    if isinstance(judge, CombinedJudge):
+        models = [part.judge.model for part in judge.parts if isinstance(part.judge, LlmJudge)]
+        known = {id(model): model for model in models}
+        return sum((model.spent for model in known.values()), Usage()) if known else None
+    return judge.model.spent if isinstance(judge, LlmJudge) else None
 
-    found.calls, found.tokens = mean("judge_calls"), mean("judge_tokens")
-    found.cached = round(sum(one.metrics.get("judge_cached", 0.0) for one in verdicts))
+
+def _count(found: Evaluation, verdicts: Sequence[Verdict], before: Usage | None, after: Usage | None) -> None:
+    """Of our judges what their models were asked, else what the verdicts say of it."""
+
+    def total(name: str) -> float:
+        return sum(one.metrics.get(name, 0.0) for one in verdicts)
+
+    calls, tokens, cost = total("judge_calls"), total("judge_tokens"), None
     if any("judge_cost" in one.metrics for one in verdicts):
-        found.cost = mean("judge_cost")
+        cost = total("judge_cost")
+    if before is not None and after is not None:
+        calls, tokens = after.calls - before.calls, after.tokens - before.tokens
+        cost = cost if after.cost is None else after.cost - (before.cost or 0.0)
+    found.calls, found.tokens = calls / found.count, tokens / found.count
+    found.cost = None if cost is None else cost / found.count
+    found.cached = round(total("judge_cached"))
 
 
 def _agree(

@@ -83,6 +83,7 @@ class JudgeModel:
         self._kept: dict[str, str] = {}
         self._shared = Shared[tuple[str, Usage]]()
         self._file: ReplyCache | None = None
+        self._asked = Usage()
         self._unknown: set[str] = set()
         """Of `_OPTIONAL`, those that the server refused."""
 
@@ -93,6 +94,11 @@ class JudgeModel:
     def __setstate__(self, state: Mapping[str, Any]) -> None:
         vars(self).update(state)
         self._start()
+
+    @property
+    def spent(self) -> Usage:
+        """All that the model was asked in this process, with the replies that no verdict could be read of."""
+        return self._asked
 
     def __repr__(self) -> str:
         return f"JudgeModel({self.model.name!r} at {self.model.base_url})"
@@ -153,7 +159,8 @@ class JudgeModel:
             except (ContextOverflow, RequestRefused) as refused:  # the judge's fault, and not the agent's
                 raise NoReward(f"the judge's model {self.model.name} rejected the request: {refused}") from refused
             text = str(reply["choices"][0]["message"].get("content") or "")
-            spent += self._spent(reply.get("usage") or {}, said, text)
+            took = self._spent(reply.get("usage") or {}, said, text)
+            spent, self._asked = spent + took, self._asked + took
             try:
                 read(_object(text))
             except ValueError as error:

@@ -19,7 +19,7 @@ from typing import Any
 
 from ajet_sdk.engines.reply_cache import Shared
 from ajet_sdk.errors import ConfigError, MissingResource
-from ajet_sdk.judges.agreement import concordance
+from ajet_sdk.judges.agreement import concordance, wilson
 from ajet_sdk.judges.llm import Grade, LlmJudge
 from ajet_sdk.judges.llm_prompts import Example, Material, messages, revision, rubric_question
 from ajet_sdk.judges.model import object_schema
@@ -50,6 +50,8 @@ class Built:
     """The share of their pairs that it puts in the order of the labels; 0.5 is chance. None: no two differ."""
     plain: float | None
     """The same of the same model without a rubric."""
+    interval: tuple[float, float] | None = None
+    """Of the agreement, 95 %, taking each answer that it was tried on for one trial: a few answers say little."""
     key: str = ""
     """Of what it was made of: model, examples and settings."""
 
@@ -161,7 +163,8 @@ class RubricJudge(LlmJudge):
             made = [tuple(dict.fromkeys(point for points in made for point in points))]
         tried = [(await self._agreement(points), points) for points in made]
         agreement, points = max(tried, key=lambda one: -1.0 if one[0] is None else one[0])
-        built = Built(points, len(self._tried_on), agreement, await self._agreement(()), self._key())
+        sure = None if agreement is None else wilson(agreement, len(self._tried_on))
+        built = Built(points, len(self._tried_on), agreement, await self._agreement(()), sure, self._key())
         self._keep(built)
         if agreement is not None and built.plain is not None and agreement < built.plain:
             log.warning(
@@ -232,7 +235,8 @@ class RubricJudge(LlmJudge):
         if self.file is None or not self.file.with_suffix(".json").exists():
             return None
         kept = json.loads(self.file.with_suffix(".json").read_text(encoding="utf-8"))
-        built = Built(**{**kept, "points": tuple(kept["points"])})
+        sure = kept.get("interval")
+        built = Built(**{**kept, "points": tuple(kept["points"]), "interval": sure and tuple(sure)})
         return built if built.key == self._key() else None
 
     def _keep(self, built: Built) -> None:

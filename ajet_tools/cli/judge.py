@@ -16,7 +16,7 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.judges.agreement import Interval
 from ajet_sdk.judges.evaluate import Evaluation, Labelled, evaluate, labelled_row
 from ajet_sdk.judges.load import load_judge, named_judge
-from ajet_sdk.judges.rubric import RubricJudge
+from ajet_sdk.judges.rubric import Built, RubricJudge
 from ajet_sdk.trace.reader import episodes
 from ajet_tools.cli.arguments import JUDGE_HELP
 from ajet_tools.cli.options import AsJson, print_json
@@ -92,9 +92,17 @@ def evaluate_judge(
     else:
         _print(name, result)
         if built is not None:
-            console().print(f"\nRubric:\n{built.rubric}", soft_wrap=True)
+            console().print(f"\nRubric:\n{built.rubric}\n{_tried(built)}", soft_wrap=True)
     if all(score is None for _, _, score in result.scores):
         raise typer.Exit(1)
+
+
+def _tried(built: Built) -> str:
+    if built.agreement is None or built.interval is None:
+        return f"Tried on {built.held_out} examples that say nothing of its agreement"
+    low, high = built.interval
+    plain = "" if built.plain is None else f"; without a rubric {built.plain:.2f}"
+    return f"Agreement on {built.held_out} held-out examples: {built.agreement:.2f} [{low:.2f}, {high:.2f}]{plain}"
 
 
 def _rows(path: Path) -> list[Labelled]:
@@ -140,6 +148,8 @@ def _lines(found: Evaluation) -> list[tuple[str, str | None, str]]:
     def interval(value: Interval | None) -> str | None:
         return None if value is None else f"{value.value:.3f} [{value.low:.3f}, {value.high:.3f}]"
 
+    made = found.building
+    building = None if made is None else f"{made.calls} calls, {made.tokens:,} tokens"
     verdicts = f"{found.calls:.3g} calls, {found.tokens:.4g} tokens"
     money = "" if found.cost is None else f", {found.cost:.3g} in money"
     return [
@@ -153,5 +163,6 @@ def _lines(found: Evaluation) -> list[tuple[str, str | None, str]]:
         ("length", number(found.length, "+.3f"), "correlation of score and length"),
         ("length of labels", number(found.length_of_labels, "+.3f"), "correlation of label and length"),
         ("length alone", number(found.length_beyond_labels, "+.3f"), "score and length, controlling for the label"),
+        ("cost of the rubric", building, "calls that made it, before the first verdict"),
         ("cost per verdict", f"{verdicts}{money}, {found.seconds:.3g} s", f"{found.cached} from the cache"),
     ]

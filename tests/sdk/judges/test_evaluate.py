@@ -126,3 +126,11 @@ def test_the_command(tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def broken(output): raise KeyError('x')\n")
     failed = CliRunner().invoke(app, ["judge", "eval", f"{tmp_path / 'own.py'}:broken", "--labels", str(path)])
     assert failed.exit_code == 1 and "No verdict" in failed.output
+
+
+def test_calls_of_verdicts_that_failed_are_counted() -> None:
+    said = count()
+    with judging(lambda request: verdict(1) if next(said) < 4 else "no verdict") as (judge, asked):
+        found = asyncio.run(evaluate(judge, LABELLED, repeats=1, parallel=1))
+    assert sum(found.failures.values()) == 4
+    assert found.calls * found.count == len(asked) == 4 + 4 * 3 and found.tokens * found.count == 110 * len(asked)

@@ -15,6 +15,7 @@ import pytest
 from ajet_sdk.config.config import load_config
 from ajet_sdk.config.objects import load_object
 from ajet_sdk.errors import ConfigError, NoReward
+from ajet_sdk.judges.evaluate import evaluate, labelled_row
 from ajet_sdk.judges.llm import LlmJudge
 from ajet_sdk.judges.load import load_judge, named_judge
 from ajet_sdk.judges.rubric import RubricJudge
@@ -63,6 +64,7 @@ def test_a_rubric_is_revised_by_what_it_misjudges_and_tried_on_what_it_has_not_s
         built = judge.built
         assert built is not None and built.points == (POLITE,)
         assert (built.held_out, built.agreement) == (3, 1.0) and (built.plain or 0) < 1.0
+        assert built.interval is not None and built.interval[0] < 0.5, "three answers say little"
         written = [shown(request) for request in asked if "Find out" in shown(request)]
         assert len(written) == 1
         seen = re.findall(r"<task>\n(q\d)\n</task>", written[0])
@@ -180,3 +182,11 @@ def test_rows_that_are_no_examples(tmp_path: Path, row: Any, expected: str) -> N
     settings = config(tmp_path, "http://127.0.0.1:9/v1", dataset_file={"training": {"file_path": str(path)}})
     with pytest.raises(ConfigError, match=expected):
         load_judge(settings)
+
+
+def test_what_making_a_rubric_took_is_counted() -> None:
+    labelled = [labelled_row({**row, "output": row["answer"]}, place) for place, row in enumerate(SCORED)]
+    with served() as (where, asked):
+        found = asyncio.run(evaluate(RubricJudge(SCORED, **where), labelled, repeats=1))
+    assert found.building is not None and found.building.calls + round(found.calls * found.count) == len(asked)
+    assert found.building.calls > 10 and found.building.tokens
