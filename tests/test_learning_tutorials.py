@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 from ajet_sdk.config.config import load_config
+from ajet_sdk.trace.writer import TraceWriter
+from ajet_sdk.types import Call, Episode, Feedback, Run
 from tests.tiny_models import save_tiny
 
 TUTORIALS = Path(__file__).parents[1] / "tutorial"
@@ -75,3 +77,23 @@ def test_a_round_without_a_thumb_up_promotes_nothing(tmp_path: Path) -> None:
     assert "round 0: held-out reward 0.000" in said and "nothing to learn from" in said
     assert not (tmp_path / "launcher_record/flywheel/current").exists()
     assert (tmp_path / "launcher_record/flywheel/round-1/served/trace.duckdb").exists()
+
+
+@pytest.mark.slow
+def test_a_flywheel_goes_on_from_the_model_in_service_and_with_a_round_that_was_killed(tmp_path: Path) -> None:
+    """The walks of round 2 are there, and what it learnt of them is not: they are learnt, and none is walked again."""
+    model, home = save_tiny(tmp_path / "tiny"), tmp_path / "launcher_record/flywheel"
+    walks = [{"role": "user", "content": "Say yes."}, {"role": "assistant", "content": "yes"}]
+    with TraceWriter(home / "round-2/served/trace.duckdb") as writer:
+        call = Call(episode_id="liked", request={"messages": walks[:1]}, response={"choices": [{"message": walks[1]}]})
+        writer.put(call, Run(run_id="r", backbone="run"), Episode(episode_id="liked", run_id="r"))
+        writer.put(Feedback(episode_id="liked", score=1.0))
+    (home / "round-2/said.json").write_text("[1, 0]")
+    (home / "state.json").write_text(json.dumps({"round": 1, "model": str(model), "rewards": [0.0] * 4}))
+    given = [str(FLYWHEEL / "flywheel.py"), "--rounds", "1", "--walks", "8", "--held-out", "4"]
+    said = run(given, tmp_path)
+    assert "round 1: held-out reward 0.000" in said and "round 2: 1 thumbs up, 0 down; held-out reward" in said
+    done = json.loads((home / "state.json").read_text())
+    assert done["round"] == 2 and done["model"] == str(model)
+    (home / "state.json").write_text(json.dumps({**done, "round": 1}))  # killed before it was noted
+    assert "round 2: 1 thumbs up, 0 down" in run(given, tmp_path)

@@ -4,6 +4,9 @@
 
 The users are SIMULATED. Of ten, four say nothing; the others give a thumb up where the goal was reached and a thumb
 down where it was not, and one in fifty is mistaken.
+
+Called again it goes on from the model that is in service, with the next round. A round that was killed is continued,
+and its walks are not walked again.
 """
 
 import argparse
@@ -22,6 +25,7 @@ import ajet
 from ajet_sdk.learn.recipe import build_recipe
 from ajet_sdk.trace.feedback import give
 from ajet_sdk.types import Feedback
+from ajet_sdk.whole_file import write_whole
 from ajet_tools.trace.compare.diff import paired
 
 HERE = Path(__file__).resolve().parent
@@ -99,33 +103,44 @@ def main() -> None:
     home, draw = Path("launcher_record/flywheel"), random.Random(given.seed)
     lakes, held_out = rows_of("train.jsonl"), rows_of("val.jsonl")[: given.held_out]
     draw.shuffle(lakes)
-    current = (given.model or asyncio.run(build_recipe(config(given.seed)))).resolve()
-    known = rewards(given.seed, current, held_out, home / "before")
-    lines = [f"round 0: held-out reward {sum(known) / len(known):.3f}"]
-    for number in range(1, given.rounds + 1):
+    state = home / "state.json"
+    done = json.loads(state.read_text(encoding="utf-8")) if state.exists() else {"round": 0, "model": given.model}
+    current = Path(done["model"] or asyncio.run(build_recipe(config(given.seed)))).resolve()
+    known = done.get("rewards") or rewards(given.seed, current, held_out, home / "before")
+    if len(known) != len(held_out):
+        raise SystemExit(f"{state} was measured on {len(known)} lakes; pass --held-out {len(known)}")
+    lines = [f"round {done['round']}: held-out reward {sum(known) / len(known):.3f}"]
+    for number in range(done["round"] + 1, done["round"] + given.rounds + 1):
         place = home / f"round-{number}"
-        with serving(current) as url:
-            walked = lakes[(number - 1) * given.walks : number * given.walks]
-            up, down = collect(given.seed, url, walked, place / "served", draw)
+        said = place / "said.json"
+        if not said.exists():
+            with serving(current) as url:
+                start = (number - 1) * given.walks % len(lakes)
+                thumbs = collect(given.seed, url, lakes[start : start + given.walks], place / "served", draw)
+            write_whole(said, json.dumps(thumbs))
+        up, down = json.loads(said.read_text(encoding="utf-8"))
         if not up:
             lines.append(f"round {number}: no thumb up, {down} down; there is nothing to learn from")
             break
-        data = build(place / "served")
+        data, training = build(place / "served"), place / "trained"
         trained = ajet.train(config(given.seed, *model(current), f"ajet.trainer_common.algorithm.data={data}",
-                                    f"ajet.experiment_dir={place / 'trained'}"))  # fmt: skip
+                                    f"ajet.experiment_dir={training}"),
+                             resume=any(training.rglob("trace.duckdb")))  # fmt: skip
         assert trained.path is not None
         now = rewards(given.seed, trained.path.resolve(), held_out, place / "compared")
         gain = paired([b - a for a, b in zip(known, now, strict=True)])
         better = gain.low is not None and gain.low > 0
+        interval = "" if gain.low is None else f" ({gain.low:+.3f} to {gain.high:+.3f})"  # none where no lake changed
         lines.append(
             f"round {number}: {up} thumbs up, {down} down; held-out reward {sum(now) / len(now):.3f}, gain "
-            f"{gain.mean:+.3f} ({gain.low:+.3f} to {gain.high:+.3f}): {'promoted' if better else 'not promoted'}"
+            f"{gain.mean:+.3f}{interval}: {'promoted' if better else 'not promoted'}"
         )
         if better:
             current, known = trained.path.resolve(), now
             link = home / "current"
             link.unlink(missing_ok=True)
             link.symlink_to(current)
+        write_whole(state, json.dumps({"round": number, "model": str(current), "rewards": known}))
     print("\n".join(lines))
 
 
