@@ -8,6 +8,8 @@ are different though they look alike, because a dataset of tasks is full of such
   `What is 12 + 34?` is like no other text, a sentence of 43 characters may differ in 3, one of 100 in 20.
 - Other numbers make another task: under 200 characters the numbers and operators must be the same; from there on, two
   texts that are the same but for their numbers are different. `numbers=False` takes this rule away.
+
+Marks of emphasis in Markdown and HTML are no characters of a text, and no operators.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ __all__ = [
     "normal",
     "normals",
     "shortest",
+    "unmarked",
 ]
 
 FULL = 100
@@ -49,6 +52,13 @@ _UNSEEN = dict.fromkeys((0x00AD, 0x200B, 0x200C, 0x200D, 0x2060, 0xFEFF))
 _FORMS = {**_FULLWIDTH, **_QUOTES, **_UNSEEN}
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _MARK = re.compile(r"\d+(?:[.,]\d+)*|(?<![^\W\d_])[-+*/×÷^=<>%](?![^\W\d_])")
+_MARKUP = re.compile(
+    r"</?(?:b|i|u|em|strong|p|br|code|span|div|li|ul|ol|h[1-6])(?:\s[^<>]*)?/?>"
+    r"|(?<![\w*])\*\*(?=[^\s*])(?P<bold>[^*]*[^\s*])\*\*(?![\w*])"
+    r"|(?<![\w*])\*(?=[^\s*])(?P<italic>[^*]*[^\W\d_][^*]*(?<!\s))\*(?![\w*])"
+    r"|(?<!\w)__(?=[^\s_])(?P<strong>[^_]*[^\s_])__(?!\w)"
+    r"|`(?P<code>[^`]+)`"
+)
 _GRAM, _PIECE, _CHANCE = 8, 128, 0.06
 
 
@@ -85,8 +95,15 @@ def _has_control(texts: Any) -> Any:
 
 
 def marks(text: str) -> list[str]:
-    """The numbers and the operators of a text in normal form, in their order."""
-    return _MARK.findall(text)
+    """The numbers and the operators of a text in normal form, in their order; marks of emphasis are none."""
+    return _MARK.findall(unmarked(text))
+
+
+def unmarked(text: str) -> str:
+    """A text without the marks by which Markdown and HTML set words off: `**bold**`, `*italic*`, `<b>bold</b>`."""
+    if not any(sign in text for sign in "*<_`"):
+        return text
+    return _MARKUP.sub(lambda found: next((one for one in found.groups() if one), ""), text)
 
 
 def masked(text: str) -> str:
@@ -109,6 +126,7 @@ def likeness(one: str, other: str, threshold: float, *, numbers: bool = True) ->
 
     It is 1 - edits / length of the longer text (Levenshtein), exact up to 4,000 characters.
     """
+    one, other = unmarked(one), unmarked(other)
     if one == other:
         return 1.0
     length = max(len(one), len(other))

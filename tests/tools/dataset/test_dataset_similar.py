@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.similarity.grams import KEYS, postings
 from ajet_tools.dataset.similarity.near import Clusters, Match, NearIndex, near_pairs
-from ajet_tools.dataset.similarity.text import allowed, edits, likeness, normal, normals
+from ajet_tools.dataset.similarity.text import allowed, edits, likeness, normal, normals, unmarked
 
 WORDS = ["".join(random.Random(n).choices("etaoinshrdlu", k=2 + n % 8)) for n in range(3000)]
 
@@ -222,3 +222,21 @@ def test_many_at_once_are_answered_as_one_by_one(seed: int) -> None:
 def test_a_threshold_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"between 0.5 and 1 \(got 5\)"):
         NearIndex(5)
+
+
+@pytest.mark.parametrize("mark", ["**{}**", "*{}*", "__{}__", "`{}`", "<b>{}</b>", "<em>{}</em>"])
+def test_marks_of_emphasis_make_no_other_text(mark: str) -> None:
+    chance = random.Random(0)
+    texts = [normal(" ".join([*chance.choices(WORDS, k=9), str(number)]) + "?") for number in range(100)]
+    marked = []
+    for text in texts:
+        words = text.split()
+        at = chance.randrange(len(words) - 1)
+        marked.append(" ".join([*words[:at], mark.format(words[at]), *words[at + 1 :]]))
+    found = {(pair.one, pair.other) for pair in near_pairs([*texts, *marked], 0.8)}
+    assert found == {(place, place + 100) for place in range(100)}
+
+
+def test_operators_are_no_marks_of_emphasis() -> None:
+    for text in ("what is 2 * 3 * 4?", "what is 2*x*4?", "x**2 + y**2", "a < b and b > c", "2 ** 3 ** 4"):
+        assert unmarked(text) == text
