@@ -209,14 +209,12 @@ async def _run(started: _Launcher, stdin: str, limits: Limits, ours: socket.sock
         await asyncio.gather(*readers, ended, flooded, writer, return_exceptions=True)
     seconds = time.monotonic() - began
     (out, _), (err, last) = (task.result() if not task.cancelled() else ("", "") for task in readers)
-    told: dict[str, Any] = {}
     ours.setblocking(False)
-    for line in _all(ours).splitlines():
-        told |= json.loads(line)
-    if not told:
+    stands, *reported = _all(ours).splitlines() or [b""]
+    if not stands:
         raise SandboxError(f"no program can be started: {err.strip()[-300:] or 'the sandbox printed nothing'}")
-    stopped = "output" if flood.is_set() else "time" if late else told.get("killed", "")
-    code = told.get("code", -signal.SIGKILL)
+    code, killed = _ending(reported)
+    stopped = "output" if flood.is_set() else "time" if late else killed
     return Ran(out, err, code, stopped or _limit(code, last), counted[0], round(seconds, 3))
 
 
@@ -227,6 +225,16 @@ def _all(ours: socket.socket) -> bytes:
         while chunk := ours.recv(_CHUNK):
             found += chunk
     return found
+
+
+def _ending(reported: list[bytes]) -> tuple[int, str]:
+    """Exit status and limit by the watcher's report. Without a report that makes sense the program was killed."""
+    try:
+        [ending] = map(json.loads, reported)
+        code, killed = ending.get("code", -signal.SIGKILL), ending.get("killed", "")
+    except (ValueError, RecursionError, AttributeError):
+        return -signal.SIGKILL, ""
+    return (code, killed) if type(code) is int and isinstance(killed, str) else (-signal.SIGKILL, "")
 
 
 def _limit(code: int, err: str) -> str:

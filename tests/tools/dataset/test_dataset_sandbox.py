@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -98,6 +99,46 @@ def test_an_exit_status_and_a_signal_are_told(unfenced: bool) -> None:
     assert run("raise SystemExit(3)").failure == "exit status 3"
     assert run("raise SystemExit(200)").code == 200
     assert run("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)").code == -11
+
+
+@pytest.mark.parametrize("forged", ['{"code": 0}', "no JSON", "[1]", '{"code": "0"}'])
+def test_nothing_but_stdio_reaches_a_program_however_many_files_are_open(
+    unfenced: bool, tmp_path: Path, forged: str
+) -> None:
+    code = f"""
+import os
+for number in range(3, 1100):
+    try:
+        os.write(number, {forged.encode()!r} + b"\\n")
+        print(number)
+    except OSError:
+        pass
+raise AssertionError
+"""
+    with ExitStack() as files:
+        for _ in range(300):
+            files.enter_context((tmp_path / "file").open("w"))
+        got = ran(code, unfenced=unfenced)
+    assert (got.code, got.stopped, got.stdout) == (1, "", "")
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or sys.platform != "linux", reason="only root takes the watcher's descriptors")
+@pytest.mark.parametrize("forged", ["no JSON", "[1]", '{"code": "0"}', '{"killed": 1}', '{"code": 0}'])
+def test_a_report_that_makes_no_sense_is_an_outcome(forged: str) -> None:
+    """Outside a fence a program of root's can take whatever it wants, but `run_code` does not raise."""
+    code = f"""
+import ctypes, os
+call = ctypes.CDLL(None).syscall
+watcher = os.pidfd_open(os.getppid())
+for number in range(3, 400):
+    taken = call(438, watcher, number, 0)
+    if taken >= 0:
+        try:
+            os.write(taken, {forged.encode()!r} + b"\\n")
+        except OSError:
+            pass
+"""
+    assert ran(code, unfenced=True).code == -9
 
 
 @pytest.mark.parametrize(
