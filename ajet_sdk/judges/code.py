@@ -1,14 +1,23 @@
 """`CodeJudge`: a task's tests, run on the program in an output, inside the sandbox.
 
 Tests are Python text, a list of statements, HumanEval's `check(candidate)` with `entry_point`, or a list of
-`{"input": …, "output": …}` for a program that reads and prints.
+`{"input": …, "output": …}` for a program that reads and prints. Tests and program are two processes, so that a program
+can neither read the tests nor say that they pass.
 """
 
 from __future__ import annotations
 
+import ast
+import asyncio
+import functools
+import json
 import re
-from collections.abc import Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+import secrets
+import socket
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from importlib.resources import files
 from typing import Any
 
 from ajet_sdk.errors import NoReward
@@ -22,6 +31,17 @@ __all__ = ["TESTS", "CodeJudge", "Tested", "code_in", "run_tests"]
 
 TESTS = ("tests", "test_list", "unit_tests", "test")
 """Where a task's metadata may have its tests."""
+_TESTER_SECONDS = 5.0
+"""Beyond the program's limit, which is to be met first."""
+_PREPARING = (
+    ast.Import,
+    ast.ImportFrom,
+    ast.FunctionDef,
+    ast.AsyncFunctionDef,
+    ast.ClassDef,
+    ast.Assign,
+    ast.AnnAssign,
+)
 _BLOCK = re.compile(r"```[ \t]*(?P<language>\w*)[^\n]*\n(?P<code>.*?)(?:```|\Z)", re.DOTALL)
 
 
@@ -68,19 +88,20 @@ class CodeJudge:
             self._checked = True
         text = text_of(output)
         tested = await run_tests(
-            code_in(text) or text, tests, task.metadata.get("entry_point"), self._run, apart=self.partial
-        )
+            code_in(text) or text, tests, task.metadata.get("entry_point"),
+            limits=self.limits, unfenced=self.unfenced, apart=self.partial,
+        )  # fmt: skip
         if not tested.total:
-            raise NoReward(f"the tests of task {task.task_id} are not in a known format: {str(tests)[:200]}")
+            raise NoReward(
+                f"the tests of task {task.task_id} are not in a known format, or do not call the program "
+                f"(`check` needs entry_point): {str(tests)[:200]}"
+            )
         whole = tested.passed == tested.total
         value = tested.passed / tested.total if self.partial else float(whole)
         reason = f"passes {tested.passed} of {tested.total} tests"
         if tested.failed is not None:
             reason += f"; {_why(tested.failed)}"
         return Verdict((Reward(name=self.name, value=value, reason=reason),), whole)
-
-    async def _run(self, code: str, stdin: str = "") -> Ran:
-        return await run_code(code, stdin=stdin, limits=self.limits, unfenced=self.unfenced)
 
 
 def _why(ran: Ran) -> str:
@@ -89,27 +110,86 @@ def _why(ran: Ran) -> str:
 
 
 async def run_tests(
-    code: str, tests: Any, entry_point: Any, run: Callable[..., Awaitable[Ran]], *, apart: bool = False
+    code: str, tests: Any, entry_point: Any, *, limits: Limits, unfenced: bool = False, apart: bool = False
 ) -> Tested:
     """Run a program's tests, until one fails; with `apart` all of them, each statement of a list by itself.
 
-    `total` is 0 where they cannot be read.
+    `total` is 0 where they cannot be read, or do not use the program. Raises as `run_code` does.
     """
     cases = list(_cases(tests, apart))
-    passed, first = 0, None
+    passed, total, first = 0, 0, None
     for case in cases:
         if isinstance(case, str):
-            ran = await run(f"{code}\n\n{_with_call(case, entry_point)}\n")
-            right = ran.ok
+            failed = await _run_apart(code, _with_call(case, entry_point), limits, unfenced=unfenced)
+            if isinstance(failed, _Unused):
+                continue
         else:
-            ran = await run(code, str(case.get("input", "")))
-            right = ran.ok and _lines(ran.stdout) == _lines(str(case["output"]))
-        passed += right
-        if not right:
-            first = first or ran
+            ran = await run_code(code, stdin=str(case.get("input", "")), limits=limits, unfenced=unfenced)
+            failed = None if ran.ok and _lines(ran.stdout) == _lines(str(case["output"])) else ran
+        total += 1
+        passed += failed is None
+        if failed is not None:
+            first = first or failed
             if not apart:
-                break
-    return Tested(passed, len(cases), first)
+                return Tested(passed, max(total, len(cases)), first)
+    return Tested(passed, total, first)
+
+
+class _Unused(Enum):
+    """Tests that cannot be read, or that end well and ask nothing of the program."""
+
+    UNUSED = "unused"
+
+
+async def _run_apart(code: str, tests: str, limits: Limits, *, unfenced: bool) -> Ran | _Unused | None:
+    """What came of tests that the program does not pass; None where it does.
+
+    Program and tests are two processes, each in a fence of its own: see `sandbox/tester.py`. The verdict is taken
+    from the tests' process alone, after the program's has ended.
+    """
+    nonce = secrets.token_hex(16)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        program = asyncio.create_task(
+            run_code(_side(f"serve({code!r})"), channel=theirs, limits=limits, unfenced=unfenced)
+        )
+        try:
+            tested = await run_code(
+                _side(f"test({tests!r}, {nonce!r})"), channel=ours, unfenced=unfenced,
+                limits=replace(limits, seconds=limits.seconds + _TESTER_SECONDS),
+            )  # fmt: skip
+            lines = [line.removeprefix(nonce) for line in tested.stderr.splitlines() if line.startswith(nonce)]
+            verdict: dict[str, Any] = {"passed": False, "gone": False, "why": tested.failure, "asked": 1}
+            verdict |= json.loads(lines[0]) if lines else {}
+            if verdict["gone"]:
+                ended = await program
+                why = ended.stderr if ended.stopped else f"{ended.stderr}\n{verdict['why']}"
+                return replace(ended, code=ended.code or 1, stderr=why)
+        finally:
+            program.cancel()
+            await asyncio.gather(program, return_exceptions=True)
+    if not verdict["asked"] or (verdict["passed"] and verdict["asked"] == 1):  # to load it is the first thing asked
+        return _Unused.UNUSED
+    if verdict["passed"]:
+        return None
+    return replace(tested, code=tested.code or 1, stderr=verdict["why"])
+
+
+@functools.cache
+def _sources() -> dict[str, str]:
+    folder = files("ajet_sdk.sandbox")
+    return {
+        f"ajet_sdk.sandbox.{name}": (folder / f"{name}.py").read_text(encoding="utf-8") for name in ("peer", "tester")
+    }
+
+
+def _side(call: str) -> str:
+    return f"""import sys, types
+for name, source in {_sources()!r}.items():
+    module = sys.modules[name] = types.ModuleType(name)
+    exec(source, vars(module))
+module.{call}
+"""
 
 
 def _cases(tests: Any, apart: bool) -> Iterator[str | Mapping[str, Any]]:
@@ -118,11 +198,23 @@ def _cases(tests: Any, apart: bool) -> Iterator[str | Mapping[str, Any]]:
         yield tests
     elif isinstance(tests, list | tuple):
         statements = [test for test in tests if isinstance(test, str)]
-        if statements:
-            yield from statements if apart else ["\n".join(statements)]
+        if statements and not apart:
+            yield "\n".join(statements)
+        elif statements:
+            shared = [text for text in statements if _prepares(text)]
+            yield from ("\n".join((*shared, text)) for text in statements if text not in shared)
         for test in tests:
             if isinstance(test, Mapping) and "output" in test:
                 yield test
+
+
+def _prepares(statement: str) -> bool:
+    """Whether a statement is an import, a definition or an assignment, which the others need."""
+    try:
+        parts = ast.parse(statement).body
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return False
+    return all(isinstance(part, _PREPARING) for part in parts)
 
 
 def _with_call(test: str, entry_point: Any) -> str:

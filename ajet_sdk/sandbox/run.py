@@ -99,8 +99,18 @@ class Ran:
         return last[:300] or (f"killed by signal {-self.code}" if self.code < 0 else f"exit status {self.code}")
 
 
-async def run_code(code: str, *, stdin: str = "", limits: Limits | None = None, unfenced: bool = False) -> Ran:
+async def run_code(
+    code: str,
+    *,
+    stdin: str = "",
+    channel: socket.socket | None = None,
+    limits: Limits | None = None,
+    unfenced: bool = False,
+) -> Ran:
     """Run a Python program and say what came of it; what the program does wrong never raises.
+
+    `channel` becomes its standard input and output, in place of `stdin` and of a `stdout` that is kept; it is closed
+    here once the program has it.
 
     Raises NoFence where nothing here fences it in and `unfenced` is not given, ConfigError where the system has no
     limits either (Windows), SandboxError where nothing could be started.
@@ -114,7 +124,7 @@ async def run_code(code: str, *, stdin: str = "", limits: Limits | None = None, 
             ours, theirs = map(held.enter_context, socket.socketpair())
             around = _without_fence if unfenced else _inside_fence
             started = held.enter_context(around(text, limits, theirs.fileno()))
-            return await _run(started, stdin, limits, ours, theirs)
+            return await _run(started, stdin, channel, limits, ours, theirs)
     except OSError as error:
         raise SandboxError(f"no program can be started: {error}") from error
 
@@ -178,14 +188,24 @@ def _command(directory: str, limits: Limits, report: int, *, user: int, fenced: 
     return [sys.executable, "-I", "-S", "-c", _source(), json.dumps(asked)]
 
 
-async def _run(started: _Launcher, stdin: str, limits: Limits, ours: socket.socket, theirs: socket.socket) -> Ran:
+async def _run(
+    started: _Launcher,
+    stdin: str,
+    channel: socket.socket | None,
+    limits: Limits,
+    ours: socket.socket,
+    theirs: socket.socket,
+) -> Ran:
     began = time.monotonic()
+    inout = asyncio.subprocess.PIPE if channel is None else channel.fileno()
     process = await asyncio.create_subprocess_exec(
         *started.command,
-        stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        stdin=inout, stdout=inout, stderr=asyncio.subprocess.PIPE,
         cwd=started.directory, env={}, pass_fds=started.descriptors, start_new_session=True,
     )  # fmt: skip
     theirs.close()
+    if channel is not None:
+        channel.close()
     flood, counted = asyncio.Event(), [0]
     readers = [
         asyncio.create_task(_read(stream, limits, counted, flood)) for stream in (process.stdout, process.stderr)

@@ -67,7 +67,8 @@ class Programs:
             return await run_code(code, stdin=stdin, limits=self.limits, unfenced=self.unfenced)
 
     async def _run_tests(self, code: str, tests: Any, entry_point: Any) -> Verdict:
-        tested = await run_tests(code, tests, entry_point, self._run)
+        async with self.running:
+            tested = await run_tests(code, tests, entry_point, limits=self.limits, unfenced=self.unfenced)
         if not tested.total:
             return Verdict(False, "the tests cannot be read", {"tests": str(tests)[:_LONGEST]}, failed=True)
         if tested.failed is None:

@@ -1,0 +1,305 @@
+# ruff: noqa: E501 - programs, one a line
+"""A task's tests against programs that want to pass without being right, and against honest ones of every form."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from ajet_sdk.errors import NoReward
+from ajet_sdk.judges.code import CodeJudge
+from ajet_sdk.sandbox.fence import NoFence, fence
+from ajet_sdk.types import Task
+
+ASSERTS = [
+    "import math", "assert double(2) == 4", "assert abs(double(1.5) - 3.0) < 1e-6", "assert double('a') in ['aa']",
+    "assert math.isclose(double(0.25), 0.5)", "assert double(3) == 6, 'six'",
+    "assert all(map(lambda n: double(n) == n + n, range(20, 30)))", "assert double([7]).count(7) == 2",
+]  # fmt: skip
+CHECK = "METADATA = {}\n\ndef check(candidate):\n" + "\n".join(f"    {line}" for line in ASSERTS[1:]).replace(
+    "double", "candidate"
+).replace("math.isclose", "__import__('math').isclose")
+CASES = """
+import unittest
+
+class TestDouble(unittest.TestCase):
+    def test_numbers(self):
+        self.assertEqual(double(2), 4)
+        self.assertAlmostEqual(double(1.5), 3.0)
+
+    def test_text(self):
+        self.assertTrue(double("ab").startswith("abab"))
+
+if __name__ == "__main__":
+    unittest.main()
+"""
+FORMS: dict[str, dict[str, Any]] = {
+    "asserts": {"test_list": ASSERTS},
+    "check": {"test": CHECK, "entry_point": "double"},
+    "cases": {"tests": CASES},
+    "functions": {"tests": "def test_double():\n    assert double(2) == 4\n    assert double('a') == 'aa'"},
+    "read and print": {"tests": [{"input": "2", "output": "4"}, {"input": "15", "output": "30"}]},
+}
+EVIL = """
+class Evil:
+    def __init__(self, *a, **k): pass
+    def __call__(self, *a, **k): return self
+    def __getattr__(self, name): return self
+    def __eq__(self, other): return True
+    __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __eq__
+    def __bool__(self): return True
+    def __hash__(self): return 4
+    def __sub__(self, other): return 0.0
+    __rsub__ = __mod__ = __truediv__ = __sub__
+    def __abs__(self): return self
+    def __float__(self): return 3.0
+    def __iter__(self): return iter([])
+    def __instancecheck__(self, other): return True
+"""
+WRONG = "def double(x):\n    return None\n"
+CHEATS = {
+    "exit": "exit()", "exit in the call": "def double(x): exit()",
+    "sys.exit": "import sys\nsys.exit(0)", "sys.exit in the call": "import sys\ndef double(x): sys.exit(0)",
+    "os._exit": "import os\nos._exit(0)", "os._exit in the call": "import os\ndef double(x): os._exit(0)",
+    "SystemExit": "raise SystemExit", "SystemExit in the call": "def double(x): raise SystemExit",
+    "SystemExit after a definition": WRONG + "raise SystemExit(0)",
+    "atexit": f"import atexit, os\natexit.register(os._exit, 0)\n{WRONG}",
+    "excepthook": f"import sys, os\nsys.excepthook = lambda *a: os._exit(0)\n{WRONG}",
+    "timer": f"import threading, os\nthreading.Timer(0.0, os._exit, (0,)).start()\n{WRONG}",
+    "fork": f"import os\nif os.fork(): os._exit(0)\n{WRONG}",
+    "signal": "import os, signal\ndef double(x): os.kill(os.getpid(), signal.SIGTERM)",
+    "StopIteration": "def double(x): raise StopIteration",
+    "SkipTest": "import unittest\ndef double(x): raise unittest.SkipTest",
+    "AssertionError": "def double(x): raise AssertionError",
+    "KeyboardInterrupt": "def double(x): raise KeyboardInterrupt",
+    "always equal": f"{EVIL}\ndouble = lambda x: Evil()",
+    "always equal itself": f"{EVIL}\ndouble = Evil()",
+    "a str that is always equal": "class S(str):\n    def __eq__(s, o): return True\n    __contains__ = startswith = __eq__"
+    "\ndouble = lambda x: S('x')",
+    "a float that is always equal": "class F(float):\n    def __eq__(s, o): return True\n    __sub__ = __rsub__ = "
+    "lambda s, o: F(0)\n    __lt__ = __eq__\ndouble = lambda x: F(1)",
+    "a list that is always equal": "class L(list):\n    def __eq__(s, o): return True\n    index = lambda s, o: 0\n"
+    "double = lambda x: L([1])",
+    "builtins": "import builtins\nbuiltins.abs = builtins.all = builtins.map = lambda *a: 0\n" + WRONG,
+    "names of builtins": "abs = lambda *a: 0\nall = any = map = isinstance = lambda *a: True\n" + WRONG,
+    "names of modules": "class math:\n    isclose = staticmethod(lambda *a: True)\n" + WRONG,
+    "math itself": "import math\nmath.isclose = lambda *a: True\n" + WRONG,
+    "unittest": "import unittest\nunittest.TestCase.assertEqual = unittest.TestCase.assertTrue = "
+    "unittest.TestCase.assertAlmostEqual = lambda *a: None\nunittest.main = lambda *a: None\n" + WRONG,
+    "AssertionError itself": "import builtins\nclass AssertionError(Exception):\n    def __new__(*a): exit()\n"
+    "builtins.AssertionError = AssertionError\n" + WRONG,
+    "check": WRONG + "check = lambda candidate: None",
+    "a trace": "import sys\ndef t(f, e, a):\n    f.f_globals['double'] = None\n    return t\nsys.settrace(t)\n" + WRONG,
+    "frames": "import sys, re\ndef double(x):\n    f = sys._getframe()\n    while f:\n        for v in list(f.f_globals"
+    ".values()) + list(f.f_locals.values()):\n            m = re.search(r'double\\(%r\\) == (.*)' % x, str(v))\n"
+    "            if m: return eval(m[1])\n        f = f.f_back",
+    "files": "import glob, re\ndef double(x):\n    for p in glob.glob('/**/program.py', recursive=True) + "
+    "glob.glob('/proc/*/cmdline') + glob.glob('/proc/*/fd/*'):\n        try: t = open(p, errors='replace').read(1<<20)\n"
+    "        except Exception: continue\n        m = re.search(r'double\\(%r\\) == (\\w+)' % x, t)\n"
+    "        if m: return eval(m[1])",
+    "memory": "import os, re\ndef double(x):\n  for pid in filter(str.isdigit, os.listdir('/proc')):\n    try:\n"
+    "      m = open(f'/proc/{pid}/mem', 'rb', 0)\n      for l in open(f'/proc/{pid}/maps'):\n"
+    "        a, b = (int(n, 16) for n in l.split()[0].split('-'))\n        m.seek(a); t = m.read(b - a)\n"
+    "        found = re.search(rb'double\\(%d\\) == (\\d+)' % x, t)\n        if found: return int(found[1])\n"
+    "    except Exception: pass",
+    "descriptors": "import os, json\nfor fd in range(64):\n    try: os.write(fd, b'{\"passed\": true, \"code\": 0, "
+    "\"gone\": false, \"asked\": 9}\\n')\n    except OSError: pass\n" + WRONG,
+    "replies ahead": "import os\nfor fd in range(64):\n    try: os.write(fd, b'[\"is\", true, \"\", []]\\n' * 99)\n"
+    "    except OSError: pass\n" + WRONG,
+    "a reply of another type": "import json\njson.dumps = lambda *a: '[\"is\", [\"yours\", 0], \"\", []]'\n" + WRONG,
+    "an endless reply": "import os\ndef double(x):\n    while True:\n        for fd in range(3, 64):\n"
+    "            try: os.write(fd, b'[' * 65536)\n            except OSError: pass",
+    "the output": "print('all tests pass'); print('4'); print('30')\n" + WRONG,
+    "the result of comparing": "def double(x):\n    class R:\n        def __eq__(self, other):\n"
+    "            return other\n    return R()",
+    "no program": "", "no function": "pass", "a syntax error": "def double(x)", "unicode": "\ud800\u0000\u202e",
+    "an empty class": "class double:\n    def __init__(self, x): pass",
+    "a mock": "from unittest.mock import MagicMock\ndouble = MagicMock()",
+    "ANY": "from unittest.mock import ANY\ndouble = lambda x: ANY",
+    "NaN": "double = lambda x: float('nan')",
+    "numpy": "import numpy\ndouble = lambda x: numpy.array([True])",
+}  # fmt: skip
+DOUBLE = "def double(x):\n    return x + x\n"
+READS = f"{DOUBLE}if __name__ == '__main__':\n    try: print(double(int(input())))\n    except EOFError: pass"
+
+
+HONEST: dict[str, tuple[str, dict[str, Any]]] = {
+    "a class": (
+        "class Stack:\n    def __init__(self): self.items = []\n    def push(self, x): self.items.append(x); return self\n"
+        "    def pop(self):\n        if not self.items: raise IndexError('pop from empty stack')\n"
+        "        return self.items.pop()\n    def __len__(self): return len(self.items)\n"
+        "    def __iter__(self): return iter(self.items)\n    def __getitem__(self, i): return self.items[i]\n"
+        "    def __repr__(self): return f'Stack({self.items})'\n    @property\n    def top(self): return self.items[-1]",
+        {"tests": "s = Stack()\nassert not s and len(s) == 0\ns.push(1).push(2)\nassert s.top == 2 and s[0] == 1 and 2 in s\n"
+        "assert list(s) == [1, 2] == s.items and str(s) == 'Stack([1, 2])' and isinstance(s, Stack)\n"
+        "assert not isinstance(3, Stack) and hasattr(s, 'push') and not hasattr(s, 'shift')\n"
+        "assert s.pop() == 2 and s.pop() == 1\ntry:\n    s.pop()\n    assert False\n"
+        "except IndexError as error:\n    assert 'empty' in str(error)\ns.limit = 3\nassert s.limit == 3"},
+    ),
+    "operators": (
+        "from dataclasses import dataclass\n@dataclass(frozen=True)\nclass V:\n    x: int\n    y: int\n"
+        "    def __add__(self, o): return V(self.x + o.x, self.y + o.y)\n"
+        "    def __sub__(self, o): return V(self.x - o.x, self.y - o.y)\n"
+        "    def __mul__(self, k): return V(self.x * k, self.y * k)\n    __rmul__ = __mul__\n"
+        "    def __lt__(self, o): return self.x < o.x\n    def __neg__(self): return V(-self.x, -self.y)",
+        {"test_list": ["assert V(1, 2) + V(3, 4) == V(4, 6)", "assert V(1, 2) != V(2, 1)", "assert (V(1, 2) * 3).y == 6",
+         "assert 3 * V(1, 2) == V(3, 6)", "assert sorted([V(2, 0), V(1, 0)])[0].x == 1", "assert -V(1, 2) == V(-1, -2)",
+         "assert V(3, 3) - V(1, 2) == V(2, 1)", "assert V(1, 2) != (1, 2)", "assert [V(1, 2)] == [V(1, 2)]"]},
+    ),
+    "a generator": (
+        "import itertools\ndef count(n):\n    for i in itertools.count(n): yield i\ndef up(n):\n    yield from range(n)",
+        {"tests": "g = count(3)\nassert next(g) == 3 and next(g) == 4\nassert list(up(3)) == [0, 1, 2]\n"
+         "assert [x for x, _ in zip(count(1), 'ab')] == [1, 2] and sum(up(4)) == 6\nu = up(1)\nnext(u)\ntry:\n    next(u)\n"
+         "    assert False\nexcept StopIteration:\n    pass"},
+    ),
+    "exceptions": (
+        "class Base(Exception): pass\nclass TooBig(Base, ValueError):\n    def __init__(self, n):\n"
+        "        super().__init__(f'{n} is too big')\n        self.n = n\ndef f(n):\n    if n > 9: raise TooBig(n)\n"
+        "    if n < 0: raise ValueError('negative')\n    return {}[n] if n == 3 else open('/no/file') if n == 4 else n",
+        {"tests": "import unittest\nclass T(unittest.TestCase):\n    def test_f(self):\n"
+         "        self.assertRaises(ValueError, f, -1)\n        with self.assertRaisesRegex(Base, 'too big') as c: f(10)\n"
+         "        self.assertEqual(c.exception.n, 10)\n        self.assertIsInstance(c.exception, TooBig)\n"
+         "        with self.assertRaises(KeyError): f(3)\n        with self.assertRaises(FileNotFoundError): f(4)\n"
+         "        self.assertEqual(f(2), 2)\nunittest.main()"},
+    ),
+    "in place": (
+        "def rotate(m):\n    m[:] = [list(r) for r in zip(*m[::-1])]\ndef dedupe(xs):\n    xs[:] = sorted(set(xs))\n"
+        "    return len(xs)\ndef put(d, k): d.setdefault(k, []).append(1)",
+        {"tests": "m = [[1, 2], [3, 4]]\nrow = m\nrotate(m)\nassert m == [[3, 1], [4, 2]] and row is m\nxs = [3, 1, 3]\n"
+         "k = dedupe(xs)\nassert xs[:k] == [1, 3]\nd = {'a': []}\na = d['a']\nput(d, 'a')\nput(d, 'b')\n"
+         "assert a == [1] and d == {'a': [1], 'b': [1]}"},
+    ),
+    "callbacks": (
+        "def apply(f, xs): return [f(x) for x in xs]\ndef memo(f):\n    seen = {}\n    def g(*a):\n"
+        "        if a not in seen: seen[a] = f(*a)\n        return seen[a]\n    return g\n"
+        "def take(it, n): return [x for x, _ in zip(it, range(n))]\ndef safe(f):\n    try: return f()\n"
+        "    except ValueError as e: return str(e)",
+        {"tests": "assert apply(lambda x: x + 1, [1, 2]) == [2, 3] and apply(str, (1,)) == ['1']\ncalls = []\n@memo\n"
+         "def slow(x):\n    calls.append(x)\n    return x * x\nassert slow(3) == slow(3) == 9 and calls == [3]\n"
+         "import itertools\nassert take(itertools.count(), 3) == [0, 1, 2]\n"
+         "def bad(): raise ValueError('no')\nassert safe(bad) == 'no' and apply(lambda x: apply(lambda y: y * x, [x]), [2]) == [[4]]"},
+    ),
+    "nodes of the tests": (
+        "def total(node): return node.value + total(node.left) + total(node.right) if node else 0\n"
+        "class Solution:\n    def invert(self, node):\n        if node: node.left, node.right = node.right, node.left\n"
+        "        return node",
+        {"tests": "class Node:\n    def __init__(self, value, left=None, right=None):\n"
+         "        self.value, self.left, self.right = value, left, right\n\ndef check(invert):\n"
+         "    root = Node(1, Node(2), Node(3, Node(4)))\n    assert total(root) == 10\n    again = invert(root)\n"
+         "    assert again is root and root.left.value == 3", "entry_point": "Solution().invert"},
+    ),
+    "values": (
+        "import datetime, decimal, fractions, collections, enum\nP = collections.namedtuple('P', 'x y')\n"
+        "class C(enum.IntEnum):\n    A = 1\nLIMIT = 3\ndef f(n):\n    return [None, True, 1.5, float('inf'), 2j, b'x', (1, [2]), {1, 2},"
+        " frozenset('a'), {(1, 2): 'x'}, decimal.Decimal('1.10'), fractions.Fraction(1, 3), datetime.date(2024, 2, 29),"
+        " datetime.timedelta(days=1), P(1, 2), C.A, collections.Counter('aab'), collections.deque([1]), range(3),"
+        " 10 ** 5000, '\\ud800é', bytearray(b'y'), collections.defaultdict(list, a=[1])][n]\ndef same(x): return x",
+        {"tests": "from datetime import date, timedelta\nfrom decimal import Decimal\nfrom fractions import Fraction\n"
+         "from collections import deque\nexpected = [None, True, 1.5, float('inf'), 2j, b'x', (1, [2]), {1, 2}, frozenset('a'),"
+         " {(1, 2): 'x'}, Decimal('1.10'), Fraction(1, 3), date(2024, 2, 29), timedelta(days=1), (1, 2), 1,"
+         " {'a': 2, 'b': 1}, deque([1]), range(3), 10 ** 5000, '\\ud800é', bytearray(b'y'), {'a': [1]}]\n"
+         "for n, value in enumerate(expected):\n    assert f(n) == value and same(value) == value, n\n"
+         "assert f(14).x == 1 and LIMIT == 3 and type(f(1)) is bool and type(f(2)) is float\n"
+         "assert same({1: 'a'}) == {1: 'a'} and f(-1)['a'] == [1]"},
+    ),
+    "a name of a built-in function": ("def sum(a, b): return a + b", {"test_list": ["assert sum(1, 2) == 3"]}),
+    "printing": (
+        "import sys\ndef hello(name): print('hello', name)\nprint('loaded')",
+        {"tests": "import io, contextlib\nout = io.StringIO()\nwith contextlib.redirect_stdout(out):\n    hello('you')\n"
+         "assert out.getvalue() == 'hello you\\n'"},
+    ),
+    "asyncio": (
+        "import asyncio\nasync def f(x):\n    await asyncio.sleep(0)\n    return x + 1",
+        {"tests": "import asyncio\nasync def main():\n    assert await f(1) == 2\n    assert await asyncio.gather(f(1), f(2)) == [2, 3]\n"
+         "asyncio.run(main())"},
+    ),
+    "a context manager and a closure": (
+        "class Lock:\n    held = False\n    def __enter__(self):\n        self.held = True\n        return self\n"
+        "    def __exit__(self, *raised): self.held = False\ndef counter():\n    n = 0\n    def up():\n"
+        "        nonlocal n\n        n += 1\n        return n\n    return up",
+        {"tests": "with Lock() as lock:\n    assert lock.held\nassert lock.held is False\nup = counter()\n"
+         "assert [up(), up(), counter()()] == [1, 2, 1]"},
+    ),
+    "recursion": (
+        "def depth(n):\n    return n if n == 0 else depth(n - 1)\ndef nested(n):\n    return [] if n == 0 else [nested(n - 1)]",
+        {"tests": "assert depth(900) == 0\nx = nested(150)\nassert len(x) == 1\ntry:\n    depth(10 ** 6)\n    assert False\n"
+         "except RecursionError:\n    pass"},
+    ),
+}  # fmt: skip
+
+NUMPY = (
+    "import numpy as np\ndef f(n): return np.arange(n, dtype='float32').reshape(1, n)\ndef total(a): return np.sum(a)\n"
+    "def zero(a): a[:] = 0",
+    {"tests": "assert np.allclose(f(3), [[0, 1, 2]]) and f(2).dtype == np.float32 and f(3).shape == (1, 3)\n"
+     "assert total(np.ones((2, 2))) == 4 and isinstance(total(np.ones(2)), np.floating)\na = np.ones(2)\nzero(a)\n"
+     "assert (a == 0).all()"},
+    )  # fmt: skip
+
+
+def reward(code: str, metadata: dict[str, Any], **options: Any) -> float:
+    judge = CodeJudge(**{"unfenced": UNFENCED, "seconds": 8, **options})
+    value: float = asyncio.run(judge(f"```python\n{code}\n```", Task(metadata=metadata))).rewards[0].value
+    return value
+
+
+def _has_fence() -> bool:
+    try:
+        fence()
+    except NoFence:
+        return False
+    return True
+
+
+UNFENCED = not _has_fence()
+
+
+async def rewarded(form: str, **options: Any) -> dict[str, float]:
+    """The cheats that earn something."""
+    judge = CodeJudge(unfenced=UNFENCED, seconds=2, **options)
+    running = asyncio.Semaphore(4)
+
+    async def value(code: str) -> float:
+        async with running:
+            verdict = await judge(f"```python\n{code}\n```", Task(metadata=FORMS[form]))
+            return float(verdict.rewards[0].value)
+
+    values = await asyncio.gather(*map(value, CHEATS.values()))
+    return {name: earned for name, earned in zip(CHEATS, values, strict=True) if earned}
+
+
+@pytest.mark.parametrize("form", ["asserts", "check", pytest.param("read and print", marks=pytest.mark.slow)])
+def test_no_cheat_earns_a_reward(form: str) -> None:
+    assert asyncio.run(rewarded(form)) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("partial", [False, True])
+def test_no_cheat_earns_a_part_of_the_reward(form: str, *, partial: bool) -> None:
+    assert asyncio.run(rewarded(form, partial=partial)) == {}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_right_program_passes_tests_of_every_form(form: str) -> None:
+    assert reward(READS, FORMS[form]) == reward(READS, FORMS[form], partial=True) == 1.0
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_an_honest_program_passes(name: str) -> None:
+    code, metadata = HONEST[name]
+    assert reward(code, metadata) == 1.0
+
+
+def test_arrays_cross_by_value() -> None:
+    pytest.importorskip("numpy")
+    assert reward(*NUMPY, unfenced=True) == 1.0  # a fence shows what is installed beside this Python only
+
+
+@pytest.mark.parametrize(
+    "tests", ["def check(candidate):\n    assert candidate(1) == 2", "pass", "assert 1 == 1", "def f("]
+)
+def test_tests_that_do_not_call_the_program_are_the_datas_fault(tests: str) -> None:
+    with pytest.raises(NoReward, match="do not call the program"):
+        reward("candidate = check = lambda *a: 2", {"tests": tests})
