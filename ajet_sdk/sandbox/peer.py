@@ -260,7 +260,7 @@ class Peer:
 
     def encode_object(self, value: Any) -> list[Any]:
         if isinstance(value, type) and issubclass(value, BaseException):
-            if getattr(builtins, value.__name__, None) is value:
+            if value in vars(builtins).values():
                 return ["builtin error", value.__name__]
             bases = [self.encode(base) for base in value.__bases__ if issubclass(base, BaseException)]
             return ["error class", self.number(value), value.__name__, bases]

@@ -40,6 +40,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "check": {"test": CHECK, "entry_point": "double"},
     "cases": {"tests": CASES},
     "functions": {"tests": "def test_double():\n    assert double(2) == 4\n    assert double('a') == 'aa'"},
+    "a loop": {"tests": "assert all(map(lambda n: double(n) == n + n, range(2, 5)))"},
+    "near": {"tests": "assert abs(double(2) - 4) < 1e-6"},
     "read and print": {"tests": [{"input": "2", "output": "4"}, {"input": "15", "output": "30"}]},
 }
 EVIL = """
@@ -269,7 +271,7 @@ async def rewarded(form: str, **options: Any) -> dict[str, float]:
     return {name: earned for name, earned in zip(CHEATS, values, strict=True) if earned}
 
 
-@pytest.mark.parametrize("form", ["asserts", "check", pytest.param("read and print", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("form", ["asserts", "check", "a loop", "near"])
 def test_no_cheat_earns_a_reward(form: str) -> None:
     assert asyncio.run(rewarded(form)) == {}
 
