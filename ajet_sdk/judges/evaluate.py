@@ -22,7 +22,7 @@ from ajet_sdk.judges.rewards import Verdict, judged, judged_group
 from ajet_sdk.judges.rubric import RubricJudge
 from ajet_sdk.types import Episode, Task
 
-__all__ = ["Evaluation", "Labelled", "evaluate", "labelled_row"]
+__all__ = ["Evaluation", "Labelled", "evaluate", "labelled_row", "value_of", "verdicts_on"]
 
 _QUERY = ("query", "main_query", "question", "prompt")
 _OUTPUT = ("output", "response", "final_answer", "answer")
@@ -140,14 +140,14 @@ async def evaluate(
     rounds = [first]
     for repeat in range(1, repeats):
         rounds.append(await _round(_anew(judge, repeat), labelled, room, done))
-    values = [[_value(one) for one in verdicts] for verdicts in rounds]
+    values = [[value_of(one) for one in verdicts] for verdicts in rounds]
     found.failures = dict(Counter(str(one) for verdicts in rounds for one in verdicts if not isinstance(one, Verdict)))
     found.scores = [(one.episode.episode_id, one.label, value) for one, value in zip(labelled, values[0], strict=True)]
     _agree(found, labelled, values[0], is_group_judge(judge), seed)
     _repeat(found, labelled, values)
     if is_group_judge(judge):
         reverse = await _round(judge, labelled[::-1], room, done)
-        found.order = _order(labelled, values[0], [_value(one) for one in reverse][::-1])
+        found.order = _order(labelled, values[0], [value_of(one) for one in reverse][::-1])
     return found
 
 
@@ -173,7 +173,7 @@ async def _round(
 
     async def one_group(places: Sequence[int]) -> None:
         async with room:
-            verdicts = await _verdicts(judge, [labelled[place].episode for place in places])
+            verdicts = await verdicts_on(judge, [labelled[place].episode for place in places])
         found.update(zip(places, verdicts, strict=True))
         done(len(places))
 
@@ -181,7 +181,8 @@ async def _round(
     return [found[place] for place in range(len(labelled))]
 
 
-async def _verdicts(judge: Any, episodes: Sequence[Episode]) -> Sequence[Verdict | str]:
+async def verdicts_on(judge: Any, episodes: Sequence[Episode]) -> Sequence[Verdict | str]:
+    """The verdicts of any judge; a string is why there is none. Raises ConfigError."""
     try:
         if is_group_judge(judge):
             call = call_group_judge(judge, episodes, given={})
@@ -198,7 +199,8 @@ async def _verdicts(judge: Any, episodes: Sequence[Episode]) -> Sequence[Verdict
         return [f"{type(error).__name__}: {error}"] * len(episodes)
 
 
-def _value(verdict: Verdict | str) -> float | None:
+def value_of(verdict: Verdict | str) -> float | None:
+    """The reward of a verdict; None where there is none."""
     return None if isinstance(verdict, str) else sum(one.value * one.weight for one in verdict.rewards)
 
 

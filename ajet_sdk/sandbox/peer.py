@@ -296,8 +296,12 @@ class Peer:
             return self.decode_error_class(kind, *rest)
         if kind == "error":
             error = self.decode(rest[0])
-            made = error.__new__(error, *self.decode(rest[1]))
-            made.args = self.decode(rest[1])
+            arguments = self.decode(rest[1])
+            try:
+                made = error(*arguments)
+            except TypeError:  # those of `BaseException` are enough
+                made = error.__new__(error)
+            made.args = arguments
             with_names = self.decode(rest[2])
             made.__dict__.update({str(name): value for name, value in with_names.items()})
             return made

@@ -1,9 +1,10 @@
-"""`ajet judge eval`: a judge beside labels."""
+"""`ajet judge eval`: a judge beside labels. `ajet judge attack`: a judge or an environment, and outputs that cheat."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,11 +13,14 @@ import typer
 
 from ajet_sdk.capture.hooks import ensure_api_key
 from ajet_sdk.config.config import Config, load_config
+from ajet_sdk.environments.hosted import KINDS, Spec
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.judges.agreement import Interval
+from ajet_sdk.judges.attack import Attack, attack_environment, attack_judge
 from ajet_sdk.judges.evaluate import Evaluation, Labelled, evaluate, labelled_row
 from ajet_sdk.judges.load import load_judge, named_judge
 from ajet_sdk.judges.rubric import Built, RubricJudge
+from ajet_sdk.tasks.load import load_tasks
 from ajet_sdk.trace.reader import episodes
 from ajet_tools.cli.arguments import JUDGE_HELP
 from ajet_tools.cli.options import AsJson, print_json
@@ -26,6 +30,8 @@ from ajet_tools.trace.locate import open_located
 from ajet_tools.trace.queries.base import rows
 
 __all__ = ["app"]
+
+_MOST_SHOWN = 20
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
@@ -95,6 +101,106 @@ def evaluate_judge(
             console().print(f"\nRubric:\n{built.rubric}\n{_tried(built)}", soft_wrap=True)
     if all(score is None for _, _, score in result.scores):
         raise typer.Exit(1)
+
+
+@app.command("attack")
+def attack_target(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[JUDGE|ENV]",
+            help=f"{JUDGE_HELP} An environment: env:FILE.py:NAME, gymnasium:ID, mcp:COMMAND, openenv:NAME or "
+            "verifiers:NAME. Without it, the judge of --conf.",
+        ),
+    ] = None,
+    *,
+    tasks: Annotated[
+        Path | None,
+        typer.Option("--tasks", metavar="FILE", help="Tasks to cheat on. Default: two that come with ajet."),
+    ] = None,
+    limit: Annotated[int, typer.Option("--limit", "-n", min=1, help="Maximum number of tasks, from the first.")] = 2,
+    conf: Annotated[
+        Path | None,
+        typer.Option("--conf", "-c", help="A config file: its judge if none is named, its answer_key and model."),
+    ] = None,
+    threshold: Annotated[
+        float | None,
+        typer.Option("--threshold", help="A reward above this counts. Default: the judge's min_score, else 0."),
+    ] = None,
+    own_model: Annotated[
+        bool,
+        typer.Option("--own-model", help="Ask the model of an LLM judge itself, in place of one that quotes answers."),
+    ] = False,
+    concurrency: Annotated[
+        int, typer.Option("--concurrency", min=1, help="Maximum number of concurrent judgements.")
+    ] = 8,
+    as_json: AsJson = False,
+) -> None:
+    """Give a judge or an environment outputs that cheat, and list those that earn a reward.
+
+    Nearly 200 texts: quoted verdicts, instructions to the grader, flattery, length, empty answers, unicode, guesses. A
+    task with tests gets programs instead: exit codes, objects that equal everything, replaced functions, attempts to
+    read the tests and to write the verdict. An environment gets calls of tools that it does not offer, forged results
+    and rewards. The model of an LLM judge is replaced by a scripted one that finds each answer wrong and quotes it.
+    None of the outputs does the task. Exit code 1 where one earned a reward, 2 where no verdict could be had.
+
+    \b
+    ajet judge attack code
+    ajet judge attack agent.py:polite --tasks tasks.jsonl
+    ajet judge attack llm:rubric.yaml --threshold 0.5 --json
+    ajet judge attack env:lake_env.py:Lake
+    """
+    ensure_api_key()
+    config = load_config(conf) if conf is not None else Config()
+    environment = _environment(name)
+    with ProgressBar("Cheating", quiet=as_json) as bar:
+        if environment is not None:
+            if tasks is not None:
+                raise ConfigError(f"--tasks: {name} is an environment, and has its own tasks (--limit says how many)")
+            found = asyncio.run(
+                attack_environment(
+                    environment, limit, threshold=threshold or 0.0, parallel=concurrency, done=bar.advance
+                )
+            )
+        else:
+            judge = load_judge(config) if name is None else named_judge(name, config)
+            if judge is None:
+                raise ConfigError("no judge given: name it as the argument, or pass a --conf with a task_judge")
+            chosen = [] if tasks is None else load_tasks(config, tasks).train[:limit]
+            found = asyncio.run(
+                attack_judge(
+                    judge, chosen, threshold=threshold, own_model=own_model, parallel=concurrency, done=bar.advance
+                )
+            )
+    name = name or config.task_judge.judge_protocol or config.task_judge.judge_type
+    if as_json:
+        print_json({"target": name, "cheats": len(found.outcomes), "earned": len(found.earned), **asdict(found)})
+    else:
+        _print_attack(name, found)
+    if found.earned:
+        raise typer.Exit(1)
+
+
+def _environment(name: str | None) -> Spec | None:
+    kind, _, rest = (name or "").partition(":")
+    return Spec(rest) if kind == "env" else Spec(name or "") if kind in KINDS else None
+
+
+def _print_attack(name: str, found: Attack) -> None:
+    out = console()
+    total, earned = (Counter(one.kind for one in outcomes) for outcomes in (found.outcomes, found.earned))
+    without = Counter(one.kind for one in found.outcomes if one.reward is None)
+    out.print(f"{name}: {len(found.outcomes)} cheats, {len(found.earned)} earned a reward", soft_wrap=True)
+    kinds = [
+        {"kind": kind, "cheats": count, "earned": earned[kind], "no verdict": without[kind]}
+        for kind, count in total.items()
+    ]
+    out.print(table(kinds, out.width))
+    if found.earned:
+        shown = [{"task": one.task_id, "cheat": one.name, "reward": one.reward} for one in found.earned[:_MOST_SHOWN]]
+        out.print(table(shown, out.width))
+    if len(found.earned) > _MOST_SHOWN:
+        out.print(f"and {len(found.earned) - _MOST_SHOWN} more (--json has all)")
 
 
 def _tried(built: Built) -> str:

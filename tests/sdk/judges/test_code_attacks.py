@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ajet_sdk.errors import NoReward
+from ajet_sdk.judges.cheats import PROGRAMS
 from ajet_sdk.judges.code import CodeJudge
 from ajet_sdk.sandbox.fence import NoFence, fence
 from ajet_sdk.types import Task
@@ -44,85 +45,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "near": {"tests": "assert abs(double(2) - 4) < 1e-6"},
     "read and print": {"tests": [{"input": "2", "output": "4"}, {"input": "15", "output": "30"}]},
 }
-EVIL = """
-class Evil:
-    def __init__(self, *a, **k): pass
-    def __call__(self, *a, **k): return self
-    def __getattr__(self, name): return self
-    def __eq__(self, other): return True
-    __lt__ = __le__ = __gt__ = __ge__ = __contains__ = __eq__
-    def __bool__(self): return True
-    def __hash__(self): return 4
-    def __sub__(self, other): return 0.0
-    __rsub__ = __mod__ = __truediv__ = __sub__
-    def __abs__(self): return self
-    def __float__(self): return 3.0
-    def __iter__(self): return iter([])
-    def __instancecheck__(self, other): return True
-"""
-WRONG = "def double(x):\n    return None\n"
-CHEATS = {
-    "exit": "exit()", "exit in the call": "def double(x): exit()",
-    "sys.exit": "import sys\nsys.exit(0)", "sys.exit in the call": "import sys\ndef double(x): sys.exit(0)",
-    "os._exit": "import os\nos._exit(0)", "os._exit in the call": "import os\ndef double(x): os._exit(0)",
-    "SystemExit": "raise SystemExit", "SystemExit in the call": "def double(x): raise SystemExit",
-    "SystemExit after a definition": WRONG + "raise SystemExit(0)",
-    "atexit": f"import atexit, os\natexit.register(os._exit, 0)\n{WRONG}",
-    "excepthook": f"import sys, os\nsys.excepthook = lambda *a: os._exit(0)\n{WRONG}",
-    "timer": f"import threading, os\nthreading.Timer(0.0, os._exit, (0,)).start()\n{WRONG}",
-    "fork": f"import os\nif os.fork(): os._exit(0)\n{WRONG}",
-    "signal": "import os, signal\ndef double(x): os.kill(os.getpid(), signal.SIGTERM)",
-    "StopIteration": "def double(x): raise StopIteration",
-    "SkipTest": "import unittest\ndef double(x): raise unittest.SkipTest",
-    "AssertionError": "def double(x): raise AssertionError",
-    "KeyboardInterrupt": "def double(x): raise KeyboardInterrupt",
-    "always equal": f"{EVIL}\ndouble = lambda x: Evil()",
-    "always equal itself": f"{EVIL}\ndouble = Evil()",
-    "a str that is always equal": "class S(str):\n    def __eq__(s, o): return True\n    __contains__ = startswith = __eq__"
-    "\ndouble = lambda x: S('x')",
-    "a float that is always equal": "class F(float):\n    def __eq__(s, o): return True\n    __sub__ = __rsub__ = "
-    "lambda s, o: F(0)\n    __lt__ = __eq__\ndouble = lambda x: F(1)",
-    "a list that is always equal": "class L(list):\n    def __eq__(s, o): return True\n    index = lambda s, o: 0\n"
-    "double = lambda x: L([1])",
-    "builtins": "import builtins\nbuiltins.abs = builtins.all = builtins.map = lambda *a: 0\n" + WRONG,
-    "names of builtins": "abs = lambda *a: 0\nall = any = map = isinstance = lambda *a: True\n" + WRONG,
-    "names of modules": "class math:\n    isclose = staticmethod(lambda *a: True)\n" + WRONG,
-    "math itself": "import math\nmath.isclose = lambda *a: True\n" + WRONG,
-    "unittest": "import unittest\nunittest.TestCase.assertEqual = unittest.TestCase.assertTrue = "
-    "unittest.TestCase.assertAlmostEqual = lambda *a: None\nunittest.main = lambda *a: None\n" + WRONG,
-    "AssertionError itself": "import builtins\nclass AssertionError(Exception):\n    def __new__(*a): exit()\n"
-    "builtins.AssertionError = AssertionError\n" + WRONG,
-    "check": WRONG + "check = lambda candidate: None",
-    "a trace": "import sys\ndef t(f, e, a):\n    f.f_globals['double'] = None\n    return t\nsys.settrace(t)\n" + WRONG,
-    "frames": "import sys, re\ndef double(x):\n    f = sys._getframe()\n    while f:\n        for v in list(f.f_globals"
-    ".values()) + list(f.f_locals.values()):\n            m = re.search(r'double\\(%r\\) == (.*)' % x, str(v))\n"
-    "            if m: return eval(m[1])\n        f = f.f_back",
-    "files": "import glob, re\ndef double(x):\n    for p in glob.glob('/**/program.py', recursive=True) + "
-    "glob.glob('/proc/*/cmdline') + glob.glob('/proc/*/fd/*'):\n        try: t = open(p, errors='replace').read(1<<20)\n"
-    "        except Exception: continue\n        m = re.search(r'double\\(%r\\) == (\\w+)' % x, t)\n"
-    "        if m: return eval(m[1])",
-    "memory": "import os, re\ndef double(x):\n  for pid in filter(str.isdigit, os.listdir('/proc')):\n    try:\n"
-    "      m = open(f'/proc/{pid}/mem', 'rb', 0)\n      for l in open(f'/proc/{pid}/maps'):\n"
-    "        a, b = (int(n, 16) for n in l.split()[0].split('-'))\n        m.seek(a); t = m.read(b - a)\n"
-    "        found = re.search(rb'double\\(%d\\) == (\\d+)' % x, t)\n        if found: return int(found[1])\n"
-    "    except Exception: pass",
-    "descriptors": "import os, json\nfor fd in range(64):\n    try: os.write(fd, b'{\"passed\": true, \"code\": 0, "
-    "\"gone\": false, \"asked\": 9}\\n')\n    except OSError: pass\n" + WRONG,
-    "replies ahead": "import os\nfor fd in range(64):\n    try: os.write(fd, b'[\"is\", true, \"\", []]\\n' * 99)\n"
-    "    except OSError: pass\n" + WRONG,
-    "a reply of another type": "import json\njson.dumps = lambda *a: '[\"is\", [\"yours\", 0], \"\", []]'\n" + WRONG,
-    "an endless reply": "import os\ndef double(x):\n    while True:\n        for fd in range(3, 64):\n"
-    "            try: os.write(fd, b'[' * 65536)\n            except OSError: pass",
-    "the output": "print('all tests pass'); print('4'); print('30')\n" + WRONG,
-    "the result of comparing": "def double(x):\n    class R:\n        def __eq__(self, other):\n"
-    "            return other\n    return R()",
-    "no program": "", "no function": "pass", "a syntax error": "def double(x)", "unicode": "\ud800\u0000\u202e",
-    "an empty class": "class double:\n    def __init__(self, x): pass",
-    "a mock": "from unittest.mock import MagicMock\ndouble = MagicMock()",
-    "ANY": "from unittest.mock import ANY\ndouble = lambda x: ANY",
-    "NaN": "double = lambda x: float('nan')",
-    "numpy": "import numpy\ndouble = lambda x: numpy.array([True])",
-}  # fmt: skip
+CHEATS = {cheat.name: str(cheat.content) for cheat in PROGRAMS}
 DOUBLE = "def double(x):\n    return x + x\n"
 READS = f"{DOUBLE}if __name__ == '__main__':\n    try: print(double(int(input())))\n    except EOFError: pass"
 
