@@ -77,12 +77,9 @@ class Remote:
         return self._peer.ask("call", self, arguments, named)
 
     def __eq__(self, other: object) -> Any:
-        if self is other or not isinstance(other, Remote):
-            return self is other or NotImplemented
-        return self._peer.ask("eq", self, other) is True
+        return self is other or (isinstance(other, Remote) and self._peer.ask("eq", self, other) is True)
 
-    def __hash__(self) -> int:
-        return int(self._number)
+    __hash__ = object.__hash__
 
     def __contains__(self, value: Any) -> bool:
         return any(value is item or value == item for item in self)
@@ -107,7 +104,7 @@ class Remote:
 def forward(name: str, *, turned: bool = False) -> Callable[..., Any]:
     def operation(self: Remote, *values: Any) -> Any:
         if name in BETWEEN and not all(isinstance(value, Remote) for value in values):
-            return NotImplemented
+            raise TypeError(f"{name}: an object of the program is not held against plain data")
         return self._peer.ask(name, *((*values, self) if turned else (self, *values)))
 
     return operation

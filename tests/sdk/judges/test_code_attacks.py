@@ -43,6 +43,8 @@ FORMS: dict[str, dict[str, Any]] = {
     "functions": {"tests": "def test_double():\n    assert double(2) == 4\n    assert double('a') == 'aa'"},
     "a loop": {"tests": "assert all(map(lambda n: double(n) == n + n, range(2, 5)))"},
     "near": {"tests": "assert abs(double(2) - 4) < 1e-6"},
+    "by method": {"tests": "assert double(2).__eq__(4)\nassert double('a').__contains__('aa')"},
+    "within": {"tests": "assert 3 < double(2) <= 4 and round(double(2)) == max(double(2), 3) == 4"},
     "read and print": {"tests": [{"input": "2", "output": "4"}, {"input": "15", "output": "30"}]},
 }
 CHEATS = {cheat.name: str(cheat.content) for cheat in PROGRAMS}
