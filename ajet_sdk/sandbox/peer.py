@@ -19,6 +19,7 @@ import json
 import operator
 import os
 import sys
+import threading
 import types
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -129,6 +130,8 @@ class Peer:
         os.close(nothing)
         self.code, self.gone, self.asked = code, False, 0
         self.module = types.ModuleType("__main__")
+        self.turn = threading.RLock()
+        """One thread asks at a time; it may ask again while it answers."""
         self.objects: dict[int, Any] = {}
         self.numbers: dict[int, int] = {}
         self.remotes: dict[int, Any] = {}
@@ -155,6 +158,10 @@ class Peer:
 
     def ask(self, operation: str, *arguments: Any) -> Any:
         """What the other side answers. Raises what it raises, and Gone."""
+        with self.turn:
+            return self._ask(operation, arguments)
+
+    def _ask(self, operation: str, arguments: tuple[Any, ...]) -> Any:
         if self.gone:
             raise Gone
         self.asked += 1

@@ -131,6 +131,11 @@ HONEST: dict[str, tuple[str, dict[str, Any]]] = {
          "assert f(14).x == 1 and LIMIT == 3 and type(f(1)) is bool and type(f(2)) is float\n"
          "assert same({1: 'a'}) == {1: 'a'} and f(-1)['a'] == [1]"},
     ),
+    "threads": (
+        "def f(x, g): return g(x) + sum(range(1000))",
+        {"tests": "from concurrent.futures import ThreadPoolExecutor\nwith ThreadPoolExecutor(8) as pool:\n"
+         "    assert list(pool.map(lambda x: f(x, lambda y: y * 2), range(200))) == [2 * x + 499500 for x in range(200)]"},
+    ),
     "a name of a built-in function": ("def sum(a, b): return a + b", {"test_list": ["assert sum(1, 2) == 3"]}),
     "printing": (
         "import sys\ndef hello(name): print('hello', name)\nprint('loaded')",
