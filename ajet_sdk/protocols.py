@@ -85,6 +85,12 @@ class Sampling:
         """Whether the logits are changed otherwise than by temperature and limits (`engines.local.logits`)."""
         return bool(_logits_of(self) != _NO_LOGITS)
 
+    @property
+    def plain(self) -> bool:
+        """Whether the recorded log-probabilities are the model's alone: at temperature 1, or of a greedy call."""
+        limited = self.temperature != 1 or self.top_p < 1 or self.top_k > 0 or self.min_p > 0
+        return not self.processed and (self.temperature <= 0 or not limited)
+
     @lru_cache(maxsize=256)  # noqa: B019  # a value: nearly all calls of a run have the same
     def as_dict(self) -> Mapping[str, Any]:
         """As JSON holds it; rarer parameters only where they say something."""

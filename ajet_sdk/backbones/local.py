@@ -32,7 +32,7 @@ from ajet_sdk.learn.learner import Learner, open_learner
 from ajet_sdk.learn.probe import Probe
 from ajet_sdk.learn.reload import check_export
 from ajet_sdk.learn.scores import TokenScores, trained_calls
-from ajet_sdk.learn.teacher import Teacher, distill, open_teacher
+from ajet_sdk.learn.teacher import Teacher, distill, open_teacher, unscored
 from ajet_sdk.protocols import Sampling
 from ajet_sdk.reporting.loggers import Loggers
 from ajet_sdk.reporting.metrics import add_prefix, episode_metrics, reason_for_no_samples, staleness
@@ -84,7 +84,7 @@ async def local(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
         learner = await open_learner(config, probe, total, loggers.say)
         teacher = None
         try:
-            teacher = await open_teacher(config, learner.tokenizer)
+            teacher = await open_teacher(config, learner.tokenizer, learner.trainer.model)
             with freeze_gc():
                 return await _LocalRun(job, gateway, writer, learner, loggers, total, stored, teacher).run()
         finally:
@@ -226,7 +226,8 @@ class _LocalRun:
         if samples:
             scores, begun = TokenScores(), time.perf_counter()
             if self.teacher is not None:
-                samples, said = await distill(samples, self.teacher)
+                async with self.sampler.exclusive():  # the student's weights say which tokens could be drawn
+                    samples, said = await distill(samples, self.teacher, self._sampling(episodes))
                 metrics |= add_prefix("train", said) | {"time/teacher": time.perf_counter() - begun}
             learnt = await self._update(step, samples, self._sampling(episodes), scores)
             ended = time.perf_counter()
@@ -309,6 +310,8 @@ class _LocalRun:
         wrong = balance(batch.ledger, [c for e in episodes for c in e.calls])
         if wrong:
             raise TrainingError("the ledger does not balance: " + "; ".join(wrong[:5]))
+        if not self.loggers.history["train/tokens_unmaskable"] and (line := unscored(self.common.algorithm, batch)):
+            self.loggers.say(line)
         return batch
 
     def _sampling(self, episodes: Sequence[Episode]) -> Mapping[str, Sampling]:

@@ -227,6 +227,13 @@ class Config(Section):
                 "rollout.max_staleness",
                 "must be 0 with rollout.deterministic {got}: otherwise timing decides which weights sample a call",
             )
+        drawn = (rollout.temperature, rollout.top_p, max(rollout.top_k, 0))
+        if self.trainer_common.algorithm.remote_teacher and rollout.sampling == "run" and drawn != (1.0, 1.0, 0):
+            raise wrong(
+                "rollout.temperature",
+                "must be 1.0 {got}, and top_p and top_k without effect, for opd with a teacher at an endpoint: it "
+                "returns log-probabilities of that distribution only. Or name the teacher as a directory",
+            )
         both = {"max_model_len", "max_response_length_in_one_turn"} <= rollout.model_fields_set
         if both and rollout.max_response_length_in_one_turn > rollout.max_model_len:
             raise wrong(

@@ -55,12 +55,19 @@ class Algorithm(Section):
     teacher: str | None = key(
         None,
         "opd: teacher with the same tokenizer: a directory, EXPERIMENT@STEP or EXPERIMENT@latest, a Hugging Face name, "
-        "or the URL of an endpoint that returns `prompt_logprobs`, such as vLLM (`http://HOST:PORT/v1`).",
+        "or the URL of an endpoint that returns `prompt_logprobs`, such as vLLM (`http://HOST:PORT/v1`). An endpoint "
+        "scores tokens at temperature 1 without limits, bias, penalties or grammar: rollout.temperature must be 1.0, "
+        "and calls that were sampled otherwise are not trained (outcome `unmaskable`).",
     )
     teacher_model: str | None = key(None, "opd: model name at the teacher's endpoint; null: the first one it lists.")
     teacher_key_env: str = key(
         "OPENAI_API_KEY", "opd: environment variable that holds the API key of the teacher's endpoint."
     )
+
+    @property
+    def remote_teacher(self) -> bool:
+        """Whether the teacher is an endpoint, which scores tokens as its model alone does."""
+        return self.adv_estimator == "opd" and (self.teacher or "").startswith(("http://", "https://"))
 
     @property
     def stored(self) -> bool:

@@ -5,13 +5,17 @@ The objective is the reverse KL divergence from student to teacher over the stud
 eq. 1). Of a sampled token x it has the estimate log student(x) - log teacher(x), whose negative is the token's reward,
 undiscounted, as in Lu et al. (2025, "On-Policy Distillation", Thinking Machines Lab): the gradient is the policy
 gradient with that advantage.
+
+Both sides are the distributions that the token was drawn under: the teacher's logits go through the same mask, bias,
+penalties and temperature, and of `top_p`, `top_k` and `min_p` it is given the student's support. A teacher equal to the
+student therefore gives no gradient, whatever the sampling.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -22,13 +26,17 @@ from ajet_sdk.engines.frozen import source_of
 from ajet_sdk.engines.http import Endpoint
 from ajet_sdk.engines.local.loading import load_model
 from ajet_sdk.errors import ConfigError, EngineError, RequestRefused
-from ajet_sdk.learn.batches import collate, micro_batches, trained_length, trained_positions
+from ajet_sdk.learn.batches import MicroBatch, collate, micro_batches, trained_length, trained_positions
 from ajet_sdk.learn.losses import score
+from ajet_sdk.learn.trainer import policy_pass
+from ajet_sdk.protocols import Sampling, Tokenizer
+from ajet_sdk.samples.build import Batch
 from ajet_sdk.tokens.huggingface import HFTokenizer
 from ajet_sdk.types import Floats, Sample
 
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
+    from ajet_sdk.config.trainer_schema import Algorithm
 
 __all__ = ["LocalTeacher", "RemoteTeacher", "Teacher", "distill", "open_teacher"]
 
@@ -42,8 +50,8 @@ _ALIKE = 0.9
 class Teacher(Protocol):
     """Whose log-probabilities are learnt from."""
 
-    async def logprobs(self, samples: Sequence[Sample]) -> list[Floats]:
-        """Of each sample's learnt tokens, in order, at temperature 1."""
+    async def logprobs(self, samples: Sequence[Sample], sampling: Mapping[str, Sampling]) -> list[Floats]:
+        """Of each sample's learnt tokens, in order, under the `sampling` of their calls, by `call_id`."""
         ...
 
     async def aclose(self) -> None:
@@ -51,12 +59,12 @@ class Teacher(Protocol):
         ...
 
 
-async def open_teacher(config: Config, tokenizer: HFTokenizer) -> Teacher | None:
+async def open_teacher(config: Config, tokenizer: HFTokenizer, student: Any) -> Teacher | None:
     """The teacher that the config names; None where none is. Raises ConfigError where its tokenizer is another one."""
     algorithm = config.trainer_common.algorithm
     if algorithm.adv_estimator != "opd" or algorithm.teacher is None:
         return None
-    if algorithm.teacher.startswith(("http://", "https://")):
+    if algorithm.remote_teacher:
         key = os.environ.get(algorithm.teacher_key_env) or "none"
         teacher = RemoteTeacher(Endpoint(algorithm.teacher, key, timeout=_SECONDS), tokenizer, algorithm.teacher_model)
         await teacher.check()
@@ -66,23 +74,31 @@ async def open_teacher(config: Config, tokenizer: HFTokenizer) -> Teacher | None
         path = str(place)
     elif "@" in path and (source := source_of(path, config)) is not None:
         path = source.path or path
-    return await asyncio.to_thread(_load, config, path, tokenizer)
+    return await asyncio.to_thread(_load, config, path, tokenizer, student)
 
 
-def _load(config: Config, path: str, tokenizer: HFTokenizer) -> LocalTeacher:
+def _load(config: Config, path: str, tokenizer: HFTokenizer, student: Any) -> LocalTeacher:
     if HFTokenizer(path).hf.get_vocab() != tokenizer.hf.get_vocab():
         raise ConfigError(
             f"trainer_common.algorithm.teacher: {path} has another tokenizer than the trained model, so its "
             "log-probabilities are not comparable; use a teacher of the same family"
         )
     model = load_model(path, dtype=config.model.dtype, device=config.model.device)
-    return LocalTeacher(model.requires_grad_(False), config.trainer_common.micro_batch_tokens)
+    return LocalTeacher(model.requires_grad_(False), config.trainer_common.micro_batch_tokens, tokenizer, student)
 
 
-async def distill(samples: Sequence[Sample], teacher: Teacher) -> tuple[list[Sample], dict[str, float]]:
-    """The samples with the teacher's advantages, and the mean estimate of the divergence, in nats a token."""
+async def distill(
+    samples: Sequence[Sample], teacher: Teacher, sampling: Mapping[str, Sampling]
+) -> tuple[list[Sample], dict[str, float]]:
+    """The samples with the teacher's advantages, and the mean estimate of the divergence, in nats a token.
+
+    Args:
+        samples: what the student sampled.
+        teacher: what scores it.
+        sampling: how each call was sampled, by `call_id`.
+    """
     told, differences = [], []
-    for sample, theirs in zip(samples, await teacher.logprobs(samples), strict=True):
+    for sample, theirs in zip(samples, await teacher.logprobs(samples, sampling), strict=True):
         at = trained_positions(sample)
         advantages = np.zeros(len(sample.advantages), np.float32)
         advantages[at] = theirs - sample.timeline.logprobs[at]
@@ -94,34 +110,60 @@ async def distill(samples: Sequence[Sample], teacher: Teacher) -> tuple[list[Sam
     return told, {"teacher_kl": float(-every.mean())}
 
 
+def unscored(algorithm: Algorithm, batch: Batch) -> str | None:
+    """What a user is told of a batch in which the teacher cannot score calls as they were sampled; None: it can."""
+    tokens = int(batch.metrics.get("train/tokens_unmaskable", 0))
+    if not tokens or not algorithm.remote_teacher:
+        return None
+    return (
+        f"{tokens} of {int(batch.metrics['train/tokens_sampled'])} tokens were sampled at another temperature than 1, "
+        f"or with limits, bias, penalties or a grammar, which {algorithm.teacher} cannot apply: they are not trained "
+        "(outcome unmaskable). To train them, name the teacher as a directory, or leave these parameters out"
+    )
+
+
 class LocalTeacher:
-    """A model in this process."""
+    """A model in this process. Nothing may be sampled from `student` while it scores."""
 
-    def __init__(self, model: Any, micro_batch_tokens: int) -> None:
-        self.model, self._tokens = model, micro_batch_tokens
+    def __init__(self, model: Any, micro_batch_tokens: int, tokenizer: Tokenizer, student: Any) -> None:
+        self.model, self._tokens, self._tokenizer, self._student = model, micro_batch_tokens, tokenizer, student
 
-    async def logprobs(self, samples: Sequence[Sample]) -> list[Floats]:
-        return await asyncio.to_thread(self._logprobs, samples)
+    async def logprobs(self, samples: Sequence[Sample], sampling: Mapping[str, Sampling]) -> list[Floats]:
+        return await asyncio.to_thread(self._logprobs, samples, sampling)
 
-    def _logprobs(self, samples: Sequence[Sample]) -> list[Floats]:
+    def _logprobs(self, samples: Sequence[Sample], sampling: Mapping[str, Sampling]) -> list[Floats]:
         found: list[Floats] = [np.zeros(0, np.float32)] * len(samples)
         device = next(self.model.parameters()).device
         for group in micro_batches([trained_length(sample) for sample in samples], self._tokens):
-            batch = collate([samples[i] for i in group], device=device)
+            batch = collate([samples[i] for i in group], sampling, device, self._tokenizer)
             with torch.no_grad():
-                scored_N = score(self.model, batch, entropy=False).logprobs_N.float().cpu().numpy()
+                support_MV = None if batch.limits is None else self._support(batch)
+                scored_N = score(self.model, batch, entropy=False, support_MV=support_MV).logprobs_N
+                scored_N = scored_N.float().cpu().numpy()
             begin = 0
             for i in group:
                 end = begin + len(trained_positions(samples[i]))
                 found[i], begin = scored_N[begin:end], end
         return found
 
+    def _support(self, batch: MicroBatch) -> torch.Tensor:
+        """The tokens that the student could draw, as wide as the teacher's vocabulary, whose padding may differ."""
+        with policy_pass(self._student):
+            support_MV = score(self._student, batch, entropy=False).support_MV
+        assert support_MV is not None
+        width = self.model.get_output_embeddings().weight.shape[0]
+        return torch.nn.functional.pad(support_MV, (0, width - support_MV.shape[1]))
+
     async def aclose(self) -> None:
         """There is nothing to let go of."""
 
 
 class RemoteTeacher:
-    """An endpoint that takes token ids and returns `prompt_logprobs`, as vLLM's completions route does."""
+    """An endpoint that takes token ids and returns `prompt_logprobs`, as vLLM's completions route does.
+
+    Those are the model's own, whatever the request says of temperature, bias or grammar: it scores plain calls only
+    (`Sampling.plain`), and `samples_of` leaves out the others.
+    """
 
     def __init__(self, endpoint: Endpoint, tokenizer: HFTokenizer, model: str | None) -> None:
         self._endpoint, self._tokenizer, self._model = endpoint, tokenizer, model
@@ -134,7 +176,7 @@ class RemoteTeacher:
         ids = self._tokenizer.encode("What is 6 times 7? It is 42.")
         await self._ask(ids, np.arange(1, len(ids)))
 
-    async def logprobs(self, samples: Sequence[Sample]) -> list[Floats]:
+    async def logprobs(self, samples: Sequence[Sample], sampling: Mapping[str, Sampling]) -> list[Floats]:
         await self._name()
         return list(await asyncio.gather(*(self._of(sample) for sample in samples)))
 

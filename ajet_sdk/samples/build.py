@@ -70,7 +70,7 @@ def build(
     failure_reward: float | None = None,
     decode: Decode | None = None,
     template: ChatTemplate | None = None,
-    maskable: Callable[[Call], bool] | None = None,
+    scorable: Callable[[Call], bool] | None = None,
 ) -> Batch:
     """Fold episodes into samples.
 
@@ -89,8 +89,8 @@ def build(
             episodes are left out. Never given to an infrastructure fault.
         decode: as of `merge`.
         template: as of `merge`.
-        maskable: whether the trainer can apply the mask of a call that was sampled under a grammar; where it can't,
-            the call is left out. None: it can.
+        scorable: whether trainer and teacher can score a call under the distribution that it was sampled from; where
+            they can't, it is left out as `unmaskable`. None: they can.
     """
     if estimator not in get_args(Estimator):
         known = ", ".join(get_args(Estimator))
@@ -102,7 +102,7 @@ def build(
     ]
     newest = None if policy_version is None or max_staleness is None else policy_version - max_staleness
     for draft in drafts:
-        draft.rule_out(newest, maskable)
+        draft.rule_out(newest, scorable)
     zero = _advantages([draft for draft in drafts if draft.counts], estimator, normalize_std)
     limits = (max_tokens, max_lengths, max_samples)
     samples = [sample for draft in drafts for sample in draft.samples(*limits)]

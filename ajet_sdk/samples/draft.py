@@ -83,7 +83,7 @@ class Draft:
             turns[call.agent].setdefault(call.request_id or call.call_id, len(turns[call.agent]))
         return {c.call_id: len(turns[c.agent]) - 1 - turns[c.agent][c.request_id or c.call_id] for c in calls}
 
-    def rule_out(self, newest: int | None, maskable: Callable[[Call], bool] | None) -> None:
+    def rule_out(self, newest: int | None, scorable: Callable[[Call], bool] | None) -> None:
         """Note each call that is left out for a reason of its own or of its episode; the first that holds."""
         for call in self.episode.calls:
             outcome: Outcome | None = None
@@ -99,7 +99,7 @@ class Draft:
                 outcome = "failed"
             elif newest is not None and call.policy_version is not None and call.policy_version < newest:
                 outcome = "stale"
-            elif maskable is not None and call.sampling.get("grammar") and not maskable(call):
+            elif scorable is not None and not scorable(call):
                 outcome = "unmaskable"
             if outcome is not None:
                 self.outcomes[call.call_id] = outcome

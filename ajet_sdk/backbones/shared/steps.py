@@ -10,12 +10,13 @@ import random
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.protocols import Engine, Tokenizer
+from ajet_sdk.protocols import Engine, Sampling, Tokenizer
 from ajet_sdk.reporting.loggers import Display
 from ajet_sdk.rollout.attempts import Attempt, seed_of
 from ajet_sdk.rollout.episode import run_batch
@@ -120,7 +121,8 @@ def samples_of(
 
     Timelines are at most `max_tokens` long, by default the model's context. With a `policy_version`, the updates behind
     the trainer, what is older than `rollout.max_staleness` is left out. `masks`: the trainer applies those of
-    grammars, as far as a grammar admits the reply by the tokenizer; else calls sampled under one are left out.
+    grammars, as far as a grammar admits the reply by the tokenizer; else calls sampled under one are left out. Of `opd`
+    with a teacher at an endpoint, every call is that was not sampled plainly.
     """
     algorithm, rollout, data = config.trainer_common.algorithm, config.rollout, config.data
     return build(
@@ -136,12 +138,19 @@ def samples_of(
         failure_reward=rollout.failure_reward,
         decode=tokenizer.decode,
         template=ChatTemplate.known(tokenizer),
-        maskable=lambda call: masks and _admitted(call, tokenizer),
+        scorable=partial(_scorable, tokenizer, masks, algorithm.remote_teacher),
     )
 
 
-def _admitted(call: Call, tokenizer: Tokenizer) -> bool:
-    return call.output_ids is not None and admits(call.sampling["grammar"], tokenizer, call.output_ids.tolist())
+def _scorable(tokenizer: Tokenizer, masks: bool, plain_only: bool, call: Call) -> bool:
+    """Whether a call's tokens can be scored as they were sampled, by the trainer and, with `plain_only`, a teacher that
+    applies nothing."""
+    if plain_only and not Sampling.of(call.sampling).plain:
+        return False
+    grammar = call.sampling.get("grammar")
+    if not grammar:
+        return True
+    return masks and call.output_ids is not None and admits(grammar, tokenizer, call.output_ids.tolist())
 
 
 def training_sampling(config: Config) -> SamplingOverride | None:

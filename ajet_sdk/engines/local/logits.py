@@ -102,7 +102,8 @@ class _Bias:
     def __call__(self, logits_KV: torch.Tensor, output_ids: Sequence[int], places_K: Sequence[int]) -> torch.Tensor:
         bias_V = logits_KV.new_zeros(logits_KV.shape[1])
         for token, value in self.bias:
-            bias_V[token] = value
+            if token < len(bias_V):  # a teacher may round the vocabulary up less
+                bias_V[token] = value
         return logits_KV + bias_V
 
 

@@ -31,7 +31,8 @@ _REASONS = {
     "undelivered": "not trained: the reply did not reach the agent",
     "failed": "not trained: the episode failed",
     "stale": "not trained: it is older than rollout.max_staleness allows",
-    "unmaskable": "not trained: it was sampled under a grammar (structured output), whose mask the trainer can't apply",
+    "unmaskable": "not trained: it was sampled under a grammar (structured output), or with a teacher at an endpoint "
+    "under other parameters, which the trainer or the teacher can't apply",
     "zero_advantage": "not trained: its advantage is 0 (all attempts of the group got the same reward, or there is "
     "no reward)",
     "truncated": "not trained: it is beyond the maximum length of a training sequence",

@@ -54,11 +54,11 @@ def sample(*ways: Sampling) -> list[Sampled]:
     return asyncio.run(main())
 
 
-def defined(how: Sampling, reply: Sampled) -> list[float]:
+def defined(how: Sampling, reply: Sampled, policy: Any = None) -> list[float]:
     """The log-probabilities by the definition of each parameter, a token at a time."""
     ids = [*PROMPT, *reply.output_ids]
     with torch.no_grad():
-        logits_TV = POLICY(input_ids=torch.tensor([ids])).logits[0, len(PROMPT) - 1 : -1].double()
+        logits_TV = (policy or POLICY)(input_ids=torch.tensor([ids])).logits[0, len(PROMPT) - 1 : -1].double()
     found = []
     for at, row in enumerate(logits_TV):
         output = list(reply.output_ids[:at])

@@ -78,14 +78,14 @@ def endpoint_of(model: Any, tokenizer: HFTokenizer, *, shift: int = 0) -> Starle
 async def asked(url: str, tokenizer: HFTokenizer) -> list[Any]:
     teacher = RemoteTeacher(Endpoint(f"{url}/v1", "none", timeout=600, retries=0), tokenizer, None)
     try:
-        return await teacher.logprobs(SAMPLES)
+        return await teacher.logprobs(SAMPLES, {})
     finally:
         await teacher.aclose()
 
 
 def test_a_teacher_says_the_same_in_this_process_and_at_an_endpoint(teacher_model: Any, tiny_model: Path) -> None:
     tokenizer = HFTokenizer(tiny_model)
-    local = asyncio.run(LocalTeacher(teacher_model, 1).logprobs(SAMPLES))
+    local = asyncio.run(LocalTeacher(teacher_model, 1, tokenizer, teacher_model).logprobs(SAMPLES, {}))
     with serving(endpoint_of(teacher_model, tokenizer)) as url:
         remote = asyncio.run(asked(url, tokenizer))
     for one, here, there in zip(SAMPLES, local, remote, strict=True):
@@ -109,7 +109,8 @@ def test_another_tokenizer_is_refused(teacher_model: Any, tiny_model: Path, tmp_
 
 def opened(teacher: str, tokenizer: HFTokenizer) -> Any:
     algorithm = {"adv_estimator": "opd", "teacher": teacher, "teacher_model": "big"}
-    return asyncio.run(open_teacher(load_config(values={"trainer_common": {"algorithm": algorithm}}), tokenizer))
+    values = {"trainer_common": {"algorithm": algorithm}, "rollout": {"temperature": 1.0}}
+    return asyncio.run(open_teacher(load_config(values=values), tokenizer, None))
 
 
 def test_what_cannot_be_a_teacher_is_refused_before_training(tiny_model: Path) -> None:
@@ -135,7 +136,7 @@ def test_an_endpoint_without_prompt_logprobs_says_so(tiny_model: Path) -> None:
 
 
 def test_a_tokens_advantage_is_how_much_likelier_the_teacher_finds_it(teacher_model: Any) -> None:
-    told, metrics = asyncio.run(distill(SAMPLES, LocalTeacher(teacher_model, 10**6)))
+    told, metrics = asyncio.run(distill(SAMPLES, LocalTeacher(teacher_model, 10**6, None, None), {}))
     expected = [[value + 2.0 for value in by_hand(teacher_model, one)] for one in SAMPLES]
     for one, advantages in zip(told, expected, strict=True):
         assert one.advantages[one.timeline.loss_mask].tolist() == pytest.approx(advantages, abs=1e-5)
@@ -145,11 +146,11 @@ def test_a_tokens_advantage_is_how_much_likelier_the_teacher_finds_it(teacher_mo
 
 def test_a_token_that_the_teacher_cannot_say_is_an_error() -> None:
     class Silent(LocalTeacher):
-        async def logprobs(self, samples: Any) -> Any:
+        async def logprobs(self, samples: Any, sampling: Any) -> Any:
             return [np.full(int(one.timeline.loss_mask.sum()), -np.inf, np.float32) for one in samples]
 
     with pytest.raises(EngineError, match="is not finite"):
-        asyncio.run(distill(SAMPLES, Silent(None, 1)))
+        asyncio.run(distill(SAMPLES, Silent(None, 1, None, None), {}))
 
 
 def mean_gradient(student: Any, teacher: Any, prompt: list[int]) -> dict[str, torch.Tensor]:
@@ -157,7 +158,7 @@ def mean_gradient(student: Any, teacher: Any, prompt: list[int]) -> dict[str, to
     with torch.no_grad():
         logprobs_V = torch.log_softmax(student(input_ids=torch.tensor([prompt])).logits[0, -1], -1)
     samples = [sample([*prompt, x], [len(prompt)], logprobs_V[x].item()) for x in range(len(logprobs_V))]
-    told, _ = asyncio.run(distill(samples, LocalTeacher(teacher, 10**6)))
+    told, _ = asyncio.run(distill(samples, LocalTeacher(teacher, 10**6, None, student), {}))
     batch = collate(told)
     loss_N, _ = loss_of(score(student, batch, entropy=False), batch, LossSettings())
     (loss_N * logprobs_V.exp()).sum().backward()
