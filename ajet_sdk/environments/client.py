@@ -6,11 +6,13 @@ Every endpoint is a POST of `{env_type, task_id, instance_id, messages, params}`
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import time
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.errors import EnvironmentUnavailable, SignatureError
@@ -30,7 +32,8 @@ _NO_FEEDBACK = "The environment gave no feedback; give valid input and try again
 class GymEnv:
     """One environment of one episode. Its calls block; a run creates and releases it.
 
-    What its methods raise, or those of a subclass, is an infrastructure fault of the episode.
+    What its methods raise, or those of a subclass, is an infrastructure fault of the episode. After a step or an
+    evaluation that failed every other fails too, and the episode has no reward, whatever became of the exception.
 
     Args:
         service_url: the address of an environment service, or several: an instance starts at one chosen by its id, and
@@ -58,6 +61,8 @@ class GymEnv:
         first = zlib.crc32(self.instance_id.encode()) % len(urls)
         self._urls = urls[first:] + urls[:first]
         self.service_url: str = self._urls[0]
+        self.fault: EnvironmentUnavailable | None = None
+        """Why a step or an evaluation failed."""
         self._http: httpx.Client | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -71,6 +76,7 @@ class GymEnv:
         """
         data = self._created(params or {})
         state = data.get("state") if isinstance(data, Mapping) else None
+        self.fault = None
         messages = [state] if isinstance(state, dict) else state or []
         if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
             raise EnvironmentUnavailable(
@@ -101,12 +107,21 @@ class GymEnv:
         """Act: `{"role": "assistant", "content": "..."}` to observation, reward, terminate, info.
 
         A message may have `tool_calls`; then `info["messages"]` has the answer to each. A step changes the environment,
-        so it is asked once. Raises EnvironmentUnavailable, and SignatureError where the action is no message, which is
-        the agent's own fault.
+        so it is asked once. Raises EnvironmentUnavailable, and SignatureError where the action is no message or cannot
+        be sent, which is the agent's own fault.
         """
         if not isinstance(action, Mapping):
             raise SignatureError(f"env.step takes a message, {{'role': …, 'content': …}} (got {action!r:.100})")
-        answer = self._ask("step", messages={**action, "content": _text_of(action.get("content"))})
+        message = {**action, "content": _text_of(action.get("content"))}
+        try:
+            json.dumps(message, ensure_ascii=False, allow_nan=False).encode()
+        except (TypeError, ValueError, RecursionError) as error:  # half of a surrogate pair, NaN, an object
+            raise SignatureError(f"env.step takes a message that JSON can hold: {error}") from error
+        with self._faults():
+            return self._stepped(message)
+
+    def _stepped(self, message: Mapping[str, Any]) -> tuple[str, float, bool, dict[str, Any]]:
+        answer = self._ask("step", messages=message)
         data = answer if isinstance(answer, Mapping) else {}
         state = data.get("state")
         messages: list[Any] = state if isinstance(state, list) else [state]
@@ -125,10 +140,11 @@ class GymEnv:
 
     def evaluate(self, uuid: str | None = None, params: Mapping[str, Any] | None = None) -> float:
         """The environment's own score, whatever `uuid` says. Raises EnvironmentUnavailable."""
-        value = self._ask("evaluate", params=params, tries=_TRIES)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
-            raise EnvironmentUnavailable(f"{self.service_url}/evaluate did not return a number: {value!r}")
-        return float(value)
+        with self._faults():
+            value = self._ask("evaluate", params=params, tries=_TRIES)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value):
+                raise EnvironmentUnavailable(f"{self.service_url}/evaluate did not return a number: {value!r}")
+            return float(value)
 
     def info(self, params: Mapping[str, Any] | None = None) -> Any:
         """What the environment says of itself, e.g. its tools. Raises EnvironmentUnavailable."""
@@ -142,6 +158,17 @@ class GymEnv:
             http, self._http = self._http, None
             if http is not None:
                 http.close()
+
+    @contextmanager
+    def _faults(self) -> Iterator[None]:
+        """Keep what is raised inside; raise what was kept before."""
+        if self.fault is not None:
+            raise EnvironmentUnavailable(str(self.fault), status=self.fault.status)
+        try:
+            yield
+        except EnvironmentUnavailable as error:
+            self.fault = EnvironmentUnavailable(str(error), status=error.status)
+            raise
 
     def _ask(
         self,

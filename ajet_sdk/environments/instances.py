@@ -163,7 +163,8 @@ class Instances:
             try:
                 return await self._ask(instance.process, request, f"{request['what']} of task {instance.task_id!r}")
             except Refused as refused:
-                if not instance.process.alive:
+                # After a step that failed nobody knows what state it is in: its score would be of something else.
+                if request["what"] == "step" or not instance.process.alive:
                     self._lose(name, instance, str(refused))
                 raise
             finally:

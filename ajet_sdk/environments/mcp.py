@@ -2,21 +2,35 @@
 
 An action is a message with tool calls, or one whose text is `{"name": ..., "arguments": {...}}`; the observation has an
 answer to each call. `info()["tools"]` has the tools as an OpenAI request takes them. There is no reward of the server's
-own; where it has a tool for the score, `--arg evaluate=TOOL` names it.
+own; where it has a tool for the score, `--arg evaluate=TOOL` names it, and the agent can neither see nor call it.
+
+What a tool answers, an error of its own too, is an observation. A server that dies, does not answer in time or breaks
+the protocol has failed, which is raised.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import os
 import shlex
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 from ajet_sdk.environments.hosted import Spec, WrongTarget, answer, split_of
 
 __all__ = ["load"]
+
+_INVALID_PARAMS = -32602
+"""The JSON-RPC error that arguments have which do not fit the tool's schema."""
+
+_LONGEST_LINE = 2**28
+"""Bytes of one message of a server."""
+
+_CLOSING = 2.0
+"""Seconds that a server has to end once its input is closed."""
 
 
 def load(name: str, spec: Spec) -> _Server:
@@ -44,82 +58,178 @@ class _Server:
 class _Tools:
     """A server under way. It is told the task in its environment, as AJET_TASK_ID."""
 
-    def __init__(self, command: list[str], task_id: str, evaluate: str | None) -> None:
+    def __init__(self, command: list[str], task_id: str, scoring: str | None) -> None:
         self._command = command
         self._task_id = task_id
-        self._evaluate = evaluate
+        self._scoring = scoring
+        """The tool that gives the score, which is not the agent's."""
+        self._offered: dict[str, dict[str, Any]] = {}
+        """The agent's tools by name."""
         self._stack = AsyncExitStack()
         self._session: Any = None
 
     async def reset(self) -> list[dict[str, Any]]:
-        """No messages: the task says what is asked."""
-        from mcp import ClientSession, StdioServerParameters
-        from mcp.client.stdio import stdio_client
-
+        """No messages: the task says what is asked. Raises WrongTarget where the server has no such scoring tool."""
         environment = {**os.environ, "AJET_TASK_ID": self._task_id}
-        server = StdioServerParameters(command=self._command[0], args=self._command[1:], env=environment)
-        streams = await self._stack.enter_async_context(stdio_client(server))
-        self._session = await self._stack.enter_async_context(ClientSession(*streams))
+        self._session = await self._stack.enter_async_context(_session(self._command, environment))
         await self._session.initialize()
+        tools = await self._list()
+        if self._scoring is not None and self._scoring not in tools:
+            names = ", ".join(tools) or "none"
+            raise WrongTarget(f"--arg evaluate={self._scoring}: the server has no tool of this name (tools: {names})")
         return []
 
     async def step(self, message: Mapping[str, Any]) -> dict[str, Any]:
         replies = [await self._reply(call) for call in _calls_of(message)]
         if not replies:
-            said = 'Call a tool, or write {"name": TOOL, "arguments": {...}}.'
-            return answer(said, 0.0, False, {"invalid": True})
+            hint = 'Call a tool, or write {"name": TOOL, "arguments": {...}}.'
+            return answer(hint, 0.0, False, {"invalid": True})
         return answer(replies, 0.0, False, {})
 
     async def evaluate(self, params: Mapping[str, Any]) -> float:
         """The score, of the tool that gives it. Raises LookupError without one, ValueError where it is no number."""
-        if self._evaluate is None:
+        if self._scoring is None:
             raise LookupError("an MCP server returns no score; name a tool that does: --arg evaluate=TOOL")
-        text, failed = await self._call(self._evaluate, {})
-        if failed:
-            raise ValueError(f"{self._evaluate} failed: {text}")
-        return float(text)
+        text, failed = await self._call(self._scoring, {})
+        score = math.nan if failed else float(text)
+        if not math.isfinite(score):
+            raise ValueError(f"{self._scoring} returned no score: {text}")
+        return score
 
     async def info(self, params: Mapping[str, Any]) -> dict[str, Any]:
-        listed = (await self._session.list_tools()).tools
-        tools = [tool.model_dump(mode="json", by_alias=True, exclude_none=True) for tool in listed]
-        return {"tools": [_as_function(tool) for tool in tools if tool["name"] != self._evaluate]}
+        await self._list()
+        return {"tools": [_as_function(tool) for tool in self._offered.values()]}
 
     async def close(self) -> None:
         await self._stack.aclose()
 
+    async def _list(self) -> dict[str, dict[str, Any]]:
+        """All tools of the server by name, from every page of its list; those of the agent are kept."""
+        import mcp.types
+
+        tools: dict[str, dict[str, Any]] = {}
+        cursor: str | None = None
+        while True:
+            page = await self._session.list_tools(params=mcp.types.PaginatedRequestParams(cursor=cursor))
+            listed = page.model_dump(mode="json", by_alias=True, exclude_none=True)
+            tools |= {tool["name"]: tool for tool in listed["tools"]}
+            cursor = listed.get("nextCursor")
+            if not cursor:
+                break
+        self._offered = {name: tool for name, tool in tools.items() if name != self._scoring}
+        return tools
+
     async def _reply(self, call: Mapping[str, Any]) -> dict[str, Any]:
-        function = call.get("function", {})
-        name = str(function.get("name"))
-        try:
-            given = function.get("arguments") or {}
-            arguments = json.loads(given) if isinstance(given, str) else dict(given)
-            text, _ = await self._call(name, arguments)
-        except (ValueError, TypeError) as error:
-            text = f"The arguments of {name} are not a JSON object: {error}"  # the agent's mistake
+        function = call.get("function")
+        if not isinstance(function, Mapping):
+            function = {}
+        text = await self._observation(function.get("name"), function.get("arguments"))
         return {"role": "tool", "tool_call_id": call.get("id", ""), "content": text}
 
-    async def _call(self, name: str, arguments: dict[str, Any]) -> tuple[str, bool]:
-        """The text of a tool's result, and whether the tool says that it failed."""
+    async def _observation(self, name: Any, given: Any) -> str:
+        """What a call of the agent comes to. Raises what the server did wrong."""
+        if not isinstance(name, str) or name not in self._offered:
+            await self._list()  # a server may add tools as it goes
+        if not isinstance(name, str) or name not in self._offered:
+            return f"There is no tool {name!r:.100}. Tools: {', '.join(self._offered) or 'none'}."
+        try:
+            arguments = _arguments_of(given)
+        except (ValueError, TypeError, RecursionError) as error:  # the agent's mistake
+            return f"The arguments of {name} are not a JSON object: {error}"
+        text, _ = await self._call(name, arguments, checks=True)
+        return text
+
+    async def _call(self, name: str, arguments: dict[str, Any], *, checks: bool = False) -> tuple[str, bool]:
+        """The text of a tool's result, and whether the tool says that it failed.
+
+        With `checks`, the server's refusal of arguments is such a result too. Raises RuntimeError for every other error
+        of the protocol, whose cause is the server: the connection is closed, the server failed within.
+        """
         import mcp
 
-        error: Any = getattr(mcp, "MCPError", None) or mcp.McpError  # its name in 2.x, and in 1.x
+        protocol_error: Any = getattr(mcp, "MCPError", None) or mcp.McpError  # its name in 2.x, and in 1.x
         try:
             result = await self._session.call_tool(name, arguments)
-        except error as refused:  # an unknown tool, arguments that do not fit: the server's own words
-            return str(refused), True
-        found = result.model_dump(mode="json", by_alias=True, exclude_none=True)
-        texts = [part["text"] if part["type"] == "text" else f"[{part['type']}]" for part in found.get("content", [])]
-        return "\n".join(texts), bool(found.get("isError"))
+        except protocol_error as error:
+            if checks and error.error.code == _INVALID_PARAMS:
+                return str(error), True
+            raise RuntimeError(f"the MCP server failed in a call of {name}: {error}") from error
+        fields = result.model_dump(mode="json", by_alias=True, exclude_none=True)
+        texts = [part["text"] if part["type"] == "text" else f"[{part['type']}]" for part in fields.get("content", [])]
+        return "\n".join(texts), bool(fields.get("isError"))
+
+
+@asynccontextmanager
+async def _session(command: list[str], environment: dict[str, str]) -> AsyncIterator[Any]:
+    """A session with a server that is started for it.
+
+    The server stays in this process's group and so ends with it, however that ends: `mcp.client.stdio` starts it in a
+    session of its own, where one that hangs would go on.
+    """
+    import anyio
+    from mcp import ClientSession
+    from mcp.shared.message import SessionMessage
+    from mcp.types import JSONRPCMessage
+    from pydantic import TypeAdapter
+
+    messages: TypeAdapter[Any] = TypeAdapter(JSONRPCMessage)
+    pipe = asyncio.subprocess.PIPE
+    process = await asyncio.create_subprocess_exec(
+        *command, stdin=pipe, stdout=pipe, env=environment, limit=_LONGEST_LINE
+    )
+    stdin, stdout = process.stdin, process.stdout
+    assert stdin is not None and stdout is not None
+    arrived, read = anyio.create_memory_object_stream[Any](0)
+    write, leaving = anyio.create_memory_object_stream[Any](0)
+
+    async def receive() -> None:
+        async with arrived:  # its end is the connection's
+            with suppress(anyio.BrokenResourceError, anyio.ClosedResourceError):
+                async for line in stdout:
+                    with suppress(ValueError):  # a line of a log
+                        await arrived.send(SessionMessage(messages.validate_json(line)))
+
+    async def send() -> None:
+        async with leaving:
+            with suppress(ConnectionError):  # it has died, which `receive` sees
+                async for message in leaving:
+                    stdin.write(message.message.model_dump_json(by_alias=True, exclude_unset=True).encode() + b"\n")
+                    await stdin.drain()
+
+    pumps = [asyncio.create_task(receive()), asyncio.create_task(send())]
+    try:
+        async with ClientSession(read, write) as session:
+            yield session
+    finally:
+        for pump in pumps:
+            pump.cancel()
+        await asyncio.gather(*pumps, return_exceptions=True)
+        stdin.close()
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(process.wait(), _CLOSING)
+        if process.returncode is None:
+            process.kill()
 
 
 def _calls_of(message: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    if message.get("tool_calls"):
-        return list(message["tool_calls"])
+    """The tool calls of a message, or the one that its text spells; what is no call is one without a name."""
+    calls = message.get("tool_calls")
+    if calls:
+        return [call if isinstance(call, Mapping) else {} for call in (calls if isinstance(calls, list) else [calls])]
     try:
-        said = json.loads(str(message.get("content") or ""))
-    except ValueError:
+        spelt = json.loads(str(message.get("content") or ""))
+    except (ValueError, RecursionError):
         return []
-    return [{"function": said}] if isinstance(said, dict) and "name" in said else []
+    return [{"function": spelt}] if isinstance(spelt, dict) and "name" in spelt else []
+
+
+def _arguments_of(given: Any) -> dict[str, Any]:
+    """Raises ValueError, TypeError or RecursionError where these are no JSON object that can be sent."""
+    arguments = json.loads(given) if isinstance(given, str) and given else given or {}
+    if not isinstance(arguments, Mapping):
+        raise TypeError(f"{arguments!r:.100}")
+    json.dumps(arguments, ensure_ascii=False, allow_nan=False).encode()  # half of a surrogate pair cannot be sent
+    return dict(arguments)
 
 
 def _as_function(tool: Mapping[str, Any]) -> dict[str, Any]:

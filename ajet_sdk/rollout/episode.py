@@ -135,6 +135,7 @@ class EpisodeRunner:
             verdict = verdict_on_stopped(self.opened.stopped, self.config) or returned(output, name)
             if verdict is None:
                 verdict = await judge_episode(self, output)
+            self._raise_fault_of_environment()
             self.settle(status="succeeded", error=None, cause=None, rewards=verdict.rewards)
             self.settle(metrics={**self.episode.metrics, **verdict.metrics})
             self.settle(rewards=with_rewards_of_replies(self.episode, self.opened.calls, self.config, self.engine))
@@ -261,11 +262,17 @@ class EpisodeRunner:
         fault = fault_of_calls(opened, outcome.error) if opened.stopped is None or late else None
         if fault is not None:
             raise fault
+        self._raise_fault_of_environment()
         if isinstance(outcome.value, WorkflowOutput):
             self.settle(metrics=numbers(outcome.value.log_metrics), is_success=outcome.value.is_success)
         elif is_output(outcome.value):
             self.settle(metrics=numbers(outcome.value.metrics or {}))
         return outcome.value
+
+    def _raise_fault_of_environment(self) -> None:
+        """Where an agent or a judge swallowed it: what they made of it says nothing of the agent."""
+        if self.env is not None and self.env.fault is not None:
+            raise EpisodeFault(self.env.fault)
 
 
 def _plain(value: Any) -> Any:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -82,65 +80,6 @@ def test_actions_and_observations_of_each_space_are_text(tmp_path: Path) -> None
 def test_a_name_that_gymnasium_does_not_know_is_said() -> None:
     with pytest.raises(ConfigError, match="FrozenLake"), hosted("gymnasium:FrozenLak-v1"):
         pass
-
-
-# MCP
-
-TOOLS = """
-import os
-{importing} as Server
-
-server = Server("till")
-sold = []
-
-@server.tool()
-def sell(thing: str, price: float) -> str:
-    "Sell a thing."
-    sold.append(price)
-    return f"{{thing}} of {{os.environ['AJET_TASK_ID']}} sold"
-
-@server.tool()
-def total() -> str:
-    return str(sum(sold))
-
-@server.tool()
-def broken() -> str:
-    raise RuntimeError("the drawer is stuck")
-
-server.run()
-"""
-
-
-def test_an_mcp_servers_tools(tmp_path: Path) -> None:
-    pytest.importorskip("mcp")
-    two = int(importlib.metadata.version("mcp").partition(".")[0]) >= 2
-    importing = f"from mcp.server{'.mcpserver' if two else '.fastmcp'} import {'MCPServer' if two else 'FastMCP'}"
-    path = tmp_path / "till.py"
-    path.write_text(TOOLS.format(importing=importing))
-    target = f"mcp:{sys.executable} {path}"
-    with hosted(target, arguments={"evaluate": "total"}, splits={"train": ["monday"]}) as (url, instances):
-        env, other = GymEnv(url, "count", "monday"), GymEnv(url, "count", "tuesday")
-        assert (env.create(), other.create()) == ([], [])
-        tools = env.info()["tools"]
-        assert sorted(tool["function"]["name"] for tool in tools) == ["broken", "sell"]
-        assert set(tools[0]["function"]["parameters"]["properties"]) == {"thing", "price"}
-
-        def call(name: str, arguments: Any) -> dict[str, Any]:
-            given = arguments if isinstance(arguments, str) else json.dumps(arguments)
-            return {"id": name, "type": "function", "function": {"name": name, "arguments": given}}
-
-        calls = [call("sell", {"thing": "tea", "price": 2}), call("sell", "no json"), call("nothing", {})]
-        _, reward, ended, info = env.step({"role": "assistant", "content": None, "tool_calls": calls})
-        said = [message["content"] for message in info["messages"]]
-        assert said[0] == "tea of monday sold" and "no JSON" in said[1] and "nothing" in said[2]
-        assert [message["tool_call_id"] for message in info["messages"]] == ["sell", "sell", "nothing"]
-        assert (reward, ended) == (0.0, False)
-        assert say(env, '{"name": "sell", "arguments": {"thing": "cake", "price": 3}}')[0] == "cake of monday sold"
-        assert "stuck" in env.step({"tool_calls": [call("broken", {})]})[0]
-        assert "Call a tool" in say(env, "I am done.")[0]
-        assert (env.evaluate(), other.evaluate()) == (5.0, 0.0)  # a server each
-        env.release(), other.release()
-        assert not instances.listed()
 
 
 # OpenEnv

@@ -200,7 +200,7 @@ def test_a_request_that_takes_too_long_ends_its_process_and_those_it_started(cou
             say(env, "sleep")
         until(lambda: not is_running(child))
         with pytest.raises(EnvironmentUnavailable, match="was stopped: step of task '0' took longer"):
-            env.evaluate()
+            GymEnv(url, "count", "0", instance_id=env.instance_id).evaluate()
         assert not instances.listed() and service_health(url)["lost"] == 1
         assert env.create() and say(env, 1)[0] == "at 1"  # made again under the same id
 
