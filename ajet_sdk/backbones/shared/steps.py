@@ -25,6 +25,7 @@ from ajet_sdk.samples.build import Batch, build
 from ajet_sdk.tokens.matching import admits
 from ajet_sdk.tokens.template import ChatTemplate
 from ajet_sdk.types import Call, Episode, Task, new_id
+from ajet_sdk.whole_file import write_whole
 
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
@@ -37,6 +38,7 @@ __all__ = [
     "attempts_at",
     "attempts_of",
     "order_of_tasks",
+    "resume_at",
     "samples_of",
     "saved_step",
     "tasks_of_step",
@@ -52,10 +54,37 @@ def total_steps(config: Config, tasks: int) -> int:
     return min(steps, common.total_training_steps or steps)
 
 
+_NEWEST = "latest_checkpointed_iteration.txt"
+"""Where Trinity's trainer and verl write the step of the newest checkpoint, once that is whole."""
+
+
 def saved_step(directory: Path) -> int:
-    """The step of the newest checkpoint that a trainer wrote into its directory; 0 where there is none."""
-    newest = directory / "latest_checkpointed_iteration.txt"
-    return int(newest.read_text()) if newest.exists() else 0
+    """The step of the newest checkpoint that a trainer wrote into its directory; 0 where there is none.
+
+    An empty file is of a trainer that was killed as it wrote the number: the checkpoint itself is whole by then.
+    """
+    newest = directory / _NEWEST
+    if not newest.exists():
+        return 0
+    if text := newest.read_text().strip():
+        return int(text)
+    whole = (c for c in directory.glob("global_step_*") if (c / "actor").is_dir() or (c / ".full_checkpoint").exists())
+    return max((int(checkpoint.name.removeprefix("global_step_")) for checkpoint in whole), default=0)
+
+
+def resume_at(directory: Path) -> int:
+    """`saved_step`, with the trainer's files so that it begins there: it reads them itself.
+
+    Trinity's trainer also notes which weights it handed to the samplers last, which may be newer than the checkpoint.
+    It would delete them once the steps that they came from are trained anew; without the note it begins afresh.
+    """
+    step = saved_step(directory)
+    if step:
+        write_whole(directory / _NEWEST, str(step))
+    else:
+        (directory / _NEWEST).unlink(missing_ok=True)
+    (directory / "latest_state_dict_iteration.txt").unlink(missing_ok=True)
+    return step
 
 
 def tasks_of_step(tasks: Sequence[Task], step: int, size: int, seed: int) -> list[Task]:

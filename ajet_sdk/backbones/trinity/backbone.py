@@ -24,7 +24,7 @@ from ajet_sdk.backbones.shared.driver import (
 )
 from ajet_sdk.backbones.shared.node import serialize_job
 from ajet_sdk.backbones.shared.progress import Progress
-from ajet_sdk.backbones.shared.steps import Rollouts, saved_step
+from ajet_sdk.backbones.shared.steps import Rollouts, resume_at, saved_step
 from ajet_sdk.backbones.shared.validation import Validation, validation_tasks
 from ajet_sdk.backbones.trinity.cpu.process import SHIMS, run_service, use_service
 from ajet_sdk.backbones.trinity.launch import (
@@ -43,6 +43,7 @@ from ajet_sdk.learn.trainer import TrainerSettings
 from ajet_sdk.reporting.loggers import Loggers
 from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.types import LedgerEntry, Task
+from ajet_sdk.whole_file import write_whole
 
 if TYPE_CHECKING:
     from ajet_sdk.protocols import Job
@@ -157,13 +158,15 @@ class _Run(ClusterRun):
             await engine.aclose()
 
     def _roll_back(self, place: TrinityPlace) -> None:
-        """Go on from the newest checkpoint: Trinity's explorer is told where to begin, too."""
-        step = saved_step(place.directory)
+        """Go on from the newest checkpoint: Trinity's explorer is told where to begin, too. Logs begin anew."""
+        step = resume_at(place.directory)
         self.roll_back(step)
         place.directory.mkdir(parents=True, exist_ok=True)
+        if (logs := place.directory / "log").is_dir():
+            logs.rename(place.directory / f"log.{len(list(place.directory.glob('log.*'))) + 1}")
         position = {"current_index": step * self.config.data.train_batch_size}
         state = {"latest_iteration": step, "taskset_states": [position]}
-        (place.directory / "explorer_meta.json").write_text(json.dumps(state))
+        write_whole(place.directory / "explorer_meta.json", json.dumps(state))
 
 
 class Tasks:

@@ -25,7 +25,7 @@ from ajet_sdk.backbones.shared.driver import (
 )
 from ajet_sdk.backbones.shared.failure import failure_of
 from ajet_sdk.backbones.shared.progress import Progress
-from ajet_sdk.backbones.shared.steps import saved_step
+from ajet_sdk.backbones.shared.steps import resume_at, saved_step
 from ajet_sdk.backbones.shared.validation import validation_tasks
 from ajet_sdk.backbones.verl.mapping import VerlPlace, check, to_verl
 from ajet_sdk.backbones.verl.runner import write_job
@@ -69,7 +69,7 @@ class _Run(ClusterRun):
         self.keep(mapping, "verl.yaml")
         config = validate_config(mapping)
         if job.resume:
-            self.roll_back(saved_step(place.directory))
+            self.roll_back(resume_at(place.directory))
         if saved_step(place.directory) < self.total or (val and not self.is_validated()):
             await self._with_verl(config, place, val)
         self.close_books()

@@ -64,9 +64,11 @@ async def run_service(
             "dtype": dtype,
             "settings": _service_settings(settings),
         }
+        log.parent.mkdir(parents=True, exist_ok=True)
+        before = log.stat().st_size if log.exists() else 0  # of an earlier start, whose errors are not this one's
         process = _start(str(model), work_dir, ready, log, options)
         try:
-            yield await asyncio.to_thread(_url, process, ready, log)
+            yield await asyncio.to_thread(_url, process, ready, log, before)
         finally:
             await asyncio.to_thread(_end, process)
 
@@ -103,7 +105,6 @@ def _start(model: str, work_dir: Path, ready: Path, log: Path, options: dict[str
     command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
     root = str(Path(ajet_sdk.__file__).parent.parent)
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-    log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as stream:
         return subprocess.Popen(
             command,
@@ -115,20 +116,20 @@ def _start(model: str, work_dir: Path, ready: Path, log: Path, options: dict[str
         )
 
 
-def _url(process: subprocess.Popen[bytes], ready: Path, log: Path) -> str:
+def _url(process: subprocess.Popen[bytes], ready: Path, log: Path, before: int) -> str:
     """Wait until it listens; ends, too, once the process is ended."""
     deadline = time.monotonic() + START_TIMEOUT
     while not ready.is_file():
         if (code := process.poll()) is not None:
-            raise EngineUnavailable(f"the service exited with code {code} during startup{_last_lines(log)}")
+            raise EngineUnavailable(f"the service exited with code {code} during startup{_last_lines(log, before)}")
         if time.monotonic() > deadline:
-            raise EngineUnavailable(f"the service did not start within {START_TIMEOUT:.0f} s{_last_lines(log)}")
+            raise EngineUnavailable(f"the service did not start within {START_TIMEOUT:.0f} s{_last_lines(log, before)}")
         time.sleep(0.05)
     return str(json.loads(ready.read_text())["url"])
 
 
-def _last_lines(log: Path) -> str:
-    lines = log.read_text(errors="replace").splitlines()[-_SHOWN_LINES:]
+def _last_lines(log: Path, before: int) -> str:
+    lines = log.read_bytes()[before:].decode(errors="replace").splitlines()[-_SHOWN_LINES:]
     return f"; log file: {log}" + "".join(f"\n  {line}" for line in lines)
 
 

@@ -263,6 +263,8 @@ class Service:
         """Write a snapshot to sample from under `name`, which ends with `-sampler-` and the version."""
         place = self._place((await json_body(request)).get("name"))
         _version(place.name)
+        if place == self._doomed:  # of a run that was taken up before it: this one is to stay
+            self._doomed = None
         await self._train(self.learner.save_weights, place)
         return JSONResponse({"path": str(place)})
 
