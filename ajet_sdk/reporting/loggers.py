@@ -14,14 +14,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 from ajet_sdk.errors import ConfigError, MissingExtra
 from ajet_sdk.reporting import output
-from ajet_sdk.reporting.notices import STEPS, warning_signs
+from ajet_sdk.reporting.notices import STEPS, discarded, warning_signs
 from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.reporting.trackers import TRACKERS, TrackedRun, Tracker
-from ajet_sdk.types import Metric
+from ajet_sdk.trace.reader import open_trace
+from ajet_sdk.types import Metric, Outcome
 
 if TYPE_CHECKING:
     from ajet_sdk.protocols import Job
@@ -97,6 +98,15 @@ class Loggers:
             if step >= self._warned.get(name, step):
                 self._warned[name] = step + 2 * STEPS
                 log.warning("step %d: %s; inspect some episodes: does the judge reward what you want?", step, text)
+        if step >= self._warned.get("discarded", step) and (text := discarded(self._newest_tokens())):
+            self._warned["discarded"] = step + 2 * STEPS
+            log.warning("step %d: %s", step, text)
+
+    def _newest_tokens(self) -> dict[str, float]:
+        """Tokens of the newest steps by their outcome."""
+        newest = sorted(self.history.get("train/tokens_trained", {}))[-STEPS:]
+        values = {outcome: self.history.get(f"train/tokens_{outcome}", {}) for outcome in get_args(Outcome)}
+        return {outcome: sum(of.get(step, 0.0) for step in newest) for outcome, of in values.items()}
 
     def _write_board(self, step: int, metrics: Mapping[str, float]) -> None:
         """Write to tensorboard's file; it is left alone from its first failure on, and the trace has the metrics."""
@@ -124,8 +134,9 @@ class Loggers:
         `directory` is the experiment's; `saved` are checkpoints by step, that of step 0 is the model at the start.
         """
         self._writer.flush()
-        booked = "SELECT coalesce(sum(tokens), 0)::BIGINT AS n FROM ledger WHERE run_id = ? AND outcome = 'trained'"
-        [row] = self._writer.query(booked, [self._run_id]).to_pylist()
+        booked = "SELECT outcome, sum(tokens)::BIGINT AS tokens FROM ledger WHERE run_id = ? GROUP BY outcome"
+        with open_trace(directory) as trace:  # processes of a cluster have files of their own
+            rows = trace.query(booked, [self._run_id]).to_pylist()
         best, validated = self.best_step(), self.history.get("val/reward", {})
         tuned = TunedModel(
             path,
@@ -133,7 +144,7 @@ class Loggers:
             self._run_id,
             history={name: dict(values) for name, values in self.history.items()},
             directory=directory,
-            trained_tokens=int(row["n"]),
+            outcomes={row["outcome"]: int(row["tokens"]) for row in rows},
             best=path if best is None or best == max(validated) else saved.get(best),
         )
         if path is not None:

@@ -2,6 +2,8 @@
 length, or more and more of them say the same phrase.
 
 Each compares the newest steps of a run with those before them, and needs the reward to have risen beyond its noise.
+
+Sampled tokens that were not trained, where they are many.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ import numpy as np
 
 from ajet_sdk.types import Episode
 
-__all__ = ["STEPS", "answer_metrics", "warning_signs"]
+__all__ = ["STEPS", "answer_metrics", "discarded", "warning_signs"]
 
 STEPS = 8
 """Steps of each of the two spans that are compared."""
@@ -93,6 +95,36 @@ def warning_signs(history: Mapping[str, Mapping[int, float]]) -> dict[str, str]:
                 f"{rose} while the share of answers that contain one phrase rose from {before:.0%} to {after:.0%}"
             )
     return found
+
+
+_DISCARDED = 0.05
+"""A larger share of sampled tokens that were not trained is worth a word."""
+_CAUSES = {
+    "stale": "sampled more updates ago than rollout.max_staleness allows: raise it, or let the trainer hand over "
+    "its weights more often",
+    "failed": "of episodes without a reward: `ajet trace ls --status failed` lists those that failed",
+    "undelivered": "the agent's client did not take the reply: raise its time limit",
+    "truncated": "beyond the longest training sequence or the batch's rows: raise rollout.max_model_len, "
+    "data.max_response_length, rollout.multi_turn.max_sample_per_task or (verl) rollout.multi_turn.expected_steps",
+    "unmaskable": "sampled under a grammar whose mask the trainer cannot apply: use backbone local",
+    "superseded": "sampled after the checkpoint that the run was resumed at, or for steps that it did not come to: "
+    "lower trainer_common.save_freq or rollout.max_staleness",
+}
+"""Why tokens of an outcome are not trained, and what to do. Others are not the policy's, or had nothing to teach."""
+
+
+def discarded(tokens: Mapping[str, float]) -> str:
+    """Which share of the sampled tokens was not trained and why, as a sentence; empty up to a share of 5 %.
+
+    `tokens`: how many there are of each outcome of the ledger.
+    """
+    total = sum(count for outcome, count in tokens.items() if outcome not in ("evaluation", "untrainable"))
+    lost = {outcome: tokens[outcome] for outcome in _CAUSES if tokens.get(outcome)}
+    if sum(lost.values()) <= _DISCARDED * total:
+        return ""
+    listed = sorted(lost.items(), key=lambda item: -item[1])
+    causes = "; ".join(f"{count / total:.1%} {outcome} ({_CAUSES[outcome]})" for outcome, count in listed)
+    return f"{sum(lost.values()) / total:.1%} of the sampled tokens were not trained: {causes}"
 
 
 def _change(values: Mapping[int, float]) -> tuple[float, float, float] | None:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.reporting import html, output
+from ajet_sdk.reporting.notices import discarded
 from ajet_sdk.rollout.outcomes import failure_messages, failures_by_cause, pass_at_k, solved
 from ajet_sdk.types import Episode, Task
 
@@ -212,14 +213,23 @@ class TunedModel:
     """Each metric's value at each step that has one."""
     directory: Path | None = None
     """The experiment's directory, with the trace, the logs and the checkpoints."""
-    trained_tokens: int | None = None
-    """Sampled tokens that the weights were updated on; 0: `path` is the model that training began with."""
+    outcomes: Mapping[str, int] | None = None
+    """Sampled tokens by their outcome in the ledger; None where nothing was trained (`debug`)."""
     best: Path | None = None
     """The checkpoint with the best validation: `path`, an earlier one, or the model that training began with. None
     where those weights were not kept."""
 
+    @property
+    def trained_tokens(self) -> int | None:
+        """Sampled tokens that the weights were updated on; 0: `path` is the model that training began with."""
+        return None if self.outcomes is None else self.outcomes.get("trained", 0)
+
     def warning(self) -> str:
-        """That no update was made, or that the validation fell; empty where neither is so."""
+        """That tokens were sampled and not trained, no update was made, or the validation fell; empty where none is
+        so."""
+        return "\n".join(filter(None, (discarded(self.outcomes or {}), self._result_warning())))
+
+    def _result_warning(self) -> str:
         if self.path is not None and self.trained_tokens == 0:
             return (
                 f"no update was made: {self.path} holds the weights that training began with. "

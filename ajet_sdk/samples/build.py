@@ -35,7 +35,7 @@ from ajet_sdk.samples.timelines import Decode, is_trained, merge
 from ajet_sdk.tokens.template import ChatTemplate
 from ajet_sdk.types import Call, Episode, LedgerEntry, Outcome, Sample, Split
 
-__all__ = ["Batch", "Estimator", "balance", "build"]
+__all__ = ["Batch", "Estimator", "balance", "build", "token_metrics"]
 
 _EPSILON = 1e-6
 _UNREWARDED = ("sft", "opd")
@@ -241,9 +241,6 @@ def _metrics(
     if not drafts:
         return {}
     rewards = [r for draft in drafts if draft.counts and (r := _reward(draft)) is not None]
-    tokens: Counter[str] = Counter()
-    for row in ledger:
-        tokens[row.outcome] += row.tokens
     calls = {call.call_id: call for draft in drafts for call in draft.episode.calls}
     held = sum(len(sample.timeline.token_ids) for sample in samples)
     apart = sum(_held(calls[span.call_id]) for sample in samples for span in sample.timeline.spans)
@@ -258,12 +255,19 @@ def _metrics(
         "train/tokens_sampled": sum(sampled_tokens(call) for call in calls.values() if is_trained(call)),
         "train/splits": splits.total(),
     }
-    metrics |= {f"train/tokens_{outcome}": n for outcome, n in tokens.items() if outcome != "evaluation"}
+    metrics |= token_metrics((row.outcome, row.tokens) for row in ledger)
     metrics |= {f"train/splits_{cause}": n for cause, n in splits.items()}
-    metrics.setdefault("train/tokens_trained", 0)
     if rewards:
         metrics |= {"train/reward": float(np.mean(rewards)), "train/reward_std": float(np.std(rewards))}
     return {name: float(value) for name, value in metrics.items()}
+
+
+def token_metrics(ledger: Iterable[tuple[str, int]]) -> dict[str, float]:
+    """Tokens of a step by outcome, from the outcome and tokens of each row of its ledger."""
+    tokens = Counter({"trained": 0})
+    for outcome, count in ledger:
+        tokens[outcome] += count
+    return {f"train/tokens_{outcome}": float(n) for outcome, n in tokens.items() if outcome != "evaluation"}
 
 
 def _reward(draft: Draft) -> float | None:

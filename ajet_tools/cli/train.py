@@ -20,7 +20,6 @@ import typer
 from ajet_sdk import run
 from ajet_sdk import serve as sdk
 from ajet_sdk.backbones.trinity.mapping import check
-from ajet_sdk.backbones.trinity.placement import engines
 from ajet_sdk.backbones.trinity.rehearsal import Stopwatch, check_mapping, findings, tiny_model
 from ajet_sdk.backbones.trinity.rehearsal import rehearse as rehearsal_of
 from ajet_sdk.capture.hooks import ensure_api_key
@@ -116,13 +115,11 @@ def _rehearse(config: Config, directory: Path) -> None:
 
     check(config)  # before a model is made
     watch = Stopwatch(echo)
-    common, rollout = config.trainer_common, config.rollout
     model, whose = tiny_model(config, directory / "model")
     watch.done("model", f"random weights, {whose}")
-    asyncio.run(check_mapping(config, directory / "real", model))
-    sampling = engines(config) * rollout.tensor_parallel_size
-    where = f"{common.nnodes} × {common.n_gpus_per_node} GPUs, {sampling} to sample"
-    watch.done("config", f"Trinity accepts it for {where if common.n_gpus_per_node else 'a CPU'}")
+    cluster = asyncio.run(check_mapping(config, directory / "real", model)).cluster
+    where = f"{cluster.node_num} × {cluster.gpu_per_node} GPUs, {cluster.explorer_gpu_num} to sample"
+    watch.done("config", f"Trinity accepts it for {where if cluster.gpu_per_node else 'a CPU'}")
     try:
         tuned = run.train(rehearsal_of(config, directory, model))
     except TrainingError as error:

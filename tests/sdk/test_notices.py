@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from ajet_sdk.reporting.loggers import Loggers
 from ajet_sdk.reporting.metrics import episode_metrics
-from ajet_sdk.reporting.notices import STEPS, warning_signs
+from ajet_sdk.reporting.notices import STEPS, discarded, warning_signs
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Reward, Run
 
@@ -81,3 +82,34 @@ def test_a_run_says_it_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) ->
             loggers.log(step, {"train/reward": 0.02 * step, "train/answer_chars": 100.0 + 40 * step})
     said = [record.getMessage() for record in caplog.records if "answers grew" in record.getMessage()]
     assert len(said) == 1 and said[0].startswith(f"step {N - 1}: the reward rose")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ({"trained": 95, "stale": 5}, ""),
+        ({"trained": 50, "zero_advantage": 45, "stale": 5, "evaluation": 900, "untrainable": 900}, ""),
+        ({"trained": 50, "stale": 50}, "50.0% of the sampled tokens were not trained: 50.0% stale .*max_staleness"),
+        ({"trained": 90, "failed": 4, "truncated": 6}, "10.0% .*: 6.0% truncated .*max_response_length.*; 4.0% failed"),
+        ({"superseded": 10, "trained": 90}, "superseded .*save_freq"),
+        ({"undelivered": 10}, "100.0% undelivered .*time limit"),
+        ({}, ""),
+    ],
+)
+def test_a_share_of_tokens_that_were_not_trained_is_told_with_its_cause(tokens: dict[str, int], expected: str) -> None:
+    assert re.search(expected, discarded(tokens)) if expected else discarded(tokens) == ""
+
+
+def test_tokens_that_are_not_trained_are_told_while_the_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever backbone logs the step; again only when its steps are all new."""
+    with TraceWriter(tmp_path / "trace.duckdb") as writer, caplog.at_level(logging.WARNING, "ajet"):
+        writer.put(Run(run_id="r"))
+        loggers = Loggers([], directory=tmp_path, run_id="r", writer=writer, total_steps=3 * N)
+        for step in range(1, 2 * N + 3):
+            loggers.log(step, {"train/tokens_trained": 10.0 * (step % 2), "train/tokens_stale": 10.0 * (step % 2 == 0)})
+            loggers.log(step, {"rollout/model_version": 1.0})
+    said = [record.getMessage() for record in caplog.records]
+    assert [text.partition(":")[0] for text in said] == ["step 2", f"step {2 + N}", f"step {2 + 2 * N}"]
+    assert "50.0% stale" in said[0]

@@ -8,6 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 import ajet
+from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.run import train
 from ajet_sdk.types import Episode
 from ajet_tools.cli.app import app
@@ -82,6 +83,20 @@ def test_the_checkpoint_with_the_best_validation_is_kept_and_offered(
     assert (tuned.best / "model.safetensors").is_file()
     assert tuned.warning().startswith(warning) and bool(tuned.warning()) == bool(warning)
     assert f"ajet serve {tuned.best}" in repr(tuned)
+
+
+def test_tokens_that_were_sampled_and_not_trained_are_told(
+    tmp_path: Path, tiny_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """By the step at once, and by the result, whose last line stays what it was."""
+    config = job(tmp_path, tiny_model)
+    config = config.model_copy(update={"data": config.data.model_copy(update={"max_response_length": 3})})
+    tuned = train(config, workflow=talk, judge=length)
+    assert tuned.outcomes is not None and tuned.outcomes["truncated"] > 0 and tuned.trained_tokens
+    assert "truncated (beyond the longest training sequence" in tuned.warning()
+    said = [record.getMessage() for record in caplog.records if "were not trained" in record.getMessage()]
+    assert len(said) == 1 and said[0].startswith("step 1: ")
+    assert not TunedModel(tuned.path, outcomes={"trained": 100, "truncated": 5}).warning()
 
 
 def test_a_policy_that_an_update_broke_gets_other_advice(

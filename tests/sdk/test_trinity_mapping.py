@@ -227,16 +227,89 @@ def test_what_the_other_system_left_out_is_there() -> None:
 
 
 def test_the_root_trinity_is_merged_last_and_wins() -> None:
-    own = {"mode": "explore", "buffer": {"batch_size": 99}, "algorithm": {"optimizer": {"betas": [0.5, 0.6]}}}
+    own = {"mode": "explore", "buffer": {"train_batch_size": 99}, "algorithm": {"optimizer": {"betas": [0.5, 0.6]}}}
     made, without = mapped({}, trinity=own), mapped({})
-    assert (made["mode"], made["buffer"]["batch_size"]) == ("explore", 99)
+    assert (made["mode"], made["buffer"]["train_batch_size"]) == ("explore", 99)
     assert made["algorithm"]["optimizer"]["betas"] == [0.5, 0.6]
     expected = copy.deepcopy(without)
-    expected["mode"], expected["buffer"]["batch_size"] = "explore", 99
+    expected["mode"], expected["buffer"]["train_batch_size"] = "explore", 99
     expected["algorithm"]["optimizer"]["betas"] = [0.5, 0.6]
     assert made == expected, "what it does not name stays as it is"
     with pytest.raises(ConfigError, match="trinity"):
         mapped({}, trinity=["mode", "explore"])
+
+
+@pytest.mark.parametrize(
+    ("own", "ours"),
+    [
+        ({"buffer": {"batch_size": 99}}, "data.train_batch_size"),
+        ({"algorithm": {"repeat_times": 99}}, "rollout.num_repeat"),
+        ({"trainer": {"total_steps": 99}}, "trainer_common.total_steps"),
+        ({"model": {"temperature": 0.5}}, "rollout.temperature"),
+        ({"model": {"model_path": "org/other"}}, "model.path"),
+        ({"algorithm": {"sample_strategy_args": {"max_staleness": 9}}}, "rollout.max_staleness"),
+        ({"algorithm": {"advantage_fn_args": {"multiple_of": 9}}}, "ajet sets this itself"),
+        ({"checkpoint_root_dir": "/elsewhere"}, "trainer_common.checkpoint_base_dir"),
+    ],
+)
+def test_a_key_of_the_root_that_contradicts_one_that_ajet_goes_by_is_refused(own: dict[str, Any], ours: str) -> None:
+    [(section, value)] = own.items()
+    path = section
+    while isinstance(value, dict):
+        [(name, value)] = value.items()
+        path = f"{path}.{name}"
+    with pytest.raises(ConfigError, match=rf"(?s)trinity\.{path}: .*{ours}"):
+        mapped(trinity=own)
+    before = mapped()
+    mapped(trinity={"buffer": {"batch_size": before["buffer"]["batch_size"]}})  # no contradiction
+
+
+def synchronizer(own: dict[str, Any], rollout: dict[str, Any] | None = None) -> tuple[int, int]:
+    """The steps that the explorer is ahead, and the age from which tokens are left out."""
+    made = mapped({"rollout": rollout or {}}, trinity={"synchronizer": own})
+    return made["synchronizer"]["sync_offset"], made["algorithm"]["sample_strategy_args"]["max_staleness"]
+
+
+@pytest.mark.parametrize(
+    ("own", "rollout", "expected"),
+    [
+        ({}, {}, (0, 0)),
+        ({}, {"max_staleness": 2}, (2, 2)),
+        ({"sync_interval": 2}, {}, (0, 1)),  # the guide's example
+        ({"sync_interval": 3}, {"max_staleness": 3}, (1, 3)),
+        ({"sync_offset": 1, "sync_method": "nccl"}, {}, (1, 1)),  # AgentJet's config of the math tutorial
+        ({"sync_offset": 1}, {"max_staleness": 4}, (1, 4)),
+        ({"sync_style": "fully_async"}, {"max_staleness": 4}, (0, 4)),
+    ],
+)
+def test_tokens_may_be_as_old_as_the_intervals_of_the_root_make_them(
+    own: dict[str, Any], rollout: dict[str, Any], expected: tuple[int, int]
+) -> None:
+    assert synchronizer(own, rollout) == expected
+
+
+@pytest.mark.parametrize(
+    ("own", "rollout", "named"),
+    [
+        (
+            {"sync_interval": 2},
+            {"max_staleness": 0},
+            "sync_interval: 2 .*rollout.max_staleness: 0.*max_staleness: 1",
+        ),
+        (
+            {"sync_offset": 2},
+            {"max_staleness": 1},
+            ".*sync_offset: 2 contradicts rollout.max_staleness: 1",
+        ),
+        ({"sync_style": "fully_async"}, {}, "sync_style: fully_async .*rollout.max_staleness"),
+        ({"explorer_sync_interval": 4}, {}, "explorer_sync_interval: 4 contradicts trainer_sync_interval: 1"),
+    ],
+)
+def test_tokens_that_would_be_sampled_to_be_left_out_are_refused(
+    own: dict[str, Any], rollout: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(ConfigError, match=rf"trinity\.synchronizer\.{named}"):
+        synchronizer(own, rollout)
 
 
 def test_the_route_without_gpus_keeps_for_our_learner_what_trinity_would_compute_otherwise() -> None:

@@ -1,4 +1,4 @@
-"""A run on Trinity that was killed and is taken up: the trainer's files, the learner's snapshots, the errors that count."""
+"""A run on Trinity that was killed and is taken up: the trainer's files, the learner's snapshots, errors that count."""
 
 from __future__ import annotations
 

@@ -116,10 +116,53 @@ def test_what_we_take_trinitys_validators_take(
             document["rollout"] = {"n_vllm_engine": one, "tensor_parallel_size": size}
             assert validate_config({**mapped(document), "checkpoint_root_dir": store})
         return
-    cluster = validate_config({**mapping, "checkpoint_root_dir": store}).cluster
+    config = validate_config({**mapping, "checkpoint_root_dir": store})
+    cluster = config.cluster
     assert cluster.trainer_gpu_num + cluster.rollout_gpu_num == nodes * gpus
     assert cluster.trainer_node_num * cluster.trainer_gpu_num_per_node == cluster.trainer_gpu_num >= 1
-    assert mapping["algorithm"]["sample_strategy_args"]["ranks"] == cluster.trainer_gpu_num
+    assert config.algorithm.sample_strategy_args["ranks"] == cluster.trainer_gpu_num
+
+
+AUXILIARY = {"model_path": "org/judge", "engine_num": 1, "tensor_parallel_size": 1}
+
+
+@pytest.mark.parametrize(
+    ("own", "gpus", "ranks"),
+    [
+        ({}, 6, 6),
+        ({"explorer": {"rollout_model": {"engine_num": 4}}}, 4, 4),
+        ({"explorer": {"rollout_model": {"tensor_parallel_size": 2}}}, 4, 4),
+        ({"explorer": {"rollout_model": {"data_parallel_size": 2}}}, 4, 4),
+        ({"explorer": {"auxiliary_models": [AUXILIARY, AUXILIARY]}}, 4, 4),
+        ({"cluster": {"gpu_per_node": 16}}, 14, 14),
+        ({"cluster": {"node_num": 2}, "explorer": {"rollout_model": {"engine_num": 8}}}, 8, 8),
+        ({"trainer": {"ulysses_sequence_parallel_size": 2}}, 6, 3),
+        ({"trainer": {"trainer_strategy": "megatron", "megatron": {"tensor_model_parallel_size": 2}}}, 6, 3),
+        ({"mode": "explore"}, 0, 1),
+    ],
+)
+def test_loss_and_batches_are_scaled_by_the_ranks_that_trinity_has(
+    tmp_path: Path, own: dict[str, Any], gpus: int, ranks: int
+) -> None:
+    """Two engines on eight GPUs, and whatever the root says of how they are shared."""
+    from trinity.algorithm import ADVANTAGE_FN
+
+    document = {
+        "backbone": "trinity", "experiment_name": "job", "model": {"path": "org/model"},
+        "rollout": {"n_vllm_engine": 2}, "trainer_common": {"n_gpus_per_node": 8},
+    }  # fmt: skip
+    config = validate_config({**mapped(document, trinity=own), "checkpoint_root_dir": str(tmp_path)})
+    algorithm = config.algorithm
+    assert (config.cluster.trainer_gpu_num, algorithm.sample_strategy_args["ranks"]) == (gpus, ranks)
+    assert ADVANTAGE_FN.get(algorithm.advantage_fn)(**algorithm.advantage_fn_args).multiple_of == ranks
+
+
+def test_gpus_that_do_not_divide_into_groups_are_told_at_the_desk(tmp_path: Path) -> None:
+    document = {"backbone": "trinity", "experiment_name": "job", "model": {"path": "org/model"},
+                "trainer_common": {"n_gpus_per_node": 8}}  # fmt: skip
+    mapping = mapped(document, trinity={"trainer": {"ulysses_sequence_parallel_size": 2}})
+    with pytest.raises(ConfigError, match=r"ulysses_sequence_parallel_size: 2 does not divide the 7 GPUs"):
+        validate_config({**mapping, "checkpoint_root_dir": str(tmp_path)})
 
 
 @pytest.mark.parametrize(("nodes", "gpus"), [(1, 2), (1, 8), (2, 8), (4, 8), (3, 4), (16, 8)])
@@ -198,7 +241,6 @@ def test_a_step_over_verl_is_one_update_however_many_timelines_it_has(tiny: Path
     ranks = 3
     document = {"backbone": "trinity", "model": {"path": str(tiny)}, "trainer_common": {"n_gpus_per_node": ranks + 1}}
     mapping = mapped({"experiment_name": "job", **document})
-    assert mapping["algorithm"]["sample_strategy_args"]["ranks"] == ranks
     mapping["model"]["model_path"] = str(tiny)
     config = parse_config(mapping)
     config.cluster.trainer_gpu_num = ranks

@@ -1,11 +1,11 @@
-"""Whatever process of a run is killed, and however long after a checkpoint: the run is taken up, and goes to its end."""
+"""Whatever process of a run is killed, and however long after a checkpoint: it is taken up, and goes to its end."""
 
 from __future__ import annotations
 
 import os
 import signal
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import pytest
@@ -32,16 +32,15 @@ PROCESSES = {
 """Each by what its command line holds."""
 
 
-def step_in(file: Path) -> int:
-    return int(file.read_text().strip() or 0) if file.exists() else 0
-
-
 def is_beyond(one: Experiment, checkpoint: int, offset: int) -> bool:
     """Whether the weights handed over last are `offset` steps newer than a checkpoint from that step on."""
-    if not one.query("SELECT 1 FROM calls LIMIT 1"):
+    steps = []
+    for what in ("checkpointed", "state_dict"):
+        files = one.directory.glob(f"checkpoint/*/trinity/latest_{what}_iteration.txt")
+        steps += [int(text) for file in files if (text := file.read_text())]
+    if len(steps) < 2:
         return False
-    saved = step_in(one.trinity / "latest_checkpointed_iteration.txt")
-    handed_over = step_in(one.trinity / "latest_state_dict_iteration.txt")
+    saved, handed_over = steps
     return saved >= checkpoint and handed_over - saved == offset
 
 
@@ -54,7 +53,7 @@ def test_a_run_is_taken_up_wherever_it_was_killed(
     resume: list[str] = []
     for offset in range(EVERY):
         one.start("--with-ray-cluster", nodes.address, *resume)
-        one.until(lambda at=offset: is_beyond(one, EVERY * (at + 1), at))
+        one.until(partial(is_beyond, one, EVERY * (offset + 1), offset))
         assert one.process is not None
         title = PROCESSES[victim]
         os.kill(one.process.pid if title is None else process_of(one, title), signal.SIGKILL)

@@ -28,7 +28,7 @@ def no_flash_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     """verl takes padding away by flash-attn, which needs CUDA; for the test, by what Trinity's trainer does then."""
     from verl.utils import attention_utils
 
-    from ajet_sdk.backbones.trinity.actors import unpad_without_flash_attention
+    from ajet_sdk.backbones.shared.padding import unpad_without_flash_attention
 
     own = attention_utils._get_attention_functions
     monkeypatch.setattr(attention_utils, "_get_attention_functions", own)  # undone at the end, with what follows

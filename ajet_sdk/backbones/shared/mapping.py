@@ -30,6 +30,7 @@ __all__ = [
     "refuse_lora",
     "reply_and_prompt",
     "unsupported_keys",
+    "value_at",
     "warn",
 ]  # fmt: skip
 
@@ -73,12 +74,34 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
-def merge_root(made: Mapping[str, Any], config: Config, name: str) -> dict[str, Any]:
-    """The mapping with the root `name:` of the same file over it. Raises ConfigError where that is no mapping."""
+def merge_root(made: Mapping[str, Any], config: Config, name: str, ours: Mapping[str, str]) -> dict[str, Any]:
+    """The mapping with the root `name:` of the same file over it.
+
+    `ours`: the keys of the trainer that ajet goes by too, each with the key of ajet's that it is made of; "": ajet sets
+    it itself. Raises ConfigError where the root is no mapping, or says otherwise than that key.
+    """
     own = config.roots.plain().get(name) or {}
     if not isinstance(own, Mapping):
         raise ConfigError(f"the top-level key {name}: must be a mapping (got {type(own).__name__})")
-    return merged(made, own)
+    whole, wrong = merged(made, own), []
+    for path, key in ours.items():
+        before, after = value_at(made, path), value_at(whole, path)
+        if before != after:
+            wrong.append(
+                f"{name}.{path}: {after} contradicts {key} ({before}), which ajet goes by as well; set {key} alone"
+                if key
+                else f"{name}.{path}: ajet sets this itself; leave it out"
+            )
+    refuse(name, wrong)
+    return whole
+
+
+def value_at(mapping: Mapping[str, Any], path: str) -> Any:
+    """The value at a dotted path; None where there is none."""
+    value: Any = mapping
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
 
 
 def unsupported_keys(config: Config, trainer: str) -> list[str]:
@@ -109,10 +132,7 @@ _NO_LORA = "{} samples without the adapter, and exports a model that transformer
 def refuse_lora(mapping: Mapping[str, Any], trainer: str, *paths: str) -> None:
     """Raise ConfigError where one of the paths, which ask for an adapter, has a value in what the trainer gets."""
     for path in paths:
-        value: Any = mapping
-        for name in path.split("."):
-            value = value.get(name) if isinstance(value, Mapping) else None
-        if value:
+        if value_at(mapping, path):
             raise ConfigError(
                 f"{trainer.lower()}.{path}: {_NO_LORA.format(trainer)}; leave it out, or use backbone local"
             )

@@ -3,14 +3,11 @@
 Trinity's scheduler starts another runner too, but forgets the task, and waits for it until its time is up.
 
 Trinity's trainer, whose step is one update of the whole batch, however many timelines the step's episodes gave.
-
-verl takes the padding from a batch with functions of flash-attn, whatever the attention; here without it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,9 +21,10 @@ from trinity.explorer.scheduler import RunnerWrapper, Scheduler
 from trinity.trainer.trainer import Trainer
 
 from ajet_sdk.backbones.shared.failure import failure_of
+from ajet_sdk.backbones.shared.padding import unpad_without_flash_attention
 from ajet_sdk.cluster.mailbox import mailbox_of
 
-__all__ = ["SteadyExplorer", "WholeBatchTrainer", "set_mini_batch_size", "unpad_without_flash_attention"]
+__all__ = ["SteadyExplorer", "WholeBatchTrainer", "set_mini_batch_size"]
 
 _LIVES = 4
 """Runners that one task may cost; then the fault is the task's, and it counts as failed."""
@@ -138,17 +136,3 @@ class WholeBatchTrainer(Trainer):  # type: ignore[misc]
 def set_mini_batch_size(verl: Any, size: int) -> None:
     """Set the size of verl's mini-batches, which is fixed there and must divide every batch."""
     verl.actor.ppo_mini_batch_size = size
-
-
-def unpad_without_flash_attention() -> None:
-    """Where flash-attn is not installed let verl 0.8, in this process, use its own functions for it.
-
-    They are plain torch, and give the same; verl keeps them for NPUs.
-    """
-    if find_spec("flash_attn") is not None:
-        return
-    from verl.utils import attention_utils, npu_flash_attn_utils
-
-    named = ("index_first_axis", "pad_input", "rearrange", "unpad_input")
-    functions = tuple(getattr(npu_flash_attn_utils, name) for name in named)
-    attention_utils._get_attention_functions = lambda: functions

@@ -20,6 +20,7 @@ from trinity.common.experience import EID, Experience
 
 from ajet_sdk.backbones.shared.steps import order_of_tasks
 from ajet_sdk.cluster.mailbox import mailbox_of
+from ajet_sdk.samples.build import token_metrics
 
 __all__ = ["GivenAdvantages", "OrderOfLocal", "WholeSteps", "WithReference", "WithoutReference", "blank"]
 
@@ -143,6 +144,7 @@ class WholeSteps(DefaultSampleStrategy):  # type: ignore[misc]
         _share(batch, self.ranks)
         await mailbox_of(self._run_id).put.remote("trained", {"step": step, "calls": rows})
         metrics: dict[str, Any] = {"train/timelines": float(sum(bool(e.info.get("trained")) for e in batch))}
+        metrics |= token_metrics((row["outcome"], row["tokens"]) for row in rows)
         if lags:
             metrics |= {"train/staleness": sum(lags) / len(lags), "train/timelines_stale": float(stale)}
         self.set_model_version_metric(batch, metrics)

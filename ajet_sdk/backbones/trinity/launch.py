@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import copy
+import math
 import os
 import re
 from collections.abc import AsyncIterator, Iterator
@@ -96,13 +97,39 @@ def environment(**added: str) -> Iterator[None]:
 
 
 def validate_config(mapping: dict[str, Any]) -> Any:
-    """The same, checked by Trinity's own validators. Raises ConfigError with what they say."""
+    """The same, checked and completed by Trinity's own validators, with the number of ranks that follows from it.
+
+    Raises ConfigError with what they say.
+    """
     config = parse_config(mapping)
     try:
         with environment(TRINITY_LOG_LEVEL="ERROR"):  # in this process; the actors' logs are files
-            return config.check_and_update()
+            config = config.check_and_update()
     except (ValueError, AssertionError, RuntimeError, ImportError, OSError) as error:
         raise ConfigError(f"Trinity rejected the config: {error}") from error
+    ranks = _ranks(config)
+    config.algorithm.advantage_fn_args["multiple_of"] = ranks
+    config.algorithm.sample_strategy_args["ranks"] = ranks
+    return config
+
+
+def _ranks(config: Any) -> int:
+    """Over how many GPUs, or groups of them that share a sequence or the model, the trainer splits a batch.
+
+    From the config that Trinity has validated: whatever `trinity:` says of engines, machines and parallelism counts.
+    """
+    trainer, gpus = config.trainer, config.cluster.trainer_gpu_num
+    if trainer.trainer_type != "verl" or not gpus:
+        return 1
+    sizes = {"ulysses_sequence_parallel_size": trainer.ulysses_sequence_parallel_size}
+    if trainer.trainer_strategy.startswith("megatron"):
+        names = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+        sizes = {f"megatron.{name}": getattr(trainer.megatron, name) for name in names}
+    together = math.prod(sizes.values())
+    if gpus % together:
+        said = ", ".join(f"trinity.trainer.{name}: {size}" for name, size in sizes.items())
+        raise ConfigError(f"{said} does not divide the {gpus} GPUs that train beside the engines")
+    return int(gpus // together)
 
 
 async def explore_and_train(config: Any, updates: Any) -> None:

@@ -23,10 +23,12 @@ from ajet_sdk.backbones.shared.mapping import (
     refuse_lora,
     reply_and_prompt,
     unsupported_keys,
+    value_at,
     warn,
 )
-from ajet_sdk.backbones.trinity.placement import engines, misplaced, trainer_gpus
+from ajet_sdk.backbones.trinity.placement import engines, misplaced
 from ajet_sdk.cluster.mailbox import namespace_of
+from ajet_sdk.errors import ConfigError
 
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
@@ -92,7 +94,6 @@ def to_trinity(config: Config, place: TrinityPlace) -> dict[str, Any]:
             "sync_method": "memory" if is_on_cpu(config) else "nccl",
             "sync_style": "fixed",
             "sync_interval": 1,
-            "sync_offset": config.rollout.max_staleness,
             "sync_timeout": 3600,
         },
         "monitor": {
@@ -100,28 +101,91 @@ def to_trinity(config: Config, place: TrinityPlace) -> dict[str, Any]:
             "monitor_args": {"run_id": place.run_id},
         },
     }
-    whole = merge_root(made, config, "trinity")
+    whole = merge_root(made, config, "trinity", _OURS)
+    _bound_staleness(whole, config)
     refuse_lora(whole, "Trinity", "model.lora_configs")
     return whole
 
 
+_OURS = {
+    "project": "",
+    "name": "",
+    "ray_namespace": "",
+    "continue_from_checkpoint": "",
+    "checkpoint_root_dir": "trainer_common.checkpoint_base_dir",
+    "model.model_path": "model.path",
+    "model.temperature": "rollout.temperature",
+    "model.top_p": "rollout.top_p",
+    "model.top_k": "rollout.top_k",
+    "algorithm.repeat_times": "rollout.num_repeat",
+    "algorithm.sample_strategy_args.run_id": "",
+    "algorithm.sample_strategy_args.by_sequence": "",
+    "algorithm.sample_strategy_args.ranks": "",
+    "algorithm.sample_strategy_args.max_staleness": "rollout.max_staleness",
+    "algorithm.advantage_fn_args.multiple_of": "",
+    "buffer.batch_size": "data.train_batch_size",
+    "buffer.total_steps": "trainer_common.total_steps",
+    "trainer.total_steps": "trainer_common.total_steps",
+}
+"""See `merge_root`. Driver and agents go by these; all others Trinity reads alone, and its root wins."""
+
+
+def _bound_staleness(whole: dict[str, Any], config: Config) -> None:
+    """Hold the explorer back as far as `rollout.max_staleness` asks for, or let tokens be as old as `trinity:` makes
+    them; ConfigError where both are set and tokens would be sampled only to be left out.
+
+    Where weights travel every I steps and the explorer is K steps ahead, a token is at most K + I - 1 updates old.
+    """
+    synchronizer, rollout = whole["synchronizer"], config.rollout
+    if not isinstance(synchronizer, dict):
+        return  # Trinity's own types refuse it, and so below
+    interval, style = synchronizer["sync_interval"], str(synchronizer["sync_style"])
+    intervals = [synchronizer.get(f"{who}_sync_interval") or interval for who in ("explorer", "trainer")]
+    offset = value_at(config.roots.plain(), "trinity.synchronizer.sync_offset")
+    bound = rollout.max_staleness if config.is_set("rollout.max_staleness") else None
+    if not all(isinstance(number, int) for number in (*intervals, offset or 0)):
+        return
+    if style != "fixed":
+        if bound is None:
+            raise ConfigError(
+                f"trinity.synchronizer.sync_style: {style} does not bound how old tokens are; set "
+                "rollout.max_staleness, the updates that a token may be old: older ones are not trained"
+            )
+        age = bound
+    elif intervals[0] != intervals[1]:
+        raise ConfigError(
+            f"trinity.synchronizer.explorer_sync_interval: {intervals[0]} contradicts trainer_sync_interval: "
+            f"{intervals[1]}; with sync_style fixed explorer and trainer wait for each other: set sync_interval alone"
+        )
+    else:
+        ahead = intervals[0] - 1
+        if offset is None:
+            offset = max(0, (bound or 0) - ahead)
+        age = offset + ahead
+        if bound is not None and age > bound:
+            raise ConfigError(
+                f"trinity.synchronizer.sync_interval: {intervals[0]} with sync_offset: {offset} contradicts "
+                f"rollout.max_staleness: {bound}: tokens get up to {age} updates old, and those older than {bound} "
+                f"are not trained; set rollout.max_staleness: {age}, or leave it out"
+            )
+    synchronizer["sync_offset"] = offset or 0
+    whole["algorithm"]["sample_strategy_args"]["max_staleness"] = age if bound is None else bound
+
+
 def _algorithm(config: Config, place: TrinityPlace) -> dict[str, Any]:
-    """Our advantages as they are, whole steps, and the loss."""
+    """Our advantages as they are, whole steps, and the loss. How many share a batch is known once Trinity has
+    validated the config: see `launch.validate_config`."""
     cpu = is_on_cpu(config)
-    ranks = 1 if cpu else _ranks(config)
     # The trainer without GPUs reads the reference's log-probabilities whether they are needed or not.
     reference = config.trainer_common.use_kl_loss or cpu
     return {
         "algorithm_type": f"{_HERE}.batches.WithReference" if reference else f"{_HERE}.batches.WithoutReference",
         "repeat_times": config.rollout.num_repeat,
         "advantage_fn": f"{_HERE}.batches.GivenAdvantages",
-        "advantage_fn_args": {"multiple_of": ranks},
         "sample_strategy": f"{_HERE}.batches.WholeSteps",
         "sample_strategy_args": {
-            "max_staleness": config.rollout.max_staleness,
             "run_id": place.run_id,
             "by_sequence": cpu,
-            "ranks": ranks,
         },
         **_loss(config),
         "loss_agg_mode": "token-mean",
@@ -290,11 +354,6 @@ def _verl(config: Config, place: TrinityPlace) -> dict[str, Any]:
         "use_remove_padding": wanted.startswith("flash"),
         "trainer_config": {"actor_rollout_ref": {"model": model, "actor": engine, "ref": engine}},
     }
-
-
-def _ranks(config: Config) -> int:
-    """Over how many GPUs, or groups of them that share a sequence, a batch is split."""
-    return max(1, trainer_gpus(config) // config.trainer_common.ulysses_sequence_parallel_size)
 
 
 def check(config: Config) -> None:

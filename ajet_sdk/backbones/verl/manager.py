@@ -30,7 +30,7 @@ from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.reporting.metrics import reason_for_no_samples, rewards
 from ajet_sdk.rollout.episode import Attempt
 from ajet_sdk.rollout.outcomes import check_sound
-from ajet_sdk.samples.build import balance
+from ajet_sdk.samples.build import balance, token_metrics
 from ajet_sdk.tokens.huggingface import HFTokenizer
 from ajet_sdk.types import Episode, Task
 
@@ -101,6 +101,7 @@ class AjetManager:
             "step": step,
             "metrics": {
                 **batch.metrics,
+                **token_metrics((row.outcome, row.tokens) for row in ledger),
                 "train/rows": float(count),
                 "train/rows_blank": float(count - len(samples)),
                 "train/timelines_cut": float(len(batch.samples) - len(samples)),

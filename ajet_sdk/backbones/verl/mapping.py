@@ -113,13 +113,31 @@ def to_verl(config: Config, place: VerlPlace) -> dict[str, Any]:
             "resume_mode": "auto",  # the directory is this run's own
         },
     }  # fmt: skip
-    whole = merge_root(made, config, "verl")
+    whole = merge_root(made, config, "verl", _OURS)
     refuse_lora(
         whole,
         "verl",
         *(f"actor_rollout_ref.model.{name}" for name in ("lora_rank", "lora.rank", "lora_adapter_path")),
     )
     return whole
+
+
+_OURS = {
+    "ajet.job": "",
+    "data.train_batch_size": "data.train_batch_size",
+    "actor_rollout_ref.model.path": "model.path",
+    "actor_rollout_ref.actor.ppo_mini_batch_size": "data.train_batch_size",
+    "actor_rollout_ref.rollout.n": "rollout.num_repeat",
+    "actor_rollout_ref.rollout.temperature": "rollout.temperature",
+    "actor_rollout_ref.rollout.top_p": "rollout.top_p",
+    "actor_rollout_ref.rollout.top_k": "rollout.top_k",
+    "algorithm.adv_estimator": "trainer_common.algorithm.adv_estimator",
+    "trainer.total_training_steps": "trainer_common.total_steps",
+    "trainer.nnodes": "trainer_common.nnodes",
+    "trainer.n_gpus_per_node": "trainer_common.n_gpus_per_node",
+    "trainer.default_local_dir": "trainer_common.checkpoint_base_dir",
+}
+"""See `merge_root`. Driver and agents go by these; all others verl reads alone, and its root wins."""
 
 
 def _model(config: Config, place: VerlPlace) -> dict[str, Any]:

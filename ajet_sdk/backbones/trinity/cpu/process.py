@@ -64,11 +64,9 @@ async def run_service(
             "dtype": dtype,
             "settings": _service_settings(settings),
         }
-        log.parent.mkdir(parents=True, exist_ok=True)
-        before = log.stat().st_size if log.exists() else 0  # of an earlier start, whose errors are not this one's
-        process = _start(str(model), work_dir, ready, log, options)
+        process, begin = _start(str(model), work_dir, ready, log, options)
         try:
-            yield await asyncio.to_thread(_url, process, ready, log, before)
+            yield await asyncio.to_thread(_url, process, ready, log, begin)
         finally:
             await asyncio.to_thread(_end, process)
 
@@ -93,8 +91,10 @@ def _service_settings(settings: TrainerSettings | None) -> str:
     return json.dumps({**course, "loss": {**terms, "entropy_coef": settings.loss.entropy_coef}})
 
 
-def _start(model: str, work_dir: Path, ready: Path, log: Path, options: dict[str, Any]) -> subprocess.Popen[bytes]:
-    """In a session of its own: Ctrl-C is for us, who end it."""
+def _start(
+    model: str, work_dir: Path, ready: Path, log: Path, options: dict[str, Any]
+) -> tuple[subprocess.Popen[bytes], int]:
+    """In a session of its own: Ctrl-C is for us, who end it. Returns also where its part of the log begins."""
     options = {
         "model": Path(model).resolve() if Path(model).exists() else model,
         "work-dir": work_dir.resolve(),
@@ -105,8 +105,10 @@ def _start(model: str, work_dir: Path, ready: Path, log: Path, options: dict[str
     command += [word for name, value in options.items() for word in (f"--{name}", str(value))]
     root = str(Path(ajet_sdk.__file__).parent.parent)
     path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as stream:
-        return subprocess.Popen(
+        begin = stream.tell()
+        process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=stream,
@@ -114,22 +116,23 @@ def _start(model: str, work_dir: Path, ready: Path, log: Path, options: dict[str
             env={**os.environ, "PYTHONPATH": path},
             start_new_session=True,
         )
+        return process, begin
 
 
-def _url(process: subprocess.Popen[bytes], ready: Path, log: Path, before: int) -> str:
+def _url(process: subprocess.Popen[bytes], ready: Path, log: Path, begin: int) -> str:
     """Wait until it listens; ends, too, once the process is ended."""
     deadline = time.monotonic() + START_TIMEOUT
     while not ready.is_file():
         if (code := process.poll()) is not None:
-            raise EngineUnavailable(f"the service exited with code {code} during startup{_last_lines(log, before)}")
+            raise EngineUnavailable(f"the service exited with code {code} during startup{_last_lines(log, begin)}")
         if time.monotonic() > deadline:
-            raise EngineUnavailable(f"the service did not start within {START_TIMEOUT:.0f} s{_last_lines(log, before)}")
+            raise EngineUnavailable(f"the service did not start within {START_TIMEOUT:.0f} s{_last_lines(log, begin)}")
         time.sleep(0.05)
     return str(json.loads(ready.read_text())["url"])
 
 
-def _last_lines(log: Path, before: int) -> str:
-    lines = log.read_bytes()[before:].decode(errors="replace").splitlines()[-_SHOWN_LINES:]
+def _last_lines(log: Path, begin: int) -> str:
+    lines = log.read_bytes()[begin:].decode(errors="replace").splitlines()[-_SHOWN_LINES:]
     return f"; log file: {log}" + "".join(f"\n  {line}" for line in lines)
 
 
