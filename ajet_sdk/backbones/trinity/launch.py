@@ -237,6 +237,8 @@ async def _actors(config: Any, *kinds: Any) -> AsyncIterator[tuple[Any, ...]]:
     import ray
 
     held = _placement_groups()
+    for left in _synchronizer(config):  # of an attempt whose driver was killed: it would end with that one's actors
+        ray.kill(left)
     actors = tuple(kind.get_actor(config) for kind in kinds)
     try:
         yield actors
@@ -247,13 +249,21 @@ async def _actors(config: Any, *kinds: Any) -> AsyncIterator[tuple[Any, ...]]:
             one.cancel()
             if one.done() and not one.cancelled():
                 one.exception()  # an actor that is dead already has nothing to shut down
-        with contextlib.suppress(ValueError):  # it may never have been there; it would outlive the run
-            actors += (ray.get_actor("synchronizer", namespace=config.ray_namespace),)
-        for actor in actors:
+        for actor in (*actors, *_synchronizer(config)):
             with contextlib.suppress(Exception):
                 ray.kill(actor)
         with contextlib.suppress(Exception):  # a cluster that is gone holds nothing
             _free(_placement_groups() - held)
+
+
+def _synchronizer(config: Any) -> tuple[Any, ...]:
+    """The actor by which weights travel, which no process owns; none where there is none, or no cluster any more."""
+    import ray
+
+    try:
+        return (ray.get_actor("synchronizer", namespace=config.ray_namespace),)
+    except (ValueError, ray.exceptions.RayError):
+        return ()
 
 
 def _placement_groups() -> set[str]:
