@@ -38,3 +38,23 @@ def test_staleness_is_bounded_and_recorded(experiment: Callable[..., Experiment]
     assert len(measured) == STEPS and max(row["value"] for row in measured) > 0
     with open_trace(one.directory) as trace:
         assert ledger_balance(trace, one.run_id) == []
+
+
+@pytest.mark.parametrize(("style", "bound"), [("fixed", None), ("trainer_driven", 0)])
+def test_weights_that_travel_every_other_step(
+    experiment: Callable[..., Experiment], style: str, bound: int | None
+) -> None:
+    """The guide's example trains every token; where a bound forbids half of them, the run says so while it lasts."""
+    rollout = {} if bound is None else {"max_staleness": bound}
+    own = {"synchronizer": {"sync_interval": 2, "sync_style": style}}
+    one = experiment(["turns 1", "plain 1"], {"rollout": rollout, "trainer_common": {"total_steps": 4}}, trinity=own)
+    one.start("--with-ray")
+    assert one.wait() == 0, one.output()
+    sql = """SELECT outcome, max(l.step - 1 - c.policy_version) AS age FROM ledger l JOIN calls c USING (call_id)
+             WHERE l.tokens > 0 AND outcome <> 'zero_advantage' GROUP BY outcome ORDER BY outcome"""
+    ages = {row["outcome"]: row["age"] for row in one.query(sql)}
+    assert ages == ({"trained": 1} if bound is None else {"trained": 0, "stale": 1})
+    said = (
+        "of the sampled tokens were not trained" in one.output() and "stale (sampled more updates ago" in one.output()
+    )
+    assert said == (bound is not None)
