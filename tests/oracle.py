@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from ajet_sdk.learn.batches import collate, micro_batches, trained_length
-from ajet_sdk.learn.losses import score, token_loss
+from ajet_sdk.learn.losses import score
+from ajet_sdk.learn.objective import policy_loss
 from ajet_sdk.learn.trainer import TrainerSettings
 from ajet_sdk.protocols import Sampling
 from ajet_sdk.samples.build import Batch, build
@@ -71,7 +72,7 @@ def local_loss(
         if settings.kl_coef:
             with torch.no_grad():
                 reference_N = score(reference, batch, entropy=False).logprobs_N
-        loss_N, _ = token_loss(score(model, batch, entropy=True, entropy_grad=True), batch, settings, reference_N)
+        loss_N, _ = policy_loss(score(model, batch, entropy=True, entropy_grad=True), batch, settings, reference_N)
         part = loss_N.sum() / total
         part.backward()
         loss += float(part.detach())

@@ -9,16 +9,52 @@ from pydantic import model_validator
 
 from ajet_sdk.config.schema import Section, key, section, wrong
 
-__all__ = ["READ_BY", "Algorithm", "Estimator", "RewardEstimator", "TrainerCommon"]
+__all__ = [
+    "LOSS_TYPES", "OBJECTIVE", "READ_BY", "Aggregation", "Algorithm", "ClipType", "Estimator", "ImportanceWeights",
+    "LossType", "RatioLevel", "RewardEstimator", "TrainerCommon",
+]  # fmt: skip
 
 
-RewardEstimator = Literal["grpo", "rloo", "reinforce_plus_plus"]
+RewardEstimator = Literal["grpo", "rloo", "opo", "reinforce_plus_plus"]
 Estimator = Literal[RewardEstimator, "sft", "dpo", "opd"]
+
+RatioLevel = Literal["token", "turn", "sequence"]
+ClipType = Literal["two_sided", "one_sided", "soft", "none"]
+ImportanceWeights = Literal["none", "truncated", "masked"]
+Aggregation = Literal["token", "sample", "turn", "agent", "constant"]
+LossType = Literal["grpo", "dapo", "dr_grpo", "gspo", "cispo", "sapo", "rloo", "opo", "reinforce++", "tis", "icepop"]
+
+_GRPO = {"algorithm": {"adv_estimator": "grpo"}}
+_NO_KL = {"use_kl_loss": False}
+_PPO_CLIP = {"clip_ratio_low": 0.2, "clip_ratio_high": 0.2}
+_CORRECTED = {"ratio_base": "trainer", "clip_ratio_low": 0.2, "clip_ratio_high": 0.28}
+_DR_GRPO = {"algorithm": {"adv_estimator": "grpo", "normalize_std": False}, "loss_aggregation": "constant"}
+_SEQUENCE = {"ratio_level": "sequence", "clip_ratio_low": 3e-4, "clip_ratio_high": 4e-4}
+LOSS_TYPES: dict[str, dict[str, Any]] = {
+    "grpo": {**_GRPO, **_PPO_CLIP, "loss_aggregation": "sample"},
+    "dapo": {**_GRPO, **_NO_KL, "clip_ratio_low": 0.2, "clip_ratio_high": 0.28},
+    "dr_grpo": {**_DR_GRPO, **_NO_KL, **_PPO_CLIP},
+    "gspo": {**_GRPO, **_NO_KL, **_SEQUENCE, "loss_aggregation": "sample"},
+    "cispo": {**_GRPO, **_NO_KL, "clip_type": "one_sided", "clip_ratio_low": 1.0, "clip_ratio_high": 4.0},
+    "sapo": {**_GRPO, **_NO_KL, "clip_type": "soft", "loss_aggregation": "sample"},
+    "rloo": {"algorithm": {"adv_estimator": "rloo"}, **_PPO_CLIP},
+    "opo": {"algorithm": {"adv_estimator": "opo"}, **_NO_KL, **_PPO_CLIP},
+    "reinforce++": {"algorithm": {"adv_estimator": "reinforce_plus_plus"}, **_PPO_CLIP},
+    "tis": {**_CORRECTED, "importance_weights": "truncated", "importance_bounds": [0.0, 2.0]},
+    "icepop": {**_CORRECTED, "importance_weights": "masked", "importance_bounds": [0.5, 5.0]},
+}
+"""The keys of `trainer_common` that a named loss sets where the config does not. Sources are in the guide's table."""
+OBJECTIVE = (
+    "loss_type", "ratio_level", "ratio_base", "clip_type", "clip_ratio_low", "clip_ratio_high", "clip_ratio_max",
+    "soft_clip_temperatures", "importance_weights", "importance_level", "importance_bounds", "loss_aggregation",
+    "loss_length",
+)  # fmt: skip
+"""Keys of the policy's objective."""
 
 _OF_REWARDS = get_args(RewardEstimator)
 READ_BY: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("use_kl_loss", "kl_loss_coef", "kl_loss_type", "entropy_coef"), _OF_REWARDS),
-    **dict.fromkeys(("clip_ratio_low", "clip_ratio_high"), (*_OF_REWARDS, "opd")),
+    **dict.fromkeys(OBJECTIVE, (*_OF_REWARDS, "opd")),
     "algorithm.normalize_std": ("grpo",),
     **dict.fromkeys(("algorithm.data", "algorithm.per_task"), ("sft", "dpo")),
     "algorithm.min_reward": ("sft",),
@@ -31,9 +67,9 @@ READ_BY: dict[str, tuple[str, ...]] = {
 class Algorithm(Section):
     adv_estimator: Estimator = key(
         "grpo",
-        "Learning algorithm. From rewards: grpo (arXiv:2402.03300), rloo (arXiv:2402.14740), reinforce_plus_plus "
-        "(arXiv:2501.03262). With backbone local also: sft (supervised, on given replies), dpo (on pairs of a "
-        "better and a worse attempt, arXiv:2305.18290), opd (on-policy distillation from a teacher's "
+        "Learning algorithm. From rewards: grpo (arXiv:2402.03300), rloo (arXiv:2402.14740), opo (arXiv:2505.23585), "
+        "reinforce_plus_plus (arXiv:2501.03262). With backbone local also: sft (supervised, on given replies), dpo (on "
+        "pairs of a better and a worse attempt, arXiv:2305.18290), opd (on-policy distillation from a teacher's "
         "log-probabilities, arXiv:2306.13649). `algorithm: sft` is short for `algorithm: {adv_estimator: sft}`.",
     )
     normalize_std: bool = key(True, "grpo: divide advantages by the group's standard deviation.")
@@ -77,7 +113,7 @@ class Algorithm(Section):
     @property
     def grouped(self) -> bool:
         """Whether attempts at one task are compared."""
-        return self.adv_estimator in ("grpo", "rloo") or (self.adv_estimator == "dpo" and not self.stored)
+        return self.adv_estimator in ("grpo", "rloo", "opo") or (self.adv_estimator == "dpo" and not self.stored)
 
     @property
     def by_reward(self) -> bool:
@@ -142,8 +178,46 @@ class TrainerCommon(Section):
     mini_batch_num: int = key(1, "Optimizer steps per batch.", ge=1)
     ppo_epochs: int = key(1, "Passes over each batch.", ge=1)
     micro_batch_tokens: int = key(8192, "Tokens per forward pass; gradients are accumulated over several passes.", ge=1)
+    loss_type: LossType | None = key(
+        None, "Named loss: sets each of the keys below, and the advantage estimator, that the config does not set."
+    )
+    ratio_level: RatioLevel = key(
+        "token",
+        "Level of the policy ratio: a token, or the geometric mean over a turn (a call) or a sequence (a sample).",
+    )
+    ratio_base: Literal["sampler", "trainer"] = key(
+        "sampler",
+        "Denominator of the policy ratio: the log-probabilities that the sampler recorded, or the trainer's own before "
+        "the step's first update (one more forward pass where a step has several updates).",
+    )
+    clip_type: ClipType = key(
+        "two_sided",
+        "Surrogate: two_sided (PPO), one_sided (CISPO: the clipped ratio weighs the log-probability), soft (SAPO: a "
+        "sigmoid instead of bounds) or none.",
+    )
     clip_ratio_low: float = key(0.2, "Lower clipping of the policy ratio: 1 - this value.", ge=0, le=1)
     clip_ratio_high: float = key(0.28, "Upper clipping of the policy ratio: 1 + this value.", ge=0)
+    clip_ratio_max: float | None = key(
+        None, "two_sided: bound of the ratio for negative advantages too (dual clip); null: none.", gt=1
+    )
+    soft_clip_temperatures: tuple[float, float] = key(
+        (1.0, 1.05), "soft: temperatures of the sigmoid for positive and for other advantages."
+    )
+    importance_weights: ImportanceWeights = key(
+        "none",
+        "With ratio_base trainer: weights that correct for the difference of sampler and trainer, truncated to "
+        "importance_bounds, or masked (0 outside of them).",
+    )
+    importance_level: Literal["token", "sequence"] = key("token", "Level of the importance weights.")
+    importance_bounds: tuple[float, float] = key((0.0, 2.0), "Lowest and highest importance weight.")
+    loss_aggregation: Aggregation = key(
+        "token",
+        "What has equal weight in the loss: each token of the update, each sample, each turn, or each agent of an "
+        "episode; constant: a sample's sum divided by loss_length.",
+    )
+    loss_length: int | None = key(
+        None, "constant: tokens that a sample's sum is divided by; null: rollout.max_model_len.", ge=1
+    )
     entropy_coef: float = key(0.0, "Weight of the entropy bonus.", ge=0)
     fsdp_config: FsdpConfig = section(FsdpConfig, "Sharded training (clusters).")
     optim: Optim = section(Optim, "The optimiser.")
@@ -161,6 +235,31 @@ class TrainerCommon(Section):
         None, "Directory of checkpoints; null: `checkpoint/` in the experiment's directory."
     )
     save_trajectory_as_json_file: bool = key(False, "Also write each episode as JSON to trajectory/ beside the trace.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _named_loss(cls, data: Any) -> Any:
+        named = LOSS_TYPES.get(str(data.get("loss_type"))) if isinstance(data, Mapping) else None
+        if named is None:
+            return data
+        algorithm = data.get("algorithm") or {}
+        if isinstance(algorithm, Mapping):
+            algorithm = {**named.get("algorithm", {}), **algorithm}
+        return {**named, **data, **({"algorithm": algorithm} if algorithm else {})}
+
+    @model_validator(mode="after")
+    def _loss(self) -> TrainerCommon:
+        low, high = self.importance_bounds
+        if not 0 <= low < high:
+            raise wrong("importance_bounds", "must be a lower and a higher number, both at least 0 {got}")
+        if min(self.soft_clip_temperatures) <= 0:
+            raise wrong("soft_clip_temperatures", "must both be greater than 0 {got}")
+        if self.importance_weights != "none" and self.ratio_base == "sampler":
+            raise wrong(
+                "importance_weights",
+                "needs ratio_base: trainer {got}; with ratio_base: sampler the policy ratio itself is that correction",
+            )
+        return self
 
     @model_validator(mode="before")
     @classmethod

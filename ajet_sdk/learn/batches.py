@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +59,19 @@ class MicroBatch:
     processing: tuple[Processing, ...] = ()
     pairs_N: torch.Tensor | None = None
     """Which of the batch's P pairs a token belongs to (`Sample.group_id`)."""
+    turns_N: torch.Tensor | None = None
+    """Which of the batch's trained calls a token belongs to."""
+    weights_N: torch.Tensor | None = None
+    """The share of each token in the loss of the update."""
+    old_N: torch.Tensor | None = None
+    """The trainer's log-probabilities before the step's first update; None: the same as those of this pass."""
+
+    def segments_N(self, level: Literal["turn", "sequence"]) -> torch.Tensor:
+        """The number of the turn, or of the row, of each trained token."""
+        if level == "sequence":
+            return torch.div(self.positions_N, self.ids_BT.shape[1], rounding_mode="floor")
+        assert self.turns_N is not None
+        return self.turns_N
 
 
 def micro_batches(
@@ -109,6 +123,8 @@ def collate(
     processing: list[Processing] = []
     pairs: dict[str, int] = {}
     paired: list[npt.NDArray[np.int64]] = []
+    turns: list[npt.NDArray[np.int64]] = []
+    calls = 0
     trained = 0
     for row, sample in enumerate(samples):
         line = sample.timeline
@@ -120,6 +136,9 @@ def collate(
         sampler.append(line.logprobs[at])
         advantages.append(sample.advantages[at])
         paired.append(np.full(len(at), pairs.setdefault(sample.group_id, len(pairs)), np.int64))
+        starts = np.array([span.start for span in line.spans], np.int64)
+        turns.append(calls + np.searchsorted(starts, at, side="right").astype(np.int64))
+        calls += len(starts) + 1
         drawn.append(_sampling_rows(sample, sampling)[:, at])
         processing += _processing(sample, sampling, at, trained, tokenizer)
         trained += len(at)
@@ -138,6 +157,7 @@ def collate(
         ) if len(limited) else None,
         processing=tuple(processing),
         pairs_N=torch.from_numpy(np.concatenate(paired)).to(device),
+        turns_N=torch.from_numpy(np.concatenate(turns)).to(device),
     )  # fmt: skip
 
 

@@ -1,60 +1,25 @@
-"""The losses: of tokens that were sampled with advantages, of replies to imitate, of pairs to prefer one of.
+"""Scoring sampled tokens, and the losses: of tokens with advantages, of replies to imitate, of pairs.
 
 Letters of shapes: B rows of a micro-batch, T its padded length, N trained tokens in it, P pairs, V the vocabulary.
 
-Sources: the clipped surrogate is PPO's (Schulman et al. 2017, arXiv:1707.06347, eq. 7) with the two bounds apart as in
-DAPO (Yu et al. 2025, arXiv:2503.14476, eq. 10) and a mean over tokens (ibid., eq. 8); group-relative advantages are
-GRPO's (Shao et al. 2024, arXiv:2402.03300). The denominator of the ratio is the sampler's own log-probability. The
-estimators k1, k2, k3 of the KL divergence are Schulman's (2020, "Approximating KL divergence"). Preferences: Direct
-Preference Optimization (Rafailov et al. 2023, arXiv:2305.18290, eq. 7).
+Sources: the policy's objective is in `objective`. Preferences: Direct Preference Optimization (Rafailov et al. 2023,
+arXiv:2305.18290, eq. 7).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
 from ajet_sdk.engines.local.logits import process
 from ajet_sdk.engines.local.requests import limit
-from ajet_sdk.errors import ConfigError
 from ajet_sdk.learn.batches import MicroBatch
+from ajet_sdk.learn.objective import LossSettings, Scored, policy_loss
 from ajet_sdk.types import Sample
 
-__all__ = ["LossSettings", "Scored", "kl_estimate", "loss_of", "score", "token_loss", "units"]
-
-_MAX_LOG_RATIO = 20.0
-
-
-@dataclass(frozen=True, slots=True)
-class LossSettings:
-    """Which terms the loss has. `kl_coef` 0 and `entropy_coef` 0 leave those terms out."""
-
-    clip_ratio_low: float = 0.2
-    clip_ratio_high: float = 0.28
-    kl_coef: float = 0.0
-    kl_type: str = "low_var_kl"
-    entropy_coef: float = 0.0
-    objective: Literal["policy", "imitation", "preference"] = "policy"
-    beta: float = 0.1
-    """Of a preference: how strongly the policy is held to the reference."""
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether the model as it was first is scored too."""
-        return bool(self.kl_coef) or self.objective == "preference"
-
-
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """Log-probability of each trained token, and the entropy of the distribution at its position."""
-
-    logprobs_N: torch.Tensor
-    entropy_N: torch.Tensor | None
-    support_MV: torch.Tensor | None = None
-    """Which tokens could have been drawn, for each token of the batch's `limits`."""
+__all__ = ["loss_of", "score", "units"]
 
 
 def score(
@@ -130,25 +95,6 @@ def _limited(
     return (logits_MV if whole else logits_NV.index_copy(0, rows_M, logits_MV)), support_MV
 
 
-def kl_estimate(logprobs_N: torch.Tensor, reference_N: torch.Tensor, kind: str) -> torch.Tensor:
-    """Per-token estimate of KL(policy ‖ reference) from one sample: k1 (`kl`), `abs`, k2 (`mse`), k3 (`low_var_kl`).
-
-    k3 is unbiased, never negative and of low variance; with r = log reference - log policy it is exp(r) - 1 - r.
-    """
-    if kind in ("kl", "k1"):
-        return logprobs_N - reference_N
-    if kind == "abs":
-        return (logprobs_N - reference_N).abs()
-    if kind in ("mse", "k2"):
-        return 0.5 * (logprobs_N - reference_N).square()
-    if kind in ("low_var_kl", "k3"):
-        r_N = (reference_N - logprobs_N).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-        return torch.expm1(r_N) - r_N
-    raise ConfigError(
-        f"trainer_common.kl_loss_type {kind!r} is unknown; choose k1 (kl), abs, k2 (mse) or k3 (low_var_kl)"
-    )
-
-
 Seen = dict[str, torch.Tensor]
 
 
@@ -165,37 +111,9 @@ def units(samples: Sequence[Sample], settings: LossSettings) -> list[list[int]]:
 def loss_of(
     scored: Scored, batch: MicroBatch, settings: LossSettings, reference_N: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, Seen]:
-    """The loss of each trained token (N), or of each pair (P), and, detached, what is worth logging of it.
-
-    Its sum over an optimiser step divided by the step's number of trained tokens, or of pairs, is the step's loss.
-    """
+    """The loss of each trained token (N), or of each pair (P), and, detached, what is worth logging of it."""
     loss, seen = _LOSSES[settings.objective](scored, batch, settings, reference_N)
     return loss, {name: value.detach() for name, value in seen.items()}
-
-
-def token_loss(
-    scored: Scored, batch: MicroBatch, settings: LossSettings, reference_N: torch.Tensor | None = None
-) -> tuple[torch.Tensor, Seen]:
-    """The clipped policy gradient of each trained token."""
-    log_ratio_N = (scored.logprobs_N - batch.sampler_N).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
-    ratio_N = log_ratio_N.exp()
-    bounded_N = ratio_N.clamp(1.0 - settings.clip_ratio_low, 1.0 + settings.clip_ratio_high)
-    gain_N, bounded_gain_N = ratio_N * batch.advantages_N, bounded_N * batch.advantages_N
-    loss_N = -torch.minimum(gain_N, bounded_gain_N)
-    seen = {
-        "gap": (scored.logprobs_N - batch.sampler_N).abs(),
-        "sampler_kl": ratio_N - 1.0 - log_ratio_N,
-        "clip_share": (bounded_gain_N < gain_N).to(loss_N.dtype),
-    }
-    if reference_N is not None:
-        kl_N = kl_estimate(scored.logprobs_N, reference_N, settings.kl_type)
-        loss_N = loss_N + settings.kl_coef * kl_N
-        seen["kl"] = kl_N
-    if scored.entropy_N is not None:
-        seen["entropy"] = scored.entropy_N
-        if settings.entropy_coef:
-            loss_N = loss_N - settings.entropy_coef * scored.entropy_N
-    return loss_N, seen
 
 
 def _imitation(
@@ -222,7 +140,7 @@ def _preference(
 
 
 _LOSSES: dict[str, Callable[[Scored, MicroBatch, LossSettings, torch.Tensor | None], tuple[torch.Tensor, Seen]]] = {
-    "policy": token_loss,
+    "policy": policy_loss,
     "imitation": _imitation,
     "preference": _preference,
 }

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ajet_sdk.learn.batches import trained_positions
-from ajet_sdk.learn.losses import Scored
+from ajet_sdk.learn.objective import Scored
 from ajet_sdk.samples.draft import sampled_tokens
 from ajet_sdk.types import Episode, Floats, Sample, Trained
 

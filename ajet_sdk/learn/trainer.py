@@ -8,14 +8,16 @@ import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import torch
 
 from ajet_sdk.errors import ConfigError, TrainingError
-from ajet_sdk.learn.batches import MicroBatch, collate, micro_batches, trained_length
-from ajet_sdk.learn.losses import LossSettings, Scored, loss_of, score, units
+from ajet_sdk.learn.batches import MicroBatch, collate, micro_batches, trained_length, trained_positions
+from ajet_sdk.learn.losses import loss_of, score, units
+from ajet_sdk.learn.objective import LossSettings, Scored, token_weights
 from ajet_sdk.learn.scores import TokenScores
 from ajet_sdk.protocols import Sampling, Tokenizer
 from ajet_sdk.types import Sample
@@ -62,8 +64,18 @@ class TrainerSettings:
         return cls(
             lr=lr,
             loss=LossSettings(
+                ratio_level=common.ratio_level,
+                ratio_base=common.ratio_base,
+                clip_type=common.clip_type,
                 clip_ratio_low=common.clip_ratio_low,
                 clip_ratio_high=common.clip_ratio_high,
+                clip_ratio_max=common.clip_ratio_max,
+                soft_clip_temperatures=common.soft_clip_temperatures,
+                importance_weights=common.importance_weights,
+                importance_level=common.importance_level,
+                importance_bounds=common.importance_bounds,
+                loss_aggregation=common.loss_aggregation,
+                loss_length=common.loss_length or config.rollout.max_model_len,
                 kl_coef=common.kl_loss_coef if common.use_kl_loss and by_reward else 0.0,
                 kl_type=common.kl_loss_type,
                 entropy_coef=common.entropy_coef if by_reward else 0.0,
@@ -183,10 +195,12 @@ class Trainer:
         started, tally = time.perf_counter(), Tally()
         try:
             with policy_pass(self.model):
+                old = self._old_logprobs(samples, sampling)
                 for epoch in range(self.settings.ppo_epochs):
                     for number, share in enumerate(self._shares(samples)):
                         first = epoch == 0 and number == 0
-                        seen = self._update([samples[i] for i in share], sampling, tally, first=first)
+                        shared_old = None if old is None else [old[i] for i in share]
+                        seen = self._update([samples[i] for i in share], sampling, tally, shared_old, first=first)
                         if scores is not None and first:
                             scores.record(samples, share, seen)
                         if updated is not None:
@@ -220,23 +234,54 @@ class Trainer:
             random.Random(f"{self.settings.seed}/{self.updates}").shuffle(order)
         return [[place for unit in order[i::number] for place in unit] for i in range(number)]
 
+    def _old_logprobs(
+        self, samples: Sequence[Sample], sampling: Sampling | Mapping[str, Sampling]
+    ) -> list[torch.Tensor] | None:
+        """Log-probabilities of each sample's trained tokens before the step's first update; None where a step has one
+        update, whose own pass gives them, and where the loss asks for none."""
+        if self.settings.loss.ratio_base != "trainer" or self.updates_of(samples) == 1:
+            return None
+        old = [torch.empty(0)] * len(samples)
+        for group in micro_batches([trained_length(s) for s in samples], self.settings.micro_batch_tokens):
+            batch = collate([samples[i] for i in group], sampling, self.device, self.tokenizer)
+            with torch.no_grad():
+                logprobs_N = score(self.model, batch, entropy=False).logprobs_N
+            counts = [len(trained_positions(samples[i])) for i in group]
+            for i, values in zip(group, logprobs_N.split(counts), strict=True):
+                old[i] = values
+        return old
+
     def _update(
-        self, samples: Sequence[Sample], sampling: Sampling | Mapping[str, Sampling], tally: Tally, *, first: bool
+        self,
+        samples: Sequence[Sample],
+        sampling: Sampling | Mapping[str, Sampling],
+        tally: Tally,
+        old: Sequence[torch.Tensor] | None,
+        *,
+        first: bool,
     ) -> list[tuple[list[int], Scored]]:
         """One optimiser update. Returns the samples' positions in each micro-batch and their scores, detached."""
         seen: list[tuple[list[int], Scored]] = []
         together = units(samples, self.settings.loss)
         groups = micro_batches([trained_length(s) for s in samples], self.settings.micro_batch_tokens, together)
         paired = self.settings.loss.objective == "preference"
-        total = len(together) if paired else sum(int(s.timeline.loss_mask.sum()) for s in samples)
+        weights = [] if paired else token_weights(samples, self.settings.loss)
+        total = torch.zeros((), device=self.device)
         for group in groups:
             batch = collate([samples[i] for i in group], sampling, self.device, self.tokenizer)
-            seen.append((group, self._backward(batch, total, tally, first=first)))
-        norm = self._apply()
-        tally.add("grad_norm", torch.tensor([norm]))
+            if weights:
+                weights_N = torch.from_numpy(np.concatenate([weights[i] for i in group])).to(self.device)
+                old_N = None if old is None else torch.cat([old[i] for i in group])
+                batch = replace(batch, weights_N=weights_N, old_N=old_N)
+            loss, scored = self._backward(batch, len(together), tally, first=first)
+            total += loss
+            seen.append((group, scored))
+        tally.add("loss", total)
+        tally.add("grad_norm", torch.tensor([self._apply()]))
         return seen
 
-    def _backward(self, batch: MicroBatch, total: int, tally: Tally, *, first: bool) -> Scored:
+    def _backward(self, batch: MicroBatch, pairs: int, tally: Tally, *, first: bool) -> tuple[torch.Tensor, Scored]:
+        """Add the micro-batch's gradients. Returns its share of the update's loss, and its scores, detached."""
         settings = self.settings.loss
         reference_N = None
         if settings.has_reference and batch.limits is None:  # first, while no activations are held
@@ -245,9 +290,9 @@ class Trainer:
         if settings.has_reference and batch.limits is not None:
             reference_N = self._reference_logprobs(batch, scored.support_MV)
         loss, seen = loss_of(scored, batch, settings, reference_N)
-        (loss.sum() / total).backward()
+        share = loss.sum() / pairs if batch.weights_N is None else (loss * batch.weights_N).sum()
+        share.backward()
         self._gather()
-        tally.add("loss", loss.detach())
         gap_N = seen.pop("gap", None)
         if first and gap_N is not None:  # later updates compare two different policies
             tally.add("logprob_gap_mean", gap_N)
@@ -255,7 +300,7 @@ class Trainer:
         for name, value_N in seen.items():
             tally.add(name, value_N)
         entropy_N = scored.entropy_N
-        return Scored(scored.logprobs_N.detach(), None if entropy_N is None else entropy_N.detach())
+        return share.detach(), Scored(scored.logprobs_N.detach(), None if entropy_N is None else entropy_N.detach())
 
     def _reference_logprobs(self, batch: MicroBatch, support_MV: torch.Tensor | None = None) -> torch.Tensor:
         """The reference's, over the tokens that the policy could draw."""

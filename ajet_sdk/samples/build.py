@@ -2,8 +2,10 @@
 
 `grpo` and `rloo` compare the attempts at one task. `grpo` subtracts the group's mean and, if asked, divides by its
 standard deviation (Shao et al. 2024, DeepSeekMath, section 4.1.2). `rloo` subtracts the mean of the other attempts
-(Ahmadian et al. 2024, Back to Basics, section 3.3). Each episode counts once in its baseline, however many calls or
-timelines it has: its share is divided equally among its role's calls, which matters where rewards name single calls.
+(Ahmadian et al. 2024, Back to Basics, section 3.3). In both, each episode counts once in its baseline, however many
+calls or timelines it has: its share is divided equally among its role's calls, which matters where rewards name single
+calls. `opo` subtracts the mean over the group's sampled tokens, so that a long episode counts more (Hao et al. 2025,
+arXiv:2505.23585).
 
 `reinforce_plus_plus` compares every sampled token with all others of the batch: the token's return less the mean over
 the batch's tokens, divided by their standard deviation, so that one attempt a task is enough (Hu et al. 2025,
@@ -171,12 +173,16 @@ def _group(episodes: _Values, callless: Sequence[float], estimator: Estimator, n
     spreads = [_mean([(value - mean) ** 2 for _, value in valued]) for _, valued in episodes]
     spreads += [(value - mean) ** 2 for value in callless]
     deviation = (sum(spreads) / (n - 1)) ** 0.5 if n > 1 else 0.0
+    weighted = [(sampled_tokens(call), value) for _, valued in episodes for call, value in valued]
+    token_mean = math.fsum(size * value for size, value in weighted) / max(1, sum(size for size, _ in weighted))
     for (draft, valued), own in zip(episodes, means, strict=False):
         for call, value in valued:
             if not varied:
                 draft.outcomes.setdefault(call.call_id, "zero_advantage")
             elif estimator == "rloo":
                 draft.advantages[call.call_id] = value - (mean * n - own) / (n - 1)
+            elif estimator == "opo":
+                draft.advantages[call.call_id] = value - token_mean
             else:
                 draft.advantages[call.call_id] = (value - mean) / (deviation + _EPSILON if normalize_std else 1.0)
 

@@ -29,7 +29,7 @@ from ajet_sdk.engines.local.loading import load_model
 from ajet_sdk.engines.local.sampler import LocalSampler
 from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.learn.losses import LossSettings
+from ajet_sdk.learn.objective import LossSettings
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings
 from ajet_sdk.rollout.episode import Attempt, run_batch
 from ajet_sdk.samples.build import build

@@ -20,7 +20,8 @@ from ajet_sdk.engines.local.sampler import LocalSampler, SamplingCopy
 from ajet_sdk.engines.scripted import ByteTokenizer
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.learn.batches import collate
-from ajet_sdk.learn.losses import LossSettings, score
+from ajet_sdk.learn.losses import score
+from ajet_sdk.learn.objective import LossSettings
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings
 from ajet_sdk.protocols import Sampling
 from ajet_sdk.run import train

@@ -206,7 +206,7 @@ def test_metrics_of_a_merged_batch() -> None:
 
 
 def test_an_unknown_estimator_is_named() -> None:
-    with pytest.raises(ConfigError, match="grpo, rloo, reinforce_plus_plus"):
+    with pytest.raises(ConfigError, match="grpo, rloo, opo, reinforce_plus_plus"):
         build([], estimator="ppo")  # type: ignore[arg-type]
 
 

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from ajet_sdk.backbones.trinity.cpu.learner import Adam, Learner, Sequences
-from ajet_sdk.learn.losses import LossSettings
+from ajet_sdk.learn.objective import LossSettings
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings
 from ajet_sdk.protocols import Sampling
 from ajet_sdk.types import Sample, Span, Timeline

@@ -19,7 +19,7 @@ from trinity.algorithm.policy_loss_fn.ppo_policy_loss import PPOPolicyLossFn
 from trinity.utils.monitor import Monitor
 
 from ajet_sdk.cluster.mailbox import mailbox_of
-from ajet_sdk.learn.losses import kl_estimate
+from ajet_sdk.learn.objective import kl_estimate
 
 __all__ = ["BatchEntropy", "BatchLoss", "BatchLossWithKL", "DriverMonitor"]
 

@@ -16,7 +16,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from ajet_sdk.engines.local.requests import TokenDraw, draw
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.learn.batches import MicroBatch, collate, micro_batches, trained_length
-from ajet_sdk.learn.losses import LossSettings, Scored, kl_estimate, score, token_loss
+from ajet_sdk.learn.losses import score
+from ajet_sdk.learn.objective import LossSettings, Scored, kl_estimate, policy_loss
 from ajet_sdk.protocols import Sampling
 from ajet_sdk.types import Sample, Span, Timeline
 
@@ -62,7 +63,7 @@ def test_the_clipped_loss_is_what_a_hand_computes() -> None:
     """Ratios 1, 2, 2, 0.5, 0.5 with advantages 1, 3, -3, 3, -3 and bounds 0.8, 1.28."""
     log2 = math.log(2)
     scored, batch = batch_of([-1.0 + x for x in (0, log2, log2, -log2, -log2)], [-1.0] * 5, [1.0, 3.0, -3.0, 3.0, -3.0])
-    loss_N, seen = token_loss(scored, batch, LossSettings())
+    loss_N, seen = policy_loss(scored, batch, LossSettings())
     assert loss_N.tolist() == pytest.approx([-1.0, -3.84, 6.0, -1.5, 2.4])
     assert seen["clip_share"].tolist() == [0, 1, 0, 0, 1]
     assert seen["gap"].tolist() == pytest.approx([0, log2, log2, log2, log2], abs=1e-6)
@@ -72,17 +73,17 @@ def test_the_clipped_loss_is_what_a_hand_computes() -> None:
 
 def test_a_ratio_that_would_overflow_is_bounded() -> None:
     scored, batch = batch_of([0.0], [-100.0], [-1.0])
-    assert token_loss(scored, batch, LossSettings())[0].item() == pytest.approx(math.exp(20))
+    assert policy_loss(scored, batch, LossSettings())[0].item() == pytest.approx(math.exp(20))
     assert kl_estimate(torch.tensor([-100.0]), torch.zeros(1), "k3").item() == pytest.approx(math.exp(20) - 21)
 
 
 def test_kl_and_entropy_enter_with_their_coefficients() -> None:
     scored, batch = batch_of([-1.0], [-1.0], [0.5])
     settings_ = LossSettings(kl_coef=0.1, kl_type="k2", entropy_coef=0.01)
-    loss_N, seen = token_loss(scored, batch, settings_, torch.tensor([-3.0]))
+    loss_N, seen = policy_loss(scored, batch, settings_, torch.tensor([-3.0]))
     assert loss_N.item() == pytest.approx(-0.5 + 0.1 * 2.0 - 0.01 * 2.0)
     assert seen["kl"].item() == pytest.approx(2.0)
-    assert token_loss(scored, batch, LossSettings(), torch.tensor([-3.0]))[0].item() == pytest.approx(-0.5)
+    assert policy_loss(scored, batch, LossSettings(), torch.tensor([-3.0]))[0].item() == pytest.approx(-0.5)
 
 
 @pytest.mark.parametrize(
@@ -220,7 +221,7 @@ def gradient(model: GPT2LMHeadModel, samples: list[Sample], budget: int) -> dict
     model.zero_grad()
     for group in micro_batches([trained_length(s) for s in samples], budget):
         batch = collate([samples[i] for i in group])
-        loss_N, _ = token_loss(score(model, batch, entropy=True), batch, LossSettings())
+        loss_N, _ = policy_loss(score(model, batch, entropy=True), batch, LossSettings())
         loss_N.sum().backward()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
 

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet_sdk.learn.batches import collate, micro_batches, trained_length
-from ajet_sdk.learn.losses import LossSettings, loss_of, score, units
+from ajet_sdk.learn.losses import loss_of, score, units
+from ajet_sdk.learn.objective import LossSettings
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings
 from ajet_sdk.types import Sample, Timeline
 from tests.sdk.learn.test_loss import tiny

@@ -20,7 +20,7 @@ from ajet_sdk.engines.chat import TokenEngine, refuse_processing
 from ajet_sdk.engines.local.sampler import LocalSampler
 from ajet_sdk.engines.scripted import ByteTokenizer
 from ajet_sdk.errors import RequestRefused
-from ajet_sdk.learn.losses import LossSettings
+from ajet_sdk.learn.objective import LossSettings
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings
 from ajet_sdk.protocols import Sampled, Sampling
 from ajet_sdk.types import Sample, Span, Timeline

@@ -19,7 +19,8 @@ from ajet_sdk.config.config import load_config
 from ajet_sdk.engines.http import Endpoint
 from ajet_sdk.errors import ConfigError, EngineError
 from ajet_sdk.learn.batches import collate
-from ajet_sdk.learn.losses import LossSettings, loss_of, score
+from ajet_sdk.learn.losses import loss_of, score
+from ajet_sdk.learn.objective import LossSettings
 from ajet_sdk.learn.teacher import LocalTeacher, RemoteTeacher, distill, open_teacher
 from ajet_sdk.run import train
 from ajet_sdk.tokens.huggingface import HFTokenizer

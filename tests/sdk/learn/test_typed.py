@@ -15,7 +15,8 @@ from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.local.sampler import LocalSampler
 from ajet_sdk.engines.scripted import ByteTokenizer
 from ajet_sdk.learn.batches import collate
-from ajet_sdk.learn.losses import LossSettings, score
+from ajet_sdk.learn.losses import score
+from ajet_sdk.learn.objective import LossSettings
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings
 from ajet_sdk.protocols import Answer, Ask, Sampling
 from ajet_sdk.types import Sample, Span, Timeline

@@ -27,7 +27,8 @@ from ajet_sdk.engines.local.loading import load_model
 from ajet_sdk.errors import CheckpointError, RequestRefused, TrainingError
 from ajet_sdk.learn.batches import MicroBatch, micro_batches
 from ajet_sdk.learn.checkpoint import export, read_weights, replace
-from ajet_sdk.learn.losses import Scored, kl_estimate, score
+from ajet_sdk.learn.losses import score
+from ajet_sdk.learn.objective import Scored, kl_estimate
 from ajet_sdk.learn.trainer import TrainerSettings
 from ajet_sdk.tokens.huggingface import HFTokenizer
 

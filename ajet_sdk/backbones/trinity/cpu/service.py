@@ -42,7 +42,7 @@ from ajet_sdk.errors import AjetError, CheckpointError, ConfigError, RequestRefu
 from ajet_sdk.gateway.gateway import KEEP_ALIVE, listening_socket
 from ajet_sdk.gateway.http_server import server_config
 from ajet_sdk.learn.checkpoint import read_weights
-from ajet_sdk.learn.losses import LossSettings
+from ajet_sdk.learn.objective import LossSettings
 from ajet_sdk.learn.trainer import TrainerSettings
 from ajet_sdk.protocols import Answer, Choice, Sampled
 from ajet_sdk.reporting.output import echo

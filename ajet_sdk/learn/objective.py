@@ -1,0 +1,213 @@
+"""The policy-gradient objective: what is maximised over the sampled tokens of a step, in five independent parts.
+
+Notation: token t of sample i has the advantage A, log-probability `new` under the weights in training, `sampler` under
+the weights that sampled it, and `old` under the trainer's weights before the step's first update. N is the number of
+trained tokens of a micro-batch, K that of its segments (turns or samples).
+
+    J = sum over tokens of  weight · (w · surrogate(ratio, A) - kl_coef · KL + entropy_coef · H)
+
+1. Ratio: exp(new - base), with `base` = `sampler` or `old` (`ratio_base`). Of a turn or sequence (`ratio_level`) it is
+   the geometric mean over its tokens, and the gradient of each token is scaled by that mean: GSPO-token (Zheng et al.
+   2025, arXiv:2507.18071). With one advantage per sequence that is GSPO.
+2. Surrogate (`clip_type`), with the bounds l = 1 - clip_ratio_low and h = 1 + clip_ratio_high:
+       two_sided   min(r·A, clip(r, l, h)·A)            PPO (Schulman et al. 2017, arXiv:1707.06347, eq. 7); bounds
+                                                        apart as in DAPO (Yu et al. 2025, arXiv:2503.14476, eq. 10);
+                                                        r at most `clip_ratio_max`: dual clip (arXiv:1912.09729)
+       one_sided   stop_gradient(clip(r, l, h))·A·new   CISPO (MiniMax 2025, arXiv:2506.13585)
+       soft        4/τ·sigmoid(τ·(r - 1))·A             SAPO (arXiv:2511.20347); τ for A > 0 and for A <= 0
+       none        r·A                                  importance sampling
+3. Correction (`importance_weights`): w corrects for a sampler whose probabilities differ from the trainer's,
+   w = exp(old - sampler) of a token or of a sequence (`importance_level`): truncated to `importance_bounds` (Yao et al.
+   2025, "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training"), or masked, 0 outside of them
+   (IcePop: Ling team 2025, arXiv:2510.18855).
+4. Aggregation (`loss_aggregation`): what counts alike: each token of the update (DAPO, eq. 8), sample (GRPO: Shao et
+   al. 2024, arXiv:2402.03300, eq. 3), turn, or agent of an episode; constant divides a sample's sum by a fixed length
+   (Dr. GRPO: Liu et al. 2025, arXiv:2503.20783).
+5. KL to the reference (`kl_loss_type`): k1, k2, k3 are Schulman's estimators (2020, "Approximating KL divergence").
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ajet_sdk.config.trainer_schema import Aggregation, ClipType, ImportanceWeights, RatioLevel
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.learn.batches import MicroBatch, trained_positions
+from ajet_sdk.types import Sample
+
+__all__ = ["LossSettings", "Scored", "kl_estimate", "policy_loss", "token_weights"]
+
+_MAX_LOG_RATIO = 20.0
+"""Bound of log-ratios, so that exp() stays finite: the one that verl has."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossSettings:
+    """Which loss, and its parts. `kl_coef` 0 and `entropy_coef` 0 leave those terms out."""
+
+    ratio_level: RatioLevel = "token"
+    ratio_base: Literal["sampler", "trainer"] = "sampler"
+    clip_type: ClipType = "two_sided"
+    clip_ratio_low: float = 0.2
+    clip_ratio_high: float = 0.28
+    clip_ratio_max: float | None = None
+    soft_clip_temperatures: tuple[float, float] = (1.0, 1.05)
+    importance_weights: ImportanceWeights = "none"
+    importance_level: Literal["token", "sequence"] = "token"
+    importance_bounds: tuple[float, float] = (0.0, 2.0)
+    loss_aggregation: Aggregation = "token"
+    loss_length: int = 1
+    """Of the aggregation `constant`: tokens that a sample's sum is divided by."""
+    kl_coef: float = 0.0
+    kl_type: str = "low_var_kl"
+    entropy_coef: float = 0.0
+    objective: Literal["policy", "imitation", "preference"] = "policy"
+    beta: float = 0.1
+    """Of a preference: how strongly the policy is held to the reference."""
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the model as it was first is scored too."""
+        return bool(self.kl_coef) or self.objective == "preference"
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """Log-probability of each trained token, and the entropy of the distribution at its position."""
+
+    logprobs_N: torch.Tensor
+    entropy_N: torch.Tensor | None
+    support_MV: torch.Tensor | None = None
+    """Which tokens could have been drawn, for each token of the batch's `limits`."""
+
+
+def policy_loss(
+    scored: Scored, batch: MicroBatch, settings: LossSettings, reference_N: torch.Tensor | None = None
+) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    """The negative objective of each trained token, shape (N,), before aggregation; and values worth logging."""
+    new_N = scored.logprobs_N
+    apart_N = (new_N - batch.sampler_N).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    seen = {"gap": (new_N - batch.sampler_N).abs(), "sampler_kl": apart_N.exp() - 1.0 - apart_N}
+    old_N = batch.sampler_N
+    if settings.ratio_base == "trainer":  # before a step's first update the trainer's weights are those in training
+        old_N = new_N.detach() if batch.old_N is None else batch.old_N
+    loss_N, seen["clip_share"] = _surrogate(_ratio(new_N, old_N, batch, settings), new_N, batch.advantages_N, settings)
+    if settings.importance_weights != "none":
+        weights_N, seen["importance_share"] = _importance(old_N, batch, settings)
+        loss_N = loss_N * weights_N
+    if reference_N is not None:
+        seen["kl"] = kl_estimate(new_N, reference_N, settings.kl_type)
+        loss_N = loss_N + settings.kl_coef * seen["kl"]
+    if scored.entropy_N is not None:
+        seen["entropy"] = scored.entropy_N
+        if settings.entropy_coef:
+            loss_N = loss_N - settings.entropy_coef * scored.entropy_N
+    return loss_N, seen
+
+
+def _ratio(new_N: torch.Tensor, old_N: torch.Tensor, batch: MicroBatch, settings: LossSettings) -> torch.Tensor:
+    log_ratio_N = (new_N - old_N).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+    if settings.ratio_level != "token":
+        mean_N = _mean_of_segments(log_ratio_N.detach(), batch.segments_N(settings.ratio_level))
+        log_ratio_N = mean_N + new_N - new_N.detach()
+    return log_ratio_N.exp()
+
+
+def _surrogate(
+    ratio_N: torch.Tensor, new_N: torch.Tensor, advantages_N: torch.Tensor, settings: LossSettings
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The negative surrogate, and 1 for tokens that the bounds cut."""
+    clipped_N = ratio_N.clamp(1.0 - settings.clip_ratio_low, 1.0 + settings.clip_ratio_high)
+    if settings.clip_type == "two_sided":
+        gain_N, bounded_N = ratio_N * advantages_N, clipped_N * advantages_N
+        cut_N = (bounded_N < gain_N).to(new_N.dtype)
+        if settings.clip_ratio_max is not None:
+            gain_N = ratio_N.clamp(max=settings.clip_ratio_max) * advantages_N
+        return -torch.minimum(gain_N, bounded_N), cut_N
+    if settings.clip_type == "one_sided":
+        return -clipped_N.detach() * advantages_N * new_N, (clipped_N != ratio_N).to(new_N.dtype)
+    if settings.clip_type == "soft":
+        positive, negative = settings.soft_clip_temperatures
+        tau_N = torch.where(advantages_N > 0, positive, negative).to(ratio_N.dtype)
+        return -torch.sigmoid(tau_N * (ratio_N - 1.0)) * 4.0 / tau_N * advantages_N, torch.zeros_like(new_N)
+    return -ratio_N * advantages_N, torch.zeros_like(new_N)
+
+
+def _importance(old_N: torch.Tensor, batch: MicroBatch, settings: LossSettings) -> tuple[torch.Tensor, torch.Tensor]:
+    """The weights, without a gradient, and 1 for tokens whose weight the bounds changed."""
+    log_N = old_N - batch.sampler_N
+    if settings.importance_level == "sequence":
+        log_N = _sum_of_segments(log_N, batch.segments_N("sequence"))
+    weights_N = log_N.clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO).exp()
+    low, high = settings.importance_bounds
+    outside_N = (weights_N < low) | (weights_N > high)
+    bounded_N = weights_N.clamp(low, high)
+    if settings.importance_weights == "masked":
+        bounded_N = weights_N.masked_fill(outside_N, 0.0)
+    return bounded_N, outside_N.to(old_N.dtype)
+
+
+def _sum_of_segments(values_N: torch.Tensor, segments_N: torch.Tensor) -> torch.Tensor:
+    """Each token's value replaced by the sum over its segment."""
+    sums_K = values_N.new_zeros(int(segments_N.max()) + 1).index_add(0, segments_N, values_N)
+    return sums_K[segments_N]
+
+
+def _mean_of_segments(values_N: torch.Tensor, segments_N: torch.Tensor) -> torch.Tensor:
+    return _sum_of_segments(values_N, segments_N) / _sum_of_segments(torch.ones_like(values_N), segments_N)
+
+
+def kl_estimate(logprobs_N: torch.Tensor, reference_N: torch.Tensor, kind: str) -> torch.Tensor:
+    """Per-token estimate of KL(policy ‖ reference) from one sample: k1 (`kl`), `abs`, k2 (`mse`), k3 (`low_var_kl`).
+
+    k3 is unbiased, never negative and of low variance; with r = log reference - log policy it is exp(r) - 1 - r.
+    """
+    if kind in ("kl", "k1"):
+        return logprobs_N - reference_N
+    if kind == "abs":
+        return (logprobs_N - reference_N).abs()
+    if kind in ("mse", "k2"):
+        return 0.5 * (logprobs_N - reference_N).square()
+    if kind in ("low_var_kl", "k3"):
+        r_N = (reference_N - logprobs_N).clamp(-_MAX_LOG_RATIO, _MAX_LOG_RATIO)
+        return torch.expm1(r_N) - r_N
+    raise ConfigError(
+        f"trainer_common.kl_loss_type {kind!r} is unknown; choose k1 (kl), abs, k2 (mse) or k3 (low_var_kl)"
+    )
+
+
+def token_weights(samples: Sequence[Sample], settings: LossSettings) -> list[npt.NDArray[np.float32]]:
+    """The weight of each trained token of each sample in the mean over an update's samples.
+
+    All weights add up to 1, but those of `constant`, which add up to the samples' mean length over `loss_length`.
+    """
+    counts = [len(trained_positions(sample)) for sample in samples]
+    aggregation = settings.loss_aggregation
+    if aggregation == "constant":
+        share = 1.0 / (sum(count > 0 for count in counts) * settings.loss_length)
+        return [np.full(count, share, np.float32) for count in counts]
+    segments: list[list[tuple[object, int]]] = []
+    for i, (sample, count) in enumerate(zip(samples, counts, strict=True)):
+        if aggregation == "turn":
+            at = trained_positions(sample)
+            ends = [np.searchsorted(at, (span.start, span.end)) for span in sample.timeline.spans]
+            segments.append([((i, k), int(end - begin)) for k, (begin, end) in enumerate(ends) if end > begin])
+        else:
+            keys: dict[str, object] = {"token": None, "sample": i, "agent": (sample.episode_id, sample.timeline.agent)}
+            segments.append([(keys[aggregation], count)] if count else [])
+    sizes: Counter[object] = Counter()
+    for key, size in (segment for parts in segments for segment in parts):
+        sizes[key] += size
+    return [
+        np.repeat(
+            np.array([1.0 / (len(sizes) * sizes[key]) for key, _ in parts], np.float32), [size for _, size in parts]
+        )
+        for parts in segments
+    ]
