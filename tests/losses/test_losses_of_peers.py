@@ -1,6 +1,6 @@
 """Each named loss against TRL's and verl's own functions, on a stored batch: loss and gradients to 1e-5.
 
-Needs `pip install --no-deps trl==1.16.0 verl==0.8.0` beside their light dependencies; what is absent is skipped.
+Needs both packages (CONTRIBUTING.md has the commands); where they are absent, this is skipped.
 """
 
 from __future__ import annotations
