@@ -13,7 +13,7 @@ Names are loaded when first used, so that `import ajet` stays light.
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import sys
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -66,6 +66,12 @@ if TYPE_CHECKING:
     from ajet_sdk.types import Task as Task
     from ajet_sdk.types import Timeline as Timeline
     from ajet_tools.dataset.files import frames as dataset  # noqa: F401  # public under this name
+
+if importlib.util.find_spec("fcntl") is None:
+    raise ImportError(
+        "ajet runs on Linux and macOS. On Windows, install and run it in WSL: "
+        "https://learn.microsoft.com/windows/wsl/install"
+    )
 
 _HOMES = {
     "agent.decorators": ("judge", "workflow"),

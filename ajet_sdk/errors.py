@@ -100,9 +100,12 @@ class MissingExtra(AjetError, ImportError):
     def __init__(self, package: str, extra: str) -> None:
         stack = _STACKS.get(extra)
         line = f"ajet install {stack}" if stack else f'pip install "ajet[{extra}]"'
-        super().__init__(f"{package} is not installed. Install it with: {line}")
+        cpu = f"; on Linux without a GPU first: {CPU_TORCH}" if package == "torch" and not stack else ""
+        super().__init__(f"{package} is not installed. Install it with: {line}{cpu}")
 
 
+CPU_TORCH = 'pip install "torch<2.14" --index-url https://download.pytorch.org/whl/cpu'
+"""Without it pip takes the CUDA build, of several gigabytes."""
 _STACKS = {"trinity": "trinity", "verl": "trinity", "vllm": "vllm"}
 
 

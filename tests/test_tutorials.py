@@ -14,7 +14,11 @@ from typing import Any
 import pytest
 
 from ajet_sdk.config.config import load_config
+from ajet_sdk.errors import EnvironmentUnavailable, MissingResource
 from ajet_sdk.protocols import Ask
+from ajet_sdk.tasks.lineage import same_tasks
+from ajet_sdk.tasks.load import load_tasks
+from ajet_sdk.types import Task
 
 TUTORIALS = Path(__file__).parents[1] / "tutorial"
 MATH, LAKE = TUTORIALS / "example_math_agent", TUTORIALS / "example_frozenlake"
@@ -45,6 +49,24 @@ def test_the_task_files_are_what_their_program_writes(folder: Path, program: str
     subprocess.run([sys.executable, copy], check=True, timeout=300)
     for name in ("train.jsonl", "val.jsonl"):
         assert (tmp_path / name).read_text() == (folder / name).read_text()
+
+
+@pytest.mark.parametrize("config", sorted(TUTORIALS.glob("*/*.yaml")), ids=lambda path: path.stem)
+def test_the_tasks_of_every_job_load(config: Path) -> None:
+    """A job refuses files that share a task: so the tutorial would end before its first step."""
+    if not config.read_text(encoding="utf-8").partition("ajet:")[1]:
+        pytest.skip("not a job")
+    job = load_config(config)
+    try:
+        assert load_tasks(job).train
+    except (MissingResource, EnvironmentUnavailable) as missing:  # of files and services that the tutorial makes first
+        pytest.skip(str(missing))
+
+
+def test_dialogues_that_end_alike_are_different_tasks() -> None:
+    said = [[{"role": "user", "content": text} for text in ("I cough.", answer, "yes")] for answer in ("no", "two")]
+    first, second = (Task(init_messages=messages) for messages in said)
+    assert list(same_tasks([first], [second])) == [] and list(same_tasks([first], [Task(init_messages=said[0])]))
 
 
 @pytest.mark.parametrize("folder", [MATH, LAKE])

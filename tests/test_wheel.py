@@ -56,17 +56,23 @@ def call(*command: str | Path, cwd: Path) -> str:
     return done.stdout
 
 
+def build_wheel(folder: Path) -> Path:
+    """The wheel, built into a folder from the source archive, which is built from this checkout."""
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-q")
+    call(*pip, "install", "--target", folder / "hatch", "hatchling>=1.26", cwd=folder)
+    build = f"import sys; sys.path.insert(0, {str(folder / 'hatch')!r}); from hatchling.build import"
+    call(sys.executable, "-c", f"{build} build_sdist; build_sdist({str(folder)!r})", cwd=ROOT)
+    (archive,) = folder.glob("ajet-*.tar.gz")
+    call("tar", "xzf", archive, cwd=folder)
+    source = folder / archive.name.removesuffix(".tar.gz")
+    call(sys.executable, "-c", f"{build} build_wheel; build_wheel({str(folder)!r})", cwd=source)
+    (wheel,) = folder.glob("ajet-*.whl")
+    return wheel
+
+
 @pytest.mark.slow
 def test_wheel_and_source_archive_are_built_and_work_where_nothing_else_is(tmp_path: Path) -> None:
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-q")
-    call(*pip, "install", "--target", tmp_path / "hatch", "hatchling>=1.26", cwd=tmp_path)
-    build = f"import sys; sys.path.insert(0, {str(tmp_path / 'hatch')!r}); from hatchling.build import"
-    call(sys.executable, "-c", f"{build} build_sdist; build_sdist({str(tmp_path)!r})", cwd=ROOT)
-    (archive,) = tmp_path.glob("ajet-*.tar.gz")
-    call("tar", "xzf", archive, cwd=tmp_path)
-    source = tmp_path / archive.name.removesuffix(".tar.gz")
-    call(sys.executable, "-c", f"{build} build_wheel; build_wheel({str(tmp_path)!r})", cwd=source)
-    (wheel,) = tmp_path.glob("ajet-*.whl")
+    wheel = build_wheel(tmp_path)
     venv.create(tmp_path / "fresh", with_pip=True)
     python, command = tmp_path / "fresh/bin/python", tmp_path / "fresh/bin/ajet"
     call(python, "-m", "pip", "--disable-pip-version-check", "-q", "install", wheel, "pytest", cwd=tmp_path)

@@ -67,8 +67,11 @@ def _escaped(c: str) -> str:
 
 
 def console(**settings: Any) -> Any:
-    """A rich console whose texts are `visible`; `settings` are rich's."""
-    return _console_class()(**settings)
+    """A rich console whose texts are `visible`; `settings` are rich's.
+
+    It writes to its file in a notebook too, where rich would show each print in the cell.
+    """
+    return _console_class()(force_jupyter=False, **settings)
 
 
 @functools.cache

@@ -9,6 +9,7 @@ import io
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,10 +21,15 @@ from ajet_sdk.types import Episode, Task
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Report", "TaskScore", "TunedModel"]
+__all__ = ["Report", "TaskScore", "TunedModel", "view_command"]
 
 SHOWN = 40
 """Rows of a printed table; `to_arrow` has all."""
+
+
+def view_command(directory: Path) -> str:
+    """The command that shows a run: the viewer where it is installed, else the list of episodes."""
+    return f"ajet trace {'view' if find_spec('textual') else 'ls'} {directory}"
 
 
 @dataclass(frozen=True)
@@ -166,7 +172,7 @@ class Report:
     def _repr_html_(self) -> str:
         more = len(self.tasks) - SHOWN
         notes = [*([f"… and {more} more tasks (to_arrow() has all)"] if more > 0 else []), *self.failures]
-        notes += [*self.notices, f"Traces are in {self.directory}. To view them: ajet trace view {self.directory}"]
+        notes += [*self.notices, f"Traces are in {self.directory}. To view them: ajet trace ls {self.directory}"]
         return html.paragraph(self.summary(), bold=True) + html.table(*self.table()) + html.paragraph("\n".join(notes))
 
 
@@ -269,7 +275,7 @@ class TunedModel:
             mean = f"mean reward {sum(rewards) / len(rewards):.3g}" if rewards else "no reward"
             lines.append(f"  {len(self.episodes)} episodes, {mean}")
         if self.directory is not None:
-            lines.append(f"View with:  ajet trace view {self.directory}")
+            lines.append(f"View with:  {view_command(self.directory)}")
         if self.path is not None:
             lines.append(f"Serve with: ajet serve {self.best or self.path}")
         if warning := self.warning():

@@ -50,11 +50,14 @@ def plain_text(text: str) -> str:
 
 
 def question_of(task: Task) -> str:
-    """What a task asks, as plain text: its query, else the last message of a user."""
+    """What a task asks, as plain text: its query, else its conversation without the system prompt.
+
+    The last message alone would not do: consultations that differ end with the same "yes".
+    """
     if task.main_query.strip():
         return plain_text(task.main_query)
-    said = [message.get("content") for message in task.init_messages if message.get("role") == "user"]
-    return plain_text(said[-1]) if said and isinstance(said[-1], str) else ""
+    said = [message.get("content") for message in task.init_messages if message.get("role") != "system"]
+    return plain_text("\n".join(text for text in said if isinstance(text, str)))
 
 
 def same_tasks(tasks: Sequence[Task], held_out: Iterable[Task]) -> Iterator[tuple[int, Task]]:

@@ -18,7 +18,10 @@ from typing import Annotated, Any
 
 import typer
 
-import ajet
+try:
+    import ajet
+except ImportError as refused:  # on Windows
+    raise SystemExit(f"Error: {refused}") from None
 import ajet_sdk
 from ajet_sdk.errors import AjetError, ConfigError, MissingExtra, QueryError, SignatureError, TaskError, place_of
 from ajet_sdk.reporting.output import echo, style

@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import re
 from importlib import resources
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -17,8 +18,9 @@ import ajet_tools
 from ajet_sdk import run
 from ajet_sdk.capture.hooks import ensure_api_key
 from ajet_sdk.config.config import load_config
-from ajet_sdk.errors import ConfigError
+from ajet_sdk.errors import ConfigError, MissingExtra
 from ajet_sdk.reporting.output import echo
+from ajet_sdk.reporting.results import view_command
 from ajet_tools.cli.trace.view import view as open_viewer
 from ajet_tools.cli.viewer import check_terminal, load_viewer
 
@@ -177,6 +179,9 @@ def demo(
     if view:
         check_terminal("ajet demo --view", "leave out --view, and view the run later with `ajet trace view --web`")
         load_viewer("trace.app")
+    for package in ("torch", "transformers", "safetensors"):  # before anything is written
+        if find_spec(package) is None:
+            raise MissingExtra(package, "local")
     files = _files(_examples()[DEMO])
     if not (directory / f"{DEMO}.yaml").exists():
         _write(directory, files)
@@ -194,7 +199,7 @@ def demo(
     echo(
         f"""
 What to look at:
-  ajet trace view {config.directory}    # every episode, call and token, and why each was trained
+  {view_command(config.directory)}    # every episode, call and token, and why each was trained
   ajet trace ls {config.directory}      # the episodes in a table
   ajet trace ledger {config.directory}  # what became of every sampled token
 Then change {directory / "agent.py"}, and run the whole job, which takes a few minutes:

@@ -26,6 +26,7 @@ from ajet_sdk.capture.hooks import ensure_api_key
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import ConfigError, MissingExtra, TrainingError
 from ajet_sdk.reporting.output import echo, style
+from ajet_sdk.reporting.results import view_command
 from ajet_tools.cli.arguments import JUDGE_HELP, AgentAndOverrides, Arguments, Conf, WithLogview, split_arguments
 from ajet_tools.cli.options import SkipBadRows
 from ajet_tools.cli.viewer import logview
@@ -103,7 +104,7 @@ def rehearse(
     shutil.rmtree(directory, ignore_errors=True)
     _rehearse(config, directory)
     if keep_files:
-        echo(f"View its traces: ajet trace view {directory}")
+        echo(f"View its traces: {view_command(directory)}")
     else:
         shutil.rmtree(directory)
 
@@ -129,7 +130,7 @@ def _rehearse(config: Config, directory: Path) -> None:
         raise TrainingError(
             f"{found['failed']} of {found['episodes']} episodes failed:\n  "
             + "\n  ".join(failures)
-            + f"\nTo view them: ajet trace view {directory}"
+            + f"\nTo view them: {view_command(directory)}"
         )
     watch.done("run", _summary(found))
     _judge(found, tuned, directory)
@@ -149,7 +150,7 @@ def _summary(found: dict[str, int]) -> str:
 
 def _judge(found: dict[str, int], tuned: Any, directory: Path) -> None:
     """Raise TrainingError where the rehearsal shows that the real run would not learn."""
-    look = f"to view the run: ajet trace view {directory}"
+    look = f"to view the run: {view_command(directory)}"
     if not found["trained"]:
         raise TrainingError(f"nothing was trained: no call to the policy was captured; {look}")
     if found["versions"] < 2:

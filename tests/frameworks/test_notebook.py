@@ -71,6 +71,26 @@ def test_the_tutorial_trains_what_its_cells_define(tmp_path: Path) -> None:
     assert after > before + 0.1
 
 
+def test_the_readme_s_agent_is_pasted_and_run_without_a_key_and_its_report_shows_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    root = Path(__file__).parents[2]
+    program = re.search(r"```python\n(.*?)```", (root / "README.md").read_text(), re.DOTALL)
+    assert program
+    for name in ("tasks.jsonl", "replies.py"):
+        shutil.copy(root / "ajet_tools/cli/starter" / name, tmp_path)
+    run = "config = ajet.Config(model={'scripted': 'replies.py->reply'})\n"
+    run += "report = ajet.run(config, workflow=solve, judge=exact, tasks='tasks.jsonl')"
+    cells = [nbformat.v4.new_code_cell(text) for text in (program[1], run, "report", "print(report)")]
+    done = execute(nbformat.v4.new_notebook(cells=cells), tmp_path)
+    [shown], [printed] = (cell.outputs for cell in done.cells[2:])
+    assert (
+        shown["data"]["text/html"].count("What is 17 + 25?") == 1 and "Mean reward 0.75" in shown["data"]["text/html"]
+    )
+    assert shown["data"]["text/plain"].count("What is 17 + 25?") == 1 == printed["text"].count("What is 17 + 25?")
+
+
 def test_an_agent_of_a_notebook_is_run_trained_and_not_written_under_another_name(tmp_path: Path) -> None:
     (tmp_path / "replies.py").write_text("def reply(ask):\n    return '42'\n")
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell.strip()) for cell in CELLS])

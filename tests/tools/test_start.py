@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
 from ajet_sdk.config.config import load_config
+from ajet_sdk.errors import CPU_TORCH
 from ajet_tools.cli import start
 from ajet_tools.cli.app import app
 
@@ -69,6 +73,48 @@ def test_an_example_that_is_not_there_is_refused() -> None:
     assert done.exit_code == 2 and "ajet init NAME" in done.output
     done = CliRunner().invoke(app, ["demo", "--view"])
     assert done.exit_code == 2 and "needs a terminal" in done.output
+
+
+def without(modules: tuple[str, ...], code: str, here: Path) -> subprocess.CompletedProcess[str]:
+    """Run a program in a Python that lacks these modules."""
+    absent = f"import sys; sys.modules |= dict.fromkeys({modules!r})\n"
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", absent + code]
+    return subprocess.run(command, cwd=here, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("package", ["torch", "transformers"])
+def test_the_demo_writes_nothing_where_a_package_is_missing(here: Path, package: str) -> None:
+    command = "from ajet_tools.cli.app import main; sys.argv = ['ajet', 'demo']; main()"
+    done = without((package,), command, here)
+    assert (
+        done.returncode == 2
+        and f'{package} is not installed. Install it with: pip install "ajet[local]"' in done.stderr
+    )
+    assert ("download.pytorch.org/whl/cpu" in done.stderr) == (package == "torch")
+    assert list(here.iterdir()) == []
+
+
+def test_the_cpu_build_that_is_named_is_of_a_version_that_ajet_takes() -> None:
+    [bound] = re.findall(r'"torch>=[\d.]+,(<[\d.]+)"', (ROOT / "pyproject.toml").read_text())
+    pages = [path.read_text() for path in (ROOT / "README.md", ROOT / "docs/guide/install.md")]
+    assert all(f'pip install "torch{bound}" --index-url' in text for text in [CPU_TORCH, *pages])
+
+
+def test_on_windows_the_import_and_the_command_are_one_message_that_names_wsl(here: Path) -> None:
+    done = without(("fcntl",), "import ajet", here)
+    assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("ImportError: ajet runs on Linux and macOS")
+    done = without(("fcntl",), "from ajet_tools.cli.app import main", here)
+    [line] = done.stderr.splitlines()
+    assert done.returncode == 1 and line.startswith("Error: ajet runs on Linux and macOS") and "WSL" in line
+
+
+def test_what_a_training_run_recommends_is_installed(here: Path) -> None:
+    show = "from ajet_sdk.reporting.results import TunedModel\nprint(TunedModel(None, directory='run'))"
+    assert "View with:  ajet trace view run" in without((), show, here).stdout
+    assert "View with:  ajet trace ls run" in without(("textual",), show, here).stdout
+    text = (ROOT / "pyproject.toml").read_text()
+    assert '"ajet[tools]"' in text[text.index("\nlocal = [") : text.index("\ntools = [")]
 
 
 @pytest.mark.slow

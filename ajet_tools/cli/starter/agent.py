@@ -1,17 +1,11 @@
-"""An agent that answers a question with one call, and the judge of its answer."""
-
-from __future__ import annotations
-
 from openai import AsyncOpenAI
 
 import ajet
 
-client = AsyncOpenAI()
-
 
 @ajet.workflow
 async def solve(question: str) -> str:
-    """Answer a question. `question` is filled from the task."""
+    client = AsyncOpenAI()  # ajet answers its calls: no key is needed
     reply = await client.chat.completions.create(
         model="gpt-4o-mini",
         messages=[
@@ -24,5 +18,4 @@ async def solve(question: str) -> str:
 
 @ajet.judge
 def exact(output: str, answer: str) -> float:
-    """1 for the right answer. `output` is what the agent returned, `answer` is filled from the task."""
     return float(output.strip() == answer)
