@@ -228,7 +228,7 @@ def train(
     tags = tuple(tag.strip() for tag in re.split(r"[|,]", debug) if tag.strip())
     with logview(config.directory, with_logview):
         tuned = run.train(config, resume=resume, debug_tags=tags, ray=ray)
-    if tuned.path is not None:
+    if tuned.path is not None and tuned.trained_tokens != 0:
         if tuned.best not in (None, tuned.path):
             echo(f"best validation: {tuned.best}")
         echo(f"Try it with: ajet serve {tuned.best or tuned.path}")

@@ -44,7 +44,7 @@ def test_a_run_without_an_update_says_so_and_has_an_exit_code_of_its_own(tmp_pat
     code, output = run_command(tmp_path, tiny_model, "never")
     assert code == 3, output
     [*_, last] = output.strip().splitlines()
-    assert last.startswith("no update was made: ") and "trained model saved" not in output
+    assert last.startswith("no update was made: ") and "trained model saved" not in output and "Try it" not in output
     [saved] = (tmp_path / "experiment").glob("checkpoint/*/model/model.safetensors")
     assert saved.read_bytes() == (tiny_model / "model.safetensors").read_bytes()
     first = "step 1: the rewards have no variance: all attempts at each task got the same reward"
