@@ -2,7 +2,8 @@
 dependencies that `pyproject.toml` allows, each in an environment that `uv` makes (and whose interpreter it brings).
 
 `--dependencies floors` sets one dependency after the other to its lowest version beside the newest of all others, and
-runs commands that load them all. `--dependencies agentjet` installs the extra of that name and imports what it is for.
+runs commands that load them all. `--dependencies agentjet` installs the extra of that name, imports what it is for, and
+runs AgentJet's own environment client beside ours.
 
 No torch: what trains is the main suite's. `--venvs FOLDER` keeps the environments; arguments after `--` are pytest's.
 """
@@ -108,12 +109,21 @@ def floor_outcome(version: str, floor: str, venvs: Path) -> str:
 
 
 def agentjet_outcome(version: str, venvs: Path) -> str:
-    """Whether all that AgentJet's tutorials import is there with the extra `agentjet`, and can be imported at once."""
+    """Whether all that AgentJet's tutorials import is there with the extra `agentjet`, and can be imported at once; and
+    whether AgentJet's own client and judge, of its wheel, agree with ours."""
     python = environment_of(version, venvs / f"{version}-agentjet", f"{ROOT}[agentjet]")
     if python is None:
         return "no install"
-    done = subprocess.run([python, "-c", f"import {', '.join(AGENTJET)}, ajet"], check=False)
-    return "FAILED" if done.returncode else "passed"
+    if subprocess.run([python, "-c", f"import {', '.join(AGENTJET)}, ajet"], check=False).returncode:
+        return "FAILED"
+    wheel = venvs / f"{version}-agentjet-wheel"
+    install = ["uv", "pip", "install", "--quiet", "--python", python]
+    for more in (["--no-deps", "--target", str(wheel), "agentjet==0.0.1"], NEEDED):
+        if subprocess.run([*install, *more], check=False).returncode:
+            return "no install"
+    tests = [python, "-m", "pytest", "-q", "tests/sdk/environments/test_agentjet_client.py"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "AJET_TEST_AGENTJET": str(wheel)}
+    return "FAILED" if subprocess.run(tests, cwd=ROOT, env=environment, check=False).returncode else "passed"
 
 
 def environment_of(version: str, folder: Path, package: str, *more: str) -> str | None:

@@ -56,7 +56,7 @@ def test_the_agent_does_the_stand_ins_tasks(tmp_path: Path) -> None:
             f"ajet.experiment_dir={tmp_path / 'experiment'}",
         ]
         tuned = train(load_config(FOLDER / "appworld.yaml", overrides))
-        assert tuned.metrics == {"debug/reward": 1.0}
+        assert tuned.metrics == {"debug/reward": 1.5}
         assert [len(episode.calls) for episode in tuned.episodes] == [4, 4, 4, 4]
         assert not instances.listed()
 

@@ -20,7 +20,7 @@ dynamic_import = load_object
 
 
 class EnvServiceJudge(BaseJudge):
-    """The environment's own score as the reward; a score of 1 is a success."""
+    """AgentJet's reward of the environment's score: 1 + score / 2 where it is at least 1, a success, else score / 2."""
 
     def compute_reward(self, workflow_task: WorkflowTask, workflow_output: WorkflowOutput) -> tuple[float, bool]:
         """Raises ConfigError where the task has no environment, EnvironmentUnavailable where it gives no score."""
@@ -29,7 +29,8 @@ class EnvServiceJudge(BaseJudge):
                 f"task {workflow_task.task_id} has no environment to score it; set task_reader.env_service.env_url"
             )
         score = float(workflow_task.gym_env.evaluate(workflow_task.episode_uuid, params={"sparse": False}))
-        return score, score >= 1
+        success = score >= 1
+        return success + score / 2, success
 
 
 class BaseTaskReader:

@@ -64,6 +64,10 @@ class Recorder(Protocol):
         """Record what the agent did beside its LLM calls."""
         ...
 
+    def takes_handle(self, agent: str) -> None:
+        """The workflow has a handle for an agent."""
+        ...
+
     def fail(self, error: AjetError) -> None:
         """Keep an error that is the episode's."""
         ...

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.request import ProxyHandler, Request, build_opener
 
-from ajet_sdk.agent.context import AgentIdentity
+from ajet_sdk.agent.context import AgentIdentity, current_episode
 from ajet_sdk.engines.http import Endpoint, is_loopback, without_certificates
 from ajet_sdk.engines.reply_schema import read_reply
 from ajet_sdk.errors import EngineError, EngineUnavailable, RequestRefused
@@ -86,6 +86,9 @@ class Model:
         if not found or len(pieces) != 3:
             raise EngineError(f"{self!r} belongs to no episode; agents can only be told apart during a run")
         segment = AgentIdentity(name, target_tag, trainable, debug_model).segment()
+        active = current_episode.get()
+        if active is not None and active.phase == "rollout":
+            active.recorder.takes_handle(name)
         return Model(
             f"{head}/episodes/{pieces[0]}/{segment}/{pieces[2]}", self.api_key, self.name, timeout=self.timeout
         )

@@ -93,6 +93,9 @@ class ObservedEpisode:
         """Never the policy: nothing is rerouted."""
         return "other"
 
+    def takes_handle(self, agent: str) -> None:
+        """There are no handles: nothing is rerouted."""
+
     def fail(self, error: AjetError) -> None:
         """Nothing that a deployed agent does is a fault."""
 

@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -276,6 +276,11 @@ class RemoteRecorder:
     def answers(self, model: str) -> Verdict:
         """The gateway has the last word where no models are named."""
         return "policy" if not self._policy_models or model in self._policy_models else "other"
+
+    def takes_handle(self, agent: str) -> None:
+        """Report to the gateway."""
+        with suppress(OSError):  # what a handle can do does not depend on it
+            self._report("handles", json_bytes(asdict(AgentIdentity(agent))))
 
     def fail(self, error: AjetError) -> None:
         """The process raises it; whoever waits for it there knows the episode."""

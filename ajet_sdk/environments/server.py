@@ -27,6 +27,9 @@ __all__ = ["service_app"]
 
 log = logging.getLogger("ajet.environments")
 
+_UNNAMED = "default"
+"""What AgentJet's client gives in place of a name once an instance is created."""
+
 _LOOKS = 30
 """Looks for idle instances within the time that one may be idle."""
 
@@ -78,7 +81,7 @@ def service_app(instances: Instances, env_type: str, api_key: str | None = None)
                 return _refusal(401, "the key is missing or wrong; set AJET_ENV_KEY where the job runs")
             try:
                 asked = _Asked.model_validate_json(await request.body())
-                if asked.env_type and asked.env_type != env_type:
+                if asked.env_type and asked.env_type not in (env_type, _UNNAMED):
                     raise Refused(404, f"this service hosts {env_type!r}, not {asked.env_type!r}")
                 return JSONResponse({"success": True, "data": await answer(asked)})
             except ValidationError as error:

@@ -141,6 +141,8 @@ class OpenEpisode:
         """`door`: the `ProcessDoor` of the gateway."""
         self.handle_key, key, self.judge_key = (f"ajet-{secrets.token_urlsafe(24)}" for _ in range(3))
         self.captured_key = key
+        self.agents: set[str] = set()
+        """Names that the workflow took handles for."""
         self.errors: list[AjetError] = []
         self.events: list[Event] = []
         self.context_overflow = False
@@ -220,6 +222,10 @@ class OpenEpisode:
         """Record what the agent did beside its LLM calls; nothing once the episode is finished."""
         if not self._finished:
             self.events.append(event)
+
+    def takes_handle(self, agent: str) -> None:
+        """The workflow has a handle for an agent, which may get a reward without a call."""
+        self.agents.add(agent)
 
     # What the gateway does
 

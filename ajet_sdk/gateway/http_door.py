@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from ajet_sdk.agent.context import ObservedExchange
+from ajet_sdk.agent.context import AgentIdentity, ObservedExchange
 from ajet_sdk.dialects.json import json_bytes
 from ajet_sdk.dialects.openai_responses import RESPONSES
 from ajet_sdk.errors import TraceError
@@ -42,7 +42,11 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-_REPORTS: dict[str, TypeAdapter[Any]] = {"observed": TypeAdapter(ObservedExchange), "events": TypeAdapter(Event)}
+_REPORTS: dict[str, TypeAdapter[Any]] = {
+    "observed": TypeAdapter(ObservedExchange),
+    "events": TypeAdapter(Event),
+    "handles": TypeAdapter(AgentIdentity),
+}
 """What another process of the agent says that happened there, by route."""
 
 log = logging.getLogger("ajet.gateway")
@@ -106,6 +110,8 @@ class HttpDoor:
                 raise HTTPError(400, f"this is no report of {route}: {error}", "invalid_report") from error
             if isinstance(report, Event):
                 episode.happened(report)
+            elif isinstance(report, AgentIdentity):
+                episode.takes_handle(report.agent)
             else:
                 episode.observed(report)
             return await respond(send, 200, {})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from numbers import Real
 from typing import Any
@@ -13,9 +13,13 @@ import numpy as np
 from ajet_sdk.agent.agentscope import is_output
 from ajet_sdk.agent.workflow import WorkflowOutput
 from ajet_sdk.errors import NoReward
-from ajet_sdk.types import Reward
+from ajet_sdk.types import Call, Reward
 
-__all__ = ["Verdict", "judged", "judged_group", "numbers", "returned"]
+__all__ = ["Verdict", "check_names", "judged", "judged_group", "numbers", "returned"]
+
+
+_LISTED = 10
+"""Ids of calls that a message lists."""
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,34 @@ def judged_group(values: Any, name: str, count: int) -> list[Verdict]:
             "reward for each"
         )
     return [judged(value, name) for value in values]
+
+
+def check_names(rewards: Sequence[Reward], calls: Sequence[Call], agents: Collection[str]) -> None:
+    """Raise NoReward where a reward names what the episode does not have, and so would count for nothing.
+
+    `agents` are those with a handle, which may have made no call.
+    """
+    agent_of = {call.call_id: call.agent for call in calls if call.phase == "rollout"}
+    known = sorted({*agents, *agent_of.values()})
+    for reward in rewards:
+        if reward.agent is not None and reward.agent not in known:
+            raise NoReward(
+                f"reward {reward.name!r} is for agent {_short(reward.agent)}, which the episode does not have; its "
+                f"agents: {', '.join(known) or 'none'}"
+            )
+        if reward.call_id is None:
+            continue
+        if reward.call_id not in agent_of:
+            listed = ", ".join([*agent_of][:_LISTED]) + (", ..." if len(agent_of) > _LISTED else "")
+            raise NoReward(
+                f"reward {reward.name!r} is for call {_short(reward.call_id)}, which is none of the workflow's; its "
+                f"calls: {listed or 'none'}"
+            )
+        if reward.agent not in (None, agent_of[reward.call_id]):
+            raise NoReward(
+                f"reward {reward.name!r} names call {reward.call_id} and agent {_short(reward.agent)}, but the call is "
+                f"{agent_of[reward.call_id]}'s"
+            )
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:

@@ -26,7 +26,7 @@ from ajet_sdk.errors import EpisodeTimeout, TrainingError
 from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode, SamplingOverride
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.judges.call import workflow_task
-from ajet_sdk.judges.rewards import numbers, returned
+from ajet_sdk.judges.rewards import check_names, numbers, returned
 from ajet_sdk.protocols import Engine
 from ajet_sdk.rollout.attempts import Attempt, draw_models, draw_seats, frozen_model
 from ajet_sdk.rollout.judging import Member, groups_of, judge_episode
@@ -136,6 +136,8 @@ class EpisodeRunner:
             if verdict is None:
                 verdict = await judge_episode(self, output)
             self._raise_fault_of_environment()
+            if any((reward.agent, reward.call_id) != (None, None) for reward in verdict.rewards):
+                check_names(verdict.rewards, self.opened.calls, self.opened.agents)
             self.settle(status="succeeded", error=None, cause=None, rewards=verdict.rewards)
             self.settle(metrics={**self.episode.metrics, **verdict.metrics})
             self.settle(rewards=with_rewards_of_replies(self.episode, self.opened.calls, self.config, self.engine))

@@ -90,13 +90,15 @@ def test_judges_and_readers_by_their_paths() -> None:
         judge.compute_reward(WorkflowTask(task=Task(main_query="q")), WorkflowOutput())
 
     class Env:
-        def evaluate(self, uuid: str, params: dict[str, Any]) -> float:
-            return 0.5
+        def __init__(self, score: float) -> None:
+            self.score = score
 
-    assert judge.compute_reward(WorkflowTask(task=Task(main_query="q"), gym_env=Env()), WorkflowOutput()) == (
-        0.5,
-        False,
-    )
+        def evaluate(self, uuid: str, params: dict[str, Any]) -> float:
+            return self.score
+
+    for score, reward in [(-1, -0.5), (0, 0.0), (0.5, 0.25), (0.999, 0.4995), (1, 1.5), (2, 2.0)]:
+        task = WorkflowTask(task=Task(main_query="q"), gym_env=Env(score))
+        assert judge.compute_reward(task, WorkflowOutput()) == (reward, score >= 1)
 
 
 # The LLM function of judges

@@ -15,3 +15,8 @@ async def cross(model: ajet.Model, env: ajet.GymEnv, task: ajet.Task) -> str:
         if ended:
             return info["end"]
         messages.append({"role": "user", "content": seen})
+
+
+@ajet.judge
+def crossed(env: ajet.GymEnv) -> float:
+    return env.evaluate()

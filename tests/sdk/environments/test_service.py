@@ -384,7 +384,7 @@ def test_a_killed_instance_is_infrastructure_and_never_a_reward_of_0(service: tu
     path = "ajet.task_judge.env_service_as_judge->EnvServiceJudge"
     judge = load_judge(load_config(values={"task_judge": {"judge_protocol": path}}))
     (played,) = run(act, judge, job(url, max_retries=2), [Task(task_id="1")])
-    assert (played.status, played.reward, len(tries)) == ("succeeded", 0.6, 2)
+    assert (played.status, played.reward, len(tries)) == ("succeeded", 0.3, 2)
     act, tries = killing(lambda: instances.listed()[0]["pid"])
     (lost,) = run(act, judge, job(url, max_retries=0, failure_reward=0.0), [Task(task_id="1")])
     assert (lost.status, lost.cause, lost.infrastructure, lost.rewards) == (
