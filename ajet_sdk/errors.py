@@ -13,7 +13,8 @@
     ├── EngineError          (RuntimeError)  a model could not answer
     │   ├── RequestRefused                   the request itself is wrong (HTTP 400): names the parameter
     │   ├── ContextOverflow                  prompt and reply do not fit the model's length
-    │   └── EngineUnavailable                connection lost, 429 or 5xx after every retry
+    │   ├── EngineUnavailable                connection lost, 429 or 5xx after every retry, or no sound reply
+    │   └── EndpointMisconfigured (ConfigError)  an endpoint's key, URL or model is wrong (HTTP 401, 402, 403, 404, 418)
     ├── EnvironmentUnavailable (RuntimeError)  an environment service did not answer
     ├── EpisodeError         (RuntimeError)  an episode ended without a usable outcome
     │   ├── EpisodeTimeout   (TimeoutError)
@@ -39,6 +40,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "ContextOverflow",
+    "EndpointMisconfigured",
     "EngineError",
     "EngineUnavailable",
     "EnvironmentUnavailable",
@@ -146,7 +148,7 @@ class ContextOverflow(EngineError):
 
 
 class EngineUnavailable(EngineError):
-    """The engine did not answer: connection lost, 429 or 5xx after every retry.
+    """The engine did not answer: connection lost, 429 or 5xx after every retry, or a reply that is none.
 
     `status` is the HTTP status of the last answer, None where there was none; `retry_after` is its header of that name.
     """
@@ -157,6 +159,13 @@ class EngineUnavailable(EngineError):
         super().__init__(message)
         self.status = status
         self.retry_after = retry_after
+
+
+class EndpointMisconfigured(EngineError, ConfigError):
+    """Key, URL or model of an endpoint is wrong (HTTP 401, 402, 403, 404, 418): no other request fares better.
+
+    In an episode it ends the run.
+    """
 
 
 class EnvironmentUnavailable(AjetError, RuntimeError):

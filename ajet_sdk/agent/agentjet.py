@@ -9,6 +9,7 @@ from typing import Any
 from ajet_sdk.agent.agentscope import dashscope_keys
 from ajet_sdk.agent.workflow import BaseJudge, WorkflowOutput, WorkflowTask
 from ajet_sdk.config.objects import load_object
+from ajet_sdk.engines.reply_schema import read_reply
 from ajet_sdk.errors import ConfigError, EngineUnavailable
 from ajet_sdk.types import Task
 
@@ -83,6 +84,7 @@ def create_external_llm_fn(
                 with openai.OpenAI(api_key=key, base_url=url) as client:
                     given: Any = [dict(message) for message in messages]
                     reply = client.chat.completions.create(model=alien_llm_model, messages=given, extra_body=body)
+                read_reply(reply.model_dump(exclude_unset=True), "chat/completions", url)
                 return {"role": "assistant", "content": reply.choices[0].message.content or ""}
             except openai.OpenAIError as error:
                 failed = error

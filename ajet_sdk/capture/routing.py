@@ -23,7 +23,7 @@ from ajet_sdk.agent.context import ActiveEpisode, AgentIdentity, ObservedExchang
 from ajet_sdk.capture.uncaptured import is_watched, refuse_unknown
 from ajet_sdk.dialects.gemini import Gemini
 from ajet_sdk.dialects.json import json_bytes, json_value
-from ajet_sdk.dialects.observed import FINAL, join_events
+from ajet_sdk.dialects.observed import FINAL, join_events, join_parts
 from ajet_sdk.dialects.openai_chat import remove_secrets
 from ajet_sdk.dialects.table import endpoint
 from ajet_sdk.engines.http import is_loopback
@@ -254,6 +254,8 @@ def _response(data: bytes, content_type: str) -> dict[str, Any]:
         parsed = json.loads(text)
     except (ValueError, RecursionError):
         return {"text": text[:10_000]} if text else {}
+    if isinstance(parsed, list) and parsed and all(isinstance(part, dict) for part in parsed):
+        return join_parts(parsed)  # Gemini's stream, where no events are asked for
     return parsed if isinstance(parsed, dict) else {"value": parsed}
 
 

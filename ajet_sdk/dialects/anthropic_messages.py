@@ -6,12 +6,19 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from ajet_sdk.dialects.anthropic_requests import read
+from ajet_sdk.dialects.finish import Finish
 from ajet_sdk.dialects.json import Json, Stored, arguments_of, json_bytes, json_text
 from ajet_sdk.dialects.openai_chat import ChatDialect, pieces
 
 __all__ = ["COUNT", "MESSAGES", "Messages"]
 
-STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+STOP_REASONS: dict[Finish, str] = {
+    "stop": "end_turn",
+    "length": "max_tokens",
+    "tool_calls": "tool_use",
+    "function_call": "tool_use",
+    "content_filter": "refusal",
+}
 
 ERRORS = {
     400: "invalid_request_error",
@@ -49,7 +56,7 @@ class Messages(ChatDialect):
         """The whole message."""
         choice = completion["choices"][0]
         message, stop = choice["message"], choice.get("stop_reason")
-        reason = STOP_REASONS.get(choice["finish_reason"], "end_turn")
+        reason = STOP_REASONS[choice["finish_reason"]]
         if message.get("tool_calls") and reason == "end_turn":
             reason = "tool_use"
         by_string = reason == "end_turn" and isinstance(stop, str)

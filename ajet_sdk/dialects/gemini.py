@@ -7,13 +7,20 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ajet_sdk.dialects.finish import Finish
 from ajet_sdk.dialects.gemini_requests import SIGNED, read, shows_thoughts
 from ajet_sdk.dialects.json import Json, Stored, arguments_of, json_bytes
 from ajet_sdk.dialects.openai_chat import CHAT, Completions, pieces
 
 __all__ = ["Gemini"]
 
-FINISH = {"stop": "STOP", "length": "MAX_TOKENS", "tool_calls": "STOP", "content_filter": "SAFETY"}
+FINISH: dict[Finish, str] = {
+    "stop": "STOP",
+    "length": "MAX_TOKENS",
+    "tool_calls": "STOP",
+    "function_call": "STOP",
+    "content_filter": "SAFETY",
+}
 STATUS = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",
@@ -133,7 +140,7 @@ def _candidate(choice: Mapping[str, Any], shown: bool) -> dict[str, Any]:
             parts.insert(0, {"text": thought, "thought": True})
     candidate: dict[str, Any] = {
         "content": {"parts": parts, "role": "model"},
-        "finishReason": FINISH.get(choice["finish_reason"], "OTHER"),
+        "finishReason": FINISH[choice["finish_reason"]],
         "index": choice["index"],
     }
     chosen = ((choice.get("logprobs") or {}).get("content")) or ()

@@ -14,7 +14,7 @@ import random
 import ssl
 import time
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from email.utils import parsedate_to_datetime
 from functools import partial
@@ -25,7 +25,14 @@ from urllib.request import getproxies, proxy_bypass
 from weakref import WeakKeyDictionary
 
 from ajet_sdk.dialects.json import json_bytes, json_value
-from ajet_sdk.errors import ConfigError, ContextOverflow, EngineError, EngineUnavailable, RequestRefused
+from ajet_sdk.errors import (
+    ConfigError,
+    ContextOverflow,
+    EndpointMisconfigured,
+    EngineError,
+    EngineUnavailable,
+    RequestRefused,
+)
 
 if TYPE_CHECKING:
     import aiohttp
@@ -44,6 +51,15 @@ IDLE_SECONDS = 5.0
 
 _SAY_AGAIN = 30.0
 """Seconds between two lines about requests that are refused and sent again."""
+
+_REMEDIES = {
+    401: "check the API key: this endpoint does not accept {key}",
+    402: "the account behind {key} has no credit left: add some, or set the key of another account",
+    403: "check the API key: {key} has no access to the model {model!r} here",
+    404: "check the base URL {url} (most end in /v1) and the model's name {model!r}: one of them does not exist",
+    418: "check the base URL {url}: no model answers there",
+}
+"""What to do, by the HTTP status of an endpoint that no other request would fare better with."""
 
 log = logging.getLogger("ajet")
 
@@ -238,11 +254,13 @@ class Endpoint:
         retries: int = 4,
         transport: httpx.AsyncBaseTransport | None = None,
         of_agent: bool = True,
+        key_source: str = "the API key",
     ) -> None:
-        """`of_agent`: a request in an active episode is the agent's, and captured."""
+        """`of_agent`: a request in an active episode is the agent's, and captured; `key_source`: where the key is."""
         check_url(base_url)
         self.base_url = base_url.rstrip("/")
-        handle = is_loopback(base_url) and "/episodes/" in base_url
+        self._key_source = key_source
+        self._is_handle = handle = is_loopback(base_url) and "/episodes/" in base_url
         self.retries = 0 if handle else retries
         self._refusals = Refusals(self.base_url, "To send fewer requests at once, lower rollout.max_env_worker")
         self._answered = False
@@ -256,14 +274,20 @@ class Endpoint:
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, _Direct | _Httpx] = WeakKeyDictionary()
 
     def post(self, route: str, body: Mapping[str, Any]) -> Coroutine[Any, Any, dict[str, Any]]:
-        """The JSON answer. Raises RequestRefused, ContextOverflow, EngineUnavailable, EngineError."""
-        return self._request("POST", route, json_bytes(body), self.retries)
+        """The JSON answer. Raises RequestRefused, ContextOverflow, EngineUnavailable, EngineError.
+
+        EndpointMisconfigured is one of the last. An error with status 200 is taken for one of the status that
+        its code names, else 502.
+        """
+        return self._request("POST", route, json_bytes(body), self.retries, str(body.get("model") or ""))
 
     def get(self, route: str) -> Coroutine[Any, Any, dict[str, Any]]:
         """The JSON at `route`, asked for once. Raises as `post` does."""
-        return self._request("GET", route, None, 0)
+        return self._request("GET", route, None, 0, "")
 
-    async def _request(self, method: str, route: str, content: bytes | None, retries: int) -> dict[str, Any]:
+    async def _request(
+        self, method: str, route: str, content: bytes | None, retries: int, model: str
+    ) -> dict[str, Any]:
         url, loop = f"{self.base_url}/{route}", asyncio.get_running_loop()
         client = self._clients.get(loop) or self._clients.setdefault(loop, self._open())
         for attempt in range(retries + 1):
@@ -280,13 +304,40 @@ class Endpoint:
                 continue
             self._answered = True
             if response.status < 400:
-                return _parsed(response)
+                parsed = _parsed(response)
+                if not parsed.get("error") or parsed.get("choices"):
+                    return parsed
+                response = replace(response, status=_status_of(parsed["error"]))
             if not _retryable(response) or attempt == retries:
-                _raise(response, attempt + 1)
+                self._raise(response, attempt + 1, model)
             wait = pause(attempt, response.headers.get("retry-after"))
             self._refusals.record(response.status, wait)
             await asyncio.sleep(wait)
         raise EngineUnavailable(f"{url} was not asked: retries is {retries}")
+
+    def _raise(self, response: _Response, attempts: int, model: str) -> NoReturn:
+        status, url = response.status, response.url
+        try:
+            said = json_value(response.content)
+        except (ValueError, RecursionError):
+            said = {}
+        error = said.get("error", said) if isinstance(said, dict) else {}
+        error = error if isinstance(error, dict) else {"message": str(error)}
+        message = str(error.get("message") or response.content.decode(errors="replace")[:500] or response.reason)
+        where = f"{url} answered {status}: {message}"
+        if error.get("code") == "context_length_exceeded" or (status == 400 and "maximum context length" in message):
+            raise ContextOverflow(message)
+        # OpenRouter's 403 is of what a request says, where its moderation flagged it.
+        flagged = status == 403 and "flagged_input" in (error.get("metadata") or {})
+        if status in (400, 413, 422) or flagged:
+            raise RequestRefused(message, error.get("param"))
+        if status == 429 or status >= 500:
+            tried = f" ({attempts} attempts)" if attempts > 1 else ""
+            raise EngineUnavailable(f"{where}{tried}", status=status, retry_after=response.headers.get("retry-after"))
+        if status in _REMEDIES and not self._is_handle:
+            remedy = _REMEDIES[status].format(key=self._key_source, url=self.base_url, model=model or "asked for")
+            raise EndpointMisconfigured(f"{where}; {remedy}")
+        raise EngineError(where)
 
     async def aclose(self) -> None:
         """Close every connection, each in the event loop that it belongs to."""
@@ -326,23 +377,7 @@ def _parsed(response: _Response) -> dict[str, Any]:
     return parsed
 
 
-def _raise(response: _Response, attempts: int) -> NoReturn:
-    status, url = response.status, response.url
-    try:
-        said = json_value(response.content)
-    except (ValueError, RecursionError):
-        said = {}
-    error = said.get("error", said) if isinstance(said, dict) else {}
-    error = error if isinstance(error, dict) else {"message": str(error)}
-    message = str(error.get("message") or response.content.decode(errors="replace")[:500] or response.reason)
-    where = f"{url} answered {status}: {message}"
-    if error.get("code") == "context_length_exceeded" or (status == 400 and "maximum context length" in message):
-        raise ContextOverflow(message)
-    if status in (400, 413, 422):
-        raise RequestRefused(message, error.get("param"))
-    if status == 429 or status >= 500:
-        tried = f" ({attempts} attempts)" if attempts > 1 else ""
-        raise EngineUnavailable(f"{where}{tried}", status=status, retry_after=response.headers.get("retry-after"))
-    if status in (401, 403):
-        raise EngineError(f"{where}; check the API key")
-    raise EngineError(where)
+def _status_of(error: Any) -> int:
+    """The HTTP status that an error in a response of status 200 stands for: that of its code, as OpenRouter's is."""
+    code = str(error.get("code")) if isinstance(error, dict) else ""
+    return int(code) if code.isdecimal() and 400 <= int(code) < 600 else 502

@@ -62,7 +62,8 @@ def open_engine(config: Config) -> Engine:
         key, name = os.environ.get(model.api_key_env, ""), model.name or model.path
         if not name:
             raise ConfigError(f"model.base_url is {model.base_url}, but no model is named; set model.name (--model)")
-        return RemoteEngine(model.base_url, key or "none", str(name))
+        source = f"{model.api_key_env} (model.api_key_env)" + ("" if key else ", which is not set")
+        return RemoteEngine(model.base_url, key or "none", str(name), key_source=source)
     if not model.path:
         raise ConfigError("no model given: set model.path (weights), model.base_url (an endpoint) or model.scripted")
     check_source(config.resolve(model.path) if config.resolve(model.path).exists() else model.path)

@@ -41,6 +41,7 @@ class RemoteEngine:
         with_ids: bool = True,
         processed_logprobs: bool = False,
         policy_version: int | None = None,
+        key_source: str = "the API key",
     ) -> None:
         # Now, and not while agents run: openai looks for httpx in sys.modules, and half imported it has no Timeout.
         import httpx  # noqa: F401
@@ -55,14 +56,15 @@ class RemoteEngine:
         self._newer_limit = False
         """The server wants `max_completion_tokens`."""
         self._endpoint = Endpoint(
-            base_url, api_key, timeout=timeout, connect_timeout=connect_timeout, retries=retries, of_agent=False
-        )
+            base_url, api_key, timeout=timeout, connect_timeout=connect_timeout, retries=retries, of_agent=False,
+            key_source=key_source,
+        )  # fmt: skip
 
     def __repr__(self) -> str:
         return f"RemoteEngine({self.model!r} at {self.base_url})"
 
     async def answer(self, ask: Ask) -> Answer:
-        """Raises RequestRefused, ContextOverflow, EngineUnavailable, EngineError."""
+        """Raises RequestRefused, ContextOverflow, EngineUnavailable, EndpointMisconfigured, EngineError."""
         wants_ids, route = self._ids_given is not False, ask.route
         try:
             reply = await self._endpoint.post(route, self._body(ask, wants_ids))

@@ -1,7 +1,8 @@
 """What a model's reply must look like: one schema for the JSON of an endpoint and for the answer of any engine.
 
-What does not fit is an infrastructure fault of the call. Read leniently, such a reply would be an empty message that is
-judged and trained on, or an exception somewhere in the agent.
+What does not fit is an infrastructure fault of the call: another shape, an error beside or in place of a choice, a
+finish reason that is none, a reply that is empty where nothing says that a token was sampled. Read leniently, it would
+be an empty message that is judged and trained on, or an exception somewhere in the agent.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, Field, ValidationError
 from typing_extensions import TypedDict
 
+from ajet_sdk.dialects.finish import finish_of
 from ajet_sdk.errors import EngineUnavailable
 from ajet_sdk.protocols import Answer, Ask, Choice
 
@@ -45,17 +47,22 @@ class _ToolCall(BaseModel):
     function: _Function
 
 
-class _OtherToolCall(BaseModel):
-    """A kind of tool call that only the agent and its endpoint know."""
+class _CustomToolCall(BaseModel):
+    """A call of OpenAI's custom tools, which only the agent and its endpoint know."""
 
     type: Literal["custom"]
+    custom: dict[str, Any]
+
+
+TOOL_CALL = '{"id": "call_1", "type": "function", "function": {"name": "search", "arguments": "{\\"q\\": \\"…\\"}"}}'
+"""The shape that is expected, for errors."""
 
 
 class _Message(BaseModel):
     role: Literal["assistant"]
     content: str | list[Any] | None = None
     reasoning_content: str | None = None
-    tool_calls: list[_ToolCall | _OtherToolCall] | None = None
+    tool_calls: list[_ToolCall | _CustomToolCall] | None = None
 
 
 class _TokenLogprob(TypedDict, total=False):  # there is one for each token, and models take four times as long
@@ -79,6 +86,7 @@ class ReplyChoice(BaseModel):
     message: _Message | None = None
     text: str | None = None
     finish_reason: str | None = None
+    error: Any = None
     stop_reason: str | int | None = None
     logprobs: _Logprobs | None = None
     token_ids: list[TokenId] | None = None
@@ -115,15 +123,25 @@ class ReplyJson(BaseModel):
 
 def read_reply(reply: Mapping[str, Any], route: str, source: str) -> ReplyJson:
     """The reply of `source` to a request of `route`. Raises EngineUnavailable, which quotes what does not fit."""
+    if failed := reply.get("error") or reply.get("stream_error"):
+        raise _misfit(source, route, f"it says an error: {failed!s:.{SHOWN}}", reply)
     try:
         read = ReplyJson.model_validate(reply)
     except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise _misfit(source, route, f"{_place(first['loc'])}: {first['msg']}", reply) from error
+        raise _misfit(source, route, _wrong(error, ""), reply) from error
     needed = "message" if route == "chat/completions" else "text"
-    for index, choice in enumerate(read.choices):
+    sampled = (read.usage or {}).get("completion_tokens") or 0
+    for index, (choice, raw) in enumerate(zip(read.choices, reply["choices"], strict=True)):
+        if choice.error:
+            raise _misfit(source, route, f"choices[{index}] says an error: {choice.error!s:.{SHOWN}}", reply)
         if getattr(choice, needed) is None:
             raise _misfit(source, route, f"choices[{index}] has no {needed}", reply)
+        if choice.finish_reason and finish_of(choice.finish_reason) is None:
+            raise _misfit(source, route, f"choices[{index}] ended for {choice.finish_reason!r}", reply)
+        if not (has_content(raw[needed]) or sampled or choice.token_ids or choice.values) and (
+            finish_of(choice.finish_reason) != "content_filter"
+        ):
+            raise _misfit(source, route, f"choices[{index}] is empty, and no token was sampled", reply)
         ids = choice.token_ids
         if ids and not 0 <= min(ids) <= max(ids) <= LARGEST_ID:
             raise _misfit(source, route, f"choices[{index}].token_ids: ids must be from 0 to {LARGEST_ID}", reply)
@@ -131,6 +149,27 @@ def read_reply(reply: Mapping[str, Any], route: str, source: str) -> ReplyJson:
             wrong = f"choices[{index}] has {len(ids)} token ids and {len(choice.values)} log-probabilities"
             raise _misfit(source, route, wrong, reply)
     return read
+
+
+def has_content(message: Any) -> bool:
+    """Whether a text or a message says anything: text, reasoning, a tool call, a refusal, whatever it is called."""
+    if isinstance(message, Mapping):
+        return any(value for name, value in message.items() if name != "role")
+    return bool(message)
+
+
+def _wrong(error: ValidationError, within: str) -> str:
+    """What does not fit, and for a tool call what would have."""
+    first = error.errors(include_url=False, include_input=False)[0]
+    place = [part for part in first["loc"] if part not in ("_ToolCall", "_CustomToolCall")]
+    if "tool_calls" not in place:
+        return f"{within}{_place(tuple(place))}: {first['msg']}"
+    at = place.index("tool_calls") + 2
+    given = error.errors(include_url=False)[0]["input"]
+    return (
+        f"{within}{_place(tuple(place[:at]))} has another shape ({_place(tuple(place[at:]))}: {first['msg']}, in "
+        f"{given!r:.200}); expected {TOOL_CALL}"
+    )
 
 
 def _place(location: tuple[int | str, ...]) -> str:
@@ -147,8 +186,8 @@ def _misfit(source: str, route: str, wrong: str, reply: Mapping[str, Any]) -> En
 def checked_answer(answer: Answer, ask: Ask, source: str) -> Answer:
     """The answer, its ids as read-only int32 arrays. Raises EngineUnavailable where it is none.
 
-    Whatever engine gave it: as many choices as were asked for, a message or a text in each, ids from 0 to 2^31 - 1,
-    finite log-probabilities, one for each id.
+    Whatever engine gave it: as many choices as were asked for, a message or a text and a known finish reason in each,
+    ids from 0 to 2^31 - 1, finite log-probabilities, one for each id.
     """
     if not isinstance(answer, Answer):
         raise EngineUnavailable(f"{source} answered {ask.route} with a {type(answer).__name__}, not an Answer")
@@ -169,17 +208,19 @@ def _checked_choice(choice: Choice, route: str, where: str) -> Choice:
         try:
             _Message.model_validate({"role": "assistant", **choice.message})
         except ValidationError as error:
-            first = error.errors(include_url=False)[0]
-            raise EngineUnavailable(f"{where}: message{_place((*('',), *first['loc']))}: {first['msg']}") from error
+            raise EngineUnavailable(f"{where}: {_wrong(error, 'message.')}") from error
     elif not isinstance(choice.text, str):
         raise EngineUnavailable(f"{where}: there is no {'message' if route == 'chat/completions' else 'text'}")
+    finish = finish_of(choice.finish_reason)
+    if finish is None:
+        raise EngineUnavailable(f"{where}: it ended for {choice.finish_reason!r}, which is no reason that is known")
     ids = None if choice.output_ids is None else _ids(choice.output_ids, where)
     if choice.logprobs is not None:
         _check_logprobs(choice.logprobs, where)
     for what, values in (("log-probabilities", choice.logprobs), ("tokens", choice.tokens)):
         if ids is not None and values is not None and len(values) != len(ids):
             raise EngineUnavailable(f"{where}: {len(ids)} token ids and {len(values)} {what}")
-    return replace(choice, output_ids=ids)
+    return replace(choice, output_ids=ids, finish_reason=finish)
 
 
 def _ids(values: Sequence[int], where: str) -> Any:

@@ -263,7 +263,14 @@ class InProcess:
             answer = await self._engine.answer(CHAT.ask(asked, episode, "default"))
         finally:
             self._engine.forget(episode)
-        choices = [{"message": choice.message, "finish_reason": choice.finish_reason} for choice in answer.choices]
+        choices = [
+            {
+                "message": choice.message,
+                "finish_reason": choice.finish_reason,
+                "token_ids": [int(i) for i in choice.output_ids or ()],
+            }
+            for choice in answer.choices
+        ]
         return {"choices": choices, **({"usage": dict(answer.usage)} if self._limited else {})}
 
     async def aclose(self) -> None:

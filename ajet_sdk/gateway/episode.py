@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from ajet_sdk.agent.context import ActiveEpisode, AgentIdentity, HostGuard, ObservedExchange, Verdict, current_episode
 from ajet_sdk.agent.model import Model
-from ajet_sdk.engines.reply_schema import read_reply
+from ajet_sdk.engines.passed_replies import fault_in
 from ajet_sdk.errors import AjetError, ContextOverflow, EngineUnavailable, ModelAmbiguous
 from ajet_sdk.gateway.open_calls import OpenCalls
 from ajet_sdk.protocols import Answer, Engine, Sampling
@@ -214,8 +214,8 @@ class OpenEpisode:
         """Record a request that passed through to its own endpoint; nothing once the episode is finished."""
         if not self._finished:
             call = observed_call(self.episode_id, next(self.indices), exchange)
-            if call.error is not None and exchange.error is None:
-                self.fail(EngineUnavailable(call.error))
+            if call.error is not None and _is_fault(call.error):
+                self.fail(EngineUnavailable(f"the model {call.model!r}, which the agent asked itself: {call.error}"))
             self.add(call)
 
     def happened(self, event: Event) -> None:
@@ -320,6 +320,9 @@ def observed_call(episode_id: str, index: int, exchange: ObservedExchange) -> Ca
     """The call of a request that passed through: no ids, not trained. A reply that is none is its error."""
     choices = exchange.response.get("choices")
     first = choices[0] if isinstance(choices, list) and choices and isinstance(choices[0], dict) else {}
+    candidates = exchange.response.get("candidates")
+    if isinstance(candidates, list) and candidates and isinstance(candidates[0], dict):
+        first = {"finish_reason": candidates[0].get("finishReason")}
     finish = first.get("finish_reason") or exchange.response.get("stop_reason") or exchange.response.get("status")
     return Call(
         episode_id=episode_id,
@@ -333,17 +336,15 @@ def observed_call(episode_id: str, index: int, exchange: ObservedExchange) -> Ca
         finish_reason=finish if isinstance(finish, str) else None,
         started_at=datetime.fromtimestamp(exchange.started_at, timezone.utc),
         ended_at=datetime.fromtimestamp(max(exchange.ended_at, exchange.started_at), timezone.utc),
-        error=exchange.error or _misfit(exchange),
+        error=exchange.error or fault_in(exchange.route, exchange.request, exchange.response, repr(exchange.model)),
         request_id=new_id(),
         phase=exchange.phase,
     )
 
 
-def _misfit(exchange: ObservedExchange) -> str | None:
-    """What is wrong with a reply in OpenAI's dialect. Other servers' own routes may end in `completions` too."""
-    if exchange.route == "chat/completions" or (exchange.route == "completions" and "choices" in exchange.response):
-        try:
-            read_reply(exchange.response, exchange.route, repr(exchange.model))
-        except EngineUnavailable as error:
-            return str(error)
-    return None
+def _is_fault(error: str) -> bool:
+    """Whether a call failed for another reason than what the agent asked, or that it left before the end."""
+    status = error.removeprefix("HTTP ")
+    if status.isdecimal():
+        return int(status) in (401, 402, 403, 404, 418, 429) or int(status) >= 500
+    return not error.startswith("undelivered")

@@ -22,7 +22,14 @@ from ajet_sdk.config.objects import load_object
 from ajet_sdk.engines.http import Endpoint
 from ajet_sdk.engines.reply_cache import Price, ReplyCache, Shared, Usage, tokens_of
 from ajet_sdk.engines.scripted import InProcess, ScriptedEngine
-from ajet_sdk.errors import ConfigError, ContextOverflow, MissingResource, NoReward, RequestRefused
+from ajet_sdk.errors import (
+    ConfigError,
+    ContextOverflow,
+    EndpointMisconfigured,
+    MissingResource,
+    NoReward,
+    RequestRefused,
+)
 
 __all__ = ["Asked", "JudgeModel", "ScriptedModel", "number_in", "object_in", "object_schema", "open_model"]
 
@@ -158,6 +165,11 @@ class JudgeModel:
                 reply = await self._post(said, schema)
             except (ContextOverflow, RequestRefused) as refused:  # the judge's fault, and not the agent's
                 raise NoReward(f"the judge's model {self.model.name} rejected the request: {refused}") from refused
+            except EndpointMisconfigured as misconfigured:
+                raise EndpointMisconfigured(
+                    f"the judge's model {self.model.name}: {misconfigured} (task_judge.llm: model, base_url, "
+                    "api_key_env)"
+                ) from misconfigured
             text = str(reply["choices"][0]["message"].get("content") or "")
             took = self._spent(reply.get("usage") or {}, said, text)
             spent, self._asked = spent + took, self._asked + took

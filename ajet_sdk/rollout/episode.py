@@ -1,7 +1,7 @@
 """One attempt at a task, from the task to a finished `Episode`; and a batch of them at once.
 
 A crash, a time-out, a refused call or a senseless reward is data on the episode, and its siblings go on. Only what ends
-the run itself is raised from here: too many abandoned calls, a cancellation.
+the run itself is raised from here: too many abandoned calls, an endpoint that is configured wrongly, a cancellation.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ async def run_episode(
     Never raises for a fault of the agent, the judge, the
     environment or the engine: see `Episode.status`, `cause` and `infrastructure`.
 
-    Raises TrainingError where more calls were abandoned than `rollout.max_env_worker`.
+    Raises TrainingError where more calls were abandoned than `rollout.max_env_worker`, EndpointMisconfigured where an
+    endpoint's key, URL or model is wrong.
     """
     with _workers(config) as workers:
         running = EpisodeRunner(workflow, judge, attempt, engine, gateway, config, sampling, workers, member)
@@ -145,10 +146,11 @@ class EpisodeRunner:
                 self.settle(is_success=verdict.is_success)
         except TrainingError:
             raise
-        except EpisodeFault as fault:
-            self.settle(**fault.fields)
         except Exception as error:  # noqa: BLE001  the one boundary: an episode's fault is data
-            self.settle(**EpisodeFault(error).fields)
+            fault = error if isinstance(error, EpisodeFault) else EpisodeFault(error)
+            self.settle(**fault.fields)
+            if fault.misconfigured is not None:
+                raise fault.misconfigured from None
 
     def settle(self, **fields: Any) -> None:
         self.episode = self.episode.model_copy(update=fields)
@@ -303,7 +305,7 @@ async def run_batch(
 
     After an infrastructure fault an attempt is made again, up to `rollout.max_retries` times, as a new episode. Only
     the last one is returned; the others are in the trace, with their tokens in the ledger as `failed`.
-    `on_episode` is called as each returned episode finishes. Raises TrainingError as `run_episode` does.
+    `on_episode` is called as each returned episode finishes. Raises as `run_episode` does.
     """
     room = asyncio.Semaphore(config.rollout.max_env_worker)
     groups = groups_of((attempt.group_id for attempt in attempts), judge)

@@ -12,7 +12,7 @@ from ajet_sdk.errors import AjetError, NoReward
 from ajet_sdk.gateway.episode import OpenEpisode
 from ajet_sdk.judges.call import JudgeCall, call_group_judge, call_judge, is_group_judge
 from ajet_sdk.judges.rewards import Verdict, judged, judged_group
-from ajet_sdk.rollout.outcomes import EpisodeFault
+from ajet_sdk.rollout.outcomes import EpisodeFault, is_last_call_lost
 from ajet_sdk.rollout.threads import Workers
 from ajet_sdk.types import Episode, Task
 
@@ -85,6 +85,8 @@ async def _called(runner: Runner, opened: OpenEpisode, call: JudgeCall) -> Any:
         # A judge's client raises an exception of its own where the judge's model could not answer.
         fault.fields["infrastructure"] |= any(error.infrastructure for error in opened.errors[before:])
         raise fault
+    if len(opened.errors) > before and is_last_call_lost(opened, "judge"):
+        raise EpisodeFault(opened.errors[-1], f"judge {call.name}: ")
     return outcome.value
 
 

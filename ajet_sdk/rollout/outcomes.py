@@ -19,10 +19,10 @@ from typing import Any
 from pydantic_core import to_jsonable_python
 
 from ajet_sdk.environments.client import GymEnv
-from ajet_sdk.errors import AjetError, EpisodeTimeout, TrainingError
+from ajet_sdk.errors import AjetError, EndpointMisconfigured, EpisodeTimeout, TrainingError
 from ajet_sdk.gateway.episode import OpenEpisode
 from ajet_sdk.rollout.threads import is_library_code
-from ajet_sdk.types import Episode, LedgerEntry, Outcome, Status
+from ajet_sdk.types import Episode, LedgerEntry, Outcome, Phase, Status
 
 __all__ = [
     "EpisodeFault",
@@ -33,6 +33,7 @@ __all__ = [
     "failures_by_cause",
     "fault_of_calls",
     "is_infrastructure_error",
+    "is_last_call_lost",
     "pass_at_k",
     "solved",
     "untrained_entries",
@@ -207,6 +208,11 @@ class EpisodeFault(Exception):
             "infrastructure": is_infrastructure_error(error),
             "rewards": (),
         }
+        self.__cause__ = error
+        self.misconfigured = next(
+            (one for one in _origins(error, set()) if isinstance(one, EndpointMisconfigured)), None
+        )
+        """What ends the run."""
 
 
 def fault_of_calls(opened: OpenEpisode, error: BaseException | None) -> EpisodeFault | None:
@@ -216,17 +222,25 @@ def fault_of_calls(opened: OpenEpisode, error: BaseException | None) -> EpisodeF
     """
     if isinstance(error, EpisodeTimeout):
         return EpisodeFault(error)
-    of_calls = opened.error
+    of_calls = next((one for one in opened.errors if not one.infrastructure), None)
+    if of_calls is None and opened.errors and (error is not None or is_last_call_lost(opened, "rollout")):
+        of_calls = opened.errors[-1]
     if of_calls is not None:
-        mine = [call for call in opened.calls if call.trainable and call.phase == "rollout"]
-        lost = error is not None or not mine or mine[-1].error is not None
-        if lost or not of_calls.infrastructure:
-            return EpisodeFault(
-                of_calls, detail="" if error is None else f"\n\nIn the workflow: {describe_error(error)}"
-            )
+        return EpisodeFault(of_calls, detail="" if error is None else f"\n\nIn the workflow: {describe_error(error)}")
     if error is None:
         return None
     return EpisodeFault(error, cause="ContextOverflow" if opened.context_overflow else None)
+
+
+def is_last_call_lost(opened: OpenEpisode, phase: Phase) -> bool:
+    """Whether the last call to the policy failed in a phase, or the last to another model: who made do with it lost it.
+
+    An agent that asks once more, or another model in place of one that failed, has its reply.
+    """
+    calls = [call for call in opened.calls if call.phase == phase]
+    own, other = (next((c for c in reversed(calls) if c.trainable is trained), None) for trained in (True, False))
+    left = other is not None and (other.error or "").startswith("undelivered")
+    return not calls or (own is not None and own.error is not None) or bool(other and other.error and not left)
 
 
 def write_trajectory(directory: Path, episode: Episode) -> None:

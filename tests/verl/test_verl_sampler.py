@@ -71,7 +71,7 @@ def test_why_a_reply_ended(tokenizer: HFTokenizer) -> None:
 
 
 def test_what_goes_wrong_is_said(tokenizer: HFTokenizer) -> None:
-    with pytest.raises(EngineUnavailable, match="aborted the call"):
+    with pytest.raises(EngineUnavailable, match="ended the call for 'aborted'"):
         sampled(tokenizer, Client([], log_probs=None, stop_reason="aborted"))
     with pytest.raises(EngineError, match="calculate_log_probs"):
         sampled(tokenizer, Client([7], log_probs=None))

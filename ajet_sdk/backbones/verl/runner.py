@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.backbones.shared.node import Node, serialize_job
 from ajet_sdk.config.config import Config
+from ajet_sdk.dialects.finish import finish_of
 from ajet_sdk.errors import EngineError, EngineUnavailable
 from ajet_sdk.gateway.episode import SamplingOverride
 from ajet_sdk.protocols import Sampled, Sampling, Tokenizer
@@ -116,8 +117,8 @@ class ClientSampler:
             )
         except Exception as error:  # Ray wraps whatever the engine raised, and verl raises what it likes
             raise EngineUnavailable(f"verl's engine failed: {type(error).__name__}: {_first_line(error)}") from error
-        if said.stop_reason == "aborted":
-            raise EngineUnavailable("verl's engine aborted the call")
+        if said.stop_reason is not None and finish_of(said.stop_reason) is None:
+            raise EngineUnavailable(f"verl's engine ended the call for {said.stop_reason!r}")
         ids = [int(i) for i in said.token_ids]
         if said.log_probs is None or len(said.log_probs) != len(ids):
             raise EngineError(

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any
 
+from ajet_sdk.dialects.finish import finish_of
 from ajet_sdk.engines.reply_schema import ReplyChoice, read_reply
 from ajet_sdk.errors import ContextOverflow, EngineError, EngineUnavailable, RequestRefused
 from ajet_sdk.protocols import Sampled, Sampling
@@ -82,13 +83,13 @@ def choices_of(reply: Mapping[str, Any], version: int | None, n: int) -> list[Sa
 def _sampled(choice: ReplyChoice, version: int | None) -> Sampled:
     if choice.token_ids is None or choice.logprobs is None:
         raise EngineError("vLLM returned no token ids with log-probabilities; upgrade to 0.11 or later")
-    if choice.finish_reason not in ("stop", "length"):
-        raise EngineUnavailable(f"vLLM aborted a reply ({choice.finish_reason})")
+    finish = finish_of(choice.finish_reason)
+    if finish not in ("stop", "length"):
+        raise EngineUnavailable(f"vLLM ended a reply for {choice.finish_reason!r}")
     logprobs = [value for value in choice.values if value is not None]
     if len(logprobs) != len(choice.token_ids):
         raise EngineUnavailable("vLLM returned no log-probability for a token")
     cut = choice.text if isinstance(choice.stop_reason, str) else None
-    finish: Literal["stop", "length"] = "stop" if choice.finish_reason == "stop" else "length"
     return Sampled(choice.token_ids, logprobs, finish, version, cut, _alternatives(choice))
 
 

@@ -18,7 +18,8 @@ from typing import Any, Protocol
 from ajet_sdk.engines.http import Endpoint as Wire
 from ajet_sdk.engines.http import Refusals, pause
 from ajet_sdk.engines.reply_cache import CacheError, ReplyCache, Shared, tokens_of
-from ajet_sdk.errors import AjetError, EngineError, EngineUnavailable, RequestRefused
+from ajet_sdk.engines.reply_schema import read_reply
+from ajet_sdk.errors import AjetError, ContextOverflow, EngineError, EngineUnavailable, RequestRefused
 from ajet_tools.dataset.model.budget import Budget
 
 __all__ = ["Endpoint", "EndpointError", "Halted", "local_url"]
@@ -279,9 +280,9 @@ class Endpoint:
                     # perhaps for what this one says, as a content filter does
                     raise EndpointError(f"{self.base_url} rejected the request: {refused}") from refused
             except EngineError as error:
-                if type(error) is EngineError:  # 401, 403, 404: the next request would fare no better
-                    raise EndpointError(str(error), permanent=True) from error
-                raise
+                if isinstance(error, ContextOverflow):
+                    raise
+                raise EndpointError(str(error), permanent=True) from error  # the next would fare no better
             finally:
                 self._pace.sent.pop(id(request), None)
 
@@ -349,11 +350,11 @@ def _count(number: int, noun: str) -> str:
 
 
 def _texts(reply: Mapping[str, Any], where: str) -> list[str]:
-    choices = reply.get("choices")
-    if not isinstance(choices, list) or not choices:
-        raise EndpointError(f"{where} answered without choices: {str(dict(reply))[:300]}")
-    messages = [choice.get("message") if isinstance(choice, dict) else None for choice in choices]
-    contents = [message.get("content") if isinstance(message, dict) else None for message in messages]
+    try:
+        read = read_reply(reply, "chat/completions", where)
+    except EngineUnavailable as wrong:
+        raise EndpointError(str(wrong)) from wrong
+    contents = [choice.message and choice.message.content for choice in read.choices]
     return [content if isinstance(content, str) else "" for content in contents]
 
 

@@ -59,7 +59,7 @@ def test_asking_for_a_vllm_that_is_absent_says_how_to_install_it(monkeypatch: py
         ({"logprobs": {"token_logprobs": [-1.0, float("nan")]}}, EngineUnavailable, "token_logprobs"),
         ({"logprobs": {"token_logprobs": [-1.0]}}, EngineUnavailable, "2 token ids and 1 log-probabilities"),
         ({"logprobs": {"token_logprobs": [-1.0, None]}}, EngineUnavailable, "returned no log-probability"),
-        ({"finish_reason": "abort"}, EngineUnavailable, "aborted"),
+        ({"finish_reason": "abort"}, EngineUnavailable, "ended for 'abort'"),
         ({"token_ids": None}, EngineError, "0.11 or later"),
         ({"logprobs": None}, EngineError, "0.11 or later"),
     ],
