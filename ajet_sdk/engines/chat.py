@@ -11,6 +11,7 @@ from typing import Any
 
 from ajet_sdk.dialects.fields import COMPLETIONS, refuse
 from ajet_sdk.engines.prompts import PromptBuilder
+from ajet_sdk.engines.reply_schema import tool_calls_fault
 from ajet_sdk.errors import ContextOverflow, RequestRefused
 from ajet_sdk.protocols import Answer, Ask, Choice, Sampled, Sampler, Sampling, Tokenizer
 from ajet_sdk.tokens.formats import Parsed, ReplyFormat
@@ -296,8 +297,8 @@ def _checked_messages(messages: Any) -> list[dict[str, Any]]:
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise RequestRefused(f"messages[{index}] must be an object with a role", "messages")
         calls, content = message.get("tool_calls"), message.get("content")
-        if calls and not _are_calls(calls):
-            raise RequestRefused(f'messages[{index}].tool_calls must be a list of {{"function": {{…}}}}', "messages")
+        if calls and (wrong := tool_calls_fault(calls)) is not None:
+            raise RequestRefused(f"messages[{index}].{wrong}", "messages")
         for part in content if isinstance(content, list) else ():
             kind = part.get("type") if isinstance(part, dict) else "string" if isinstance(part, str) else None
             if not isinstance(kind, str) or kind not in _TEXT:
@@ -307,5 +308,3 @@ def _checked_messages(messages: Any) -> list[dict[str, Any]]:
     return list(messages)
 
 
-def _are_calls(calls: Any) -> bool:
-    return isinstance(calls, list) and all(isinstance(c, dict) and isinstance(c.get("function"), dict) for c in calls)

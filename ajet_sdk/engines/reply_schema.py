@@ -151,6 +151,19 @@ def read_reply(reply: Mapping[str, Any], route: str, source: str) -> ReplyJson:
     return read
 
 
+def tool_calls_fault(calls: Any) -> str | None:
+    """What is wrong with the tool calls of a message that a template is to render, and what is expected; else None.
+
+    Arguments may be an object here, as templates take them.
+    """
+    for index, call in enumerate(calls if isinstance(calls, list) else [calls]):
+        function = call.get("function") if isinstance(call, Mapping) else None
+        named = isinstance(function, Mapping) and isinstance(function.get("name"), str)
+        if not named or not isinstance(function.get("arguments", ""), (str, Mapping)) or not isinstance(calls, list):
+            return f"tool_calls[{index}] has another shape (got {call!r:.200}); expected a list of {TOOL_CALL}"
+    return None
+
+
 def has_content(message: Any) -> bool:
     """Whether a text or a message says anything: text, reasoning, a tool call, a refusal, whatever it is called."""
     if isinstance(message, Mapping):

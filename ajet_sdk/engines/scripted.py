@@ -16,6 +16,7 @@ from typing import Any
 from ajet_sdk.dialects.table import CHAT
 from ajet_sdk.engines.chat import Chat, Conversation
 from ajet_sdk.engines.loop_calls import in_thread
+from ajet_sdk.engines.reply_schema import tool_calls_fault
 from ajet_sdk.errors import EngineError
 from ajet_sdk.protocols import Answer, Ask, Choice, Engine, Sampled, Tokenizer
 from ajet_sdk.tokens.probing import renderer
@@ -25,6 +26,9 @@ __all__ = ["ByteTokenizer", "InProcess", "ScriptedEngine"]
 
 Reply = str | Mapping[str, Any]
 Replies = Callable[[Ask], Any] | Sequence[Reply]
+
+MESSAGE_KEYS = ("role", "content", "reasoning_content", "tool_calls")
+"""What a scripted message may have."""
 
 SPECIALS = ("<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>", "<think>", "</think>")
 
@@ -152,6 +156,8 @@ class ScriptedEngine:
         said = said if isinstance(said, list) else [said]
         if not said or not all(isinstance(one, (str, Mapping)) for one in said):
             raise EngineError(f"a scripted reply must be a string, a message, or a list of these (got {said!r:.200})")
+        for message in said:
+            _check_message(message)
         return said
 
     def _sampled(self, conversation: Conversation, reply: Reply) -> Sampled:
@@ -187,6 +193,21 @@ class ScriptedEngine:
 
     async def aclose(self) -> None:
         return
+
+
+def _check_message(reply: Reply) -> None:
+    """Raise EngineError for a message of which a template would leave something out, or write `null`."""
+    if isinstance(reply, str):
+        return
+    unknown = [name for name, value in reply.items() if value and name not in MESSAGE_KEYS]
+    calls = reply.get("tool_calls")
+    wrong = tool_calls_fault(calls) if calls else None
+    if unknown:
+        wrong = f"{unknown[0]!r} is no key of a message (got {dict(reply)!r:.200}); keys: {', '.join(MESSAGE_KEYS)}"
+    elif not isinstance(reply.get("content"), (str, list, type(None))):
+        wrong = f"content must be text (got {reply['content']!r:.200})"
+    if wrong is not None:
+        raise EngineError(f"a scripted message cannot be rendered: {wrong}")
 
 
 async def _in_a_thread(replies: Callable[[Ask], Any], ask: Ask) -> Any:

@@ -231,8 +231,9 @@ def _scripted(judge: Any) -> Any:
 
 def gullible(ask: Ask) -> str:
     """A judge's model that finds every answer wrong, and quotes what it was shown before, after or in its verdict."""
-    shown = str((ask.messages or [{}])[-1]["content"])
-    schema = str(ask.options.get("response_format") or shown)
+    asked = str((ask.messages or [{}])[-1]["content"])
+    shown = "\n".join(re.findall(r"<answer[^>]*>\s*(.*?)\s*</answer", asked, re.DOTALL)) or asked
+    schema = str(ask.options.get("response_format") or asked)
     verdict = '{"reason": "wrong", "score": 0}'
     if '"better"' in schema or "'better'" in schema:
         verdict = '{"reason": "alike", "better": "tie"}'

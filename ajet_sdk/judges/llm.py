@@ -11,11 +11,12 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import logging
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypeVar, get_args
 
 from ajet_sdk.agent.model import Model
 from ajet_sdk.engines.reply_cache import Price, Usage
@@ -30,6 +31,8 @@ from ajet_sdk.types import Episode, Reward, Task
 
 __all__ = ["Grade", "LlmJudge", "Mode", "material_of"]
 
+log = logging.getLogger("ajet")
+T = TypeVar("T")
 Mode = Literal["pointwise", "listwise", "pairwise"]
 Shown = Literal["output", "transcript"]
 
@@ -59,7 +62,8 @@ class LlmJudge:
         reference_key: where a task's metadata has the right answer, to be shown where it does.
         show: the output alone, or every message of the agents too.
         prompt: another question than ours, with `{query}`, `{answer}` (`{answers}` of a group), `{reference}`,
-            `{rubric}`, `{examples}`, `{min_score}`, `{max_score}`.
+            `{rubric}`, `{examples}`, `{min_score}`, `{max_score}`. An `{answer}` outside of `<answer>` tags is put
+            between tags that no output can write.
         cache: a file in which replies are kept for other processes.
         price: `INPUT,OUTPUT` of a million tokens, for `judge_cost`.
     """
@@ -98,6 +102,13 @@ class LlmJudge:
             )  # fmt: skip
         if prompt is not None:
             prompts.check_prompt(prompt)
+            if prompts.has_bare_answer(prompt):
+                log.warning(
+                    "the prompt of the judge %s puts {answer} where an output could pass for the prompt's own words; "
+                    "it is put between tags that no output can write. To choose the place yourself, write "
+                    "<answer>{answer}</answer>",
+                    name,
+                )
         self.model = model
         self.rubric, self.mode, self.name = rubric, mode, name
         self.examples = [example if isinstance(example, Example) else Example.of(example) for example in examples]
@@ -135,7 +146,7 @@ class LlmJudge:
     async def grade(self, material: Material, *, repeat: int = 0) -> Asked[Grade]:
         """The grade of one output; another `repeat` asks anew."""
         text = prompts.pointwise(self.prompt, material, self.rubric, self.examples, self._range)
-        return await self.model.ask(prompts.messages(text), prompts.GRADE_SCHEMA, self._read_grade, repeat=repeat)
+        return await self._ask(text, prompts.GRADE_SCHEMA, self._read_grade, [material], repeat)
 
     async def rank(
         self, group: Sequence[Material], *, repeat: int = 0, order: Sequence[int] | None = None
@@ -169,7 +180,7 @@ class LlmJudge:
                 raise ValueError(f'"verdicts" needs each of the answers 1 to {len(shown)} once')
             return [by_number[number] for number in range(1, len(shown) + 1)]
 
-        asked = await self.model.ask(prompts.messages(text), prompts.GRADES_SCHEMA, read, repeat=repeat)
+        asked = await self._ask(text, prompts.GRADES_SCHEMA, read, shown, repeat)
         places = dict(zip(order, asked.value, strict=True))
         return Asked([places[place] for place in range(len(group))], asked.spent)
 
@@ -197,7 +208,18 @@ class LlmJudge:
                 raise ValueError('"better" must be "first", "second" or "tie"')
             return Grade(prompts.PREFERENCES[found["better"]], _reason(found))
 
-        return await self.model.ask(prompts.messages(text), prompts.PREFERENCE_SCHEMA, read, repeat=repeat)
+        return await self._ask(text, prompts.PREFERENCE_SCHEMA, read, [first, second], repeat)
+
+    async def _ask(
+        self,
+        text: str,
+        schema: Mapping[str, Any],
+        read: Callable[[Mapping[str, Any]], T],
+        group: Sequence[Material],
+        repeat: int,
+    ) -> Asked[T]:
+        quoted = prompts.texts_of(group)
+        return await self.model.ask(prompts.messages(text), schema, read, repeat=repeat, quoted=quoted)
 
     @property
     def _range(self) -> tuple[float, float]:

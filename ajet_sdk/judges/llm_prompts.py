@@ -5,6 +5,7 @@ Material stands between tags, and a tag in it is broken, so that no output can e
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,12 +22,14 @@ __all__ = [
     "Example",
     "Material",
     "check_prompt",
+    "has_bare_answer",
     "listwise",
     "messages",
     "pairwise",
     "pointwise",
     "revision",
     "rubric_question",
+    "texts_of",
 ]
 
 Range = tuple[float, float]
@@ -41,6 +44,7 @@ PLACEHOLDERS = (
     "query", "task", "answer", "answers", "count", "reference", "rubric", "examples", "min_score", "max_score",
 )  # fmt: skip
 _NAMED = re.compile(r"(?<![\w{\\])\{([A-Za-z_]\w*)\}(?!\})")  # not the braces of LaTeX, nor of {{name}}
+_FENCED = re.compile(r"<answer\b[^>]*>\s*\{answer\}\s*</answer>", re.IGNORECASE)
 _QUERY = ("query", "main_query", "question", "prompt")
 _ANSWER = ("answer", "output", "response")
 
@@ -123,6 +127,16 @@ def check_prompt(prompt: str) -> None:
         )
 
 
+def has_bare_answer(prompt: str) -> bool:
+    """Whether a user's prompt has an answer without a boundary, so that it could pass for the prompt's own words."""
+    return "{answer}" in _FENCED.sub("", prompt)
+
+
+def texts_of(group: Sequence[Material]) -> list[str]:
+    """What a judge's reply may quote: outputs, task and reference, as they were shown."""
+    return [_shown(text) for one in group for text in (one.answer, one.query, one.reference) if text]
+
+
 def messages(text: str) -> list[dict[str, Any]]:
     """The question as messages."""
     return [{"role": "system", "content": _SYSTEM}, {"role": "user", "content": text}]
@@ -169,7 +183,7 @@ def _fill(prompt: str, group: Sequence[Material], rubric: str, examples: Sequenc
     values = {
         "query": _shown(first.query),
         "task": f"The task:\n<task>\n{_shown(first.query)}\n</task>\n",
-        "answer": _shown(first.answer),
+        "answer": _shown(first.answer) if ours or not has_bare_answer(prompt) else _between_tags(first),
         "answers": "\n".join(
             f'<answer number="{number}">\n{_shown(one.answer)}\n</answer>' for number, one in enumerate(group, 1)
         ),
@@ -181,6 +195,13 @@ def _fill(prompt: str, group: Sequence[Material], rubric: str, examples: Sequenc
         "max_score": f"{scores[1]:g}",
     }
     return re.sub(r"\{(\w+)\}", lambda found: values.get(found[1], found[0]), prompt).strip()
+
+
+def _between_tags(material: Material) -> str:
+    """The answer between tags whose name depends on what stands between them, so that it cannot be foreseen."""
+    text = f"{material.query}\0{material.answer}\0{material.reference}"
+    tag = f"answer-{hashlib.blake2b(text.encode('utf-8', 'surrogatepass'), digest_size=6).hexdigest()}"
+    return f"<{tag}>\n{_shown(material.answer)}\n</{tag}>"
 
 
 def _reference(material: Material) -> str:

@@ -1,10 +1,11 @@
 """The model behind a judge: asked for one JSON object by a schema, again where the reply is none, and never twice.
 
-A verdict that cannot be read raises NoReward; nothing is ever made of it.
+A verdict that cannot be read raises NoReward; nothing is ever made of it, and none of what the reply quotes.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import inspect
@@ -19,6 +20,7 @@ from typing import Any, Generic, Protocol, TypeVar
 from ajet_sdk.agent.agentscope import dashscope_keys
 from ajet_sdk.agent.model import Model
 from ajet_sdk.config.objects import load_object
+from ajet_sdk.dialects.finish import finish_of
 from ajet_sdk.engines.http import Endpoint
 from ajet_sdk.engines.reply_cache import Price, ReplyCache, Shared, Usage, tokens_of
 from ajet_sdk.engines.scripted import InProcess, ScriptedEngine
@@ -30,8 +32,9 @@ from ajet_sdk.errors import (
     NoReward,
     RequestRefused,
 )
+from ajet_sdk.judges.reply_objects import object_in
 
-__all__ = ["Asked", "JudgeModel", "ScriptedModel", "number_in", "object_in", "object_schema", "open_model"]
+__all__ = ["Asked", "JudgeModel", "ScriptedModel", "number_in", "object_schema", "open_model"]
 
 T = TypeVar("T")
 
@@ -65,7 +68,8 @@ class Completer(Protocol):
 class JudgeModel:
     """Asks a model for JSON objects.
 
-    The schema goes along as `response_format`, as far as the server knows it. A reply that `read` makes nothing of is
+    The schema goes along as `response_format`; a server that knows none is asked for an object, or else for nothing. A
+    reply that `read` makes nothing of is
     answered with what is wrong with it, `retries` times. An equal request, in this process or with `cache` in any, is
     not made again. Calls within an episode are recorded in its trace as its judge's.
     """
@@ -92,7 +96,7 @@ class JudgeModel:
         self._file: ReplyCache | None = None
         self._asked = Usage()
         self._unknown: set[str] = set()
-        """Of `_OPTIONAL`, those that the server refused."""
+        """Of `_OPTIONAL`, and schemas (`json_schema`), those that the server refused."""
 
     def __getstate__(self) -> dict[str, Any]:
         """What was asked here is not known in another process, unless there is a file."""
@@ -117,10 +121,13 @@ class JudgeModel:
         read: Callable[[Mapping[str, Any]], T],
         *,
         repeat: int = 0,
+        quoted: Sequence[str] | None = None,
     ) -> Asked[T]:
         """What `read` makes of the JSON object in the reply; it raises ValueError with what is wrong with one.
 
-        Another `repeat` asks anew. Raises NoReward where no reply could be read or the model refuses the request,
+        An object that stands in a text of `quoted` is no verdict; None: in any message. Another `repeat` asks anew.
+
+        Raises NoReward where no reply could be read or the model refuses the request,
         EngineUnavailable where it does not answer, CacheError.
         """
         key = ReplyCache.key(
@@ -129,18 +136,25 @@ class JudgeModel:
                 "temperature": self.temperature, "max_tokens": self.max_tokens, "repeat": repeat,
             }
         )  # fmt: skip
+        fields = schema.get("properties") or ()
+        shown = [str(message.get("content")) for message in messages] if quoted is None else quoted
+
+        def verdict(text: str) -> T:
+            return read(object_in(text, fields, shown))
+
+        cached = Usage(cached=1, cost=0.0 if self.price else None)
         text = self._kept.get(key) or self._from_file(key)
-        if text is None:
+        if text is not None:
+            with contextlib.suppress(ValueError):  # another version of ajet kept what it took for a verdict
+                return Asked(verdict(text), cached)
 
-            async def answer() -> tuple[str, Usage]:
-                found, spent = await self._answer(messages, schema, read)
-                self._keep(key, found)
-                return found, spent
+        async def answer() -> tuple[str, Usage]:
+            found, spent = await self._answer(messages, schema, verdict)
+            self._keep(key, found)
+            return found, spent
 
-            (text, spent), shared = await self._shared.get(key, answer)
-            if not shared:
-                return Asked(read(_object(text)), spent)
-        return Asked(read(_object(text)), Usage(cached=1, cost=0.0 if self.price else None))
+        (text, spent), shared = await self._shared.get(key, answer)
+        return Asked(verdict(text), cached if shared else spent)
 
     def _from_file(self, key: str) -> str | None:
         if self.cache is None:
@@ -156,7 +170,7 @@ class JudgeModel:
             self._file.put(key, [text])
 
     async def _answer(
-        self, messages: Sequence[Mapping[str, Any]], schema: Mapping[str, Any], read: Callable[[Mapping[str, Any]], T]
+        self, messages: Sequence[Mapping[str, Any]], schema: Mapping[str, Any], verdict: Callable[[str], object]
     ) -> tuple[str, Usage]:
         """A reply that can be read, and what all of them took."""
         spent, said, wrong = Usage(), [dict(message) for message in messages], ""
@@ -174,7 +188,9 @@ class JudgeModel:
             took = self._spent(reply.get("usage") or {}, said, text)
             spent, self._asked = spent + took, self._asked + took
             try:
-                read(_object(text))
+                if finish_of(reply["choices"][0].get("finish_reason")) == "length":
+                    raise ValueError(f"it is cut at {self.max_tokens} tokens (max_tokens)")
+                verdict(text)
             except ValueError as error:
                 wrong = f"{error} (it said {' '.join(text.split())[:_SHOWN]!r})"
                 asked = {"role": "user", "content": f"That is no verdict: {error}. Reply with the JSON object alone."}
@@ -202,16 +218,15 @@ class JudgeModel:
                 refused_one = named or ("response_format" if "response_format" in known else None)
                 if refused_one is None:
                     raise
-                self._unknown.add(refused_one)
+                schema_only = refused_one == "response_format" and "json_schema" not in self._unknown
+                self._unknown.add("json_schema" if schema_only else refused_one)
 
     def _parameters(self, schema: Mapping[str, Any]) -> dict[str, Any]:
+        by_schema = {"type": "json_schema", "json_schema": {"name": "verdict", "strict": True, "schema": dict(schema)}}
         given: dict[str, Any] = {
             "temperature": self.temperature,
             "max_tokens": self.max_tokens,
-            "response_format": {
-                "type": "json_schema",
-                "json_schema": {"name": "verdict", "strict": True, "schema": dict(schema)},
-            },
+            "response_format": {"type": "json_object"} if "json_schema" in self._unknown else by_schema,
         }
         parameters = {name: value for name, value in given.items() if name not in self._unknown}
         if "max_tokens" in self._unknown:
@@ -271,13 +286,6 @@ def open_model(
     return Model(url, key, name)
 
 
-def _object(text: str) -> dict[str, Any]:
-    found = object_in(text)
-    if found is None:
-        raise ValueError("there is no JSON object in it")
-    return found
-
-
 def object_schema(**properties: Any) -> dict[str, Any]:
     """The JSON schema of an object that has these properties, all of them and no other."""
     return {
@@ -286,19 +294,6 @@ def object_schema(**properties: Any) -> dict[str, Any]:
         "required": list(properties),
         "additionalProperties": False,
     }
-
-
-def object_in(reply: str) -> dict[str, Any] | None:
-    """The last JSON object in a reply that stands by itself, whatever prose or fence is around it."""
-    decoder, found, position = json.JSONDecoder(strict=False), None, 0
-    while (start := reply.find("{", position)) >= 0:
-        try:
-            value, position = decoder.raw_decode(reply, start)
-        except (ValueError, RecursionError):
-            position = start + 1
-            continue
-        found = value if isinstance(value, dict) else found
-    return found
 
 
 def number_in(value: Any) -> float | None:

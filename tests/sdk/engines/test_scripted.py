@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from typing import Any
 
@@ -60,6 +61,29 @@ def test_replies_may_be_messages_lists_and_coroutines() -> None:
     assert thought.message == {"role": "assistant", "content": "yes", "reasoning_content": "hm"}
     with pytest.raises(EngineError, match="must be a string"):
         ask(ScriptedEngine(lambda ask: 42))
+
+
+@pytest.mark.parametrize(
+    ("message", "says"),
+    [
+        ({"tool_calls": [{"name": "search", "arguments": "{}"}]}, "got {'name': 'search'"),
+        ({"tool_calls": {"function": {"name": "search", "arguments": "{}"}}}, "expected a list of"),
+        ({"tool_calls": [{"function": {"arguments": "{}"}}]}, "got {'function': {'arguments'"),
+        ({"tool_calls": [{"function": "search"}]}, "got {'function': 'search'}"),
+        ({"tool_calls": [{"function": {"name": "search", "arguments": 3}}]}, '"arguments": "{'),
+        ({"tool_call": {"name": "search"}}, "'tool_call' is no key of a message"),
+        ({"content": {"text": "hello"}}, "content must be text"),
+    ],
+)
+def test_a_message_of_another_shape_is_refused_with_the_expected_one(message: dict[str, Any], says: str) -> None:
+    """A template would write `null` for the name, or leave the call out."""
+    with pytest.raises(EngineError, match=re.escape(says)):
+        ask(ScriptedEngine([message]))
+    function = {"name": "search", "arguments": {"q": 1}}
+    sound = {"role": "assistant", "content": None, "refusal": None, "tool_calls": [{"function": function}]}
+    tools = [{"type": "function", "function": {"name": "search"}}]
+    (choice,) = ask(ScriptedEngine([sound]), tools=tools).choices
+    assert choice.message is not None and choice.message["tool_calls"][0]["function"]["name"] == "search"
 
 
 def test_length_and_stop_strings_cut() -> None:

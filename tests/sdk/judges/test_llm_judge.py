@@ -104,7 +104,17 @@ def test_a_judge_without_a_verdict_gives_no_reward() -> None:
 def test_a_server_that_knows_no_schema_is_asked_without_from_then_on() -> None:
     with judging(lambda request: 400 if "response_format" in request else verdict(1)) as (judge, asked):
         assert judged(judge).rewards[0].value == judged(judge, "43").rewards[0].value == 1
-    assert [("response_format" in request) for request in asked] == [True, False, False]
+    forms = [request.get("response_format", {}).get("type") for request in asked]
+    assert forms == ["json_schema", "json_object", None, None]
+
+
+def test_a_server_that_knows_no_schema_is_asked_for_an_object() -> None:
+    def only_objects(request: dict[str, Any]) -> Any:
+        return 400 if "json_schema" in request.get("response_format", {}) else verdict(1)
+
+    with judging(only_objects) as (judge, asked):
+        assert judged(judge).rewards[0].value == judged(judge, "43").rewards[0].value == 1
+    assert [request["response_format"]["type"] for request in asked] == ["json_schema", "json_object", "json_object"]
 
 
 def test_a_refused_request_is_the_judges_fault() -> None:
@@ -267,7 +277,9 @@ def test_a_prompt_names_what_there_is() -> None:
         asked,
     ):
         judged(judge)
-    assert "What is 6 times 7?: 42? {{braces}} \\text{LaTeX} {1}" in shown(asked[0])
+    assert re.search(
+        r"What is 6 times 7\?: <(answer-\w{12})>\n42\n</\1>\? \{\{braces\}\} \\text\{LaTeX\} \{1\}", shown(asked[0])
+    )
     with pytest.raises(ConfigError, match=r"\{anser\}, which nothing stands for; it may have \{query\}, "):
         LlmJudge(model="m", base_url="http://127.0.0.1:9/v1", prompt="{query} {anser}")
     with pytest.raises(ConfigError, match=r"^the price of the judge llm takes INPUT,OUTPUT"):

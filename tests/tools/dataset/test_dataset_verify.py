@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ajet_sdk.errors import AjetError, ConfigError, EngineError, SignatureError
-from ajet_sdk.judges.model import object_in
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.verify import open_verifier
 from ajet_tools.dataset.verify.agreement import final_of, same, votes
@@ -356,12 +355,6 @@ def test_the_users_rubric_is_what_the_grader_gets(tmp_path: Path, model_server: 
     text = server.requests[0]["messages"][-1]["content"]
     assert not verdict.ok and verdict.details["grade"] == "42 is no colour"
     assert "The answer is a colour." in text and "17 + 25" in text and "42" in text
-
-
-def test_the_last_object_of_a_reply() -> None:
-    assert object_in('{"a": 1} and {"b": {"c": 2}} so') == {"b": {"c": 2}}
-    assert object_in("[1, 2] {") is None
-    assert object_in('{"reason": "one\ntwo"}') == {"reason": "one\ntwo"}, "a model breaks lines inside of strings"
 
 
 @pytest.mark.usefixtures("fenced")

@@ -1,0 +1,115 @@
+"""The one JSON object that a judge's reply states, and never one that it quotes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+__all__ = ["object_in"]
+
+_BROKEN = re.compile(r"\{\s*\"")
+_TAGGED = re.compile(
+    r"<(task|query|question|answer|response|output|reference|rubric|example|quote)\b[^>]*>.*?</\1>", re.DOTALL
+)
+_MARKS = tuple("\"'`“”‘’«»")
+
+
+def object_in(reply: str, fields: Collection[str] = (), quoted: Sequence[str] = ()) -> dict[str, Any]:
+    """The object that a reply consists of or states, whatever prose or fence is around it.
+
+    What stands in a block quote, in quotation marks, between tags of the question or, as a value, in a text of `quoted`
+    is none. Raises ValueError where there is no object with one of `fields`, where two differ, and where one is broken
+    off by what it quotes: it is not JSON, names a field twice, or a field stands outside.
+
+    Args:
+        reply: what the model said, its thoughts too.
+        fields: an object that has none of them is passed over; empty: none is.
+        quoted: what the reply may quote: what is judged, and its task.
+    """
+    text = _TAGGED.sub(lambda found: " " * len(found[0]), _without_thoughts(reply, quoted))
+    shown = {
+        _key(one) for given in quoted for text_of in (given, given.replace('\\"', '"')) for one in _within(text_of)
+    }
+    stated, was_quoted, outside, end = dict[str, dict[str, Any]](), False, list[str](), 0
+    for start, behind, value in _objects(text):
+        outside.append(text[end:start])
+        end = behind
+        if fields and not any(name in value for name in fields):
+            continue
+        if _is_quoted(text, start) or _key(value) in shown:
+            was_quoted = True
+        else:
+            stated[_key(value)] = value
+    rest = "".join([*outside, text[end:]])
+    if any(re.search(rf'"{re.escape(name)}"\s*:', rest) for name in fields):
+        raise ValueError("the JSON object in it is not whole: one of its fields stands outside")
+    if len(stated) > 1:
+        raise ValueError(f"{len(stated)} JSON objects in it differ")
+    if not stated:
+        raise ValueError("the JSON object in it is a quote" if was_quoted else "there is no JSON object in it")
+    return next(iter(stated.values()))
+
+
+def _without_thoughts(reply: str, quoted: Sequence[str]) -> str:
+    """The reply behind its thoughts. A mark of their end that may be quoted ends nothing."""
+    before, mark, behind = reply.partition("</think>")
+    begun = before.lstrip().startswith("<think>")
+    alone = "</think>" not in behind and not any("</think>" in one for one in quoted)
+    return behind if mark and (begun or alone) else reply
+
+
+def _objects(text: str) -> Iterator[tuple[int, int, dict[str, Any]]]:
+    """The outermost objects of a text, with their places. Raises ValueError for one that is not JSON."""
+    decoder, position = json.JSONDecoder(strict=False, object_pairs_hook=_once), 0  # a model breaks lines in strings
+    while (start := text.find("{", position)) >= 0:
+        try:
+            value, position = decoder.raw_decode(text, start)
+        except (ValueError, RecursionError):
+            if _BROKEN.match(text, start):
+                raise ValueError("an object in it is not valid JSON") from None
+            position = start + 1
+            continue
+        yield start, position, value
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise ValueError("an object names a field twice")
+    return found
+
+
+def _is_quoted(text: str, start: int) -> bool:
+    before = text[:start].rstrip(" ")
+    line = before.rpartition("\n")[2].lstrip()
+    return line.startswith(">") or (before.endswith(_MARKS) and not before.endswith("```"))
+
+
+def _within(text: str) -> Iterator[dict[str, Any]]:
+    """Every object that begins anywhere in a text, also inside of others."""
+    decoder, position = json.JSONDecoder(strict=False), -1
+    while (position := text.find("{", position + 1)) >= 0:
+        try:
+            yield decoder.raw_decode(text, position)[0]
+        except (ValueError, RecursionError):
+            continue
+
+
+def _key(value: Mapping[str, Any]) -> str:
+    """The same for objects whose values are equal: by any order of fields, kind of number, and blanks in text."""
+    try:
+        return json.dumps(_plain(value), sort_keys=True)
+    except RecursionError:
+        return "too deep to be a verdict"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _plain(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if isinstance(value, str):
+        return " ".join(value.split())
+    return value + 0.0 if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 2**53 else value
