@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from ajet_sdk.dialects.anthropic_requests import read
+from ajet_sdk.dialects.anthropic_requests import MESSAGE_FIELDS, read
 from ajet_sdk.dialects.finish import Finish
 from ajet_sdk.dialects.json import Json, Stored, arguments_of, json_bytes, json_text
 from ajet_sdk.dialects.openai_chat import ChatDialect, pieces
@@ -43,6 +43,7 @@ TOO_LONG = "prompt is too long"
 class Messages(ChatDialect):
     """The route messages, or with `counts` messages/count_tokens."""
 
+    fields = MESSAGE_FIELDS
     waiting = b'event: ping\ndata: {"type":"ping"}\n\n'
 
     def __init__(self, *, counts: bool = False) -> None:
@@ -50,18 +51,21 @@ class Messages(ChatDialect):
 
     def neutral(self, body: dict[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
         """The request as a chat completion has it. Raises RequestRefused."""
-        return read(body, counts=self.counts)
+        return read(body, counts=self.counts, stored=stored)
 
     def response(self, completion: Json, asked: Json, body: Json, stored: Stored) -> Json:
-        """The whole message."""
+        """The whole message. Where it is of a thread, a later request of the episode may continue from it."""
         choice = completion["choices"][0]
         message, stop = choice["message"], choice.get("stop_reason")
         reason = STOP_REASONS[choice["finish_reason"]]
         if message.get("tool_calls") and reason == "end_turn":
             reason = "tool_use"
         by_string = reason == "end_turn" and isinstance(stop, str)
+        message_id = "msg_" + str(completion["id"]).rpartition("-")[2]
+        if body.get("thread"):
+            stored[message_id] = {"messages": [*asked["messages"], message], "tools": asked.get("tools")}
         return {
-            "id": "msg_" + str(completion["id"]).rpartition("-")[2],
+            "id": message_id,
             "type": "message",
             "role": "assistant",
             "model": completion["model"],
@@ -92,7 +96,8 @@ class Messages(ChatDialect):
         if code == "context_length_exceeded":
             message = f"{TOO_LONG}: {message}"
         kind = ERRORS.get(status, "invalid_request_error" if status < 500 else "api_error")
-        return {"type": "error", "error": {"type": kind, "message": message}}
+        details = {"details": {"error_code": code}} if code == "thread_not_found" else {}  # its client sends all anew
+        return {"type": "error", "error": {"type": kind, "message": message, **details}}
 
     def error_event(self, error: Mapping[str, Any]) -> bytes:
         """An error in the middle of a stream."""

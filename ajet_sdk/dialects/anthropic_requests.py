@@ -23,22 +23,43 @@ MESSAGE_FIELDS: Fields = {
     **fields(
         "no effect",
         "metadata service_tier inference_geo speed diagnostics user_profile_id workspace_id anthropic_version "
-        "anthropic_beta betas",
+        "anthropic_beta betas billing_policy fallback_credit_token",
     ),
+    **fields("no effect", "fallbacks", "the policy answers, and no substitute"),
+    **fields("honoured", "thread", "create, and continue with the id of a message in the same open episode"),
     **fields("no effect", "cache_control", "accepted anywhere; repeated prefixes are computed once in any case"),
     **fields("no effect", "context_management", "the conversation is always kept whole"),
+    "compaction": Field("refused", "summarise the conversation with a request of your own"),
     "container": Field("refused", "run the code in a tool of the agent", ({}, "")),
     "mcp_servers": Field("refused", "connect to them in the agent, and pass their tools as tools", ([],)),
 }
 """Every field of a request."""
 
 
-def read(body: Mapping[str, Any], *, counts: bool) -> dict[str, Any]:
-    """The body of a chat completion. With `counts` it is only counted. Raises RequestRefused."""
+TOOL_FIELDS: Fields = {
+    **fields("honoured", "name description input_schema strict type"),
+    **fields("no effect", "cache_control eager_input_streaming"),
+    "allowed_callers": Field("refused", "the model calls tools itself", (["direct"], [])),
+    "defer_loading": Field("refused", "every tool is shown to the model", (False,)),
+    "input_examples": Field("refused", "write the examples into the tool's description", ([],)),
+}
+"""Every field of a tool."""
+
+
+def read(body: Mapping[str, Any], *, counts: bool, stored: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """The body of a chat completion. With `counts` it is only counted. Raises RequestRefused.
+
+    `stored` has the threads, by the ids of their last messages.
+    """
     refuse(body, MESSAGE_FIELDS)
     if not counts and body.get("max_tokens") is None:
         raise RequestRefused("max_tokens: field required", "max_tokens")
-    asked: dict[str, Any] = {"model": body.get("model", ""), "messages": _messages(body)}
+    thread = _thread(body.get("thread"), stored or {})
+    asked: dict[str, Any] = {"model": body.get("model", ""), "messages": [*thread["messages"], *_messages(body)]}
+    if not asked["messages"]:
+        raise RequestRefused("messages: at least one message is required", "messages")
+    if thread["tools"]:
+        asked["tools"] = thread["tools"]
     for name in ("max_tokens", "temperature", "top_p", "top_k", "stream"):
         if body.get(name) is not None:
             asked[name] = body[name]
@@ -53,6 +74,27 @@ def read(body: Mapping[str, Any], *, counts: bool) -> dict[str, Any]:
     if asked["messages"][-1]["role"] == "assistant":
         asked.update(continue_final_message=True, add_generation_prompt=False)
     return asked
+
+
+def _thread(value: Any, stored: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Messages and tools of the thread that a request continues; none of one that begins."""
+    if value is None or value == {"type": "create"}:
+        return {"messages": [], "tools": None}
+    named = value.get("previous_message_id") if isinstance(value, dict) and value.get("type") == "continue" else None
+    if named is None:
+        raise RequestRefused(
+            'thread must be {"type": "create"} or {"type": "continue", "previous_message_id": "msg_…"} '
+            f"(got {value!r:.100})",
+            "thread",
+        )
+    if named not in stored:
+        raise RequestRefused(
+            f"thread: there is no message {named!r} in this episode to continue from; send the whole conversation",
+            "thread",
+            code="thread_not_found",
+        )
+    found: Mapping[str, Any] = stored[named]
+    return found
 
 
 def _list(holder: Mapping[str, Any], name: str, where: str = "") -> list[Any]:
@@ -79,8 +121,6 @@ def _messages(body: Mapping[str, Any]) -> list[dict[str, Any]]:
             found.append(_assistant(_list(message, "content", f"{where}."), where))
         else:
             found.extend(_user(_list(message, "content", f"{where}."), where))
-    if not body["messages"]:
-        raise RequestRefused("messages: at least one message is required", "messages")
     return found
 
 
@@ -191,6 +231,7 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
             "with name, description and input_schema",
             "tools",
         )
+    refuse(tool, TOOL_FIELDS)
     if not isinstance(tool.get("name"), str) or not isinstance(tool.get("input_schema"), dict):
         raise RequestRefused(f"{where} needs a name and an input_schema", "tools")
     function: dict[str, Any] = {"name": tool["name"]}

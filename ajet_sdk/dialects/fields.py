@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from ajet_sdk.errors import RequestRefused
 
-__all__ = ["COMPLETIONS", "Effect", "Field", "Fields", "fields", "refuse"]
+__all__ = ["COMPLETIONS", "WITHOUT_EFFECT", "Effect", "Field", "Fields", "fields", "refuse", "without_effect"]
+
+WITHOUT_EFFECT = "x_without_effect"
+"""Under this name a recorded request has the fields that only its dialect has and that change nothing of the reply."""
 
 Effect = Literal["honoured", "no effect", "refused"]
 
@@ -70,6 +74,19 @@ COMPLETIONS: Fields = {
     "function_call": Field("refused", "use tools and tool_choice", ("none", "auto")),
 }
 """Of chat completions and completions, with vLLM's own: by these names an engine gets the options of every dialect."""
+
+
+def without_effect(body: Mapping[str, Any], known: Fields) -> dict[str, Any]:
+    """What a request names that changes nothing of what is sampled: it is recorded. Google spells names in two ways."""
+
+    def field(name: str) -> Field | None:
+        return known.get(name) or known.get(re.sub(r"_([a-z])", lambda found: found[1].upper(), name))
+
+    return {
+        name: value
+        for name, value in body.items()
+        if value is not None and (one := field(name)) is not None and one.effect == "no effect"
+    }
 
 
 def refuse(body: Mapping[str, Any], known: Fields) -> None:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ajet_sdk.dialects.fields import Fields
 from ajet_sdk.dialects.finish import Finish
-from ajet_sdk.dialects.gemini_requests import SIGNED, read, shows_thoughts
+from ajet_sdk.dialects.gemini_requests import GEMINI_FIELDS, SIGNED, read, shows_thoughts
 from ajet_sdk.dialects.json import Json, Stored, arguments_of, json_bytes
 from ajet_sdk.dialects.openai_chat import CHAT, Completions, pieces
 
@@ -47,6 +48,11 @@ class Gemini:
     def form(self) -> Completions:
         """Chat."""
         return CHAT
+
+    @property
+    def fields(self) -> Fields:
+        """Of a request."""
+        return GEMINI_FIELDS
 
     @property
     def media_type(self) -> str:

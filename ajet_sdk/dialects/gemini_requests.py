@@ -20,8 +20,9 @@ GEMINI_FIELDS: Fields = {
     **fields("honoured", "tools", "functionDeclarations only; tools that Google runs are refused by name"),
     **fields("honoured", "toolConfig", "functionCallingConfig: mode, allowedFunctionNames"),
     **fields("honoured", "generationConfig", "see below"),
-    **fields("no effect", "labels serviceTier store"),
-    **fields("no effect", "safetySettings", "there is no filtering"),
+    **fields("no effect", "labels serviceTier store outputConfig"),
+    **fields("no effect", "safetySettings modelArmorConfig", "there is no filtering"),
+    "continuationToken": Field("refused", "send the whole conversation; a reply that is cut ends with MAX_TOKENS"),
     "cachedContent": Field(
         "refused", "send the whole conversation; repeated prefixes are computed once in any case", ("",)
     ),
@@ -50,7 +51,11 @@ CONFIG_FIELDS: Fields = {
     **fields(
         "honoured", "thinkingConfig", "thinkingBudget (0 or more) and thinkingLevel are passed to the chat template"
     ),
-    **fields("no effect", "mediaResolution audioTimestamp enableEnhancedCivicAnswers"),
+    **fields("no effect", "mediaResolution audioTimestamp audioTranscriptionConfig enableEnhancedCivicAnswers"),
+    **fields("no effect", "routingConfig modelConfig modelSelectionConfig", "the policy answers"),
+    "enableAffectiveDialog": Field("refused", "say in the systemInstruction how to answer", (False,)),
+    "translationConfig": Field("refused", "ask for a translation in the contents"),
+    "responseFormat": Field("refused", "use responseMimeType and responseJsonSchema", ([],)),
     "responseModalities": Field("refused", "the policy produces text only", (["TEXT"], ["MODALITY_UNSPECIFIED"], [])),
     "speechConfig": Field("refused", "the policy produces text only"),
     "imageConfig": Field("refused", "the policy produces no images"),

@@ -10,6 +10,7 @@ from functools import lru_cache
 from itertools import repeat
 from typing import Any
 
+from ajet_sdk.dialects.fields import Fields
 from ajet_sdk.dialects.json import Json, Stored, json_bytes
 from ajet_sdk.errors import RequestRefused
 from ajet_sdk.protocols import Answer, Ask, Choice, Sampling
@@ -66,6 +67,7 @@ class Completions:
     def __init__(self, *, chat: bool) -> None:
         self.chat = chat
         self.form = self
+        self.fields: Fields = {}
 
     def neutral(self, body: dict[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
         """The very same."""
@@ -168,6 +170,7 @@ class ChatDialect:
     """What dialects share whose requests become chat completions."""
 
     form = CHAT
+    fields: Fields = {}
     media_type = CHAT.media_type
     waiting = CHAT.waiting
 

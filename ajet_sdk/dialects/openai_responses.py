@@ -37,7 +37,8 @@ RESPONSE_FIELDS = {
         "stream_options metadata user service_tier safety_identifier prompt_cache_key prompt_cache_retention "
         "prompt_cache_options client_metadata max_tool_calls timeout moderation access_programs",
     ),
-    "background": Field("refused", "leave background out, and wait or stream", (False,)),
+    "background": Field("refused", "no response is made in the background; wait for it, or stream", (False,)),
+    "personality": Field("refused", "say in the instructions how to write"),
     "background_options": Field("refused", "leave background out", ({},)),
     "conversation": Field("refused", "set previous_response_id, or send its items as input"),
     "prompt": Field("refused", "the template is stored at OpenAI; send its text as instructions"),
@@ -56,6 +57,8 @@ AS_THEY_ARE = (
 
 class Responses(ChatDialect):
     """The route responses."""
+
+    fields = RESPONSE_FIELDS
 
     def neutral(self, body: dict[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
         """The request as a chat completion's."""

@@ -28,6 +28,7 @@ __all__ = [
     "Endpoint",
     "Vendor",
     "endpoint",
+    "instead_of",
     "vendor",
 ]
 
@@ -42,6 +43,11 @@ class Dialect(Protocol):
     @property
     def form(self) -> Completions:
         """Whether `asked` is of chat completions or of text completions."""
+        ...
+
+    @property
+    def fields(self) -> Fields:
+        """What becomes of each field, where they are not those of completions."""
         ...
 
     def neutral(self, body: dict[str, Any], stored: Mapping[str, Any]) -> dict[str, Any]:
@@ -112,6 +118,22 @@ DIALECTS: dict[str, Dialect] = {
 
 COUNTERS: dict[str, Counter] = {"messages/count_tokens": COUNT, "responses/input_tokens": RESPONSES}
 """The routes that count a request's tokens."""
+
+UNSERVED = {
+    "responses/compact": "no conversation is compacted; shorten the input yourself",
+    "conversations": "no conversation has an id; set previous_response_id, or send the items as input",
+    "threads": "there are no assistants; send the whole conversation to chat/completions or responses",
+    "assistants": "there are no assistants; send the whole conversation to chat/completions or responses",
+}
+"""Routes of the vendors' own conversations that the policy does not have, and what to do."""
+
+
+def instead_of(route: str) -> str:
+    """What to do where the policy does not serve a route; empty where there is nothing to say."""
+    if re.fullmatch(r"responses/[^/]+/cancel", route):
+        return "no response is made in the background"
+    return next((hint for name, hint in UNSERVED.items() if f"{route}/".startswith(f"{name}/")), "")
+
 
 _GEMINI = re.compile(r"(?:^|/)models/([^:/]+(?:/[^:/]+)*):(generateContent|streamGenerateContent|countTokens)$")
 _VERSION = re.compile(r"(?:v\d\w*/)+")

@@ -306,5 +306,3 @@ def _checked_messages(messages: Any) -> list[dict[str, Any]]:
                     f"messages[{index}] contains a part of type {kind!r}; only text is supported", "messages"
                 )
     return list(messages)
-
-

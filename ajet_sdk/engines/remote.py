@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
+from ajet_sdk.dialects.fields import WITHOUT_EFFECT
 from ajet_sdk.engines.http import Endpoint, check_url
 from ajet_sdk.engines.reply_schema import ReplyChoice, read_reply
 from ajet_sdk.errors import EngineError, RequestRefused
@@ -91,7 +92,8 @@ class RemoteEngine:
         if ask.tools is not None:
             body["tools"] = ask.tools
         body.update(ask.options)
-        body.pop("return_token_ids", None)
+        for name in ("return_token_ids", WITHOUT_EFFECT):
+            body.pop(name, None)
         for name in ("logprobs", "top_logprobs"):
             if body.get(name) is None:
                 body.pop(name, None)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 from pydantic import BaseModel, Field, ValidationError
 from typing_extensions import TypedDict
 
-from ajet_sdk.dialects.finish import finish_of
+from ajet_sdk.dialects.finish import FINISH, finish_of
 from ajet_sdk.errors import EngineUnavailable
 from ajet_sdk.protocols import Answer, Ask, Choice
 
@@ -224,7 +224,7 @@ def _checked_choice(choice: Choice, route: str, where: str) -> Choice:
             raise EngineUnavailable(f"{where}: {_wrong(error, 'message.')}") from error
     elif not isinstance(choice.text, str):
         raise EngineUnavailable(f"{where}: there is no {'message' if route == 'chat/completions' else 'text'}")
-    finish = finish_of(choice.finish_reason)
+    finish = FINISH.get(choice.finish_reason) or finish_of(choice.finish_reason)
     if finish is None:
         raise EngineUnavailable(f"{where}: it ended for {choice.finish_reason!r}, which is no reason that is known")
     ids = None if choice.output_ids is None else _ids(choice.output_ids, where)

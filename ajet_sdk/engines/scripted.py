@@ -157,7 +157,8 @@ class ScriptedEngine:
         if not said or not all(isinstance(one, (str, Mapping)) for one in said):
             raise EngineError(f"a scripted reply must be a string, a message, or a list of these (got {said!r:.200})")
         for message in said:
-            _check_message(message)
+            if not isinstance(message, str):
+                _check_message(message)
         return said
 
     def _sampled(self, conversation: Conversation, reply: Reply) -> Sampled:
@@ -195,10 +196,8 @@ class ScriptedEngine:
         return
 
 
-def _check_message(reply: Reply) -> None:
+def _check_message(reply: Mapping[str, Any]) -> None:
     """Raise EngineError for a message of which a template would leave something out, or write `null`."""
-    if isinstance(reply, str):
-        return
     unknown = [name for name, value in reply.items() if value and name not in MESSAGE_KEYS]
     calls = reply.get("tool_calls")
     wrong = tool_calls_fault(calls) if calls else None

@@ -16,7 +16,7 @@ from urllib.parse import parse_qs, unquote
 
 from ajet_sdk.agent.context import AgentIdentity
 from ajet_sdk.dialects.json import json_value
-from ajet_sdk.dialects.table import CHAT, DIALECTS, Counter, Dialect, Endpoint, Vendor, endpoint, vendor
+from ajet_sdk.dialects.table import CHAT, DIALECTS, Counter, Dialect, Endpoint, Vendor, endpoint, instead_of, vendor
 from ajet_sdk.errors import AjetError, RequestRefused
 from ajet_sdk.gateway.episode import OpenEpisode
 from ajet_sdk.protocols import Client
@@ -187,8 +187,9 @@ class Access:
 
 def unknown_route(route: str) -> HTTPError:
     """404, naming the route."""
-    known = ", ".join((*DIALECTS, "models/NAME:generateContent"))
-    return HTTPError(404, f"the policy does not serve the route {route}; it serves {known}", "unknown_route")
+    known, hint = ", ".join((*DIALECTS, "models/NAME:generateContent")), instead_of(route.rpartition(" ")[2])
+    said = f"the policy does not serve the route {route}" + (f": {hint}" if hint else "")
+    return HTTPError(404, f"{said}; it serves {known}", "unknown_route")
 
 
 def check_size(size: int) -> None:

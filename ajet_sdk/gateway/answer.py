@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ajet_sdk.dialects.fields import WITHOUT_EFFECT, without_effect
 from ajet_sdk.dialects.json import json_bytes
 from ajet_sdk.dialects.openai_chat import remove_secrets
 from ajet_sdk.dialects.table import CHAT
@@ -158,7 +159,7 @@ class CallInFlight:
             "agent": self.identity.agent,
             "target_tag": self.identity.target_tag,
             "trainable": self.trainable,
-            "request": remove_secrets(self.neutral),
+            "request": remove_secrets(self.neutral if self.dialect.form is self.dialect else self._recorded_request()),
             "started_at": self.started_at,
             "ended_at": now(),
             "error": error,
@@ -184,6 +185,13 @@ class CallInFlight:
                 "finish_reason": choice.finish_reason,
             }
             self.episode.add(Call(**common, **known), answer.new_ids)
+
+    def _recorded_request(self) -> dict[str, Any]:
+        """As completions have it, with what its dialect alone has and that changes nothing of what is sampled."""
+        if self.neutral is self.body:  # it could not be read
+            return self.neutral
+        rest = {k: v for k, v in without_effect(self.body, self.dialect.fields).items() if k not in self.neutral}
+        return {**self.neutral, WITHOUT_EFFECT: rest} if rest else self.neutral
 
     def end(self, error: str | None = None) -> None:
         """It goes no further: record it, as undelivered where no error is given, and cancel the engine's work."""

@@ -132,6 +132,41 @@ def test_anthropics_client_calls_tools_in_parallel_and_the_calls_merge(episode: 
     assert said[1]["reasoning_content"] == "Both at once."
 
 
+def test_anthropics_tool_runner_keeps_its_thread(episode: OpenEpisode) -> None:
+    """It sends `thread`, and from the second turn on the new messages alone."""
+    anthropic = pytest.importorskip("anthropic")
+
+    @anthropic.beta_tool
+    def double(a: int) -> str:
+        """Twice a."""
+        return str(2 * a)
+
+    client = of_anthropic(episode)
+    common: dict[str, Any] = {"model": "claude", "max_tokens": 300, "system": "Be brief.", "tools": [double]}
+    final = client.beta.messages.tool_runner(**common, messages=[{"role": "user", "content": "3 and 4"}]).until_done()
+    assert final.content[-1].text == "You said 8 END and more"
+    first, second = episode.calls
+    assert first.request["x_without_effect"].keys() <= {"betas"} if "x_without_effect" in first.request else True
+    assert [message["role"] for message in second.request["messages"]] == [
+        "system", "user", "assistant", "tool", "tool",
+    ]  # fmt: skip
+    assert second.request["tools"] == first.request["tools"] and second.extends_call_id == first.call_id
+
+    raw = {"model": "claude", "max_tokens": 300, "messages": [{"role": "user", "content": "go on"}]}
+    before = {"type": "continue", "previous_message_id": final.id}
+    with client.beta.messages.stream(**raw, thread=before) as stream:
+        assert stream.get_final_message().content[-1].type == "tool_use"
+    assert len(episode.calls[-1].request["messages"]) == 7
+    for thread, says in (
+        ({"type": "continue", "previous_message_id": "msg_1"}, "no message 'msg_1'"),
+        ("x", "must be"),
+    ):
+        with pytest.raises(anthropic.BadRequestError, match=says):
+            client.beta.messages.create(**raw, thread=thread)
+    with pytest.raises(anthropic.BadRequestError, match="compaction="):
+        client.beta.messages.create(**raw, compaction={"type": "enabled"})
+
+
 def test_anthropics_errors_are_its_clients_exceptions(gateway: Gateway) -> None:
     anthropic = pytest.importorskip("anthropic")
 
