@@ -136,10 +136,11 @@ def read_reply(reply: Mapping[str, Any], route: str, source: str) -> ReplyJson:
             raise _misfit(source, route, f"choices[{index}] says an error: {choice.error!s:.{SHOWN}}", reply)
         if getattr(choice, needed) is None:
             raise _misfit(source, route, f"choices[{index}] has no {needed}", reply)
-        if choice.finish_reason and finish_of(choice.finish_reason) is None:
-            raise _misfit(source, route, f"choices[{index}] ended for {choice.finish_reason!r}", reply)
-        if not (has_content(raw[needed]) or sampled or choice.token_ids or choice.values) and (
-            finish_of(choice.finish_reason) != "content_filter"
+        reason = choice.finish_reason
+        if reason and reason not in FINISH and finish_of(reason) is None:
+            raise _misfit(source, route, f"choices[{index}] ended for {reason!r}", reply)
+        if not (sampled or choice.token_ids or choice.values or has_content(raw[needed])) and (
+            finish_of(reason) != "content_filter"
         ):
             raise _misfit(source, route, f"choices[{index}] is empty, and no token was sampled", reply)
         ids = choice.token_ids
