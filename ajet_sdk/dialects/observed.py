@@ -19,9 +19,10 @@ def join_events(text: str) -> dict[str, Any]:
     Completions, Anthropic's messages and Gemini's candidates are put together; of OpenAI's Responses it is that of the
     last event. What is wrong with the stream itself (it breaks off, an event is no JSON) stands under `stream_error`.
     """
-    events, broken = list[dict[str, Any]](), ""
+    events, broken, done = list[dict[str, Any]](), "", False
     for data in _data(text):
         if data == "[DONE]":
+            done = True
             continue
         try:
             event = json.loads(data)
@@ -30,7 +31,6 @@ def join_events(text: str) -> dict[str, Any]:
             continue
         if isinstance(event, dict):
             events.append(event)
-    done = "[DONE]" in text
     response = join_parts(events, done=done)
     if broken and response.get("stream_error") != CUT:
         response["stream_error"] = broken

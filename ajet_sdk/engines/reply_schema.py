@@ -159,8 +159,9 @@ def tool_calls_fault(calls: Any) -> str | None:
     """
     for index, call in enumerate(calls if isinstance(calls, list) else [calls]):
         function = call.get("function") if isinstance(call, Mapping) else None
-        named = isinstance(function, Mapping) and isinstance(function.get("name"), str)
-        if not named or not isinstance(function.get("arguments", ""), (str, Mapping)) or not isinstance(calls, list):
+        fields = function if isinstance(function, Mapping) else {}
+        named = isinstance(fields.get("name"), str) and isinstance(fields.get("arguments", ""), (str, Mapping))
+        if not named or not isinstance(calls, list):
             return f"tool_calls[{index}] has another shape (got {call!r:.200}); expected a list of {TOOL_CALL}"
     return None
 

@@ -333,6 +333,7 @@ STREAMED: dict[str, dict[str, bytes]] = {
     "chat": {
         "nothing": b"",
         "cut": sse(chunk({"role": "assistant", "content": "hel"})),
+        "cut behind words that say the end": sse(chunk({"role": "assistant", "content": "data: [DONE]"})),
         "cut within an event": sse(chunk({"content": "hel"})) + b'data: {"choices": [{"del',
         "no event is JSON": sse("hello", done=True),
         "an event is not JSON": sse(chunk({"content": "he"}), "{broken", chunk({}, "stop"), done=True),
