@@ -20,8 +20,9 @@
     │   ├── EpisodeTimeout   (TimeoutError)
     │   ├── ProgramFailed                    a program that the agent is did not start, or ended with an error
     │   ├── WorkerLost                       the process or the machine that the agent's code ran in died
-    │   ├── UncapturedTraffic                the agent connects to an LLM host through a client that no hook sees
+    │   ├── UncapturedTraffic                the agent asks a model host for what the policy does not answer
     │   ├── ModelAmbiguous                   the agent names several models and none is said to be the policy
+    │   ├── NoCalls                          a workflow that is to be trained asked no model
     │   └── NoReward                         neither workflow nor judge gave a reward
     ├── TrainingError        (RuntimeError)  a run stops: too few sound episodes, a ledger that does not balance
     └── CheckpointError      (RuntimeError)  a checkpoint is incomplete or belongs to another config
@@ -49,6 +50,7 @@ __all__ = [
     "MissingExtra",
     "MissingResource",
     "ModelAmbiguous",
+    "NoCalls",
     "NoReward",
     "ProgramFailed",
     "QueryError",
@@ -201,11 +203,17 @@ class WorkerLost(EpisodeError):
 
 
 class UncapturedTraffic(EpisodeError):
-    """The agent connects to a known LLM host through a client that no hook sees."""
+    """The agent asks a known model host for what the policy does not answer, or through a client that no hook sees."""
 
 
 class ModelAmbiguous(EpisodeError):
     """The agent names several models and none of them is said to be the policy."""
+
+
+class NoCalls(EpisodeError):
+    """A workflow that is to be trained came to its end without asking any model: its reward says nothing."""
+
+    infrastructure: ClassVar[bool] = True
 
 
 class NoReward(EpisodeError):

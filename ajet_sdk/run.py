@@ -17,7 +17,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.agent.workflow import check_signature
-from ajet_sdk.capture.hooks import ensure_api_key
+from ajet_sdk.config.api_keys import placeholder_keys
 from ajet_sdk.engines.open import at_endpoint, open_engine, ready
 from ajet_sdk.errors import ConfigError, MissingExtra
 from ajet_sdk.gateway.episode import SamplingOverride
@@ -53,6 +53,7 @@ _BACKBONES = {
 }
 
 
+@placeholder_keys()
 def train(
     config: Config,
     *,
@@ -89,7 +90,6 @@ def train(
         TrainingError: the run stopped, or its ledger does not balance.
     """
     backbone = _backbone(config.backbone)
-    ensure_api_key()
     sets = load_tasks(config, tasks, val_tasks)
     if workflow is not None or config.rollout.user_workflow or sets.val or not config.trainer_common.algorithm.stored:
         workflow = _find_workflow(config, workflow)
@@ -164,6 +164,7 @@ def _check_signatures(workflow: Any, judge: Any, tasks: Sequence[Task], config: 
         check_signature(workflow, judge, task, config)
 
 
+@placeholder_keys()
 def run(
     config: Config,
     *,
@@ -201,7 +202,6 @@ def run(
         raise ConfigError(f"k must be at least 1 (got {k})")
     if k > 1 and config.is_set("rollout.temperature") and config.rollout.temperature == 0:
         raise ConfigError(f"pass@{k} of greedy sampling says no more than pass@1: set rollout.temperature above 0")
-    ensure_api_key()
     sets = load_tasks(config, tasks)
     chosen = sets.val or sets.train
     on_episode = on_episode or progress_in_cell(len(chosen) * k)
@@ -270,14 +270,14 @@ def open_run(
 
     Nothing is trained. Raises as `train` does.
     """
-    ensure_api_key()
-    config = at_endpoint(config)
-    workflow, judge = _find_workflow(config, workflow), _find_judge(config, judge)
-    _check_signatures(workflow, judge, tasks, config)
-    check_models(config, workflow, training=False)
-    with Session(config, backbone="run", ray=ray, code=(workflow, judge), of_validation=of_validation) as session:
-        yield OpenRun(session, workflow, judge, tasks)
-        session.check_ledger()
+    with placeholder_keys():
+        config = at_endpoint(config)
+        workflow, judge = _find_workflow(config, workflow), _find_judge(config, judge)
+        _check_signatures(workflow, judge, tasks, config)
+        check_models(config, workflow, training=False)
+        with Session(config, backbone="run", ray=ray, code=(workflow, judge), of_validation=of_validation) as session:
+            yield OpenRun(session, workflow, judge, tasks)
+            session.check_ledger()
 
 
 class OpenRun:

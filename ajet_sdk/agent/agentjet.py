@@ -8,6 +8,7 @@ from typing import Any
 
 from ajet_sdk.agent.agentscope import dashscope_keys
 from ajet_sdk.agent.workflow import BaseJudge, WorkflowOutput, WorkflowTask
+from ajet_sdk.config.api_keys import api_key as user_key
 from ajet_sdk.config.objects import load_object
 from ajet_sdk.engines.reply_schema import read_reply
 from ajet_sdk.errors import ConfigError, EngineUnavailable
@@ -62,7 +63,7 @@ def create_external_llm_fn(
     and DASHSCOPE_API_KEY_BACKUP (several are separated by `|`) or that of OPENAI_API_KEY. The function raises
     EngineUnavailable where the model answers with none of the keys. Raises ConfigError where there is no key.
     """
-    keys = [api_key] if api_key else dashscope_keys() or [key for key in [os.environ.get("OPENAI_API_KEY")] if key]
+    keys = [api_key] if api_key else dashscope_keys() or [key for key in [user_key("OPENAI_API_KEY")] if key]
     if not keys:
         raise ConfigError(
             f"no API key for {alien_llm_model}: set DASHSCOPE_API_KEY or OPENAI_API_KEY, or pass api_key="

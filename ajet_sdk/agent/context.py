@@ -12,12 +12,13 @@ from functools import lru_cache
 from typing import Any, Literal, Protocol
 from urllib.parse import parse_qsl, quote, unquote
 
-from ajet_sdk.errors import AjetError, UncapturedTraffic
+from ajet_sdk.errors import AjetError, MissingResource, UncapturedTraffic
 from ajet_sdk.types import Event, Phase
 
 __all__ = [
     "ActiveEpisode",
     "AgentIdentity",
+    "Fault",
     "HostGuard",
     "Observed",
     "ObservedExchange",
@@ -47,6 +48,18 @@ class ObservedExchange:
     """Unix seconds."""
     ended_at: float
     error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """What ends an episode, as another process of the agent reports it."""
+
+    kind: Literal["UncapturedTraffic", "MissingResource"]
+    message: str
+
+    def error(self) -> AjetError:
+        """The error itself."""
+        return UncapturedTraffic(self.message) if self.kind == "UncapturedTraffic" else MissingResource(self.message)
 
 
 class Recorder(Protocol):
@@ -80,6 +93,8 @@ class HostGuard:
     action: Literal["error", "warn"] = "error"
     hosts: tuple[str, ...] = ()
     """Hosts to watch besides those known."""
+    allowed: tuple[str, ...] = ()
+    """URLs that the agent may ask, each with all below it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -108,15 +123,16 @@ class ActiveEpisode:
         """Where the policy answers captured requests."""
         return f"{self.gateway_url}/episodes/{self.episode_id}/default/v1"
 
-    def refuse(self, what: str) -> None:
+    def refuse(self, what: str, place: str) -> None:
         """What the guard watches for happened. Raises UncapturedTraffic, the episode's fault, unless it only warns."""
         if self.guard is None:
             return
         message = (
             f"the agent {what}: the policy did not answer that call, it is not in the trace, and the provider may "
-            "charge for it. Use a client that ajet captures, or take a parameter `model` and give "
-            "`model.base_url` and `model.api_key` to your client. If the traffic is intended, set "
-            "rollout.on_uncaptured: warn"
+            "charge for it. Use chat completions, completions, Responses, Anthropic's Messages or Gemini's "
+            "generateContent with a client that ajet captures, or take a parameter `model` and give `model.base_url` "
+            f"and `model.api_key` to your client. If the call is intended, add {place} to rollout.allowed_urls; "
+            "rollout.on_uncaptured: warn lets all such calls pass"
         )
         if self.guard.action == "warn":
             log.warning("%s", message)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.abc
 import importlib.machinery
 import importlib.util
-import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -27,12 +26,10 @@ from ajet_sdk.capture.mcp import patch_mcp
 from ajet_sdk.capture.patches import Patches
 from ajet_sdk.capture.processes import patch_threads_and_processes
 from ajet_sdk.capture.routing import Fallback
-from ajet_sdk.capture.uncaptured import patch_sockets
+from ajet_sdk.capture.uncaptured import patch_grpc, patch_sockets
 from ajet_sdk.capture.urllib3 import patch_requests, patch_urllib3
 
-__all__ = ["HOOKS", "ensure_api_key", "installed"]
-
-PLACEHOLDER = "ajet-placeholder-key"
+__all__ = ["HOOKS", "installed"]
 
 LIBRARIES: dict[str, Callable[[ModuleType, Patches, Fallback], None]] = {
     "httpx": patch_httpx,
@@ -41,6 +38,7 @@ LIBRARIES: dict[str, Callable[[ModuleType, Patches, Fallback], None]] = {
     "aiohttp": patch_aiohttp,
     "urllib3": patch_urllib3,
     "http.client": patch_http_client,
+    "grpc": patch_grpc,
     "mcp.client.session": patch_mcp,
     "lm15.transports": patch_lm15,
     "dspy._vendor.lm15.transports": patch_lm15,
@@ -64,9 +62,9 @@ HOOKS = _Hooks()
 def installed() -> Iterator[None]:
     """Have the hooks in place. Re-entrant and counted: the last to leave restores everything."""
     with HOOKS.lock:
-        HOOKS.users += 1
-        if HOOKS.users == 1:
+        if HOOKS.users == 0:
             _install(HOOKS.patches)
+        HOOKS.users += 1
     try:
         yield
     finally:
@@ -83,11 +81,6 @@ def _install(patches: Patches) -> None:
     imports.watch()
     patch_sockets(patches)
     patch_threads_and_processes(patches, installed)
-
-
-def ensure_api_key() -> None:
-    """Set a placeholder where `OPENAI_API_KEY` is unset, so that clients made at import time can be made at all."""
-    os.environ.setdefault("OPENAI_API_KEY", PLACEHOLDER)
 
 
 # Libraries that are imported, now or later

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 
 from ajet_sdk.capture.patches import Patches
 from ajet_sdk.capture.routing import Fallback, PassThrough, Reroute, active_episode, decide, sending
+from ajet_sdk.capture.uncaptured import refuse_unread
 
 __all__ = ["patch_http_client", "read_along"]
 
@@ -64,6 +65,7 @@ def read_along(response: Any, feed: Callable[[bytes], None], done: Callable[[boo
 def patch_http_client(module: Any, patches: Patches, fallback: Fallback) -> None:
     connection = module.HTTPConnection
     original, response_of = connection.__dict__["request"], connection.__dict__["getresponse"]
+    put = connection.__dict__["putrequest"]
     underway: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()
     """By the agent's connection: ours to the gateway, or the `PassThrough`."""
 
@@ -92,6 +94,12 @@ def patch_http_client(module: Any, patches: Patches, fallback: Fallback) -> None
         original(gateway, "POST", parts.path, data, {**plan.headers(given), "connection": "close"})
         return gateway
 
+    def putrequest(self: Any, method: str, url: str, *args: Any, **kwargs: Any) -> None:
+        active = active_episode(fallback)
+        if active is not None:  # not beneath `request`: the body comes by `send`, behind what may be decided
+            refuse_unread(active, method, _url(self, url))
+        put(self, method, url, *args, **kwargs)
+
     def getresponse(self: Any) -> Any:
         step = underway.pop(self, None)
         if isinstance(step, connection):
@@ -107,6 +115,7 @@ def patch_http_client(module: Any, patches: Patches, fallback: Fallback) -> None
         return response
 
     patches.replace(connection, "request", request)
+    patches.replace(connection, "putrequest", putrequest)
     patches.replace(connection, "getresponse", getresponse)
 
 

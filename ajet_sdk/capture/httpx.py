@@ -19,7 +19,16 @@ from types import ModuleType
 from typing import Any
 
 from ajet_sdk.capture.patches import OwnClient, Patches
-from ajet_sdk.capture.routing import Fallback, PassThrough, Reroute, active_episode, decide, may_be_llm, sending
+from ajet_sdk.capture.routing import (
+    Discarded,
+    Fallback,
+    PassThrough,
+    Reroute,
+    active_episode,
+    decide,
+    reads_body,
+    sending,
+)
 from ajet_sdk.engines.http import without_certificates
 from ajet_sdk.engines.loop_calls import LoopCalls
 from ajet_sdk.gateway.process_door import Part, ProcessClient
@@ -266,16 +275,17 @@ def _streams(module: Any) -> tuple[Any, Any]:
     return Tee, AsyncTee
 
 
-def patch_httpx(module: ModuleType, patches: Patches, fallback: Fallback) -> None:
+def patch_httpx(module: Any, patches: Patches, fallback: Fallback) -> None:
     hook = _Httpx(module)
 
     def send(self: Any, request: Any, *, stream: bool = False, **kwargs: Any) -> Any:
         active = active_episode(fallback)
         if active is None:
             return hook.send(self, request, stream=stream, **kwargs)
-        plan = None
-        if request.method == "POST":
-            plan = decide(active, "POST", str(request.url), request.headers, request.read, in_process=True)
+        try:
+            plan = decide(active, request.method, str(request.url), request.headers, request.read, in_process=True)
+        except Discarded:
+            return module.Response(204, request=request)
         if isinstance(plan, Reroute):
             if plan.door is not None:
                 return hook.ask(plan, request, stream)
@@ -288,11 +298,12 @@ def patch_httpx(module: ModuleType, patches: Patches, fallback: Fallback) -> Non
         active = active_episode(fallback)
         if active is None:
             return await hook.asend(self, request, stream=stream, **kwargs)
-        plan = None
-        if request.method == "POST":
-            url = str(request.url)
-            body = await request.aread() if may_be_llm(active, url) else b""
-            plan = decide(active, "POST", url, request.headers, lambda: body, in_process=True)
+        url = str(request.url)
+        body = await request.aread() if reads_body(request.method, url) else b""
+        try:
+            plan = decide(active, request.method, url, request.headers, lambda: body, in_process=True)
+        except Discarded:
+            return module.Response(204, request=request)
         if isinstance(plan, Reroute):
             if plan.door is not None:
                 return await hook.aask(plan, request, stream)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from collections.abc import Awaitable, Callable
 from types import ModuleType
@@ -11,7 +10,8 @@ from typing import Any
 
 from ajet_sdk.agent.context import current_episode
 from ajet_sdk.capture.patches import Patches
-from ajet_sdk.capture.routing import Fallback, for_other_process, never_raise
+from ajet_sdk.capture.remote import in_this_process, never_raise
+from ajet_sdk.capture.routing import Fallback
 from ajet_sdk.types import Event, now
 
 __all__ = ["patch_mcp"]
@@ -31,8 +31,7 @@ def _call_tool(original: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitab
         active = current_episode.get()
         if active is None:
             return await original(self, name, arguments, *args, **kwargs)
-        if active.pid != os.getpid():
-            active = for_other_process(active)
+        active = in_this_process(active)
         recorder, started_at, span = active.recorder, now(), current_span()
 
         def record(result: Any, error: str | None) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 
 from ajet_sdk.agent.context import ActiveEpisode, ObservedExchange, Verdict, current_episode, observer
 from ajet_sdk.capture.hooks import HOOKS, installed
-from ajet_sdk.capture.routing import never_raise
+from ajet_sdk.capture.remote import never_raise
 from ajet_sdk.errors import AjetError
 from ajet_sdk.gateway.episode import observed_call
 from ajet_sdk.gateway.gateway import Gateway

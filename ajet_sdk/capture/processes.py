@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 
 from ajet_sdk.agent.context import ActiveEpisode, current_episode
 from ajet_sdk.capture.patches import Patches
-from ajet_sdk.capture.routing import for_other_process
+from ajet_sdk.capture.remote import for_other_process
+from ajet_sdk.config.api_keys import without_placeholders
 
 __all__ = ["endpoint_variables", "patch_threads_and_processes"]
 
@@ -93,8 +94,9 @@ class Carried:
         self._active = active
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        kept = {name: os.environ.get(name) for name in _environment(self._active)}
-        os.environ.update(_environment(self._active))
+        added = _environment(self._active)
+        kept = {name: os.environ.get(name) for name in added}
+        os.environ.update(added)
         token = current_episode.set(self._active)
         try:
             with self._hooks():
@@ -142,15 +144,15 @@ def endpoint_variables(base_url: str, api_key: str) -> dict[str, str]:
 
 def _popen(original: Callable[..., None]) -> Callable[..., None]:
     def init(self: subprocess.Popen[Any], *args: Any, **kwargs: Any) -> None:
-        added = _environment(current_episode.get())
-        if added:
-            if len(args) > ENV_POSITION:
-                given = args[ENV_POSITION]
-                env = {**(os.environ if given is None else given), **added}
+        active = current_episode.get()
+        if active is not None:
+            at_position = len(args) > ENV_POSITION
+            given = args[ENV_POSITION] if at_position else kwargs.get("env")
+            env = without_placeholders(os.environ if given is None else given) | _environment(active)
+            if at_position:
                 args = (*args[:ENV_POSITION], env, *args[ENV_POSITION + 1 :])
             else:
-                given = kwargs.get("env")
-                kwargs["env"] = {**(os.environ if given is None else given), **added}
+                kwargs["env"] = env
         original(self, *args, **kwargs)
 
     return init
@@ -159,11 +161,13 @@ def _popen(original: Callable[..., None]) -> Callable[..., None]:
 class _Environment:
     """Sets the environment where it is unpickled, and needs nothing of ours there."""
 
-    def __init__(self, added: dict[str, str]) -> None:
-        self._added = added
+    def __init__(self, active: ActiveEpisode) -> None:
+        removed = os.environ.keys() - without_placeholders(os.environ).keys()
+        self._code = f"import os; [os.environ.pop(name, None) for name in {sorted(removed)}]; "
+        self._code += f"os.environ.update({_environment(active)!r})"
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return exec, (f"import os; os.environ.update({self._added!r})",)
+        return exec, (self._code,)
 
 
 def _preparation(original: Callable[[str], dict[str, Any]]) -> Callable[[str], dict[str, Any]]:
@@ -174,7 +178,7 @@ def _preparation(original: Callable[[str], dict[str, Any]]) -> Callable[[str], d
 
     def get_preparation_data(name: str) -> dict[str, Any]:
         data = original(name)
-        added = _environment(current_episode.get())
-        return {"ajet_environment": _Environment(added), **data} if added else data
+        active = current_episode.get()
+        return data if active is None else {"ajet_environment": _Environment(active), **data}
 
     return get_preparation_data

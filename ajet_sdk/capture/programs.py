@@ -22,6 +22,7 @@ from typing import IO, Protocol
 
 from ajet_sdk.agent.context import current_episode
 from ajet_sdk.capture.processes import endpoint_variables
+from ajet_sdk.config.api_keys import without_placeholders
 from ajet_sdk.errors import ConfigError, EpisodeError, EpisodeTimeout, ProgramFailed
 
 __all__ = ["PolicyEndpoint", "ProgramResult", "child_env", "end_programs", "run_program"]
@@ -68,7 +69,7 @@ def child_env(model: PolicyEndpoint | None = None) -> dict[str, str]:
     """
     active = current_episode.get()
     if model is not None:
-        return {**os.environ, **endpoint_variables(model.base_url, model.api_key)}
+        return without_placeholders(os.environ) | endpoint_variables(model.base_url, model.api_key)
     if active is None:
         raise EpisodeError(
             "ajet.child_env() needs an active episode: call it in a workflow that ajet.run or ajet.train runs, "
@@ -83,7 +84,7 @@ def child_env(model: PolicyEndpoint | None = None) -> dict[str, str]:
             else "if a workflow has a parameter `model`, only the calls of that model are the policy's; others are"
         )
         raise EpisodeError(f"ajet.child_env() needs the model: {who} not the policy's; use ajet.child_env(model)")
-    return {**os.environ, **endpoint_variables(active.base_url, active.api_key)}
+    return without_placeholders(os.environ) | endpoint_variables(active.base_url, active.api_key)
 
 
 async def run_program(

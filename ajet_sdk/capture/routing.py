@@ -13,34 +13,32 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
-from urllib.request import ProxyHandler, Request, build_opener
 
-from ajet_sdk.agent.context import ActiveEpisode, AgentIdentity, ObservedExchange, Recorder, Verdict, current_episode
-from ajet_sdk.capture.uncaptured import is_watched, refuse_unknown
+from ajet_sdk.agent.context import ActiveEpisode, AgentIdentity, ObservedExchange, current_episode
+from ajet_sdk.capture.remote import in_this_process, never_raise
+from ajet_sdk.capture.uncaptured import TELEMETRY, is_local_inference, refuse_inference, unset_key
+from ajet_sdk.config.api_keys import placeholder_in
 from ajet_sdk.dialects.gemini import Gemini
-from ajet_sdk.dialects.json import json_bytes, json_value
+from ajet_sdk.dialects.json import json_value
 from ajet_sdk.dialects.observed import FINAL, join_events, join_parts
 from ajet_sdk.dialects.openai_chat import remove_secrets
-from ajet_sdk.dialects.table import endpoint
+from ajet_sdk.dialects.table import Endpoint, endpoint
 from ajet_sdk.engines.http import is_loopback
-from ajet_sdk.errors import AjetError
 from ajet_sdk.gateway.access import Place, locate
 from ajet_sdk.gateway.process_door import ProcessDoor
-from ajet_sdk.types import Event
 
 __all__ = [
+    "Discarded",
     "Fallback",
     "PassThrough",
-    "RemoteRecorder",
     "Reroute",
     "active_episode",
     "decide",
-    "may_be_llm",
-    "never_raise",
+    "reads_body",
     "sending",
 ]
 
@@ -58,10 +56,9 @@ ENDED = (
 EPISODE_KEY = re.compile(r"ajet-[\w-]{32}")
 """How `OpenEpisode` spells its keys."""
 MOST_BYTES = 64 * 2**20
-REPORT_TIMEOUT = 10.0
-DROPPED_HEADERS = frozenset(
-    {"host", "authorization", "api-key", "x-api-key", "x-goog-api-key", "cookie", "content-length"}
-)
+KEY_HEADERS = ("authorization", "api-key", "x-api-key", "x-goog-api-key")
+DROPPED_HEADERS = frozenset(("host", "cookie", "content-length", *KEY_HEADERS))
+
 
 log = logging.getLogger("ajet")
 Fallback = Callable[[], ActiveEpisode | None]
@@ -92,6 +89,10 @@ class Reroute:
             if name.lower() not in DROPPED_HEADERS:
                 headers[name] = value
         return headers
+
+
+class Discarded(Exception):
+    """Do not send it, and say that it has arrived: telemetry of a client to a vendor whose key is not here."""
 
 
 class PassThrough:
@@ -168,36 +169,63 @@ def decide(
 ) -> Reroute | PassThrough | None:
     """What to do with a request of an active episode; `read` gives its body (bytes, text or a parsed object).
 
-    `in_process` says that the library can ask a gateway of this process without a socket.
+    `in_process` says that the library can ask a gateway of this process without a socket, and knows Discarded. Raises
+    UncapturedTraffic where a model host is asked for what the policy does not answer, and MissingResource where it
+    would get a placeholder for its key: both are the episode's fault.
     """
-    if method.upper() != "POST":
-        return None
-    parts = urlsplit(url)
-    asked = endpoint(parts.path, parts.query)
-    if asked.dialect is None:
-        if is_watched(active, url):
-            refuse_unknown(active, url, _parsed(read()))
-        return None
+    method, parts = method.upper(), urlsplit(url)
+    asked = endpoint(parts.path, parts.query) if method == "POST" else None
     if _is_ours(url, headers, active):
-        return _by_handle(active, url, headers) if in_process else None
-    given = read()
-    body = _parsed(given)
-    if not isinstance(body, dict) or SUBJECTS.isdisjoint(body):
+        return _by_handle(active, url, headers) if in_process and asked is not None and asked.dialect else None
+    if active.pid != os.getpid():
+        active = in_this_process(active)
+    body, plan = None, None
+    if asked is not None and (asked.dialect is not None or is_local_inference(url)):
+        given = read()
+        body = _parsed(given)
+        plan = _plan(active, asked, url, headers, body, None if body is given else body, in_process)
+    if isinstance(plan, Reroute):
+        return plan
+    if plan is None:
+        refuse_inference(active, method, url, headers, body)
+    variable = _placeholder_of(url, headers)
+    error = None if variable is None else unset_key(active, method, url, variable)
+    if error is None:
+        return plan
+    if in_process and parts.path.endswith(TELEMETRY):
+        raise Discarded
+    active.recorder.fail(error)
+    raise error
+
+
+def _plan(
+    active: ActiveEpisode,
+    asked: Endpoint,
+    url: str,
+    headers: Mapping[str, str],
+    body: Any,
+    parsed: dict[str, Any] | None,
+    in_process: bool,
+) -> Reroute | PassThrough | None:
+    """What to do with a request on a route of a dialect; None where it is no LLM request after all."""
+    if asked.dialect is None or not isinstance(body, dict) or SUBJECTS.isdisjoint(body):
         return None
     identity = AgentIdentity(headers.get("x-ajet-agent") or "default", headers.get("x-ajet-target"))
-    if active.pid != os.getpid() and not isinstance(active.recorder, RemoteRecorder):
-        active = for_other_process(active)
     if active.reroutes and active.recorder.answers(_model(body, url)) != "other":
         place = Place(active.episode_id, active.api_key, identity, asked, asked.dialect)
-        door = door_of(active) if in_process else None
-        return Reroute(active.gateway_url, place, door, None if body is given else body)
+        return Reroute(active.gateway_url, place, door_of(active) if in_process else None, parsed)
     return None if asked.counter is not None else PassThrough(active, asked.route, identity, remove_secrets(body))
 
 
-def may_be_llm(active: ActiveEpisode, url: str) -> bool:
-    """Whether `decide` looks into the body of a POST."""
+def reads_body(method: str, url: str) -> bool:
+    """Whether `decide` may look into the body of a request."""
     parts = urlsplit(url)
-    return endpoint(parts.path, parts.query).dialect is not None or is_watched(active, url)
+    return method == "POST" and (endpoint(parts.path, parts.query).dialect is not None or is_local_inference(url))
+
+
+def _placeholder_of(url: str, headers: Mapping[str, str]) -> str | None:
+    """The variable whose placeholder a request carries as its key."""
+    return next(filter(None, (placeholder_in(headers.get(name) or "") for name in KEY_HEADERS)), placeholder_in(url))
 
 
 def _is_ours(url: str, headers: Mapping[str, str], active: ActiveEpisode) -> bool:
@@ -257,60 +285,6 @@ def _response(data: bytes, content_type: str) -> dict[str, Any]:
     if isinstance(parsed, list) and parsed and all(isinstance(part, dict) for part in parsed):
         return join_parts(parsed)  # Gemini's stream, where no events are asked for
     return parsed if isinstance(parsed, dict) else {"value": parsed}
-
-
-def never_raise(action: Callable[[], Any]) -> None:
-    """Recording must never break the agent: what it raises becomes a warning."""
-    try:
-        action()
-    except Exception as error:  # noqa: BLE001  # the boundary between recording and the agent
-        log.warning("could not record a call: %s: %s", type(error).__name__, error)
-
-
-class RemoteRecorder:
-    """The recorder of an episode whose gateway is in another process: reports over HTTP."""
-
-    def __init__(self, url: str, api_key: str, policy_models: frozenset[str] = frozenset()) -> None:
-        self._url = url
-        self._api_key = api_key
-        self._policy_models = policy_models
-
-    def answers(self, model: str) -> Verdict:
-        """The gateway has the last word where no models are named."""
-        return "policy" if not self._policy_models or model in self._policy_models else "other"
-
-    def takes_handle(self, agent: str) -> None:
-        """Report to the gateway."""
-        with suppress(OSError):  # what a handle can do does not depend on it
-            self._report("handles", json_bytes(asdict(AgentIdentity(agent))))
-
-    def fail(self, error: AjetError) -> None:
-        """The process raises it; whoever waits for it there knows the episode."""
-
-    def observed(self, exchange: ObservedExchange) -> None:
-        """Report to the gateway."""
-        self._report("observed", json_bytes(asdict(exchange)))
-
-    def happened(self, event: Event) -> None:
-        """Report to the gateway."""
-        self._report("events", event.model_dump_json().encode())
-
-    def _report(self, route: str, body: bytes) -> None:
-        if not self._url:
-            return
-        headers = {"authorization": f"Bearer {self._api_key}", "content-type": "application/json"}
-        request = Request(f"{self._url}/{route}", body, headers)
-        with build_opener(ProxyHandler({})).open(request, timeout=REPORT_TIMEOUT):
-            return
-
-
-def for_other_process(active: ActiveEpisode) -> ActiveEpisode:
-    """The same episode, for another process than its gateway's. It can be pickled."""
-    models: frozenset[str] = getattr(getattr(active.recorder, "spec", None), "policy_models", frozenset())
-    recorder: Recorder = RemoteRecorder(active.base_url if active.gateway_url else "", active.api_key, models)
-    return ActiveEpisode(
-        active.episode_id, recorder, active.gateway_url, active.api_key, active.phase, active.reroutes, active.guard
-    )
 
 
 def active_episode(fallback: Fallback) -> ActiveEpisode | None:

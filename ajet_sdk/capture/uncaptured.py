@@ -1,23 +1,40 @@
 """LLM traffic that is not captured ends the episode before a byte of it is sent.
 
-That is a connection to a known LLM host from beneath no hook, or a conversation on a route that no dialect has.
+That is whatever is sent to a known model host and is neither answered by the policy nor in the list of what is no
+inference; a connection to such a host from beneath no hook; a call over gRPC. A model server on this machine is known
+by its default port and the path.
 
-Names are watched where Python resolves them. A client in C resolves its own (curl, gRPC, uvloop's transports), and one
-behind a proxy asks the proxy: those are not seen.
+Names are watched where Python resolves them. A client in C resolves its own (curl, uvloop's transports), and one behind
+a proxy asks the proxy: those are not seen.
 """
 
 from __future__ import annotations
 
 import functools
+import importlib
+import re
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
 from ajet_sdk.agent.context import ActiveEpisode, HostGuard, current_episode
 from ajet_sdk.capture.patches import Patches
+from ajet_sdk.capture.remote import in_this_process
+from ajet_sdk.engines.http import is_loopback
+from ajet_sdk.errors import MissingResource
 
-__all__ = ["LLM_HOSTS", "is_watched", "patch_sockets", "refuse_unknown", "watches"]
+__all__ = [
+    "LLM_HOSTS",
+    "TELEMETRY",
+    "is_local_inference",
+    "patch_grpc",
+    "patch_sockets",
+    "refuse_inference",
+    "refuse_unread",
+    "unset_key",
+    "watches",
+]
 
 LLM_HOSTS = (
     "api.openai.com", "openai.azure.com", "services.ai.azure.com", "models.inference.ai.azure.com",
@@ -29,11 +46,56 @@ LLM_HOSTS = (
     "dashscope.aliyuncs.com", "dashscope-intl.aliyuncs.com", "api.moonshot.cn", "api.moonshot.ai", "open.bigmodel.cn",
     "api.z.ai", "volces.com", "api.siliconflow.cn", "api.siliconflow.com", "api.minimax.chat", "api.minimax.io",
     "api.minimaxi.com", "api.lingyiwanwu.com", "api.stepfun.com", "qianfan.baidubce.com", "hunyuan.tencentcloudapi.com",
+    "models.ai.azure.com", "inference.ai.azure.com", "api-inference.huggingface.co", "endpoints.huggingface.cloud",
+    "ollama.com", "api.voyageai.com", "api.jina.ai", "api.writer.com", "api.reka.ai", "api.upstage.ai", "api.llama.com",
+    "api.featherless.ai", "api.friendli.ai", "api.lambda.ai", "api.studio.nebius.ai", "api.studio.nebius.com",
+    "inference.baseten.co", "api.baseten.co", "api.inceptionlabs.ai", "api.githubcopilot.com", "ai-gateway.vercel.sh",
+    "gateway.ai.cloudflare.com", "llm.chutes.ai", "api.poe.com", "api.scaleway.ai", "api.aimlapi.com", "api.arcee.ai",
+    "api.aleph-alpha.com", "api.morphllm.com", "inference.do-ai.run", "inference.api.nscale.com", "ml.cloud.ibm.com",
+    "api-inference.modelscope.cn", "ai.api.nvidia.com", "api.inference.wandb.ai", "api.deepgram.com",
+    "api.elevenlabs.io", "api.stability.ai", "fal.run",
 )  # fmt: skip
 """Each stands for its subdomains too, and for Vertex AI's `us-central1-aiplatform.googleapis.com`."""
-BEDROCK = "bedrock-runtime"
+AWS = re.compile(
+    r"(?:[\w-]+\.)?(?:bedrock(?:-agent)?-runtime|bedrock-mantle|runtime(?:-fips)?\.sagemaker)[\w.-]*"
+    r"\.(?:amazonaws\.com(?:\.cn)?|api\.aws)"
+)
+
+TELEMETRY = "/traces/ingest"
+"""Where the OpenAI Agents SDK sends its spans."""
+NO_INFERENCE = re.compile(
+    r"""
+    (?:^|/)(?:
+        [\w-]*embed(?:dings?)?s?|embed-jobs|feature-extraction|sentence-similarity  # embeddings
+        |(?:text-)?reranks?|knowledgebases/[^/]+/retrieve                           # retrieval
+        |moderations?|classify|classifications|guardrail/[^/]+/version/[^/]+/apply  # moderation
+        |count[_-]tokens|input_tokens|(?:de)?tokenizer?                             # tokens
+        |traces/ingest
+    )$
+    |:(?:embedContent|(?:asyncB|b)atchEmbedContents?|countTokens|computeTokens)$
+    |/models?/[^/:]*(?:embed|rerank)[^/]*(?:/invoke|:predict)$                      # of Bedrock and of Vertex AI
+    |/(?:v\d\w*|openai|api)/(?:files|uploads?|vector_stores)(?:/(?!ocr|parser)|:register$|$)      # files
+    |/api/(?:show|pull|push|copy|create|blobs/[^/]+)$                               # the models of Ollama
+    """,
+    re.VERBOSE,
+)
+"""Paths of a model host at which no model writes anything."""
+NO_INFERENCE_RPC = re.compile(
+    r"(?:Batch)?Embed\w*|(?:Count|Compute)Tokens|TokenizeText|(?:Async)?RetrieveContexts"
+    r"|(?:List|Get)\w*Models?|(?:Upload|List|Retrieve|Delete)Files?(?:Content)?"
+)
+"""The same of methods of gRPC."""
+READS = frozenset(("GET", "HEAD", "OPTIONS", "DELETE", "CONNECT"))
+
+LOCAL_PORTS = frozenset((11434, 8000, 30000, 1234, 8080))
+"""Where Ollama, vLLM, SGLang, LM Studio and llama.cpp listen unless they are told otherwise."""
+LOCAL_INFERENCE = re.compile(
+    r"/(?:api/(?:chat|generate|v1/(?:chat|generate))|generate(?:_stream)?|completion|infill|invocations|llm|realtime)$"
+)
+"""Paths of theirs that are of no dialect; an application may have the same, so the body counts too."""
+LOCAL_SUBJECTS = frozenset(("messages", "prompt", "inputs", "input_ids", "sampling_params", "input_prefix"))
+
 LOOKUPS = ("getaddrinfo", "gethostbyname", "gethostbyname_ex")
-CONVERSATIONS = frozenset(("messages", "contents"))
 
 
 def patch_sockets(patches: Patches) -> None:
@@ -65,25 +127,95 @@ def _check(host: Any) -> None:
     if active is None or active.in_client or active.guard is None or host is None:
         return
     name = host.decode("ascii", "replace") if isinstance(host, (bytes, bytearray)) else str(host)
-    if watches(active.guard, name):
-        active.refuse(f"connected to {name} through a client that ajet does not capture")
+    if watches(active.guard, name) and not any(urlsplit(one).hostname == name for one in active.guard.allowed):
+        in_this_process(active).refuse(f"connected to {name} through a client that ajet does not capture", name)
 
 
-def watches(guard: HostGuard, host: str) -> bool:
-    """Whether a host is one that the guard watches."""
+def watches(guard: HostGuard | None, host: str) -> bool:
+    """Whether a host is a known model host, or one that the guard adds."""
     host = host.lower().rstrip(".")
-    if host.startswith(BEDROCK) and host.endswith((".amazonaws.com", ".amazonaws.com.cn")):
+    if AWS.fullmatch(host):
         return True
-    return any(host == one or host.endswith(("." + one, "-" + one)) for one in (*LLM_HOSTS, *guard.hosts))
+    added = guard.hosts if guard is not None else ()
+    return any(host == one or host.endswith(("." + one, "-" + one)) for one in (*LLM_HOSTS, *added))
 
 
-def is_watched(active: ActiveEpisode, url: str) -> bool:
-    """Whether a URL is of a host that the episode's guard watches."""
-    return active.guard is not None and watches(active.guard, urlsplit(url).hostname or "")
+def is_local_inference(url: str) -> bool:
+    """Whether a URL is of a model server on this machine, by its default port and a path at which a model answers."""
+    parts = urlsplit(url)
+    return parts.port in LOCAL_PORTS and LOCAL_INFERENCE.search(parts.path) is not None and is_loopback(url)
 
 
-def refuse_unknown(active: ActiveEpisode, url: str, body: Any) -> None:
-    """A POST to a watched host, on a route of no dialect. Raises UncapturedTraffic where it holds a conversation."""
-    nested = body.get("input") if isinstance(body, dict) else None
-    if any(isinstance(one, dict) and not CONVERSATIONS.isdisjoint(one) for one in (body, nested)):
-        active.refuse(f"posted a conversation to {url.split('?')[0]}, a route that ajet does not recognize")
+def refuse_inference(active: ActiveEpisode, method: str, url: str, headers: Mapping[str, str], body: Any) -> None:
+    """A request that the policy does not answer. Raises UncapturedTraffic where a model may; `body` is its JSON."""
+    guard, parts = active.guard, urlsplit(url)
+    websocket = (headers.get("upgrade") or "").lower() == "websocket"
+    if guard is None or (method in READS and not websocket):
+        return
+    if watches(guard, parts.hostname or ""):
+        inference = websocket or NO_INFERENCE.search(parts.path.rstrip("/")) is None
+    else:
+        subject = websocket or (isinstance(body, dict) and not LOCAL_SUBJECTS.isdisjoint(body))
+        inference = subject and is_local_inference(url)
+    if inference and not is_allowed(guard, url):
+        what = "opened a websocket to" if websocket else f"sent {method}"
+        active.refuse(f"{what} {_place(url)}, which is not an API that ajet answers", _place(url))
+
+
+def refuse_unread(active: ActiveEpisode, method: str, url: str) -> None:
+    """A request to whose body no hook has access. Raises UncapturedTraffic as `refuse_inference`."""
+    refuse_inference(in_this_process(active), method, url, {}, None)
+
+
+def is_allowed(guard: HostGuard, url: str) -> bool:
+    """Whether the config allows a URL, or one above it."""
+    place = _place(url)
+    return any(place == one or place.startswith(one.rstrip("/") + "/") for one in map(_place, guard.allowed))
+
+
+def _place(url: str) -> str:
+    """A URL without what may be secret or change from call to call: user, query, fragment, a default port."""
+    parts = urlsplit(url)
+    scheme = {"wss": "https", "ws": "http"}.get(parts.scheme, parts.scheme)
+    port = f":{parts.port}" if parts.port and parts.port != {"https": 443, "http": 80}.get(scheme) else ""
+    return f"{scheme}://{parts.hostname or ''}{port}{parts.path}"
+
+
+def unset_key(active: ActiveEpisode, method: str, url: str, variable: str) -> MissingResource | None:
+    """The error of a request that would carry a placeholder to a model host; None: it goes elsewhere."""
+    if not watches(active.guard, urlsplit(url).hostname or ""):
+        return None
+    return MissingResource(
+        f"the agent sent {method} {_place(url)}, which the policy does not answer, and {variable} is not set: the "
+        f"client had ajet's placeholder for a key. Nothing was sent. Set {variable} to your key, or leave the call out"
+    )
+
+
+def patch_grpc(module: Any, patches: Patches, fallback: Any) -> None:
+    """Check each call over a channel of gRPC; the stubs may be older than the episode."""
+    for package in ("grpc._channel", "grpc.aio._channel"):
+        for name, kind in list(vars(importlib.import_module(package)).items()):
+            if isinstance(kind, type) and name.endswith("MultiCallable"):
+                for method in {"__call__", "with_call", "future"} & vars(kind).keys():
+                    patches.replace(kind, method, _checked_call(vars(kind)[method]))
+
+
+def _checked_call(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        active = current_episode.get()
+        if active is not None and active.guard is not None and hasattr(self, "_method"):
+            target = self._channel.target  # a method, of asyncio's a value
+            target, path = _text(target() if callable(target) else target), _text(self._method)
+            host = target.rpartition("/")[2].partition(":")[0]
+            url = f"https://{host}{path}"
+            known = watches(active.guard, host) and not NO_INFERENCE_RPC.fullmatch(path.rpartition("/")[2])
+            if known and not is_allowed(active.guard, url):
+                in_this_process(active).refuse(f"called {url} over gRPC, which ajet does not capture", url)
+        return original(self, *args, **kwargs)
+
+    return call
+
+
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from ajet_sdk.config.api_keys import placeholder_keys
 from ajet_sdk.errors import ConfigError
 
 __all__ = ["load_object"]
@@ -32,10 +33,11 @@ def load_object(class_path: str, relative_to: Path | None = None) -> Any:
         raise ConfigError(
             f"a class path is package.module->Name, path/file.py->Name or file.py:name (got {class_path!r})"
         )
-    if place.endswith(".py") or "/" in place or "\\" in place:
-        module = _import_file(_find(place, relative_to, class_path), class_path)
-    else:
-        module = _import_module(place, relative_to, class_path)
+    with placeholder_keys():  # a module makes clients, and what imports it may have no use for them
+        if place.endswith(".py") or "/" in place or "\\" in place:
+            module = _import_file(_find(place, relative_to, class_path), class_path)
+        else:
+            module = _import_module(place, relative_to, class_path)
     value: Any = module
     for step in name.split("."):
         if not hasattr(value, step):

@@ -164,10 +164,15 @@ class Rollout(Section):
     )
     on_uncaptured: Literal["error", "warn"] = key(
         "error",
-        "What to do when an agent connects to an LLM provider through a client that ajet does not capture: end "
-        "the episode (error) or log a warning (warn).",
+        "What to do when an agent asks a model host for what ajet does not answer, or through a client that it does "
+        "not capture: end the episode (error) or log a warning (warn).",
     )
-    llm_hosts: list[str] = key([], "Hosts to watch for such connections, in addition to the known providers.")
+    llm_hosts: list[str] = key([], "Hosts to watch for such calls, in addition to the known providers.")
+    allowed_urls: list[str] = key(
+        [],
+        "URLs of model hosts that the agent may call beside the policy, each with everything below it, such as "
+        "https://api.openai.com/v1/images. These calls are not recorded.",
+    )
     sampling: Literal["run", "request"] = key(
         "run", "Which temperature and top_p apply in training: those of the run (above), or those of each request."
     )

@@ -7,6 +7,7 @@ import logging
 import os
 from typing import TYPE_CHECKING
 
+from ajet_sdk.config.api_keys import api_key
 from ajet_sdk.config.model_source import check_source, is_cached
 from ajet_sdk.config.objects import load_object
 from ajet_sdk.engines.remote import RemoteEngine
@@ -59,7 +60,7 @@ def open_engine(config: Config) -> Engine:
             tool_call_parser=model.tool_call_parser,
         )
     if model.base_url:
-        key, name = os.environ.get(model.api_key_env, ""), model.name or model.path
+        key, name = api_key(model.api_key_env), model.name or model.path
         if not name:
             raise ConfigError(f"model.base_url is {model.base_url}, but no model is named; set model.name (--model)")
         source = f"{model.api_key_env} (model.api_key_env)" + ("" if key else ", which is not set")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from ajet_sdk.agent.context import AgentIdentity, ObservedExchange
+from ajet_sdk.agent.context import AgentIdentity, Fault, ObservedExchange
 from ajet_sdk.dialects.json import json_bytes
 from ajet_sdk.dialects.openai_responses import RESPONSES
 from ajet_sdk.errors import TraceError
@@ -46,6 +46,7 @@ _REPORTS: dict[str, TypeAdapter[Any]] = {
     "observed": TypeAdapter(ObservedExchange),
     "events": TypeAdapter(Event),
     "handles": TypeAdapter(AgentIdentity),
+    "faults": TypeAdapter(Fault),
 }
 """What another process of the agent says that happened there, by route."""
 
@@ -112,6 +113,8 @@ class HttpDoor:
                 episode.happened(report)
             elif isinstance(report, AgentIdentity):
                 episode.takes_handle(report.agent)
+            elif isinstance(report, Fault):
+                episode.fail(report.error())
             else:
                 episode.observed(report)
             return await respond(send, 200, {})

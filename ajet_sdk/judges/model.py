@@ -19,6 +19,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 from ajet_sdk.agent.agentscope import dashscope_keys
 from ajet_sdk.agent.model import Model
+from ajet_sdk.config.api_keys import api_key as user_key
 from ajet_sdk.config.objects import load_object
 from ajet_sdk.dialects.finish import finish_of
 from ajet_sdk.engines.http import Endpoint
@@ -280,7 +281,7 @@ def open_model(
             f"no endpoint for the judge's model {name}: set task_judge.llm.base_url or OPENAI_BASE_URL "
             "(https://api.openai.com/v1) and OPENAI_API_KEY, or DASHSCOPE_API_KEY for DashScope"
         )
-    key = api_key or os.environ.get(api_key_env) or (keys[0] if keys else "none")
+    key = api_key or user_key(api_key_env) or (keys[0] if keys else "none")
     if url is None or (url == DASHSCOPE and keys):
         url, key = url or DASHSCOPE, api_key or keys[0]
     return Model(url, key, name)

@@ -58,7 +58,11 @@ class Probe:
         seed = self.config.trainer_common.seed
         attempts = [
             Attempt(
-                task=self.tasks[i % len(self.tasks)], group_id=f"probe-{i}", seed=seed * 1_000_003 + i, group_seed=i
+                task=self.tasks[i % len(self.tasks)],
+                group_id=f"probe-{i}",
+                seed=seed * 1_000_003 + i,
+                group_seed=i,
+                must_call=True,
             )
             for i in range(count)
         ]

@@ -14,7 +14,6 @@ student therefore gives no gradient, whatever the sampling.
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,6 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ajet_sdk.config.api_keys import api_key
 from ajet_sdk.engines.frozen import source_of
 from ajet_sdk.engines.http import Endpoint
 from ajet_sdk.engines.local.loading import load_model
@@ -65,7 +65,7 @@ async def open_teacher(config: Config, tokenizer: HFTokenizer, student: Any) -> 
     if algorithm.adv_estimator != "opd" or algorithm.teacher is None:
         return None
     if algorithm.remote_teacher:
-        key = os.environ.get(algorithm.teacher_key_env) or "none"
+        key = api_key(algorithm.teacher_key_env) or "none"
         teacher = RemoteTeacher(Endpoint(algorithm.teacher, key, timeout=_SECONDS), tokenizer, algorithm.teacher_model)
         await teacher.check()
         return teacher

@@ -40,6 +40,8 @@ class Attempt:
     """Mixed into the seed of every call; None leaves calls without a seed of their own unseeded."""
     group_seed: int = 0
     """Draws what the attempts of a group share: opponent and seats."""
+    must_call: bool = False
+    """It is a fault to ask no model: a trainer makes the attempt."""
 
 
 @dataclass(frozen=True)

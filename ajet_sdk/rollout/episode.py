@@ -21,8 +21,9 @@ from ajet_sdk.agent.context import HostGuard, current_episode
 from ajet_sdk.agent.decorators import bind, spec_of
 from ajet_sdk.agent.workflow import AjetTuner, WorkflowOutput, WorkflowTask, is_workflow_class, make_workflow
 from ajet_sdk.capture.hooks import installed
+from ajet_sdk.config.api_keys import placeholder_keys
 from ajet_sdk.environments.client import GymEnv
-from ajet_sdk.errors import EpisodeTimeout, TrainingError
+from ajet_sdk.errors import EpisodeTimeout, NoCalls, TrainingError
 from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode, SamplingOverride
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.judges.call import workflow_task
@@ -30,7 +31,7 @@ from ajet_sdk.judges.rewards import check_names, numbers, returned
 from ajet_sdk.protocols import Engine
 from ajet_sdk.rollout.attempts import Attempt, draw_models, draw_seats, frozen_model
 from ajet_sdk.rollout.judging import Member, groups_of, judge_episode
-from ajet_sdk.rollout.outcomes import EpisodeFault, fault_of_calls, untrained_entries, write_trajectory
+from ajet_sdk.rollout.outcomes import WITHOUT_CALLS, EpisodeFault, fault_of_calls, untrained_entries, write_trajectory
 from ajet_sdk.rollout.replies import check_of, log_replies, metrics_of, verdict_on_stopped, with_rewards_of_replies
 from ajet_sdk.rollout.threads import Workers, current_workers
 from ajet_sdk.types import Call, Episode, new_id, now
@@ -83,7 +84,11 @@ async def run_episode(
 def _workers(config: Config) -> Iterator[Workers]:
     """The run's workers, or some for as long as the block lasts; the capture hooks are in place meanwhile."""
     present = current_workers.get()
-    with installed(), Workers(config.rollout.max_env_worker) if present is None else nullcontext(present) as workers:
+    with (
+        placeholder_keys(),
+        installed(),
+        Workers(config.rollout.max_env_worker) if present is None else nullcontext(present) as workers,
+    ):
         yield workers
 
 
@@ -208,7 +213,7 @@ class EpisodeRunner:
                 open_debug_model=self._debug_model,
                 call_timeout=rollout.timeout,
                 stop_after=check_of(self.config, self.engine),
-                guard=HostGuard(rollout.on_uncaptured, tuple(rollout.llm_hosts)),
+                guard=HostGuard(rollout.on_uncaptured, tuple(rollout.llm_hosts), tuple(rollout.allowed_urls)),
             )
         )
 
@@ -267,6 +272,8 @@ class EpisodeRunner:
         if fault is not None:
             raise fault
         self._raise_fault_of_environment()
+        if self.attempt.must_call and not any(call.phase == "rollout" for call in opened.calls):
+            raise NoCalls(f"workflow {name} returned without a call to a model. {WITHOUT_CALLS}")
         if isinstance(outcome.value, WorkflowOutput):
             self.settle(metrics=numbers(outcome.value.log_metrics), is_success=outcome.value.is_success)
         elif is_output(outcome.value):

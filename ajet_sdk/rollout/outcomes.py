@@ -25,6 +25,7 @@ from ajet_sdk.rollout.threads import is_library_code
 from ajet_sdk.types import Episode, LedgerEntry, Outcome, Phase, Status
 
 __all__ = [
+    "WITHOUT_CALLS",
     "EpisodeFault",
     "UserError",
     "check_sound",
@@ -41,6 +42,12 @@ __all__ = [
 ]
 
 log = logging.getLogger("ajet")
+
+WITHOUT_CALLS = (
+    "Likely causes: the agent's framework caught an exception and returned anyway (see the episode's output and the "
+    "framework's log), the workflow returned before its first call, or its client is one that ajet does not capture "
+    "(give the function a parameter `model` and use `model.base_url` and `model.api_key`)"
+)
 
 _WARN_SHARE = 0.1
 """A larger share of failed episodes is worth a word."""
@@ -94,8 +101,8 @@ def failure_messages(episodes: Sequence[Episode], *, cause: bool = True) -> list
     silent = [e for e in episodes if e.status == "succeeded" and not any(c.phase == "rollout" for c in e.calls)]
     if silent:
         messages.append(
-            f"{len(silent)} of {len(episodes)} episodes never called a model, so there is nothing to train. If "
-            "the workflow uses a client that ajet does not capture, give it the parameter `model` and use that"
+            f"{len(silent)} of {len(episodes)} episodes never called a model, so there is nothing to train. "
+            + WITHOUT_CALLS
         )
     untrained = [e for e in episodes if e.status == "succeeded" and e.calls and not any(c.trainable for c in e.calls)]
     if untrained:

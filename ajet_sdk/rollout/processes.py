@@ -14,6 +14,7 @@ import logging
 import resource
 from collections import Counter, deque
 from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,10 +24,11 @@ from ray.exceptions import RayError, RayTaskError, RuntimeEnvSetupError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from ajet_sdk.agent.context import current_episode
-from ajet_sdk.capture.hooks import ensure_api_key, installed
-from ajet_sdk.capture.routing import for_other_process
+from ajet_sdk.capture.hooks import installed
+from ajet_sdk.capture.remote import for_other_process
 from ajet_sdk.cluster.code import install_code
 from ajet_sdk.cluster.ray import Node, RayCluster
+from ajet_sdk.config.api_keys import placeholder_keys
 from ajet_sdk.errors import ConfigError, EpisodeTimeout, TrainingError, WorkerLost
 from ajet_sdk.rollout.remote_call import ObjectStore, RemoteCall, Reply, dump_object, dump_outcome, dumps, loads
 from ajet_sdk.rollout.threads import Outcome, Workers
@@ -296,9 +298,9 @@ class AgentProcess:
 
     def __init__(self) -> None:
         install_code()
-        ensure_api_key()
-        self._hooks = installed()  # for as long as the process lives
-        self._hooks.__enter__()
+        self._stack = ExitStack()  # for as long as the process lives
+        self._stack.enter_context(placeholder_keys())
+        self._stack.enter_context(installed())
         self._workers = Workers(limit=1, alone=True)
         self._kept: dict[str, Any] = {}
 

@@ -13,7 +13,6 @@ from typing import Annotated, Any
 
 import typer
 
-from ajet_sdk.capture.hooks import ensure_api_key
 from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.judges.load import judge_section
@@ -209,5 +208,4 @@ class AgentOptions:
                 "no model given: pass --base-url URL --model NAME (an endpoint), --model PATH (a local model), "
                 "or --scripted replies.py:reply"
             )
-        ensure_api_key()
         return config

@@ -4,7 +4,6 @@ sound.
 
 from __future__ import annotations
 
-import os
 import re
 import socket
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ajet_sdk.agent.workflow import check_signature
-from ajet_sdk.capture.hooks import PLACEHOLDER, ensure_api_key
+from ajet_sdk.config.api_keys import api_key, placeholder_keys
 from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.config.model_source import is_cached
 from ajet_sdk.errors import AjetError, EnvironmentUnavailable, MissingResource, TaskError
@@ -73,7 +72,6 @@ class Checked:
 def check_file(file: Path, overrides: list[str]) -> Checked:
     """Check a config file and what it names. Nothing is downloaded, and no model is asked."""
     checked = Checked(file)
-    ensure_api_key()
     try:
         config = load_config(file, overrides)
     except AjetError as error:
@@ -81,7 +79,8 @@ def check_file(file: Path, overrides: list[str]) -> Checked:
         return checked
     checked.notices = config.notices()
     checked.imports.checked = checked.resources.checked = True
-    workflow, judge = _workflow(config, checked), _judge(config, checked)
+    with placeholder_keys():
+        workflow, judge = _workflow(config, checked), _judge(config, checked)
     sets = _tasks(config, checked)
     _model(config, checked.resources)
     if sets is not None and workflow is not None:
@@ -189,5 +188,5 @@ def _endpoint(section: str, url: str, key: str, resources: Part) -> None:
         socket.create_connection((host, port), timeout=_PATIENCE).close()
     except OSError as error:
         resources.add(f"{section}.base_url: {host}:{port} cannot be reached ({error.strerror or error})")
-    if os.environ.get(key, PLACEHOLDER) == PLACEHOLDER and host not in ("localhost", "127.0.0.1", "::1"):
+    if api_key(key) is None and host not in ("localhost", "127.0.0.1", "::1"):
         resources.add(f"{section}.api_key_env: the environment variable {key} is not set")

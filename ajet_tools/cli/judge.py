@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from ajet_sdk.capture.hooks import ensure_api_key
+from ajet_sdk.config.api_keys import placeholder_keys
 from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.environments.hosted import KINDS, Spec
 from ajet_sdk.errors import ConfigError
@@ -81,10 +81,10 @@ def evaluate_judge(
     ajet judge eval agent.py:polite --labels launcher_record/shop --json
     ajet judge eval --conf job.yaml --labels scored.jsonl
     """
-    ensure_api_key()
     labelled = (_rows(labels) if labels.suffix in (".jsonl", ".json") else _episodes(labels, by))[:limit]
     config = load_config(conf) if conf is not None else Config()
-    found = load_judge(config) if name is None else named_judge(name, config)
+    with placeholder_keys():
+        found = load_judge(config) if name is None else named_judge(name, config)
     if found is None:
         raise ConfigError("no judge given: name it as the argument, or pass a --conf with a task_judge")
     name = name or config.task_judge.judge_protocol or config.task_judge.judge_type
@@ -150,7 +150,6 @@ def attack_target(
     ajet judge attack llm:rubric.yaml --threshold 0.5 --json
     ajet judge attack env:lake_env.py:Lake
     """
-    ensure_api_key()
     config = load_config(conf) if conf is not None else Config()
     environment = _environment(name)
     with ProgressBar("Cheating", quiet=as_json) as bar:

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from ajet_sdk.capture.hooks import ensure_api_key
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.league import League, Score, draw_league, play_league, saved_players, short_names
@@ -56,7 +55,6 @@ def league(
     if agent is not None:
         raise ConfigError(f"the config already names the agent (rollout.user_workflow); remove {agent}")
     config = Arguments(conf=conf, overrides=overrides, exp_dir=exp_dir).config()
-    ensure_api_key()
     named = _names(players) or saved_players(config)
     if len(named) == 1 and players and not opponents:
         raise ConfigError(

@@ -16,7 +16,6 @@ import typer
 
 import ajet_tools
 from ajet_sdk import run
-from ajet_sdk.capture.hooks import ensure_api_key
 from ajet_sdk.config.config import load_config
 from ajet_sdk.errors import ConfigError, MissingExtra
 from ajet_sdk.reporting.output import echo
@@ -191,7 +190,6 @@ def demo(
         _SHORTER,
         {"experiment_dir": str(record / "demo"), "model": {"path": str((record / "model").resolve())}},
     )
-    ensure_api_key()
     echo(f"The agent is {directory / 'agent.py'}: the OpenAI SDK and two decorators.")
     echo("Its model is made from scratch, then trained on the judge's rewards:")
     tuned = run.train(config)

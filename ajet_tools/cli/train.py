@@ -22,7 +22,6 @@ from ajet_sdk import serve as sdk
 from ajet_sdk.backbones.trinity.mapping import check
 from ajet_sdk.backbones.trinity.rehearsal import Stopwatch, check_mapping, findings, tiny_model
 from ajet_sdk.backbones.trinity.rehearsal import rehearse as rehearsal_of
-from ajet_sdk.capture.hooks import ensure_api_key
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import ConfigError, MissingExtra, TrainingError
 from ajet_sdk.reporting.output import echo, style
@@ -99,7 +98,6 @@ def rehearse(
     if conf is None and agent is None:
         raise ConfigError("nothing to rehearse: pass a config file (--conf FILE) or an agent (agent.py:solve)")
     config = Arguments(conf=conf, overrides=overrides, agent=agent, backbone="trinity").config()
-    ensure_api_key()
     directory = config.directory.parent / f"rehearsal-{config.experiment_name}"
     shutil.rmtree(directory, ignore_errors=True)
     _rehearse(config, directory)
@@ -223,7 +221,6 @@ def train(
     _check_flags(config, ray is not None, with_appworld, prefix)
     if resume:
         config = newest_experiment(config, exp_dir)
-    ensure_api_key()
 
     tags = tuple(tag.strip() for tag in re.split(r"[|,]", debug) if tag.strip())
     with logview(config.directory, with_logview):

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from ajet_sdk.agent.model import Model
+from ajet_sdk.config.api_keys import api_key
 from ajet_sdk.config.config import Config, load_object
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo
@@ -86,7 +87,7 @@ def _reflect(config: Config, model: str | None, url: str | None, scripted: str |
             "no model to write prompts: pass --reflect-with NAME, with --reflect-url URL, --base-url URL or "
             "OPENAI_BASE_URL; or --reflect-scripted writer.py:function"
         )
-    key = os.environ.get(config.model.api_key_env) or "none"
+    key = api_key(config.model.api_key_env) or "none"
 
     async def ask(text: str) -> str:
         reply = await Model(base_url, key, model).chat([{"role": "user", "content": text}])

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+from ajet_sdk.config.api_keys import api_key
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import ConfigError, MissingResource, TaskError
 from ajet_sdk.tasks.jsonl import json_rows
@@ -200,7 +201,7 @@ def open_writer(config: Config, budget: Budget | None = None) -> Endpoint:
     """Who writes the tasks; the replies of all runs of the experiment are kept together."""
     return open_endpoint(
         **_writer_of(config),
-        api_key=os.environ.get("OPENAI_API_KEY"),
+        api_key=api_key("OPENAI_API_KEY"),
         concurrency=config.task_reader.data_generation.num_workers,
         cache=config.directory.resolve() / "data" / "replies.sqlite",
         budget=budget,
@@ -344,7 +345,7 @@ def _grader(config: Config) -> Grader | None:
         next((one.base_url for one in filters if one.base_url), given.llm_base_url)
         or os.environ.get("OPENAI_BASE_URL"),
         given.alien_llm_model or os.environ.get("OPENAI_MODEL"),
-        next((one.api_key for one in filters if one.api_key), None) or os.environ.get("OPENAI_API_KEY"),
+        next((one.api_key for one in filters if one.api_key), None) or api_key("OPENAI_API_KEY"),
         scripted=None if given.scripted is None else _class_path(config, given.scripted),
         concurrency=most,
         cache=cache,

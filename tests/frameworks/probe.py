@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import ajet
-from ajet_sdk.capture.hooks import ensure_api_key
+from ajet_sdk.config.api_keys import KEYS, placeholder_keys
 from ajet_sdk.config.config import Config
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.gateway.gateway import Gateway
@@ -165,13 +165,14 @@ async def cells(module: Any) -> list[Cell]:
 
 def main(name: str) -> None:
     """Print the cells as JSON, one a line. What a framework prints goes to standard error."""
-    ensure_api_key()
+    for key in {name for names in KEYS.items() for name in (names[0], *names[1])}:
+        os.environ.pop(key, None)  # as of a user who has none
     os.environ.update(
-        ANTHROPIC_API_KEY="key", GEMINI_API_KEY="key", GOOGLE_API_KEY="key", CREWAI_TRACING_ENABLED="false",
+        CREWAI_TRACING_ENABLED="false",
         OTEL_SDK_DISABLED="true", LITELLM_LOCAL_MODEL_COST_MAP="True", CREWAI_DISABLE_TELEMETRY="true",
         OPENAI_AGENTS_DISABLE_TRACING="1", AGNO_TELEMETRY="false", HOME=tempfile.mkdtemp(),
     )  # fmt: skip
-    with contextlib.redirect_stdout(sys.stderr):
+    with contextlib.redirect_stdout(sys.stderr), placeholder_keys():
         made = asyncio.run(cells(importlib.import_module(f"tests.frameworks.agents.{name}")))
     for cell in made:
         print(json.dumps(asdict(cell)))

@@ -29,7 +29,6 @@ import requests
 import urllib3
 
 from ajet_sdk.agent.context import current_episode
-from ajet_sdk.capture import hooks as capture
 from ajet_sdk.capture.hooks import installed
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import EngineUnavailable
@@ -550,16 +549,16 @@ def test_what_an_agent_instruments_stays_so_and_each_call_is_recorded_once() -> 
 def test_a_library_that_is_imported_during_the_run_is_captured() -> None:
     program = """
         import asyncio, sys
-        from ajet_sdk.capture.hooks import ensure_api_key, installed
+        from ajet_sdk.capture.hooks import installed
+        from ajet_sdk.config.api_keys import placeholder_keys
         from ajet_sdk.engines.scripted import ScriptedEngine
         from ajet_sdk.gateway.gateway import EpisodeSpec, Gateway
         from ajet_sdk.agent.context import current_episode
 
-        with installed(), Gateway() as gateway:
+        with placeholder_keys(), installed(), Gateway() as gateway:
             episode = gateway.open(EpisodeSpec("e", ScriptedEngine(lambda ask: "policy")))
             current_episode.set(episode.active)
             assert not {"openai", "httpx", "httpx2", "requests", "aiohttp"} & set(sys.modules)
-            ensure_api_key()
             import openai, requests, httpx
 
             body = {"model": "m", "messages": [{"role": "user", "content": "x"}]}
@@ -578,12 +577,3 @@ def test_a_library_that_is_imported_during_the_run_is_captured() -> None:
         check=False,
     )
     assert done.stdout.split() == ["policy", "200", "200"], done.stderr
-
-
-def test_a_placeholder_key_is_set_only_where_there_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    capture.ensure_api_key()
-    assert openai.OpenAI().api_key == capture.PLACEHOLDER
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-mine")
-    capture.ensure_api_key()
-    assert openai.OpenAI().api_key == "sk-mine"

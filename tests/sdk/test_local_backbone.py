@@ -162,17 +162,13 @@ def test_a_reward_without_variance_is_said_plainly(
     assert set(outcomes(config)) == {"zero_advantage", "evaluation"}
 
 
-def test_an_agent_that_never_calls_the_model_is_said_plainly(
-    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_agent_that_never_calls_the_model_stops_the_run(tmp_path: Path, tiny_model: Path) -> None:
     @ajet.workflow
     async def silent(question: str) -> str:
         return question
 
-    train(job(tmp_path, tiny_model, total_steps=1), workflow=silent, judge=length)
-    said = capsys.readouterr().out
-    assert "never called a model" in said
-    assert "no call to the policy was captured" in said
+    with pytest.raises(TrainingError, match="NoCalls: workflow silent returned without a call to a model"):
+        train(job(tmp_path, tiny_model, total_steps=1), workflow=silent, judge=length)
 
 
 def test_a_broken_agent_stops_the_run_with_its_first_cause(tmp_path: Path, tiny_model: Path) -> None:

@@ -15,17 +15,13 @@ import httpx
 import pytest
 import requests
 
-import ajet
 from ajet_sdk.agent.context import HostGuard
 from ajet_sdk.capture.hooks import installed
 from ajet_sdk.capture.uncaptured import LLM_HOSTS, watches
-from ajet_sdk.config.config import Config
-from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import UncapturedTraffic
-from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.rollout.episode import Attempt, run_episode
 from ajet_sdk.samples.build import build
-from ajet_sdk.types import Episode, Task
+from ajet_sdk.types import Episode
+from tests.sdk.episodes import episode_of as any_episode_of
 from tests.waiting import FOREVER
 
 
@@ -49,21 +45,7 @@ def port() -> Iterator[int]:
 
 
 def episode_of(act: Callable[[], Any], **rollout: Any) -> Episode:
-    @ajet.workflow
-    def agent() -> ajet.Reward:
-        result = act()
-        if asyncio.iscoroutine(result):
-            asyncio.run(result)
-        return ajet.Reward(value=1.0)
-
-    config = Config.model_validate({"rollout": {"llm_hosts": ["localhost"], "max_retries": 0, **rollout}})
-
-    async def run() -> Episode:
-        with Gateway() as gateway:
-            engine = ScriptedEngine(lambda ask: "ok")
-            return await run_episode(agent, None, Attempt(Task()), engine=engine, gateway=gateway, config=config)
-
-    return asyncio.run(run())
+    return any_episode_of(act, llm_hosts=["localhost"], **rollout)
 
 
 def by_socket(port: int) -> None:
@@ -121,14 +103,6 @@ def test_what_a_hooked_client_sends_there_is_its_own_affair(port: int) -> None:
     assert episode_of(act).status == "succeeded"
 
 
-@pytest.mark.parametrize("body", [{"messages": []}, {"input": {"messages": []}}])
-@pytest.mark.parametrize("library", [httpx, requests])
-def test_a_conversation_on_an_unknown_route_is_noticed(port: int, library: Any, body: dict[str, Any]) -> None:
-    url = f"http://localhost:{port}/api/v1/services/aigc/text-generation/generation"
-    episode = episode_of(lambda: library.post(url, json=body, timeout=FOREVER))
-    assert episode.cause == "UncapturedTraffic" and url in str(episode.error)
-
-
 def test_outside_of_a_rollout_connections_are_free(port: int) -> None:
     with installed():
         by_socket(port)
@@ -140,7 +114,9 @@ def test_hosts() -> None:
     guard = HostGuard(hosts=("models.example.com",))
     for host in (
         *LLM_HOSTS, "mine.openai.azure.com", "us-central1-aiplatform.googleapis.com", "API.OpenAI.com.",
-        "bedrock-runtime.us-east-1.amazonaws.com", "models.example.com",
+        "bedrock-runtime.us-east-1.amazonaws.com", "bedrock-agent-runtime.cn-north-1.amazonaws.com.cn",
+        "bedrock-runtime-fips.us-east-1.amazonaws.com", "vpce-1.bedrock-runtime.us-east-1.vpce.amazonaws.com",
+        "bedrock-mantle.us-east-1.api.aws", "runtime.sagemaker.us-east-1.amazonaws.com", "models.example.com",
     ):  # fmt: skip
         assert watches(guard, host), host
     for host in ("openai.com", "myapi.openai.com.example.org", "127.0.0.1", "s3.amazonaws.com", "example.com", ""):

@@ -20,7 +20,7 @@ from verl import DataProto
 from ajet_sdk.backbones.shared.driver import close_books
 from ajet_sdk.backbones.shared.steps import attempts_of, tasks_of_step, training_sampling
 from ajet_sdk.backbones.verl.backbone import VerlProgress
-from ajet_sdk.capture.hooks import ensure_api_key, installed
+from ajet_sdk.capture.hooks import installed
 from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.local.loading import local_engine
 from ajet_sdk.gateway.gateway import Gateway
@@ -50,7 +50,6 @@ def lines_of(rows: DataProto) -> list[tuple[Any, ...]]:
 async def local_batch(setting: Setting, tmp_path: Path) -> Any:
     """The samples of the first step as `local` makes them, in this process."""
     config = setting.config
-    ensure_api_key()
     tasks = tasks_of_step(setting.tasks, 1, 2, config.trainer_common.seed)
     attempts = attempts_of(tasks, 3, run_id="local", step=1, what="train", seed=config.trainer_common.seed)
     engine = local_engine(config)

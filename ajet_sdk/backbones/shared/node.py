@@ -13,11 +13,13 @@ import base64
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from ajet_sdk.capture.hooks import ensure_api_key, installed
+from ajet_sdk.capture.hooks import installed
 from ajet_sdk.cluster.code import installed_code
+from ajet_sdk.config.api_keys import placeholder_keys
 from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.errors import ConfigError
@@ -49,7 +51,8 @@ class Node(Generic[S]):
     def __init__(
         self, given: Mapping[str, Any], sampler: Callable[[Config, HFTokenizer], S], processes: int = 1
     ) -> None:
-        ensure_api_key()
+        self._stack = ExitStack()  # for as long as the process lives
+        self._stack.enter_context(placeholder_keys())
         self.run_id = str(given["run_id"])
         config, self._workflow, self._judge = deserialize_job(given)
         self.at_once = -(-config.rollout.max_env_worker // processes)
@@ -58,8 +61,7 @@ class Node(Generic[S]):
         name = f"trace-{platform.node() or 'node'}-{os.getpid()}.duckdb"
         self.writer = TraceWriter(Path(given["directory"]) / name)
         self._gateway = Gateway(self.writer).start()
-        self._hooks = installed()
-        self._hooks.__enter__()
+        self._stack.enter_context(installed())
         self._workers = Workers(self.at_once)
         self.tokenizer = HFTokenizer(str(given["model"]))
         self.sampler = sampler(self.config, self.tokenizer)

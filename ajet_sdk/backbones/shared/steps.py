@@ -123,6 +123,7 @@ def attempts_at(
             split="train" if what == "train" else "val",
             seed=seed_of(seed, part, position, attempt),
             group_seed=shared,
+            must_call=True,
         )
         for attempt in attempts
     ]

@@ -5,7 +5,6 @@ The options of every command that asks a model, and the endpoint and budget that
 
 from __future__ import annotations
 
-import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -14,6 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ajet_sdk.config.api_keys import api_key
 from ajet_sdk.engines.reply_cache import Price
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo
@@ -284,7 +284,7 @@ class ModelOptions:
         return open_endpoint(
             self.base_url,
             self.model,
-            os.environ.get(self.api_key_env),
+            api_key(self.api_key_env),
             scripted=self.scripted,
             concurrency=self.concurrency,
             per_minute=self.rpm,

@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ajet_sdk.capture.hooks import ensure_api_key
 from ajet_sdk.config.config import Config
 from ajet_sdk.config.objects import load_object
 from ajet_sdk.errors import ConfigError, QueryError
@@ -68,7 +67,6 @@ def replay(
     with reader:
         recorded = recorded_episode(reader, queries.find(reader, id, "episode").id)
         config = run_config(reader, recorded.run_id)
-    ensure_api_key()
     agent = _workflow(workflow, config)
     tags = [tag for tag in debug.split("|") if tag]
     result = asyncio.run(run_replay(recorded, agent, config, timeout=timeout, debug_tags=tags))
@@ -167,7 +165,6 @@ def rejudge(
     ajet trace rejudge --judge agent.py:strict
     ajet trace rejudge launcher_record/math --judge math --split val --json
     """
-    ensure_api_key()
     reader, _, run = open_named(run, path)
     with reader:
         run_id = queries.find_run(reader, run)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import traceback
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from ajet_sdk.config.api_keys import api_key
 from ajet_sdk.config.config import load_config
 from ajet_sdk.config.objects import load_object
 from ajet_sdk.engines.open import open_engine
@@ -99,4 +99,4 @@ def open_named(
     place = f"http{url}" if at else "" if Path(name).is_dir() else base_url
     if not place.startswith(("http://", "https://")) and not Path(name).is_dir():
         raise ConfigError(f"{option} {spec}: add its endpoint: {name}@https://HOST/v1")
-    return open_endpoint(place or None, name, os.environ.get(key_env or "OPENAI_API_KEY"), **how)
+    return open_endpoint(place or None, name, api_key(key_env or "OPENAI_API_KEY"), **how)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from ajet_sdk.config.api_keys import api_key
 from ajet_sdk.errors import ConfigError, EngineError, MissingExtra
 from ajet_tools.dataset.model.budget import Budget
 from ajet_tools.dataset.model.endpoint import Endpoint, local_url
@@ -49,7 +49,7 @@ def open_embedder(
         return Endpoint(at, model, concurrency=1, cache=cache, wire=_LocalModel(model))
     if not where.startswith(("http://", "https://")):
         raise ConfigError(f"--embeddings takes a URL and a model, or `local` and a directory (got {where!r})")
-    key = os.environ.get("OPENAI_API_KEY")
+    key = api_key("OPENAI_API_KEY")
     return Endpoint(where, model, key, concurrency=concurrency, cache=cache, budget=budget)
 
 

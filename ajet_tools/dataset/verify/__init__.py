@@ -18,12 +18,8 @@ too. Errors of the endpoint and a spent budget are raised, for they are not the 
 from __future__ import annotations
 
 import difflib
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
-from ajet_sdk.capture.hooks import ensure_api_key
 from ajet_sdk.config.objects import load_object
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.sandbox.fence import fenced
@@ -123,23 +119,10 @@ def _judge(rest: str, spec: str, seed: int, relative_to: Path | None, timeout: f
     path = path if k else rest
     if ":" not in path and "->" not in path:
         raise ConfigError(f"--verify {spec}: a judge has the form judge:FILE:NAME, such as judge:agent.py:exact")
-    with _placeholder_key():
-        judge = load_object(path, relative_to)
+    judge = load_object(path, relative_to)
     if isinstance(judge, type):
         raise ConfigError(f"--verify {spec}: {path} is a class; name a function with @ajet.judge")
     return Judged(judge, spec.strip(), k=k, seed=seed, timeout=timeout)
-
-
-@contextmanager
-def _placeholder_key() -> Iterator[None]:
-    """A judge often stands in the agent's file, whose client, made when it is imported, wants some key."""
-    given = "OPENAI_API_KEY" in os.environ
-    ensure_api_key()
-    try:
-        yield
-    finally:
-        if not given:  # an endpoint that is opened later must not take it for the user's
-            del os.environ["OPENAI_API_KEY"]
 
 
 def _rubric(name: str, spec: str, relative_to: Path | None) -> str:

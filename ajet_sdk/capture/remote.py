@@ -1,0 +1,83 @@
+"""An episode in another process than its gateway's: what happens there is reported over HTTP."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict
+from typing import Any
+from urllib.request import ProxyHandler, Request, build_opener
+
+from ajet_sdk.agent.context import ActiveEpisode, AgentIdentity, ObservedExchange, Recorder, Verdict
+from ajet_sdk.dialects.json import json_bytes
+from ajet_sdk.errors import AjetError
+from ajet_sdk.types import Event
+
+__all__ = ["RemoteRecorder", "for_other_process", "in_this_process", "never_raise"]
+
+REPORT_TIMEOUT = 10.0
+
+log = logging.getLogger("ajet")
+
+
+class RemoteRecorder:
+    """The recorder of an episode whose gateway is in another process: reports over HTTP."""
+
+    def __init__(self, url: str, api_key: str, policy_models: frozenset[str] = frozenset()) -> None:
+        self._url = url
+        self._api_key = api_key
+        self._policy_models = policy_models
+
+    def answers(self, model: str) -> Verdict:
+        """The gateway has the last word where no models are named."""
+        return "policy" if not self._policy_models or model in self._policy_models else "other"
+
+    def takes_handle(self, agent: str) -> None:
+        """Report to the gateway."""
+        with suppress(OSError):  # what a handle can do does not depend on it
+            self._report("handles", json_bytes(asdict(AgentIdentity(agent))))
+
+    def fail(self, error: AjetError) -> None:
+        """Report to the gateway, which ends the episode even where the agent catches the error in its process."""
+        never_raise(lambda: self._report("faults", json_bytes({"kind": type(error).__name__, "message": str(error)})))
+
+    def observed(self, exchange: ObservedExchange) -> None:
+        """Report to the gateway."""
+        self._report("observed", json_bytes(asdict(exchange)))
+
+    def happened(self, event: Event) -> None:
+        """Report to the gateway."""
+        self._report("events", event.model_dump_json().encode())
+
+    def _report(self, route: str, body: bytes) -> None:
+        if not self._url:
+            return
+        headers = {"authorization": f"Bearer {self._api_key}", "content-type": "application/json"}
+        request = Request(f"{self._url}/{route}", body, headers)
+        with build_opener(ProxyHandler({})).open(request, timeout=REPORT_TIMEOUT):
+            return
+
+
+def for_other_process(active: ActiveEpisode) -> ActiveEpisode:
+    """The same episode, for another process than its gateway's. It can be pickled."""
+    models: frozenset[str] = getattr(getattr(active.recorder, "spec", None), "policy_models", frozenset())
+    recorder: Recorder = RemoteRecorder(active.base_url if active.gateway_url else "", active.api_key, models)
+    return ActiveEpisode(
+        active.episode_id, recorder, active.gateway_url, active.api_key, active.phase, active.reroutes, active.guard
+    )
+
+
+def in_this_process(active: ActiveEpisode) -> ActiveEpisode:
+    """The episode; where this process was forked from the gateway's, with a recorder that reports to it."""
+    forked = active.pid != os.getpid() and not isinstance(active.recorder, RemoteRecorder)
+    return for_other_process(active) if forked else active
+
+
+def never_raise(action: Callable[[], Any]) -> None:
+    """Recording must never break the agent: what it raises becomes a warning."""
+    try:
+        action()
+    except Exception as error:  # noqa: BLE001  # the boundary between recording and the agent
+        log.warning("could not record a call: %s: %s", type(error).__name__, error)

@@ -1,0 +1,80 @@
+"""API keys in the environment: those of the user, and placeholders for clients that cannot be made without one."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["KEYS", "api_key", "placeholder_in", "placeholder_keys", "without_placeholders"]
+
+KEYS: dict[str, tuple[str, ...]] = {
+    "OPENAI_API_KEY": (),
+    "ANTHROPIC_API_KEY": ("ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_PROFILE", "ANTHROPIC_FEDERATION_RULE_ID"),
+    "GOOGLE_API_KEY": ("GEMINI_API_KEY",),
+    "AZURE_OPENAI_API_KEY": ("AZURE_OPENAI_AD_TOKEN",),
+    "MISTRAL_API_KEY": (),
+    "GROQ_API_KEY": (),
+    "TOGETHER_API_KEY": ("TOGETHERAI_API_KEY",),
+    "FIREWORKS_API_KEY": ("FIREWORKS_AI_API_KEY",),
+    "CEREBRAS_API_KEY": (),
+    "DEEPSEEK_API_KEY": (),
+    "OPENROUTER_API_KEY": (),
+    "XAI_API_KEY": (),
+}
+"""The variables that captured clients read, each with those that clients take in its place: where one of these is set,
+a placeholder would hide it."""
+
+_PREFIX = "ajet-placeholder."
+
+
+class _Placeholders:
+    """How many blocks need the placeholders now."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.users = 0
+
+
+_PLACEHOLDERS = _Placeholders()
+
+
+@contextmanager
+def placeholder_keys() -> Iterator[None]:
+    """Have a placeholder in every variable of `KEYS` that is not set, so that clients can be made without a key.
+
+    Re-entrant and counted: the last to leave removes them. They are never sent to a provider; see `placeholder_in`.
+    """
+    with _PLACEHOLDERS.lock:
+        _PLACEHOLDERS.users += 1
+        for name, others in KEYS.items():
+            if not any(os.environ.get(one) for one in (name, *others)):
+                os.environ[name] = _PREFIX + name
+    try:
+        yield
+    finally:
+        with _PLACEHOLDERS.lock:
+            _PLACEHOLDERS.users -= 1
+            if _PLACEHOLDERS.users == 0:
+                for name in KEYS:
+                    if placeholder_in(os.environ.get(name, "")):
+                        del os.environ[name]
+
+
+def api_key(name: str) -> str | None:
+    """The user's key in an environment variable; None where it is not set, or holds a placeholder."""
+    value = os.environ.get(name)
+    return None if value is None or placeholder_in(value) else value
+
+
+def without_placeholders(environment: Mapping[Any, Any]) -> dict[Any, Any]:
+    """The variables for a child process: its clients are not hooked, and would send a placeholder to the provider."""
+    return {name: value for name, value in environment.items() if name not in KEYS or not placeholder_in(str(value))}
+
+
+def placeholder_in(text: str) -> str | None:
+    """The variable whose placeholder a text holds: a key, the value of a header, a query. None: it holds none."""
+    _, found, rest = text.partition(_PREFIX)
+    return next((name for name in KEYS if rest.startswith(name)), None) if found else None
