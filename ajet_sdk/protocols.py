@@ -172,6 +172,8 @@ class Choice:
     """Whether `logprobs` are of the distribution sampled from; those of another are sent and never recorded."""
     top: Sequence[Sequence[tuple[bytes, float]]] | None = None
     """The most likely tokens at each place and their log-probabilities, where they were asked for."""
+    cut_tokens: int = 0
+    """Tokens that were sampled behind `output_ids` and cut off."""
     unread: bool = False
     """A whole reply that begins a tool call which cannot be read."""
 

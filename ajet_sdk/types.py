@@ -55,6 +55,7 @@ Outcome = Literal[
     "stale",
     "unmaskable",
     "zero_advantage",
+    "cut",
     "truncated",
     "trained",
 ]
@@ -159,6 +160,8 @@ class Call(_Frozen):
     output_ids: Ids | None = None
     logprobs: Floats | None = None
     """Log-probability of each output id under the distribution really sampled from."""
+    cut_tokens: Annotated[int, BeforeValidator(lambda stored: stored or 0)] = 0
+    """Tokens that were sampled behind `output_ids` and cut off, as `parallel_tool_calls: false` does."""
     finish_reason: str | None = None
     started_at: datetime = Field(default_factory=now)
     ended_at: datetime = Field(default_factory=now)

@@ -40,6 +40,7 @@ from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.rollout.outcomes import check_sound, failure_messages
 from ajet_sdk.samples.build import Batch, balance
 from ajet_sdk.samples.draft import sampled_tokens
+from ajet_sdk.trace.schema import SAMPLED
 from ajet_sdk.types import Episode, LedgerEntry, Sample
 
 if TYPE_CHECKING:
@@ -58,8 +59,8 @@ _LARGE_GAP = 0.1
 _CALLS_AT_ONCE = 1024
 """Rows of `trained` that wait to be written before the step waits for the disk."""
 
-_UNBOOKED = """
-    SELECT e.step, c.episode_id, c.call_id, len(c.output_ids) AS tokens,
+_UNBOOKED = f"""
+    SELECT e.step, c.episode_id, c.call_id, {SAMPLED} AS tokens,
         if(e.split = 'train', 'failed', 'evaluation') AS outcome
     FROM calls c JOIN episodes e USING (episode_id)
     WHERE e.run_id = ? AND c.trainable AND c.phase = 'rollout' AND len(c.output_ids) > 0

@@ -153,17 +153,28 @@ class Chat:
             return Choice(None, text, sampled.finish_reason, ids, sampled.logprobs, tokens, stop, top=top)
         logprobs, parsed = sampled.logprobs, self._read(conversation, text)
         if len(parsed.calls) > 1 and conversation.ask.options.get("parallel_tool_calls") is False:
-            # The reply ends after its first call; what was sampled behind it is nobody's.
+            # The reply ends after its first call; what was sampled behind it is counted, and nobody's.
             kept_ids = self._until(ids, len(text) - parsed.behind_first)
             ids, logprobs, tokens = ids[:kept_ids], logprobs[:kept_ids], tokens and tokens[:kept_ids]
             parsed = replace(parsed, calls=parsed.calls[:1], ids=parsed.ids[:1])
         message = self._message(conversation, parsed, ids, index)
         kept = self.tokens(conversation.ask.episode_id, conversation.ask.agent)
         kept.commit(conversation.prompt, ids, message, conversation.sampling.stop)
-        cut = len(ids) < len(sampled.output_ids)
+        cut = len(sampled.output_ids) - len(ids)
         finish = "tool_calls" if parsed.calls and (cut or sampled.finish_reason == "stop") else sampled.finish_reason
         unread = parsed.unread and sampled.finish_reason == "stop"
-        return Choice(message, None, finish, ids, logprobs, tokens, stop, top=top and top[: len(ids)], unread=unread)
+        return Choice(
+            message,
+            None,
+            finish,
+            ids,
+            logprobs,
+            tokens,
+            stop,
+            top=top and top[: len(ids)],
+            cut_tokens=cut,
+            unread=unread,
+        )
 
     def _stop_string(self, sampled: Sampled, stops: Sequence[str]) -> str | None:
         """Which stop string cut the reply; the first where it began inside a character."""

@@ -137,11 +137,17 @@ class CallInFlight:
         if not self.work.done():
             limit = self.episode.spec.call_timeout
             raise EngineUnavailable(f"the engine did not answer within {limit:g} s (call_timeout)")
-        answer = checked_answer(self.work.result(), self.asked, repr(self.engine.model))
-        completion = self.dialect.form.completion(answer, self.asked, self.request_id)
+        completion = self._take_answer(self.work)
         self.response = self.dialect.response(completion, self.neutral, self.body, self.episode.stored)
-        self._answer, self._completion = answer, {**completion, "id": self.response.get("id", completion["id"])}
+        self._completion = {**completion, "id": self.response.get("id", completion["id"])}
         return self.response
+
+    def _take_answer(self, work: asyncio.Future[Answer]) -> dict[str, Any]:
+        """What is recorded of the engine's answer, from here on. Raises what the engine raised."""
+        answer = checked_answer(work.result(), self.asked, repr(self.engine.model))
+        completion = self.dialect.form.completion(answer, self.asked, self.request_id)
+        self._answer, self._completion = answer, completion
+        return completion
 
     def record(self, error: str | None = None) -> None:
         """Make the calls. Whoever comes first decides; later ones change nothing.
@@ -154,6 +160,10 @@ class CallInFlight:
         if error is None and (self.client.gone.done() or self.over.done()):
             raise ClientGone
         self._recorded = True
+        work = self.work
+        if self._answer is None and work is not None and work.done() and not work.cancelled() and not work.exception():
+            with suppress(AjetError):  # it came too late to be sent, and its tokens are sampled all the same
+                self._take_answer(work)
         common: dict[str, Any] = {
             "episode_id": self.episode.episode_id,
             "agent": self.identity.agent,
@@ -182,6 +192,7 @@ class CallInFlight:
                 "prompt_ids": answer.prompt_ids,
                 "output_ids": choice.output_ids,
                 "logprobs": choice.logprobs if choice.of_policy and choice.output_ids is not None else None,
+                "cut_tokens": choice.cut_tokens,
                 "finish_reason": choice.finish_reason,
             }
             self.episode.add(Call(**common, **known), answer.new_ids)

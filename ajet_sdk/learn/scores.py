@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from ajet_sdk.learn.batches import trained_positions
 from ajet_sdk.learn.objective import Scored
-from ajet_sdk.samples.draft import sampled_tokens
+from ajet_sdk.samples.draft import output_tokens
 from ajet_sdk.types import Episode, Floats, Sample, Trained
 
 __all__ = ["TokenScores", "trained_calls"]
@@ -34,7 +34,7 @@ def trained_calls(
         unknown = np.full(len(sample.timeline.token_ids), np.nan, np.float32)
         values = (sample.advantages, logprobs[i] if logprobs else unknown, entropy[i] if entropy else unknown)
         for span in sample.timeline.spans:
-            size = sampled_tokens(calls[span.call_id])
+            size = output_tokens(calls[span.call_id])
             own = [_pad(array[span.start : span.end], size) for array in values]
             yield Trained(
                 run_id=run_id,

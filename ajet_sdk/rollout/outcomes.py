@@ -22,6 +22,7 @@ from ajet_sdk.environments.client import GymEnv
 from ajet_sdk.errors import AjetError, EndpointMisconfigured, EpisodeTimeout, TrainingError
 from ajet_sdk.gateway.episode import OpenEpisode
 from ajet_sdk.rollout.threads import is_library_code
+from ajet_sdk.samples.draft import sampled_tokens
 from ajet_sdk.types import Episode, LedgerEntry, Outcome, Phase, Status
 
 __all__ = [
@@ -135,7 +136,7 @@ def untrained_entries(episode: Episode, outcome: Outcome = "evaluation") -> list
             episode_id=episode.episode_id,
             call_id=call.call_id,
             outcome=outcome,
-            tokens=len(call.output_ids),
+            tokens=sampled_tokens(call),
         )
         for call in episode.calls
         if call.trainable and call.output_ids is not None

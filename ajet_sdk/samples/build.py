@@ -32,7 +32,7 @@ import numpy as np
 
 from ajet_sdk.config.trainer_schema import Estimator
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.samples.draft import Draft, Lengths, sampled_tokens
+from ajet_sdk.samples.draft import Draft, Lengths, output_tokens, sampled_tokens
 from ajet_sdk.samples.timelines import Decode, is_trained, merge
 from ajet_sdk.tokens.template import ChatTemplate
 from ajet_sdk.types import Call, Episode, LedgerEntry, Outcome, Sample, Split
@@ -191,7 +191,7 @@ def _batch(episodes: _Values) -> None:
     """Set the advantages of one role's calls in the whole batch, by the mean and deviation over their tokens, or rule
     them out where all tokens are worth the same."""
     values = np.array([value for _, valued in episodes for _, value in valued])
-    tokens = np.array([sampled_tokens(call) for _, valued in episodes for call, _ in valued])
+    tokens = np.array([output_tokens(call) for _, valued in episodes for call, _ in valued])
     varied = _varied(values[tokens > 0].tolist())
     mean = math.fsum(tokens * values) / int(tokens.sum()) if varied else 0.0
     deviation = (math.fsum(tokens * (values - mean) ** 2) / (int(tokens.sum()) - 1)) ** 0.5 if varied else 0.0
@@ -282,7 +282,7 @@ def _reward(draft: Draft) -> float | None:
 
 def _held(call: Call) -> int:
     """What a sample of this call alone would hold."""
-    return sampled_tokens(call) + (0 if call.prompt_ids is None else len(call.prompt_ids))
+    return output_tokens(call) + (0 if call.prompt_ids is None else len(call.prompt_ids))
 
 
 def balance(ledger: Iterable[LedgerEntry], calls: Iterable[Call]) -> list[str]:

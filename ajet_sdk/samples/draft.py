@@ -15,7 +15,7 @@ from ajet_sdk import errors
 from ajet_sdk.samples.timelines import Merged, is_trained
 from ajet_sdk.types import UNTAGGED, Call, Episode, LedgerEntry, Outcome, Sample, Span, Timeline
 
-__all__ = ["Draft", "Lengths", "sampled_tokens"]
+__all__ = ["Draft", "Lengths", "output_tokens", "sampled_tokens"]
 
 Lengths = tuple[int | None, int | None]
 
@@ -173,7 +173,7 @@ class Draft:
         )
 
     def ledger(self) -> Iterable[LedgerEntry]:
-        """The rows of each call: one, or two where its tail was cut."""
+        """The rows of each call: one, or more where its tail was cut or did not fit."""
         for call in self.episode.calls:
             sampled = sampled_tokens(call)
             outcome = self.outcomes.get(call.call_id)
@@ -181,10 +181,13 @@ class Draft:
                 yield self._row(call, outcome, sampled)
                 continue
             kept = self.kept.get(call.call_id, 0)
+            output = sampled - call.cut_tokens
             if kept or not sampled:
                 yield self._row(call, "trained", kept)
-            if sampled > kept:
-                yield self._row(call, "truncated", sampled - kept)
+            if call.cut_tokens:
+                yield self._row(call, "cut", call.cut_tokens)
+            if output > kept:
+                yield self._row(call, "truncated", output - kept)
 
     def _row(self, call: Call, outcome: Outcome, tokens: int) -> LedgerEntry:
         at = self.episode
@@ -198,6 +201,11 @@ class Draft:
         )
 
 
-def sampled_tokens(call: Call) -> int:
-    """How many tokens the model sampled in a call."""
+def output_tokens(call: Call) -> int:
+    """How many sampled tokens the reply of a call has."""
     return 0 if call.output_ids is None else len(call.output_ids)
+
+
+def sampled_tokens(call: Call) -> int:
+    """How many tokens the model sampled in a call, with those that were cut from the reply."""
+    return output_tokens(call) + call.cut_tokens

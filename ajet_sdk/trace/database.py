@@ -17,7 +17,7 @@ import pyarrow as pa
 from ajet_sdk.errors import TraceError, TraceLocked, TraceVersionError
 from ajet_sdk.trace.owner import announce, retract, settled_owner
 from ajet_sdk.trace.query import SETTINGS
-from ajet_sdk.trace.schema import SCHEMA_VERSION, STORAGE_VERSION, create_statements, upgrade_statements
+from ajet_sdk.trace.schema import SAMPLED, SCHEMA_VERSION, STORAGE_VERSION, create_statements, upgrade_statements
 
 __all__ = [
     "check_version",
@@ -266,9 +266,9 @@ _LATER = "SELECT episode_id FROM episodes WHERE run_id = $run AND step > $step A
 def supersede(connection: duckdb.DuckDBPyConnection, run_id: str, after_step: int, booked: Sequence[str] = ()) -> None:
     """Mark what a run did after a step as rolled back; see TraceWriter.supersede."""
     values = {"run": run_id, "step": after_step}
-    lost = """
+    lost = f"""
         SELECT $run, coalesce(e.step, $step + 1), c.episode_id, c.call_id,
-            if(e.split = 'trial', 'evaluation', 'superseded'), len(c.output_ids)
+            if(e.split = 'trial', 'evaluation', 'superseded'), {SAMPLED}
         FROM calls c LEFT JOIN episodes e USING (episode_id)
         WHERE c.trainable AND c.phase = 'rollout' AND len(c.output_ids) > 0
           AND (e.run_id = $run AND (e.step > $step OR e.split = 'trial')

@@ -26,6 +26,7 @@ from ajet_sdk.trace.gathered import Stamp, stamp_of
 from ajet_sdk.trace.live import COST_HEADER, post, refusal
 from ajet_sdk.trace.owner import ROWS_PATH, Owner, owner_of, settled_owners
 from ajet_sdk.trace.rows import RowsOf
+from ajet_sdk.trace.schema import SAMPLED
 from ajet_sdk.trace.sources import Attached
 from ajet_sdk.types import Call, Episode, Reward
 
@@ -266,12 +267,11 @@ def episodes(
 
 def ledger_balance(reader: TraceReader, run_id: str) -> list[str]:
     """One line for each trainable call of a run whose ledger does not add up to its output ids; none: it balances."""
-    sql = """
+    sql = f"""
         WITH booked AS (SELECT call_id, sum(tokens)::BIGINT AS tokens FROM ledger WHERE run_id = $1 GROUP BY call_id),
         sampled AS (
-            SELECT call_id, c.episode_id, coalesce(len(output_ids), 0) AS tokens
-            FROM calls c LEFT JOIN episodes e USING (episode_id)
-            WHERE trainable AND phase = 'rollout' AND e.run_id = $1
+            SELECT call_id, c.episode_id, {SAMPLED} AS tokens
+            FROM calls c LEFT JOIN episodes e USING (episode_id) WHERE trainable AND phase = 'rollout' AND e.run_id = $1
               OR call_id IN (SELECT call_id FROM booked))
         SELECT call_id, s.episode_id, coalesce(s.tokens, 0) AS sampled, coalesce(b.tokens, 0) AS booked
         FROM sampled s FULL JOIN booked b USING (call_id)

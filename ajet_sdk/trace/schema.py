@@ -8,6 +8,7 @@ __all__ = [
     "CALLS_FULL",
     "COLUMNS",
     "OF_VALIDATION",
+    "SAMPLED",
     "SCHEMA_VERSION",
     "SINCE",
     "STORAGE_VERSION",
@@ -21,7 +22,7 @@ __all__ = [
     "upgrade_statements",
 ]
 
-SCHEMA_VERSION = 5
+SCHEMA_VERSION = 6
 
 OF_VALIDATION = """e.split = 'val' AND e.run_id NOT IN (
     SELECT run_id FROM runs
@@ -91,6 +92,7 @@ COLUMNS: dict[str, dict[str, str]] = {
         "sampling": "JSON",
         "phase": "VARCHAR",
         "extends_call_id": "VARCHAR",
+        "cut_tokens": "INTEGER",
     },
     "rewards": {
         "episode_id": "VARCHAR",
@@ -147,8 +149,12 @@ _ADDED: dict[tuple[str, str], int] = {
     ("episodes", "decoding"): 3,
     ("calls", "extends_call_id"): 4,
     ("episodes", "events"): 5,
+    ("calls", "cut_tokens"): 6,
 }
 """The version that brought a column to a table that was there. In an older file it reads as NULL."""
+
+SAMPLED = "coalesce(len(c.output_ids), 0) + coalesce(c.cut_tokens, 0)"
+"""How many tokens the model sampled in the call `c`."""
 
 WHOLE_CALLS = """
 SELECT c.call_id, c.episode_id, c.index, c.agent, c.target_tag, c.trainable, c.model, c.policy_version,
@@ -159,7 +165,8 @@ SELECT c.call_id, c.episode_id, c.index, c.agent, c.target_tag, c.trainable, c.m
   CASE WHEN c.messages_suffix IS NULL THEN NULL ELSE whole.messages::JSON END AS messages,
   CASE WHEN c.prompt_suffix IS NULL THEN NULL ELSE whole.prompt_ids END AS prompt_ids,
   c.output_ids, c.logprobs, c.finish_reason, c.started_at, c.ended_at, c.error, c.request_id, c.sampling, c.phase,
-  c.parent_call_id, c.prefix_len, c.prefix_messages, c.extends_call_id
+  c.parent_call_id, c.prefix_len, c.prefix_messages, c.extends_call_id,
+  c.cut_tokens
 FROM {calls} c, LATERAL (
   WITH RECURSIVE up(depth, parent, ids_left, messages_left, ids, messages) AS (
     SELECT 0, c.parent_call_id, c.prefix_len, c.prefix_messages,

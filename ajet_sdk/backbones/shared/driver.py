@@ -37,6 +37,7 @@ from ajet_sdk.learn.trainer import default_lr
 from ajet_sdk.reporting.loggers import Loggers
 from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.trace.reader import episodes, ledger_balance, open_trace, trace_files
+from ajet_sdk.trace.schema import SAMPLED
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Call, LedgerEntry
 
@@ -256,16 +257,16 @@ def _parameters(model: str) -> int:
 _ENDING = 60.0
 """Seconds."""
 
-_UNBOOKED = """
+_UNBOOKED = f"""
     SELECT e.step, c.episode_id, c.call_id,
-        coalesce(len(c.output_ids), 0) - coalesce(b.tokens, 0) AS tokens,
+        {SAMPLED} - coalesce(b.tokens, 0) AS tokens,
         CASE WHEN e.split = 'val' THEN 'evaluation' WHEN e.status = 'succeeded' THEN 'superseded' ELSE 'failed' END
             AS outcome
     FROM calls c JOIN episodes e USING (episode_id)
     LEFT JOIN (SELECT call_id, sum(tokens)::BIGINT AS tokens FROM ledger WHERE run_id = $1 GROUP BY call_id) b
         USING (call_id)
     WHERE e.run_id = $1 AND c.trainable AND c.phase = 'rollout'
-        AND coalesce(len(c.output_ids), 0) > coalesce(b.tokens, 0)"""
+        AND {SAMPLED} > coalesce(b.tokens, 0)"""
 
 
 def close_books(writer: TraceWriter, directory: Path, run_id: str) -> None:

@@ -174,7 +174,7 @@ INVARIANTS: dict[str, tuple[str, str]] = {
         "a ledger entry has an unknown outcome or a negative number of tokens",
         "SELECT call_id AS id FROM ledger WHERE tokens IS NULL OR tokens < 0 OR outcome IS NULL OR outcome NOT IN "
         "('superseded', 'evaluation', 'untrainable', 'undelivered', 'failed', 'stale', 'unmaskable', "
-        "'zero_advantage', 'truncated', 'trained')",
+        "'zero_advantage', 'cut', 'truncated', 'trained')",
     ),
     "runs of episodes": (
         "an episode belongs to a run that does not exist",

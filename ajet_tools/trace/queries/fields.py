@@ -86,7 +86,7 @@ _SOLVED = f"coalesce(e.is_success, {REWARD} >= 1 - 1e-9, false)"
 
 _OUTCOMES = (
     "superseded", "evaluation", "untrainable", "undelivered", "failed", "stale", "unmaskable", "zero_advantage",
-    "truncated", "trained",
+    "cut", "truncated", "trained",
 )  # fmt: skip
 
 FIELDS: dict[str, Field] = {

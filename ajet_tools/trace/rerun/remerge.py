@@ -22,7 +22,7 @@ from ajet_tools.trace.queries.runs import ledger_totals
 __all__ = ["Policy", "Remerge", "Totals", "changed", "policy_of", "remerge", "steps_of"]
 
 
-_OF_TRAINING = ("trained", "truncated", "zero_advantage", "stale", "unmaskable")
+_OF_TRAINING = ("trained", "truncated", "cut", "zero_advantage", "stale", "unmaskable")
 
 
 @dataclass(frozen=True)
