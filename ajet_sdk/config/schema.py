@@ -137,7 +137,8 @@ class ModelSource(Section):
         "auto",
         "Format of tool calls in the model's text: hermes, qwen3_coder, glm45, mistral, deepseek_v3, "
         "deepseek_v31, kimi_k2, granite, cohere, pythonic, llama3_json or none; auto: detected from the chat "
-        "template.",
+        "template. Where the template renders no tools or no calls, auto writes and reads them in the Hermes form and "
+        "logs a warning; template: as auto, but requests with tools are refused there.",
     )
     lora: Lora = section(Lora, "LoRA adapters.")
 

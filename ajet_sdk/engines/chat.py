@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from array import array
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -12,14 +13,17 @@ from typing import Any
 from ajet_sdk.dialects.fields import COMPLETIONS, refuse
 from ajet_sdk.engines.prompts import PromptBuilder
 from ajet_sdk.engines.reply_schema import tool_calls_fault
-from ajet_sdk.errors import ContextOverflow, RequestRefused
+from ajet_sdk.errors import ConfigError, ContextOverflow, RequestRefused
 from ajet_sdk.protocols import Answer, Ask, Choice, Sampled, Sampler, Sampling, Tokenizer
 from ajet_sdk.tokens.formats import Parsed, ReplyFormat
 from ajet_sdk.tokens.grammars import TYPED, allowed_tools, reply_grammar
 from ajet_sdk.tokens.pieces import CutPoints
 from ajet_sdk.tokens.probing import call_id, learn
+from ajet_sdk.tokens.template import ChatTemplate
 
 __all__ = ["Chat", "Conversation", "TokenEngine", "refuse_processing"]
+
+_log = logging.getLogger("ajet")
 
 NO_LIMIT = 2**31
 PROMPT_END = 64
@@ -48,11 +52,15 @@ class Chat:
         tool_call_parser: str = "auto",
         rescored: bool = True,
         constrains: bool = True,
+        name: str = "the model",
     ) -> None:
-        self.tokenizer = tokenizer
+        self.tokenizer, self.name = tokenizer, name
         self._rescored, self._constrains = rescored, constrains
         self.max_model_len = max_model_len or NO_LIMIT
         self._parser = tool_call_parser
+        self._template: ChatTemplate | None = None
+        self._told = False
+        """Whether it was said that the template lacks tools."""
         self._format: ReplyFormat | None = None
         self._cuts: CutPoints | None = None
         self._tokens: defaultdict[str, dict[str, PromptBuilder]] = defaultdict(dict)
@@ -99,8 +107,29 @@ class Chat:
             raise RequestRefused("chat_template_kwargs must be an object", "chat_template_kwargs")
         if ask.options.get("reasoning_effort") is not None:
             arguments = {"reasoning_effort": ask.options["reasoning_effort"], **arguments}
+        self._check_tools(messages, tools or ())
         goes_on = bool(ask.options.get("continue_final_message"))
         return self.tokens(ask.episode_id, ask.agent).prompt(messages, tools, continue_last=goes_on, **arguments)
+
+    def _check_tools(self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Any]) -> None:
+        """Say once that tools are not written by the template. Raises ConfigError where the config insists on it."""
+        if self._template is None:
+            self._template = ChatTemplate.of(self.tokenizer.chat_template, self.tokenizer.variables)
+        if self._told or not self._template.in_hermes_form(messages, tools):
+            return
+        missing = "tool calls or their results" if "calls" in self._template.lacks else "the tools of a request"
+        what = f"The chat template of {self.name} does not render {missing}"
+        if self._parser == "template":
+            raise ConfigError(
+                f"{what}, and model.tool_call_parser is template. Set it to auto to have them written in the Hermes "
+                "form, or take a model whose chat template has tools"
+            )
+        self._told = True
+        _log.warning(
+            "%s: they are written in the Hermes form (<tools>, <tool_call>, <tool_response>), as text. A model that "
+            "never saw it may not call tools. model.tool_call_parser: template refuses such requests.",
+            what,
+        )
 
     def _grammar(self, ask: Ask, prompt_ids: Sequence[int]) -> str:
         """What the reply must be; empty where any text will do."""
@@ -248,7 +277,11 @@ class TokenEngine:
         self.sampler = sampler
         self.model = sampler.model
         self.chat = Chat(
-            tokenizer, max_model_len=sampler.max_model_len, tool_call_parser=tool_call_parser, rescored=rescored
+            tokenizer,
+            max_model_len=sampler.max_model_len,
+            tool_call_parser=tool_call_parser,
+            rescored=rescored,
+            name=sampler.model,
         )
 
     @property

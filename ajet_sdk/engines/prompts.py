@@ -31,8 +31,9 @@ from typing import Any
 
 from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.samples.splits import Side, Texts, align, explain
+from ajet_sdk.tokens.jinja import Shown
 from ajet_sdk.tokens.pieces import CutPoints, PieceEncoder
-from ajet_sdk.tokens.template import ChatTemplate, Message, Shown, clean, meaning
+from ajet_sdk.tokens.template import ChatTemplate, Message, clean, meaning
 
 __all__ = ["Prompt", "PromptBuilder"]
 

@@ -6,6 +6,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,15 +23,29 @@ TEXT, REASON = "zqtext", "zqreason"
 
 Render = Callable[..., str]
 
+_BY_TEMPLATE = ("auto", "template")
+"""Values of `model.tool_call_parser` with which the format is learnt."""
+
 
 def learn(tokenizer: Tokenizer, parser: str = "auto") -> ReplyFormat:
-    """The format that `tokenizer`'s template renders. Raises ConfigError for an unknown `parser`."""
-    if parser != "auto" and parser not in PARSERS:
-        raise ConfigError(f"model.tool_call_parser: {parser!r} is unknown; choose auto, {', '.join(PARSERS)}")
+    """The format that `tokenizer`'s template renders.
+
+    Raises ConfigError for a `parser` that is unknown, or that does not read what is rendered.
+    """
+    if parser not in _BY_TEMPLATE and parser not in PARSERS:
+        known = ", ".join([*_BY_TEMPLATE, *PARSERS])
+        raise ConfigError(f"model.tool_call_parser: {parser!r} is unknown; choose {known}")
     template = ChatTemplate.of(tokenizer.chat_template, tokenizer.variables)
+    if "calls" in template.lacks and parser not in (*_BY_TEMPLATE, "hermes", "none"):
+        raise ConfigError(
+            f"model.tool_call_parser: {parser} does not read what the model is shown: the chat template renders no "
+            "tool calls, so they are written in the Hermes form. Set auto, or a chat template that renders them"
+        )
     ends = tuple(filter(None, (tokenizer.decode([i]) for i in sorted(tokenizer.eos_ids))))
     probe = _Probe(template, ends)
-    calls = probe.calls() if parser == "auto" else PARSERS[parser]
+    calls = probe.calls() if parser in _BY_TEMPLATE else PARSERS[parser]
+    if "calls" in template.lacks:  # what stands behind such a call is the template's end of any turn
+        calls = tuple(replace(one, close=one.close.partition("</tool_call>")[0] + "</tool_call>") for one in calls)
     return ReplyFormat(calls, probe.reasoning(calls), probe.preamble, probe.postamble)
 
 

@@ -1,8 +1,9 @@
 """A chat template: messages and tools in, text out, as transformers renders it.
 
 Templates differ in what they read: some take content only as a list of parts, some want a tool call's arguments as a
-string, some do not know the developer role. Which of these holds is found by probing the template itself, so that no
-marker of any template stands in this code.
+string, some do not know the developer role, and many render no tools: for these the Hermes form is written
+(`tokens.hermes`). Which of these holds is found by probing the template itself, so that no marker of any template
+stands in this code.
 """
 
 from __future__ import annotations
@@ -14,15 +15,13 @@ from functools import cached_property, lru_cache
 from typing import Any
 
 import jinja2
-import jinja2.ext
-import jinja2.nodes
-import jinja2.sandbox
-from jinja2.runtime import LoopContext
 
 from ajet_sdk.errors import ConfigError, RequestRefused
 from ajet_sdk.protocols import Tokenizer
+from ajet_sdk.tokens.hermes import about_tools, with_calls_as_text, with_tools_as_text
+from ajet_sdk.tokens.jinja import Shown, compile_template, to_json
 
-__all__ = ["Arguments", "ChatTemplate", "Message", "Shown", "clean", "meaning", "same_reply"]
+__all__ = ["Arguments", "ChatTemplate", "Message", "clean", "meaning", "same_reply"]
 
 Message = dict[str, Any]
 
@@ -33,24 +32,15 @@ _NOT_AS_IT_IS = _APART | _NEVER_RENDERED
 _PROBE, _REASON, _TEXT = "probe", "zqreason", "zqtext"
 _USER: dict[str, Any] = {"role": "user", "content": "zquser"}
 _PROBE_CALL = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": '{"a": "b"}'}}
-
-
-_OF_EVERY_DICT = frozenset(dir(dict))
-_OF_A_LOOP = frozenset(("first", "last", "index", "index0", "length", "previtem", "nextitem"))
-
-
-class Shown(dict[str, Any]):
-    """An object that every later prompt of its episode shows again, with the spellings that a template gave it.
-
-    It must not change.
-    """
-
-    __slots__ = ("shown",)
-
-    def __init__(self, values: Mapping[str, Any]) -> None:
-        super().__init__(values)
-        self.shown: dict[Any, str] = {}
-        """By the arguments of `tojson`."""
+_NAME, _KEY, _VALUE, _RESULT = "zqfunction", "zqkey", "zqvalue", "zqresult"
+_TOOL = {
+    "type": "function",
+    "function": {
+        "name": _NAME,
+        "description": "",
+        "parameters": {"type": "object", "properties": {_KEY: {"type": "string", "description": ""}}, "required": []},
+    },
+}
 
 
 class Arguments(Shown):
@@ -163,65 +153,6 @@ def same_reply(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
     return meaning(clean(a)) == meaning(clean(b))
 
 
-class _Generation(jinja2.ext.Extension):
-    """The `generation` tag of training templates: it marks text and changes none."""
-
-    tags = {"generation"}
-
-    def parse(self, parser: Any) -> jinja2.nodes.Node:
-        line = next(parser.stream).lineno
-        return jinja2.nodes.Scope(parser.parse_statements(("name:endgeneration",), drop_needle=True), lineno=line)
-
-
-def _raise(text: str) -> None:
-    raise jinja2.TemplateError(text)
-
-
-def _tojson(
-    value: Any,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    if not isinstance(value, Shown):
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-    how = (ensure_ascii, indent, tuple(separators or ()), sort_keys)
-    if how not in value.shown:
-        value.shown[how] = json.dumps(
-            dict(value), ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys
-        )
-    return value.shown[how]
-
-
-class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The sandbox, with a short way to a message's keys and to what a loop knows of itself.
-
-    Most of a long conversation's rendering is looking them up.
-    """
-
-    def getattr(self, obj: Any, attribute: str) -> Any:
-        kind = type(obj)
-        if kind is dict and attribute not in _OF_EVERY_DICT:
-            return obj[attribute] if attribute in obj else self.undefined(obj=obj, name=attribute)
-        if kind is LoopContext and attribute in _OF_A_LOOP:
-            return getattr(obj, attribute)
-        return super().getattr(obj, attribute)
-
-
-@lru_cache(maxsize=32)
-def _compile(source: str) -> jinja2.Template:
-    environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
-    environment.filters["tojson"] = _tojson
-    environment.globals["raise_exception"] = _raise
-    try:
-        template = environment.from_string(source)
-        template.globals = dict(template.globals)  # copied at each rendering, and a ChainMap is slow at it
-        return template
-    except jinja2.TemplateSyntaxError as error:
-        raise ConfigError(f"the chat template cannot be parsed: {error} (line {error.lineno})") from error
-
-
 def _freeze(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
@@ -236,9 +167,13 @@ class ChatTemplate:
 
     def __init__(self, source: str, variables: Mapping[str, Any]) -> None:
         self._source = source
-        self._compiled = _compile(source)
+        self._compiled = compile_template(source)
         self._variables = dict(variables)
         self._parts = self._string_arguments = self._developer_is_system = False
+        self.lacks: frozenset[str] = frozenset()
+        """What the template does not render, and is written in the Hermes form: `tools`, `calls` (and results)."""
+        self._leader = "system"
+        """The role of the message that tools are written into."""
         self._probe()
 
     @staticmethod
@@ -273,12 +208,56 @@ class ChatTemplate:
             self._string_arguments = self._attempt([ask, called]) is not None
         told = [{"role": "developer", "content": "instruction"}, ask]
         self._developer_is_system = "instruction" not in (self._attempt(told) or "")
+        system = {"role": "system", "content": "instruction"}
+        if "instruction" not in (self._attempt([system, ask]) or ""):
+            self._leader = "user"
+        offered = (self._attempt(messages, [_TOOL]) or "" for messages in ([ask], [system, ask]))
+        tools = any(_NAME in text and _KEY in text for text in offered)
+        self.lacks = frozenset(name for name, shown in (("tools", tools), ("calls", self._shows_calls())) if not shown)
 
-    def _attempt(self, messages: Iterable[Mapping[str, Any]]) -> str | None:
+    def _shows_calls(self) -> bool:
+        """Whether name, arguments and result of a call are in the text. Some want ids of nine letters, and some show
+        nothing but an id that has the name in it."""
+        for written in ("call00000", f"functions.{_NAME}:0"):
+            function = {"name": _NAME, "arguments": json.dumps({_KEY: _VALUE})}
+            calls = [{"id": written, "type": "function", "function": function}]
+            messages: list[Message] = [
+                {"role": "user", "content": _PROBE},
+                {"role": "assistant", "content": "", "tool_calls": calls},
+                {"role": "tool", "content": _RESULT, "tool_call_id": written, "name": _NAME},
+            ]
+            for tools in (None, [_TOOL]):
+                text = (self._attempt(messages, tools) or "").rpartition(_PROBE)[2]
+                if all(sign in text for sign in (_NAME, _KEY, _VALUE, _RESULT)):
+                    return True
+        return False
+
+    def _attempt(
+        self, messages: Iterable[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] | None = None
+    ) -> str | None:
         try:
-            return self.render([self.form(m) for m in messages])
+            return self.render([self.form(m) for m in messages], tools)
         except RequestRefused:
             return None
+
+    def in_hermes_form(self, messages: Sequence[Mapping[str, Any]], tools: Any) -> bool:
+        """Whether some of a request is written in the Hermes form, as the template would drop it."""
+        return bool(self.lacks) and (bool(tools) or ("calls" in self.lacks and about_tools(messages)))
+
+    def _as_text(
+        self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]] | None
+    ) -> tuple[list[Message], Sequence[Mapping[str, Any]] | None]:
+        """Formed messages and tools with what the template lacks as text: calls, and tools where either is lacking."""
+        texts = [{**message, "content": _content(message["content"])} for message in messages]
+        if "calls" in self.lacks:
+            texts = with_calls_as_text(texts)
+        if tools:
+            texts = with_tools_as_text(texts, tools, to_json, self._leader, with_form="calls" in self.lacks)
+        return ([self._in_parts(message) for message in texts] if self._parts else texts), None
+
+    def _in_parts(self, message: Message) -> Message:
+        content = message["content"]
+        return {**message, "content": [{"type": "text", "text": content}] if isinstance(content, str) else content}
 
     def form(self, message: Mapping[str, Any]) -> Message:
         """A client's message as this template reads it."""
@@ -289,9 +268,9 @@ class ChatTemplate:
         out = dict(cleaned)
         if self._developer_is_system and out["role"] == "developer":
             out["role"] = "system"
-        if self._parts and isinstance(out["content"], str):
-            out["content"] = [{"type": "text", "text": out["content"]}]
-        if self._string_arguments and "tool_calls" in out:
+        if self._parts:
+            out = self._in_parts(out)
+        if self._string_arguments and "tool_calls" in out and "calls" not in self.lacks:
             out["tool_calls"] = [_spelt(call) for call in out["tool_calls"]]
         return out
 
@@ -305,6 +284,8 @@ class ChatTemplate:
         **options: Any,
     ) -> str:
         """The text of formed messages. `at` is the time that the template is told. Raises RequestRefused."""
+        if self.in_hermes_form(messages, tools):
+            messages, tools = self._as_text(messages, tools)
         told: Callable[[str], str] = (at or datetime.now()).strftime
         variables = {**self._variables, **options, "strftime_now": told}
         variables |= {"messages": messages, "tools": list(tools) if tools else None}

@@ -190,6 +190,8 @@ CHANGES: dict[str, tuple[list[Message], dict[str, Any], str]] = {
 }
 TURNS = "{%- if m.role != 'system' and not (m.role == 'user' and loop.index0 < 2) %}{{- m.content }}{% endif %}"
 """Neither the system prompt nor the first question: what shows them stands before the turns."""
+ONE_TOOL = "{%- if tools %}{{- tools[0] | tojson }}{% endif %}"
+"""A template that has a form for tools keeps it: two are shown as one."""
 THINKS = (
     "{%- if m.reasoning_content and loop.last %}{{- '<think>' + m.reasoning_content + '</think>' }}{% endif %}" + TURNS
 )
@@ -205,7 +207,8 @@ def test_a_change_is_the_cause_where_the_template_shows_it_and_nowhere_else(
     first = {**YES, "reasoning_content": "is that so"} if thinks else YES
     then = [first if m is YES else m for m in then]
     for visible in (True, False):
-        tok = tokenizer_of("byte_level", shown(THINKS if thinks else TURNS, shows if visible else ""))
+        turns = (THINKS if thinks else TURNS) + CALLS
+        tok = tokenizer_of("byte_level", shown(turns, ONE_TOOL + (shows if visible else "")))
         talk = Talk(tok)
         talk.turn(FIRST, first, tools=[TOOL])
         talk.turn(then, YES, **{"tools": [TOOL], **more})
@@ -218,7 +221,7 @@ def test_a_change_is_the_cause_where_the_template_shows_it_and_nowhere_else(
 
 def test_two_changes_of_which_one_is_shown(tokenizer_of: Callable[..., Any]) -> None:
     """Undoing the tools does not help, undoing the system prompt does: without the template neither is claimed."""
-    tok = tokenizer_of("byte_level", shown(TURNS, CHANGES["system_changed"][2]))
+    tok = tokenizer_of("byte_level", shown(TURNS + CALLS, ONE_TOOL + CHANGES["system_changed"][2]))
     talk = Talk(tok)
     talk.turn(FIRST, YES, tools=[TOOL])
     talk.turn(CHANGES["system_changed"][0], YES, tools=[TOOL, TOOL])
@@ -250,16 +253,18 @@ def test_a_name_that_the_template_shows_is_an_edit(tokenizer_of: Callable[..., A
         assert talk.causes() == causes
 
 
-def test_a_tool_call_that_is_not_shown_at_all_is_no_call_written_otherwise(tokenizer_of: Callable[..., Any]) -> None:
+def test_a_tool_call_is_written_otherwise_under_a_template_that_shows_none_too(
+    tokenizer_of: Callable[..., Any],
+) -> None:
     function = {"name": "calc", "arguments": '{"a": 1}'}
     reply = {**YES, "tool_calls": [{"id": "c1", "type": "function", "function": function}]}
     result = {"role": "tool", "content": "1", "tool_call_id": "c1"}
     sampled = '<tool_call>\n{"arguments": {"a": 1}, "name": "calc"}\n</tool_call>'
-    for template, cause in ((KEEPS, "tool_call_reserialised"), (shown("{{- m.content }}"), "template_rewrites")):
+    for template in (KEEPS, shown("{{- m.content }}")):
         talk = Talk(tokenizer_of("byte_level", template))
         talk.turn(FIRST, reply, sampled=f"yes{sampled}{END}", tools=[TOOL])
         talk.turn([*FIRST, reply, result], YES, tools=[TOOL])
-        assert talk.causes() == [cause]
+        assert talk.causes() == ["tool_call_reserialised"]
 
 
 @pytest.mark.parametrize("name", [*KEEPING, *DROPPING])

@@ -334,14 +334,14 @@ IN_PARTS = """\
 {%- if p.type == 'text' %}{{ p.text }};{% endif %}{% endfor %}{% endfor %}"""
 AS_STRING = """\
 {% for m in messages %}{{ m.content }}
-{%- for c in m.tool_calls or [] %}{{ '(' + c.function.arguments + ')' }}{% endfor %}{% endfor %}"""
+{%- for c in m.tool_calls or [] %}{{ c.function.name + '(' + c.function.arguments + ')' }}{% endfor %}{% endfor %}"""
 NO_DEVELOPER = "{% for m in messages %}{% if m.role in ('user', 'system') %}{{ m.content }}{% endif %}{% endfor %}"
 
 
 def test_templates_are_fed_what_they_read(tokenizer_of: Callable[..., Any]) -> None:
     assert PromptBuilder(tokenizer_of("byte_level", IN_PARTS)).prompt([user("hi")]).text == "hi;"
     said = reply("", tool_calls=calls({"a": 1}))
-    assert PromptBuilder(tokenizer_of("byte_level", AS_STRING)).prompt([user("hi"), said]).text == 'hi({"a": 1})'
+    assert PromptBuilder(tokenizer_of("byte_level", AS_STRING)).prompt([user("hi"), said]).text == 'hicalc({"a": 1})'
     told = [{"role": "developer", "content": "be brief;"}, user("hi")]
     assert PromptBuilder(tokenizer_of("byte_level", NO_DEVELOPER)).prompt(told).text == "be brief;hi"
 

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Tokenizer
 from ajet_sdk.engines.prompts import PromptBuilder
 from ajet_sdk.errors import RequestRefused
 from ajet_sdk.tokens.probing import learn
-from ajet_sdk.tokens.template import ChatTemplate
+from ajet_sdk.tokens.template import ChatTemplate, clean
 
 FOUND = importlib.util.find_spec("trl")
 FOLDER = Path(FOUND.origin).parent / "chat_templates" if FOUND and FOUND.origin else Path("none")
@@ -101,11 +101,20 @@ def published(path: Path, make: Callable[..., Any]) -> Published:
     return Published(make().inner, path.read_text(encoding="utf-8"))
 
 
+LACKING = re.compile(
+    r"cohere2?|deepseek_r1_distill|gemma3?|idefics3|lfm2|llama3|llava_next|phi3(_5)?|qwen2_5_vl|smolvlm"
+)
+"""Templates that render no tools, or no calls; deepseekv3 renders calls alone."""
+
+
 def of_transformers(tok: Published, messages: list[Message], tools: Any, generate: bool = True) -> str | None:
-    """What transformers renders of the messages in the form that the template reads; None where it refuses."""
+    """What transformers renders of the messages in the form that the template reads, with tools as text where it
+    renders none; None where it refuses."""
     from transformers.utils.chat_template_utils import render_jinja_template
 
     template = ChatTemplate.of(tok.chat_template, tok.variables)
+    if template.in_hermes_form(messages, tools):
+        messages, tools = template._as_text([clean(m) for m in messages], tools)
     formed = [template.form(m) for m in messages]
     try:
         [text], _ = render_jinja_template(
@@ -165,6 +174,17 @@ def test_a_template_that_keeps_history_keeps_a_conversation_in_one_piece(
     prompt = tokens.prompt(asked, tools)
     tokens.commit(prompt, sampled_of(tok, asked, replies[0], tools), replies[0])
     assert tokens.prompt([*asked, replies[0], following[0]], tools).reused > len(prompt.ids)
+
+
+@pytest.mark.parametrize("path", TEMPLATES, ids=lambda path: path.stem)
+def test_a_template_that_supports_tools_keeps_its_form(path: Path, tokenizer_of: Callable[..., Any]) -> None:
+    tok, name = published(path, tokenizer_of), path.stem.removesuffix("_training")
+    lacks = ChatTemplate.of(tok.chat_template, tok.variables).lacks
+    if name == "deepseekv3":
+        assert lacks == {"tools"}
+    else:
+        assert ("calls" in lacks) == bool(LACKING.fullmatch(name)) >= ("tools" in lacks)
+        assert not lacks or learn(tok).calls[0].open.strip() == "<tool_call>"
 
 
 OWN_SYNTAX = re.compile("gemma4|diffusion_gemma|muse")

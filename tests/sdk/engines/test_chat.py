@@ -162,11 +162,10 @@ def test_without_tools_or_with_choice_none_a_call_is_text() -> None:
     assert message_of(text, tools=TOOLS, tool_choice="none")["content"] == text
 
 
-def test_a_template_without_tools_falls_back_to_known_spellings() -> None:
+def test_under_a_template_without_tools_calls_are_read_in_the_form_that_is_rendered() -> None:
     plain = _TURNS + "{{ m.content }}" + _END
-    for name in ("hermes", "mistral", "xml"):
-        text = f"[TOOL_CALLS][{SPELT[name][0]}]" if name == "mistral" else SPELT[name][0]
-        assert len(message_of(text, plain, tools=TOOLS)["tool_calls"]) == 1, name
+    assert len(message_of(SPELT["hermes"][0], plain, tools=TOOLS)["tool_calls"]) == 1
+    assert "tool_calls" not in message_of(f"[TOOL_CALLS][{SPELT['mistral'][0]}]", plain, tools=TOOLS)
     assert "tool_calls" not in message_of("just words", plain, tools=TOOLS)
 
 

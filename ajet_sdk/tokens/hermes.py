@@ -1,0 +1,89 @@
+"""Tools, their calls and results in the Hermes form, for chat templates that do not render them.
+
+Many templates drop `tools`, render a reply that calls a tool as an empty turn and know no tool's turn. The same
+conversation is written for them with nothing but text: the tools in a `<tools>` block of the system message, a call as
+`<tool_call>{"name": …, "arguments": …}</tool_call>` in the assistant's turn, results as `<tool_response>` in a user's
+turn. The form is that of NousResearch's Hermes 2 Pro, which Qwen2.5 and others were trained on too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+__all__ = ["about_tools", "with_calls_as_text", "with_tools_as_text"]
+
+Message = dict[str, Any]
+Show = Callable[[Any], str]
+
+_TOOLS = """# Tools
+
+You can call functions to help with the user's request. Their signatures are between <tools> and </tools>:
+<tools>
+{tools}
+</tools>"""
+
+_FORM = """
+
+To call a function, write its name and its arguments as a JSON object between <tool_call> and </tool_call>:
+<tool_call>
+{"name": <function-name>, "arguments": <args-json-object>}
+</tool_call>
+The result follows between <tool_response> and </tool_response>."""
+
+
+def about_tools(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether a tool was called in a conversation."""
+    return any(message.get("tool_calls") or message.get("role") == "tool" for message in messages)
+
+
+def with_tools_as_text(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]], show: Show, role: str, *, with_form: bool
+) -> list[Message]:
+    """The messages with the tools in the first one, if that is of `role`, else in one before it.
+
+    Args:
+        messages: with texts as content.
+        tools: as of a request.
+        show: JSON of a tool.
+        role: `system`, or `user` where the template shows no system message.
+        with_form: say how a call is written.
+    """
+    block = _TOOLS.format(tools="\n".join(map(show, tools))) + (_FORM if with_form else "")
+    if not messages or messages[0].get("role") != role:
+        return [{"role": role, "content": block}, *messages]
+    first, rest = messages[0], messages[1:]
+    content = first["content"]
+    whole = f"{content}\n\n{block}" if role == "system" else f"{block}\n\n{content}"
+    return [{**first, "content": whole if content else block}, *rest]
+
+
+def with_calls_as_text(messages: Sequence[Message]) -> list[Message]:
+    """The messages with calls in the assistant's turns, and results that follow each other in one turn of the user."""
+    written: list[Message] = []
+    results: list[str] = []
+    for message in messages:
+        if message.get("role") == "tool":
+            results.append(f"<tool_response>\n{message['content']}\n</tool_response>")
+            continue
+        if results:
+            written.append({"role": "user", "content": "\n".join(results)})
+            results = []
+        calls = message.get("tool_calls")
+        if calls:
+            blocks = [f"<tool_call>\n{_call(call)}\n</tool_call>" for call in calls]
+            content = [message["content"]] if message.get("content") else []
+            message = {key: value for key, value in message.items() if key != "tool_calls"}
+            message["content"] = "\n".join([*content, *blocks])
+        written.append(message)
+    return [*written, {"role": "user", "content": "\n".join(results)}] if results else written
+
+
+def _call(call: Any) -> str:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return json.dumps(call, ensure_ascii=False, default=str)
+    arguments = function.get("arguments")
+    spelling = getattr(arguments, "spelling", None) or json.dumps(arguments, ensure_ascii=False, default=str)
+    return f'{{"name": {json.dumps(function.get("name"), ensure_ascii=False)}, "arguments": {spelling}}}'
