@@ -132,14 +132,15 @@ def policy_pass(model: Any) -> Iterator[None]:
 
 
 def default_lr(parameters: int, *, lora: bool) -> float:
-    """A learning rate for a model of that many parameters in all: smaller for larger models, ten times up for LoRA.
+    """A learning rate for a model of that many parameters in all: smaller for larger models.
 
-    Full weights go from 1e-3 at a million parameters and less to 1e-6 at a billion and more, straight between on
-    logarithmic axes. The factor for LoRA is Schulman et al.'s (2025, "LoRA Without Regret"), capped at 1e-3.
+    Full weights go from 1e-3 at a million parameters and less to 1e-6 at a billion and more; adapters, whose best rate
+    hardly depends on the model's size (Schulman et al. 2025, "LoRA Without Regret"), from 1e-3 at 200 million and less
+    to 1e-4 at 2 billion and more. Both are straight between on logarithmic axes.
     """
-    share = min(1.0, max(0.0, (math.log10(max(parameters, 1)) - 6.0) / 3.0))
-    full = 10.0 ** (-3.0 - 3.0 * share)
-    return float(f"{min(1e-3, full * 10) if lora else full:.1e}")
+    first, decades, falls = (math.log10(2e8), 1.0, 1.0) if lora else (6.0, 3.0, 3.0)
+    share = min(1.0, max(0.0, (math.log10(max(parameters, 1)) - first) / decades))
+    return float(f"{10.0 ** (-3.0 - falls * share):.1e}")
 
 
 class Trainer:

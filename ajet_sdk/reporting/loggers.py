@@ -206,7 +206,7 @@ class Display:
 
     def metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         """Print what matters of the metrics of a step, and reckon the time left."""
-        if "train/reward" in metrics:
+        if not metrics.keys().isdisjoint({"train/reward", "train/loss"}):
             first = self._first_step = step - 1 if self._first_step is None else self._first_step
             if first == step - 1:
                 self._started = time.perf_counter() - metrics.get("time/step", 0.0)
@@ -229,6 +229,8 @@ class Display:
 _TRAIN = [
     ("train/reward", "reward", "{:.3f}"),
     ("train/loss", "loss", "{:+.3f}"),
+    ("train/dpo_accuracy", "preferred", "{:.2f}"),
+    ("train/teacher_kl", "teacher kl", "{:.3f}"),
     ("train/entropy", "entropy", "{:.2f}"),
     ("train/logprob_gap_max", "gap", "{:.1e}"),
     ("train/tokens_per_second", "tokens/s", "{:,.0f}"),

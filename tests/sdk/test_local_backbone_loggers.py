@@ -47,6 +47,18 @@ def test_metrics_reach_trace_console_tensorboard_and_curve(tmp_path: Path, capsy
     ]
 
 
+def test_a_step_without_a_reward_is_a_line_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Imitation, preferences and distillation have a loss, and no reward."""
+    with TraceWriter(tmp_path / "trace.duckdb") as writer, loggers(tmp_path, writer, "console") as logged:
+        logged.log(1, {"train/loss": 2.5, "train/entropy": 1.0, "time/step": 2.0})
+        logged.log(2, {"train/loss": 0.6, "train/dpo_accuracy": 0.75, "time/step": 2.0})
+        logged.log(3, {"train/loss": 0.1, "train/teacher_kl": 0.125, "time/step": 2.0})
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("step 1/3  loss +2.500  entropy 1.00  s 2.0  ")
+    assert lines[1].startswith("step 2/3  loss +0.600  preferred 0.75  s 2.0  ")
+    assert lines[2].startswith("step 3/3  loss +0.100  teacher kl 0.125  s 2.0  0:00 left")
+
+
 def _events(file: Path) -> list[Any]:
     from tensorboard.backend.event_processing.event_file_loader import LegacyEventFileLoader
 

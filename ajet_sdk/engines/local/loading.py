@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -103,7 +104,9 @@ def _with_lora(model: Any, lora: Any) -> Any:
         lora_alpha=lora.alpha,
         target_modules=targets if isinstance(targets, str) else list(targets),
     )
-    return peft.get_peft_model(model, config)
+    with warnings.catch_warnings():  # peft uses names that transformers will take away
+        warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+        return peft.get_peft_model(model, config)
 
 
 def local_engine(config: Config) -> TokenEngine:
