@@ -52,6 +52,8 @@ def style(text: str, fg: str | None = None, *, bold: bool = False, dim: bool = F
 def echo(text: str = "", *, err: bool = False) -> None:
     """Print a line, with `err` to standard error; colours only on a terminal."""
     stream = sys.stderr if err else sys.stdout
+    if stream is None or stream.closed:  # by users' code
+        return
     shown = "\x1b[\\1m\\2\x1b[0m" if stream.isatty() else "\\2"
     print(_STYLED.sub(shown, visible(text)), file=stream, flush=True)
 

@@ -34,6 +34,8 @@ from ajet_sdk.rollout.judging import Member, groups_of, judge_episode
 from ajet_sdk.rollout.outcomes import WITHOUT_CALLS, EpisodeFault, fault_of_calls, untrained_entries, write_trajectory
 from ajet_sdk.rollout.replies import check_of, log_replies, metrics_of, verdict_on_stopped, with_rewards_of_replies
 from ajet_sdk.rollout.threads import Workers, current_workers
+from ajet_sdk.trace.encoding import storable
+from ajet_sdk.trace.secret_keys import LEAVES
 from ajet_sdk.types import Call, Episode, new_id, now
 
 if TYPE_CHECKING:
@@ -266,7 +268,7 @@ class EpisodeRunner:
             )
         finally:
             current_episode.reset(token)
-        self.settle(output=_plain(outcome.value))
+        self.settle(output=await self._output(outcome.value, name))
         late = isinstance(outcome.error, EpisodeTimeout)
         fault = fault_of_calls(opened, outcome.error) if opened.stopped is None or late else None
         if fault is not None:
@@ -280,10 +282,32 @@ class EpisodeRunner:
             self.settle(metrics=numbers(outcome.value.metrics or {}))
         return outcome.value
 
+    async def _output(self, value: Any, name: str) -> Any:
+        """The output as the episode has it. Methods of users' objects are called in a thread of theirs.
+
+        Raises EpisodeFault where they do not return.
+        """
+        if type(value) in LEAVES:
+            return value
+        timeout = self.config.rollout.judge_timeout
+        outcome = await self.workers.call(
+            _stored, {"value": value}, timeout=timeout, what=f"the output of {name} as JSON"
+        )
+        if outcome.error is not None:
+            raise EpisodeFault(outcome.error)
+        return outcome.value
+
     def _raise_fault_of_environment(self) -> None:
         """Where an agent or a judge swallowed it: what they made of it says nothing of the agent."""
         if self.env is not None and self.env.fault is not None:
             raise EpisodeFault(self.env.fault)
+
+
+def _stored(value: Any) -> Any:
+    try:
+        return storable(_plain(value))
+    except RecursionError:  # it contains itself
+        return storable(value)
 
 
 def _plain(value: Any) -> Any:

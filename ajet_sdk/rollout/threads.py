@@ -10,8 +10,10 @@ Code that does not end when its time is up is abandoned and counted; more than `
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import inspect
 import logging
+import os
 import sys
 import threading
 import time
@@ -85,6 +87,7 @@ class _Loop:
         Context().run(self.thread.start)  # it outlives the episode that happens to be first
 
     def _run(self) -> None:
+        _unshare()
         asyncio.set_event_loop(self.loop)
         self.loop.call_soon(self._tick)
         self.loop.run_forever()
@@ -154,6 +157,13 @@ async def _unwind() -> None:
     await asyncio.get_running_loop().shutdown_asyncgens()  # connections that live as long as the loop
 
 
+def _working_directory() -> Path | None:
+    try:
+        return Path.cwd()
+    except OSError:  # it was removed
+        return None
+
+
 def _current_place(thread: threading.Thread) -> str:
     frame = sys._current_frames().get(thread.ident or -1)
     if frame is None:
@@ -202,12 +212,25 @@ def _event_loop() -> Iterator[None]:
         asyncio.set_event_loop(None)
 
 
+_CLONE_FS = 0x200
+
+
+def _unshare() -> None:
+    """Give this thread, and those that it starts, a working directory and a umask that are not the process's.
+
+    Linux can, where the container's rules let it; elsewhere `Workers` undoes a change after the call.
+    """
+    if sys.platform == "linux":
+        ctypes.CDLL(None).unshare(_CLONE_FS)
+
+
 def _start_thread(function: Callable[[], Any], context: Context) -> _Work:
     future: Future[Outcome] = Future()
     future.set_running_or_notify_cancel()
 
     def body() -> None:
         try:
+            _unshare()
             with _event_loop():
                 value = context.run(function)
             future.set_result(Outcome(value))
@@ -243,10 +266,14 @@ class Workers:
         self._shared: _Loop | None = None
         self._retired: list[_Loop] = []
         self._warned = False
+        self._directory: Path | None = None
+        self._recursion = 0
+        """The process's, which calls may change."""
         self._token: Token[Workers | None] | None = None
 
     def __enter__(self) -> Workers:
         self._token = current_workers.set(self)
+        self._directory, self._recursion = Path.cwd(), sys.getrecursionlimit()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -305,6 +332,15 @@ class Workers:
             raise
         finally:
             end_programs()
+            self._restore(what)
+
+    def _restore(self, what: str) -> None:
+        """Undo what a call did to the process that would make the run fail."""
+        if sys.getrecursionlimit() < self._recursion:
+            sys.setrecursionlimit(self._recursion)
+        if self._directory is not None and _working_directory() != self._directory:
+            log.warning("%s changed the working directory; ajet changed it back to %s", what, self._directory)
+            os.chdir(self._directory)
 
     def _warn_if_blocked(self, work: _Work) -> None:
         if work.loop is None or work.loop.blocker() is None or self._warned or self.alone:

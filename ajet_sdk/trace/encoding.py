@@ -17,7 +17,7 @@ from ajet_sdk.trace.schema import COLUMNS
 from ajet_sdk.trace.secret_keys import LEAVES, masked
 from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Metric, Reward, Run, Trained
 
-__all__ = ["REMOVED", "Record", "StoredCalls", "encode", "scrub", "size_of"]
+__all__ = ["REMOVED", "Record", "StoredCalls", "encode", "scrub", "size_of", "storable"]
 
 Record = Run | Episode | Call | Metric | LedgerEntry | Trained | Feedback
 
@@ -39,6 +39,25 @@ Row = dict[str, Any]
 def scrub(value: Any) -> Any:
     """The same JSON with the text of every key that names a secret (`api_key`, `Authorization`, ...) removed."""
     return masked(value, REMOVED)
+
+
+def storable(value: Any) -> Any:
+    """The value, or, where it cannot be stored as JSON, a text that says why.
+
+    It calls methods of users' objects, which may raise anything.
+    """
+    try:
+        _ENCODER.encode(scrub(value))
+    except BaseException as error:  # noqa: BLE001  a `__str__` that exits, say
+        return f"<{type(value).__name__}, which cannot be stored: {type(error).__name__}: {_as_text(error)}>"
+    return value
+
+
+def _as_text(value: object) -> str:
+    try:
+        return str(value)
+    except BaseException as error:  # noqa: BLE001  as above
+        return f"<{type(value).__name__}: its __str__ raised {type(error).__name__}>"
 
 
 def size_of(record: Record) -> int:
@@ -135,8 +154,8 @@ def _episode(episode: Episode, _: StoredCalls) -> list[tuple[str, Row]]:
     row = _plain(episode)
     row |= {
         "task_id": _text(episode.task.task_id),
-        "task": _json(scrub(episode.task.model_dump())),
-        "output": _json(scrub(episode.output)),
+        "task": _json(scrub(storable(episode.task.model_dump()))),
+        "output": _json(scrub(storable(episode.output))),
         "metrics": _json(episode.metrics),
         "events": _json(scrub([event.model_dump(mode="json") for event in episode.events])) if episode.events else None,
         "superseded": False,
@@ -259,7 +278,12 @@ _ENCODER = json.JSONEncoder(ensure_ascii=False, default=str)
 
 
 def _json(value: Any) -> str:
-    return "{}" if value == {} else _text(_ENCODER.encode(value))
+    if type(value) is dict and not value:
+        return "{}"
+    text = _ENCODER.encode(value)
+    if "NaN" in text or "Infinity" in text:  # which are no JSON: as texts
+        text = _ENCODER.encode(json.loads(text, parse_constant=str))
+    return _text(text)
 
 
 def _table(name: str, rows: Sequence[Row]) -> pa.Table:

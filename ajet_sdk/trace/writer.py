@@ -65,7 +65,7 @@ class TraceWriter:
         flush_ms: int = 250,
         flush_rows: int = 256,
     ) -> None:
-        path = Path(path)
+        path = Path(path).absolute()  # a workflow may change the working directory
         self.path = path / f"trace-{uuid4().hex[:12]}.duckdb" if path.is_dir() or not path.suffix else path
         self._raises = on_error == "raise"
         self._interval = flush_ms / 1000

@@ -130,7 +130,7 @@ def test_an_environment_service_judges() -> None:
         override = f"ajet.task_reader.env_service.env_url={url}"
         task = Task(task_id="t1", env_type="appworld", metadata={})
         _, episode = run("appworld", lambda ask: "print(1)", task, override)
-    assert (episode.error, episode.reward, episode.is_success, len(episode.calls)) == (None, 1.0, True, 3)
+    assert (episode.error, episode.reward, episode.is_success, len(episode.calls)) == (None, 1.5, True, 3)
 
 
 def test_readers_derive_from_the_base() -> None:
