@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import ConfigError, MissingExtra, MissingResource, TaskError
 from ajet_sdk.tasks.jsonl import json_rows
-from ajet_sdk.tasks.rows import Row, by_split, decoder
+from ajet_sdk.tasks.rows import Row, by_split, decoder, partitions
 
 __all__ = ["path_rows", "read_huggingface"]
 
@@ -72,7 +73,8 @@ def _local_rows(path: Path, split: str) -> Iterator[Row]:
     cut = SLICE.fullmatch(split)
     name = cut["name"] if cut else split
     files = [path] if path.is_file() else _files(path, name)
-    rows = (row for file in files for row in _file_rows(file))
+    columns = partitions(path if path.is_dir() else path.parent, files)
+    rows = (_with_columns(row, columns[file]) for file in files for row in _file_rows(file))
     return iter(_cut(list(rows), cut["start"], cut["stop"])) if cut else rows
 
 
@@ -93,6 +95,10 @@ def _files(folder: Path, split: str) -> list[Path]:
     if split not in known:
         raise TaskError(f"{folder} has no split {split!r}; it has {', '.join(sorted(known)) or 'no data files'}")
     return known[split]
+
+
+def _with_columns(row: Row, columns: dict[str, Any]) -> Row:
+    return replace(row, values={**columns, **row.values}) if columns and isinstance(row.values, dict) else row
 
 
 def _file_rows(file: Path) -> Iterator[Row]:

@@ -17,13 +17,26 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from ajet_sdk.errors import TaskError
 
 if TYPE_CHECKING:
     from ajet_sdk.types import Task
 
-__all__ = ["FIELDS", "KEY", "QUERY_COLUMNS", "SHARD", "SPLITS", "Row", "by_split", "decoded", "decoder", "to_task"]
+__all__ = [
+    "FIELDS",
+    "KEY",
+    "QUERY_COLUMNS",
+    "SHARD",
+    "SPLITS",
+    "Row",
+    "by_split",
+    "decoded",
+    "decoder",
+    "partitions",
+    "to_task",
+]
 
 _TYPES = "ajet_sdk.types"
 """Loaded when a task is made: pydantic's models take a tenth of a second, and commands of rows make none."""
@@ -36,6 +49,8 @@ QUERY_COLUMNS = ("main_query", "question", "query", "prompt", "problem", "instru
 SPLITS = ("train", "training", "validation", "valid", "val", "dev", "test", "testing", "eval", "evaluation")
 """Names of files that say the split, in whatever folder they are."""
 SHARD = re.compile(r"-\d+(-of-\d+)?$")
+_NO_VALUE = "__HIVE_DEFAULT_PARTITION__"
+_WHOLE = re.compile(rf"0|-?[1-9]\d{{0,17}}|{_NO_VALUE}")
 
 
 @dataclass(frozen=True)
@@ -147,14 +162,34 @@ def decoded(value: Any, tree: Mapping[str, Any]) -> Any:
 def by_split(folder: Path, files: Iterable[tuple[Path, str]]) -> dict[str, list[Path]]:
     """The files of each split: `train.jsonl`, `train-00000-of-00002.parquet`, `train/…`, also under `data/`.
 
-    Those of several configurations (`main/train-00000-of-00001.parquet`) are `main/train`. `files` are those of the
-    folder, in order, each with its name without a suffix.
+    Those of several configurations (`main/train-00000-of-00001.parquet`) are `main/train`. Directories of partitions
+    (`label=dog/`, see `partitions`) say no split, but for `split=test/`. `files` are those of the folder, in order, each
+    with its name without a suffix.
     """
     known: dict[str, list[Path]] = {}
     for file, stem in files:
-        inside, name = file.relative_to(folder).parts[-2:-1], SHARD.sub("", stem)
+        above, name = file.relative_to(folder).parts[:-1], SHARD.sub("", stem)
+        inside = [part for part in above if "=" not in part][-1:]
+        if len(inside) < len(above):
+            split = dict(part.split("=", 1) for part in above if "=" in part).get("split")
+            name = split or (name if name in SPLITS else "train")
         if inside and inside[0] != "data":
             name = f"{inside[0]}/{name}" if name in SPLITS and inside[0] not in SPLITS else inside[0]
         known.setdefault(name, []).append(file)
     alone = len({name.partition("/")[0] for name in known}) == 1
     return {name.partition("/")[2] or name: some for name, some in known.items()} if alone else known
+
+
+def partitions(folder: Path, files: Iterable[Path]) -> dict[Path, dict[str, Any]]:
+    """The columns that directories such as `label=dog/level=2/` give the files below them, as Hive and Spark write them.
+
+    A column whose values are all whole numbers has numbers, another text.
+    """
+    named = {file: [part.split("=", 1) for part in file.relative_to(folder).parts[:-1] if "=" in part] for file in files}
+    known = {file: {name: unquote(value) for name, value in pairs} for file, pairs in named.items()}
+    texts = {name for values in known.values() for name, value in values.items() if not _WHOLE.fullmatch(value)}
+
+    def value(name: str, text: str) -> Any:
+        return None if text == _NO_VALUE else text if name in texts else int(text)
+
+    return {file: {name: value(name, text) for name, text in values.items()} for file, values in known.items()}

@@ -128,6 +128,11 @@ class LineBlock:
         """What each row asks (`text_of`), as a polars series."""
         return _texts(self)
 
+    def with_columns(self, values: Mapping[str, Any]) -> LineBlock:
+        """With fields of one value each, but for those that a row has."""
+        rows = ({**row.values, **values, **row.values} for row in self.rows())
+        return _block_of(map(Row, map(self.where, range(len(self))), rows), self.name)
+
     def take(self, indices: Any) -> LineBlock:
         places = self.numbers[indices] if isinstance(self.numbers, np.ndarray) else [self.numbers[i] for i in indices]
         return LineBlock(self.name, self.lines.gather(indices), places)
@@ -186,9 +191,12 @@ class TableBlock:
         return pl.Series(["[" if one else None for one in array.is_valid().to_pylist()], dtype=pl.String)
 
     def frame(self, dtype: Any) -> Any:
-        """Columns as a frame: those of that struct type that there are, with the types of the table."""
+        """Columns as a frame: those of that struct type that there are, with the types of the table. Raises Irregular."""
         names = [one.name for one in dtype.fields if one.name in self.table.fields]
-        return pl.from_arrow(self.data.select(names or self.data.schema.names[:1]))
+        data = self.data.select(names or self.data.schema.names[:1])
+        if "decimal256" in str(data.schema):  # which polars does not have
+            raise Irregular
+        return pl.from_arrow(data)
 
     @cached_property
     def texts(self) -> Any:
@@ -201,6 +209,14 @@ class TableBlock:
         """With these values in place of its rows; what is as it was keeps its type. Raises Misfit."""
         data, table = change(self.data, self.table, objects_of(self.data, self.table), values)
         return replace(self, table=table, data=data)
+
+    def with_columns(self, values: Mapping[str, Any]) -> TableBlock:
+        """With columns of one value each, but for those that there are."""
+        made = self._places()
+        for name, value in values.items():
+            array = pa.repeat(pa.scalar(value), len(self))
+            made.setdefault(name, (Place() if value is None else Place(array.type, table=self.name), array))
+        return self._with(made)
 
     def renamed(self, mapping: Mapping[str, str]) -> TableBlock:
         """With columns named as `--map` says."""

@@ -20,8 +20,8 @@ from ajet_sdk.errors import TaskError
 from ajet_tools.dataset.files.blocks import encodable, json_line
 from ajet_tools.dataset.files.delimited import count_regular, dialect_of
 from ajet_tools.dataset.files.lines import HALF_PAIR
-from ajet_tools.dataset.files.sources import files_of, is_table, open_text
-from ajet_tools.dataset.files.tables import is_lines
+from ajet_tools.dataset.files.sources import columns_of, explain_errors, is_table, open_text
+from ajet_tools.dataset.files.tables import is_lines, schema_of
 from ajet_tools.dataset.files.tables import read as rows_of
 
 __all__ = ["column", "read"]
@@ -40,11 +40,13 @@ def read(path: str | Path, *, mapping: Mapping[str, str] | None = None) -> pl.La
             directory (its split train; `DIR:NAME` is another), or `-` for stdin.
         mapping: column -> main_query, init_messages, task_id, env_type or metadata.NAME; the column is renamed.
 
-    Types are those of the file. Cells of CSV stay text, empty ones too. In JSON a column of several types is text: each
+    Types are those of the file; decimals of more than 38 digits are text. Cells of CSV stay text, empty ones too. In JSON a column of several types is text: each
     value as JSON, and numbers of several kinds are floats. Raises TaskError, with file and line, for a row that cannot
     be read, and ConfigError where there is no such file.
     """
-    frames = [_scan(file, mapping) for file in files_of(path)]
+    if mapping:
+        return _from_rows(path, mapping)
+    frames = [_with_columns(_scan(file), more) for file, more in columns_of(path).items()]
     return frames[0] if len(frames) == 1 else pl.concat(frames, how="diagonal_relaxed")
 
 
@@ -57,11 +59,17 @@ def _explain_errors(what: str) -> Iterator[None]:
         raise TaskError(f"{what}: {str(error).partition(chr(10))[0]}") from error
 
 
-def _scan(file: Path | str, mapping: Mapping[str, str] | None) -> pl.LazyFrame:
-    if mapping or not isinstance(file, Path):
-        return _from_rows(file, mapping)
-    with _explain_errors(f"cannot read {file}"):
-        found = _scan_table(file) if is_table(file) else None
+def _with_columns(frame: pl.LazyFrame, values: Mapping[str, Any]) -> pl.LazyFrame:
+    """With columns of one value each, but for those that there are."""
+    names = frame.collect_schema().names() if values else []
+    return frame.with_columns(pl.lit(value, {int: pl.Int64, str: pl.String}.get(type(value))).alias(name) for name, value in values.items() if name not in names)
+
+
+def _scan(file: Path | str) -> pl.LazyFrame:
+    if not isinstance(file, Path):
+        return _from_rows(file)
+    with explain_errors(file), _explain_errors(f"cannot read {file}"):
+        found = _scan_table(file) if is_table(file) and "decimal256" not in str(schema_of(file)) else None
         if found is not None:
             found.collect_schema()
             return found
@@ -75,7 +83,7 @@ def _scan(file: Path | str, mapping: Mapping[str, str] | None) -> pl.LazyFrame:
         RecursionError,
     ):  # values of several types, or a bad row: read by rows it is named
         pass
-    return _from_rows(file, mapping) if found is None else found
+    return _from_rows(file) if found is None else found
 
 
 def _scan_table(file: Path) -> pl.LazyFrame:
@@ -122,7 +130,7 @@ def _in_order(dtype: Any, values: list[Any]) -> Any:
     return pl.Struct({one.name: _in_order(one.dtype, [some.get(one.name) for some in objects]) for one in fields})
 
 
-def _from_rows(file: Path | str, mapping: Mapping[str, str] | None) -> pl.LazyFrame:
+def _from_rows(file: Path | str, mapping: Mapping[str, str] | None = None) -> pl.LazyFrame:
     """Rows that are read one by one, in memory."""
     rows = [row.values for row in rows_of(file, mapping=mapping)]
     names = dict.fromkeys(name for values in rows for name in values)

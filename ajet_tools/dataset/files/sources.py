@@ -7,19 +7,21 @@ import gzip
 import io
 import logging
 import lzma
+import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from glob import glob
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import pyarrow as pa
 
 from ajet_sdk.errors import ConfigError, TaskError
-from ajet_sdk.tasks.rows import by_split
+from ajet_sdk.tasks.rows import by_split, partitions
 
-__all__ = ["explain_errors", "files_of", "is_table", "open_text", "splits_of", "unpacked", "unpacked_name"]
+__all__ = ["columns_of", "explain_errors", "files_of", "is_table", "open_text", "splits_of", "unpacked", "unpacked_name"]
 
 log = logging.getLogger("ajet.dataset")
 
@@ -33,18 +35,26 @@ _NOT_ROWS = ("dataset_info", "dataset_dict", "dataset_infos", "state")
 
 def files_of(path: str | Path) -> list[Path | str]:
     """The files that a path means, in order; `-` for stdin. Raises ConfigError where there is none to read."""
-    if str(path) == "-":
-        return ["-"]
+    return list(columns_of(path))
+
+
+def columns_of(path: str | Path) -> Mapping[Path | str, dict[str, Any]]:
+    """The files that a path means, each with the columns that directories such as `label=dog/` give it."""
+    return {"-": {}} if str(path) == "-" else {**partitions(*_find(path))}
+
+
+def _find(path: str | Path) -> tuple[Path, list[Path]]:
+    """The files of a path, and the directory that they are looked for in."""
     file = Path(path).expanduser()
     if file.is_file():
-        return [file]
+        return file.parent, [file]
     if file.is_dir():
-        return list(_files_of_split(file, None))
+        return file, _files_of_split(file, None)
     if matching := sorted(one for one in glob(str(file)) if one.endswith(SUFFIXES)):  # noqa: PTH207  # also absolute
-        return [Path(one) for one in matching]
+        return Path(*takewhile(lambda part: not re.search(r"[*?[]", part), file.parts)), [Path(one) for one in matching]
     folder, colon, split = str(path).rpartition(":")
     if colon and Path(folder).expanduser().is_dir():
-        return list(_files_of_split(Path(folder).expanduser(), split))
+        return Path(folder).expanduser(), _files_of_split(Path(folder).expanduser(), split)
     raise ConfigError(
         f"there is no {path}; name a .jsonl, .parquet or .csv file, a directory, a glob pattern, or - for stdin"
     )

@@ -26,6 +26,7 @@ from ajet_tools.dataset.files.blocks import Block, LineBlock, Row, TableBlock, b
 from ajet_tools.dataset.files.delimited import csv_rows
 from ajet_tools.dataset.files.places import Columns
 from ajet_tools.dataset.files.sources import (
+    columns_of,
     explain_errors,
     files_of,
     is_table,
@@ -44,6 +45,7 @@ __all__ = [
     "is_lines",
     "read",
     "read_blocks",
+    "schema_of",
     "splits_of",
     "tables_of",
     "text_of",
@@ -91,8 +93,9 @@ def read_blocks(
     """
     _check_mapping(mapping or {})
     bad = bad if bad is not None else BadRows()
-    for file in files_of(path):
+    for file, more in columns_of(path).items():
         for block in _blocks(file, bad):
+            block = block.with_columns(more) if more else block
             if not mapping:
                 yield block
             elif isinstance(block, TableBlock) and all(name in block.table.fields for name in mapping):
@@ -121,13 +124,14 @@ def tables_of(path: str | Path, mapping: Mapping[str, str] | None = None) -> lis
     A `Writer` that is told of them writes the columns even where no row is left.
     """
     found = []
-    for file in files_of(path):
+    for file, more in columns_of(path).items():
         if isinstance(file, Path) and is_table(file):
             with explain_errors(file):
-                columns = Columns.of(file.name, _schema(file))
+                columns = Columns.of(file.name, schema_of(file))
                 empty = TableBlock(file.name, columns, pa.RecordBatch.from_pylist([], schema=columns.schema))
-                known = {name: to for name, to in (mapping or {}).items() if name in columns.fields}
-                found.append(empty.renamed(known).table if known else columns)
+                empty = empty.with_columns(more) if more else empty
+                known = {name: to for name, to in (mapping or {}).items() if name in empty.table.fields}
+                found.append((empty.renamed(known) if known else empty).table)
     return found
 
 
@@ -247,7 +251,7 @@ def _table_blocks(source: Any, name: str, *, parquet: bool) -> Iterator[Block]:
             number += data.num_rows
 
 
-def _schema(file: Path) -> Any:
+def schema_of(file: Path) -> Any:
     import pyarrow.parquet as pq
 
     if file.name.endswith(".parquet"):

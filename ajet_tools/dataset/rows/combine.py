@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,7 +58,7 @@ class Share:
 def parse_part(text: str) -> Part:
     """A source of `FILE=WEIGHT` or `FILE` (weight 1). Raises ConfigError."""
     path, equals, weight = text.rpartition("=")
-    if not equals:
+    if not equals or Path(text).expanduser().exists():  # `data/level=2` is a directory of a partition
         return Part(text, 1.0)
     try:
         value = float(weight)

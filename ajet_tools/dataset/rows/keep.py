@@ -95,7 +95,7 @@ class Keep:
             found = [language_of(text) for text in block.texts]
             yield np.isin(found, list(self.languages)), lambda index: f"in another language ({found[index]})"
         if self.where:
-            yield self.where.mask(block).to_numpy(), "not matching the expression"
+            yield self.where.mask(block), "not matching the expression"
         if self.filter:
             yield self.filter.mask(block), "not matching the expression"
 

@@ -1,27 +1,31 @@
-"""SQL over the rows of a dataset (polars): a WHERE that chooses rows, or any SELECT.
+"""SQL over the rows of a dataset (DuckDB): a WHERE that chooses rows, or any SELECT.
 
-What the filter language derives of a row is there as columns (`text`, `chars`, `words`, `language`) and as functions
-of a column: `chars(main_query) < 500`, `language(metadata.answer) = 'en'`.
+Both know what the filter language derives of a row as functions of a column: `chars(main_query) < 500`,
+`language(metadata.answer) = 'en'`. In a WHERE they are there as columns, too (`text`, `chars`, `words`, `language`).
 """
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow as pa
 
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.files.blocks import Block, Irregular, TableBlock
 from ajet_tools.dataset.files.frames import column, read
-from ajet_tools.dataset.files.places import Columns, merged
+from ajet_tools.dataset.files.places import Columns, Place, merged
 from ajet_tools.dataset.files.tables import files_of, tables_of
 from ajet_tools.dataset.files.writer import Writer
+from ajet_tools.dataset.rows.filter import unknown_field
 from ajet_tools.dataset.rows.language import language_of
 
 __all__ = ["Where", "is_sql", "select"]
@@ -29,18 +33,35 @@ __all__ = ["Where", "is_sql", "select"]
 _ROWS = 8192
 _QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"")
 _SIGNS = re.compile(
-    r"\b(?:i?like|rlike|between)\s|\bin\s*\(|\bis\s+(?:not\s+)?null\b|\bcase\s+when\b|<>|\|\||\w\(|\s[+*/%-]\s", re.I
+    r"\b(?:i?like|between)\s|\bin\s*\(|\bis\s+(?:not\s+)?null\b|\bcase\s+when\b|<>|\|\||\w\(|\s[+*/%-]\s", re.I
 )
 _DERIVED = ("text", "chars", "words", "language")
-_CALL = re.compile(rf"\b({'|'.join(_DERIVED)})\s*\(", re.I)
+_MACROS = {"text": "CAST(x AS VARCHAR)", "chars": "length(x)", "words": r"len(regexp_extract_all(x, '\S+'))"}
+_ROW = "row of ajet"
 _LIST = re.compile(r"\s*select\s+(?:distinct\s+)?(.+?)\s+from\s+(?:rows|self)\b", re.I | re.S)
 _ALL = re.compile(r"\*(?:$|\s+exclude\b)", re.I)
+_COUNT = re.compile(r"\bcount\s*\(\s*\*\s*\)", re.I)
 _NESTS = re.compile(r"\b(?:join|union|except|intersect)\b|\(\s*select\b", re.I)
+_MISSING = re.compile(r'Referenced (?:column|table) "([^"]+)" not found|Could not find key "([^"]+)" in struct')
 
 
 def is_sql(text: str) -> bool:
     """An expression that the filter language has no words for: LIKE, IN (...), IS NULL, BETWEEN, a function, a sum."""
     return bool(_SIGNS.search(_QUOTED.sub("''", text)))
+
+
+def _connect(path: Path | None = None) -> Any:
+    """A database with our functions: in memory, or in a file, where it may be larger than that."""
+    import duckdb
+
+    def languages(some: Any) -> Any:
+        return pa.array([None if one is None else language_of(one) for one in some.to_pylist()], pa.string())
+
+    connection = duckdb.connect(str(path or ":memory:"), config={"threads": 1, "memory_limit": "1GB"})
+    for name, meaning in _MACROS.items():
+        connection.execute(f"CREATE MACRO {name}(x) AS {meaning}")
+    connection.create_function("language", languages, ["VARCHAR"], "VARCHAR", type="arrow")
+    return connection
 
 
 class Where:
@@ -49,12 +70,19 @@ class Where:
     def __init__(self, text: str, path: str) -> None:
         """`path` says which columns there are. Raises ConfigError where the condition cannot be worked out."""
         self.text = text
-        self._schema = read(path).collect_schema()
-        self._wanted = _named(pl.Struct(self._schema), text.casefold()) or pl.Struct({"task_id": pl.String})
-        self._mask(pl.Schema({one.name: one.dtype for one in self._wanted.fields}).to_frame(eager=True), None)
+        schema = read(path).collect_schema()
+        self._names = [*_paths(schema), *_DERIVED]
+        self._wanted = _named(pl.Struct(schema), text.casefold()) or pl.Struct({"task_id": pl.String})
+        self._asks_text = re.search(rf"\b(?:{'|'.join(_DERIVED)})\b", text, re.I) is not None
+        self._connection = _connect()
+        empty = pl.Schema({one.name: one.dtype for one in self._wanted.fields}).to_frame(eager=True)
+        with _explain(text, self._names):
+            [kind] = self._rows(empty, pl.Series([], dtype=pl.String)).project(f"({text}\n)").types
+        if str(kind) not in ("BOOLEAN", '"NULL"'):
+            raise ConfigError(f"{text!r} is not a condition: its result is {kind}, not true or false")
 
     def mask(self, block: Block) -> Any:
-        """Which rows of a block fit, as a polars series."""
+        """Which rows of a block fit, as a numpy array."""
         try:
             frame = block.frame(self._wanted)
         except Irregular:  # values of several types
@@ -63,20 +91,19 @@ class Where:
                 (column(one.name, [values.get(one.name) for values in rows]), one) for one in self._wanted.fields
             ]
             frame = pl.DataFrame([values.cast(one.dtype, strict=False) for values, one in columns])
-        return self._mask(frame, block)
+        found = np.zeros(len(block), bool)
+        with _explain(self.text, self._names):
+            rows = self._rows(frame, block.texts if self._asks_text else None).filter(f"({self.text}\n)")
+            found[rows.project(f'"{_ROW}"').to_arrow_table().column(0).to_numpy()] = True
+        return found
 
-    def _mask(self, frame: pl.DataFrame, block: Block | None) -> Any:
-        frame = frame.cast({pl.selectors.by_dtype(pl.Categorical, pl.Enum): pl.String})
+    def _rows(self, frame: pl.DataFrame, texts: Any) -> Any:
+        """The columns and those that are derived, with the number of each row."""
         known = {name.casefold() for name in frame.columns}
-        with _explain_sql(self.text, self._schema, *_DERIVED):
-            if "text" not in known and re.search(rf"\b({'|'.join(_DERIVED)})\b", self.text, re.I):
-                texts = pl.Series([], dtype=pl.String) if block is None else block.texts
-                frame = frame.with_columns(text=texts)
-            condition, made = _with_functions(self.text, frame)
-            found = frame.with_columns(made).select(fits=pl.sql_expr(condition).fill_null(False)).to_series()
-            if found.dtype != pl.Boolean:
-                raise ConfigError(f"{self.text!r} is not a condition: its result is {found.dtype}, not true or false")
-            return found
+        more = [] if texts is None or "text" in known else [texts.alias("text")]
+        rows = self._connection.from_arrow(_as_arrow(frame.with_columns(more).with_row_index(_ROW)))
+        derived = [f"{name}(text) AS {name}" for name in _DERIVED[1:] if more and name not in known]
+        return rows.project(", ".join(["*", *derived]))
 
 
 def _named(dtype: Any, text: str) -> Any:
@@ -86,66 +113,43 @@ def _named(dtype: Any, text: str) -> Any:
     return pl.Struct(inner) if inner else None
 
 
-def _functions() -> dict[str, Callable[[pl.Expr], pl.Expr]]:
-    def languages(some: pl.Series) -> pl.Series:
-        return pl.Series([None if one is None else language_of(one) for one in some], dtype=pl.String)
-
-    return {
-        "text": lambda one: one.cast(pl.String),
-        "chars": lambda one: one.str.len_chars(),
-        "words": lambda one: one.str.count_matches(r"\S+"),
-        "language": lambda one: one.map_batches(languages, return_dtype=pl.String),
-    }
-
-
-def _with_functions(text: str, frame: pl.DataFrame) -> tuple[str, list[pl.Expr]]:
-    """The condition with a column in place of each of our functions, and those columns."""
-    made: list[pl.Expr] = []
-    functions = _functions()
-    blank = _QUOTED.sub(lambda found: "x" * len(found[0]), text)
-    while found := _CALL.search(blank):
-        depth, end = 1, found.end()
-        while depth and end < len(blank):
-            depth += {"(": 1, ")": -1}.get(blank[end], 0)
-            end += 1
-        name = f"ajet_{len(made)}"
-        derived = functions[found[1].lower()](pl.sql_expr(text[found.end() : end - 1] or "text"))
-        made.append(derived.alias(name))
-        text, blank = (one[: found.start()] + name + one[end:] for one in (text, blank))
-    for name in ("chars", "words", "language"):
-        if name not in frame.columns and "text" in frame.columns and re.search(rf"\b{name}\b", blank, re.I):
-            made.append(functions[name](pl.col("text")).alias(name))
-    return text, made
-
-
-class _explain_sql:
-    """An error of polars as a ConfigError that names the nearest column."""
-
-    def __init__(self, text: str, schema: Any, *more: str) -> None:
-        """`more` are columns that are not in the file."""
-        self._text, self._names = text, list(dict.fromkeys([*_paths(schema), *more]))
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if not isinstance(error, pl.exceptions.PolarsError):
-            return
-        said = str(error).partition("\n")[0]
-        missing = re.search(r'unable to find column "([^"]+)"|^([\w.]+)$', said)
-        if missing is None:
-            raise ConfigError(f"cannot evaluate {self._text!r}: {said}") from error
-        names, name = self._names, missing[1] or missing[2]
-        near = difflib.get_close_matches(name, [*names, *(one.rpartition(".")[2] for one in names)], n=1)
-        hint = f"did you mean {near[0]}? There are" if near else "there are"
-        raise ConfigError(f"there is no column {name!r}; {hint} {', '.join(names[:40])}") from error
-
-
-def _paths(schema: Any, before: str = "") -> Iterator[str]:
-    for name, dtype in dict(schema).items():
+def _paths(schema: Mapping[str, Any], before: str = "") -> Iterator[str]:
+    for name, dtype in schema.items():
         yield before + name
         if isinstance(dtype, pl.Struct):
             yield from _paths(dtype.to_schema(), f"{before}{name}.")
+
+
+def _as_arrow(frame: pl.DataFrame) -> Any:
+    """A frame with the types that DuckDB has. Raises ConfigError where two names differ in case alone."""
+    names = {name.casefold(): name for name in frame.columns}
+    if twice := [name for name in frame.columns if names[name.casefold()] != name]:
+        raise ConfigError(f"SQL has one column for {twice[0]!r} and {names[twice[0].casefold()]!r}; rename one (--map)")
+    fitting = frame.cast({name: _fitting(kind) for name, kind in frame.schema.items() if _fitting(kind) != kind})
+    return fitting.to_arrow(compat_level=pl.CompatLevel.oldest())
+
+
+def _fitting(kind: Any) -> Any:
+    if isinstance(kind, pl.Struct):
+        return pl.Struct({one.name: _fitting(one.dtype) for one in kind.fields})
+    if isinstance(kind, pl.List):
+        return pl.List(_fitting(kind.inner))
+    return pl.Decimal(38, 0) if kind in (pl.Int128, pl.UInt128) else pl.Float32 if kind == pl.Float16 else kind
+
+
+@contextmanager
+def _explain(text: str, names: Sequence[str]) -> Iterator[None]:
+    """An error of DuckDB or polars as a ConfigError that names the nearest column."""
+    import duckdb
+
+    try:
+        yield
+    except (duckdb.Error, pl.exceptions.PolarsError) as error:
+        said = str(error).partition("\n")[0]
+        if missing := _MISSING.search(said):
+            name = missing[1] or missing[2]
+            raise unknown_field(name, [*names, *{one.rpartition(".")[2] for one in names} - {*names}]) from error
+        raise ConfigError(f"cannot evaluate {text!r}: {said.partition(': ')[2] or said}") from error
 
 
 def select(query: str, path: str, out: str) -> int:
@@ -157,38 +161,47 @@ def select(query: str, path: str, out: str) -> int:
     schema = frame.collect_schema()
     if re.match(r"[\s(]*(?:select|with)\b", query, re.I) is None:
         raise ConfigError(f"--sql takes a SELECT over `rows` (got {query!r})")
-    frame = frame.cast({pl.selectors.by_dtype(pl.Categorical, pl.Enum): pl.String})
-    with _explain_sql(query, schema):
-        found = pl.SQLContext({"rows": frame, "self": frame}).execute(query)
-        given = found.collect_schema()
-        exact = "Int128" not in str(given)  # Arrow has no such type
-        columns = _columns(query, path, _as_arrow(given.to_frame(eager=True)).schema) if exact else None
-        with Writer(out, tables=[columns] if columns is not None else []) as writer:
-
-            def write(part: pl.DataFrame) -> None:
-                if columns is None:
-                    for values in part.iter_rows(named=True):
-                        writer.write(values)
-                    return
-                for batch in _as_arrow(part).to_batches():
+    names = [name for name in schema if name.casefold() in query.casefold()] or schema.names()[:1]
+    if "*" in _COUNT.sub("", query):
+        names = schema.names()
+    with _explain(query, [*_paths(schema)]), TemporaryDirectory() as folder:
+        with _connect(Path(folder, "rows.duckdb")) as database:
+            parts = map(_as_arrow, frame.select(names).collect_batches(chunk_size=_ROWS, maintain_order=True))
+            empty = _as_arrow(frame.select(names).collect_schema().to_frame(eager=True))
+            reader = pa.RecordBatchReader.from_batches(empty.schema, (one for part in parts for one in part.to_batches()))
+            database.from_arrow(reader).create("rows")
+            database.execute("CREATE VIEW self AS FROM rows")
+            database.execute(f"CREATE TABLE result AS {query.rstrip().rstrip(';')}")
+            found, wide = _plain(database.table("result"))
+            columns = _columns(query, path, found.limit(0).to_arrow_table().schema, wide)
+            with Writer(out, tables=[columns]) as writer:
+                for batch in found.to_arrow_reader(_ROWS):
                     arrays = [array.cast(one.type) for array, one in zip(batch, columns.schema, strict=True)]
-                    data = type(batch).from_arrays(arrays, schema=columns.schema)
+                    data = pa.RecordBatch.from_arrays(arrays, schema=columns.schema)
                     writer.write_block(TableBlock(path, columns, data))
-
-            found.sink_batches(write, chunk_size=_ROWS, maintain_order=True, engine="streaming")
     return writer.rows
 
 
-def _as_arrow(frame: pl.DataFrame) -> Any:
-    return frame.to_arrow(compat_level=pl.CompatLevel.oldest()).combine_chunks()
+def _plain(found: Any) -> tuple[Any, set[str]]:
+    """A result with the types that a table has, and the columns of integers that need more than 64 bits, as text."""
+    kinds, wide = list[str](), set[str]()
+    for name, kind in zip(found.columns, map(str, found.types), strict=True):
+        quoted = '"' + name.replace('"', '""') + '"'
+        if kind in ("HUGEINT", "UHUGEINT", "DECIMAL(38,0)"):
+            fits = found.aggregate(f"coalesce(bool_and({quoted} BETWEEN {-(1 << 63)} AND {(1 << 63) - 1}), true)")
+            kind = "BIGINT" if fits.fetchall()[0][0] else "VARCHAR"
+            wide |= {name} if kind == "VARCHAR" else set()
+        elif kind in ("INTERVAL", "BIT", "BIGNUM"):
+            kind = "VARCHAR"
+        kinds.append(f"CAST({quoted} AS {kind}) AS {quoted}" if kind in ("BIGINT", "VARCHAR") else quoted)
+    return found.project(", ".join(kinds)), wide
 
 
-def _columns(query: str, path: str, given: Any) -> Columns:
+def _columns(query: str, path: str, given: Any, wide: set[str]) -> Columns:
     """The columns of a result: those that a table has and the SELECT gives as they are, as the table has them."""
     columns, tables = Columns.of(path, given), tables_of(path)
-    if not tables or len(tables) < len(files_of(path)):
-        return columns
-    source, fields = merged(tables), dict(columns.fields)
+    fields = {name: Place(json=True) if name in wide else one for name, one in columns.fields.items()}
+    source = merged(tables) if tables and len(tables) == len(files_of(path)) else Columns.of(path, pa.schema([]))
     for name in _unchanged(query, source.fields) & fields.keys():
         try:
             pa.array([], fields[name].type).cast(source.fields[name].type)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from decimal import Decimal
 from pathlib import Path
 
 import polars as pl
@@ -83,7 +84,7 @@ def test_columns_are_in_the_order_of_the_rows(tmp_path: Path) -> None:
     frame = ajet.dataset.read(path)
     assert frame.collect_schema().names() == ["z", "c7", *(name for name in names if name != "c7"), "inner"]
     assert list(frame.collect()["inner"][1][0]) == names
-    assert json.loads(command("filter", path, "--sql", "SELECT inner FROM rows LIMIT 1 OFFSET 1").stdout)
+    assert json.loads(command("filter", path, "--sql", 'SELECT "inner" FROM rows LIMIT 1 OFFSET 1').stdout)
     assert list(json.loads(command("filter", path, "--sql", "SELECT * FROM rows").stdout.splitlines()[1])) == list(
         frame.collect_schema()
     )
@@ -199,7 +200,7 @@ def test_a_select_keeps_the_types_of_what_it_does_nothing_with(
 ) -> None:
     source, out = write_typed(tmp_path / "typed.parquet"), tmp_path / "out.parquet"
     if "chars" in query:
-        assert "there is no column 'chars'; did you" in command("filter", source, "--sql", query, code=2).stderr
+        assert "no row has a field 'chars'" in command("filter", source, "--sql", query, code=2).stderr
         query = query.replace(", chars", "")
     command("filter", source, "--sql", query, "-o", out)
     found, given = pq.read_schema(out), pq.read_schema(source)
@@ -221,14 +222,43 @@ def test_text_of_a_dictionary_is_text_to_sql(tmp_path: Path) -> None:
         assert pq.read_table(tmp_path / "kept.parquet")["kind"].to_pylist() == ["sum", "sum"], where
 
 
-def test_a_select_that_polars_fails_on_is_an_error(tmp_path: Path) -> None:
-    path, out = tmp_path / "wide.arrow", tmp_path / "out.jsonl"
-    table = pa.table({"q": ["a"], "exact": pa.array([1], pa.decimal256(50, 2))})
-    with pa.ipc.new_file(str(path), table.schema) as file:
+def test_decimals_of_more_than_38_digits_are_text_to_columns_and_keep_their_type(tmp_path: Path) -> None:
+    digits = ["123456789012345678901234567890123456789012.25", "1.50"]
+    table = pa.table({"q": ["a", "b"], "exact": pa.array(map(Decimal, digits), pa.decimal256(50, 2))})
+    pq.write_table(table, tmp_path / "wide.parquet")
+    with pa.ipc.new_file(str(tmp_path / "wide.arrow"), table.schema) as file:
         file.write_table(table)
-    assert "precision" in command("filter", path, "--sql", "SELECT * FROM rows", "-o", out, code=2).stderr
-    assert not out.exists()
+    for name in ("wide.parquet", "wide.arrow"):
+        path, out = tmp_path / name, tmp_path / "out.parquet"
+        assert ajet.dataset.read(path).collect()["exact"].to_list() == digits
+        command("filter", path, "CAST(exact AS DOUBLE) > 2 AND q IS NOT NULL", "-o", out)
+        assert pq.read_table(out).equals(table.slice(0, 1))
+        command("filter", path, "--sql", "SELECT * FROM rows ORDER BY q DESC", "-o", out)
+        assert pq.read_table(out).equals(table.take([1, 0]))
     assert "--sql takes a SELECT" in command("filter", path, "--sql", "", code=2).stderr
+
+
+@pytest.mark.parametrize(
+    "function", ["chars(main_query)", "words(main_query)", "language(main_query)", "text(metadata.level)"]
+)
+def test_a_select_has_the_functions_of_a_where(function: str, tasks: Path) -> None:
+    selected = command("filter", tasks, "--sql", f"SELECT main_query FROM rows r WHERE {function} IS NOT NULL").stdout
+    assert len(selected.splitlines()) == len(command("filter", tasks, f"{function} IS NOT NULL").stdout.splitlines())
+    value = json.loads(command("filter", tasks, "--sql", f"SELECT {function} AS v FROM rows LIMIT 1").stdout)["v"]
+    assert value == {"c": 14, "w": 5, "l": "en", "t": "0"}[function[0]]
+
+
+def test_what_a_select_computes_is_numbers_and_a_bad_value_is_an_error(tasks: Path, tmp_path: Path) -> None:
+    query = "SELECT sum(big) AS wide, sum(metadata.level) AS total, max(big) - min(big) AS gap FROM rows"
+    found = json.loads(command("filter", tasks, "--sql", query).stdout)
+    assert found == {"wide": sum(row["big"] for row in ROWS), "total": 12, "gap": 11}
+    assert command("filter", tasks, "--sql", "SELECT x FROM (SELECT 1 AS x) WHERE x > 1").stdout == ""
+    for arguments in (["CAST(main_query AS INT) > 1"], ["--sql", "SELECT CAST(main_query AS INT) FROM rows"]):
+        assert "Could not convert" in command("filter", tasks, *arguments, code=2).stderr
+    assert "aggregates" in command("filter", tasks, "count(*) > 1", code=2).stderr
+    twice = tmp_path / "twice.jsonl"
+    twice.write_text('{"q": "a", "Q": 1}\n')
+    assert "rename one" in command("filter", twice, "--sql", "SELECT * FROM rows", code=2).stderr
 
 
 def test_a_trace_gives_tables(tmp_path: Path) -> None:
