@@ -163,16 +163,15 @@ def by_split(folder: Path, files: Iterable[tuple[Path, str]]) -> dict[str, list[
     """The files of each split: `train.jsonl`, `train-00000-of-00002.parquet`, `train/…`, also under `data/`.
 
     Those of several configurations (`main/train-00000-of-00001.parquet`) are `main/train`. Directories of partitions
-    (`label=dog/`, see `partitions`) say no split, but for `split=test/`. `files` are those of the folder, in order, each
-    with its name without a suffix.
+    (`label=dog/`, see `partitions`) say no split, but for `split=test/`. `files` are those of the folder, in order,
+    each with its name without a suffix.
     """
     known: dict[str, list[Path]] = {}
     for file, stem in files:
         above, name = file.relative_to(folder).parts[:-1], SHARD.sub("", stem)
         inside = [part for part in above if "=" not in part][-1:]
-        if len(inside) < len(above):
-            split = dict(part.split("=", 1) for part in above if "=" in part).get("split")
-            name = split or (name if name in SPLITS else "train")
+        if columns := dict(part.split("=", 1) for part in above if "=" in part):
+            name = columns.get("split") or (name if name in SPLITS else "train")
         if inside and inside[0] != "data":
             name = f"{inside[0]}/{name}" if name in SPLITS and inside[0] not in SPLITS else inside[0]
         known.setdefault(name, []).append(file)
@@ -181,11 +180,12 @@ def by_split(folder: Path, files: Iterable[tuple[Path, str]]) -> dict[str, list[
 
 
 def partitions(folder: Path, files: Iterable[Path]) -> dict[Path, dict[str, Any]]:
-    """The columns that directories such as `label=dog/level=2/` give the files below them, as Hive and Spark write them.
+    """The columns that directories such as `label=dog/level=2/` give the files below them, as Hive and Spark write.
 
     A column whose values are all whole numbers has numbers, another text.
     """
-    named = {file: [part.split("=", 1) for part in file.relative_to(folder).parts[:-1] if "=" in part] for file in files}
+    above = {file: file.relative_to(folder).parts[:-1] for file in files}
+    named = {file: [part.split("=", 1) for part in parts if "=" in part] for file, parts in above.items()}
     known = {file: {name: unquote(value) for name, value in pairs} for file, pairs in named.items()}
     texts = {name for values in known.values() for name, value in values.items() if not _WHOLE.fullmatch(value)}
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Block", "Headings", "markdown_blocks", "plain_blocks", "table_text"]
+__all__ = ["Block", "Headings", "is_page_number", "markdown_blocks", "plain_blocks", "table_text"]
 
 Kind = Literal["heading", "text", "table", "code"]
 
@@ -15,6 +15,7 @@ _ATX = re.compile(r" {0,3}(#{1,6})(?:[ \t]+(.*?))?(?:[ \t]+#+)?[ \t]*$")
 _SETEXT = re.compile(r" {0,3}(=+|-{2,})[ \t]*$")
 _FENCE = re.compile(r" {0,3}(`{3,}|~{3,})")
 _RULE = re.compile(r"[ \t]*\|?[ \t]*:?-+:?[ \t]*(\|[ \t]*:?-+:?[ \t]*)*\|?[ \t]*$")
+_PAGE_NUMBER = re.compile(r"(?:page )?(?:\d+|[ivxl]+)(?: (?:of|/) \d+)?|[-–] \d+ [-–]", re.IGNORECASE)
 _COMMENT = re.compile(r"<!--.*?-->", re.DOTALL)
 
 
@@ -53,6 +54,11 @@ def table_text(rows: list[list[str]]) -> str:
     width = max(map(len, cleaned))
     lines = ["| " + " | ".join(row + [""] * (width - len(row))) + " |" for row in cleaned]
     return "\n".join([lines[0], "|" + " --- |" * width, *lines[1:]])
+
+
+def is_page_number(line: str) -> bool:
+    """A line at the top or the bottom of a page that says nothing else."""
+    return _PAGE_NUMBER.fullmatch(line.strip()) is not None
 
 
 def plain_blocks(text: str, page: int | None = None, heading: str = "") -> Iterator[Block]:

@@ -1,4 +1,9 @@
-"""DOCX as blocks: headings by style, paragraphs, lists, and tables whole."""
+"""DOCX as blocks: headings by style, paragraphs, lists, and tables whole.
+
+What a reader sees of it: also text boxes, controls, insertions, footnotes, and once each the headers (first) and the
+footers (last) of its pages; deletions and hidden text are left out. Of a table with tables in its cells each cell is a
+text of its own.
+"""
 
 from __future__ import annotations
 
@@ -9,44 +14,30 @@ from pathlib import Path
 from typing import Any
 
 from ajet_sdk.errors import MissingExtra, TaskError
-from ajet_tools.dataset.documents.blocks import Block, Headings, table_text
+from ajet_tools.dataset.documents.blocks import Block, Headings, is_page_number, table_text
 
 __all__ = ["docx_blocks"]
 
 _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _LARGEST = 1 << 30
 _HEADING = re.compile(r"heading (\d)$", re.IGNORECASE)
+_UNSEEN = ("del", "moveFrom", "Fallback")
+"""Elements of what is deleted, and of what is there a second time, for programs that do not know the first."""
+_MARKS = {"tab": "\t", "br": "\n", "cr": "\n", "noBreakHyphen": "-"}
 
 
 def docx_blocks(path: Path) -> Iterator[Block]:
     """The blocks of a DOCX. Raises TaskError where it is broken, or needs a password."""
     try:
         import docx
-        from docx.table import Table
     except ImportError:
         raise MissingExtra("python-docx", "documents") from None
     _check(path)
     try:
-        blocks = list(_blocks(docx.Document(str(path)), Table))
+        blocks = list(_blocks(docx.Document(str(path))))
     except Exception as error:
         raise TaskError(f"{path} cannot be read as DOCX: {str(error) or type(error).__name__}") from error
     yield from blocks
-
-
-def _blocks(document: Any, table: type[Any]) -> Iterator[Block]:
-    headings = Headings()
-    for item in document.iter_inner_content():
-        if isinstance(item, table):
-            if text := table_text(_cells(item)):
-                yield Block("table", text, heading=headings.path)
-            continue
-        text, style = item.text.strip(), (item.style.name or "") if item.style is not None else ""
-        found = _HEADING.match(style)
-        if text and (found or style == "Title"):  # which is as outermost as the first heading
-            headings.enter(int(found[1]) if found else 1, text)
-            yield Block("heading", text, heading=headings.path)
-        elif text:
-            yield Block("text", f"- {text}" if style.startswith("List ") else text, heading=headings.path)
 
 
 def _check(path: Path) -> None:
@@ -62,6 +53,74 @@ def _check(path: Path) -> None:
         raise TaskError(f"{path} is {size / 1e9:.1f} GB when unpacked, which is too large")
 
 
-def _cells(table: Any) -> list[list[str]]:
-    """The texts of a table's cells; one that is merged over several places stands once."""
-    return [list({id(cell._tc): cell.text for cell in row.cells}.values()) for row in table.rows]
+def _blocks(document: Any) -> Iterator[Block]:
+    headings = Headings()
+    yield from _beside(document, "/header", headings)
+    yield from _story(document.element.body, document, headings)
+    for kind in ("/footnotes", "/endnotes", "/footer"):
+        yield from _beside(document, kind, headings)
+
+
+def _beside(document: Any, kind: str, headings: Headings) -> Iterator[Block]:
+    """What stands outside of the text, each once."""
+    from docx.oxml import parse_xml
+
+    seen: set[str] = set()
+    for relation in document.part.rels.values():
+        if relation.reltype.endswith(kind):
+            for block in _story(parse_xml(relation.target_part.blob), document, headings):
+                if block.text not in seen and not is_page_number(block.text):
+                    seen.add(block.text)
+                    yield block
+
+
+def _story(element: Any, document: Any, headings: Headings) -> Iterator[Block]:
+    """The blocks within an element, in their order."""
+    for child in element:
+        name = _name(child)
+        if name == "p":
+            yield from _paragraph(child, document, headings)
+        elif name == "tbl" and not any(_name(inner) == "tbl" for inner in child.iterdescendants()):
+            if text := table_text(_cells(child, document)):
+                yield Block("table", text, heading=headings.path)
+        elif name not in _UNSEEN:
+            yield from _story(child, document, headings)
+
+
+def _paragraph(element: Any, document: Any, headings: Headings) -> Iterator[Block]:
+    from docx.text.paragraph import Paragraph
+
+    paragraph = Paragraph(element, document)
+    text, style = _text(element).strip(), (paragraph.style.name or "") if paragraph.style is not None else ""
+    found = _HEADING.match(style)
+    if text and (found or style == "Title"):  # which is as outermost as the first heading
+        headings.enter(int(found[1]) if found else 1, text)
+        yield Block("heading", text, heading=headings.path)
+    elif text:
+        yield Block("text", f"- {text}" if style.startswith("List ") else text, heading=headings.path)
+    for box in element.iterdescendants():
+        if _name(box) == "txbxContent" and not any(_name(one) in _UNSEEN for one in box.iterancestors()):
+            yield from _story(box, document, headings)
+
+
+def _text(element: Any) -> str:
+    """The text of a paragraph, or of a part of it, without that of text boxes."""
+    name = _name(element)
+    if name in ("t", *_MARKS):
+        return element.text or "" if name == "t" else _MARKS[name]
+    hidden = name == "r" and any(_name(inner) == "vanish" for mark in element if _name(mark) == "rPr" for inner in mark)
+    return "" if hidden or name in (*_UNSEEN, "txbxContent", "pPr") else "".join(map(_text, element))
+
+
+def _cells(table: Any, document: Any) -> list[list[str]]:
+    """The texts of a table's cells; one that is merged over several places of a row stands once."""
+    from docx.table import Table
+
+    return [
+        list({id(cell._tc): " ".join(map(_text, cell._tc)) for cell in row.cells}.values())
+        for row in Table(table, document).rows
+    ]
+
+
+def _name(element: Any) -> str:
+    return str(element.tag).rpartition("}")[2]

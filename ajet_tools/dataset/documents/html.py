@@ -1,7 +1,11 @@
-"""HTML as blocks: headings, paragraphs, lists, code, and tables whole; menus, scripts and forms are left out."""
+"""HTML as blocks: headings, paragraphs, lists, code, and tables whole.
+
+Menus, scripts, forms and what is hidden are left out.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,6 +26,11 @@ _CONTAINERS = {
 }  # fmt: skip
 """Elements that begin a block of their own."""
 _BLOCK_NAMES = sorted(_CONTAINERS)
+_HIDING = re.compile(r"(?:^|[;\s])(?:display\s*:\s*none|visibility\s*:\s*(?:hidden|collapse))\b", re.IGNORECASE)
+_RULE = re.compile(r"([^{}]+)\{([^{}]*)\}")
+_AT_RULE = re.compile(r"@[^{};]*(?:;|\{(?:[^{}]*\{[^{}]*\})*[^{}]*\})")
+"""Rules for some screens, or for paper."""
+_CSS_COMMENT = re.compile(r"/\*.*?\*/", re.DOTALL)
 
 
 def html_blocks(path: Path, data: bytes, encoding: str | None = None) -> Iterator[Block]:
@@ -44,12 +53,28 @@ def html_blocks(path: Path, data: bytes, encoding: str | None = None) -> Iterato
             f"{path} {says}, and cannot be decoded: {error}. Convert it to UTF-8, or pass --encoding"
         ) from None
     soup = BeautifulSoup(text, "html.parser")
-    for tag in soup.find_all(list(_LEFT_OUT)):
-        tag.decompose()
+    for tag in [*soup.find_all(list(_LEFT_OUT)), *_hidden(soup)]:
+        if tag.name not in ("html", "body"):  # which a script shows once it is there
+            tag.decompose()
     try:
         yield from _walk(soup.find("main") or soup.find("article") or soup.body or soup, Headings())
     except RecursionError:
         raise TaskError(f"{path} is nested too deeply") from None
+
+
+def _hidden(soup: Any) -> Iterator[Any]:
+    """What is not shown: by an attribute, by its own style, or by a rule of the page for every screen."""
+    from soupsieve import SelectorSyntaxError
+
+    yield from soup.select("[hidden], dialog:not([open])")
+    yield from (tag for tag in soup.find_all(style=True) if _HIDING.search(tag["style"]))
+    sheets = _AT_RULE.sub("", _CSS_COMMENT.sub("", "".join(sheet.get_text() for sheet in soup.find_all("style"))))
+    for rule in _RULE.finditer(sheets):
+        if _HIDING.search(rule[2]):
+            try:
+                yield from soup.select(rule[1])
+            except (SelectorSyntaxError, NotImplementedError):
+                continue
 
 
 def _walk(node: Any, headings: Headings) -> Iterator[Block]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ajet_sdk.errors import MissingExtra, TaskError
-from ajet_tools.dataset.documents.blocks import Block, Headings, plain_blocks
+from ajet_tools.dataset.documents.blocks import Block, Headings, is_page_number, plain_blocks
 
 if TYPE_CHECKING:
     from pypdf import PdfReader
@@ -28,7 +28,6 @@ _REPEATED_FROM = 4
 _LARGER = 1.15
 """A heading is set in type so much larger than most text."""
 _LONGEST_HEADING = 120
-_PAGE_NUMBER = re.compile(r"(?:page )?(?:0|[ivxl]+)(?: (?:of|/) 0)?$|[-–] 0 [-–]$", re.IGNORECASE)
 _SENTENCE_END = re.compile(r"[.!?:;。！？：；…][\"'”’)\]]*$")
 _ITEM = re.compile(r"\s*(?:[-•*‣–]|\(?\d{1,3}[.)]|\(?[a-z][.)])\s")
 
@@ -190,7 +189,7 @@ def _remove_running_heads(pages: list[list[_Line]]) -> list[list[_Line]]:
             for one in pages
         ]
         counts = Counter(form for form in forms if form)
-        repeated = {form for form, count in counts.items() if count > len(pages) / 2 or _PAGE_NUMBER.match(form)}
+        repeated = {form for form, count in counts.items() if count > len(pages) / 2 or is_page_number(form)}
         for page, form in zip(pages, forms, strict=True):
             if form in repeated:
                 del page[[index for index, line in enumerate(page) if line.text.strip()][at]]

@@ -191,7 +191,10 @@ class TableBlock:
         return pl.Series(["[" if one else None for one in array.is_valid().to_pylist()], dtype=pl.String)
 
     def frame(self, dtype: Any) -> Any:
-        """Columns as a frame: those of that struct type that there are, with the types of the table. Raises Irregular."""
+        """Columns as a frame: those of that struct type that there are, with the types of the table.
+
+        Raises Irregular where polars has no such type.
+        """
         names = [one.name for one in dtype.fields if one.name in self.table.fields]
         data = self.data.select(names or self.data.schema.names[:1])
         if "decimal256" in str(data.schema):  # which polars does not have

@@ -40,9 +40,9 @@ def read(path: str | Path, *, mapping: Mapping[str, str] | None = None) -> pl.La
             directory (its split train; `DIR:NAME` is another), or `-` for stdin.
         mapping: column -> main_query, init_messages, task_id, env_type or metadata.NAME; the column is renamed.
 
-    Types are those of the file; decimals of more than 38 digits are text. Cells of CSV stay text, empty ones too. In JSON a column of several types is text: each
-    value as JSON, and numbers of several kinds are floats. Raises TaskError, with file and line, for a row that cannot
-    be read, and ConfigError where there is no such file.
+    Types are those of the file; decimals of more than 38 digits are text. Cells of CSV stay text, empty ones too. In
+    JSON a column of several types is text: each value as JSON, and numbers of several kinds are floats. Raises
+    TaskError, with file and line, for a row that cannot be read, and ConfigError where there is no such file.
     """
     if mapping:
         return _from_rows(path, mapping)
@@ -62,7 +62,9 @@ def _explain_errors(what: str) -> Iterator[None]:
 def _with_columns(frame: pl.LazyFrame, values: Mapping[str, Any]) -> pl.LazyFrame:
     """With columns of one value each, but for those that there are."""
     names = frame.collect_schema().names() if values else []
-    return frame.with_columns(pl.lit(value, {int: pl.Int64, str: pl.String}.get(type(value))).alias(name) for name, value in values.items() if name not in names)
+    types = {int: pl.Int64, str: pl.String}
+    more = {name: value for name, value in values.items() if name not in names}
+    return frame.with_columns(pl.lit(value, types.get(type(value))).alias(name) for name, value in more.items())
 
 
 def _scan(file: Path | str) -> pl.LazyFrame:

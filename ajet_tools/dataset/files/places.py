@@ -182,6 +182,14 @@ class Columns:
         """Columns that hold bytes, such as images, at any depth."""
         return [name for name, one in self.fields.items() if "binary" in str(one.type)]
 
+    def labels_at(self, path: Sequence[str]) -> list[str]:
+        """The names of the class labels at a path, also of a list of them; none of another column."""
+        place: Place | None = self.row
+        for name in path:
+            place = (place.fields or {}).get(name) if place is not None else None
+        found = place.labels if place is not None else None
+        return list((found.get("feature") if isinstance(found, dict) else found) or ())
+
     def lost_in_text(self) -> dict[str, str]:
         """Columns of which text does not hold all, and what they are: bytes, times, decimals, the names of labels."""
         lost = {name: str(one.type) for name, one in self.fields.items() if _is_beyond_json(one.type)}

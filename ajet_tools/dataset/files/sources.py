@@ -21,7 +21,16 @@ import pyarrow as pa
 from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.tasks.rows import by_split, partitions
 
-__all__ = ["columns_of", "explain_errors", "files_of", "is_table", "open_text", "splits_of", "unpacked", "unpacked_name"]
+__all__ = [
+    "columns_of",
+    "explain_errors",
+    "files_of",
+    "is_table",
+    "open_text",
+    "splits_of",
+    "unpacked",
+    "unpacked_name",
+]
 
 log = logging.getLogger("ajet.dataset")
 
@@ -40,7 +49,11 @@ def files_of(path: str | Path) -> list[Path | str]:
 
 def columns_of(path: str | Path) -> Mapping[Path | str, dict[str, Any]]:
     """The files that a path means, each with the columns that directories such as `label=dog/` give it."""
-    return {"-": {}} if str(path) == "-" else {**partitions(*_find(path))}
+    if str(path) == "-":
+        return {"-": {}}
+    folder, files = _find(path)
+    known = partitions(folder, files)
+    return {file: known[file] for file in files}
 
 
 def _find(path: str | Path) -> tuple[Path, list[Path]]:

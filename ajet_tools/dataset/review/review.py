@@ -17,7 +17,7 @@ import polars as pl
 from ajet_sdk.errors import AjetError, ConfigError
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_tools.dataset.files.blocks import LineBlock
-from ajet_tools.dataset.files.tables import Row, files_of, read
+from ajet_tools.dataset.files.tables import Row, files_of, read, tables_of
 from ajet_tools.dataset.files.writer import json_line
 from ajet_tools.dataset.review.journal import Decision, Journal, Mark, Sample, digest_of_line, journal_beside
 from ajet_tools.dataset.review.rows import Kinds, RowFile, edited
@@ -185,9 +185,10 @@ class Review:
         Raises ConfigError for a field that no row has.
         """
         found: list[int] = []
+        table = next(iter(tables_of(self.source, self.mapping)), None)
         for block in self._scan(progress, stop):
             kept = [only == "all" or self._is(number, only) for number in block.numbers.tolist()]
-            found += block.numbers[wanted.mask(block) & kept].tolist()
+            found += block.numbers[wanted.mask(block, table) & kept].tolist()
             wanted.note(block)
         if stop.is_set():
             return None

@@ -13,7 +13,7 @@ import json
 import operator
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -23,7 +23,8 @@ import polars as pl
 from ajet_sdk.errors import AjetError, ConfigError
 from ajet_sdk.tasks.rows import Row as TaskRow
 from ajet_sdk.tasks.rows import to_task
-from ajet_tools.dataset.files.blocks import QUERIES, Block, Irregular, LineBlock, Path, text_of
+from ajet_tools.dataset.files.blocks import QUERIES, Block, Irregular, LineBlock, Path, TableBlock, text_of
+from ajet_tools.dataset.files.places import Columns
 from ajet_tools.dataset.files.values import ABSENT, POSITION, find_at
 from ajet_tools.dataset.rows.language import language_of
 from ajet_tools.text.grammar import BareWord, Comparison, FilterError, Node, Token, fold, tree
@@ -70,10 +71,36 @@ class _Condition:
     steps: tuple[str, ...]
     """To its column; none of what is always derived."""
     tests: Sequence[Callable[[Any], bool]]
+    values: Sequence[str] = ()
+    """What each test compares with; none where it is a word alone."""
     by_text: bool = False
     """It looks at how a value is spelt."""
+    is_equal: bool = False
     needle: str | None = None
     """It holds of text that contains this, in any case."""
+
+    def labeled(self, names: Sequence[str]) -> _Condition:
+        """The condition of a column of class labels, whose numbers stand for these names (`datasets.ClassLabel`).
+
+        A value that is a name means that label, and `~` looks at names. Raises ConfigError for one that is no label.
+        """
+        if not names or not self.values:
+            return self
+        known = {*names, *map(str, range(-1, len(names))), "none"}
+        if self.is_equal and (odd := [value for value in self.values if value not in known]):
+            raise ConfigError(f"{self.field} is a class label, and {odd[0]!r} is none of its names: {', '.join(names)}")
+
+        def by_name(test: Callable[[Any], bool]) -> Callable[[Any], bool]:
+            def holds(found: Any) -> bool:
+                if isinstance(found, list):
+                    return any(map(holds, found))
+                return test(names[int(found)] if found is not None and 0 <= int(found) < len(names) else None)
+
+            return holds
+
+        named = [self.by_text or (self.is_equal and value in names) for value in self.values]
+        tests = [by_name(test) if name else test for test, name in zip(self.tests, named, strict=True)]
+        return replace(self, tests=tests, by_text=False, needle=None)
 
     def holds(self, value: Any) -> bool:
         return any(test(value) for test in self.tests)
@@ -103,11 +130,11 @@ class _Condition:
         return said if left is None else found.scatter(left, pl.Series(said)).to_numpy()
 
     def _holds_of_text(self, text: str | None) -> int:
-        said = self.holds(text)
         if text is None or not re.match(_NOT_TEXT, text):
-            return said
+            return self.holds(text)
         if self.by_text or not _PLAIN.fullmatch(text):
             return -1
+        said = self.holds(text)
         return said if said == self.holds(json.loads(text)) else -1
 
 
@@ -134,24 +161,29 @@ class Filter:
         asks_text = any(one.field in DERIVED for one in self._conditions.values())
         return names + [path for path in QUERIES if path not in names] if asks_text else names
 
-    def mask(self, block: Block) -> Any:
+    def mask(self, block: Block, table: Columns | None = None) -> Any:
         """Which rows of a block fit, as a numpy array.
 
-        What columns do not decide (a list, an object, a number that may be text) is asked of the row.
+        What columns do not decide (a list, an object, a number that may be text) is asked of the row. `table` says
+        which labels the numbers of a column are, where the block does not. Raises ConfigError for an unknown label.
         """
         if self.node is None:
             return np.ones(len(block), bool)
+        table = block.table if isinstance(block, TableBlock) else table
+        of = self._conditions
+        if table is not None:
+            of = {part: one.labeled(table.labels_at(one.steps)) for part, one in of.items()}
         try:
             if _has_dotted_key(block, self._paths):
                 raise Irregular
             columns = block.columns(self._paths)
         except Irregular:
-            return self.mask_rows(row.values for row in block.rows())
+            return self.mask_rows((row.values for row in block.rows()), of)
         self.fields.update({".".join(path): True for path, one in columns.items() if one.null_count() < len(one)})
         unclear = np.zeros(len(block), bool)
 
         def leaf(part: Node) -> Any:
-            one = self._conditions[part]
+            one = of[part]
             if one.field not in DERIVED:
                 found = one.holds_of_texts(columns[one.steps], exact=False)
             else:
@@ -162,15 +194,14 @@ class Filter:
 
         found = fold(self.node, leaf, _join)
         if len(left := np.flatnonzero(unclear)):
-            found[left] = self.mask_rows(row.values for row in block.rows(left))
+            found[left] = self.mask_rows((row.values for row in block.rows(left)), of)
         return found
 
-    def mask_rows(self, rows: Iterable[Mapping[str, Any]]) -> Any:
+    def mask_rows(self, rows: Iterable[Mapping[str, Any]], of: Mapping[Node, _Condition] | None = None) -> Any:
         """Which of these rows fit, as a numpy array."""
-        views = list(map(_View, rows))
+        views, of = list(map(_View, rows)), of or self._conditions
         if self.node is None:
             return np.ones(len(views), bool)
-        of = self._conditions
         return fold(self.node, lambda part: np.array([*map(of[part].holds_of_row, views)], bool), _join)
 
     def note(self, block: Block) -> None:
@@ -251,14 +282,15 @@ def parse(text: str) -> Filter:
     def leaf(part: BareWord | Comparison) -> None:
         if isinstance(part, BareWord):
             text = part.text.text
-            conditions[part] = _Condition("text", (), [_contains(text)], True, text.casefold())
+            conditions[part] = _Condition("text", (), [_contains(text)], by_text=True, needle=text.casefold())
             return
         name, sign = part.field.text, part.operator.text
         tests = [_test_of(sign, value) for value in part.values]
         value = part.values[0].text
         plain = sign == "~" and len(tests) == 1 and not value.startswith(_REGEX) and name not in ("chars", "words")
         needle = value.casefold() if plain else None
-        conditions[part] = _Condition(name, tuple(name.split(".")), tests, sign == "~", needle)
+        values = [one.text for one in part.values]
+        conditions[part] = _Condition(name, tuple(name.split(".")), tests, values, sign == "~", sign == "=", needle)
         if name not in DERIVED and not any(map(_is_none, part.values)):
             fields.setdefault(name, False)
 

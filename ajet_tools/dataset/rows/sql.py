@@ -164,21 +164,25 @@ def select(query: str, path: str, out: str) -> int:
     names = [name for name in schema if name.casefold() in query.casefold()] or schema.names()[:1]
     if "*" in _COUNT.sub("", query):
         names = schema.names()
-    with _explain(query, [*_paths(schema)]), TemporaryDirectory() as folder:
-        with _connect(Path(folder, "rows.duckdb")) as database:
-            parts = map(_as_arrow, frame.select(names).collect_batches(chunk_size=_ROWS, maintain_order=True))
-            empty = _as_arrow(frame.select(names).collect_schema().to_frame(eager=True))
-            reader = pa.RecordBatchReader.from_batches(empty.schema, (one for part in parts for one in part.to_batches()))
-            database.from_arrow(reader).create("rows")
-            database.execute("CREATE VIEW self AS FROM rows")
-            database.execute(f"CREATE TABLE result AS {query.rstrip().rstrip(';')}")
-            found, wide = _plain(database.table("result"))
-            columns = _columns(query, path, found.limit(0).to_arrow_table().schema, wide)
-            with Writer(out, tables=[columns]) as writer:
-                for batch in found.to_arrow_reader(_ROWS):
-                    arrays = [array.cast(one.type) for array, one in zip(batch, columns.schema, strict=True)]
-                    data = pa.RecordBatch.from_arrays(arrays, schema=columns.schema)
-                    writer.write_block(TableBlock(path, columns, data))
+    with (
+        _explain(query, [*_paths(schema)]),
+        TemporaryDirectory() as folder,
+        _connect(Path(folder, "rows.duckdb")) as database,
+    ):
+        frame = frame.select(names)
+        parts = map(_as_arrow, frame.collect_batches(chunk_size=_ROWS, maintain_order=True))
+        empty = _as_arrow(frame.collect_schema().to_frame(eager=True))
+        batches = (batch for part in parts for batch in part.to_batches())
+        database.from_arrow(pa.RecordBatchReader.from_batches(empty.schema, batches)).create("rows")
+        database.execute("CREATE VIEW self AS FROM rows")
+        database.execute(f"CREATE TABLE result AS {query.rstrip().rstrip(';')}")
+        found, wide = _plain(database.table("result"))
+        columns = _columns(query, path, found.limit(0).to_arrow_table().schema, wide)
+        with Writer(out, tables=[columns]) as writer:
+            for batch in found.to_arrow_reader(_ROWS):
+                arrays = [array.cast(one.type) for array, one in zip(batch, columns.schema, strict=True)]
+                data = pa.RecordBatch.from_arrays(arrays, schema=columns.schema)
+                writer.write_block(TableBlock(path, columns, data))
     return writer.rows
 
 

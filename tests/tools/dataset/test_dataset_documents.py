@@ -74,6 +74,59 @@ def test_a_docx_keeps_headings_lists_and_tables(tmp_path: Path) -> None:
     assert blocks[4].text.splitlines()[2] == "| K4 | 45 \\| 50 l |"
 
 
+def test_a_docx_has_all_that_a_reader_sees(tmp_path: Path) -> None:
+    import docx
+    from docx.oxml import parse_xml
+
+    document = docx.Document()
+    document.sections[0].header.paragraphs[0].text = "Kestrel handbook, valid from May"
+    document.sections[0].footer.paragraphs[0].text = "Page 1 of 3"
+    document.add_section().footer.is_linked_to_previous = False
+    document.sections[1].footer.paragraphs[0].text = "Answers to safety@example.org"
+    document.add_heading("Pumps", 1)
+    outer = document.add_table(1, 2)
+    outer.cell(0, 0).text = "The K4 has these parts:"
+    inner = outer.cell(0, 1).add_table(2, 2)
+    for cell, text in zip(
+        (one for row in inner.rows for one in row.cells), ("Part", "Price", "lever", "9 euro"), strict=True
+    ):
+        cell.text = text
+    word = 'xmlns:w="http://schemas.openxmlformats.org/wordprocessingml/2006/main"'
+
+    def run(text: str, kind: str = "t", mark: str = "") -> str:
+        return f"<w:r><w:rPr>{mark}</w:rPr><w:{kind}>{text}</w:{kind}></w:r>"
+
+    lines = f"<w:ins>{run('It was added. ')}</w:ins><w:del>{run('Gone.', 'delText')}</w:del>"
+    lines += run("Secret.", mark="<w:vanish/>") + f"<w:sdt><w:sdtContent>{run('Chosen.')}</w:sdtContent></w:sdt>"
+    box = f"<w:r><w:pict><w:txbxContent><w:p>{run('In a box.')}</w:p></w:txbxContent></w:pict></w:r>"
+    control = f"<w:sdt {word}><w:sdtContent><w:p>{run('In a control.')}</w:p></w:sdtContent></w:sdt>"
+    last = document.element.body[-1]
+    for xml in (f"<w:p {word}>{lines}{box}</w:p>", control):
+        last.addprevious(parse_xml(xml))
+    document.save(str(tmp_path / "a.docx"))
+    blocks = read_document(tmp_path / "a.docx").blocks
+    assert [block.text for block in blocks] == [
+        "Kestrel handbook, valid from May", "Pumps", "The K4 has these parts:",
+        "| Part | Price |\n| --- | --- |\n| lever | 9 euro |", "It was added. Chosen.", "In a box.", "In a control.",
+        "Answers to safety@example.org",
+    ]  # fmt: skip
+    assert {block.heading for block in blocks[1:]} == {"Pumps"}
+
+
+def test_hidden_parts_of_a_page_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "a.html"
+    path.write_text(
+        """<html><head><style>/* .seen {display: none} */ .gone, #gone {color: red; display:none}
+        @media print { .seen {display: none} } a:hover::before {display: none} body {visibility: hidden}</style></head>
+        <body><p>Seen.</p><p hidden>No 1</p><div style="color: red; Display : none !important"><p>No 2</p></div>
+        <p class="gone">No 3</p><p id="gone">No 4</p><p class="seen">Also seen.</p><dialog>No 5</dialog>
+        <p style="visibility:hidden">No 6</p><p style="display: block">Here <span hidden>no 7</span>too.</p>
+        <details><summary>More</summary><p>Opened by a click.</p></details></body></html>"""
+    )
+    texts = [block.text for block in read_document(path).blocks]
+    assert texts == ["Seen.", "Also seen.", "Here too.", "More", "Opened by a click."]
+
+
 def test_html_is_what_a_reader_sees_of_it(tmp_path: Path) -> None:
     path = tmp_path / "a.html"
     path.write_text(

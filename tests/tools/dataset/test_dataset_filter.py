@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.files.blocks import as_table, blocks_of
-from ajet_tools.dataset.files.tables import Row
+from ajet_tools.dataset.files.tables import Row, read_blocks
+from ajet_tools.dataset.review.review import Review
 from ajet_tools.dataset.rows.filter import parse
 from ajet_tools.dataset.rows.keep import Keep
 from ajet_tools.dataset.rows.language import language_of
@@ -181,3 +187,48 @@ def test_columns_say_of_each_row_what_the_row_itself_says(rows: list[dict[str, A
         wanted = parse(expression)
         assert wanted.mask(block).tolist() == wanted.mask_rows(rows).tolist()
         assert wanted.mask(as_table(block)).tolist() == wanted.mask_rows(rows).tolist()
+
+
+LABELS = {
+    "label": {"names": ["cat", "dog", "1"], "_type": "ClassLabel"},
+    "kinds": {"feature": {"names": ["red", "blue"], "_type": "ClassLabel"}, "_type": "List"},
+}
+
+
+@pytest.mark.parametrize(
+    ("expression", "questions"),
+    [
+        ("label=dog", "bc"),
+        ("label=dog,cat", "abc"),
+        ("label!=dog", "ade"),
+        ("label~DO", "bc"),
+        ("label=0", "a"),
+        ("label=1", "d"),
+        ("label>=1", "bcd"),
+        ("label=none", "e"),
+        ("kinds=blue", "bd"),
+        ("metadata.label=dog", "bc"),
+    ],
+)
+def test_a_class_label_is_known_by_its_name(expression: str, questions: str, tmp_path: Path) -> None:
+    labels = pa.array([0, 1, 1, 2, None])
+    table = pa.table(
+        {
+            "question": list("abcde"),
+            "label": labels,
+            "kinds": [[0], [0, 1], [], [1], None],
+            "metadata": pa.StructArray.from_arrays([labels], ["label"]),
+        }
+    )
+    features = {**LABELS, "question": {"dtype": "string", "_type": "Value"}, "metadata": {"label": LABELS["label"]}}
+    noted = {"huggingface": json.dumps({"info": {"features": features}})}
+    pq.write_table(table.replace_schema_metadata(noted), tmp_path / "rows.parquet")
+    wanted = parse(expression)
+    [block] = read_blocks(tmp_path / "rows.parquet")
+    assert "".join(row.values["question"] for row in block.rows(np.flatnonzero(wanted.mask(block)))) == questions
+    review = Review(str(tmp_path / "rows.parquet"))
+    review.load()
+    kept = review.fitting(wanted, progress=lambda _: None, stop=threading.Event())
+    assert "".join("abcde"[number] for number in kept or ()) == questions
+    with pytest.raises(ConfigError, match=r"'dgo' is none of its names: cat, dog, 1"):
+        parse("label=dgo").mask(block)

@@ -27,7 +27,9 @@ def test_directories_of_partitions_are_columns(tmp_path: Path, suffix: str) -> N
     assert list(rows[0]) == ["question", "label", "level"]
     assert ajet.dataset.read(tmp_path / "pets").collect().to_dicts() == rows
     pattern = str(tmp_path / "pets" / "*" / "level=*" / f"*{suffix}")
-    assert [row.values for row in read(pattern, mapping={"label": "metadata.answer"})][2]["metadata"] == {"answer": "dog"}
+    assert [row.values for row in read(pattern, mapping={"label": "metadata.answer"})][2]["metadata"] == {
+        "answer": "dog"
+    }
     assert [row.values["label"] for row in path_rows(tmp_path / "pets", "pets")] == ["a/b", "cat", "dog"]
     out = tmp_path / "out.parquet"
     for arguments in (["label=dog"], ["label IN ('dog')"], ["--sql", "SELECT * FROM rows WHERE level = 2"]):
