@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.similarity.grams import GRAM, Postings, postings
-from ajet_tools.dataset.similarity.text import MARKED, likeness, marks, normal, shortest
+from ajet_tools.dataset.similarity.text import FULL, MARKED, least_part, likeness, marks, normal, shortest, unmarked
 
 __all__ = [
     "ROUNDING",
@@ -84,10 +84,13 @@ def near_pairs(
     `numbers`: keep apart what differs in its numbers (see `likeness`).
     """
     least = max(shortest(threshold), GRAM)
-    chosen = [index for index, text in enumerate(texts) if len(text) >= least]
+    first: dict[str, int] = {}
+    for index, text in enumerate(map(unmarked, texts)):
+        if first.setdefault(text, index) != index and threshold < 1:
+            yield Pair(first[text], index, 1.0)
     # in an order of the texts' own, so that their order in the file decides nothing
-    chosen.sort(key=texts.__getitem__)
-    pool = [texts[index] for index in chosen]
+    pool = sorted(text for text in first if len(text) >= least)
+    chosen = [first[text] for text in pool]
     clusters = Clusters(len(pool))
     for who, candidates in _keys(pool, threshold, seed, numbers).pairs():
         for place, (a, b) in enumerate(zip(who.tolist(), candidates.tolist(), strict=True)):
@@ -103,15 +106,15 @@ def near_pairs(
 
 
 def _keys(forms: Sequence[str], threshold: float, seed: int, numbers: bool) -> Postings:
-    """The keys of texts; a short one shares them only with texts of the same numbers and operators."""
+    """The keys of texts; a short one shares some only with texts of the same numbers and operators."""
     found = postings(forms, seed)
     if not numbers:
         return found
     lengths = np.fromiter(map(len, forms), np.int64, len(forms))
-    below = MARKED / threshold  # a longer text is like none that is short
-    mine = np.array([_digest("|".join(marks(form))) if len(form) < below else 0 for form in forms], np.uint64)
+    below = MARKED / least_part(threshold)  # a longer text is like none that is short
+    mine = np.array([_digest("|".join(sorted(marks(form)))) if len(form) < below else 0 for form in forms], np.uint64)
     marked = found.take(lengths[found.texts] < below)
-    plain = found.take(lengths[found.texts] >= MARKED)
+    plain = found.take(lengths[found.texts] >= FULL)  # which may stand in one with more numbers
     return Postings.joined([Postings(marked.keys ^ mine[marked.texts], marked.texts), plain])
 
 
@@ -171,6 +174,7 @@ class NearIndex:
         self._how = check_threshold(threshold), seed, numbers
         self._shortest = max(shortest(threshold), GRAM)
         self._exact: dict[str, str] = {}
+        self._unmarked: dict[str, str] = {}
         self._texts: list[tuple[str, str]] = []
         self._sorted: list[Postings] = []
         """The keys of the texts, in parts of which each has more than twice as many as the next."""
@@ -185,7 +189,8 @@ class NearIndex:
         form = normal(text)
         if form not in self._exact:
             self._exact[form] = key
-            if len(form) >= self._shortest:
+            form = unmarked(form)
+            if self._unmarked.setdefault(form, key) == key and len(form) >= self._shortest:
                 self._texts.append((key, form))
 
     def find(self, text: str) -> Match | None:
@@ -199,10 +204,15 @@ class NearIndex:
             if on_progress is not None:
                 on_progress("comparing", start, len(texts))
             forms = [normal(text) for text in texts[start : start + _BLOCK]]
-            likely = self._likely([form if form not in self._exact else "" for form in forms])
+            plain = [unmarked(form) if form not in self._exact else "" for form in forms]
+            likely = self._likely([form if form not in self._unmarked else "" for form in plain])
             for number, form in enumerate(forms):
-                exact = self._exact.get(form)
-                found.append(self._best(form, likely[number]) if exact is None else Match(exact, 1.0, "exact"))
+                if form in self._exact:
+                    found.append(Match(self._exact[form], 1.0, "exact"))
+                elif plain[number] in self._unmarked and self._how[0] < 1:
+                    found.append(Match(self._unmarked[plain[number]], 1.0, "near"))
+                else:
+                    found.append(self._best(plain[number], likely[number]))
         return found
 
     def _best(self, form: str, likely: Sequence[int]) -> Match | None:

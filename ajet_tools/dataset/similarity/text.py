@@ -9,13 +9,18 @@ are different though they look alike, because a dataset of tasks is full of such
 - Other numbers make another task: under 200 characters the numbers and operators must be the same; from there on, two
   texts that are the same but for their numbers are different. `numbers=False` takes this rule away.
 
-Marks of emphasis in Markdown and HTML are no characters of a text, and no operators.
+A text of at least 100 characters is also like one that has the same parts in another order, and like one that it
+stands in, be it as its beginning: at 0.8 from half of the other's length on (`_shared_parts`).
+
+The marks of Markdown and HTML are no characters of a text, and no operators.
 """
 
 from __future__ import annotations
 
+import html
 import re
 import unicodedata
+from collections import Counter
 from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
@@ -28,6 +33,7 @@ __all__ = [
     "MARKED",
     "allowed",
     "edits",
+    "least_part",
     "likeness",
     "marks",
     "masked",
@@ -53,13 +59,27 @@ _FORMS = {**_FULLWIDTH, **_QUOTES, **_UNSEEN}
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 _MARK = re.compile(r"\d+(?:[.,]\d+)*|(?<![^\W\d_])[-+*/×÷^=<>%](?![^\W\d_])")
 _MARKUP = re.compile(
-    r"</?(?:b|i|u|em|strong|p|br|code|span|div|li|ul|ol|h[1-6])(?:\s[^<>]*)?/?>"
-    r"|(?<![\w*])\*\*(?=[^\s*])(?P<bold>[^*]*[^\s*])\*\*(?![\w*])"
+    r"</?(?:a|b|i|u|s|em|strong|code|span|sub|sup|small|mark|del|ins|kbd|font)(?:\s[^<>]*)?/?>"
+    r"|(?P<block></?(?:p|br|hr|div|li|ul|ol|h[1-6]|pre|blockquote|table|thead|tbody|tr|td|th)(?:\s[^<>]*)?/?>)"
+    r"|(?<![\w*])(?P<stars>\*{2,3})(?=[^\s*])(?P<bold>[^*]*[^\s*])(?P=stars)(?![\w*])"
     r"|(?<![\w*])\*(?=[^\s*])(?P<italic>[^*]*[^\W\d_][^*]*(?<!\s))\*(?![\w*])"
-    r"|(?<!\w)__(?=[^\s_])(?P<strong>[^_]*[^\s_])__(?!\w)"
+    r"|(?<!\w)(?P<lines>_{1,3})(?=[^\s_])(?P<strong>[^_]*[^\s_])(?P=lines)(?!\w)"
+    r"|~~(?P<struck>[^~]+)~~"
+    r"|!?\[(?P<link>[^\[\]]*)\]\((?:https?:|[./#])[^()\s]*\)"
+    r"|(?P<fence>```(?:[a-z]+(?= ))?)"
     r"|`(?P<code>[^`]+)`"
+    r"|(?:(?<=^)|(?<=[.:;!?] ))(?:[-*+•>]|#{1,6}) (?=[^\W\d_])"
+    r"|(?<!\S)#{2,6} "
 )
+"""A mark, with what it sets off; at the beginning of a line, which a normal form knows by the sentence that has ended."""
+_ENTITY = re.compile(r"&(?:[a-z]+|#\d+);")
 _GRAM, _PIECE, _CHANCE = 8, 128, 0.06
+_RUN = 12
+"""Characters in a row that two texts with the same parts share."""
+_SAMPLES = 24
+_WHOLE = 0.95
+_LONGER = 2.5
+"""A text that holds another may be longer by that many times what may be edited."""
 
 
 def normal(text: str) -> str:
@@ -100,10 +120,19 @@ def marks(text: str) -> list[str]:
 
 
 def unmarked(text: str) -> str:
-    """A text without the marks by which Markdown and HTML set words off: `**bold**`, `*italic*`, `<b>bold</b>`."""
-    if not any(sign in text for sign in "*<_`"):
+    """A text in normal form without the marks of Markdown and HTML: `**bold**`, `<b>bold</b>`, `## title`, `- item`."""
+    if "&" in text and _ENTITY.search(text):
+        text = html.unescape(text)
+    if not any(sign in text for sign in "*<_`#[~-+•>"):
         return text
-    return _MARKUP.sub(lambda found: next((one for one in found.groups() if one), ""), text)
+    return " ".join(_MARKUP.sub(_inside, text).split())
+
+
+def _inside(found: re.Match[str]) -> str:
+    if found["block"] or found["fence"]:
+        return " "
+    names = ("bold", "italic", "strong", "struck", "link", "code")
+    return next((unmarked(found[name]) for name in names if found[name]), "")
 
 
 def masked(text: str) -> str:
@@ -124,28 +153,81 @@ def shortest(threshold: float) -> int:
 def likeness(one: str, other: str, threshold: float, *, numbers: bool = True) -> float | None:
     """The share of characters that two texts in normal form have in common, or None where they are not alike.
 
-    It is 1 - edits / length of the longer text (Levenshtein), exact up to 4,000 characters.
+    It is 1 - edits / length of the longer text (Levenshtein), exact up to 4,000 characters; of texts with the same
+    parts the share of their characters in these, and of one within another that of the shorter.
     """
     one, other = unmarked(one), unmarked(other)
     if one == other:
         return 1.0
+    if (share := _kept_share(one, other, threshold)) is not None:
+        return None if numbers and _other_numbers(one, other) else share
+    return _shared_parts(*sorted((one, other), key=lambda text: (len(text), text)), threshold, numbers)
+
+
+def _kept_share(one: str, other: str, threshold: float) -> float | None:
+    """The share of the characters that edits leave; None where it is below the threshold."""
     length = max(len(one), len(other))
     most = allowed(length, threshold)
     if abs(len(one) - len(other)) > most:
         return None
     if length > LONG:
         share = min(_shared_share(one, other), _shared_share(other, one))
-        alike = share >= threshold
-    else:
-        distance = edits(one, other, int(most))
-        share, alike = 1 - (distance or 0) / length, distance is not None
-    return share if alike and not (numbers and _other_numbers(one, other)) else None
+        return share if share >= threshold else None
+    distance = edits(one, other, int(most))
+    return None if distance is None else 1 - distance / length
 
 
 def _other_numbers(one: str, other: str) -> bool:
     if min(len(one), len(other)) < MARKED:
         return marks(one) != marks(other)
     return masked(one) == masked(other)
+
+
+def least_part(threshold: float) -> float:
+    """The length of a text within another that is like it, by that of the other, at least."""
+    return max(0.5, 1 - _LONGER * (1 - threshold))
+
+
+def _shared_parts(short: str, long: str, threshold: float, numbers: bool) -> float | None:
+    """The share of characters in parts that both texts have, in any order; None where they are not alike by it.
+
+    Parts are runs of at least 12 characters. All of the shorter text must be in them, with its numbers, or so much of
+    both as is asked, with the same numbers.
+    """
+    if threshold >= 1 or len(short) < max(FULL, least_part(threshold) * len(long)):
+        return None
+    if not _has_samples(short, long):
+        return None
+    share = _share_in_runs(short, long)
+    if share < threshold:
+        return None
+    other = _share_in_runs(long, short)
+    apart = Counter(marks(short)), Counter(marks(long))
+    if other >= threshold and (apart[0] == apart[1] or not numbers):
+        return min(share, other)
+    return share if share >= _WHOLE and other < threshold and (apart[0] <= apart[1] or not numbers) else None
+
+
+def _has_samples(short: str, long: str) -> bool:
+    """A third of some runs stand in the other text, too: nearly all that do not are told by the first of them."""
+    step = (len(short) - _RUN) / (_SAMPLES - 1)
+    hits = 0
+    for number in range(_SAMPLES):
+        start = int(number * 7 % _SAMPLES * step)
+        hits += short[start : start + _RUN] in long
+        if number == _SAMPLES // 3 and not hits:
+            return False
+    return hits >= _SAMPLES // 3
+
+
+def _share_in_runs(one: str, other: str) -> float:
+    runs = {other[start : start + _RUN] for start in range(len(other) - _RUN + 1)}
+    covered = end = 0
+    for start in range(len(one) - _RUN + 1):
+        if one[start : start + _RUN] in runs:
+            covered += start + _RUN - max(end, start)
+            end = start + _RUN
+    return covered / len(one)
 
 
 def edits(one: str, other: str, most: int) -> int | None:

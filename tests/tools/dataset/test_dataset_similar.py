@@ -13,6 +13,7 @@ from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.similarity.grams import KEYS, postings
 from ajet_tools.dataset.similarity.near import Clusters, Match, NearIndex, near_pairs
 from ajet_tools.dataset.similarity.text import allowed, edits, likeness, normal, normals, unmarked
+from tests.bench.dedup import questions
 
 WORDS = ["".join(random.Random(n).choices("etaoinshrdlu", k=2 + n % 8)) for n in range(3000)]
 
@@ -240,3 +241,60 @@ def test_marks_of_emphasis_make_no_other_text(mark: str) -> None:
 def test_operators_are_no_marks_of_emphasis() -> None:
     for text in ("what is 2 * 3 * 4?", "what is 2*x*4?", "x**2 + y**2", "a < b and b > c", "2 ** 3 ** 4"):
         assert unmarked(text) == text
+
+
+def test_copies_of_each_kind_are_found_and_what_only_looks_alike_is_not() -> None:
+    texts, copies = questions(800, 60)
+    found = {(pair.one, pair.other) for pair in near_pairs([normal(text) for text in texts], 0.8)}
+    clusters = Clusters(len(texts))
+    for one, other in found:
+        clusters.join(one, other)
+    for kind, some in copies.items():
+        alike = [clusters.find(copy) == clusters.find(original) for copy, original in some.items()]
+        assert sum(alike) >= 0.95 * len(alike), kind
+    source = {copy: original for some in copies.values() for copy, original in some.items()}
+    wrong = [pair for pair in found if source.get(pair[0], pair[0]) != source.get(pair[1], pair[1])]
+    assert len(wrong) <= 0.01 * len(found)
+    near = NearIndex()
+    for index, text in enumerate(texts[: len(texts) - 240]):
+        near.add(str(index), text)
+    for kind, some in copies.items():
+        matches = near.find_all([texts[copy] for copy in some])
+        right = [match is not None and match.key == str(key) for match, key in zip(matches, some.values(), strict=True)]
+        assert sum(right) >= 0.95 * len(right), kind
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "alike"),
+    [
+        ("{a} {b}", "{b} {a}", True),
+        ("{a} {b}", "{a}", True),
+        ("{a} {b} {c}", "{b}", False),  # a third of it
+        ("{a} {b}", "{a} {c}", False),  # half of it
+        ("{a} It has 17 parts. {b}", "{b} {a} It has 17 parts.", True),
+        ("{a} It has 17 parts. {b}", "{b} {a} It has 18 parts.", False),
+        ("{a} It has 17 parts. {b}", "{a}", True),
+        ("{a}", "{a} It has 17 parts. {b}", True),
+    ],
+)
+def test_parts_in_another_order_and_a_text_within_another_are_alike(one: str, other: str, alike: bool) -> None:
+    draw = random.Random(7)
+    parts = {name: sentence(draw, length) for name, length in (("a", 220), ("b", 160), ("c", 160))}
+    texts = [normal(text.format(**parts)) for text in (one, other)]
+    assert (likeness(*texts, 0.8) is not None) is alike
+    assert bool(list(near_pairs(texts, 0.8))) is alike
+    assert likeness(*texts, 1.0) is None
+
+
+@pytest.mark.parametrize(
+    "marked",
+    [
+        "## What is 12 of 40?", "> What is 12 of 40?", "What is [12](https://a.org/x) of 40?", "What is ***12*** of 40?",
+        "<p>What is <a href='x'>12</a> of 40?</p>", "```text\nWhat is 12 of 40?\n```", "What is ~~12~~ of&nbsp;40?",
+    ],
+)  # fmt: skip
+def test_a_short_question_is_known_without_its_markup(marked: str) -> None:
+    near = NearIndex()
+    near.add("one", "What is 12 of 40?")
+    assert near.find(marked) == Match("one", 1.0, "near")
+    assert len(list(near_pairs([normal(marked), normal("What is 12 of 40?")], 0.8))) == 1
