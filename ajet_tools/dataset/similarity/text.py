@@ -71,7 +71,7 @@ _MARKUP = re.compile(
     r"|(?:(?<=^)|(?<=[.:;!?] ))(?:[-*+•>]|#{1,6}) (?=[^\W\d_])"
     r"|(?<!\S)#{2,6} "
 )
-"""A mark, with what it sets off; at the beginning of a line, which a normal form knows by the sentence that has ended."""
+"""A mark, with what it sets off; those that begin a line, which in a normal form follows the end of a sentence."""
 _ENTITY = re.compile(r"&(?:[a-z]+|#\d+);")
 _GRAM, _PIECE, _CHANCE = 8, 128, 0.06
 _RUN = 12
@@ -161,7 +161,8 @@ def likeness(one: str, other: str, threshold: float, *, numbers: bool = True) ->
         return 1.0
     if (share := _kept_share(one, other, threshold)) is not None:
         return None if numbers and _other_numbers(one, other) else share
-    return _shared_parts(*sorted((one, other), key=lambda text: (len(text), text)), threshold, numbers)
+    short, long = sorted((one, other), key=lambda text: (len(text), text))
+    return _shared_parts(short, long, threshold, numbers)
 
 
 def _kept_share(one: str, other: str, threshold: float) -> float | None:
