@@ -64,7 +64,7 @@ def html_blocks(path: Path, data: bytes, encoding: str | None = None) -> Iterato
 
 def _hidden(soup: Any) -> Iterator[Any]:
     """What is not shown: by an attribute, by its own style, or by a rule of the page for every screen."""
-    from soupsieve import SelectorSyntaxError
+    from bs4.css import soupsieve
 
     yield from soup.select("[hidden], dialog:not([open])")
     yield from (tag for tag in soup.find_all(style=True) if _HIDING.search(tag["style"]))
@@ -73,7 +73,7 @@ def _hidden(soup: Any) -> Iterator[Any]:
         if _HIDING.search(rule[2]):
             try:
                 yield from soup.select(rule[1])
-            except (SelectorSyntaxError, NotImplementedError):
+            except (soupsieve.SelectorSyntaxError, NotImplementedError):
                 continue
 
 
