@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Callable
 from functools import partial
+from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 pytest.importorskip("trinity", reason="needs Trinity-RFT: just install-trinity")
 pytest.importorskip("ray", reason="needs Ray: just install-trinity")
+
+from ajet_sdk.backbones.shared.steps import resume_at
+from ajet_sdk.backbones.trinity.cpu.process import run_service, use_service
+from ajet_sdk.backbones.trinity.launch import validate_config
+from ajet_sdk.backbones.trinity.mapping import TrinityPlace, to_trinity
+from ajet_sdk.config.config import load_config
 
 from .experiments import Experiment
 from .test_trinity_failures import books_balance, process_of
@@ -67,3 +76,47 @@ def test_a_run_is_taken_up_wherever_it_was_killed(
     books_balance(one)
     trained = one.query("SELECT DISTINCT step FROM ledger WHERE outcome = 'trained' ORDER BY step")
     assert [row["step"] for row in trained] == list(range(1, total + 1))
+
+
+async def train_until(step: int, store: Path, model: Path) -> list[int]:
+    """Trinity's own trainer over our service, step by step without a cluster, as far as it saves and hands over.
+
+    Returns the steps whose weights the sampler took.
+    """
+    document = {
+        "backbone": "trinity", "experiment_name": "job", "model": {"path": str(model)},
+        "trainer_common": {"n_gpus_per_node": 0, "save_freq": EVERY, "optim": {"lr": 0.01}},
+    }  # fmt: skip
+    place = TrinityPlace(run_id="r", model=str(model), steps=99, lr=0.01, checkpoints=store, tasks=store / "tasks")
+    options = {"temperature": 1.0, "max_model_len": 64, "work_dir": place.directory / "weights"}
+    taken = []
+    async with run_service(model, log=store / "service.log", **options) as url:
+        with use_service(url):
+            config = validate_config(to_trinity(load_config(values=document), place))
+            kind = import_module("trinity.trainer.tinker.tinker_trainer").TinkerTrainerWrapper
+            trainer = kind.__new__(kind)  # its own __init__ looks for the synchroniser on a cluster
+            trainer.config, trainer.logger = config, import_module("trinity.utils.log").get_logger("trainer")
+            trainer._init_algorithm()
+            await trainer.prepare()
+            while True:
+                if trainer.train_step_num:
+                    await trainer.save_state_dict()
+                    path = trainer.latest_remote_sampler_path
+                    await trainer.service_client.create_sampling_client_async(model_path=path)
+                    taken.append(trainer.train_step_num)
+                    if trainer.train_step_num % EVERY == 0:
+                        await trainer.save_checkpoint()
+                if trainer.train_step_num == step:
+                    return taken
+                trainer._train_step_num += 1
+                await trainer.actor_client.optim_step_async(trainer.adam_params)
+
+
+@pytest.mark.parametrize("offset", range(EVERY))
+def test_trinitys_trainer_goes_on_from_a_checkpoint_however_far_it_had_come(
+    tmp_path: Path, tiny: Path, offset: int
+) -> None:
+    killed, end = EVERY + offset, 2 * EVERY + 1
+    assert asyncio.run(train_until(killed, tmp_path, tiny)) == list(range(1, killed + 1))
+    assert resume_at(tmp_path / "r" / "trinity") == EVERY
+    assert asyncio.run(train_until(end, tmp_path, tiny)) == list(range(EVERY, end + 1))

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("verl", reason="needs verl: ajet install trinity")
-pytest.importorskip("ray", reason="needs Ray: ajet install trinity")
+pytest.importorskip("verl", reason="needs verl, see CONTRIBUTING.md")
+pytest.importorskip("ray", reason="needs Ray, see CONTRIBUTING.md")
 
 from ajet_sdk.backbones.shared.mapping import merged
 from ajet_sdk.backbones.verl.backbone import compose_config, validate_config

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("verl", reason="needs verl: ajet install trinity")
-pytest.importorskip("ray", reason="needs Ray: ajet install trinity")
+pytest.importorskip("verl", reason="needs verl, see CONTRIBUTING.md")
+pytest.importorskip("ray", reason="needs Ray, see CONTRIBUTING.md")
 
 import numpy as np
 import ray

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("verl", reason="needs verl: ajet install trinity")
+pytest.importorskip("verl", reason="needs verl, see CONTRIBUTING.md")
 
 import torch
 from verl import DataProto

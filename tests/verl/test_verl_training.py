@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("verl", reason="needs verl: ajet install trinity")
+pytest.importorskip("verl", reason="needs verl, see CONTRIBUTING.md")
 pytest.importorskip("flash_attn", reason="needs flash-attn: pip install flash-attn --no-build-isolation")
 
 import torch
