@@ -162,11 +162,16 @@ class Reader:
     """Types the blocks of pages in a directory; the working directory and the exports of a shell last."""
 
     def __init__(self, directory: Path, environment: dict[str, str]) -> None:
-        self.directory, self.environment = directory, environment
+        self.environment = environment
         self.state = directory.parent / "state.sh"
         self.state.write_text(f"cd {shlex.quote(str(directory))}\n")
         self.program = ""
         self.servers: list[subprocess.Popen[bytes]] = []
+
+    @property
+    def here(self) -> Path:
+        """Where the shell is."""
+        return Path(shlex.split(self.state.read_text().splitlines()[-1])[1])
 
     def type(self, block: Block) -> str:
         """What went otherwise than the page says; empty where nothing did."""
@@ -175,13 +180,13 @@ class Reader:
             assert code == 0, f"{block}: {printed}"
         file = re.match(r"# (\S+\.py)\n", block.text)
         if block.language == "python" and file:
-            path = self.directory / file[1]
+            path = self.here / file[1]
             path.parent.mkdir(exist_ok=True, parents=True)
             path.write_text(block.text.partition("\n")[2])
             return ""
         if block.language == "python":
             self.program += block.text
-            (self.directory / "block.py").write_text(self.program)
+            (self.here / "block.py").write_text(self.program)
             code, printed = self.shell("python block.py")
             if code != 0:
                 return printed
@@ -208,7 +213,7 @@ class Reader:
         return done.returncode, done.stdout
 
     def serve(self, command: str, shown: list[str]) -> str:
-        log = self.directory.parent / f"server-{len(self.servers)}.log"
+        log = self.state.parent / f"server-{len(self.servers)}.log"
         with log.open("wb") as file:
             server = subprocess.Popen(
                 ["bash", "-c", f"source {self.state}; exec {command}"], env=self.environment,
@@ -244,7 +249,7 @@ def test_the_first_screen_does_what_it_shows(tmp_path: Path) -> None:
     assert program.language == "python" and command.text.startswith("$ ajet init")
     assert reader.type(command) == ""
     starter = (ROOT / "ajet_tools/cli/starter/agent.py").read_text()
-    assert program.text == f"# demo/agent.py\n{starter}"
+    assert program.text == starter
     assert starter in (ROOT / "docs/guide/quickstart.md").read_text()
 
 

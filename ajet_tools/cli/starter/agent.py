@@ -1,12 +1,12 @@
-from openai import AsyncOpenAI
+from openai import OpenAI
 
 import ajet
 
 
 @ajet.workflow
-async def solve(question: str) -> str:
-    client = AsyncOpenAI()  # ajet answers its calls: no key is needed
-    reply = await client.chat.completions.create(
+def solve(question: str) -> str:
+    client = OpenAI()  # ajet answers its calls: no key is needed
+    reply = client.chat.completions.create(
         model="gpt-4o-mini",
         messages=[
             {"role": "system", "content": "Answer with a number and nothing else."},
