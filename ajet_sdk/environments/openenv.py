@@ -75,6 +75,7 @@ class _Episode:
         self._action = action
         self._seed = seed
         self._total = 0.0
+        self._over = self._rewarded = False
 
     async def reset(self) -> list[dict[str, Any]]:
         seeded = "seed" in inspect.signature(self._env.reset).parameters
@@ -84,16 +85,20 @@ class _Episode:
     async def step(self, message: Mapping[str, Any]) -> dict[str, Any]:
         try:
             action = self._read(str(message.get("content") or ""))
-        except ValueError as error:
+        except Exception as error:  # noqa: BLE001  a validator of the action's class may raise anything
             # The agent's mistake, from which it may learn: the environment stays as it is.
             return answer(f"Not an action: {error}", 0.0, False, {"invalid": True})
         observation = await resolved(self._env.step(action))
+        self._rewarded |= observation.reward is not None
+        self._over |= bool(observation.done)
         reward = float(observation.reward or 0.0)
         self._total += reward
         return answer(_shown(observation), reward, bool(observation.done), dict(observation.metadata or {}))
 
     def evaluate(self, params: Mapping[str, Any]) -> float:
-        """The sum of the rewards."""
+        """The sum of the rewards. Raises LookupError where the episode is over without any."""
+        if self._over and not self._rewarded:
+            raise LookupError("the environment ended the episode without a reward")
         return self._total
 
     def info(self, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -72,7 +72,11 @@ def test_actions_and_observations_of_each_space_are_text(tmp_path: Path) -> None
             sample = env.create()[0]["content"]
             observation, reward, ended, info = say(env, sample)
             assert (observation, reward, ended, info["truncated"]) == (sample, 1.0, True, True), name
-            for wrong in ["nothing at all", "[1]", "{}", "-17", '"x"']:
+            many = "1" + "0" * 30
+            for wrong in [
+                "nothing at all", "[1]", "{}", "-17", '"x"', "[NaN]", "[null]", "[1e999, 1e999]", many, "1" * 5000,
+                f"[{many}, 1]", f'{{"a": 1, "b": [{many}, 1]}}', f'{{"a": {many}, "b": [1, 1]}}', "[" * 100_000,
+            ]:  # fmt: skip
                 assert say(env, wrong)[3] == {"invalid": True}, (name, wrong)
             env.release()
 
