@@ -36,6 +36,8 @@ import traceback
 from pathlib import Path
 from typing import ClassVar
 
+from ajet_sdk.addresses import public
+
 __all__ = [
     "AjetError",
     "CheckpointError",
@@ -74,9 +76,15 @@ def place_of(error: BaseException) -> str:
 
 
 class AjetError(Exception):
-    """Base of every error raised on purpose; its message says what, where and what to do next."""
+    """Base of every error raised on purpose; its message says what, where and what to do next.
+
+    A message has addresses without their passwords and keys.
+    """
 
     infrastructure: ClassVar[bool] = False
+
+    def __init__(self, *args: object) -> None:
+        super().__init__(*(public(arg) if isinstance(arg, str) else arg for arg in args))
 
 
 class ConfigError(AjetError, ValueError):

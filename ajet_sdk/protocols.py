@@ -280,8 +280,8 @@ class Client(Protocol):
     in_parts: bool
     """It takes a response that is no stream part by part too, and may leave it half read."""
 
-    async def taken(self) -> bool:
-        """Wait until the client has taken what was sent; False where it went away before."""
+    async def taken(self, whole: bool = False) -> bool:
+        """Wait until the client has taken what was sent, with `whole` to the last byte; False where it went away."""
         ...
 
     def unread(self) -> int:

@@ -25,8 +25,8 @@ from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.reporting.loggers import log_file
 from ajet_sdk.rollout.event_loop import TERMINATED, exit_on_sigterm
 from ajet_sdk.rollout.threads import Workers
+from ajet_sdk.secret_keys import masked
 from ajet_sdk.trace.reader import ledger_balance, open_trace
-from ajet_sdk.trace.secret_keys import masked
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Run, now
 

@@ -23,6 +23,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.request import ProxyHandler, Request, build_opener
 
+from ajet_sdk.addresses import public
 from ajet_sdk.agent.context import AgentIdentity, current_episode
 from ajet_sdk.engines.http import Endpoint, is_loopback, without_certificates
 from ajet_sdk.engines.reply_schema import read_reply
@@ -67,7 +68,7 @@ class Model:
         self.timeout = timeout
 
     def __repr__(self) -> str:
-        return f"Model({self.name!r} at {self.base_url})"
+        return f"Model({self.name!r} at {public(self.base_url)})"
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Connections stay behind: in another process it is a handle of the same agent."""

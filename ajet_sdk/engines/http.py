@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import errno
 import functools
@@ -20,10 +21,11 @@ from email.utils import parsedate_to_datetime
 from functools import partial
 from http.client import responses
 from typing import TYPE_CHECKING, Any, NoReturn
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit, urlunsplit
 from urllib.request import getproxies, proxy_bypass
 from weakref import WeakKeyDictionary
 
+from ajet_sdk.addresses import below, public
 from ajet_sdk.dialects.json import json_bytes, json_value
 from ajet_sdk.errors import (
     ConfigError,
@@ -71,7 +73,7 @@ class Refusals:
     """
 
     def __init__(self, base_url: str, remedy: str) -> None:
-        self._base_url, self._remedy = base_url, remedy
+        self._at, self._remedy = public(base_url), remedy
         self._count = 0
         self._next_line = 0.0
 
@@ -85,7 +87,7 @@ class Refusals:
         meaning = f", {responses[status].lower()}" if status in responses else ""
         log.warning(
             "%s answered %d%s (%d so far); next request in %.0f s%s",
-            self._base_url, status, meaning, self._count, wait, f". {self._remedy}" if status == 429 else "",
+            self._at, status, meaning, self._count, wait, f". {self._remedy}" if status == 429 else "",
         )  # fmt: skip
 
 
@@ -241,6 +243,16 @@ def _has_proxy(url: str) -> bool:
     return not {parts.scheme, "all"}.isdisjoint(getproxies())
 
 
+def _without_login(url: str) -> tuple[str, str | None]:
+    """A URL without user and password, and the header that says them."""
+    parts = urlsplit(url)
+    user, at, host = parts.netloc.rpartition("@")
+    if not at:
+        return url, None
+    encoded = base64.b64encode(unquote(user).encode()).decode()
+    return urlunsplit(parts._replace(netloc=host)), f"Basic {encoded}"
+
+
 class Endpoint:
     """One base URL with a key, asked from any event loop: each has connections of its own."""
 
@@ -260,12 +272,13 @@ class Endpoint:
         check_url(base_url)
         self.base_url = base_url.rstrip("/")
         self._key_source = key_source
+        self._address, login = _without_login(self.base_url)
         self._is_handle = handle = is_loopback(base_url) and "/episodes/" in base_url
         self.retries = 0 if handle else retries
         self._refusals = Refusals(self.base_url, "To send fewer requests at once, lower rollout.max_env_worker")
         self._answered = False
         """One that never did is not waited for as long as one that is gone for a moment."""
-        headers = {"authorization": f"Bearer {api_key}", "content-type": "application/json"}
+        headers = {"authorization": login or f"Bearer {api_key}", "content-type": "application/json"}
         self._open: Callable[[], _Direct | _Httpx]
         if handle or transport is not None or _has_proxy(base_url):
             self._open = partial(_Httpx, base_url, headers, timeout, connect_timeout, transport)
@@ -288,7 +301,7 @@ class Endpoint:
     async def _request(
         self, method: str, route: str, content: bytes | None, retries: int, model: str
     ) -> dict[str, Any]:
-        url, loop = f"{self.base_url}/{route}", asyncio.get_running_loop()
+        url, loop = below(self._address, route), asyncio.get_running_loop()
         client = self._clients.get(loop) or self._clients.setdefault(loop, self._open())
         for attempt in range(retries + 1):
             try:

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
+from ajet_sdk.addresses import public
 from ajet_sdk.dialects.fields import WITHOUT_EFFECT
 from ajet_sdk.engines.http import Endpoint, check_url
 from ajet_sdk.engines.reply_schema import ReplyChoice, read_reply
@@ -62,7 +63,7 @@ class RemoteEngine:
         )  # fmt: skip
 
     def __repr__(self) -> str:
-        return f"RemoteEngine({self.model!r} at {self.base_url})"
+        return f"RemoteEngine({self.model!r} at {public(self.base_url)})"
 
     async def answer(self, ask: Ask) -> Answer:
         """Raises RequestRefused, ContextOverflow, EngineUnavailable, EndpointMisconfigured, EngineError."""

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from ajet_sdk.addresses import below
 from ajet_sdk.errors import EnvironmentUnavailable, SignatureError
 from ajet_sdk.types import new_id
 
@@ -246,7 +247,7 @@ def _asked(
 
     for left in reversed(range(tries)):
         try:
-            response = http.request(method, f"{url}/{endpoint}", json=body, timeout=timeout)
+            response = http.request(method, below(url, endpoint), json=body, timeout=timeout)
             response.raise_for_status()
             return response.json() if body is not None or "json" in response.headers.get("content-type", "") else None
         except (httpx.HTTPError, httpx.InvalidURL, OSError, ValueError) as error:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -222,9 +222,18 @@ class CallInFlight:
             self.over.set_result(None)
             self.settle()
 
-    def take_back(self) -> None:
-        """It was recorded as delivered, and then the client left with bytes of it unread."""
-        self.episode.undelivered(self.request_id, f"{UNDELIVERED}: the client disconnected before the end")
+    def confirmable(self) -> Callable[[bool], None]:
+        """The last chunk is sent, and the call recorded as delivered; the function is told whether it was read."""
+        self.episode.unconfirmed.add(self)
+        return self.confirm
+
+    def confirm(self, read: bool) -> None:
+        """Whoever comes first decides: the client, or the end of the episode."""
+        if self not in self.episode.unconfirmed:
+            return
+        self.episode.unconfirmed.discard(self)
+        if not read:
+            self.episode.undelivered(self.request_id, f"{UNDELIVERED}: the client disconnected before the end")
 
     def _undelivered(self) -> str:
         if not self.size:
@@ -333,7 +342,7 @@ async def _whole(call: CallInFlight, body: bytes) -> Chunks:
         for start in range(0, len(body) - 1, LARGE):
             part = body[start : min(start + LARGE, len(body) - 1)]
             yield part, False
-            await _taken(call, part)
+            await _taken(call, part, whole=start + LARGE >= len(body) - 1)
     call.record()
     yield body[call.sent :], True
 
@@ -356,30 +365,30 @@ async def _events(call: CallInFlight) -> Chunks:
         return
     *events, last = call.dialect.events(call.response, call.body)
     call.size = call.sent + sum(map(len, events)) + len(last)
-    for part in _joined(events):
+    parts = _joined(events)
+    for number, part in enumerate(parts, 1):
         yield part, False
-        await _taken(call, part)
+        await _taken(call, part, whole=number == len(parts))
     call.record()
     yield last, True
 
 
-def _joined(events: Iterable[bytes]) -> Iterator[bytes]:
+def _joined(events: Iterable[bytes]) -> list[bytes]:
     """The events in as few parts as may be sent without asking whether the client takes them."""
-    parts, size = list[bytes](), 0
-    for one in events:
-        if parts and size + len(one) > LARGE:
-            yield b"".join(parts)
-            parts, size = [], 0
-        parts.append(one)
-        size += len(one)
-    if parts:
-        yield b"".join(parts)
+    parts, size = list[list[bytes]](), LARGE
+    for event in events:
+        if size + len(event) > LARGE:
+            parts.append([])
+            size = 0
+        parts[-1].append(event)
+        size += len(event)
+    return [b"".join(part) for part in parts]
 
 
-async def _taken(call: CallInFlight, part: bytes) -> None:
+async def _taken(call: CallInFlight, part: bytes, whole: bool) -> None:
     """Wait until the client has taken what was sent. Raises ClientGone, also where the episode ends before."""
     call.sent += len(part)
-    taking, gone = asyncio.ensure_future(call.client.taken()), call.client.gone
+    taking, gone = asyncio.ensure_future(call.client.taken(whole)), call.client.gone
     try:
         waited = (taking, gone, call.over)
         await asyncio.wait(waited, timeout=call.episode.spec.call_timeout, return_when=asyncio.FIRST_COMPLETED)

@@ -21,7 +21,7 @@ from ajet_sdk.agent.model import Model
 from ajet_sdk.engines.passed_replies import fault_in
 from ajet_sdk.errors import AjetError, ContextOverflow, EngineUnavailable, ModelAmbiguous
 from ajet_sdk.gateway.open_calls import OpenCalls
-from ajet_sdk.protocols import Answer, Engine, Sampling
+from ajet_sdk.protocols import Answer, Client, Engine, Sampling
 from ajet_sdk.types import Call, Event, Phase, new_id
 
 __all__ = ["EpisodeSpec", "InFlight", "OpenEpisode", "SamplingOverride", "mix_seed", "observed_call", "override"]
@@ -114,8 +114,13 @@ class InFlight(Protocol):
     """A call that is not over (`ajet_sdk/gateway/answer.py`)."""
 
     phase: Phase
+    client: Client
     work: asyncio.Future[Answer] | None
     """The engine's."""
+
+    def confirm(self, read: bool) -> None:
+        """The client has read the reply to its end, or will not."""
+        ...
 
     def cancel(self) -> None:
         """The episode is over."""
@@ -148,6 +153,8 @@ class OpenEpisode:
         self.context_overflow = False
         self.stopped: str | None = None
         self.in_flight: set[InFlight] = set()
+        self.unconfirmed: set[InFlight] = set()
+        """Calls whose last chunk was sent, while it is not known that the client has read it."""
         self._put = put
         self._amend = amend
         self._run = run
@@ -274,8 +281,10 @@ class OpenEpisode:
 
     async def _close(self, final: bool) -> None:
         self._end_keys(self, final)
-        for _ in range(2):  # who left a reply half read may have done so just now: the loop comes to know it first
+        for _ in range(3):  # who left a reply half read may have done so just now: the loop comes to know it first
             await asyncio.sleep(0)
+        for sent in [call for call in list(self.unconfirmed) if final or call.phase == "rollout"]:
+            sent.confirm(not sent.client.unread())
         ending = [call for call in self.in_flight if final or call.phase == "rollout"]
         for call in ending:
             call.cancel()

@@ -126,14 +126,16 @@ class HttpDoor:
 
 async def send_reply(reply: Reply, scope: Scope, send: Send) -> None:
     """Send a call's reply. Raises ClientGone."""
+    connection = scope["state"][CONNECTION]
     async with reply:
         if not reply.is_stream:
-            scope["state"][CONNECTION].join_head()
+            connection.join_next()  # the body follows its head at once
         await send({"type": "http.response.start", "status": 200, "headers": reply.headers})
         async for chunk, last in reply.chunks:
+            if last:
+                connection.join_next()  # the end of a stream and that of the response
+                connection.confirm_by(reply.call.confirmable())
             await send({"type": "http.response.body", "body": chunk, "more_body": not last})
-        if not reply.is_stream:  # of a stream the end mark may be what was left unread
-            scope["state"][CONNECTION].left_unread = reply.call.take_back
 
 
 async def respond(send: Send, status: int, value: dict[str, Any]) -> None:

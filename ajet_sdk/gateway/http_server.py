@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import itertools
 import logging
 import socket
 import struct
@@ -31,6 +32,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from ajet_sdk.dialects.json import json_bytes
 from ajet_sdk.dialects.openai_chat import error_body
 from ajet_sdk.gateway.http_door import CONNECTION
+from ajet_sdk.gateway.peer_socket import PeerSocket, PeerSockets
 
 __all__ = ["BODY_SECONDS", "HEADER_SECONDS", "foreign", "is_loopback", "server_config"]
 
@@ -46,6 +48,14 @@ BUFFERED = 64 * 2**10
 LONGEST_PAUSE = 0.05
 """Seconds between two looks at a connection whose client does not read."""
 
+AHEAD = 0.005
+"""Seconds before the end of a stream in which a client on another machine reads what has arrived there."""
+
+_TURNS = 6
+"""Turns of the loop in which a client that waits for the bytes has read them: a timer takes a millisecond."""
+
+_TCP_CLOSE = 7
+
 
 def server_config(app: Any, *, own_name: str = "", keyed: bool = False, **settings: Any) -> uvicorn.Config:
     """uvicorn's configuration of a server of ours; `settings` are uvicorn's.
@@ -54,7 +64,7 @@ def server_config(app: Any, *, own_name: str = "", keyed: bool = False, **settin
     a key, which no page has, so that a server may be reached under any name.
     """
     ours = {
-        "http": partial(TimedProtocol, SparseLog()),
+        "http": partial(TimedProtocol, SparseLog(), PeerSockets()),
         "ws": "none",
         "lifespan": "off",
         "log_config": None,
@@ -85,21 +95,26 @@ def _guarded(app: Any, own_name: str) -> Any:
 
 
 class _Transport:
-    """A transport that sends the head of a response with what follows it: two sends are dearer than one."""
+    """A transport that can send two writes as one, and that can keep open what is to be closed."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         self._transport = transport
-        self._head: bytes | None = None
+        self._held = b""
         self.hold = False
-        """Hold back what is written next."""
+        """Send what is written next together with what follows it."""
+        self.before_close: Callable[[], bool] = lambda: True
+        """Whether to close at once."""
 
     def write(self, data: bytes) -> None:
+        data, self._held = self._held + data, b""
         if self.hold:
-            self.hold, self._head = False, data
-            return
-        if self._head is not None:
-            data, self._head = self._head + data, None
-        self._transport.write(data)
+            self.hold, self._held = False, data
+        else:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        if self.before_close():
+            self._transport.close()
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -136,16 +151,19 @@ class TimedProtocol(H11Protocol):
 
     gone: asyncio.Future[None]
     in_parts = False
-    left_unread: Callable[[], None] | None = None
-    """Called where the client goes away and has not read all of the last response."""
 
-    def __init__(self, log: SparseLog, **uvicorns: Any) -> None:
+    def __init__(self, log: SparseLog, peers: PeerSockets, **uvicorns: Any) -> None:
         super().__init__(**uvicorns)
         self.logger = log  # type: ignore[assignment]
+        self._peers = peers
+        self._confirm: Callable[[bool], None] | None = None
+        self._half_closed = self._to_close = False
+        self._following: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
         self.transport = self._joining = _Transport(transport)  # type: ignore[assignment]
+        self._joining.before_close = self._closes_at_once
         self.gone = self.loop.create_future()
         self.app_state = {**self.app_state, CONNECTION: self}
         self._stage: str | None = None
@@ -153,7 +171,7 @@ class TimedProtocol(H11Protocol):
         self._watch("headers")
 
     def data_received(self, data: bytes) -> None:
-        self.left_unread = None  # who asks again has read the last response
+        self._settle(True)  # who asks again has read the last response
         super().data_received(data)
         self._watch(self._awaited())
 
@@ -165,9 +183,28 @@ class TimedProtocol(H11Protocol):
         self._watch(None)
         super().connection_lost(exc)
         self.gone.set_result(None)
-        call, self.left_unread = self.left_unread, None
-        if call is not None and isinstance(exc, ConnectionError):  # reset: closed with bytes that nobody had read
-            call()
+        self._settle(exc is None and not self.unread())
+        if self._following is not None:
+            self._following.cancel()
+
+    def eof_received(self) -> bool | None:  # type: ignore[override]
+        """The client sends no more. Where it only closed its sending side, it gets its response."""
+        peer = self._peer()
+        waits = self._confirm is not None or (self.cycle is not None and not self.cycle.response_complete)
+        if waits and peer is not None and not peer.closed:
+            self._half_closed = True
+            self._follow()
+            return True  # which ends the reading: no event says any more what becomes of the connection
+        self._settle(not self.unread())
+        return None
+
+    def timeout_keep_alive_handler(self) -> None:
+        if self._confirm is None or not self.unread():
+            super().timeout_keep_alive_handler()
+        else:  # a slow client, still at the last response
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
 
     # What is no request
 
@@ -213,25 +250,87 @@ class TimedProtocol(H11Protocol):
             self.transport.write(f"HTTP/1.1 408 Request Timeout\r\n{head}\r\n\r\n".encode() + body)
         self.transport.close()
 
-    def join_head(self) -> None:
-        """The body of the next response follows its head at once: send them as one."""
+    def join_next(self) -> None:
+        """Send what is written next as one with what follows it: a client reads both or neither."""
         self._joining.hold = True
 
     # How far the client has taken the response
 
-    async def taken(self) -> bool:
-        """Wait until at most `BUFFERED` bytes are on their way; False where the client went away before."""
-        await asyncio.sleep(0)  # what has arrived is read in the loop's next turn
-        pause = 0.0
-        while not self.transport.is_closing():
-            await asyncio.sleep(pause)
-            if self.unread() <= BUFFERED:
-                return not self.transport.is_closing()
-            pause = min(2 * pause or 0.001, LONGEST_PAUSE)
-        return False
+    async def taken(self, whole: bool = False) -> bool:
+        """Wait until the client has taken what was sent, all of it with `whole`, else up to `BUFFERED` bytes.
+
+        False where the client went away before. A client on another machine is given `AHEAD` seconds to read.
+        """
+        for turn in itertools.count():
+            await asyncio.sleep(0 if turn < _TURNS else min(0.001 * 2 ** min(turn - _TURNS, 10), LONGEST_PAUSE))
+            if self.transport.is_closing():
+                return False
+            left = self._unacknowledged()
+            if not whole and left <= BUFFERED:
+                return True
+            if left:
+                continue
+            peer = self._peer()
+            if peer is None:
+                await asyncio.sleep(AHEAD)
+            elif peer.closed or peer.unread:
+                if peer.closed:
+                    return False
+                continue
+            return not self.transport.is_closing()
+        raise AssertionError("unreachable")
 
     def unread(self) -> int:
-        """Bytes that the client's system has not acknowledged; those that wait there it has."""
+        """Bytes that the client has not read; of one on another machine, that its system has not acknowledged.
+
+        A client that closes its end with bytes unread resets the connection; how many they were is not known: 1.
+        """
+        peer = self._peer()
+        return self._unacknowledged() + (peer.unread if peer is not None else 0) or int(self._reset())
+
+    def confirm_by(self, confirm: Callable[[bool], None]) -> None:
+        """Call `confirm` with whether the client has read what is sent now to its end, once that is known."""
+        self._confirm = confirm
+
+    def _settle(self, read: bool) -> None:
+        confirm, self._confirm = self._confirm, None
+        if confirm is not None:
+            confirm(read)
+
+    def _closes_at_once(self) -> bool:
+        """Whether the connection may be closed: the client may still be reading, and is not seen to do so then."""
+        if self._confirm is None or self._half_closed or not self.unread():
+            return True
+        self._to_close = True
+        self._follow()
+        return False
+
+    def _follow(self) -> None:
+        """Look now and then at a client of which no event tells: it closed its sending side, or is to be closed."""
+        peer = self._peer()
+        if self._reset() or peer is None or peer.closed:
+            self._settle(not self.unread())
+            self._joining.abort()
+            return
+        if self._confirm is not None and not self.unread():
+            self._settle(True)
+        complete = self.cycle is None or self.cycle.response_complete
+        if self._confirm is None and (self._to_close or (self._half_closed and complete)):
+            self.transport.close()
+        else:
+            self._following = self.loop.call_later(LONGEST_PAUSE, self._follow)
+
+    def _peer(self) -> PeerSocket | None:
+        connection = self.transport.get_extra_info("socket")
+        return None if connection is None or connection.fileno() < 0 else self._peers.look(connection)
+
+    def _reset(self) -> bool:
+        connection, asked = self.transport.get_extra_info("socket"), getattr(socket, "TCP_INFO", None)
+        if connection is None or connection.fileno() < 0 or asked is None:
+            return False
+        return bool(connection.getsockopt(socket.IPPROTO_TCP, asked, 1)[0] == _TCP_CLOSE)
+
+    def _unacknowledged(self) -> int:
         waiting: int = self.transport.get_write_buffer_size()
         connection = self.transport.get_extra_info("socket")
         if connection is None or connection.fileno() < 0:

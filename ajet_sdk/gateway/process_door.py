@@ -98,13 +98,15 @@ class ProcessClient:
         self._sent, self._taken = list[int](), 0
         """The bytes of each part sent, and how many parts the caller has taken."""
         self._waiting: asyncio.Future[None] | None = None
-        self._take_back: Callable[[], None] | None = None
+        self._confirm: Callable[[bool], None] | None = None
 
     # The caller's, from any thread
 
     def take(self) -> None:
         """The next part is the caller's."""
         self._taken += 1
+        if self._over and self._confirm is not None and not self.unread():
+            self._confirm(True)
         if self._waiting is not None and self._taken >= len(self._sent):
             self._call(self._wake)
 
@@ -123,7 +125,7 @@ class ProcessClient:
         self.gone = self._door.loop.create_future()
         self._task = self._door.loop.create_task(self._run())
 
-    async def taken(self) -> bool:
+    async def taken(self, whole: bool = False) -> bool:
         while self._taken < len(self._sent) and not self.gone.done():
             self._waiting = self._door.loop.create_future()
             if self._taken < len(self._sent):  # or it was taken before it could know that somebody waits
@@ -148,9 +150,9 @@ class ProcessClient:
     def _left(self) -> None:
         if not self.gone.done():
             self.gone.set_result(None)
-        if self._take_back is not None and self._taken < len(self._sent):
-            call, self._take_back = self._take_back, None
-            call()
+        if self._confirm is not None:
+            confirm, self._confirm = self._confirm, None
+            confirm(not self.unread())
 
     async def _run(self) -> None:
         place = self._place
@@ -169,8 +171,9 @@ class ProcessClient:
             async with await answer(grant.episode, request) as reply:
                 head = reply.headers
                 async for chunk, last in reply.chunks:
+                    if last:
+                        self._confirm = reply.call.confirmable()
                     self._send(200, head, chunk, last)
-                self._take_back = reply.call.take_back
         except HTTPError as error:
             said = json_bytes(error.body_in(place.speaks))
             self._send(error.status, headers_of(error.status, len(said)), said, True)

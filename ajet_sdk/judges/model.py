@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from ajet_sdk.addresses import public
 from ajet_sdk.agent.agentscope import dashscope_keys
 from ajet_sdk.agent.model import Model
 from ajet_sdk.config.api_keys import api_key as user_key
@@ -113,7 +114,7 @@ class JudgeModel:
         return self._asked
 
     def __repr__(self) -> str:
-        return f"JudgeModel({self.model.name!r} at {self.model.base_url})"
+        return f"JudgeModel({self.model.name!r} at {public(self.model.base_url)})"
 
     async def ask(
         self,

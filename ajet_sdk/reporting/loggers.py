@@ -16,6 +16,7 @@ from pathlib import Path
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, get_args
 
+from ajet_sdk.addresses import public
 from ajet_sdk.errors import ConfigError, MissingExtra
 from ajet_sdk.reporting import output
 from ajet_sdk.reporting.notices import STEPS, discarded, warning_signs
@@ -334,12 +335,19 @@ class _LogFile(logging.FileHandler):
         log.warning("%s is truncated here: %s", self.baseFilename, sys.exc_info()[1])
 
 
+class _PublicText(logging.Formatter):
+    """Lines, and tracebacks below them, without the passwords and keys of addresses."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return public(super().format(record))
+
+
 @contextmanager
 def log_file(path: Path) -> Iterator[None]:
     """Everything that ajet logs goes to the file too, while the run lasts."""
     path.touch(mode=0o600)
     handler = _LogFile(path, encoding="utf-8")
-    handler.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    handler.setFormatter(_PublicText("%(asctime)s %(levelname)s %(message)s"))
     log.addHandler(handler)
     level = log.level
     if not log.isEnabledFor(logging.INFO):

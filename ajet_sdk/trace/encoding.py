@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from ajet_sdk.addresses import is_address, public
+from ajet_sdk.secret_keys import LEAVES, masked
 from ajet_sdk.trace.schema import COLUMNS
-from ajet_sdk.trace.secret_keys import LEAVES, masked
 from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Metric, Reward, Run, Trained
 
 __all__ = ["REMOVED", "Record", "StoredCalls", "encode", "scrub", "size_of", "storable"]
@@ -37,8 +38,15 @@ Row = dict[str, Any]
 
 
 def scrub(value: Any) -> Any:
-    """The same JSON with the text of every key that names a secret (`api_key`, `Authorization`, ...) removed."""
-    return masked(value, REMOVED)
+    """The same JSON with the text of every key that names a secret (`api_key`, `Authorization`, ...) removed.
+
+    A text that is an address loses its password and keys; other texts stay as they are.
+    """
+    return masked(value, REMOVED, _without_keys)
+
+
+def _without_keys(text: str, by: str) -> str:
+    return public(text, by) if is_address(text) else text
 
 
 def storable(value: Any) -> Any:
@@ -243,9 +251,14 @@ def _plain(record: Any) -> Row:
     row = {name: values[name] for name in others}
     for name in texts:
         text = values[name]
+        if text is not None and name in _OF_AJET:
+            text = public(text)
         row[name] = text if text is None or text.isascii() else _text(text)
     return row
 
+
+_OF_AJET = frozenset(("error", "cause", "model", "name"))
+"""Columns of text that may name an address; what users and models wrote is stored as it is."""
 
 _NUMBERS = frozenset(("INTEGER", "DOUBLE", "BOOLEAN", "TIMESTAMPTZ"))
 

@@ -23,6 +23,7 @@ try:
 except ImportError as refused:  # on Windows
     raise SystemExit(f"Error: {refused}") from None
 import ajet_sdk
+from ajet_sdk.addresses import public
 from ajet_sdk.errors import AjetError, ConfigError, MissingExtra, QueryError, SignatureError, TaskError, place_of
 from ajet_sdk.reporting.output import echo, style
 from ajet_tools.cli.lazy import LazyGroup
@@ -184,7 +185,7 @@ class _Console(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if getattr(record, "raised", False):  # an error that is about to be shown as the command's own
             return
-        text = record.getMessage()
+        text = public(record.getMessage())
         echo(style(text, fg="yellow") if record.levelno >= logging.WARNING else text, err=True)
 
 
@@ -206,6 +207,7 @@ def _log_shown() -> Iterator[None]:
 
 def _print_message(kind: str, message: str) -> None:
     sys.stdout.flush()
+    message = public(message)
     cut = f" … ({len(message) - _LONGEST:,} more characters)" if len(message) > _LONGEST else ""
     echo(f"{style(kind, fg='red', bold=True)}: {message[:_LONGEST]}{cut}", err=True)
 

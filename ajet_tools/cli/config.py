@@ -17,6 +17,7 @@ from ajet_sdk.config.agentjet import IGNORED_ROOTS, WITHOUT_EFFECT
 from ajet_sdk.config.config import Config, is_idle, load_config, plain_yaml
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo, style
+from ajet_sdk.secret_keys import masked
 from ajet_sdk.whole_file import write_whole
 from ajet_tools.cli.config_check import Checked, check_file
 from ajet_tools.cli.options import AsJson, print_json
@@ -58,11 +59,11 @@ def show(
         return
     rows = [
         {"key": path, "value": value, "from": config.origin(path)}
-        for path, value in flat_keys(config.model_dump(mode="json"))
+        for path, value in flat_keys(masked(config.model_dump(mode="json"), "***"))
         if not only_set or config.is_set(path)
     ]
     if as_json:
-        print_json({"ajet": rows, "roots": config.roots.plain()})
+        print_json({"ajet": rows, "roots": masked(config.roots.plain(), "***")})
         return
     width = max((len(str(row["key"])) for row in rows), default=0)
     for row in rows:
@@ -88,6 +89,7 @@ def _show_mapped(config: Config, backbone: str, as_json: bool) -> None:
         mapping = module.to_verl(config, module.VerlPlace(**known))
     else:
         mapping = module.to_trinity(config, module.TrinityPlace(**known, tasks=Path("RUN/tasks")))
+    mapping = masked(mapping, "***")
     if not common.total_steps:
         echo("Note: the number of steps (0 here) is computed from the number of tasks when the run starts.", err=True)
     if common.optim.lr is None:

@@ -20,6 +20,7 @@ from typing import Annotated
 import typer
 
 import ajet
+from ajet_sdk.addresses import public
 from ajet_sdk.environments.client import service_health
 from ajet_sdk.errors import ConfigError, EnvironmentUnavailable
 from ajet_sdk.reporting.output import echo, style
@@ -167,7 +168,7 @@ def _machine(directory: Path) -> Iterator[Check]:
 
 def _service(url: str) -> Check:
     """Whether an environment service answers, and how it stands with its instances."""
-    name = f"environment {url}"
+    name = f"environment {public(url)}"
     try:
         health = service_health(url)
     except EnvironmentUnavailable as error:

@@ -17,7 +17,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from ajet_sdk.trace.secret_keys import is_secret
+from ajet_sdk.addresses import secrets_in
+from ajet_sdk.secret_keys import is_secret
 from ajet_tools.trace.redact_rules import DIGITS, KINDS, RULES, Rule
 
 __all__ = ["KINDS", "Redactor"]
@@ -74,11 +75,21 @@ class Redactor:
         return self._plain(text)
 
     def _plain(self, text: str) -> str:
+        if "://" in text:
+            text = self._addresses(text)
         lower, digits = text.lower(), DIGITS.search(text) is not None
         for rule in RULES:
             if rule.may_fit(lower, digits):
                 text = rule.pattern.sub(lambda match, rule=rule: self._replaced(rule, match), text)  # type: ignore[misc]
         return text
+
+    def _addresses(self, text: str) -> str:
+        parts, last = list[str](), 0
+        for start, end in secrets_in(text):
+            value = text[start:end]
+            parts += (text[last:start], value if _PLACED.search(value) else self._placeholder("password", value))
+            last = end
+        return "".join((*parts, text[last:]))
 
     def _replaced(self, rule: Rule, match: re.Match[str]) -> str:
         group = "value" if "value" in rule.pattern.groupindex else 0

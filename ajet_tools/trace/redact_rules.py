@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import ipaddress
-import math
 import re
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
+
+from ajet_sdk.addresses import entropy, looks_random
 
 __all__ = ["DIGITS", "KINDS", "RULES", "Rule"]
 
@@ -41,17 +41,6 @@ DIGITS = re.compile(r"\d[\d ().-]{5,}\d")
 
 def _digits(text: str) -> str:
     return "".join(c for c in text if c.isdigit())
-
-
-def _entropy(text: str) -> float:
-    """Bits per character."""
-    return -sum(n / len(text) * math.log2(n / len(text)) for n in Counter(text).values())
-
-
-def _looks_random(match: re.Match[str]) -> bool:
-    value = match["value"]
-    mixed = any(c.isdigit() for c in value) and any(c.isalpha() for c in value)
-    return mixed and len(value) >= 16 and _entropy(value) >= 3.3
 
 
 def _has_digit(match: re.Match[str]) -> bool:
@@ -237,9 +226,8 @@ RULES: tuple[Rule, ...] = (
         "bearer token",
         _p(r"(?:\bbearer|authorization\W{1,4}(?:basic|token))\s+(?P<value>[\w.~+/-]{12,}=*)", re.I),
         hints=("bearer", "authorization"),
-        check=lambda m: _password(m) and _entropy(m["value"]) > 2.5,
+        check=lambda m: _password(m) and entropy(m["value"]) > 2.5,
     ),
-    Rule("password", _p(r"\b[a-z][a-z0-9+.-]*://[^\s:/@\"']*:(?P<value>[^\s/@\"']+)@", re.I), hints=("://",)),
     Rule(
         "password",
         _p(r"(?:password|passwd|passphrase|pwd)[\"']?\s*[:=]\s*[\"']?(?P<value>[^\s\"',;\[\]{}()<>]{6,})", re.I),
@@ -254,7 +242,7 @@ RULES: tuple[Rule, ...] = (
             re.I,
         ),
         hints=("key", "secret", "token", "credential", "auth"),
-        check=_looks_random,
+        check=lambda m: looks_random(m["value"]),
     ),
     Rule(
         "email",

@@ -234,7 +234,7 @@ class Present:
     def __init__(self) -> None:
         self.gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    async def taken(self) -> bool:
+    async def taken(self, whole: bool = False) -> bool:
         return True
 
     def unread(self) -> int:

@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import ajet
 from ajet_sdk.config.config import load_config
 from ajet_sdk.run import run
+from ajet_sdk.secret_keys import is_secret, masked
 from ajet_sdk.trace.reader import open_trace
-from ajet_sdk.trace.secret_keys import is_secret, masked
 from ajet_tools.trace.redact import Redactor
 
 SECRET = "hunter2-hunter2"

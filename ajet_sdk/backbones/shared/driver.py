@@ -36,6 +36,7 @@ from ajet_sdk.learn.reload import check_export
 from ajet_sdk.learn.trainer import default_lr
 from ajet_sdk.reporting.loggers import Loggers
 from ajet_sdk.reporting.results import TunedModel
+from ajet_sdk.secret_keys import masked
 from ajet_sdk.trace.reader import episodes, ledger_balance, open_trace, trace_files
 from ajet_sdk.trace.schema import SAMPLED
 from ajet_sdk.trace.writer import TraceWriter
@@ -116,7 +117,7 @@ class ClusterRun:
 
     def keep(self, mapping: Mapping[str, Any], name: str) -> None:
         """Keep what the trainer gets as a YAML file beside our own config."""
-        shown = json.loads(json.dumps(mapping, default=str))
+        shown = masked(json.loads(json.dumps(mapping, default=str)), "***")
         (self.job.directory / name).write_text(yaml.safe_dump(shown, sort_keys=False, allow_unicode=True))
 
     def roll_back(self, step: int) -> None:

@@ -8,13 +8,14 @@ import re
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from heapq import heappush, heapreplace
 from pathlib import Path
 from typing import Any
 
 from ajet_sdk.errors import MissingExtra, TaskError
+from ajet_sdk.secret_keys import masked
 from ajet_sdk.tasks.lineage import HELD_OUT, split_named, splits_of
 from ajet_sdk.whole_file import write_whole
 from ajet_tools.dataset.card import pictures
@@ -128,6 +129,7 @@ def write_card(
     rows and facts give the same bytes. Without matplotlib there are no pictures, and the card says so. Raises TaskError
     where the directory cannot be written.
     """
+    facts = replace(facts, parameters=masked(facts.parameters, "***"), notes=masked(facts.notes, "***"))
     seen = _Sample()
     for split, part in (rows if isinstance(rows, Mapping) else {"train": rows}).items():
         for values in part:

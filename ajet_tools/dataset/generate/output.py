@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.secret_keys import masked
 from ajet_sdk.whole_file import write_whole
 from ajet_tools.dataset.card.card import Facts, write_card
 from ajet_tools.dataset.files.tables import Row
@@ -138,7 +139,7 @@ class Directory:
             )
         more = {"count": count} if earlier is not None and count is not None else {}
         before = {**before, "options": {**before["options"], **more}}
-        if changed := _describe_changes(before, json.loads(json.dumps(facts))):
+        if changed := _describe_changes(before, json.loads(json.dumps(masked(facts, "***")))):
             raise ConfigError(
                 f"--resume continues the run in {self.path}, but these options differ: {'; '.join(changed)}. "
                 "Pass the same options, or choose another directory with --out"
@@ -148,7 +149,7 @@ class Directory:
         """Note what decides the rows."""
         try:
             self.own.mkdir(parents=True, exist_ok=True)
-            write_whole(self.own / "run.json", json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+            write_whole(self.own / "run.json", json.dumps(masked(facts, "***"), indent=2, ensure_ascii=False) + "\n")
         except OSError as error:
             raise ConfigError(f"cannot write {self.own}: {error.strerror or error}") from error
 

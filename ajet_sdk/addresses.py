@@ -1,0 +1,143 @@
+"""Addresses in texts: which parts of a URL or a DSN are passwords and keys, and the same text without them.
+
+What connects uses an address as it was given; what is written, logged, raised or exported goes through `public`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
+from urllib.parse import unquote_plus
+
+__all__ = ["below", "entropy", "is_address", "looks_random", "names_secret", "public", "secrets_in"]
+
+_SECRET = re.compile(
+    r"(.*_)?(authori[sz]ation|api_?keys?|access_?keys?|account_?keys?|private_?keys?|secret_?keys?|secrets?|passwords?"
+    r"|passwd|passphrase|pwd|credentials?|(set_)?cookies?|bearer|(api|auth|access|refresh|session|id|bearer)_?tokens?"
+    r"|token)"
+)
+_VOCABULARY = re.compile(
+    r"(.*_)?(bos|eos|pad|unk|sep|cls|mask|stop|start|end|begin|first|last|next|prev|previous|page|special|image|audio"
+    r"|tool|think|prompt|output|input|decoder|added|new|max|num|n|per|target|answer|top|by)_token"
+)
+"""Tokens of a tokenizer, or of a list's pages."""
+_SECRET_PARAMETER = re.compile(
+    r"(.*_)?(key|keys|tokens?|sig|sign|signature|hmac|mac|auth|oauth|jwt|pass|pw|psk|pin|otp|code|ticket|sid|session"
+    r"|assertion|license|sas|security_token|credential|aws_?access_?key_?id|subscription_key|secret\w*|password\w*)"
+)
+"""What else is one in a URL, where parameters have short names."""
+
+_BEGIN = r"[A-Za-z][A-Za-z0-9+.-]{0,30}://"
+_ADDRESS = re.compile(rf"(?<![A-Za-z0-9+.-]){_BEGIN}(?:(?!{_BEGIN})[^\s\"'<>`])*")
+_PORT = re.compile(r"(?:[^:\[\]]*|\[[^\]]*\])(?::\d*)?")
+_PARAMETER = re.compile(r"(?P<name>[^?&;#=]*)=(?P<value>[^&;#]*)|(?P<bare>[^?&;#=]+)")
+_WITHOUT_SCHEME = re.compile(r"(?<![^\s\"'(=,])(?P<user>[^\s/@:\"'(=,]+:[^\s/@\"']+)@[\w.-]+(?P<port>:\d+)?(?:/\S*)?")
+_ASSIGNMENT = re.compile(
+    r"(?<![\w.-])(?P<name>[A-Za-z][\w .-]{0,40}?)\s*=\s*(?P<value>'[^']*'|\"[^\"]*\"|[^\s;&,\"']+)"
+)
+
+
+def public(text: str, by: str = "***") -> str:
+    """The text with the passwords and keys of its addresses replaced by `by`."""
+    if "://" in text:
+        text = _replaced(text, secrets_in(text), by)
+    if "@" in text:
+        text = _replaced(text, _logins(text), by)
+    if "=" in text:
+        text = _replaced(text, _assigned(text, by), by)
+    return text
+
+
+def is_address(value: str) -> bool:
+    """Whether a text as a whole is a URL."""
+    return "://" in value and _ADDRESS.fullmatch(value) is not None
+
+
+def secrets_in(text: str) -> Iterator[tuple[int, int]]:
+    """Where in a text passwords and keys of URLs stand: of the user part, of queries and of fragments."""
+    for match in _ADDRESS.finditer(text):
+        address, start = match[0], match.start()
+        authority = address.index("://") + 3
+        ends = [at for at in (address.find(c, authority) for c in "/?#\\") if at >= 0]
+        end = min(ends, default=len(address))
+        at = address.rfind("@", authority, end)
+        if at < 0 and not _PORT.fullmatch(address, authority, end):  # a password with a `/` or `#` that is not encoded
+            at = address.rfind("@")
+        if at > authority:
+            yield start + authority, start + at
+        first = max(at, authority)
+        query = min((i for i in (address.find(c, first) for c in "?#;") if i >= 0), default=len(address))
+        for parameter in _PARAMETER.finditer(address, query):
+            name, value = parameter["name"], parameter["value"]
+            which = "bare" if name is None else "value"
+            if looks_random(parameter["bare"]) if value is None else _is_secret(name, value):
+                yield start + parameter.start(which), start + parameter.end(which)
+
+
+@lru_cache(maxsize=256)
+def below(base: str, route: str) -> str:
+    """The address of a route below a base URL, whose query stays behind the path."""
+    path, mark, query = base.partition("?")
+    return f"{path.rstrip('/')}/{route}{mark}{query}"
+
+
+def looks_random(text: str) -> bool:
+    """Whether a text is a key by its looks: letters and digits, 16 or more, at 3.3 bits a character or more."""
+    mixed = any(c.isdigit() for c in text) and any(c.isalpha() for c in text)
+    return mixed and len(text) >= 16 and entropy(text) >= 3.3
+
+
+def entropy(text: str) -> float:
+    """Bits per character."""
+    return -sum(n / len(text) * math.log2(n / len(text)) for n in Counter(text).values())
+
+
+@lru_cache(maxsize=4096)
+def names_secret(name: str) -> bool:
+    """Whether a name (`api_key`, `X-Auth-Token`, `dbPassword`) is that of a secret."""
+    plain = _plain(name)
+    return _SECRET.fullmatch(plain) is not None and _VOCABULARY.fullmatch(plain) is None
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|[-. ]", "_", name).lower()
+
+
+def _is_secret(name: str, value: str) -> bool:
+    """Whether a parameter of a URL is one, by its name, its looks, or an address in it."""
+    plain, meant = _plain(unquote_plus(name)), unquote_plus(value)
+    if not value or meant == "***":
+        return False
+    if _SECRET.fullmatch(plain) or _SECRET_PARAMETER.fullmatch(plain):
+        return True
+    nested = "://" in meant and meant != value and next(secrets_in(meant), None) is not None
+    return nested or (plain.rpartition("_")[2] not in _HARMLESS and looks_random(meant))
+
+
+_HARMLESS = frozenset(("version", "model", "deployment", "name", "path", "file", "date", "url", "uri"))
+"""Parameters whose values may have letters and digits."""
+
+
+def _logins(text: str) -> Iterator[tuple[int, int]]:
+    """Where `user:password` of an address without a scheme stands: before `@host:port`, or `@host` and nothing else."""
+    for match in _WITHOUT_SCHEME.finditer(text):
+        if match["port"] or match[0] == text.strip():
+            yield match.span("user")
+
+
+def _assigned(text: str, by: str) -> Iterator[tuple[int, int]]:
+    """Where values of `password=...` stand, as in the DSNs of databases."""
+    for match in _ASSIGNMENT.finditer(text):
+        if names_secret(match["name"].strip()) and not text.startswith(by, match.start("value")):
+            yield match.span("value")
+
+
+def _replaced(text: str, spans: Iterator[tuple[int, int]], by: str) -> str:
+    parts, last = list[str](), 0
+    for start, end in spans:
+        parts += (text[last:start], by)
+        last = end
+    return "".join((*parts, text[last:])) if parts else text

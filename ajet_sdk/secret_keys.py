@@ -1,0 +1,49 @@
+"""Keys of JSON and YAML whose values are secrets by their name, at whatever depth they stand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ajet_sdk.addresses import names_secret, public
+
+__all__ = ["LEAVES", "is_secret", "masked"]
+
+LEAVES = frozenset((str, int, float, bool, type(None)))
+"""Types of JSON values that hold no others."""
+
+
+def is_secret(key: Any, beside: Mapping[Any, Any] | None = None) -> bool:
+    """Whether a key names a secret; `beside` are its neighbours: a `token` with a `logprob` is one of a reply's."""
+    sampled = key == "token" and beside is not None and "logprob" in beside
+    return isinstance(key, str) and names_secret(key) and not sampled
+
+
+def masked(value: Any, by: str, address: Callable[[str, str], str] = public) -> Any:
+    """The same value without secrets, which `by` stands for.
+
+    Those are the texts of secret keys, lists of texts under them, and what `address` replaces in every other text: by
+    default the passwords and keys of addresses.
+    """
+    if type(value) is str:
+        return address(value, by)
+    if type(value) in LEAVES:
+        return value
+    if isinstance(value, dict | Mapping):  # the first is a quick answer
+        result = dict[Any, Any]()
+        for key, item in value.items():
+            hidden = is_secret(key, value)
+            key = address(key, by) if type(key) is str else key
+            result[key] = _hidden(item, by, address) if hidden else masked(item, by, address)
+        return result
+    if isinstance(value, list | tuple):
+        return [masked(item, by, address) for item in value]
+    return value
+
+
+def _hidden(value: Any, by: str, address: Callable[[str, str], str]) -> Any:
+    if isinstance(value, str):
+        return by if value else value
+    if isinstance(value, list | tuple):
+        return [_hidden(item, by, address) for item in value]
+    return masked(value, by, address)  # the schema of a password, say: it has texts that are none

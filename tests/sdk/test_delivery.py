@@ -1,0 +1,261 @@
+"""Delivered is what a client has read over its socket, to the end: not what its system has buffered."""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import itertools
+import json
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import openai
+import pytest
+
+from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
+from ajet_sdk.gateway.gateway import Gateway
+from ajet_sdk.gateway.peer_socket import PeerSockets
+from ajet_sdk.protocols import Answer, Ask, Choice
+from tests.waiting import until
+
+WORDS = (30, 100, 300, 1000, 2000, 3000)
+EPISODES = itertools.count()
+
+linux_only = pytest.mark.skipif(not hasattr(socket, "AF_NETLINK"), reason="asks Linux about the client's socket")
+
+
+class Engine:
+    model = "own"
+
+    def __init__(self, words: int) -> None:
+        self.text = " ".join(f"word{n}" for n in range(words))
+
+    async def answer(self, ask: Ask) -> Answer:
+        return Answer((Choice({"content": self.text}, None, "stop", [1], [-1.0]),), self.model, [5])
+
+    def forget(self, episode_id: str) -> None: ...
+
+    async def aclose(self) -> None: ...
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[Gateway]:
+    with Gateway() as running:
+        yield running
+
+
+Client = Callable[[OpenEpisode, int], Any]
+"""Asks, reads as many events as it is told (-1: all), and closes."""
+
+
+def by_httpx(episode: OpenEpisode, events: int) -> None:
+    model = episode.model()
+    with (
+        httpx.Client(trust_env=False, timeout=30) as client,
+        client.stream("POST", f"{model.base_url}/chat/completions", json=body(), headers=key(episode)) as response,
+    ):
+        for number, line in enumerate(line for line in response.iter_lines() if line):
+            if number == events or line == "data: [DONE]":
+                return
+
+
+def by_openai(episode: OpenEpisode, events: int) -> None:
+    model = episode.model()
+    with openai.OpenAI(base_url=model.base_url, api_key=model.api_key, max_retries=0) as client:
+        stream = client.chat.completions.create(model="m", messages=body()["messages"], stream=True)
+        for number, _ in enumerate(stream):
+            if number == events:
+                stream.close()
+                return
+
+
+def by_http_client(episode: OpenEpisode, events: int) -> None:
+    """Until its connection is closed, which the server does not do."""
+    model = urlsplit(episode.model().base_url)
+    connection = http.client.HTTPConnection(model.netloc, timeout=30)
+    connection.request("POST", f"{model.path}/chat/completions", json.dumps(body()), key(episode))
+    response = connection.getresponse()
+    lines = 0
+    while (line := response.readline()) and lines != events and line != b"data: [DONE]\n":
+        lines += line.startswith(b"data:")
+    response.close()
+    connection.close()
+
+
+def by_curl(episode: OpenEpisode, events: int) -> None:
+    """A client that says `connection: close`, reads little at a time, and stops where it has what it wanted."""
+    with raw(episode, "connection: close\r\n") as connection:
+        read_events(connection, events)
+
+
+CLIENTS: list[Client] = [by_httpx, by_openai, by_http_client, by_curl]
+
+
+def body(stream: bool = True) -> dict[str, Any]:
+    return {"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": stream}
+
+
+def key(episode: OpenEpisode) -> dict[str, str]:
+    return {"authorization": f"Bearer {episode.model().api_key}", "content-type": "application/json"}
+
+
+def raw(episode: OpenEpisode, headers: str = "", stream: bool = True) -> socket.socket:
+    """A connection on which the request is sent."""
+    model = urlsplit(episode.model().base_url)
+    connection = socket.create_connection((model.hostname, model.port), timeout=30)
+    content = json.dumps(body(stream))
+    head = f"POST {model.path}/chat/completions HTTP/1.1\r\nhost: {model.netloc}\r\ncontent-length: {len(content)}\r\n"
+    authorization = f"authorization: Bearer {episode.model().api_key}\r\n"
+    connection.sendall(f"{head}{authorization}{headers}\r\n{content}".encode())
+    return connection
+
+
+def read_events(connection: socket.socket, events: int, amount: int = 512) -> bytes:
+    text = b""
+    while not text.endswith(b"0\r\n\r\n") and (events < 0 or text.count(b"data:") < events):
+        part = connection.recv(amount)
+        if not part:
+            break
+        text += part
+    return text
+
+
+def read_until(connection: socket.socket, mark: bytes) -> bytes:
+    text = b""
+    while mark not in text:
+        text += connection.recv(16)
+    return text + connection.recv(200)
+
+
+def outcome(gateway: Gateway, client: Callable[[OpenEpisode], Any], words: int) -> str | None:
+    """The error of the call, once the client has left and the episode is finished: None where it was delivered."""
+    episode = gateway.open(EpisodeSpec(f"{next(EPISODES)}", Engine(words)))
+    client(episode)
+    (call,) = asyncio.run(finished(episode))
+    assert len(call.response["choices"][0]["message"]["content"]) == len(Engine(words).text)
+    return call.error
+
+
+async def finished(episode: OpenEpisode) -> tuple[Any, ...]:
+    return await episode.finish()
+
+
+@linux_only
+@pytest.mark.parametrize("words", WORDS)
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_stream_that_is_closed_after_a_delta_is_undelivered(gateway: Gateway, client: Client, words: int) -> None:
+    for events in (1, 2):
+        error = outcome(gateway, lambda episode: client(episode, events), words)  # noqa: B023
+        assert error is not None and error.startswith("undelivered"), events
+
+
+@pytest.mark.parametrize("words", WORDS)
+@pytest.mark.parametrize("client", CLIENTS)
+def test_a_stream_that_is_read_to_its_end_is_delivered(gateway: Gateway, client: Client, words: int) -> None:
+    assert outcome(gateway, lambda episode: client(episode, -1), words) is None
+
+
+@linux_only
+@pytest.mark.parametrize("words", [30, 3000])
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_only_shuts_its_sending_side_is_answered(gateway: Gateway, words: int, stream: bool) -> None:
+    def half_closing(episode: OpenEpisode) -> None:
+        with raw(episode, stream=stream) as connection:
+            connection.shutdown(socket.SHUT_WR)
+            read = b""
+            while part := connection.recv(700):  # the server closes when all is read
+                read += part
+        assert read.endswith(b"[DONE]\n\n\r\n0\r\n\r\n" if stream else b"}")
+
+    assert outcome(gateway, half_closing, words) is None
+
+
+@linux_only
+@pytest.mark.parametrize("words", [30, 3000])
+def test_a_client_that_shuts_its_sending_side_and_then_leaves_is_not(gateway: Gateway, words: int) -> None:
+    def leaving(episode: OpenEpisode) -> None:
+        with raw(episode) as connection:
+            connection.shutdown(socket.SHUT_WR)
+            read_events(connection, 1)
+        until(lambda: not episode.in_flight and episode.calls)
+
+    assert (outcome(gateway, leaving, words) or "").startswith("undelivered")
+
+
+@linux_only
+@pytest.mark.parametrize("words", [30, 3000])
+def test_a_client_that_reads_byte_by_byte_is_delivered_and_one_that_stops_is_not(gateway: Gateway, words: int) -> None:
+    def slow(episode: OpenEpisode) -> None:
+        with raw(episode) as connection:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            read_events(connection, -1, amount=7)
+
+    def stopping(episode: OpenEpisode) -> None:
+        kept.append(raw(episode))
+        read_events(kept[0], 2, amount=7)
+
+    kept: list[socket.socket] = []
+    assert outcome(gateway, slow, words) is None
+    assert (outcome(gateway, stopping, words) or "").startswith("undelivered"), "open, and nobody reads"
+    kept[0].close()
+
+
+@linux_only
+def test_a_reply_that_nobody_reads_is_undelivered_though_its_connection_stays(gateway: Gateway) -> None:
+    def asking(episode: OpenEpisode) -> None:
+        kept.append(raw(episode, stream=False))
+        until(lambda: episode.calls)
+
+    kept: list[socket.socket] = []
+    assert (outcome(gateway, asking, 30) or "").startswith("undelivered")
+    kept[0].close()
+
+
+@linux_only
+def test_a_slow_client_outlives_the_keep_alive(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection is closed when nothing was asked for some time, but not under a client that still reads."""
+    monkeypatch.setattr(gateway._server.config, "timeout_keep_alive", 0.01)
+    episode = gateway.open(EpisodeSpec("keep-alive", Engine(30)))
+    with raw(episode) as connection:
+        text = read_until(connection, b"word29")
+        until(lambda: episode.calls)
+        late = threading.Event()
+        assert gateway._loop is not None
+        gateway._loop.call_soon_threadsafe(lambda: gateway._loop.call_later(0.05, late.set))  # type: ignore[union-attr]
+        assert late.wait(10)
+        text += read_events(connection, -1)
+    assert b"[DONE]" in text
+    (call,) = asyncio.run(finished(episode))
+    assert call.error is None
+
+
+@linux_only
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_the_system_says_what_the_other_end_has_not_read(host: str) -> None:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.socket(family) as listener:
+        try:
+            listener.bind((host, 0))
+        except OSError:
+            pytest.skip(f"no {host} here")
+        listener.listen()
+        with socket.create_connection(listener.getsockname()[:2]) as client:
+            server, _ = listener.accept()
+            with server:
+                looks = PeerSockets()
+                assert looks.look(server) == (0, False)
+                server.sendall(b"x" * 100)
+                assert looks.look(server) == (100, False)
+                client.recv(30)
+                assert looks.look(server) == (70, False)
+                client.recv(100)
+                client.shutdown(socket.SHUT_WR)
+                assert looks.look(server) == (0, False)
+                client.close()
+                assert looks.look(server) in ((0, True), None)
+                looks.close()
+                assert looks.look(server) is None
