@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import parse_qs, unquote
@@ -33,6 +33,7 @@ __all__ = [
     "count",
     "headers_of",
     "is_of_models",
+    "joined",
     "locate",
     "models",
     "parse_body",
@@ -247,3 +248,15 @@ async def count(episode: OpenEpisode, request: Request, counter: Counter) -> dic
         raise HTTPError(400, str(error), "unsupported_parameter", error.parameter) from error
     except AjetError as error:
         raise HTTPError(503 if error.infrastructure else 400, str(error), "engine_failed") from error
+
+
+def joined(events: Iterable[bytes], large: int) -> list[bytes]:
+    """The events in as few parts as may be sent without asking whether the client takes them."""
+    parts, size = list[list[bytes]](), large
+    for event in events:
+        if size + len(event) > large:
+            parts.append([])
+            size = 0
+        parts[-1].append(event)
+        size += len(event)
+    return [b"".join(part) for part in parts]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Callable, Iterable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -27,7 +27,7 @@ from ajet_sdk.errors import (
     TraceError,
     place_of,
 )
-from ajet_sdk.gateway.access import ClientGone, HTTPError, Request, headers_of, unknown_route
+from ajet_sdk.gateway.access import ClientGone, HTTPError, Request, headers_of, joined, unknown_route
 from ajet_sdk.gateway.episode import OpenEpisode, mix_seed, override
 from ajet_sdk.protocols import Answer, Ask, Engine, Sampling
 from ajet_sdk.types import Call, new_id, now
@@ -365,24 +365,12 @@ async def _events(call: CallInFlight) -> Chunks:
         return
     *events, last = call.dialect.events(call.response, call.body)
     call.size = call.sent + sum(map(len, events)) + len(last)
-    parts = _joined(events)
+    parts = joined(events, LARGE)
     for number, part in enumerate(parts, 1):
         yield part, False
         await _taken(call, part, whole=number == len(parts))
     call.record()
     yield last, True
-
-
-def _joined(events: Iterable[bytes]) -> list[bytes]:
-    """The events in as few parts as may be sent without asking whether the client takes them."""
-    parts, size = list[list[bytes]](), LARGE
-    for event in events:
-        if size + len(event) > LARGE:
-            parts.append([])
-            size = 0
-        parts[-1].append(event)
-        size += len(event)
-    return [b"".join(part) for part in parts]
 
 
 async def _taken(call: CallInFlight, part: bytes, whole: bool) -> None:
