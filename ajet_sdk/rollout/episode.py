@@ -34,8 +34,8 @@ from ajet_sdk.rollout.judging import Member, groups_of, judge_episode
 from ajet_sdk.rollout.outcomes import WITHOUT_CALLS, EpisodeFault, fault_of_calls, untrained_entries, write_trajectory
 from ajet_sdk.rollout.replies import check_of, log_replies, metrics_of, verdict_on_stopped, with_rewards_of_replies
 from ajet_sdk.rollout.threads import Workers, current_workers
+from ajet_sdk.secret_keys import LEAVES
 from ajet_sdk.trace.encoding import storable
-from ajet_sdk.trace.secret_keys import LEAVES
 from ajet_sdk.types import Call, Episode, new_id, now
 
 if TYPE_CHECKING:
