@@ -188,7 +188,7 @@ def test_what_is_logged_is_shown_once(starter: Path) -> None:
     assert done.returncode == 0 and "recipe" not in done.stdout
     assert [line for line in done.stderr.splitlines() if "recipe" in line] == ["recipe 3/40"]
     (starter / "agent.py").write_text(
-        text.replace("    reply = await", '    raise KeyError("lost")\n    reply = await')
+        text.replace("    reply = client", '    raise KeyError("lost")\n    reply = client')
     )
     done = process(*DEBUG)
     assert done.returncode == 1 and done.stderr.count("only 0 of 2 episodes succeeded") == 1
@@ -205,7 +205,9 @@ def test_the_account_of_a_debug_run_fits_a_terminal(starter: Path, monkeypatch: 
 
 def test_a_failing_agent_is_reported_by_cause(starter: Path) -> None:
     text = (
-        (starter / "agent.py").read_text().replace("    reply = await", '    raise KeyError("lost")\n    reply = await')
+        (starter / "agent.py")
+        .read_text()
+        .replace("    reply = client", '    raise KeyError("lost")\n    reply = client')
     )
     (starter / "agent.py").write_text(text)
     done = ajet_("run", "agent.py:solve", *SCRIPTED, "--limit", "2")
@@ -271,8 +273,13 @@ def test_traceback_shows_where_an_error_was_raised(starter: Path) -> None:
 def test_ctrl_c_is_130(starter: Path, who: str) -> None:
     """At once, also where the scripted reply is what waits."""
     if who == "agent":
-        waits = "    print('asked', flush=True)\n    await asyncio.sleep(3600)\n    reply = await"
-        text = (starter / "agent.py").read_text().replace("    reply = await", waits)
+        waits = "    print('asked', flush=True)\n    await asyncio.sleep(3600)\n    reply = client"
+        text = (
+            (starter / "agent.py")
+            .read_text()
+            .replace("    reply = client", waits)
+            .replace("def solve", "async def solve")
+        )
         (starter / "agent.py").write_text(text.replace("import ajet", "import asyncio\n\nimport ajet"))
     else:
         waits = "    import time\n\n    print('asked', flush=True)\n    time.sleep(3600)\n    numbers ="
@@ -337,7 +344,7 @@ def test_compatible_flags_are_accepted_with_a_word(starter: Path) -> None:
 @pytest.mark.slow
 def test_debug_names_breakpoints(starter: Path) -> None:
     """A tag that is named stops in the debugger, which ends at once without a terminal; another does not."""
-    text = (starter / "agent.py").read_text().replace("    reply = await", '    ajet.bp("LOOK")\n    reply = await')
+    text = (starter / "agent.py").read_text().replace("    reply = client", '    ajet.bp("LOOK")\n    reply = client')
     (starter / "agent.py").write_text(text)
     assert "bp(" not in process(*DEBUG, "--debug", "A|B", input="").stdout
     assert "agent.py" in process(*DEBUG, "--debug", "A|LOOK", input="").stdout
@@ -668,8 +675,8 @@ def test_a_thread_that_an_agent_leaves_running_does_not_hold_up_the_end(
 ) -> None:
     """Also where the command fails, with an exit code of its own."""
     agent = (starter / "agent.py").read_text()
-    poll = "import threading, time\n\ndef poll():\n    while True:\n        time.sleep(0.1)\n\nclient = "
-    agent = agent.replace("client = ", poll, 1)
+    poll = "import threading, time\n\ndef poll():\n    while True:\n        time.sleep(0.1)\n\n@ajet.workflow"
+    agent = agent.replace("@ajet.workflow", poll, 1)
     start = f"    threading.Thread(target=poll, name='poller', daemon={daemon}).start()\n    reply = "
     agent = agent.replace("    reply = ", start)
     (starter / "agent.py").write_text(
@@ -687,9 +694,9 @@ def test_a_thread_that_ends_by_itself_is_waited_for(starter: Path) -> None:
     agent = (starter / "agent.py").read_text()
     leaves = (
         "    from concurrent.futures import ThreadPoolExecutor\n\n"
-        "    pool = ThreadPoolExecutor(2)\n    pool.submit(print, 'from the pool').result()\n    reply = await"
+        "    pool = ThreadPoolExecutor(2)\n    pool.submit(print, 'from the pool').result()\n    reply = client"
     )
-    (starter / "agent.py").write_text(agent.replace("    reply = await", leaves))
+    (starter / "agent.py").write_text(agent.replace("    reply = client", leaves))
     done = process("run", "agent.py:solve", *SCRIPTED, "--limit", "1")
     assert done.returncode == 0 and "from the pool" in done.stdout and "still running" not in done.stderr, done.stderr
 
