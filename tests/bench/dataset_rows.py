@@ -29,10 +29,12 @@ COMMANDS = {
     "filter by SQL": "filter {f}.jsonl \"metadata.level IN (2, 3) AND main_query LIKE '%train%'\" -o {out}.jsonl",
     "mix": "mix {f}.jsonl=1 {g}.jsonl=1 -n 1000000 -o {out}.jsonl",
     "split": "split {f}.jsonl -o {out}",
-    "stats": "stats {f}.jsonl --by metadata.level --estimate --json",
+    "split stratified": "split {f}.jsonl --stratify metadata.level -o {out}",
+    "stats": "stats {f}.jsonl --by metadata.level --json",
     "export": "export {f}.jsonl -o {out}.jsonl",
     "export messages": "export {f}.jsonl --format messages -o {out}.jsonl",
     "export directory": "export {f}.jsonl --no-card -o {out}",
+    "export parquet": "export {f}.jsonl -o {out}.parquet",
     "validate": "validate {f}.jsonl",
     "diff": "diff {f}.jsonl {g}.jsonl -n 0",
 }
@@ -48,6 +50,9 @@ POLARS = {
     "pl.concat([r.head(500000), g.head(500000)]).collect().sample(fraction=1, shuffle=True).write_ndjson('{out}')",
     "split": _SCAN + "d = r.with_columns(h=q.hash() % 10).collect(); "
     "d.filter(pl.col('h') > 0).write_ndjson('{out}'); d.filter(pl.col('h') == 0).write_ndjson('{out}2')",
+    "split stratified": _SCAN + "n = pl.int_range(pl.len()).over(pl.col('metadata').struct.field('level')); "
+    "d = r.with_columns(h=n % 10).collect(); "
+    "d.filter(pl.col('h') > 0).write_ndjson('{out}'); d.filter(pl.col('h') == 0).write_ndjson('{out}2')",
     "stats": _SCAN + "d = r.unnest('metadata'); k = q.str.len_chars(); "
     "print(d.select(rows=pl.len(), distinct=q.n_unique(), mean=k.mean(), p95=k.quantile(.95), "
     "words=q.str.count_matches(r'\\S+').mean(), levels=pl.col('level').n_unique(), "
@@ -58,6 +63,7 @@ POLARS = {
     "content=pl.col('metadata').struct.field('answer')); "
     "r.select('metadata', messages=pl.concat_list(m, a)).sink_ndjson('{out}')",
     "export directory": _SCAN + "r.sink_parquet('{out}')",
+    "export parquet": _SCAN + "r.sink_parquet('{out}')",
     "validate": _SCAN + "print(r.select(q.n_unique().alias('d'), q.is_duplicated().sum().alias('e'), "
     "pl.all().null_count().name.prefix('n'), q.str.contains('answer is').sum().alias('c')).collect())",
     "diff": _SCAN + "g = pl.scan_ndjson('{g}.jsonl', infer_schema_length=None); "

@@ -11,7 +11,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -19,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from ajet_sdk.errors import ConfigError, TaskError
-from ajet_tools.dataset.files.blocks import Block, join
+from ajet_tools.dataset.files.blocks import Block, Irregular, LineBlock, join
+from ajet_tools.dataset.files.lines import Structure, as_json, kind_at, structures
 from ajet_tools.dataset.files.tables import count_rows, read_blocks, text_of
 from ajet_tools.dataset.files.values import value_at
 from ajet_tools.dataset.similarity.text import normal, normals
@@ -247,6 +250,7 @@ class Splitter:
         self._by, self._stratify, self._seed = by, stratify, seed
         self._sides: dict[str, str] = {}
         self._counts: dict[str, int] = {}
+        self._starts: dict[str, float] = {}
 
     @property
     def strata(self) -> set[str]:
@@ -257,12 +261,43 @@ class Splitter:
         """The sides of the next rows, by their `keys_of`, or the keys of rows that they go with. Raises TaskError."""
         if self._stratify is None:
             return _sides(_places(self._seed, keys), self.fractions)
-        for key, row in zip(keys, block.rows(), strict=True):
+        first: dict[str, int] = {}
+        for index, key in enumerate(keys):
             if key not in self._sides:
-                stratum = json.dumps(value_at(row.values, self._stratify), sort_keys=True, ensure_ascii=False)
-                number = self._counts.get(stratum, 0)
-                self._counts[stratum] = number + 1
-                # the golden ratio's multiples are spread evenly over any stretch of them, at every fraction
-                place = (_places(self._seed, [f"stratum {stratum}"]) + number * _GOLDEN) % 1
-                self._sides[key] = _sides(place, self.fractions)[0]
+                first.setdefault(key, index)
+        places = []
+        for stratum in _strata(block, self._stratify, list(first.values())):
+            number = self._counts.get(stratum, 0)
+            self._counts[stratum] = number + 1
+            if not number:
+                self._starts[stratum] = float(_places(self._seed, [f"stratum {stratum}"])[0])
+            # the golden ratio's multiples are spread evenly over any stretch of them, at every fraction
+            places.append((self._starts[stratum] + number * _GOLDEN) % 1)
+        self._sides.update(zip(first, _sides(places, self.fractions), strict=True))
         return [self._sides[key] for key in keys]
+
+
+def _strata(block: Block, field: str, indices: Sequence[int]) -> list[str]:
+    """What rows have at a field, as JSON: by the column where it tells, else by the rows."""
+    found: dict[int, str] = {}
+    path = tuple(field.split("."))
+    if isinstance(block, LineBlock):
+        with suppress(Irregular):
+            column = block.columns([path])[path]
+            for structure, some in structures(block.lines):
+                kind = "" if structure is None or _has_dotted_key(structure, path) else kind_at(structure, path)
+                if kind in ("text", "integer", "bool"):
+                    texts = as_json(column.gather(some), kind, partial(json.dumps, ensure_ascii=False))
+                    found.update(zip(some.tolist(), texts.to_list(), strict=True))
+    left = [index for index in indices if index not in found]
+    for index, row in zip(left, block.rows(left), strict=True):
+        found[index] = json.dumps(value_at(row.values, field), sort_keys=True, ensure_ascii=False)
+    return [found[index] for index in indices]
+
+
+def _has_dotted_key(structure: Structure, path: Sequence[str]) -> bool:
+    """A key with a point in its name is what the path means, or a part of it."""
+    objects: list[Any] = [structure]
+    for name in path[:-1]:
+        objects.append(objects[-1].get(name) if isinstance(objects[-1], dict) else None)
+    return any("." in name for one in objects if isinstance(one, dict) for name in one)

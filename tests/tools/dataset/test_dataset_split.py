@@ -164,3 +164,21 @@ def test_an_empty_side_is_told(tmp_path: Path) -> None:
 def test_fractions_of_a_call() -> None:
     with pytest.raises(ConfigError, match="from 0 to 1"):
         stable({"main_query": "x"}, {"train": 1.5, "validation": -0.5})
+
+
+def test_a_stratum_is_a_value_and_not_its_text_whatever_tells_it() -> None:
+    """Columns of text show 3 and "3" alike; a block of a table, and one row after the other, say the same."""
+    values = [3, "3", True, "true", None, 2.5, [1], {"a": 1}, 'ä "x"', 1e3, 2**70]
+    rows = [{"main_query": f"q {i}", "metadata": {"level": values[i % len(values)]}} for i in range(220)]
+    rows += [{"main_query": f"p {i}", "metadata.level": i % 2, "metadata": {"level": 7}} for i in range(40)]
+    rows += [{"main_query": f"r {i}"} for i in range(20)]
+    made = []
+    for size in (1, 280):
+        splitter = Splitter({"train": 0.8, "validation": 0.2}, stratify="metadata.level")
+        sides = []
+        for start in range(0, len(rows), size):
+            [block] = blocks_of((Row(f"row {i}", row) for i, row in enumerate(rows[start : start + size])), "rows")
+            sides += splitter.sides(block, keys_of(block))
+        made.append((sides, splitter.strata))
+    assert made[0] == made[1]
+    assert len(made[0][1]) == len(values) + 2 and {"3", '"3"', "null", "0", "1"} <= made[0][1]
