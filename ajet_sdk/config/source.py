@@ -14,7 +14,7 @@ import yaml
 
 from ajet_sdk.errors import ConfigError
 
-__all__ = ["Roots", "Source", "read_document", "read_override"]
+__all__ = ["Roots", "Source", "load_yaml", "read_document", "read_override"]
 
 
 class Roots(Mapping[str, Any]):
@@ -54,6 +54,24 @@ class Roots(Mapping[str, Any]):
 class _Loader(yaml.SafeLoader):
     """YAML where `1e-6` is a number: YAML 1.1 wants `1.0e-6` and would read text."""
 
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """The value of a node. Raises YAMLError also where PyYAML trips over it: `!!int x`, 2024-99-99."""
+        try:
+            value = super().construct_object(node, deep)
+        except yaml.YAMLError:
+            raise
+        except (ValueError, ArithmeticError, LookupError, TypeError, AttributeError):
+            kind = node.tag.rpartition(":")[2]
+            problem = f"{str(node.value)[:60]!r} is no {kind}"
+        else:
+            if not isinstance(value, int) or value.bit_length() <= _BITS:
+                return value
+            problem = "the number is too large"
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=node.start_mark)
+
+
+_BITS = 4096
+"""Of an integer: Python refuses to write larger ones as text."""
 
 _Loader.yaml_implicit_resolvers = {k: list(v) for k, v in yaml.SafeLoader.yaml_implicit_resolvers.items()}
 _FLOAT = yaml.resolver.re.compile(r"^[-+]?[0-9][0-9_]*(?:\.[0-9_]*)?[eE][-+]?[0-9]+$")  # type: ignore[attr-defined]
@@ -144,11 +162,11 @@ def read_document(path: Path, sections: Sequence[str]) -> Source:
         node = _node(text)
         _refuse_placeholders(node, path.name)
         origins = _lines(node, path.name)
-        document = _Loader("").construct_document(node) if node is not None else None
+        document = _value(node)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         if mark is not None:  # `{{A}}/{{B}}` without quotes is no YAML at all
-            _refuse(text.splitlines()[mark.line] if mark.line < text.count("\n") + 1 else "", path.name, mark.line)
+            _refuse("".join(text.splitlines()[mark.line : mark.line + 1]), path.name, mark.line)
         raise ConfigError(f"{path.name} {_flaw(error)}") from None
     if not isinstance(document, dict):
         raise ConfigError(
@@ -196,15 +214,27 @@ _DEPTH, _VALUES = 100, 100_000
 def _node(text: str) -> yaml.Node | None:
     """The root of a YAML document. Raises YAMLError, also for one that is deeper or larger than a config can be."""
     depth = 0
-    for event in yaml.parse(text, Loader=_Loader):  # before it is composed, which recurses
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > _DEPTH:
-            problem = f"nested more than {_DEPTH} levels deep"
-            raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)  # type: ignore[arg-type]
-    node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
+    try:
+        for event in yaml.parse(text, Loader=_Loader):  # before it is composed, which recurses
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if depth > _DEPTH:
+                problem = f"nested more than {_DEPTH} levels deep"
+                raise yaml.MarkedYAMLError(problem=problem, problem_mark=event.start_mark)  # type: ignore[arg-type]
+        node: yaml.Node | None = yaml.compose(text, Loader=_Loader)
+    except (ValueError, OverflowError) as error:  # the escape of no character, such as "\UFFFFFFFF"
+        raise yaml.YAMLError(str(error)) from error
     if node is not None:
         _count(node, {}, 0)
     return node
+
+
+def _value(node: yaml.Node | None) -> Any:
+    return _Loader("").construct_document(node) if node is not None else None
+
+
+def load_yaml(text: str) -> Any:
+    """What a YAML document holds. Raises YAMLError where it holds nothing that can be read."""
+    return _value(_node(text))
 
 
 def _count(node: yaml.Node, known: dict[int, int], depth: int) -> int:
@@ -288,6 +318,6 @@ def read_override(text: str, known: Sequence[str], roots: Sequence[str]) -> tupl
         )
     try:
         node = _node(value)
-        return path, _Loader("").construct_document(node) if node is not None else None
+        return path, _value(node)
     except yaml.YAMLError as error:
         raise ConfigError(f"the value of the override {text[:200]!r} {_flaw(error)}") from None

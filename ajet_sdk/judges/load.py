@@ -16,6 +16,7 @@ import yaml
 from ajet_sdk.agent.model import Model
 from ajet_sdk.agent.workflow import BaseJudge, WorkflowOutput, WorkflowTask
 from ajet_sdk.config.config import Config, load_config
+from ajet_sdk.config.source import load_yaml
 from ajet_sdk.config.task_schema import Llm
 from ajet_sdk.errors import ConfigError, MissingResource
 from ajet_sdk.judges.code import CodeJudge
@@ -120,7 +121,7 @@ def _read_section(path: Path, name: str) -> Any:
         return {"jsonl_dataset_file": {"training": {"file_path": str(path)}}}
     try:
         text = path.read_text(encoding="utf-8")
-        found = {"rubric": text} if path.suffix in _RUBRIC_FILES else yaml.safe_load(text)
+        found = {"rubric": text} if path.suffix in _RUBRIC_FILES else load_yaml(text)
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"judge {name}: cannot read {path}: {error}") from None
     except yaml.YAMLError as error:

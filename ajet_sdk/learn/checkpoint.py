@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 import shutil
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from ajet_sdk.config.model_source import STATE, saved_steps, step_directory
@@ -88,8 +86,8 @@ def restore(path: Path, trainer: Trainer, fingerprint: str) -> Progress:
         trainer.restore(torch.load(path / _TRAINER, weights_only=True, map_location="cpu"))
     except CheckpointError:
         raise
-    except (OSError, RuntimeError, KeyError, ValueError, pickle.UnpicklingError, SafetensorError) as error:
-        raise CheckpointError(f"{path} cannot be restored: {error}") from error
+    except Exception as error:  # what damaged bytes raise in pickle and torch has no common class
+        raise CheckpointError(f"{path} cannot be restored: {type(error).__name__}: {error}") from error
     return progress
 
 

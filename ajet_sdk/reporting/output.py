@@ -6,15 +6,18 @@ a dataset's row or an error's message. Nothing else prints: a test looks for it.
 
 from __future__ import annotations
 
+import base64
 import functools
 import json
 import re
 import sys
 import unicodedata
 from collections.abc import Iterator
+from datetime import date, datetime, time
+from decimal import Decimal
 from typing import Any
 
-__all__ = ["console", "echo", "json_line", "style", "visible"]
+__all__ = ["console", "echo", "json_default", "json_line", "style", "visible"]
 
 _KEPT = "\n\t"
 _HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Zl", "Zp"))
@@ -58,10 +61,27 @@ def echo(text: str = "", *, err: bool = False) -> None:
     print(_STYLED.sub(shown, visible(text)), file=stream, flush=True)
 
 
-def json_line(value: Any, *, indent: int | None = 2, **how: Any) -> str:
+def json_line(value: Any, *, indent: int | None = 2) -> str:
     """A value as JSON that a terminal can show: what `visible` spells out is escaped as JSON has it."""
-    text = json.dumps(value, indent=indent, ensure_ascii=False, **how)
+    text = json.dumps(value, indent=indent, ensure_ascii=False, default=json_default)
     return "\n".join(line if line.isprintable() else "".join(map(_escaped, line)) for line in text.split("\n"))
+
+
+def json_default(value: Any) -> Any:
+    """What JSON has in place of a value that it does not know, as `default` of `json.dumps`.
+
+    Decimals are numbers; dates, times and intervals are text; bytes are text where they are UTF-8, else base64.
+    """
+    if isinstance(value, Decimal):
+        return float(value) if value.is_finite() else str(value)
+    if isinstance(value, datetime | date | time):
+        return value.isoformat()
+    if isinstance(value, bytes):
+        try:
+            return value.decode()
+        except UnicodeDecodeError:
+            return base64.b64encode(value).decode()
+    return str(value)
 
 
 def _escaped(c: str) -> str:

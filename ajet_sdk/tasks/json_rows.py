@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -9,10 +10,13 @@ from typing import Any, BinaryIO
 
 from ajet_sdk.errors import TaskError
 
-__all__ = ["BadRows", "Row", "json_rows", "parse_line", "scan"]
+__all__ = ["BadRows", "Row", "bounded", "json_rows", "parse_line", "scan"]
 
 _WHOLE = 1 << 30
 """The largest file that is read as one piece, where it is not JSON lines."""
+LONGEST = 1 << 28
+"""Bytes of a line: a packed file of a few megabytes can hold one of many gigabytes."""
+_CHUNK = 1 << 20
 _NO_VALUE = " is no JSON value"
 
 
@@ -46,6 +50,38 @@ class BadRows:
         self.count += 1
         if len(self.first) < 5:
             self.first.append(message)
+
+
+class _Bounded(io.RawIOBase):
+    """The bytes of a stream, until one of its lines is too long."""
+
+    def __init__(self, stream: Any, name: str) -> None:
+        self._stream, self._name = stream, name
+        self._line, self._size = 1, 0
+        """The line that is read, and how many bytes of it were."""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer)[:_CHUNK]
+        count: int = self._stream.readinto(view)
+        part = bytes(view[:count])
+        lines = part.count(b"\n")
+        first = part.find(b"\n") if lines else count
+        if self._size + first > LONGEST:
+            raise TaskError(
+                f"{self._name} line {self._line} is longer than {LONGEST >> 20} MiB; a row must be shorter, and one "
+                "large JSON document be converted to JSON lines (`jq -c .[]`)"
+            )
+        self._size = count - part.rfind(b"\n") - 1 if lines else self._size + count
+        self._line += lines
+        return count
+
+
+def bounded(stream: Any, name: str, size: int = _CHUNK) -> io.BufferedReader:
+    """The stream, buffered. Reading raises TaskError with the number of a line that is longer than 256 MiB."""
+    return io.BufferedReader(_Bounded(stream, name), size)
 
 
 def json_rows(file: BinaryIO, name: str, bad: BadRows, *, strict: bool = False) -> Iterator[Row]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import ConfigError, MissingResource, TaskError
-from ajet_sdk.tasks.json_rows import scan
+from ajet_sdk.tasks.json_rows import bounded, scan
 from ajet_sdk.tasks.rows import Row
 
 __all__ = ["json_rows", "read_jsonl"]
@@ -37,7 +37,7 @@ def json_rows(path: Path) -> Iterator[Row]:
     """The rows of a file: JSON lines, or one JSON array of objects. Blank lines are passed over."""
     try:
         with path.open("rb") as file:
-            for row in scan(file, path.name, strict=True):
+            for row in scan(bounded(file, path.name), path.name, strict=True):
                 if row.number == 1 and isinstance(row.value, list):
                     yield from (Row(f"{path.name} item {i}", values) for i, values in enumerate(row.value, 1))
                 else:

@@ -7,7 +7,6 @@ import functools
 import inspect
 import math
 from collections.abc import Callable
-from datetime import date, datetime
 from typing import Annotated, Any
 
 import typer
@@ -30,7 +29,7 @@ def pick(source: Any, *names: str) -> dict[str, Any]:
 
 def print_json(value: Any, *, indent: int | None = 2, err: bool = False) -> None:
     """Print a value as JSON, dataclasses as objects and NaN, which JSON has not, as null."""
-    echo(json_line(_finite(value), indent=indent, default=_plain), err=err)
+    echo(json_line(_finite(value), indent=indent), err=err)
 
 
 def _finite(value: Any) -> Any:
@@ -43,10 +42,6 @@ def _finite(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_finite(v) for v in value]
     return value
-
-
-def _plain(value: Any) -> Any:
-    return value.isoformat() if isinstance(value, datetime | date) else str(value)
 
 
 def expand_options(command: Callable[..., None]) -> Callable[..., None]:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import sys
-from collections.abc import Mapping
 from contextlib import closing
-from decimal import Decimal
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from ajet_sdk.reporting.output import echo, visible
+from ajet_sdk.reporting.output import echo, json_default, visible
+from ajet_sdk.trace.values import rows_of
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.cli.trace.options import NoPager, Where
 from ajet_tools.text import tables as render
@@ -66,7 +65,7 @@ def sql(
     if out is not None:
         echo(f"{save_result(found, out):,} rows written to {out}", err=True)
     elif as_json:
-        print_json([_plain(row) for row in found.to_pylist()])
+        print_json(list(rows_of(found)))
     elif as_csv:
         _print_csv(found)
     else:
@@ -77,14 +76,13 @@ def _print_csv(found: Any) -> None:
     """Rows as CSV on stdout, lists and structs as JSON; on a terminal no text of a model's can move the cursor."""
 
     def cell(value: Any) -> Any:
-        text = json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else value
+        text = json.dumps(value, ensure_ascii=False, default=json_default) if isinstance(value, list | dict) else value
         return visible(text) if isinstance(text, str) and sys.stdout.isatty() else text
 
     writer = csv.writer(sys.stdout, lineterminator="\n")
     writer.writerow(found.column_names)
-    for batch in found.to_batches(max_chunksize=4096):
-        for row in batch.to_pylist():
-            writer.writerow(cell(value) for value in _plain(row).values())
+    for row in rows_of(found):
+        writer.writerow(cell(value) for value in row.values())
 
 
 def _print_table(found: Any, limit: int, no_pager: bool) -> None:
@@ -93,21 +91,8 @@ def _print_table(found: Any, limit: int, no_pager: bool) -> None:
             for row in found.to_pylist():
                 out.print(visible(row["explain_value"]), soft_wrap=True)
             return
-        out.print(render.table([_plain(row) for row in found.slice(0, limit).to_pylist()], out.width))
+        out.print(render.table(list(rows_of(found.slice(0, limit))), out.width))
         if len(found) > limit:
             out.print(f"{limit:,} of {len(found):,} rows; for more, raise --limit", style="dim")
         elif not len(found):
             out.print("no rows", style="dim")
-
-
-def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: _whole(value) for name, value in row.items()}
-
-
-def _whole(value: Any) -> Any:
-    """HUGEINT, which every sum of integers is, comes as a decimal without a fraction: it becomes an int."""
-    if isinstance(value, Decimal):
-        return int(value) if value.as_tuple().exponent == 0 else value
-    if isinstance(value, dict):
-        return _plain(value)
-    return [_whole(part) for part in value] if isinstance(value, list) else value

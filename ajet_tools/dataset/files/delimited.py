@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from ajet_sdk.errors import TaskError
-from ajet_sdk.tasks.json_rows import BadRows
+from ajet_sdk.tasks.json_rows import LONGEST, BadRows, bounded
 from ajet_sdk.tasks.rows import QUERY_COLUMNS
 
 __all__ = ["count_regular", "csv_rows", "dialect_of"]
@@ -22,7 +22,7 @@ _SNIFFED = 1 << 16
 
 def csv_rows(stream: BinaryIO, name: str, bad: BadRows) -> Iterator[tuple[str, dict[str, Any]]]:
     """Rows of text; a cell that holds a JSON object or list is that, except where a query may stand."""
-    csv.field_size_limit(1 << 30)  # of the whole process: the default refuses a cell of 131,072 characters
+    csv.field_size_limit(LONGEST)  # of the whole process: the default refuses a cell of 131,072 characters
     stream = io.BufferedReader(stream, _SNIFFED)  # type: ignore[type-var]
     delimiter, quote = _dialect(stream.peek(_SNIFFED)[:_SNIFFED], "\t" if name.endswith(".tsv") else ",")
     text = io.TextIOWrapper(stream, encoding="utf-8-sig", errors="surrogateescape", newline="")
@@ -55,8 +55,9 @@ def dialect_of(file: Path) -> tuple[str, str]:
 
 def count_regular(file: Path, delimiter: str, quote: str) -> int | None:
     """How many rows there are, where all is UTF-8 and each has a cell for each column of the header, which differ."""
-    csv.field_size_limit(1 << 30)
-    with file.open(encoding="utf-8-sig", newline="") as text:
+    csv.field_size_limit(LONGEST)
+    with file.open("rb") as content:
+        text = io.TextIOWrapper(bounded(content, file.name), encoding="utf-8-sig", newline="")
         try:
             table = csv.reader(text, delimiter=delimiter, quotechar=quote)
             header = next(table, [])

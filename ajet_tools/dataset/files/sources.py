@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 import pyarrow as pa
 
 from ajet_sdk.errors import ConfigError, TaskError
+from ajet_sdk.tasks.json_rows import bounded
 from ajet_sdk.tasks.rows import by_split, partitions
 
 __all__ = [
@@ -104,9 +105,9 @@ def is_table(file: Path) -> bool:
 
 @contextmanager
 def open_text(file: Path) -> Iterator[Any]:
-    """The bytes of a file, unpacked."""
+    """The bytes of a file, unpacked. Reading them raises TaskError where a line is too long for a row."""
     with file.open("rb", buffering=0) as stream:
-        yield unpacked(stream, named=file.name)
+        yield bounded(unpacked(stream, named=file.name), file.name)
 
 
 def unpacked(stream: BinaryIO, *, named: str = "") -> Any:

@@ -20,7 +20,7 @@ import polars as pl
 import pyarrow as pa
 
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.tasks.json_rows import BadRows, json_rows, parse_line
+from ajet_sdk.tasks.json_rows import BadRows, bounded, json_rows, parse_line
 from ajet_sdk.tasks.rows import FIELDS
 from ajet_tools.dataset.files.blocks import Block, LineBlock, Row, TableBlock, blocks_of, text_of
 from ajet_tools.dataset.files.delimited import csv_rows
@@ -154,7 +154,7 @@ def _blocks(file: Path | str, bad: BadRows) -> Iterator[Block]:
         else:
             line = start.partition(b"\n")[0]
             is_csv = start[:1] not in (b"{", b"[", b"") and any(one in line for one in (b",", b";", b"\t", b"|"))
-            yield from _text_blocks(stdin, "stdin.csv" if is_csv else "stdin", bad)
+            yield from _text_blocks(bounded(stdin, "stdin"), "stdin.csv" if is_csv else "stdin", bad)
 
 
 def _text_blocks(stream: BinaryIO, name: str, bad: BadRows) -> Iterator[Block]:

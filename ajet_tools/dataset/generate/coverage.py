@@ -21,6 +21,7 @@ from typing import Any
 
 import yaml
 
+from ajet_sdk.config.source import load_yaml
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset import prompts
 from ajet_tools.dataset.files.tables import Row, text_of
@@ -97,7 +98,7 @@ def cells_of(texts: Sequence[str]) -> dict[str, tuple[str, ...]] | None:
 
 def _read_axes(path: Path) -> dict[str, tuple[str, ...]]:
     try:
-        read = yaml.safe_load(path.read_text(encoding="utf-8"))
+        read = load_yaml(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise ConfigError(f"cannot read the cells in {path}: {error}") from error
     if not isinstance(read, dict) or not all(isinstance(values, list) for values in read.values()):

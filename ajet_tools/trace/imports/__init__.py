@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, BinaryIO, Literal, get_args
 
 from ajet_sdk.errors import ConfigError, TaskError, TraceError
-from ajet_sdk.tasks.json_rows import BadRows, Row, json_rows
+from ajet_sdk.tasks.json_rows import BadRows, Row, bounded, json_rows
 from ajet_sdk.types import Episode, Run
 from ajet_tools.trace.imports import native, openai, otlp, studio, verifiers
 from ajet_tools.trace.imports.sink import UNKNOWN_TIME, Parsed, Sink, stable_id
@@ -75,7 +75,7 @@ def import_files(
         sink = stack.enter_context(Sink(out))
         for path, kind, (file, start) in zip(files, kinds, starts, strict=True):
             formats[str(path or "-")] = kind
-            counted = _Counted(file, path, progress, cancelled)
+            counted = _Counted(file, _name(path), path, progress, cancelled)
             found = _read(kind, path, counted, _name(path), bad, left_out)
             for parsed in _with_run(found, kind, _name(path), start):
                 sink.put(parsed)
@@ -153,9 +153,14 @@ class _Counted:
     """A stream that tells how far it was read."""
 
     def __init__(
-        self, file: BinaryIO, path: Path | None, progress: Progress | None, cancelled: Callable[[], bool] | None
+        self,
+        file: BinaryIO,
+        name: str,
+        path: Path | None,
+        progress: Progress | None,
+        cancelled: Callable[[], bool] | None,
     ) -> None:
-        self._file = file
+        self._file = bounded(file, name)
         self._size = path.stat().st_size if path else 0
         self._progress = progress
         self._cancelled = cancelled

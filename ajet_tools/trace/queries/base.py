@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
+from ajet_sdk.trace.values import rows_of
 
 __all__ = ["Found", "Row", "among", "episode_of_call", "find", "find_run", "rows"]
 
@@ -92,8 +93,7 @@ Row = dict[str, Any]
 
 def rows(reader: TraceReader, sql: str, *parameters: Any) -> list[Row]:
     """The rows of one SELECT."""
-    found: list[Row] = reader.query(sql, list(parameters)).to_pylist()
-    return found
+    return list(rows_of(reader.query(sql, list(parameters))))
 
 
 _FEW = 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -13,13 +13,14 @@ import pyarrow as pa
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import Stop, TraceReader
+from ajet_sdk.reporting.output import json_default
 from ajet_sdk.trace.schema import COLUMNS
+from ajet_sdk.trace.values import rows_of
 from ajet_sdk.whole_file import remove_draft
 
 __all__ = ["FORMATS", "distinct", "result_of", "save_result", "spelled", "tables"]
 
 FORMATS = ("csv", "jsonl", "parquet")
-_CHUNK = 4096
 
 
 def tables(reader: TraceReader) -> dict[str, dict[str, str]]:
@@ -71,30 +72,25 @@ def _write_csv(table: pa.Table, path: Path) -> None:
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(table.column_names)
-        for row in _rows(table):
+        for row in rows_of(table):
             writer.writerow(_flat(value) for value in row.values())
 
 
 def _flat(value: Any) -> Any:
     """CSV holds no lists: they stand there as JSON."""
-    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list | dict) else value
+    return json.dumps(value, ensure_ascii=False, default=json_default) if isinstance(value, list | dict) else value
 
 
 def _write_lines(table: pa.Table, path: Path) -> None:
     with path.open("w", encoding="utf-8") as file:
-        for row in _rows(table):
-            file.write(json.dumps(row, ensure_ascii=False, default=str) + "\n")
+        for row in rows_of(table):
+            file.write(json.dumps(row, ensure_ascii=False, default=json_default) + "\n")
 
 
 def _write_parquet(table: pa.Table, path: Path) -> None:
     import pyarrow.parquet as pq
 
     pq.write_table(table, path)
-
-
-def _rows(table: pa.Table) -> Iterator[dict[str, Any]]:
-    for start in range(0, len(table), _CHUNK):
-        yield from table.slice(start, _CHUNK).to_pylist()
 
 
 def spelled(value: Any) -> str:
@@ -109,5 +105,5 @@ def spelled(value: Any) -> str:
                 return value
         return value
     if isinstance(value, dict):
-        return json.dumps(value, ensure_ascii=False, indent=2, default=str)
-    return json.dumps(value, ensure_ascii=False, default=str) if isinstance(value, list) else str(value)
+        return json.dumps(value, ensure_ascii=False, indent=2, default=json_default)
+    return json.dumps(value, ensure_ascii=False, default=json_default) if isinstance(value, list) else str(value)

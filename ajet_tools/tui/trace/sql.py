@@ -26,6 +26,7 @@ from textual.worker import Worker
 from ajet_sdk.errors import AjetError, ConfigError, QueryError
 from ajet_sdk.protocols import Stop, TraceReader
 from ajet_sdk.reporting.output import visible
+from ajet_sdk.trace.values import rows_of
 from ajet_tools.text.clean import counted, one_line
 from ajet_tools.trace.sql import console
 from ajet_tools.trace.sql.process import SqlProcess
@@ -236,7 +237,7 @@ class SqlScreen(TraceScreen):
         """The first thousand rows, for a spreadsheet."""
         found = self.query_one(ArrowTable).table.slice(0, 1000)
         lines = ["\t".join(found.column_names)]
-        lines += ["\t".join(" ".join(console.spelled(v).split()) for v in row.values()) for row in found.to_pylist()]
+        lines += ["\t".join(" ".join(console.spelled(v).split()) for v in row.values()) for row in rows_of(found)]
         self.app.copy("\n".join(lines), counted(len(found), "row"))
 
 

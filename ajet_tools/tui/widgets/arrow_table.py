@@ -16,6 +16,7 @@ from textual.geometry import Size
 from textual.message import Message
 from textual.strip import Strip
 
+from ajet_sdk.trace.values import value_of
 from ajet_tools.text.clean import one_line
 from ajet_tools.text.tables import number
 from ajet_tools.tui.widgets.long_text import RowView, fit_text
@@ -106,10 +107,10 @@ class ArrowTable(RowView, can_focus=True):
     def value(self) -> Any:
         """What stands under the cursor; None where there is no row."""
         row, column = self.cursor
-        return self.table[column][row].as_py() if len(self.table) and self.table.num_columns else None
+        return value_of(self.table[column][row]) if len(self.table) and self.table.num_columns else None
 
     def _format_row(self, row: int) -> list[str]:
-        return [_format_value(column[row].as_py()) for column in self.table.columns]
+        return [_format_value(value_of(column[row])) for column in self.table.columns]
 
     def render_line(self, y: int) -> Strip:
         width, scrolled = self.size.width, self.scroll_offset
