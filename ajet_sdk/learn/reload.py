@@ -64,7 +64,7 @@ def _load(path: Path, **options: Any) -> tuple[Any, dict[str, Any]]:
     logging.disable_progress_bar()
     try:
         found: tuple[Any, dict[str, Any]] = AutoModelForCausalLM.from_pretrained(
-            path, output_loading_info=True, local_files_only=True, **options
+            path, output_loading_info=True, local_files_only=True, trust_remote_code=False, **options
         )
         return found
     except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError) as error:

@@ -30,7 +30,7 @@ def _load(path: str) -> Any:
 
     check_source(path)
     try:
-        return AutoTokenizer.from_pretrained(path)
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path: the tokenizer of {path} cannot be loaded: {error}") from error
 

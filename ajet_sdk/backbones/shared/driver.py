@@ -248,7 +248,7 @@ def _parameters(model: str) -> int:
 
     try:
         with torch.device("meta"):
-            whole = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model))
+            whole = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(model, trust_remote_code=False))
     except (OSError, ValueError) as error:
         cause = str(error).partition("\n")[0]
         raise ConfigError(f"model.path: {model} cannot be loaded as a causal language model: {cause}") from error

@@ -115,7 +115,7 @@ def _own_tokenizer(config: Config) -> tuple[Any, str]:
     if not name:
         return None, ""
     try:
-        found = AutoTokenizer.from_pretrained(name, local_files_only=True)
+        found = AutoTokenizer.from_pretrained(name, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError):
         return None, ""
     return (found, f"the tokenizer of {config.model.path}") if found.chat_template else (None, "")

@@ -57,7 +57,7 @@ def load_model(
     extra = {} if attn_implementation == "auto" else {"attn_implementation": attn_implementation}
     try:
         with _no_progress_bar():
-            model = AutoModelForCausalLM.from_pretrained(base, dtype=kind, **extra)
+            model = AutoModelForCausalLM.from_pretrained(base, dtype=kind, trust_remote_code=False, **extra)
     except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError) as error:
         raise ConfigError(f"model.path: {base} cannot be loaded as a causal language model: {error}") from error
     if adapter.is_file():

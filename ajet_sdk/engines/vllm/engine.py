@@ -118,7 +118,7 @@ def vllm_engine(config: Config) -> TokenEngine:
     path = str(local) if local.exists() else spec.path
     tokenizer = HFTokenizer(path)
     try:
-        shape = AutoConfig.from_pretrained(_base(Path(path))).get_text_config()
+        shape = AutoConfig.from_pretrained(_base(Path(path)), trust_remote_code=False).get_text_config()
     except (OSError, ValueError) as error:
         raise ConfigError(f"model.path: {path} cannot be loaded: {error}") from error
     longest = getattr(shape, "max_position_embeddings", None) or config.rollout.max_model_len

@@ -81,8 +81,8 @@ class _LocalModel:
         except ImportError as error:
             raise MissingExtra("transformers", "local") from error
         try:
-            self._tokenizer = AutoTokenizer.from_pretrained(model)
-            self._network = AutoModel.from_pretrained(model).eval()
+            self._tokenizer = AutoTokenizer.from_pretrained(model, trust_remote_code=False)
+            self._network = AutoModel.from_pretrained(model, trust_remote_code=False).eval()
         except (OSError, ValueError) as error:
             raise ConfigError(f"--embeddings local {model}: no model can be loaded there: {error}") from error
         self._tokenizer.pad_token = self._tokenizer.pad_token or self._tokenizer.eos_token

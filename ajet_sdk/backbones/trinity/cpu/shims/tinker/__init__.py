@@ -65,7 +65,7 @@ class SamplingClient:
     def get_tokenizer(self) -> Any:
         from transformers import AutoTokenizer
 
-        return AutoTokenizer.from_pretrained(self._model)
+        return AutoTokenizer.from_pretrained(self._model, trust_remote_code=False)
 
     async def sample_async(
         self,
