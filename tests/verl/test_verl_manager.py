@@ -151,6 +151,6 @@ def test_a_process_that_is_lost_costs_its_groups_and_nothing_else(setting: Any, 
     rows = manager.generate_sequences(here.asked(12, 2))
     assert len(rows) == 12
     news = here.news()
-    assert any("run again" in told["text"] for kind, told in news if kind == "notice")
+    assert any("repeating" in told["text"] for kind, told in news if kind == "notice")
     assert Counter(kind for kind, _ in news)["group"] == 2
     assert here.place.directory.name == "verl"

@@ -112,8 +112,13 @@ def test_what_has_no_effect_is_a_warning(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_the_root_verl_wins() -> None:
-    made = mapped(roots={"verl": {"trainer": {"nnodes": 3}, "actor_rollout_ref": {"rollout": {"dtype": "half"}}}})
-    assert made["trainer"]["nnodes"] == 3 and made["trainer"]["project_name"] == "ajet"
+    made = mapped(roots={"verl": {"trainer": {"save_freq": 3}, "actor_rollout_ref": {"rollout": {"dtype": "half"}}}})
+    assert made["trainer"]["save_freq"] == 3 and made["trainer"]["project_name"] == "ajet"
     assert made["actor_rollout_ref"]["rollout"]["dtype"] == "half"
     with pytest.raises(ConfigError, match="must be a mapping"):
         mapped(roots={"verl": ["trainer"]})
+
+
+def test_a_key_of_the_root_that_contradicts_ours_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"verl\.trainer\.nnodes: 3 contradicts trainer_common\.nnodes \(1\)"):
+        mapped(roots={"verl": {"trainer": {"nnodes": 3}}})
