@@ -86,7 +86,7 @@ def _load(config: Config, path: Path | str, steps: int, vllm: bool, say: Callabl
     if source.lora.enabled and source.lora.dropout:
         say("model.lora.dropout has no effect: dropout would make training differ from sampling")
     if source.gradient_checkpointing:
-        enable = getattr(model, "activation_checkpointing_enable", None)  # its name from transformers 5.20 on
+        enable = getattr(model, "activation_checkpointing_enable", None)  # its name in newer versions
         (enable or model.gradient_checkpointing_enable)()
         model.enable_input_require_grads()
     parameters = sum(p.numel() for p in model.parameters())
