@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
 __all__ = [
-    "STATE", "check_source", "checkpoint_base", "first_model", "is_cached", "made_for_seed", "saved_steps",
-    "step_directory", "steps_of_experiment",
+    "STATE", "check_source", "checkpoint_base", "first_model", "is_cached", "made_for_seed", "refuse_code",
+    "saved_steps", "step_directory", "steps_of_experiment",
 ]  # fmt: skip
 
 _HUB_SECONDS = 10.0
@@ -60,6 +60,16 @@ def check_source(path: str | Path) -> None:
     except Exception as error:  # which ones depends on the HTTP client that the hub's library has
         cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise ConfigError(f"{what}, and it cannot be loaded from the Hugging Face hub: {cause}; {hint}") from error
+
+
+def refuse_code(name: str | Path, error: Exception) -> None:
+    """Raise ConfigError where transformers did not load a checkpoint because it would have to run code of it."""
+    if "trust_remote_code" in str(error):
+        raise ConfigError(
+            f"model.path: {name} needs Python code of its own (`auto_map` in config.json), which is not run. Use a "
+            "checkpoint of an architecture that transformers has, or read the code and set model.trust_remote_code: "
+            "true (backbone local), which runs it with your rights"
+        ) from error
 
 
 def made_for_seed(place: Path, seed: int) -> Path:

@@ -1,24 +1,42 @@
-"""Chat templates compiled: transformers' filters, functions and sandbox, and objects whose JSON is kept."""
+"""Chat templates compiled: transformers' filters, functions and sandbox, and objects whose JSON is kept.
+
+A template comes with a checkpoint, so it may be hostile. jinja2's sandbox keeps it from the machine, and here what it
+may use up is bounded: how often its loops and calls run, how long the texts that it keeps and writes are. Loops are
+charged as a whole where they begin, by their length, so that the steps of a loop cost nothing more.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from functools import lru_cache
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache, wraps
 from typing import Any
 
 import jinja2
 import jinja2.ext
 import jinja2.nodes
-import jinja2.sandbox
-from jinja2.runtime import LoopContext
+from jinja2 import pass_context
+from jinja2.exceptions import SecurityError
+from jinja2.runtime import Context, LoopContext
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.visitor import NodeTransformer
 
 from ajet_sdk.errors import ConfigError
 
-__all__ = ["Shown", "compile_template", "to_json"]
+__all__ = ["Shown", "compile_template", "render", "to_json"]
+
+MOST_STEPS = 500_000
+"""Steps of loops and calls in one rendering."""
+LONGEST = 50_000_000
+"""Characters of a rendering, and items or characters of a value that a template makes."""
 
 _OF_EVERY_DICT = frozenset(dir(dict))
 _OF_A_LOOP = frozenset(("first", "last", "index", "index0", "length", "previtem", "nextitem"))
+_BUDGET, _LOOP, _VALUE = "ajet steps left", "ajet loop", "ajet value"
+"""A variable and filters that no template can name."""
+_WIDEST = 10_000
+_WIDE = re.compile(r"\d{5,}")
 
 
 class Shown(dict[str, Any]):
@@ -56,6 +74,8 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
+    """transformers' filter `tojson`."""
+    _check_width(indent)
     if not isinstance(value, Shown):
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
     how = (ensure_ascii, indent, tuple(separators or ()), sort_keys)
@@ -66,11 +86,79 @@ def to_json(
     return value.shown[how]
 
 
-class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
-    """The sandbox, with a short way to a message's keys and to what a loop knows of itself.
+# What a template may use up
+
+
+def _check_length(length: int) -> None:
+    if length > LONGEST:
+        raise SecurityError(f"it makes a value of more than {LONGEST:,} characters or items")
+
+
+def _check_width(*widths: Any) -> None:
+    """Of a text's padding, which is a number or a text."""
+    for width in widths:
+        if (len(width) if isinstance(width, str) else width if isinstance(width, int) else 0) > _WIDEST:
+            raise SecurityError(f"it pads a text by more than {_WIDEST:,}")
+
+
+@pass_context
+def _charge_loop(context: Context, values: Any) -> Any:
+    """What a loop goes through, charged by its length."""
+    if not hasattr(values, "__len__"):
+        values = list(values)
+    _charge(context, len(values) + 1)
+    return values
+
+
+def _charge(context: Context, steps: int) -> None:
+    budget = context.parent.get(_BUDGET)
+    if budget is not None:
+        budget[0] -= steps
+        if budget[0] < 0:
+            raise SecurityError(f"it takes more than {MOST_STEPS:,} steps")
+
+
+def _check_value(value: Any) -> Any:
+    """A value that is kept in a variable."""
+    if isinstance(value, (str, list, tuple, dict)):
+        _check_length(len(value))
+    return value
+
+
+def _check_replace(text: str, old: Any, new: Any) -> None:
+    _check_length(len(text) + text.count(str(old)) * len(str(new)))
+
+
+class _Bounded(NodeTransformer):
+    """Has each loop charged, and each value checked that is kept."""
+
+    def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:
+        self.generic_visit(node)
+        node.iter = _filtered(node.iter, _LOOP)
+        return node
+
+    def visit_Assign(self, node: jinja2.nodes.Assign) -> jinja2.nodes.Node:
+        self.generic_visit(node)
+        node.node = _filtered(node.node, _VALUE)
+        return node
+
+    def visit_AssignBlock(self, node: jinja2.nodes.AssignBlock) -> jinja2.nodes.Node:
+        self.generic_visit(node)
+        node.filter = _filtered(node.filter, _VALUE)
+        return node
+
+
+def _filtered(node: Any, name: str) -> jinja2.nodes.Filter:
+    return jinja2.nodes.Filter(node, name, [], [], None, None, lineno=getattr(node, "lineno", 1))
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """The sandbox with bounds, and a short way to a message's keys and to what a loop knows of itself.
 
     Most of a long conversation's rendering is looking them up.
     """
+
+    intercepted_binops = frozenset(("*", "**", "%"))
 
     def getattr(self, obj: Any, attribute: str) -> Any:
         kind = type(obj)
@@ -80,15 +168,112 @@ class _Environment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             return getattr(obj, attribute)
         return super().getattr(obj, attribute)
 
+    def _parse(self, source: str, name: str | None, filename: str | None) -> jinja2.nodes.Template:
+        tree: jinja2.nodes.Template = _Bounded().visit(super()._parse(source, name, filename))
+        return tree
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**":
+            raise SecurityError("it uses **")
+        if operator == "%" and isinstance(left, str):
+            _check_format(left, right)
+        elif operator == "*":
+            texts = [len(one) for one in (left, right) if isinstance(one, (str, list, tuple))]
+            numbers = [one for one in (left, right) if isinstance(one, int)]
+            _check_length(texts[0] * numbers[0] if texts and numbers else 0)
+            _check_width(*map(int.bit_length, numbers))
+        return super().call_binop(context, operator, left, right)
+
+    def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
+        _charge(__context, 1)
+        for value in args:
+            if isinstance(value, str):
+                _check_length(len(value))
+        text = getattr(__obj, "__self__", None)
+        if isinstance(text, str):
+            if __obj.__name__ == "replace" and len(args) > 1:
+                _check_replace(text, args[0], args[1])
+            elif __obj.__name__ == "join" and args and isinstance(args[0], (list, tuple)):
+                _check_length(len(text) * len(args[0]) + sum(len(str(one)) for one in args[0]))
+            else:
+                _check_width(*(one for one in (*args, *kwargs.values()) if isinstance(one, int)))
+        return super().call(__context, __obj, *args, **kwargs)
+
+    def wrap_str_format(self, value: Any) -> Any:
+        wrapped = super().wrap_str_format(value)
+        if wrapped is None:
+            return None
+
+        def checked(*args: Any, **kwargs: Any) -> Any:
+            _check_format(value.__self__, (*args, *kwargs.values()))
+            return wrapped(*args, **kwargs)
+
+        return checked
+
+
+def _check_format(text: str, values: Any) -> None:
+    if _WIDE.search(text):
+        raise SecurityError("it formats a text with a width of more than four digits")
+    if "*" in text or re.search(r"\{[^{}]*\{", text):
+        _check_width(*(values if isinstance(values, tuple) else (values,)))
+
+
+def _bounded_filter(function: Any, check: Callable[..., None]) -> Any:
+    """A filter of jinja2 behind a check of its arguments, without what jinja2 itself passes first."""
+    skip = int(hasattr(function, "jinja_pass_arg"))
+
+    @wraps(function)
+    def bounded(*args: Any, **kwargs: Any) -> Any:
+        check(*args[skip:], **kwargs)
+        return function(*args, **kwargs)
+
+    return bounded
+
+
+def _check_padding(_: Any, *widths: Any, **named: Any) -> None:
+    _check_width(*widths, *named.values())
+
+
+def _check_joined(values: Any, d: Any = "", **_: Any) -> None:
+    if isinstance(values, (list, tuple)):
+        _check_length(len(str(d)) * len(values) + sum(len(one) for one in values if isinstance(one, str)))
+
+
+_CHECKS: dict[str, Callable[..., None]] = {
+    **dict.fromkeys(("center", "indent", "wordwrap", "batch", "slice"), _check_padding),
+    "format": lambda text, *values, **named: _check_format(str(text), (*values, *named.values())),
+    "replace": lambda text, old, new, *_, **__: _check_replace(str(text), old, new),
+    "join": _check_joined,
+}
+
 
 @lru_cache(maxsize=32)
 def compile_template(source: str) -> jinja2.Template:
+    """Raises ConfigError where it cannot be parsed."""
     environment = _Environment(trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, jinja2.ext.loopcontrols])
-    environment.filters["tojson"] = to_json
+    environment.filters |= {name: _bounded_filter(environment.filters[name], check) for name, check in _CHECKS.items()}
+    environment.filters |= {"tojson": to_json, _LOOP: _charge_loop, _VALUE: _check_value}
     environment.globals["raise_exception"] = _raise
+    del environment.globals["lipsum"]
     try:
         template = environment.from_string(source)
         template.globals = dict(template.globals)  # copied at each rendering, and a ChainMap is slow at it
         return template
     except jinja2.TemplateSyntaxError as error:
         raise ConfigError(f"the chat template cannot be parsed: {error} (line {error.lineno})") from error
+
+
+def render(template: jinja2.Template, variables: Mapping[str, Any]) -> str:
+    """The text of a template. Raises ConfigError where it uses up more than it may, and what jinja2 raises."""
+    pieces, size = list[str](), 0
+    try:
+        for piece in template.generate({**variables, _BUDGET: [MOST_STEPS]}):
+            size += len(piece)
+            _check_length(size)
+            pieces.append(piece)
+    except (SecurityError, OverflowError, MemoryError) as error:
+        raise ConfigError(
+            f"the chat template is broken or hostile and was stopped: {error}. Take the checkpoint from a source that "
+            "you trust, or replace its chat template"
+        ) from error
+    return "".join(pieces)

@@ -19,7 +19,7 @@ import jinja2
 from ajet_sdk.errors import ConfigError, RequestRefused
 from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.tokens.hermes import about_tools, with_calls_as_text, with_tools_as_text
-from ajet_sdk.tokens.jinja import Shown, compile_template, to_json
+from ajet_sdk.tokens.jinja import Shown, compile_template, render, to_json
 
 __all__ = ["Arguments", "ChatTemplate", "Message", "clean", "meaning", "same_reply"]
 
@@ -290,8 +290,10 @@ class ChatTemplate:
         variables = {**self._variables, **options, "strftime_now": told}
         variables |= {"messages": messages, "tools": list(tools) if tools else None}
         try:
-            return self._compiled.render(add_generation_prompt=add_generation_prompt, **variables)
-        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError) as error:
+            return render(self._compiled, {"add_generation_prompt": add_generation_prompt, **variables})
+        except ConfigError:
+            raise
+        except (jinja2.TemplateError, TypeError, ValueError, KeyError, AttributeError, RecursionError) as error:
             raise RequestRefused(f"the chat template rejected these messages: {error}", "messages") from error
 
     def render_begun(

@@ -15,7 +15,7 @@ from safetensors import SafetensorError
 from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 
-from ajet_sdk.config.model_source import check_source
+from ajet_sdk.config.model_source import check_source, refuse_code
 from ajet_sdk.engines.chat import TokenEngine
 from ajet_sdk.engines.local.sampler import LocalSampler
 from ajet_sdk.errors import ConfigError, MissingExtra
@@ -37,6 +37,7 @@ def load_model(
     attn_implementation: str = "auto",
     device: str = "auto",
     lora: Any | None = None,
+    trust_remote_code: bool = False,
 ) -> Any:
     """The model at `path`, ready to sample.
 
@@ -57,8 +58,9 @@ def load_model(
     extra = {} if attn_implementation == "auto" else {"attn_implementation": attn_implementation}
     try:
         with _no_progress_bar():
-            model = AutoModelForCausalLM.from_pretrained(base, dtype=kind, trust_remote_code=False, **extra)
+            model = AutoModelForCausalLM.from_pretrained(base, dtype=kind, trust_remote_code=trust_remote_code, **extra)
     except (OSError, ValueError, RuntimeError, ImportError, KeyError, SafetensorError) as error:
+        refuse_code(base, error)
         raise ConfigError(f"model.path: {base} cannot be loaded as a causal language model: {error}") from error
     if adapter.is_file():
         model = _peft().PeftModel.from_pretrained(model, str(path), is_trainable=lora is not None)
@@ -115,8 +117,11 @@ def local_engine(config: Config) -> TokenEngine:
     if spec.path is None:
         raise ConfigError("model.path is not set: the local engine needs a local directory or a Hugging Face name")
     path = str(config.resolve(spec.path)) if config.resolve(spec.path).exists() else spec.path
-    tokenizer = HFTokenizer(path)
-    model = load_model(path, dtype=spec.dtype, attn_implementation=spec.attn_implementation, device=spec.device)
+    tokenizer = HFTokenizer(path, trust_remote_code=spec.trust_remote_code)
+    model = load_model(
+        path, dtype=spec.dtype, attn_implementation=spec.attn_implementation, device=spec.device,
+        trust_remote_code=spec.trust_remote_code,
+    )  # fmt: skip
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or config.rollout.max_model_len
     sampler = LocalSampler(
         model,
