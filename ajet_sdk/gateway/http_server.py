@@ -56,6 +56,9 @@ _TURNS = 6
 
 _TCP_CLOSE = 7
 
+_UNACKNOWLEDGED, _UNSENT = termios.TIOCOUTQ, 0x894B
+"""What `ioctl` is asked for: SIOCOUTQ and, of Linux alone, SIOCOUTQNSD (`tcp(7)`)."""
+
 
 def server_config(app: Any, *, own_name: str = "", keyed: bool = False, **settings: Any) -> uvicorn.Config:
     """uvicorn's configuration of a server of ours; `settings` are uvicorn's.
@@ -265,28 +268,29 @@ class TimedProtocol(H11Protocol):
             await asyncio.sleep(0 if turn < _TURNS else min(0.001 * 2 ** min(turn - _TURNS, 10), LONGEST_PAUSE))
             if self.transport.is_closing():
                 return False
-            left = self._unacknowledged()
-            if not whole and left <= BUFFERED:
-                return True
-            if left:
+            if not whole:
+                if self._waiting(_UNACKNOWLEDGED) <= BUFFERED:
+                    return True
                 continue
             peer = self._peer()
+            if peer is not None and peer.closed:
+                return False
+            if self._waiting(_UNACKNOWLEDGED if peer is None else _UNSENT) or (peer is not None and peer.unread):
+                continue
             if peer is None:
                 await asyncio.sleep(AHEAD)
-            elif peer.closed or peer.unread:
-                if peer.closed:
-                    return False
-                continue
             return not self.transport.is_closing()
         raise AssertionError("unreachable")
 
     def unread(self) -> int:
         """Bytes that the client has not read; of one on another machine, that its system has not acknowledged.
 
-        A client that closes its end with bytes unread resets the connection; how many they were is not known: 1.
+        On this machine what is sent is in the client's receive queue at once, while its acknowledgement may wait for 40
+        ms. A client that closes its end with bytes unread resets the connection; how many they were is not known: 1.
         """
         peer = self._peer()
-        return self._unacknowledged() + (peer.unread if peer is not None else 0) or int(self._reset())
+        bytes_ = self._waiting(_UNACKNOWLEDGED) if peer is None else self._waiting(_UNSENT) + peer.unread
+        return bytes_ or int(self._reset())
 
     def confirm_by(self, confirm: Callable[[bool], None]) -> None:
         """Call `confirm` with whether the client has read what is sent now to its end, once that is known."""
@@ -330,13 +334,14 @@ class TimedProtocol(H11Protocol):
             return False
         return bool(connection.getsockopt(socket.IPPROTO_TCP, asked, 1)[0] == _TCP_CLOSE)
 
-    def _unacknowledged(self) -> int:
+    def _waiting(self, queue: int) -> int:
+        """Bytes of our own buffer and of one of the system's queues."""
         waiting: int = self.transport.get_write_buffer_size()
         connection = self.transport.get_extra_info("socket")
         if connection is None or connection.fileno() < 0:
             return waiting
         try:
-            sent: int = struct.unpack("i", fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, b"\0" * 4))[0]
+            sent: int = struct.unpack("i", fcntl.ioctl(connection.fileno(), queue, b"\0" * 4))[0]
         except OSError:  # a system that does not say
             sent = 0
         return waiting + sent

@@ -357,7 +357,7 @@ def test_what_has_no_effect_is_said_where_it_is_given(tmp_path: Path) -> None:
     [
         ("sft", {"kl_loss_coef": 0.5, "entropy_coef": 0.01},
          "without effect with sft: trainer_common.kl_loss_coef, trainer_common.entropy_coef "
-         "(only for grpo, rloo, reinforce_plus_plus)"),
+         "(only for grpo, rloo, opo, reinforce_plus_plus)"),
         ("sft", {"use_kl_loss": False, "entropy_coef": 0.0}, None),
         ("grpo", {"use_kl_loss": True, "clip_ratio_low": 0.1}, None),
         ({"adv_estimator": "opd", "teacher": "x", "data": "y.jsonl"}, {"clip_ratio_low": 0.1},

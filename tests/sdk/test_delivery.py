@@ -259,3 +259,18 @@ def test_the_system_says_what_the_other_end_has_not_read(host: str) -> None:
                 assert looks.look(server) in ((0, True), None)
                 looks.close()
                 assert looks.look(server) is None
+
+
+@linux_only
+def test_a_call_that_is_read_just_before_its_episode_ends_is_delivered(gateway: Gateway) -> None:
+    """The client's system may not have acknowledged the reply yet: it may wait 40 ms for something to send with it."""
+
+    async def scenario() -> list[str | None]:
+        episode = gateway.open(EpisodeSpec(f"last {next(EPISODES)}", Engine(30)))
+        model = episode.model("solver")
+        for _ in range(3):
+            await model.chat(body()["messages"])
+        return [call.error for call in await episode.finish()]
+
+    for _ in range(5):
+        assert asyncio.run(scenario()) == [None] * 3

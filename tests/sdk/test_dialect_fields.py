@@ -90,7 +90,9 @@ def test_what_is_refused_is_refused_by_name_and_with_what_to_do(dialect: str) ->
     for name, field in known.items():
         asked = {**body, "generationConfig": {name: "x"}} if dialect == "config" else {**body, name: "x"}
         if field.effect == "refused" and dialect != "chat":
-            with pytest.raises(RequestRefused, match=re.escape(f'{name}="x" is not supported; {field.note}')) as raised:
+            with pytest.raises(
+                RequestRefused, match=rf'{name}=("x"|\*\*\*) is not supported; {re.escape(field.note)}'
+            ) as raised:
                 spoken.neutral(asked, {})
             assert raised.value.parameter == name and field.note
         elif field.effect == "no effect":

@@ -368,7 +368,7 @@ REFUSED: list[tuple[dict[str, Any], str, str]] = [
     ({"tools": [{"type": "web_search"}]}, "tools", r"tools\[0\] is of type 'web_search'.*function tool"),
     ({"tools": [{"type": "mcp", "server_label": "x"}]}, "tools", "'mcp'"),
     ({"tool_choice": {"type": "web_search"}}, "tool_choice", "'web_search'.*name a function"),
-    ({"background": True}, "background", "wait or stream"),
+    ({"background": True}, "background", "wait for it, or stream"),
     ({"conversation": "conv_1"}, "conversation", "previous_response_id"),
     ({"truncation": "auto"}, "truncation", "shorten the input"),
     ({"nonsense": 1}, "nonsense", "leave it out"),

@@ -28,7 +28,7 @@ READ_BY_US = {
         "rollout.opponent", "rollout.debug_models", "rollout.trained_seats",
         "rollout.policy_models", "rollout.failure_reward", "rollout.multi_turn.max_steps",
         "rollout.multi_turn.max_sample_per_task", "rollout.gamma", "rollout.trainable_targets",
-        "rollout.auxiliary_models", "rollout.on_uncaptured", "rollout.llm_hosts",
+        "rollout.auxiliary_models", "rollout.on_uncaptured", "rollout.llm_hosts", "rollout.allowed_urls",
         "rollout.compute_madness_checklist", "rollout.agent_madness_termination", "rollout.agent_madness_reward",
         "data.max_prompt_length", "data.max_response_length", "context_tracker.",
         "trainer_common.algorithm.adv_estimator", "trainer_common.algorithm.normalize_std",

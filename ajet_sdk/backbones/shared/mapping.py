@@ -122,6 +122,8 @@ def unsupported_keys(config: Config, trainer: str) -> list[str]:
                 f"trainer_common.{key}: {value}; {trainer} gets the clipped loss per token only; leave it out, or use "
                 "backbone local"
             )
+    if model.trust_remote_code:
+        wrong.append(f"model.trust_remote_code: {trainer} runs no code of a checkpoint; leave it out")
     if config.rollout.sampling == "request":
         wrong.append(
             f"rollout.sampling: request; {trainer} trains all calls at one temperature; set rollout.sampling: run"

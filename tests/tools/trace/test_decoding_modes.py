@@ -131,6 +131,7 @@ def test_a_file_of_before_reads_as_unknown_and_can_be_packed_and_merged(tmp_path
     connection.execute("ALTER TABLE episodes DROP COLUMN decoding")
     connection.execute("ALTER TABLE episodes DROP COLUMN events")
     connection.execute("ALTER TABLE calls DROP COLUMN extends_call_id")
+    connection.execute("ALTER TABLE calls DROP COLUMN cut_tokens")
     connection.execute("UPDATE meta SET schema_version = 2")
     connection.close()
     before = old.read_bytes()
