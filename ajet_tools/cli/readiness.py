@@ -34,7 +34,8 @@ EXTRAS = {
         "sortedcontainers",
     ),
     "verl": (
-        "accelerate", "cachetools", "codetiming", "dill", "einops", "fastapi", "fire", "hydra-core", "jsonlines", "latex2sympy2_extended", "math-verify",
+        "accelerate", "cachetools", "codetiming", "dill", "einops", "fastapi", "fire", "hydra-core", "jsonlines",
+        "latex2sympy2_extended", "math-verify",
         "nvidia-ml-py", "pandas", "psutil", "psycopg2-binary", "pybind11", "pylatexenc", "tensordict", "torchdata",
         "wandb", "word2number",
     ),
