@@ -245,6 +245,7 @@ class _Service:
             if asked.counter is not None:
                 return await respond(send, 200, await count(opened, request, asked.counter))
             await send_reply(await answer(opened, request), scope, send)
+            await connection.taken(whole=True)  # the episode is over once the client has read its reply, or has left
         finally:
             calls = await opened.finish()
             if self.writer is not None and calls:

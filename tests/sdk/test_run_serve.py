@@ -23,6 +23,7 @@ import pytest
 from ajet_sdk.errors import EngineUnavailable
 from ajet_sdk.serve import wait_for_server
 from ajet_sdk.trace.reader import open_trace
+from tests.waiting import until
 
 PROGRAM = """
 import sys, time
@@ -142,18 +143,29 @@ def test_what_is_refused_says_why(
     assert reply.status_code == status and words in reply.text
 
 
+def test_a_client_that_reads_late_has_its_reply(served: tuple[str, Path]) -> None:
+    url, body = httpx.URL(served[0]), json.dumps({"messages": [{"role": "user", "content": "read late"}]})
+    head = f"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    with socket.create_connection((url.host, url.port or 0)) as client:
+        client.sendall(f"{head}Content-Type: application/json\r\nConnection: close\r\n\r\n{body}".encode())
+        client.recv(1, socket.MSG_PEEK)  # the reply has arrived
+        httpx.get(f"{served[0]}/models")  # what the server does at once is done
+        while client.recv(65_536):
+            pass
+    with open_trace(served[1] / "served.duckdb") as reader:
+        sql = "SELECT status FROM episodes WHERE task::VARCHAR LIKE '%read late%'"
+        assert until(lambda: reader.query(sql).to_pylist()) == [{"status": "succeeded"}]
+
+
 def test_every_request_is_traced_while_it_serves(served: tuple[str, Path]) -> None:
     body = {"messages": [{"role": "user", "content": "trace me"}], "model": "parrot"}
     httpx.post(f"{served[0]}/chat/completions", json=body, headers={"authorization": "Bearer sk-secret"})
     httpx.post(f"{served[0]}/chat/completions", json={"messages": [{"role": "user", "content": "too long"}]})
     with open_trace(served[1] / "served.duckdb") as reader:
-        for _ in range(50):
-            sql = "SELECT task, output::VARCHAR AS output, status FROM episodes WHERE task::VARCHAR LIKE '%trace me%'"
-            found = reader.query(sql).to_pylist()
-            if found:
-                break
+        sql = "SELECT task, output::VARCHAR AS output, status FROM episodes WHERE task::VARCHAR LIKE '%trace me%'"
+        found = until(lambda: reader.query(sql).to_pylist())
         assert len(found) == 1 and found[0]["status"] == "succeeded" and "you said trace me" in found[0]["output"]
-        failed = reader.query("SELECT error FROM episodes WHERE status = 'failed'").to_pylist()
-        assert any("does not fit" in row["error"] for row in failed)
+        sql = "SELECT error FROM episodes WHERE status = 'failed'"
+        assert any("does not fit" in row["error"] for row in until(lambda: reader.query(sql).to_pylist()))
         calls = reader.query("SELECT request::VARCHAR AS request FROM calls_full").to_pylist()
         assert calls and not any("sk-secret" in row["request"] for row in calls)
