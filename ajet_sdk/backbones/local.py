@@ -1,24 +1,20 @@
-"""The `local` backbone: sampling, training and validation in this process, on a CPU or one GPU.
-
-What garbage collection need not look at.
-"""
+"""The `local` backbone: sampling, training and validation in this process, on a CPU or one GPU."""
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import hashlib
 import itertools
 import json
 import logging
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from ajet_sdk.backbones.shared.garbage import freeze_gc
 from ajet_sdk.backbones.shared.steps import Rollout, Rollouts, samples_of, total_steps
 from ajet_sdk.backbones.shared.stored import StoredBatch, StoredSteps, open_stored
 from ajet_sdk.backbones.shared.validation import Validation, due, validations_left
@@ -47,7 +43,7 @@ if TYPE_CHECKING:
     from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
 
-__all__ = ["freeze_gc", "local"]
+__all__ = ["local"]
 
 log = logging.getLogger("ajet")
 
@@ -139,6 +135,9 @@ class _LocalRun:
                     await self.validation.run(self.done)
                 if last or due(self.done, self.common.save_freq) or self.loggers.best_step() == self.done:
                     await self._save()
+                if why := self._reason_to_stop():
+                    self.loggers.say(f"stopped after step {self.done} of {self.total}: {why}")
+                    break
         except asyncio.CancelledError:
             await self._abandon()
             self._write_checkpoint()
@@ -329,6 +328,14 @@ class _LocalRun:
                 "policy ratios are wrong. Set model.dtype: float32"
             )
 
+    def _reason_to_stop(self) -> str:
+        """Why the run ends early (`trainer_common.stop_when`); empty where it goes on."""
+        if "drop" in self.common.stop_when and self.validation.dropped:
+            return "the validation reward fell (trainer_common.stop_when: drop)"
+        if "unstable" in self.common.stop_when and self.loggers.unstable:
+            return f"{self.loggers.unstable} (trainer_common.stop_when: unstable)"
+        return ""
+
     # Checkpoints
 
     async def _save(self) -> None:
@@ -375,26 +382,3 @@ async def _complete(work: Coroutine[Any, Any, T]) -> T:
     except asyncio.CancelledError:
         await asyncio.wait([task])
         raise
-
-
-SELDOM = 50_000
-"""New containers, less those freed, between two collections of the youngest; Python's own number is 700."""
-
-
-@contextmanager
-def freeze_gc() -> Iterator[None]:
-    """Leave every object that is there now out of collections, as long as the block lasts, and collect more seldom.
-
-    A run makes small objects by the million, and with libraries of half a million objects loaded each full collection
-    stops all threads for a third of a second: a tenth of a step of a small model's time. What it makes in a step lives
-    until the step is trained, so that each early look at it finds nothing to free: another tenth.
-    """
-    gc.collect()
-    gc.freeze()
-    before = gc.get_threshold()
-    gc.set_threshold(max(before[0], SELDOM) if before[0] else 0, *before[1:])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()

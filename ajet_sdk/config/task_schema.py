@@ -16,9 +16,22 @@ class DataFile(Section):
     file_path: str | None = key(None, "JSON-lines file with one task per line; null: none.")
 
 
+class ValidationFile(Section):
+    file_path: str | dict[str, str] | None = key(
+        None,
+        "JSON-lines file with one task per line, or several by name, as in `{old: a.jsonl, new: b.jsonl}`: each is a "
+        "set whose rewards are reported apart, and its tasks get the name as metadata `validation_set`; null: none.",
+    )
+
+
 class JsonlDatasetFile(Section):
     training: DataFile = section(DataFile, "Training tasks.")
-    validation: DataFile = section(DataFile, "Validation tasks.")
+    validation: ValidationFile = section(ValidationFile, "Validation tasks.")
+
+
+class ExampleFiles(Section):
+    training: DataFile = section(DataFile, "Training examples.")
+    validation: DataFile = section(DataFile, "Validation examples.")
 
 
 class HuggingfaceDatRepo(Section):
@@ -51,7 +64,7 @@ class DocumentReader(Section):
 
 class QueryReader(Section):
     type: str = key("jsonl_dataset_file", "Format of the example queries.")
-    jsonl_dataset_file: JsonlDatasetFile = section(JsonlDatasetFile, "Files of example queries.")
+    jsonl_dataset_file: ExampleFiles = section(ExampleFiles, "Files of example queries.")
 
 
 class DeduplicationParams(Section):
@@ -211,7 +224,7 @@ class RubricsAutoGrader(Section):
     grader_name: str = key("auto_grader", "Name of the grader.")
     custom_evaluation_prompt: str | dict[str, Any] | None = key(None, "Custom grading prompt; null: the built-in one.")
     input_data_type: str = key("jsonl_dataset_file", "Format of the scored examples.")
-    jsonl_dataset_file: JsonlDatasetFile = section(JsonlDatasetFile, "File of scored examples.")
+    jsonl_dataset_file: ExampleFiles = section(ExampleFiles, "File of scored examples.")
 
 
 READERS = (

@@ -164,6 +164,17 @@ class TrainerCommon(Section):
     val_before_train: bool = key(False, "Validate before the first training step.")
     val_pass_n: int = key(4, "Sampled attempts per validation task, for pass@k.", ge=1)
     val_tasks: int | None = key(None, "Number of tasks to validate on; null: all.", ge=1)
+    val_by: list[str] = key(
+        [],
+        "Metadata keys of validation tasks, e.g. [family]: the tasks of each value are a set whose rewards are "
+        "reported apart, and watched for a drop. Files that are named apart (validation.file_path) are sets too.",
+    )
+    stop_when: list[Literal["drop", "unstable"]] = key(
+        [],
+        "backbone local: end the run early, with the checkpoint of the best validation. drop: the validation reward of "
+        "a set of tasks, or of all, fell below that of the first validation by more than chance explains. unstable: "
+        "entropy, gradient or the gap between sampler and trainer left its range.",
+    )
     save_freq: int = key(20, "Steps between checkpoints; 0 or less: only at the end.")
     test_freq: int = key(20, "Steps between validations; 0 or less: only at the end.")
     keep_checkpoints: int = key(

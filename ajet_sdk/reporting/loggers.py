@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any, get_args
 from ajet_sdk.addresses import public
 from ajet_sdk.errors import ConfigError, MissingExtra
 from ajet_sdk.reporting import output
-from ajet_sdk.reporting.notices import STEPS, discarded, warning_signs
+from ajet_sdk.reporting.held_out import drop_message, dropped, not_carried_over, paired, task_rewards, without_signal
+from ajet_sdk.reporting.notices import STEPS, discarded, unstable, warning_signs
 from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.reporting.trackers import TRACKERS, TrackedRun, Tracker
 from ajet_sdk.trace.reader import open_trace
@@ -54,6 +55,8 @@ class Loggers:
         """The newest value of each metric."""
         self._warned: dict[str, int] = {}
         """The step from which a sign is worth a word again, by metric."""
+        self.unstable = ""
+        """What left its range in the newest steps; empty where nothing did."""
         self._run_id, self._writer, self._directory = run_id, writer, directory
         self._board = _Board(directory / "tensorboard") if "tensorboard" in names else None
         self.display = Display(total_steps) if "console" in names else None
@@ -96,11 +99,16 @@ class Loggers:
     def _warn(self, step: int) -> None:
         """Say what speaks against a rising reward; of one metric again only when its steps are all new."""
         for name, text in warning_signs(self.history).items():
-            if step >= self._warned.get(name, step):
-                self._warned[name] = step + 2 * STEPS
-                log.warning("step %d: %s; inspect some episodes: does the judge reward what you want?", step, text)
-        if step >= self._warned.get("discarded", step) and (text := discarded(self._newest_tokens())):
-            self._warned["discarded"] = step + 2 * STEPS
+            self._warn_once(step, name, f"{text}; inspect some episodes: does the judge reward what you want?")
+        left = unstable(self.history)
+        self.unstable = next(iter(left.values()), "")
+        for name, text in {**left, "discarded": discarded(self._newest_tokens())}.items():
+            self._warn_once(step, name, text)
+
+    def _warn_once(self, step: int, name: str, text: str) -> None:
+        """Say it where there is something to say, and the same again only when as many steps have passed."""
+        if text and step >= self._warned.get(name, step):
+            self._warned[name] = step + 2 * STEPS
             log.warning("step %d: %s", step, text)
 
     def _newest_tokens(self) -> dict[str, float]:
@@ -118,6 +126,26 @@ class Loggers:
         except OSError as error:
             log.warning("tensorboard failed; metrics are still written to the trace: %s: %s", self._board.path, error)
             self._board = None
+
+    def held_out(self, step: int, sets: Mapping[str, set[str]]) -> bool:
+        """Warn of what a validation shows beside its mean; the trace has its episodes.
+
+        `sets`: ids of validation tasks by the name of their set. Returns whether a set, or all tasks, fell since the
+        first validation.
+        """
+        validated = self.history["val/reward"]
+        first = min(validated, default=step)
+        if first >= step:
+            return False
+        with open_trace(self._directory.parent) as trace:
+            before, after = task_rewards(trace, self._run_id, first, step)
+            signal = without_signal(trace, self._run_id)
+        fell = dropped(before, after, sets)
+        texts = {"drop": drop_message(fell, first) if fell else "", "signal": signal}
+        texts["carry"] = not_carried_over(self.history["train/reward"], paired(before, after), step)
+        for name, text in texts.items():
+            self._warn_once(step, name, text)
+        return bool(fell)
 
     def say(self, text: str) -> None:
         """A plain word to whoever watches."""
@@ -219,6 +247,8 @@ class Display:
         if validation:
             shown = [(n, n.removeprefix("val/").replace("_", " "), "{:.3f}") for n in validation if _is_shown(n)]
             self.say(f"step {step:>{self._width}}/{self._total}  validation: {_columns(metrics, shown)}")
+            for name, values in _by_set(validation).items():
+                self.say(f"{'':{2 * self._width + 8}}{name}: {values}")
 
     def say(self, text: str) -> None:
         self.console.print(text, markup=False)
@@ -238,6 +268,17 @@ _TRAIN = [
     ("time/step", "s", "{:.1f}"),
     ("train/hash", "hash", "{:.0f}"),
 ]
+
+
+def _by_set(metrics: Mapping[str, float]) -> dict[str, str]:
+    """The rewards of sets of validation tasks, a line for each key: `family: a .500 (greedy .625)  b .…`."""
+    lines: dict[str, list[str]] = defaultdict(list)
+    for name, value in metrics.items():
+        if name.startswith("val/reward/"):
+            key, _, of = name.removeprefix("val/reward/").partition("=")
+            greedy = metrics.get(f"val/greedy_reward/{key}={of}")
+            lines[key].append(f"{of} {value:.3f}" + ("" if greedy is None else f" (greedy {greedy:.3f})"))
+    return {key: "  ".join(values) for key, values in lines.items()}
 
 
 def _is_shown(name: str) -> bool:

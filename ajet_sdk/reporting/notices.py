@@ -3,7 +3,7 @@ length, or more and more of them say the same phrase.
 
 Each compares the newest steps of a run with those before them, and needs the reward to have risen beyond its noise.
 
-Sampled tokens that were not trained, where they are many.
+Sampled tokens that were not trained, where they are many; numbers of training that leave their range.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 from ajet_sdk.types import Episode
 
-__all__ = ["STEPS", "answer_metrics", "discarded", "warning_signs"]
+__all__ = ["STEPS", "answer_metrics", "discarded", "unstable", "warning_signs"]
 
 STEPS = 8
 """Steps of each of the two spans that are compared."""
@@ -125,6 +125,48 @@ def discarded(tokens: Mapping[str, float]) -> str:
     listed = sorted(lost.items(), key=lambda item: -item[1])
     causes = "; ".join(f"{count / total:.1%} {outcome} ({_CAUSES[outcome]})" for outcome, count in listed)
     return f"{sum(lost.values()) / total:.1%} of the sampled tokens were not trained: {causes}"
+
+
+_LOWER_LR = "lower trainer_common.optim.lr"
+_RANGES = {
+    "train/entropy": (
+        0.1,
+        0.0,
+        f"replies hardly vary any more: raise rollout.temperature or entropy_coef, or {_LOWER_LR}",
+    ),
+    "train/grad_norm": (10.0, 0.0, f"{_LOWER_LR} or optim.grad_clip"),
+    "train/loss": (10.0, 0.5, _LOWER_LR),
+    "train/logprob_gap_mean": (
+        5.0,
+        0.02,
+        "sampler and trainer disagree: set model.dtype: float32, or lower max_staleness",
+    ),
+}
+"""Times the median magnitude of the first `STEPS` steps, and the least magnitude, from which a number is out of range;
+below 1: the share of it that it fell to."""
+_SOLVED = 0.9
+
+
+def unstable(history: Mapping[str, Mapping[int, float]]) -> dict[str, str]:
+    """Which numbers of training left the range of the first `STEPS` steps in both of the two newest steps, by metric,
+    each as a sentence. A low entropy is fine where nearly all tasks are solved."""
+    left = {}
+    for name, (times, least, advice) in _RANGES.items():
+        values = history.get(name, {})
+        steps = sorted(values)
+        if len(steps) < STEPS + 2:
+            continue
+        usual = float(np.median([abs(values[step]) for step in steps[:STEPS]]))
+        newest = [abs(values[step]) for step in steps[-2:]]
+        if times < 1:
+            solved = history.get("train/solved_share", {}).get(steps[-1], 0.0) >= _SOLVED
+            outside = not solved and max(newest) < times * usual
+        else:
+            outside = min(newest) > max(times * usual, least)
+        if outside:
+            way = "fell" if times < 1 else "rose"
+            left[name] = f"{name} {way} from {usual:.3g} (first {STEPS} steps) to {newest[-1]:.3g}; {advice}"
+    return left
 
 
 def _change(values: Mapping[int, float]) -> tuple[float, float, float] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from ajet_sdk.config.config import Config
@@ -10,7 +11,10 @@ from ajet_sdk.errors import ConfigError, MissingResource, TaskError
 from ajet_sdk.tasks.json_rows import bounded, scan
 from ajet_sdk.tasks.rows import Row
 
-__all__ = ["json_rows", "read_jsonl"]
+__all__ = ["VALIDATION_SET", "json_rows", "read_jsonl"]
+
+VALIDATION_SET = "validation_set"
+"""The metadata key with the name of the file that a validation task is of, where files are named."""
 
 
 def read_jsonl(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
@@ -20,15 +24,28 @@ def read_jsonl(config: Config) -> tuple[Iterator[Row], Iterator[Row]]:
         raise ConfigError("task_reader.jsonl_dataset_file.training.file_path is not set")
     training = _existing(config, files.training.file_path, "training")
     validation = files.validation.file_path
-    if validation is None:
+    if not validation:
         return json_rows(training), iter(())
-    return json_rows(training), json_rows(_existing(config, validation, "validation"))
+    if isinstance(validation, str):
+        return json_rows(training), json_rows(_existing(config, validation, "validation"))
+    paths = {name: _existing(config, text, "validation", f".{name}") for name, text in validation.items()}
+    return json_rows(training), (_in_set(row, name) for name, path in paths.items() for row in json_rows(path))
 
 
-def _existing(config: Config, text: str, split: str) -> Path:
+def _in_set(row: Row, name: str) -> Row:
+    """The row with the name of its set in its metadata."""
+    if row.error is not None or not isinstance(row.values, dict):
+        return row
+    metadata = row.values.get("metadata")
+    if "metadata" in row.values and isinstance(metadata, dict):
+        return replace(row, values={**row.values, "metadata": {**metadata, VALIDATION_SET: name}})
+    return replace(row, values={**row.values, VALIDATION_SET: name})
+
+
+def _existing(config: Config, text: str, split: str, name: str = "") -> Path:
     path = config.resolve(text)
     if not path.is_file():
-        key = f"task_reader.jsonl_dataset_file.{split}.file_path"
+        key = f"task_reader.jsonl_dataset_file.{split}.file_path{name}"
         raise MissingResource(f"{key}: there is no file {text} ({config.origin(key)})")
     return path
 

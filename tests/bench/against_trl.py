@@ -21,7 +21,7 @@ import httpx
 import openai
 
 import ajet
-from ajet_sdk.backbones.local import freeze_gc
+from ajet_sdk.backbones.shared.garbage import freeze_gc
 from ajet_sdk.capture.hooks import installed
 from ajet_sdk.config.config import load_config
 from ajet_sdk.engines.chat import TokenEngine

@@ -7,7 +7,7 @@ import weakref
 
 import pytest
 
-from ajet_sdk.backbones.local import freeze_gc
+from ajet_sdk.backbones.shared.garbage import freeze_gc
 
 
 class Node:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ajet_sdk.backbones.shared.validation import validation_metrics
+from ajet_sdk.backbones.shared.validation import validation_metrics, validation_sets
 from ajet_sdk.errors import TrainingError
 from ajet_sdk.reporting.loggers import Loggers
 from ajet_sdk.reporting.metrics import episode_metrics
@@ -61,6 +61,7 @@ class Progress:
     def __init__(self, loggers: Loggers, writer: TraceWriter, job: Job, val: Sequence[Task], total: int) -> None:
         self._loggers, self._writer, self._job, self._total = loggers, writer, job, total
         self._val = len(val)
+        self._sets = validation_sets(job)
         self._repeats = max(1, job.config.validation_attempts)
         self._parts: dict[tuple[int, str], _Part] = defaultdict(_Part)
         self._ended = asyncio.Event()
@@ -121,7 +122,8 @@ class Progress:
         if any(one is None or one.groups < self._val for one in both):
             return
         sampled, greedy = (one.episodes for one in both if one is not None)
-        self._loggers.log(step, validation_metrics(sampled, greedy, self._repeats))
+        self._loggers.log(step, validation_metrics(sampled, greedy, self._repeats, self._sets))
+        self._loggers.held_out(step, self._sets)
 
     def _log_step(self, step: int, metrics: Mapping[str, float]) -> None:
         """A step of training is done: log `metrics`, which the trainer reported, and what its episodes measured."""

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ajet_sdk.backbones.shared.steps import Rollouts
 from ajet_sdk.gateway.episode import SamplingOverride
+from ajet_sdk.reporting.held_out import rewards_by_set, sets_of
 from ajet_sdk.reporting.loggers import Loggers
 from ajet_sdk.reporting.metrics import episode_metrics, group_metrics, mean_reward, rewards
 from ajet_sdk.rollout.outcomes import failures_by_cause, untrained_entries
+from ajet_sdk.tasks.jsonl import VALIDATION_SET
 from ajet_sdk.types import Episode, Task
 
 if TYPE_CHECKING:
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
     from ajet_sdk.protocols import Job
 
 __all__ = [
-    "GREEDY", "Validation", "due", "validation_metrics", "validation_sampling", "validation_tasks", "validations_left",
+    "GREEDY", "Validation", "due", "validation_metrics", "validation_sampling", "validation_sets",
+    "validation_tasks", "validations_left",
 ]  # fmt: skip
 
 GREEDY = SamplingOverride(temperature=0.0, greedy=True)
@@ -38,10 +41,18 @@ def validation_sampling(config: Config) -> SamplingOverride:
     return SamplingOverride(temperature=heat, top_p=kwargs.top_p, top_k=kwargs.top_k)
 
 
-def validation_metrics(sampled: Sequence[Episode], greedy: Sequence[Episode], repeats: int) -> dict[str, float]:
+def validation_sets(job: Job) -> dict[str, set[str]]:
+    """The ids of the validation tasks by named set: of `val_by`, and of files that are named apart."""
+    return sets_of(validation_tasks(job), [VALIDATION_SET, *job.config.trainer_common.val_by])
+
+
+def validation_metrics(
+    sampled: Sequence[Episode], greedy: Sequence[Episode], repeats: int, sets: Mapping[str, set[str]]
+) -> dict[str, float]:
     """The numbers of a validation: `repeats` attempts at each task, and those that were sampled greedily."""
     metrics = episode_metrics("val", sampled)
     metrics |= {"val/greedy_reward": mean_reward(greedy)} if rewards(greedy) else {}
+    metrics |= rewards_by_set("val/reward", sampled, sets) | rewards_by_set("val/greedy_reward", greedy, sets)
     metrics |= group_metrics("val", sampled, repeats) if repeats > 1 else {}
     return metrics
 
@@ -58,7 +69,7 @@ def validations_left(config: Config, done: int, total: int) -> int:
     return after + int(done == 0 and common.val_before_train)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Validation:
     """The validations of one run."""
 
@@ -66,6 +77,8 @@ class Validation:
     loggers: Loggers
     total: int
     """Steps of the run, for the display."""
+    dropped: bool = field(default=False, init=False)
+    """Whether the newest validation is worse than the first, of all tasks or of a set of them."""
 
     @property
     def tasks(self) -> Sequence[Task]:
@@ -85,7 +98,10 @@ class Validation:
         repeats = max(1, config.validation_attempts)
         episodes = await self._sample(step, repeats, validation_sampling(config), "val")
         greedy = await self._sample(step, 1, GREEDY, "val, greedy")
-        self.loggers.log(step, validation_metrics(episodes, greedy, repeats))
+        sets = validation_sets(self.rollouts.job)
+        self.loggers.log(step, validation_metrics(episodes, greedy, repeats, sets))
+        self.rollouts.writer.flush()
+        self.dropped = self.loggers.held_out(step, sets)
 
     async def _sample(self, step: int, repeats: int, sampling: SamplingOverride, what: str) -> list[Episode]:
         rollout = self.rollouts.begin_validation(self.tasks, repeats, sampling, what, step)

@@ -1,0 +1,186 @@
+"""What validation says beside its mean: sets of tasks apart, what fell, and whether what is learnt carries over.
+
+Two validations are compared by the mean rewards of the same tasks, paired. The interval of their difference is
+mean ± t · s / sqrt(n) over n tasks, at 95 % for all comparisons together (Bonferroni).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, fmean, stdev
+from typing import TYPE_CHECKING
+
+from ajet_sdk.types import Episode, Task
+
+if TYPE_CHECKING:
+    from ajet_sdk.protocols import TraceReader
+
+__all__ = [
+    "Change", "dropped", "not_carried_over", "paired", "rewards_by_set", "sets_of", "task_rewards", "without_signal",
+]  # fmt: skip
+
+MIN_TASKS = 8
+"""Tasks from which the mean of a difference has an interval worth showing."""
+MIN_ATTEMPTS = 16
+"""Attempts at a training task, always with the same reward, from which it is said to have no signal."""
+MANY_ATTEMPTS = 64
+"""Attempts, none of them solved, from which a task is likely to be beyond the model."""
+_SHARE = 0.25
+"""A larger share of training tasks without signal is reported."""
+_LISTED = 5
+
+_REWARDED = """
+    FROM episodes e
+    JOIN (SELECT episode_id, sum(value * weight) AS reward FROM rewards GROUP BY ALL) r USING (episode_id)"""
+
+_VALIDATED = f"""
+    SELECT e.step, e.task_id, avg(r.reward) AS reward {_REWARDED}
+    WHERE e.run_id = ? AND e.split = 'val' AND e.status = 'succeeded' AND e.decoding IS DISTINCT FROM 'greedy'
+        AND NOT coalesce(e.superseded, false) AND e.step IN (?, ?)
+    GROUP BY ALL"""
+
+_TRAINED = f"""
+    SELECT e.task_id, count(*) AS attempts, max(r.reward) - min(r.reward) AS spread,
+        bool_or(coalesce(e.is_success, r.reward >= 1 - 1e-9)) AS solved
+    {_REWARDED}
+    WHERE e.run_id = ? AND e.split = 'train' AND e.status = 'succeeded' AND NOT coalesce(e.superseded, false)
+    GROUP BY ALL"""
+
+
+@dataclass(frozen=True)
+class Change:
+    """The mean rewards of the same tasks at two steps, and the interval of their difference."""
+
+    before: float
+    after: float
+    low: float
+    high: float
+    tasks: int
+
+    def __str__(self) -> str:
+        return (
+            f"{self.before:.3f} → {self.after:.3f} ({self.after - self.before:+.3f}, interval {self.low:+.3f} to "
+            f"{self.high:+.3f}, {self.tasks} tasks)"
+        )
+
+
+def paired(before: Mapping[str, float], after: Mapping[str, float], comparisons: int = 1) -> Change | None:
+    """The change of the tasks that are in both, by their ids; None where they are fewer than `MIN_TASKS`.
+
+    `comparisons`: how many are made together; the interval of each is the wider for it.
+    """
+    shared = sorted(before.keys() & after.keys())
+    if len(shared) < MIN_TASKS:
+        return None
+    differences = [after[task] - before[task] for task in shared]
+    t = _student(1 - 0.025 / comparisons, len(shared) - 1)
+    mean, half = fmean(differences), t * stdev(differences) / math.sqrt(len(shared))
+    return Change(
+        fmean(before[t] for t in shared), fmean(after[t] for t in shared), mean - half, mean + half, len(shared)
+    )
+
+
+def _student(share: float, degrees: int) -> float:
+    """The quantile of Student's t distribution, to 1 % from 7 degrees of freedom on (Abramowitz and Stegun, 26.7.5)."""
+    z = NormalDist().inv_cdf(share)
+    first, second = (z**3 + z) / 4, (5 * z**5 + 16 * z**3 + 3 * z) / 96
+    third = (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / 384
+    return z + first / degrees + second / degrees**2 + third / degrees**3
+
+
+def sets_of(tasks: Sequence[Task], keys: Sequence[str]) -> dict[str, set[str]]:
+    """The ids of tasks by set, named `KEY=VALUE`, for each value of these keys of their metadata."""
+    sets: dict[str, set[str]] = defaultdict(set)
+    for task in tasks:
+        for key in keys:
+            if (value := task.metadata.get(key)) is not None:
+                sets[f"{key}={value}"].add(task.task_id)
+    return dict(sorted(sets.items()))
+
+
+def rewards_by_set(name: str, episodes: Sequence[Episode], sets: Mapping[str, set[str]]) -> dict[str, float]:
+    """The mean reward of each set's sound episodes as metrics `NAME/SET`; a set without one is left out."""
+    rewards: dict[str, list[float]] = {key: [] for key in sets}
+    for episode in episodes:
+        if episode.status == "succeeded" and episode.reward is not None:
+            for key, ids in sets.items():
+                if episode.task.task_id in ids:
+                    rewards[key].append(episode.reward)
+    return {f"{name}/{key}": fmean(values) for key, values in rewards.items() if values}
+
+
+def task_rewards(trace: TraceReader, run_id: str, first: int, last: int) -> tuple[dict[str, float], dict[str, float]]:
+    """Mean reward of each validation task, sampled, at two steps."""
+    found: dict[int, dict[str, float]] = {first: {}, last: {}}
+    for row in trace.query(_VALIDATED, [run_id, first, last]).to_pylist():
+        found[row["step"]][row["task_id"]] = row["reward"]
+    return found[first], found[last]
+
+
+def dropped(before: Mapping[str, float], after: Mapping[str, float], sets: Mapping[str, set[str]]) -> dict[str, Change]:
+    """The sets whose reward fell by more than chance explains; "" stands for all tasks."""
+    within = {"": before.keys(), **sets}
+    fell = {}
+    for name, ids in within.items():
+        change = paired({t: r for t, r in before.items() if t in ids}, after, len(within))
+        if change is not None and change.high < 0:
+            fell[name] = change
+    return fell
+
+
+def drop_message(fell: Mapping[str, Change], first: int) -> str:
+    """What fell since the first validation, and what to do."""
+    worst = sorted(fell.items(), key=lambda item: item[1].after - item[1].before)
+    listed = "; ".join(f"{name or 'all validation tasks'} {change}" for name, change in worst[:_LISTED])
+    more = f"; and {len(worst) - _LISTED} more sets" if len(worst) > _LISTED else ""
+    return (
+        f"held-out reward fell since step {first}: {listed}{more}. Mix such tasks into the training tasks, or lower "
+        "trainer_common.optim.lr; trainer_common.stop_when: [drop] ends a run here"
+    )
+
+
+def not_carried_over(train: Mapping[int, float], change: Change | None, step: int) -> str:
+    """That the training reward rose and the held-out reward did not, as a sentence; empty where it isn't so.
+
+    `train`: mean training reward by step, at least 6 steps. The held-out reward did not rise where the upper end of its
+    interval is below half of the training reward's rise.
+    """
+    steps = [at for at in sorted(train) if at <= step]
+    span = min(8, len(steps) // 2)
+    if span < 3 or change is None:
+        return ""
+    early, late = [train[at] for at in steps[:span]], [train[at] for at in steps[-span:]]
+    rise, noise = fmean(late) - fmean(early), math.sqrt((stdev(early) ** 2 + stdev(late) ** 2) / span)
+    if rise <= 2 * noise or change.high >= rise / 2:
+        return ""
+    return (
+        f"the training reward rose from {fmean(early):.3f} to {fmean(late):.3f} (steps {steps[0]} to {steps[-1]}) and "
+        f"the held-out reward did not: {change}. What is learnt does not carry over: train on more and more varied "
+        "tasks (`ajet dataset expand`), fewer passes over them, or teach it with demonstrations first "
+        "(trainer_common.algorithm: sft)"
+    )
+
+
+def without_signal(trace: TraceReader, run_id: str) -> str:
+    """How many training tasks gave every attempt the same reward so far, as a sentence; empty where few did.
+
+    Counts tasks with at least `MIN_ATTEMPTS` sound attempts.
+    """
+    rows = [row for row in trace.query(_TRAINED, [run_id]).to_pylist() if row["attempts"] >= MIN_ATTEMPTS]
+    same = [row for row in rows if row["spread"] <= 1e-8]
+    if len(same) <= _SHARE * len(rows):
+        return ""
+    always = sum(row["solved"] for row in same)
+    beyond = sum(not row["solved"] and row["attempts"] >= MANY_ATTEMPTS for row in same)
+    parts = [f"{len(same) - always} never solved", f"{always} always"]
+    advice = "`ajet dataset calibrate` keeps tasks that are solved now and then"
+    if beyond:
+        parts[0] += f", {beyond} of them in {MANY_ATTEMPTS} attempts and more"
+        advice += "; for those that are beyond the model: demonstrations first (adv_estimator: sft), or a larger model"
+    return (
+        f"{len(same)} of {len(rows)} training tasks gave every attempt the same reward so far ({'; '.join(parts)}), so "
+        f"they teach nothing: {advice}"
+    )
