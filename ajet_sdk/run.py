@@ -198,19 +198,42 @@ def run(
         TaskError: the tasks cannot be read.
         TraceLocked: another run is writing to the experiment's directory.
     """
+    sets = load_tasks(config, tasks)
+    return score_tasks(
+        config,
+        sets.val or sets.train,
+        workflow,
+        judge,
+        k=k,
+        of_validation=bool(sets.val),
+        on_episode=on_episode,
+        ray=ray,
+    )
+
+
+def score_tasks(
+    config: Config,
+    tasks: Sequence[Task],
+    workflow: Any = None,
+    judge: Any = None,
+    *,
+    k: int = 1,
+    of_validation: bool = False,
+    on_episode: Callable[[Episode], None] | None = None,
+    ray: str | None = None,
+) -> Report:
+    """`run` over tasks that are read already; `of_validation` notes in the trace that they are held out."""
     if k < 1:
         raise ConfigError(f"k must be at least 1 (got {k})")
     if k > 1 and config.is_set("rollout.temperature") and config.rollout.temperature == 0:
         raise ConfigError(f"pass@{k} of greedy sampling says no more than pass@1: set rollout.temperature above 0")
-    sets = load_tasks(config, tasks)
-    chosen = sets.val or sets.train
-    on_episode = on_episode or progress_in_cell(len(chosen) * k)
-    with open_run(config, workflow, judge, chosen, ray=ray, of_validation=bool(sets.val)) as opened:
-        work = _attempt_all(opened, _attempts(config, chosen, k), on_episode)
+    on_episode = on_episode or progress_in_cell(len(tasks) * k)
+    with open_run(config, workflow, judge, tasks, ray=ray, of_validation=of_validation) as opened:
+        work = _attempt_all(opened, _attempts(config, tasks, k), on_episode)
         episodes = run_to_end(work, opened.session.record_signal)
     for episode in episodes:
         episode.is_traced_in(config.directory)
-    by_task = tuple(TaskScore(task, tuple(episodes[i * k : i * k + k])) for i, task in enumerate(chosen))
+    by_task = tuple(TaskScore(task, tuple(episodes[i * k : i * k + k])) for i, task in enumerate(tasks))
     return Report(opened.run_id, config.directory, by_task, k)
 
 

@@ -132,7 +132,9 @@ def dropped(before: Mapping[str, float], after: Mapping[str, float], sets: Mappi
 
 
 def drop_message(fell: Mapping[str, Change], first: int) -> str:
-    """What fell since the first validation, and what to do."""
+    """What fell since the first validation, and what to do; empty where nothing fell."""
+    if not fell:
+        return ""
     worst = sorted(fell.items(), key=lambda item: item[1].after - item[1].before)
     listed = "; ".join(f"{name or 'all validation tasks'} {change}" for name, change in worst[:_LISTED])
     more = f"; and {len(worst) - _LISTED} more sets" if len(worst) > _LISTED else ""

@@ -128,10 +128,9 @@ class Loggers:
             self._board = None
 
     def held_out(self, step: int, sets: Mapping[str, set[str]]) -> bool:
-        """Warn of what a validation shows beside its mean; the trace has its episodes.
+        """Warn of what a validation shows beside its mean; return whether a set, or all tasks, fell since the first.
 
-        `sets`: ids of validation tasks by the name of their set. Returns whether a set, or all tasks, fell since the
-        first validation.
+        `sets`: ids of validation tasks by the name of their set. The trace must have the episodes of both.
         """
         validated = self.history["val/reward"]
         first = min(validated, default=step)
@@ -141,9 +140,8 @@ class Loggers:
             before, after = task_rewards(trace, self._run_id, first, step)
             signal = without_signal(trace, self._run_id)
         fell = dropped(before, after, sets)
-        texts = {"drop": drop_message(fell, first) if fell else "", "signal": signal}
-        texts["carry"] = not_carried_over(self.history["train/reward"], paired(before, after), step)
-        for name, text in texts.items():
+        carried = not_carried_over(self.history["train/reward"], paired(before, after), step)
+        for name, text in {"drop": drop_message(fell, first), "signal": signal, "carry": carried}.items():
             self._warn_once(step, name, text)
         return bool(fell)
 

@@ -51,6 +51,10 @@ class _Root(LazyGroup):
         ),
         "init": ("start", "Write a starter project that runs at once, or one of the tutorials."),
         "run": ("run", "Run an agent over tasks and score it; nothing is trained."),
+        "baseline": (
+            "baseline",
+            "Score an agent on training and held-out tasks before it is trained, and say how to train it.",
+        ),
         "train": ("train", "Train the model behind an agent. `ajet --conf FILE` is the same."),
         "rehearse": (
             "train",
@@ -79,7 +83,7 @@ class _Root(LazyGroup):
     }
 
     panels = {
-        "Start": ("demo", "init", "run", "train", "serve"),
+        "Start": ("demo", "init", "run", "baseline", "train", "serve"),
         "Look": ("trace", "dataset"),
         "Compare": ("league", "bench", "judge", "tune-prompt"),
         "Set up": ("config", "rehearse", "env", "install", "doctor"),

@@ -178,6 +178,7 @@ class AgentOptions:
         overrides: Sequence[str] = (),
         *,
         tasks: str | None = None,
+        val_tasks: str | None = None,
         skip_bad_rows: bool = False,
         more: Mapping[str, Any],
     ) -> Config:
@@ -191,6 +192,7 @@ class AgentOptions:
             agent=agent,
             judge=self.judge,
             tasks=tasks,
+            val_tasks=val_tasks,
             model=self.model if self.base_url is None else None,
             scripted=self.scripted,
             skip_bad_rows=skip_bad_rows,
