@@ -30,6 +30,18 @@ _SECRET_PARAMETER = re.compile(
 )
 """What else is one in a URL, where parameters have short names."""
 
+_KEY = re.compile(
+    r"(?:sk|rk|pk|api|key|pplx|nvapi|fw|csk|tgp)[-_](?:[\w-]*_)?[\w-]{16,}|gh[oprsu]_\w{20,}|github_pat_\w{20,}"
+    r"|(?:hf|r8|gsk|npm|shpat|dop_v1|xai)_\w{20,}|xai-\w{20,}|xox[abeoprs]-[\w-]{10,}|gl[a-z]*at-[\w-]{16,}"
+    r"|(?:AKIA|ASIA)[A-Z0-9]{16}|AIza[\w-]{30,}|eyJ[\w-]{8,}\.[\w-]+(?:\.[\w-]*)?|(?:bot)?\d{6,}:[\w-]{30,}"
+)
+"""Keys of known providers, as a segment of a path."""
+_WEBHOOK = re.compile(
+    r"//hooks\.slack\.com/(?:services|workflows|triggers)/|//(?:\w+\.)?discord(?:app)?\.com/api/(?:v\d+/)?webhooks/\d+/"
+    r"|//[\w.-]+\.webhook\.office\.com/webhookb2/|//hooks\.zapier\.com/hooks/catch/\d+/|//maker\.ifttt\.com/.*?/key/"
+    r"|//[\w.-]+\.infura\.io/v3/|//[\w.-]+\.alchemy\.com/(?:v2|nft/v\d)/|//\w+\.ingest\.[\w.]*sentry\.io/api/\d+/"
+)
+"""Before what is a key in the addresses of known providers, whatever it looks like."""
 _BEGIN = r"[A-Za-z][A-Za-z0-9+.-]{0,30}://"
 _ADDRESS = re.compile(rf"(?<![A-Za-z0-9+.-]){_BEGIN}(?:(?!{_BEGIN})[^\s\"'<>`])*")
 _PORT = re.compile(r"(?:[^:\[\]]*|\[[^\]]*\])(?::\d*)?")
@@ -70,11 +82,29 @@ def secrets_in(text: str) -> Iterator[tuple[int, int]]:
             yield start + authority, start + at
         first = max(at, authority)
         query = min((i for i in (address.find(c, first) for c in "?#;") if i >= 0), default=len(address))
+        yield from ((start + begin, start + stop) for begin, stop in _in_path(address, first, query))
         for parameter in _PARAMETER.finditer(address, query):
             name, value = parameter["name"], parameter["value"]
             which = "bare" if name is None else "value"
             if looks_random(parameter["bare"]) if value is None else _is_secret(name, value):
                 yield start + parameter.start(which), start + parameter.end(which)
+
+
+def _in_path(address: str, first: int, end: int) -> Iterator[tuple[int, int]]:
+    """Where keys stand in the path of an address: by their looks, after `key/` or `token/`, or in a known webhook."""
+    webhook = _WEBHOOK.search(address, 0, end)
+    if webhook is not None and webhook.end() >= first:
+        if address[webhook.end() : end] not in ("", "***"):
+            yield webhook.end(), end
+        return
+    before = ""
+    for segment in re.finditer(r"[^/]+", address[:end]):
+        if segment.start() <= first:
+            continue
+        text = unquote_plus(segment[0])
+        if _KEY.fullmatch(text) or (names_secret(before) and looks_random(text)):
+            yield segment.span()
+        before = "token" if text == "key" else text
 
 
 @lru_cache(maxsize=256)

@@ -16,7 +16,9 @@ import pytest
 from typer.testing import CliRunner
 
 import ajet
+from ajet_sdk.types import Task
 from ajet_tools.cli.app import app
+from ajet_tools.dataset.similarity.held_out import near_copies
 
 ROOT = Path(__file__).parents[1]
 RUBRIC = ROOT / "tutorial" / "example_rubric_judge"
@@ -86,5 +88,7 @@ def test_the_consultations_are_those_that_the_script_writes(tmp_path: Path) -> N
     subprocess.run([sys.executable, tmp_path / "dialogues.py"], check=True)
     train, val = (set((tmp_path / f"{name}.jsonl").read_text().splitlines()) for name in ("train", "val"))
     assert not train & val
+    dialogues = {name: [Task(init_messages=json.loads(line)["init_messages"]) for line in rows] for name, rows in (("train", train), ("val", val))}
+    assert near_copies(dialogues["train"], dialogues["val"]) == []
     for name in ("train.jsonl", "val.jsonl"):
         assert filecmp.cmp(ASK / name, tmp_path / name, shallow=False)

@@ -53,10 +53,10 @@ class BadRows:
 
 
 class _Bounded(io.RawIOBase):
-    """The bytes of a stream, until one of its lines is too long."""
+    """The bytes of a stream, until one of its lines is too long; with `cut` that line is cut off at its limit."""
 
-    def __init__(self, stream: Any, name: str) -> None:
-        self._stream, self._name = stream, name
+    def __init__(self, stream: Any, name: str, cut: bool) -> None:
+        self._stream, self._name, self._cut = stream, name, cut
         self._line, self._size = 1, 0
         """The line that is read, and how many bytes of it were."""
 
@@ -65,23 +65,35 @@ class _Bounded(io.RawIOBase):
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer)[:_CHUNK]
-        count: int = self._stream.readinto(view)
-        part = bytes(view[:count])
-        lines = part.count(b"\n")
-        first = part.find(b"\n") if lines else count
-        if self._size + first > LONGEST:
-            raise TaskError(
-                f"{self._name} line {self._line} is longer than {LONGEST >> 20} MiB; a row must be shorter, and one "
-                "large JSON document be converted to JSON lines (`jq -c .[]`)"
-            )
-        self._size = count - part.rfind(b"\n") - 1 if lines else self._size + count
-        self._line += lines
-        return count
+        while count := self._stream.readinto(view):
+            part = whole = bytes(view[:count])
+            lines = whole.count(b"\n")
+            first = whole.find(b"\n") if lines else count
+            if self._size + first > LONGEST:
+                if not self._cut:
+                    raise TaskError(
+                        f"{self._name} line {self._line} {_too_long()}; a row must be shorter, and one large JSON "
+                        "document be converted to JSON lines (`jq -c .[]`)"
+                    )
+                part = whole[: max(0, LONGEST - self._size)] + whole[first:]
+                view[: len(part)] = part
+            self._size = count - whole.rfind(b"\n") - 1 if lines else self._size + count
+            self._line += lines
+            if part:
+                return len(part)
+        return 0
 
 
-def bounded(stream: Any, name: str, size: int = _CHUNK) -> io.BufferedReader:
-    """The stream, buffered. Reading raises TaskError with the number of a line that is longer than 256 MiB."""
-    return io.BufferedReader(_Bounded(stream, name), size)
+def _too_long() -> str:
+    return f"is longer than {LONGEST >> 20} MiB"
+
+
+def bounded(stream: Any, name: str, *, cut: bool = False) -> io.BufferedReader:
+    """The stream, buffered. Reading raises TaskError with the number of a line that is longer than 256 MiB.
+
+    With `cut` that line ends at its limit instead, and is a bad row for the readers of this module.
+    """
+    return io.BufferedReader(_Bounded(stream, name, cut), _CHUNK)
 
 
 def json_rows(file: BinaryIO, name: str, bad: BadRows, *, strict: bool = False) -> Iterator[Row]:
@@ -123,7 +135,7 @@ def parse_line(text: bytes, where: str, number: int, *, ended: bool) -> Row:
 
 
 def _cut_off(row: Row, ended: bool) -> Row:
-    if row.problem is None or ended:
+    if row.problem is None or ended or row.problem == _too_long():
         return row
     return replace(row, problem=f"{row.problem}; the file seems to be truncated")
 
@@ -157,7 +169,7 @@ def _parse(text: bytes, where: str, number: int, strict: bool) -> Row:
         problem = f"is not JSON: {error.msg.removesuffix(' at')} at {line}column {error.colno}"
     except (ValueError, RecursionError) as error:
         problem = f"is not JSON: {error}"
-    return Row(where, number, None, text, problem)
+    return Row(where, number, None, text, _too_long() if len(text) >= LONGEST else problem)
 
 
 def _refuse(name: str) -> Any:

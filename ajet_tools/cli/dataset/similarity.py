@@ -252,7 +252,7 @@ def split(
         number = 0
         for block in read_some(again(), source, bar):
             own = keys[number : number + len(block)] if near else keys_of(block, by)
-            sides = np.array(splitter.sides(block, own))
+            sides = splitter.sides(block, own)
             for name, writer in writers.items():
                 writer.write_block(block, np.flatnonzero(sides == name))
             number += len(block)

@@ -24,7 +24,7 @@ from ajet_tools.dataset.files.sources import columns_of, explain_errors, is_tabl
 from ajet_tools.dataset.files.tables import is_lines, schema_of
 from ajet_tools.dataset.files.tables import read as rows_of
 
-__all__ = ["column", "read"]
+__all__ = ["column", "read", "types_of"]
 
 _BYTES = 4 << 20
 _HALF_PAIR = re.compile(HALF_PAIR.pattern.encode())
@@ -44,9 +44,16 @@ def read(path: str | Path, *, mapping: Mapping[str, str] | None = None) -> pl.La
     JSON a column of several types is text: each value as JSON, and numbers of several kinds are floats. Raises
     TaskError, with file and line, for a row that cannot be read, and ConfigError where there is no such file.
     """
-    if mapping:
-        return _from_rows(path, mapping)
-    frames = [_with_columns(_scan(file), more) for file, more in columns_of(path).items()]
+    return _from_rows(path, mapping) if mapping else _frame(path)
+
+
+def types_of(path: str | Path) -> pl.Schema:
+    """The columns of what `read` gives, whose texts are not looked at."""
+    return _frame(path, texts=False).collect_schema()
+
+
+def _frame(path: str | Path, *, texts: bool = True) -> pl.LazyFrame:
+    frames = [_with_columns(_scan(file, texts=texts), more) for file, more in columns_of(path).items()]
     return frames[0] if len(frames) == 1 else pl.concat(frames, how="diagonal_relaxed")
 
 
@@ -67,7 +74,7 @@ def _with_columns(frame: pl.LazyFrame, values: Mapping[str, Any]) -> pl.LazyFram
     return frame.with_columns(pl.lit(value, types.get(type(value))).alias(name) for name, value in more.items())
 
 
-def _scan(file: Path | str) -> pl.LazyFrame:
+def _scan(file: Path | str, *, texts: bool) -> pl.LazyFrame:
     if not isinstance(file, Path):
         return _from_rows(file)
     with explain_errors(file), _explain_errors(f"cannot read {file}"):
@@ -79,7 +86,7 @@ def _scan(file: Path | str) -> pl.LazyFrame:
         if file.name.endswith((".csv", ".tsv")):
             found = _scan_csv(file)
         elif is_lines(file):
-            found = _scan_lines(file)
+            found = _scan_lines(file, texts=texts)
     except (
         pl.exceptions.PolarsError,
         RecursionError,
@@ -107,16 +114,22 @@ def _scan_csv(file: Path) -> pl.LazyFrame | None:
     return found if rows == count_regular(file, delimiter, quote) else None
 
 
-def _scan_lines(file: Path) -> pl.LazyFrame | None:
-    """None where polars would change a text. Raises PolarsError where columns have several types."""
+def _scan_lines(file: Path, *, texts: bool) -> pl.LazyFrame | None:
+    """None where polars would change one of the texts. Raises PolarsError where columns have several types."""
+    if texts and _has_half_pair(file):
+        return None
+    schema = pl.scan_ndjson(file, infer_schema_length=None).collect_schema()
+    first = [row.values for row in islice(rows_of(file), _FIRST)]
+    return pl.scan_ndjson(file, schema=_in_order(pl.Struct(schema), first).to_schema())
+
+
+def _has_half_pair(file: Path) -> bool:
     with open_text(file) as stream:
         while some := stream.read(_BYTES):
             some += stream.readline()
             if b"\\" in some and b"\\u" in some and _HALF_PAIR.search(some):  # the first is found fastest
-                return None
-    schema = pl.scan_ndjson(file, infer_schema_length=None).collect_schema()
-    first = [row.values for row in islice(rows_of(file), _FIRST)]
-    return pl.scan_ndjson(file, schema=_in_order(pl.Struct(schema), first).to_schema())
+                return True
+    return False
 
 
 def _in_order(dtype: Any, values: list[Any]) -> Any:

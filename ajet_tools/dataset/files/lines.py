@@ -34,6 +34,7 @@ __all__ = [
     "kinds_of",
     "leaves",
     "structures",
+    "types_at",
 ]
 
 Structure = Mapping[str, Any]
@@ -131,6 +132,22 @@ def _grouped(lines: Any, paths: Mapping[str, bool]) -> list[Any]:
         return []
     groups = found.with_row_index().group_by("keys", "kinds", maintain_order=True).agg("index")
     return [one.to_numpy() for one in groups["index"]]
+
+
+def types_at(lines: Any, path: Path) -> Any:
+    """What JSON has at a path of each line, in DuckDB's words (VARCHAR, UBIGINT, NULL), as a polars series.
+
+    Null where there is nothing; for all lines where DuckDB cannot read one of them.
+    """
+    import duckdb
+
+    pointer = "".join(f"/{name.replace('~', '~0').replace('/', '~1')}" for name in path).replace("'", "''")
+    try:
+        with _connection().cursor() as cursor:
+            table = cursor.from_arrow(lines.rename("line").to_frame().to_arrow())
+            return pl.DataFrame(table.project(f"json_type(line, '{pointer}') AS kind").to_arrow_table())["kind"]
+    except duckdb.Error:
+        return pl.repeat(None, len(lines), dtype=pl.String, eager=True)
 
 
 @cache

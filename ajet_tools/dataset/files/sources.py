@@ -104,10 +104,10 @@ def is_table(file: Path) -> bool:
 
 
 @contextmanager
-def open_text(file: Path) -> Iterator[Any]:
-    """The bytes of a file, unpacked. Reading them raises TaskError where a line is too long for a row."""
+def open_text(file: Path, *, cut: bool = False) -> Iterator[Any]:
+    """The bytes of a file, unpacked. Where a line is too long for a row, reading them raises TaskError, or cuts it."""
     with file.open("rb", buffering=0) as stream:
-        yield bounded(unpacked(stream, named=file.name), file.name)
+        yield bounded(unpacked(stream, named=file.name), file.name, cut=cut)
 
 
 def unpacked(stream: BinaryIO, *, named: str = "") -> Any:

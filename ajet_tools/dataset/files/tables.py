@@ -20,7 +20,7 @@ import polars as pl
 import pyarrow as pa
 
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.tasks.json_rows import BadRows, bounded, json_rows, parse_line
+from ajet_sdk.tasks.json_rows import LONGEST, BadRows, bounded, json_rows, parse_line
 from ajet_sdk.tasks.rows import FIELDS
 from ajet_tools.dataset.files.blocks import Block, LineBlock, Row, TableBlock, blocks_of, text_of
 from ajet_tools.dataset.files.delimited import csv_rows
@@ -51,6 +51,7 @@ __all__ = [
     "text_of",
 ]
 
+_DELIMITED = (".csv", ".tsv")
 _BYTES = 4 << 20
 _TABLE_ROWS = 1 << 16
 _TABLE_BUFFER = 1 << 20
@@ -141,24 +142,26 @@ def tables_of(path: str | Path, mapping: Mapping[str, str] | None = None) -> lis
 def _blocks(file: Path | str, bad: BadRows) -> Iterator[Block]:
     if isinstance(file, Path):
         if is_table(file):
-            yield from _table_blocks(file, file.name, parquet=file.name.endswith(".parquet"))
+            yield from _table_blocks(file, file.name, bad, parquet=file.name.endswith(".parquet"))
             return
-        with explain_errors(file), open_text(file) as stream:
-            yield from _text_blocks(stream, unpacked_name(file.name), bad)
+        name = unpacked_name(file.name)
+        with explain_errors(file), open_text(file, cut=bad.skip and not name.endswith(_DELIMITED)) as stream:
+            yield from _text_blocks(stream, name, bad)
         return
     with explain_errors("stdin"):
         stdin = io.BufferedReader(unpacked(sys.stdin.buffer), 1 << 20)
         start = stdin.peek(4)[:4096].removeprefix(b"\xef\xbb\xbf").lstrip()
         if start.startswith((b"PAR1", b"ARROW1", b"\xff\xff\xff\xff")):
-            yield from _table_blocks(pa.BufferReader(stdin.read()), "stdin", parquet=start.startswith(b"PAR1"))
+            yield from _table_blocks(pa.BufferReader(stdin.read()), "stdin", bad, parquet=start.startswith(b"PAR1"))
         else:
             line = start.partition(b"\n")[0]
             is_csv = start[:1] not in (b"{", b"[", b"") and any(one in line for one in (b",", b";", b"\t", b"|"))
-            yield from _text_blocks(bounded(stdin, "stdin"), "stdin.csv" if is_csv else "stdin", bad)
+            lines = bounded(stdin, "stdin", cut=bad.skip and not is_csv)
+            yield from _text_blocks(lines, "stdin.csv" if is_csv else "stdin", bad)
 
 
 def _text_blocks(stream: BinaryIO, name: str, bad: BadRows) -> Iterator[Block]:
-    if name.endswith((".csv", ".tsv")):
+    if name.endswith(_DELIMITED):
         yield from blocks_of((Row(*one) for one in csv_rows(stream, name, bad)), name)
         return
     buffered = io.BufferedReader(stream, _BYTES)  # type: ignore[type-var]
@@ -240,15 +243,32 @@ def _checked(lines: Sequence[bytes], name: str, first: int, bad: BadRows) -> Lin
     return LineBlock(name, series, np.array([number for number, _ in good], np.int64))
 
 
-def _table_blocks(source: Any, name: str, *, parquet: bool) -> Iterator[Block]:
+def _table_blocks(source: Any, name: str, bad: BadRows, *, parquet: bool) -> Iterator[Block]:
     """The rows of a table as they are stored, some megabytes at a time."""
     columns, number = None, 1
     with explain_errors(source if isinstance(source, Path) else name):
         for schema, data in _batches(source) if parquet else _arrow_batches(source):
             if columns is None or not columns.schema.equals(schema, check_metadata=True):
                 columns = Columns.of(name, schema)
-            yield TableBlock(name, columns, data, number)
+            for first, some in _without_long_rows(data, name, number, bad) if data.nbytes > LONGEST else [(0, data)]:
+                yield TableBlock(name, columns, some, number + first)
             number += data.num_rows
+
+
+def _without_long_rows(data: Any, name: str, number: int, bad: BadRows) -> Iterator[tuple[int, Any]]:
+    """The stretches of rows, by their first, between those with a cell that is too long for a row: bad rows."""
+    start = 0
+    for index in range(data.num_rows):
+        sizes = {column: _size(data.column(column).slice(index, 1)) for column in data.schema.names}
+        if longest := next((column for column, size in sizes.items() if size > LONGEST), None):
+            bad.add(f"{name} row {number + index}", f"has more than {LONGEST >> 20} MiB in column {longest}")
+            yield start, data.slice(start, index - start)
+            start = index + 1
+    yield start, data.slice(start)
+
+
+def _size(cell: Any) -> int:
+    return int((cell.dictionary_decode() if pa.types.is_dictionary(cell.type) else cell).nbytes)
 
 
 def schema_of(file: Path) -> Any:

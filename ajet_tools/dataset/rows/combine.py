@@ -19,12 +19,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 
 from ajet_sdk.errors import ConfigError, TaskError
-from ajet_tools.dataset.files.blocks import Block, Irregular, LineBlock, join
-from ajet_tools.dataset.files.lines import Structure, as_json, kind_at, structures
+from ajet_tools.dataset.files.blocks import Block, Irregular, LineBlock, encodable, join
+from ajet_tools.dataset.files.lines import as_json, types_at
 from ajet_tools.dataset.files.tables import count_rows, read_blocks, text_of
 from ajet_tools.dataset.files.values import value_at
+from ajet_tools.dataset.rows.filter import has_dotted_key
 from ajet_tools.dataset.similarity.text import normal, normals
 
 __all__ = [
@@ -215,7 +217,7 @@ def stable(
         by: a field; rows with the same value are on the same side.
     """
     shares = {"train": 1 - fractions, "validation": fractions} if isinstance(fractions, float | int) else fractions
-    return _sides(_places(seed, [key_of(values, by)]), check_fractions(shares))[0]
+    return str(_sides(_places(seed, [key_of(values, by)]), check_fractions(shares))[0])
 
 
 def _places(seed: int, keys: Iterable[str]) -> Any:
@@ -225,10 +227,11 @@ def _places(seed: int, keys: Iterable[str]) -> Any:
     return np.frombuffer(b"".join(hashes), ">u8") / 2**64
 
 
-def _sides(places: Any, fractions: Mapping[str, float]) -> list[str]:
+def _sides(places: Any, fractions: Mapping[str, float]) -> Any:
+    """The names of the sides, as a numpy array."""
     first, *others = fractions
     edges = np.cumsum([fractions[name] for name in others]) - 1e-12
-    return [(*others, first)[number] for number in np.searchsorted(edges, places, side="right").tolist()]
+    return np.array([*others, first])[np.searchsorted(edges, places, side="right")]
 
 
 class Splitter:
@@ -247,8 +250,9 @@ class Splitter:
         seed: int = 0,
     ) -> None:
         self.fractions = check_fractions(fractions)
-        self._by, self._stratify, self._seed = by, stratify, seed
-        self._sides: dict[str, str] = {}
+        self._stratify, self._seed = stratify, seed
+        self._known: list[tuple[Any, Any]] = []
+        """Hashes of keys, in order, and the place of each; of any two neighbours the first is the larger."""
         self._counts: dict[str, int] = {}
         self._starts: dict[str, float] = {}
 
@@ -257,47 +261,68 @@ class Splitter:
         """Values of the field to stratify by that there were, as JSON."""
         return set(self._counts)
 
-    def sides(self, block: Block, keys: Sequence[str]) -> list[str]:
-        """The sides of the next rows, by their `keys_of`, or the keys of rows that they go with. Raises TaskError."""
+    def sides(self, block: Block, keys: Sequence[str]) -> Any:
+        """The sides of the next rows, by their `keys_of`, or the keys of rows that they go with; a numpy array.
+
+        Raises TaskError.
+        """
         if self._stratify is None:
             return _sides(_places(self._seed, keys), self.fractions)
-        first: dict[str, int] = {}
-        for index, key in enumerate(keys):
-            if key not in self._sides:
-                first.setdefault(key, index)
-        places = []
-        for stratum in _strata(block, self._stratify, list(first.values())):
-            number = self._counts.get(stratum, 0)
-            self._counts[stratum] = number + 1
-            if not number:
-                self._starts[stratum] = float(_places(self._seed, [f"stratum {stratum}"])[0])
-            # the golden ratio's multiples are spread evenly over any stretch of them, at every fraction
-            places.append((self._starts[stratum] + number * _GOLDEN) % 1)
-        self._sides.update(zip(first, _sides(places, self.fractions), strict=True))
-        return [self._sides[key] for key in keys]
+        hashes, first, rows = np.unique(
+            np.fromiter(map(hash, keys), np.int64, len(keys)), return_index=True, return_inverse=True
+        )
+        places = np.full(len(hashes), np.nan)
+        for known, their in self._known:
+            at = np.minimum(np.searchsorted(known, hashes), len(known) - 1)
+            places = np.where(known[at] == hashes, their[at], places)
+        new = np.flatnonzero(np.isnan(places))
+        new = new[np.argsort(first[new])]
+        places[new] = self._new_places(_strata(block, self._stratify, first[new]))
+        self._remember(np.sort(new), hashes, places)
+        return _sides(places[rows], self.fractions)
+
+    def _new_places(self, strata: Any) -> Any:
+        """From 0 to 1, for rows of these strata that come now."""
+        names = strata.unique(maintain_order=True).to_list()
+        unseen = [name for name in names if name not in self._starts]
+        self._starts.update(zip(unseen, _places(self._seed, [f"stratum {name}" for name in unseen]), strict=True))
+        known = {"before": [self._counts.get(name, 0) for name in names], "start": [*map(self._starts.get, names)]}
+        rows = strata.to_frame("stratum").with_columns(number=pl.int_range(pl.len()).over("stratum"))
+        rows = rows.join(pl.DataFrame({"stratum": names, **known}), on="stratum", how="left", maintain_order="left")
+        self._counts.update(rows.group_by("stratum").agg((pl.col("before") + pl.col("number")).max() + 1).iter_rows())
+        # the golden ratio's multiples are spread evenly over any stretch of them, at every fraction
+        return (rows["start"] + (rows["before"] + rows["number"]) * _GOLDEN).to_numpy() % 1
+
+    def _remember(self, new: Any, hashes: Any, places: Any) -> None:
+        more = hashes[new], places[new]
+        while self._known and len(self._known[-1][0]) <= len(more[0]):
+            last = self._known.pop()
+            both = np.concatenate([last[0], more[0]])
+            order = np.argsort(both, kind="stable")
+            more = both[order], np.concatenate([last[1], more[1]])[order]
+        if len(more[0]):
+            self._known.append(more)
 
 
-def _strata(block: Block, field: str, indices: Sequence[int]) -> list[str]:
-    """What rows have at a field, as JSON: by the column where it tells, else by the rows."""
-    found: dict[int, str] = {}
+def _strata(block: Block, field: str, indices: Any) -> Any:
+    """What rows have at a field, as JSON, in a polars series: by the column where it tells, else by the rows."""
+    found = pl.repeat(None, len(block), dtype=pl.String, eager=True)
     path = tuple(field.split("."))
-    if isinstance(block, LineBlock):
+    if isinstance(block, LineBlock) and not has_dotted_key(block, [path]):
         with suppress(Irregular):
-            column = block.columns([path])[path]
-            for structure, some in structures(block.lines):
-                kind = "" if structure is None or _has_dotted_key(structure, path) else kind_at(structure, path)
-                if kind in ("text", "integer", "bool"):
+            column, types = block.columns([path])[path], types_at(block.lines, path)
+            for kind, names in _KINDS.items():
+                if len(some := types.is_in(names).arg_true()):
                     texts = as_json(column.gather(some), kind, partial(json.dumps, ensure_ascii=False))
-                    found.update(zip(some.tolist(), texts.to_list(), strict=True))
-    left = [index for index in indices if index not in found]
-    for index, row in zip(left, block.rows(left), strict=True):
-        found[index] = json.dumps(value_at(row.values, field), sort_keys=True, ensure_ascii=False)
-    return [found[index] for index in indices]
+                    found = found.scatter(some, texts)
+    chosen = found.gather(indices)
+    left = chosen.is_null().arg_true()
+    if not len(left):
+        return chosen
+    values = (value_at(row.values, field) for row in block.rows(indices[left.to_numpy()]))
+    texts = [encodable(json.dumps(value, sort_keys=True, ensure_ascii=False)) for value in values]
+    return chosen.scatter(left, pl.Series(texts, dtype=pl.String))
 
 
-def _has_dotted_key(structure: Structure, path: Sequence[str]) -> bool:
-    """A key with a point in its name is what the path means, or a part of it."""
-    objects: list[Any] = [structure]
-    for name in path[:-1]:
-        objects.append(objects[-1].get(name) if isinstance(objects[-1], dict) else None)
-    return any("." in name for one in objects if isinstance(one, dict) for name in one)
+_KINDS = {"text": ["VARCHAR"], "integer": ["UBIGINT", "BIGINT"], "bool": ["BOOLEAN"], "null": ["NULL"]}
+"""Kinds of values that a column of text shows as they are, by DuckDB's words."""

@@ -29,7 +29,7 @@ from ajet_tools.dataset.files.values import ABSENT, POSITION, find_at
 from ajet_tools.dataset.rows.language import language_of
 from ajet_tools.text.grammar import BareWord, Comparison, FilterError, Node, Token, fold, tree
 
-__all__ = ["DERIVED", "Filter", "field_names", "parse", "task_id_of", "unknown_field"]
+__all__ = ["DERIVED", "Filter", "field_names", "has_dotted_key", "parse", "task_id_of", "unknown_field"]
 
 DERIVED = {
     "text": "what the row asks: its query, else its last user message, else all its strings",
@@ -174,7 +174,7 @@ class Filter:
         if table is not None:
             of = {part: one.labeled(table.labels_at(one.steps)) for part, one in of.items()}
         try:
-            if _has_dotted_key(block, self._paths):
+            if has_dotted_key(block, self._paths):
                 raise Irregular
             columns = block.columns(self._paths)
         except Irregular:
@@ -246,7 +246,7 @@ def _derived(block: Block, name: str) -> Any:
     return pl.Series([_OF_TEXT[name](text) for text in block.texts])
 
 
-def _has_dotted_key(block: Block, paths: Sequence[Path]) -> bool:
+def has_dotted_key(block: Block, paths: Sequence[Path]) -> bool:
     """A key may have a point in its name, or be the length of something: what a path means is up to the row."""
     if any(POSITION.fullmatch(step) or step in ("count", "chars") for path in paths for step in path[1:]):
         return True

@@ -21,7 +21,7 @@ import pyarrow as pa
 
 from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.files.blocks import Block, Irregular, TableBlock
-from ajet_tools.dataset.files.frames import column, read
+from ajet_tools.dataset.files.frames import column, read, types_of
 from ajet_tools.dataset.files.places import Columns, Place, merged
 from ajet_tools.dataset.files.tables import files_of, tables_of
 from ajet_tools.dataset.files.writer import Writer
@@ -70,7 +70,7 @@ class Where:
     def __init__(self, text: str, path: str) -> None:
         """`path` says which columns there are. Raises ConfigError where the condition cannot be worked out."""
         self.text = text
-        schema = read(path).collect_schema()
+        schema = types_of(path)
         self._names = [*_paths(schema), *_DERIVED]
         self._wanted = _named(pl.Struct(schema), text.casefold()) or pl.Struct({"task_id": pl.String})
         self._asks_text = re.search(rf"\b(?:{'|'.join(_DERIVED)})\b", text, re.I) is not None

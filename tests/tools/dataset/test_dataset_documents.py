@@ -76,6 +76,8 @@ def test_a_docx_keeps_headings_lists_and_tables(tmp_path: Path) -> None:
 
 def test_a_docx_has_all_that_a_reader_sees(tmp_path: Path) -> None:
     import docx
+    from docx.opc.packuri import PackURI
+    from docx.opc.part import Part
     from docx.oxml import parse_xml
 
     document = docx.Document()
@@ -103,12 +105,19 @@ def test_a_docx_has_all_that_a_reader_sees(tmp_path: Path) -> None:
     last = document.element.body[-1]
     for xml in (f"<w:p {word}>{lines}{box}</w:p>", control):
         last.addprevious(parse_xml(xml))
+    for kind in ("footnote", "endnote"):
+        notes = f'<w:{kind} w:type="separator" w:id="-1"><w:p><w:r><w:separator/></w:r></w:p></w:{kind}>'
+        notes += f'<w:{kind} w:id="1"><w:p><w:r><w:{kind}Ref/></w:r>{run(f" As {kind} 1 says.")}</w:p></w:{kind}>'
+        content = f"<w:{kind}s {word}>{notes}</w:{kind}s>".encode()
+        types = f"application/vnd.openxmlformats-officedocument.wordprocessingml.{kind}s+xml"
+        part = Part(PackURI(f"/word/{kind}s.xml"), types, content, document.part.package)
+        document.part.relate_to(part, f"http://schemas.openxmlformats.org/officeDocument/2006/relationships/{kind}s")
     document.save(str(tmp_path / "a.docx"))
     blocks = read_document(tmp_path / "a.docx").blocks
     assert [block.text for block in blocks] == [
         "Kestrel handbook, valid from May", "Pumps", "The K4 has these parts:",
         "| Part | Price |\n| --- | --- |\n| lever | 9 euro |", "It was added. Chosen.", "In a box.", "In a control.",
-        "Answers to safety@example.org",
+        "As footnote 1 says.", "As endnote 1 says.", "Answers to safety@example.org",
     ]  # fmt: skip
     assert {block.heading for block in blocks[1:]} == {"Pumps"}
 

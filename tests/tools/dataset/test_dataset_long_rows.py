@@ -5,11 +5,13 @@ from __future__ import annotations
 import bz2
 import gzip
 import io
+import json
 import lzma
 from collections.abc import Callable
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from typer.testing import CliRunner
 
@@ -17,7 +19,7 @@ import ajet_sdk.tasks.json_rows as json_rows
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks import jsonl
 from ajet_tools.cli.app import app
-from ajet_tools.dataset.files import delimited
+from ajet_tools.dataset.files import delimited, tables
 from ajet_tools.dataset.files.tables import read
 
 LONGEST = 1 << 20
@@ -35,6 +37,7 @@ SHORT, LONG = b'{"question": "short"}\n', b'{"question": "' + b"x" * (3 * LONGES
 def limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_rows, "LONGEST", LONGEST)
     monkeypatch.setattr(delimited, "LONGEST", LONGEST)
+    monkeypatch.setattr(tables, "LONGEST", LONGEST)
 
 
 @pytest.mark.parametrize("packed", PACKED)
@@ -54,6 +57,42 @@ def test_a_line_that_is_too_long_is_named(tmp_path: Path, packed: str, name: str
     file.write_bytes(PACKED[packed](content))
     with pytest.raises(TaskError, match=rf"{name}{packed} line {line} is longer than 1 MiB"):
         list(read(file))
+
+
+@pytest.mark.parametrize("packed", PACKED)
+def test_such_a_line_is_skipped_as_any_bad_row_is(tmp_path: Path, packed: str) -> None:
+    file, out = tmp_path / f"a.jsonl{packed}", tmp_path / "kept.jsonl"
+    file.write_bytes(PACKED[packed](SHORT + LONG + SHORT + b"{nothing\n" + LONG + SHORT + LONG.strip()))
+    for source in (str(file), "-"):
+        options = ["dataset", "filter", source, "chars>0", "-o", str(out), "--skip-bad-rows", "--json"]
+        done = CliRunner().invoke(app, options, input=file.read_bytes())
+        assert done.exit_code == 0, done.output
+        assert out.read_bytes() == SHORT * 3
+        assert json.loads(done.stdout)["bad_rows"] == 4
+    bad = json_rows.BadRows(skip=True)
+    list(read(file, bad=bad))
+    assert [one.partition(" line ")[2] for one in bad.first] == [
+        "2 is longer than 1 MiB", "4 is not JSON: Expecting property name enclosed in double quotes at column 2",
+        "5 is longer than 1 MiB", "7 is longer than 1 MiB",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("suffix", [".parquet", ".arrow"])
+def test_a_cell_of_a_table_has_the_limit(tmp_path: Path, suffix: str) -> None:
+    file = tmp_path / f"a{suffix}"
+    table = pa.table(
+        {"question": ["short"] * 5, "more": [{"text": "x" * (3 * LONGEST if n == 2 else 1)} for n in range(5)]}
+    )
+    if suffix == ".parquet":
+        pq.write_table(table, file)
+    else:
+        with pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+    with pytest.raises(TaskError, match=rf"a{suffix} row 3 has more than 1 MiB in column more"):
+        list(read(file))
+    bad = json_rows.BadRows(skip=True)
+    assert [row.where.partition(" row ")[2] for row in read(file, bad=bad)] == ["1", "2", "4", "5"]
+    assert bad.count == 1
 
 
 def test_lines_that_are_long_and_not_too_long_are_rows(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def test_a_stratum_is_a_value_and_not_its_text_whatever_tells_it() -> None:
         sides = []
         for start in range(0, len(rows), size):
             [block] = blocks_of((Row(f"row {i}", row) for i, row in enumerate(rows[start : start + size])), "rows")
-            sides += splitter.sides(block, keys_of(block))
+            sides.extend(splitter.sides(block, keys_of(block)))
         made.append((sides, splitter.strata))
     assert made[0] == made[1]
     assert len(made[0][1]) == len(values) + 2 and {"3", '"3"', "null", "0", "1"} <= made[0][1]

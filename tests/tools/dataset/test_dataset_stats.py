@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import random
 import statistics
+from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from ajet_tools.cli.app import app
 from ajet_tools.dataset.card.pictures import pictures_of
 from ajet_tools.dataset.files.blocks import Block, blocks_of
 from ajet_tools.dataset.files.tables import Row
@@ -81,3 +85,22 @@ def test_fields_of_many_rows_are_estimated_and_rows_and_lengths_counted() -> Non
     assert sum(lengths.count for lengths in found.groups.values()) == 50_000
     few = gather(rows(*values[:5000]), exact=False)
     assert few.as_json() == gather(rows(*values[:5000])).as_json()
+
+
+def test_the_command_estimates_above_ten_thousand_rows_and_says_so(tmp_path: Path) -> None:
+    def stats_of(count: int, *options: str) -> tuple[str, dict[str, Any]]:
+        file = tmp_path / "a.jsonl"
+        file.write_text("".join(f'{{"main_query": "Question {n}?", "level": {n % 2}}}\n' for n in range(count)))
+        shown, found = (
+            CliRunner().invoke(app, ["dataset", "stats", str(file), *options, *more]) for more in ([], ["--json"])
+        )
+        assert shown.exit_code == found.exit_code == 0, shown.output + found.output
+        return shown.output, json.loads(found.stdout)
+
+    note = "are estimated from 10,050 rows (--exact: all)"
+    text, found = stats_of(15_000)
+    assert note in text and (found["rows"], found["looked_at"]) == (15_000, 10_050)
+    for count, options in ((10_000, []), (15_000, ["--exact"])):
+        text, found = stats_of(count, *options)
+        assert "estimated" not in text and found["rows"] == found["looked_at"] == count
+        assert found["fields"]["level"]["present"] == count
