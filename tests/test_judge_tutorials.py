@@ -88,7 +88,10 @@ def test_the_consultations_are_those_that_the_script_writes(tmp_path: Path) -> N
     subprocess.run([sys.executable, tmp_path / "dialogues.py"], check=True)
     train, val = (set((tmp_path / f"{name}.jsonl").read_text().splitlines()) for name in ("train", "val"))
     assert not train & val
-    dialogues = {name: [Task(init_messages=json.loads(line)["init_messages"]) for line in rows] for name, rows in (("train", train), ("val", val))}
+    dialogues = {
+        name: [Task(init_messages=json.loads(line)["init_messages"]) for line in lines]
+        for name, lines in (("train", train), ("val", val))
+    }
     assert near_copies(dialogues["train"], dialogues["val"]) == []
     for name in ("train.jsonl", "val.jsonl"):
         assert filecmp.cmp(ASK / name, tmp_path / name, shallow=False)
