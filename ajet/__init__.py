@@ -68,10 +68,13 @@ if TYPE_CHECKING:
     from ajet_tools.dataset.files import frames as dataset  # noqa: F401  # public under this name
 
 if importlib.util.find_spec("fcntl") is None:
-    raise ImportError(
+    _refusal = (
         "ajet runs on Linux and macOS. On Windows, install and run it in WSL: "
         "https://learn.microsoft.com/windows/wsl/install"
     )
+    if sys.argv[:1] == ["-m"]:  # `python -m ajet`, which imports the package before it runs it
+        raise SystemExit(f"Error: {_refusal}")
+    raise ImportError(_refusal)
 
 _HOMES = {
     "agent.decorators": ("judge", "workflow"),

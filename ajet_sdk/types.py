@@ -14,13 +14,14 @@ from collections.abc import Mapping
 from datetime import datetime, timezone
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer, PrivateAttr, model_validator
 
 __all__ = [
+    "OUTCOMES",
     "UNTAGGED",
     "Bools",
     "Call",
@@ -59,6 +60,7 @@ Outcome = Literal[
     "truncated",
     "trained",
 ]
+OUTCOMES: tuple[Outcome, ...] = get_args(Outcome)
 
 
 _draw = random.Random()  # the system's entropy, once for each process: to ask for it anew gives the other threads way

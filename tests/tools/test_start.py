@@ -104,9 +104,11 @@ def test_the_cpu_build_that_is_named_is_of_a_version_that_ajet_takes() -> None:
 def test_on_windows_the_import_and_the_command_are_one_message_that_names_wsl(here: Path) -> None:
     done = without(("fcntl",), "import ajet", here)
     assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith("ImportError: ajet runs on Linux and macOS")
-    done = without(("fcntl",), "from ajet_tools.cli.app import main", here)
-    [line] = done.stderr.splitlines()
-    assert done.returncode == 1 and line.startswith("Error: ajet runs on Linux and macOS") and "WSL" in line
+    as_module = "import runpy; sys.argv[0] = '-m'; runpy.run_module('ajet', run_name='__main__', alter_sys=True)"
+    for command in ("from ajet_tools.cli.app import main", as_module):
+        done = without(("fcntl",), command, here)
+        [line] = done.stderr.splitlines()
+        assert done.returncode == 1 and line.startswith("Error: ajet runs on Linux and macOS") and "WSL" in line
 
 
 def test_what_a_training_run_recommends_is_installed(here: Path) -> None:

@@ -18,6 +18,7 @@ from itertools import pairwise
 from typing import Any, Literal
 
 from ajet_sdk.protocols import TraceReader
+from ajet_sdk.types import OUTCOMES
 from ajet_tools.trace.queries.base import Row, rows
 
 __all__ = [
@@ -84,11 +85,6 @@ REWARD = "(SELECT sum(r.value * r.weight) FROM rewards r WHERE r.episode_id = e.
 
 _SOLVED = f"coalesce(e.is_success, {REWARD} >= 1 - 1e-9, false)"
 
-_OUTCOMES = (
-    "superseded", "evaluation", "untrainable", "undelivered", "failed", "stale", "unmaskable", "zero_advantage",
-    "cut", "truncated", "trained",
-)  # fmt: skip
-
 FIELDS: dict[str, Field] = {
     "reward": Field("number", "the sum of its rewards", REWARD),
     "status": Field("choice", "how it ended", "e.status", choices=("succeeded", "failed", "timeout", "aborted")),
@@ -114,7 +110,7 @@ FIELDS: dict[str, Field] = {
     "tag": Field("word", "the target tag of a call", "c.target_tag", _CALLS),
     "finish": Field("word", "the finish reason of a call", "c.finish_reason", _CALLS),
     "feedback": Field("number", "a score that a person gave; feedback=yes: any word at all", "f.score", _FEEDBACK),
-    "outcome": Field("choice", "what the ledger says of a call's tokens", "l.outcome", _LEDGER, choices=_OUTCOMES),
+    "outcome": Field("choice", "what the ledger says of a call's tokens", "l.outcome", _LEDGER, choices=OUTCOMES),
     "episode": Field("id", "the episode's id", "e.episode_id"),
     "group": Field("id", "the group's id", "e.group_id"),
     "run": Field("id", "the run's id", "e.run_id"),

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.protocols import TraceReader
+from ajet_sdk.types import OUTCOMES
 from ajet_tools.trace.queries.base import Row, rows
 
 if TYPE_CHECKING:
@@ -76,20 +77,21 @@ def metrics(reader: TraceReader, run_id: str) -> list[Row]:
 def ledger_totals(
     reader: TraceReader, run_id: str, filter: Filter | None = None, *, by_step: bool = False
 ) -> list[Row]:
-    """Tokens and calls by outcome, and by step if asked, of a run or of its episodes that fit a filter."""
+    """Tokens and calls by outcome, what was trained first, and by step if asked, of a run or the episodes that fit."""
     step = "step, " if by_step else ""
-    fits, values = "", list[Any]()
+    fits, values = "", list[Any]([run_id])
     if filter is not None:
         fits = f"AND episode_id IN (SELECT e.episode_id FROM episodes e WHERE e.run_id = ? AND {filter.sql})"
-        values = [run_id, *filter.parameters]
+        values += [run_id, *filter.parameters]
     return rows(
         reader,
         f"""
         SELECT {step}outcome, count(DISTINCT call_id) AS calls, count(DISTINCT episode_id) AS episodes,
           sum(tokens)::BIGINT AS tokens
-        FROM ledger WHERE run_id = ? {fits} GROUP BY {step}outcome ORDER BY {step}tokens DESC, outcome""",
-        run_id,
+        FROM ledger WHERE run_id = ? {fits} GROUP BY {step}outcome
+        ORDER BY {step}list_position(?, outcome) DESC""",
         *values,
+        list(OUTCOMES),
     )
 
 

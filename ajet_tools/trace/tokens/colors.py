@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ajet_tools.trace.tokens.view import OUTCOMES, TokenView
+from ajet_sdk.types import OUTCOMES
+from ajet_tools.trace.tokens.view import TokenView
 
 __all__ = ["SHADINGS", "ColorScale", "Level", "shade"]
 

@@ -10,8 +10,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from ajet_sdk.samples.timelines import is_trained
+from ajet_sdk.types import OUTCOMES
 from ajet_tools.trace.decoding import shown
-from ajet_tools.trace.tokens.view import OUTCOMES, Fork, TokenView
+from ajet_tools.trace.tokens.view import Fork, TokenView
 
 __all__ = ["Fact", "facts_of", "fork_words", "found", "lowest", "next_place", "next_ranked", "why", "widest_gaps"]
 

@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +17,11 @@ import numpy.typing as npt
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.samples.timelines import Merged, merge
-from ajet_sdk.types import Call, Episode, Outcome, Split, Timeline
+from ajet_sdk.types import OUTCOMES, Call, Episode, Split, Timeline
 from ajet_tools.trace.decoding import Spelled, Vocabulary, token_text, vocabulary
 from ajet_tools.trace.queries.tokens import EpisodeFacts, episode_facts
 
 __all__ = [
-    "OUTCOMES",
     "Fork",
     "Opened",
     "PromptBuilder",
@@ -33,9 +31,6 @@ __all__ = [
     "open_tokens",
     "timeline_view",
 ]
-
-OUTCOMES: tuple[str, ...] = get_args(Outcome)
-"""What the numbers of `TokenView.outcome` stand for."""
 
 _Floats = npt.NDArray[np.float32]
 _Ints = npt.NDArray[np.int32]
@@ -161,7 +156,7 @@ class TokenView:
     version: _Ints
     staleness: _Ints
     outcome: npt.NDArray[np.int8]
-    """A place in OUTCOMES; -1 for prompts and where nothing is booked yet."""
+    """A place in `ajet_sdk.types.OUTCOMES`; -1 for prompts and where nothing is booked yet."""
     turns: tuple[Turn, ...]
     forks: tuple[Fork, ...]
     step_version: int | None

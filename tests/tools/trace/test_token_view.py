@@ -18,14 +18,14 @@ from ajet_sdk.engines.scripted import ByteTokenizer
 from ajet_sdk.errors import ConfigError, QueryError
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.trace.writer import TraceWriter
-from ajet_sdk.types import Call, Episode, Reward, Run
+from ajet_sdk.types import OUTCOMES, Call, Episode, Reward, Run
 from ajet_tools.trace.decoding import decoder, shown, spell, token_text, vocabulary
 from ajet_tools.trace.queries.episodes import attempts_of
 from ajet_tools.trace.queries.tokens import Booked, EpisodeFacts, Scores, episode_facts, recomputed_advantages
 from ajet_tools.trace.tokens.colors import SHADINGS, shade
 from ajet_tools.trace.tokens.facts import facts_of, fork_words, found, lowest, next_place, next_ranked, why, widest_gaps
 from ajet_tools.trace.tokens.layout import labels, lay_out
-from ajet_tools.trace.tokens.view import OUTCOMES, TokenView, episode_tokens, open_tokens, timeline_view
+from ajet_tools.trace.tokens.view import TokenView, episode_tokens, open_tokens, timeline_view
 
 PIECES = st.lists(st.binary(max_size=5) | st.text(max_size=3).map(lambda t: t.encode("utf-8", "surrogatepass")))
 
