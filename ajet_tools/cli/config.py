@@ -30,7 +30,13 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 @app.callback()
 def config() -> None:
-    """Show, check and explain the configuration."""
+    """Show, check and explain the configuration.
+
+    \b
+    ajet config check math.yaml
+    ajet config show --conf math.yaml ajet.rollout.num_repeat=8
+    ajet config schema rollout
+    """
 
 
 @app.command()

@@ -25,7 +25,11 @@ _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30}
 
 @app.callback()
 def env() -> None:
-    """Host environments that agents act in, as a service."""
+    """Host environments that agents act in, as a service.
+
+    \b
+    ajet env serve lake_env.py:Lake
+    """
 
 
 @app.command()

@@ -38,7 +38,12 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 @app.callback()
 def judge() -> None:
-    """Try a judge before it gives rewards."""
+    """Try a judge before it gives rewards.
+
+    \b
+    ajet judge eval agent.py:polite --labels scored.jsonl
+    ajet judge attack agent.py:polite --tasks tasks.jsonl
+    """
 
 
 @app.command("eval")

@@ -1,6 +1,6 @@
 """Commands whose modules are imported when they run, so that help and other commands don't wait for them.
 
-A command's help gets its layout here: paragraphs are filled, and examples have a heading. Earlier spellings of options
+A command's help gets its layout here: paragraphs are filled, examples have a heading and fit 80 columns. Earlier spellings of options
 are understood and shown in no help.
 """
 
@@ -9,6 +9,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import inspect
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -29,6 +30,11 @@ EARLIER_OPTIONS = {
     "-f": ("--format",),
 }
 """Spellings that are still understood by commands without an option of that name, each with those that replaced it."""
+
+
+EXAMPLE_WIDTH = 78
+"""Columns of an example: of a terminal's 80, help leaves a margin of one on each side."""
+_WORD = re.compile(r"""(?:[^\s'"]|'[^']*'|"[^"]*")+""")
 
 
 class LazyGroup(TyperGroup):
@@ -105,9 +111,34 @@ def _lay_out(command: Any) -> None:
             continue
         if not parts or not parts[-1].endswith(":"):
             parts.append("Examples:")
-        parts.append(inspect.cleandoc(paragraph.replace("\b", "")))
+        parts.append("\n".join(map(_folded, inspect.cleandoc(paragraph.replace("\b", "")).splitlines())))
     command.help = "\n\n".join(parts)
-    _hide_flag_types(command.get_params(command.context_class(command, help_option_names=["--help", "-h"])))
+    parameters = command.get_params(command.context_class(command, help_option_names=["--help", "-h"]))
+    _hide_flag_types(parameters)
+    for parameter in parameters:
+        if parameter.param_type_name == "argument" and parameter.metavar is None:
+            parameter.metavar = parameter.name.upper()
+
+
+def _folded(line: str) -> str:
+    """A line of a command, broken as a shell takes it where it is too long; an option stays with its value."""
+    if len(line) <= EXAMPLE_WIDTH:
+        return line
+    goes_on = line.endswith(" \\")
+    groups = list[str]()
+    for word in _WORD.findall(line.removesuffix(" \\")):
+        if groups and groups[-1].startswith(("-", "|", ">")) and " " not in groups[-1] and word[0] not in "-|>":
+            groups[-1] += f" {word}"
+        else:
+            groups.append(word)
+    indent = " " * (len(line) - len(line.lstrip()))
+    lines = [indent + groups[0]]
+    for group in groups[1:]:
+        if len(lines[-1]) + len(group) + 3 > EXAMPLE_WIDTH:
+            lines.append(f"{indent.ljust(2)}{group}")
+        else:
+            lines[-1] += f" {group}"
+    return " \\\n".join(lines) + (" \\" if goes_on else "")
 
 
 def _hide_flag_types(options: Sequence[Any]) -> None:

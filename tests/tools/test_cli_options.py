@@ -92,6 +92,17 @@ def test_examples_have_a_heading_and_paragraphs_are_filled() -> None:
         assert "\b" not in command.help
 
 
+def test_each_command_has_examples_that_fit_a_terminal_and_can_be_copied() -> None:
+    for name, command in COMMANDS.items():
+        _, heading, rest = command.help.partition(":\n\n")
+        examples = rest.partition("\n\n")[0]
+        assert heading and "ajet " in examples, name
+        assert max(map(len, examples.splitlines())) <= 78, name
+        subprocess.run(["bash", "-n", "-c", examples], check=True)
+    split = COMMANDS["ajet dataset split"].help
+    assert "--fractions train=0.8,validation=0.1,test=0.1 \\\n  -o data/" in split
+
+
 @pytest.mark.parametrize(
     ("typed", "expected"),
     [("trace l", {"ls", "ledger"}), ("trace ls --ru", {"--run"}), ("da", {"dataset"}), ("dataset dedup --thr", set())],

@@ -64,9 +64,9 @@ class TraceCommands(LazyGroup):
         "import": ("exchange", "Import other tools' traces, or what `ajet trace export` wrote, into a trace file."),
     }
     panels = {
-        "Look": ("ls", "show", "view", "splits", "ledger"),
+        "Look": ("ls", "show", "view", "splits", "ledger", "check"),
         "Ask": ("sql", "diff", "preflight", "remerge", "rejudge", "replay"),
-        "Change": ("check", "pack", "merge-files", "prune"),
+        "Change": ("pack", "merge-files", "prune"),
         "Exchange": ("export", "import"),
     }
 
