@@ -101,11 +101,16 @@ def wait_for_server(host: str = "127.0.0.1", port: int = 8000, *, seconds: float
     address, end = f"http://{host}:{port}/health", time.monotonic() + seconds
     while True:
         with suppress(httpx.TransportError):
-            if httpx.get(address, timeout=5.0, trust_env=False).is_success:
+            reply = httpx.get(address, timeout=5.0, trust_env=False)
+            if reply.is_success:
                 return
+            if reply.status_code == httpx.codes.NOT_FOUND:
+                raise EngineUnavailable(
+                    f"what answers at http://{host}:{port} is not `ajet serve`; choose another --port"
+                )
         if time.monotonic() > end:
             raise EngineUnavailable(
-                f"nothing answers at http://{host}:{port} after {seconds:g} s; see what `ajet serve` said"
+                f"nothing answers at http://{host}:{port} after {seconds:g} s; see the output of `ajet serve`"
             )
         time.sleep(0.2)
 

@@ -108,7 +108,7 @@ async def run(function: Any, script: Script, marker: str, gateway: Gateway) -> E
     """One episode of an agent."""
     engine = ScriptedEngine(script)
     task = Task(main_query=f"How is the weather? {marker}", metadata={"question": f"How is the weather? {marker}"})
-    config = Config.model_validate({"rollout": {"max_retries": 0, "timeout": 60}})
+    config = Config.model_validate({"rollout": {"max_retries": 0, "timeout": 300}})
 
     @ajet.judge
     def judge() -> float:

@@ -13,6 +13,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,18 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, Path
         yield url, home
 
 
+@contextmanager
+def foreign_server() -> Iterator[int]:
+    """Another program's web server; its port."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), BaseHTTPRequestHandler) as server:
+        server.RequestHandlerClass.do_GET = lambda request: request.send_error(404)  # type: ignore[attr-defined]
+        serving = threading.Thread(target=server.serve_forever)
+        serving.start()
+        yield server.server_port
+        server.shutdown()
+        serving.join()
+
+
 def test_the_next_line_waits_until_the_server_answers(served: tuple[str, Path], free_tcp_port: int) -> None:
     wait_for_server(port=httpx.URL(served[0]).port or 0)
     with pytest.raises(EngineUnavailable, match=rf"nothing answers at http://127.0.0.1:{free_tcp_port} after 0 s"):
@@ -83,6 +96,11 @@ def test_the_next_line_waits_until_the_server_answers(served: tuple[str, Path], 
     waiting.join(30)
     assert not waiting.is_alive()
     listener.close()
+    with (
+        foreign_server() as port,
+        pytest.raises(EngineUnavailable, match=f"127.0.0.1:{port} is not `ajet serve`; choose another --port"),
+    ):
+        wait_for_server(port=port)
 
 
 def test_a_foreign_page_is_not_answered(served: tuple[str, Path]) -> None:
