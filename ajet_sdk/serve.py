@@ -105,9 +105,7 @@ def wait_for_server(host: str = "127.0.0.1", port: int = 8000, *, seconds: float
             if reply.is_success:
                 return
             if reply.status_code == httpx.codes.NOT_FOUND:
-                raise EngineUnavailable(
-                    f"what answers at http://{host}:{port} is not `ajet serve`; choose another --port"
-                )
+                raise EngineUnavailable(f"http://{host}:{port} is not answered by `ajet serve`; choose another --port")
         if time.monotonic() > end:
             raise EngineUnavailable(
                 f"nothing answers at http://{host}:{port} after {seconds:g} s; see the output of `ajet serve`"
