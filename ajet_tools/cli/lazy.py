@@ -1,7 +1,7 @@
 """Commands whose modules are imported when they run, so that help and other commands don't wait for them.
 
-A command's help gets its layout here: paragraphs are filled, examples have a heading and fit 80 columns. Earlier spellings of options
-are understood and shown in no help.
+A command's help gets its layout here: paragraphs are filled, examples have a heading and fit 80 columns. Earlier
+spellings of options are understood and shown in no help.
 """
 
 from __future__ import annotations

@@ -98,9 +98,7 @@ def test_the_next_line_waits_until_the_server_answers(served: tuple[str, Path], 
     listener.close()
     with (
         foreign_server() as port,
-        pytest.raises(
-            EngineUnavailable, match=f"127.0.0.1:{port} is not answered by `ajet serve`; choose another --port"
-        ),
+        pytest.raises(EngineUnavailable, match=f"127.0.0.1:{port} is not answered by `ajet serve`"),
     ):
         wait_for_server(port=port)
 
