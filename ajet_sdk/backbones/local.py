@@ -30,6 +30,7 @@ from ajet_sdk.learn.reload import check_export
 from ajet_sdk.learn.scores import TokenScores, trained_calls
 from ajet_sdk.learn.teacher import Teacher, distill, open_teacher, unscored
 from ajet_sdk.protocols import Sampling
+from ajet_sdk.reporting.gap import GAPS, LARGE_GAP, gap_by_cause, gap_message
 from ajet_sdk.reporting.loggers import Loggers
 from ajet_sdk.reporting.metrics import add_prefix, episode_metrics, reason_for_no_samples, staleness
 from ajet_sdk.reporting.results import TunedModel
@@ -48,9 +49,6 @@ __all__ = ["local"]
 log = logging.getLogger("ajet")
 
 T = TypeVar("T")
-
-_LARGE_GAP = 0.1
-"""Mean difference of log-probabilities between sampler and trainer that is worth a word."""
 
 _CALLS_AT_ONCE = 1024
 """Rows of `trained` that wait to be written before the step waits for the disk."""
@@ -207,10 +205,16 @@ class _LocalRun:
         started = time.perf_counter()
         rollout, self.ahead = self.ahead or self._begin_step(step), None
         episodes = await rollout.episodes(self.loggers.display, f"step {step}/{self.total} train")
+        seconds = rollout.seconds
+        for _ in range(self.config.rollout.resample_groups if self.common.algorithm.grouped else 0):
+            if (more := self.rollouts.begin_more(step, episodes)) is None:
+                break
+            episodes = [*episodes, *await more.episodes(self.loggers.display, f"step {step}/{self.total} more tasks")]
+            seconds += more.seconds
         for line in failure_messages(episodes):
             self.loggers.say(f"step {step}: {line}")
         check_sound(episodes, self.config.rollout.min_sound_share)
-        await _complete(self._learn(step, episodes, started, rollout.seconds))
+        await _complete(self._learn(step, episodes, started, seconds))
 
     def _begin_step(self, step: int) -> Rollout | StoredBatch:
         if self.stored is not None:
@@ -321,12 +325,10 @@ class _LocalRun:
         return {c.call_id: Sampling.of(c.sampling) for e in episodes for c in e.calls}
 
     def _warn_of_gap(self, step: int, learnt: Mapping[str, float]) -> None:
-        gap = learnt.get("logprob_gap_mean", 0.0)
-        if gap > _LARGE_GAP and not self.config.rollout.max_staleness:  # with it they are two policies
-            self.loggers.say(
-                f"step {step}: mean log-probabilities of sampler and trainer differ by {gap:.2f} per token, so "
-                "policy ratios are wrong. Set model.dtype: float32"
-            )
+        if learnt.get("logprob_gap_mean", 0.0) > LARGE_GAP:
+            self.writer.flush()
+            rows = self.writer.query(GAPS, [self.job.run_id, step]).to_pylist()
+            self.loggers.say(f"step {step}: {gap_message(gap_by_cause(rows))}")
 
     def _reason_to_stop(self) -> str:
         """Why the run ends early (`trainer_common.stop_when`); empty where it goes on."""

@@ -240,6 +240,12 @@ class Config(Section):
                 "rollout.max_response_length_in_one_turn",
                 f"must be at most rollout.max_model_len ({rollout.max_model_len}) {{got}}",
             )
+        if rollout.overlong_buffer > rollout.max_response_length_in_one_turn:
+            raise wrong(
+                "rollout.overlong_buffer",
+                f"must be at most rollout.max_response_length_in_one_turn ({rollout.max_response_length_in_one_turn}) "
+                "{got}",
+            )
         return self
 
     def __eq__(self, other: object) -> bool:

@@ -124,6 +124,13 @@ class Rollout(Section):
     )
     agent_madness_reward: float = key(-1.0, "Reward of a mad reply, or of the episode that it ends.")
     max_response_length_in_one_turn: int = key(4096, "Maximum length of one reply, in tokens.", ge=1)
+    overlong_buffer: int = key(
+        0,
+        "Soft limit of replies in training (arXiv:2503.14476, eq. 13): a reply's reward falls linearly by up to "
+        "`overlong_penalty` over the last so many tokens before max_response_length_in_one_turn; 0: no soft limit.",
+        ge=0,
+    )
+    overlong_penalty: float = key(1.0, "Reward that a reply of maximum length loses.", ge=0)
     max_model_len: int = key(18000, "Maximum length of prompt and reply together, in tokens.", ge=1)
     multi_turn: MultiTurn = section(MultiTurn, "Limits for multi-turn episodes.")
     tensor_parallel_size: int = key(1, "Tensor parallel size of each vLLM engine.", ge=1)
@@ -153,6 +160,12 @@ class Rollout(Section):
         "block, fork, leak memory or crash.",
     )
     num_repeat: int = key(4, "Attempts per task (group size).", ge=1)
+    resample_groups: int = key(
+        0,
+        "backbone local: how often a step replaces the tasks whose attempts all got the same reward by other tasks "
+        "(dynamic sampling, arXiv:2503.14476, section 3.2). Their episodes stay in the trace as zero_advantage.",
+        ge=0,
+    )
     temperature: float = key(0.9, "Sampling temperature during training.", ge=0)
     top_p: float = key(
         1.0, "Sample from the most likely tokens whose probabilities add up to this (nucleus sampling).", gt=0, le=1

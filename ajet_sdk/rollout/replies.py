@@ -10,6 +10,7 @@ import numpy as np
 
 from ajet_sdk.judges.rewards import Verdict
 from ajet_sdk.protocols import Engine
+from ajet_sdk.samples.draft import output_tokens
 from ajet_sdk.samples.timelines import is_trained, merge
 from ajet_sdk.tokens.template import ChatTemplate
 from ajet_sdk.types import Call, Episode, Reward
@@ -22,6 +23,7 @@ __all__ = [
     "fault_in",
     "log_replies",
     "metrics_of",
+    "overlong",
     "repeats",
     "verdict_on_stopped",
     "with_rewards_of_replies",
@@ -31,6 +33,8 @@ log = logging.getLogger("ajet")
 
 MADNESS = "agent_madness"
 """The name of the reward that a mad reply gets."""
+OVERLONG = "overlong"
+"""The name of the reward that a reply near the maximum length loses."""
 
 _LEAST = 200
 """Characters of a stretch that counts as repetition."""
@@ -102,14 +106,36 @@ def verdict_on_stopped(stopped: str | None, config: Config) -> Verdict | None:
 def with_rewards_of_replies(
     episode: Episode, calls: Sequence[Call], config: Config, engine: Engine
 ) -> tuple[Reward, ...]:
-    """The episode's rewards; where mad replies don't end it, each gets one that makes its worth the configured one."""
+    """The episode's rewards; where mad replies don't end it, each gets one that makes its worth the configured one.
+
+    In training, replies that reach into `overlong_buffer` lose some of theirs.
+    """
     rollout, found = config.rollout, list[Reward]()
     for call in calls if rollout.compute_madness_checklist and not rollout.agent_madness_termination else ():
         fault = fault_in(call, rollout.compute_madness_checklist, engine)
         if fault is not None:
             value = rollout.agent_madness_reward - (episode.value(call.agent, call.call_id) or 0.0)
             found.append(Reward(name=MADNESS, value=value, reason=fault, agent=call.agent, call_id=call.call_id))
+    if episode.split == "train" and rollout.overlong_buffer:
+        found += overlong(
+            calls, rollout.max_response_length_in_one_turn, rollout.overlong_buffer, rollout.overlong_penalty
+        )
     return (*episode.rewards, *found)
+
+
+def overlong(calls: Sequence[Call], longest: int, buffer: int, penalty: float) -> list[Reward]:
+    """What replies of the policy lose for their length: Yu et al. 2025 (DAPO), arXiv:2503.14476, equation 13.
+
+    From `longest - buffer` tokens on it grows linearly, to `penalty` at `longest`; shorter replies lose nothing.
+    """
+    rewards = []
+    for call in calls:
+        beyond = output_tokens(call) - (longest - buffer)
+        if is_trained(call) and beyond > 0:
+            value = -penalty * min(beyond / buffer, 1.0)
+            reason = f"{output_tokens(call)} of {longest} tokens"
+            rewards.append(Reward(name=OVERLONG, value=value, reason=reason, agent=call.agent, call_id=call.call_id))
+    return rewards
 
 
 def log_replies(episode_id: str, calls: Sequence[Call], config: Config, engine: Engine) -> None:

@@ -37,7 +37,7 @@ from ajet_sdk.samples.timelines import Decode, is_trained, merge
 from ajet_sdk.tokens.template import ChatTemplate
 from ajet_sdk.types import Call, Episode, LedgerEntry, Outcome, Sample, Split
 
-__all__ = ["Batch", "Estimator", "balance", "build", "token_metrics"]
+__all__ = ["Batch", "Estimator", "balance", "build", "has_signal", "token_metrics"]
 
 _EPSILON = 1e-6
 _UNREWARDED = ("sft", "opd")
@@ -237,6 +237,11 @@ def _mean(values: Sequence[float]) -> float:
 
 def _varied(values: Sequence[float]) -> bool:
     return len(values) > 1 and max(values) - min(values) > 1e-8 * max(1.0, *map(abs, values))
+
+
+def has_signal(group: Iterable[Episode]) -> bool:
+    """Whether the sound attempts at a task differ in reward."""
+    return _varied([e.reward for e in group if e.status == "succeeded" and e.reward is not None])
 
 
 def _metrics(

@@ -19,10 +19,11 @@ from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.engines.scripted import ByteTokenizer, ScriptedEngine
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.rollout.episode import Attempt, run_batch
-from ajet_sdk.rollout.replies import repeats
+from ajet_sdk.rollout.replies import overlong, repeats
 from ajet_sdk.samples.build import Batch, balance
+from ajet_sdk.samples.draft import output_tokens
 from ajet_sdk.tasks.load import load_tasks
-from ajet_sdk.types import Episode, Task
+from ajet_sdk.types import Call, Episode, Task
 from tests.gateways import shared_gateway
 from tests.serving import answering, serving
 
@@ -99,6 +100,25 @@ def test_a_reply_that_repeats_itself_alone_takes_the_reward_where_episodes_go_on
     episodes = run(Talk, ["a", LOOP, "b"], settings, n=2)
     for episode, own in zip(episodes, (0.0, 1.0), strict=True):
         assert [episode.value(c.agent, c.call_id) for c in episode.calls] == [own, -1.0, own]
+
+
+@given(st.integers(1, 50), st.integers(0, 50), st.floats(0, 10))
+def test_replies_lose_reward_only_within_the_buffer(buffer: int, size: int, penalty: float) -> None:
+    """arXiv:2503.14476, equation 13, with 50 as the maximum length."""
+    call = Call(episode_id="e", agent="a", output_ids=list(range(size)))
+    value = sum(reward.value for reward in overlong([call], 50, buffer, penalty))
+    assert value == pytest.approx(-penalty * max(0, size - (50 - buffer)) / buffer)
+    assert overlong([call.model_copy(update={"trainable": False})], 50, buffer, penalty) == []
+
+
+def test_a_long_reply_alone_loses_reward_and_in_training_only() -> None:
+    rollout = {"overlong_buffer": 8, "max_response_length_in_one_turn": 10}
+    [episode] = run(Talk, ["a", "a long one", "b"], config(rollout=rollout))
+    lost = [sum(r.value for r in episode.rewards if r.call_id == c.call_id) for c in episode.calls]
+    sizes = [output_tokens(call) for call in episode.calls]
+    assert lost == [-max(0, size - 2) / 8 for size in sizes] and min(lost) < max(lost)
+    with pytest.raises(ConfigError, match="overlong_buffer must be at most"):
+        config(rollout={"overlong_buffer": 11, "max_response_length_in_one_turn": 10})
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,8 @@ def warn(config: Config, backbone: str, without_effect: Mapping[str, str]) -> No
         for name, read_by in READ_BY.items()
         if not {*read_by} & {*of_rewards}
     }
-    for path, why in {"rollout.name": "clusters sample with vllm", **others, **without_effect}.items():
+    local = dict.fromkeys(("rollout.resample_groups", "trainer_common.stop_when"), "only backbone local has it")
+    for path, why in {"rollout.name": "clusters sample with vllm", **local, **others, **without_effect}.items():
         if config.is_set(path):
             log.warning("%s has no effect with backbone %s: %s", path, backbone, why)
     if config.rollout.top_p < 1 or config.rollout.top_k > 0:

@@ -21,7 +21,7 @@ from ajet_sdk.reporting.loggers import Display
 from ajet_sdk.rollout.attempts import Attempt, seed_of
 from ajet_sdk.rollout.episode import run_batch
 from ajet_sdk.rollout.outcomes import untrained_entries
-from ajet_sdk.samples.build import Batch, build
+from ajet_sdk.samples.build import Batch, build, has_signal
 from ajet_sdk.tokens.matching import admits
 from ajet_sdk.tokens.template import ChatTemplate
 from ajet_sdk.types import Call, Episode, Task, new_id
@@ -129,11 +129,16 @@ def attempts_at(
     ]
 
 
-def attempts_of(tasks: Sequence[Task], repeats: int, *, run_id: str, step: int, what: str, seed: int) -> list[Attempt]:
-    """`repeats` attempts at each task of a batch, those at one task behind one another."""
+def attempts_of(
+    tasks: Sequence[Task], repeats: int, *, run_id: str, step: int, what: str, seed: int, first: int = 0
+) -> list[Attempt]:
+    """`repeats` attempts at each task of a batch, those at one task behind one another.
+
+    `first`: the position of the first task in its batch.
+    """
     return [
         attempt
-        for position, task in enumerate(tasks)
+        for position, task in enumerate(tasks, first)
         for attempt in attempts_at(task, position, range(repeats), run_id=run_id, step=step, what=what, seed=seed)
     ]
 
@@ -208,6 +213,22 @@ class Rollouts:
         attempts = self._attempts(tasks, config.rollout.num_repeat, step, "train")
         return self._begin(attempts, training_sampling(config))
 
+    def begin_more(self, step: int, episodes: Sequence[Episode]) -> Rollout | None:
+        """Begin attempts at other tasks in place of a step's groups whose rewards are all the same; None without any.
+
+        `episodes`: those of the step so far, each task's behind one another. Tasks that the step had do not come again.
+        """
+        size = self.job.config.rollout.num_repeat
+        groups = [episodes[i : i + size] for i in range(0, len(episodes), size)]
+        missing = self.job.config.data.train_batch_size - sum(map(has_signal, groups))
+        had, seed = {episode.task.task_id for episode in episodes}, self.job.config.trainer_common.seed
+        left = [task for task in self.job.train if task.task_id not in had]
+        chosen = random.Random(f"{seed}/more/{step}/{len(groups)}").sample(left, min(missing, len(left)))
+        if not chosen:
+            return None
+        attempts = self._attempts(chosen, size, step, "train", first=len(groups))
+        return self._begin(attempts, training_sampling(self.job.config))
+
     def begin_validation(
         self, tasks: Sequence[Task], repeats: int, sampling: SamplingOverride, what: str, step: int
     ) -> Rollout:
@@ -225,9 +246,9 @@ class Rollouts:
         await asyncio.to_thread(self.writer.flush)  # a resumed run makes no trial again whose result is known
         return episodes
 
-    def _attempts(self, tasks: Sequence[Task], repeats: int, step: int, what: str) -> list[Attempt]:
+    def _attempts(self, tasks: Sequence[Task], repeats: int, step: int, what: str, first: int = 0) -> list[Attempt]:
         seed = self.job.config.trainer_common.seed
-        return attempts_of(tasks, repeats, run_id=self.job.run_id, step=step, what=what, seed=seed)
+        return attempts_of(tasks, repeats, run_id=self.job.run_id, step=step, what=what, seed=seed, first=first)
 
     def _begin(self, attempts: Sequence[Attempt], sampling: SamplingOverride | None) -> Rollout:
         return Rollout(self, attempts, sampling)

@@ -1,0 +1,69 @@
+"""Where the gap between sampler and trainer comes from: the log-probabilities that both gave to the same tokens.
+
+A call belongs to the first cause that applies: an older policy sampled it (staleness); top_p, top_k, penalties, bias
+or a grammar changed its distribution (sampling); neither (numerics: data type, kernels, quantisation).
+"""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ajet_sdk.protocols import Sampling
+
+__all__ = ["GAPS", "LARGE_GAP", "gap_by_cause", "gap_message"]
+
+LARGE_GAP = 0.1
+"""Mean absolute difference per token from which it is reported, in nats."""
+_TURNS = 4
+"""Turns that are listed; the last stands for all later ones."""
+
+GAPS = """
+    WITH gaps AS (
+        SELECT t.call_id, unnest(t.logprobs) AS trainer, unnest(c.logprobs) AS sampler
+        FROM trained t JOIN calls c USING (call_id, episode_id) WHERE t.run_id = ? AND t.step = ?)
+    SELECT c.policy_version, c.sampling, c.index, g.gap, g.tokens
+    FROM (SELECT call_id, sum(abs(trainer - sampler)) AS gap, count(*) AS tokens FROM gaps
+        WHERE isfinite(trainer) AND isfinite(sampler) GROUP BY ALL) g JOIN calls c USING (call_id)"""
+"""SQL of a trace: the calls that a step of a run trained, the summed gap of their tokens in nats, and their count."""
+
+_ADVICE = {
+    "staleness": "lower rollout.max_staleness",
+    "sampling": "sample without limits (rollout.top_p: 1, top_k: -1), penalties and grammars",
+    "numerics": "set model.dtype: float32, or the same type and no quantisation for sampler and trainer",
+}
+
+
+def gap_by_cause(rows: Sequence[Mapping[str, Any]]) -> dict[str, tuple[float, int]]:
+    """The summed gap and the number of tokens by cause, and by turn (`turn 1`, …); `rows` are those of `GAPS`."""
+    newest = max((row["policy_version"] or 0 for row in rows), default=0)
+    sums: dict[str, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
+    for row in rows:
+        sampling = Sampling.of(json.loads(row["sampling"] or "{}"))
+        limited = sampling.processed or sampling.top_p < 1 or sampling.top_k > 0 or sampling.min_p > 0
+        changed = limited or bool(sampling.grammar)
+        cause = "staleness" if (row["policy_version"] or 0) < newest else "sampling" if changed else "numerics"
+        for name in (cause, f"turn {min(row['index'] + 1, _TURNS)}"):
+            gap, tokens = sums[name]
+            sums[name] = gap + row["gap"], tokens + row["tokens"]
+    return dict(sums)
+
+
+def gap_message(parts: Mapping[str, tuple[float, int]]) -> str:
+    """A sentence on a step's gap: its mean, what each cause and turn contributes, and what to do about the largest."""
+    causes = {name: part for name, part in parts.items() if name in _ADVICE}
+    total, tokens = (sum(column) for column in zip(*causes.values(), strict=True))
+    ordered = sorted(causes, key=lambda name: -causes[name][0])
+    shares = ", ".join(f"{causes[name][0] / total:.0%} {name} ({_mean(causes[name]):.2f})" for name in ordered)
+    turns = [f"{_mean(parts[name]):.2f}" for name in sorted(set(parts) - set(causes))]
+    by_turn = f"; by turn {', '.join(turns)}" if len(turns) > 1 else ""
+    return (
+        f"log-probabilities of sampler and trainer differ by {total / tokens:.2f} per token, so ratios are wrong: "
+        f"{shares}{by_turn}. {_ADVICE[ordered[0]][0].upper()}{_ADVICE[ordered[0]][1:]}"
+    )
+
+
+def _mean(part: tuple[float, int]) -> float:
+    return part[0] / max(1, part[1])
