@@ -14,8 +14,7 @@ from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
+from ajet_sdk.addresses import public
 from ajet_sdk.capture.hooks import installed
 from ajet_sdk.cluster.code import package_code
 from ajet_sdk.cluster.ray import LOCAL, RayCluster, cluster
@@ -25,7 +24,6 @@ from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.reporting.loggers import log_file
 from ajet_sdk.rollout.event_loop import TERMINATED, exit_on_sigterm
 from ajet_sdk.rollout.threads import Workers
-from ajet_sdk.secret_keys import masked
 from ajet_sdk.trace.reader import ledger_balance, open_trace
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Run, now
@@ -108,7 +106,7 @@ class Session:
             self.run = self._run()
             stack.enter_context(log_file(directory / "logs" / f"{self.run.run_id}.log"))
             (directory / "config.yaml").touch(mode=0o600)
-            (directory / "config.yaml").write_text(_plain_yaml(self.config), encoding="utf-8")
+            (directory / "config.yaml").write_text(plain_yaml(self.config.shown()), encoding="utf-8")
             self.writer.put(self.run)
             self.gateway = stack.enter_context(Gateway(self.writer, host=joined.host if joined else "127.0.0.1"))
             stack.enter_context(installed())
@@ -120,15 +118,11 @@ class Session:
         config = self.config
         fields: dict[str, Any] = {
             "name": config.experiment_name,
-            "config": masked(
-                {
-                    "ajet": config.model_dump(mode="json"),
-                    **config.roots.plain(),
-                    **({"config_file": str(config.source)} if config.source else {}),  # paths in it are beside it
-                    **({"tasks": "validation"} if self._of_validation else {}),
-                },
-                "***",
-            ),
+            "config": {
+                **config.shown(),
+                **({"config_file": public(str(config.source))} if config.source else {}),  # paths in it are beside it
+                **({"tasks": "validation"} if self._of_validation else {}),
+            },
             "backbone": self.backbone,
         }
         if not self.resume:
@@ -175,7 +169,3 @@ class Session:
             log.error("The run's status could not be recorded: %s", lost)
         finally:
             self._stack.close()
-
-
-def _plain_yaml(config: Config) -> str:
-    return plain_yaml(masked(yaml.safe_load(config.dump_yaml()), "***"))

@@ -40,6 +40,7 @@ from ajet_sdk.config.source import Roots, Source, read_document, read_override
 from ajet_sdk.config.task_schema import TaskJudge, TaskReader
 from ajet_sdk.config.trainer_schema import READ_BY, TrainerCommon
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.secret_keys import masked
 
 __all__ = ["Config", "Roots", "is_idle", "keys", "load_config", "load_object", "plain_yaml"]
 
@@ -170,6 +171,10 @@ class Config(Section):
         """The YAML that reads back as this config; all effective values, or only those that were given."""
         values = self.model_dump(mode="json", exclude_unset=only_set)
         return plain_yaml({"ajet": values, **self._roots.plain()})
+
+    def shown(self) -> dict[str, Any]:
+        """All effective values and roots as plain data without secrets."""
+        return dict(masked({"ajet": self.model_dump(mode="json"), **self._roots.plain()}, "***"))
 
     def notices(self) -> list[str]:
         """What was given and has another effect than its name says, or none."""

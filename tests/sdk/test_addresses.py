@@ -12,7 +12,6 @@ from threading import Thread
 from typing import Any
 
 import pytest
-import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -136,8 +135,7 @@ def test_no_key_of_a_config_writes_what_its_address_hides(tmp_path: Path) -> Non
                     assert SECRET not in str(error), path
                     continue
                 written += 1
-                assert SECRET not in json.dumps(masked(config.model_dump(mode="json"), "***")), path
-                assert SECRET not in yaml.safe_dump(masked(yaml.safe_load(config.dump_yaml()), "***")), path
+                assert SECRET not in json.dumps(config.shown()), path
     assert written > 50
 
 
