@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import re
-from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ajet_sdk.dialects.table import CHAT
@@ -18,9 +17,8 @@ from ajet_sdk.engines.chat import Chat, Conversation
 from ajet_sdk.engines.loop_calls import in_thread
 from ajet_sdk.engines.reply_schema import tool_calls_fault
 from ajet_sdk.errors import EngineError
-from ajet_sdk.protocols import Answer, Ask, Choice, Engine, Sampled, Tokenizer
+from ajet_sdk.protocols import Answer, Ask, Engine, Sampled, Tokenizer
 from ajet_sdk.tokens.probing import renderer
-from ajet_sdk.types import Call
 
 __all__ = ["ByteTokenizer", "InProcess", "ScriptedEngine"]
 
@@ -119,15 +117,6 @@ class ScriptedEngine:
     def tokenizer(self) -> Tokenizer:
         return self.chat.tokenizer
 
-    @classmethod
-    def replaying(cls, calls: Iterable[Call], tokenizer: Tokenizer | None = None) -> ScriptedEngine:
-        """An engine that answers each recorded request as it was answered, ids and log-probabilities included.
-
-        Equal requests of an agent are answered in the order of the recording, from the start in every episode. A
-        request that was not recorded raises EngineError.
-        """
-        return _Replay(calls, tokenizer)
-
     async def answer(self, ask: Ask) -> Answer:
         """Raises EngineError where the script is at its end, and what the function raises."""
         conversation = self.chat.begin(ask)
@@ -221,48 +210,6 @@ async def _in_a_thread(replies: Callable[[Ask], Any], ask: Ask) -> Any:
     return await asyncio.wrap_future(in_thread(call, "ajet-scripted"))
 
 
-class _Replay(ScriptedEngine):
-    def __init__(self, calls: Iterable[Call], tokenizer: Tokenizer | None) -> None:
-        super().__init__([], tokenizer)
-        self._recorded: dict[str, list[list[Call]]] = defaultdict(list)
-        requests: dict[str, list[Call]] = {}
-        for call in sorted((c for c in calls if c.error is None), key=lambda c: c.index):
-            requests.setdefault(call.request_id or call.call_id, []).append(call)
-        for choices in requests.values():
-            request = choices[0].request
-            asked = (request.get("messages"), request.get("prompt"), request.get("tools"))
-            self._recorded[_key(choices[0].agent, *asked)].append(choices)
-            self.model = choices[0].model or self.model
-        self._left: dict[tuple[str, str], deque[list[Call]]] = {}
-
-    async def answer(self, ask: Ask) -> Answer:
-        key = _key(ask.agent, ask.messages, ask.prompt, ask.tools)
-        left = self._left.setdefault((ask.episode_id, key), deque(self._recorded.get(key, ())))
-        if not left:
-            known = "all its recordings have been used" if key in self._recorded else "it was not recorded"
-            raise EngineError(f"agent {ask.agent!r} sent a request that can't be replayed: {known}")
-        calls = left.popleft()
-        first, output = calls[0], 0
-        choices = []
-        for call in calls:
-            said = call.response["choices"][0]
-            ids = None if call.output_ids is None else call.output_ids.tolist()
-            output += len(ids or ())
-            logprobs = None if call.logprobs is None else call.logprobs.tolist()
-            tokens = [self.tokenizer.token_bytes(i) for i in ids] if ids and ask.options.get("logprobs") else None
-            choices.append(
-                Choice(said.get("message"), said.get("text"), call.finish_reason or "stop", ids, logprobs, tokens)
-            )
-        prompt = None if first.prompt_ids is None else first.prompt_ids.tolist()
-        usage = {"prompt_tokens": len(prompt or ()), "completion_tokens": output}
-        usage["total_tokens"] = sum(usage.values())
-        return Answer(tuple(choices), first.model, prompt, first.policy_version, usage)
-
-    def forget(self, episode_id: str) -> None:
-        for key in [key for key in self._left if key[0] == episode_id]:
-            del self._left[key]
-
-
 class InProcess:
     """Posts requests of `chat/completions` to an engine.
 
@@ -296,7 +243,3 @@ class InProcess:
     async def aclose(self) -> None:
         """Close the engine."""
         await self._engine.aclose()
-
-
-def _key(agent: str, messages: Any, prompt: Any, tools: Any) -> str:
-    return json.dumps([agent, messages, prompt, tools], sort_keys=True, ensure_ascii=False, default=str)

@@ -177,11 +177,6 @@ class OpenEpisode:
         """What has been recorded, in order of completion."""
         return self.kept.all()
 
-    @property
-    def error(self) -> AjetError | None:
-        """The first fault of the episode as a whole: ambiguous models, a missing debug model, an engine that failed."""
-        return self.errors[0] if self.errors else None
-
     def model(
         self,
         agent: str = "default",

@@ -14,7 +14,7 @@ from ajet_sdk.trace.below import in_and_below
 from ajet_sdk.trace.owner import settled_owners
 from ajet_sdk.trace.reader import Trace, open_trace, trace_files
 
-__all__ = ["Named", "State", "is_live", "located_files", "open_located", "open_named", "state_of"]
+__all__ = ["Named", "State", "located_files", "open_located", "open_named", "state_of"]
 
 _LOG = logging.getLogger("ajet.trace")
 
@@ -101,11 +101,3 @@ def state_of(path: Path, reader: TraceReader | None = None) -> State:
                 continue
             found.append((str(part), about.st_size, about.st_mtime_ns))
     return State(bool(settled_owners(files)), tuple(found))
-
-
-def is_live(path: Path) -> bool:
-    """Whether a process writes one of the trace's files now."""
-    try:
-        return bool(settled_owners(trace_files(path)))
-    except TraceError:
-        return False

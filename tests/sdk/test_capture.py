@@ -348,7 +348,7 @@ def test_a_second_model_is_refused_and_says_so(world: World) -> None:
 
     with pytest.raises(openai.BadRequestError, match=r"'small'.*'large'"):
         run_in(episode, agent)
-    assert type(episode.error).__name__ == "ModelAmbiguous"
+    assert type(episode.errors[0]).__name__ == "ModelAmbiguous"
 
 
 def test_where_a_handle_is_used_only_the_handle_is_the_policys(world: World) -> None:
@@ -403,7 +403,7 @@ def test_a_reply_that_passes_through_and_is_none_is_recorded_as_a_fault(stream: 
         run_in(episode, lambda: httpx.post(f"{url}/v1/chat/completions", json=body("hello", stream=stream)).text)
         (call,) = episode.calls
     assert "an invalid reply" in (call.error or "")
-    assert isinstance(episode.error, EngineUnavailable)
+    assert isinstance(episode.errors[0], EngineUnavailable)
 
 
 def test_an_endpoint_that_is_not_there_is_recorded_and_raises_as_before(world: World) -> None:

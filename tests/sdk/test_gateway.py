@@ -223,7 +223,7 @@ def test_malformed_requests_are_400_and_do_not_harm(open_episode: Opener, monkey
     monkeypatch.setattr(access, "LARGEST_BODY", 100)
     assert post(episode, {"messages": USER, "user": "x" * 200}).status_code == 413
     assert all(call.error for call in episode.calls) and len(episode.calls) == 15
-    assert episode.error is None
+    assert episode.errors == []
 
 
 def test_a_request_over_the_limit_is_refused_before_it_is_read(open_episode: Opener) -> None:
@@ -241,7 +241,7 @@ def test_a_request_over_the_limit_is_refused_before_it_is_read(open_episode: Ope
     assert unannounced.status_code == 413 and unannounced.json()["error"]["code"] == "request_too_large"
     for call in episode.calls:
         assert "the limit is 16,777,216" in (call.error or "") and call.request == {}
-    assert len(episode.calls) == 2 and episode.error is None
+    assert len(episode.calls) == 2 and episode.errors == []
 
 
 @pytest.mark.parametrize(
@@ -297,7 +297,7 @@ def test_engine_errors_keep_their_kind(open_episode: Opener) -> None:
     assert all(answer.headers["x-should-retry"] == "false" for answer in answers.values())
     assert [call.error for call in episode.calls][:3] == ["too long", "no engine", "no such thing"]
     assert "ZeroDivisionError" in (episode.calls[3].error or "")
-    assert episode.context_overflow and isinstance(episode.error, EngineUnavailable)
+    assert episode.context_overflow and isinstance(episode.errors[0], EngineUnavailable)
 
 
 class Answering:
@@ -342,7 +342,7 @@ def test_an_engines_answer_that_cannot_be_is_an_infrastructure_fault(
     gateway: Gateway, changed: dict[str, Any], says: str
 ) -> None:
     sound = gateway.open(EpisodeSpec("sound", Answering()))
-    assert post(sound, {"messages": USER}).status_code == 200 and sound.error is None
+    assert post(sound, {"messages": USER}).status_code == 200 and sound.errors == []
     assert "1 choices, and n is 2" in post(sound, {"messages": USER, "n": 2}).json()["error"]["message"]
     for stream in (False, True):
         episode = gateway.open(EpisodeSpec(f"one {stream}", Answering(**changed)))
@@ -350,14 +350,14 @@ def test_an_engines_answer_that_cannot_be_is_an_infrastructure_fault(
         assert refused.status_code == 503 and says in refused.json()["error"]["message"]
         (call,) = episode.calls
         assert says in (call.error or "") and call.output_ids is None
-        assert isinstance(episode.error, EngineUnavailable)
+        assert isinstance(episode.errors[0], EngineUnavailable)
 
 
 def test_a_prompt_longer_than_the_model_is_an_overflow(open_episode: Opener) -> None:
     episode = open_episode()
     refused = post(episode, {"messages": [{"role": "user", "content": "x" * 4000}]})
     assert refused.status_code == 400 and refused.json()["error"]["code"] == "context_length_exceeded"
-    assert episode.context_overflow and episode.error is None
+    assert episode.context_overflow and episode.errors == []
     fits = post(episode, {"messages": [{"role": "user", "content": "x" * 3975}], "max_tokens": 4000}).json()
     assert fits["choices"][0]["finish_reason"] == "length"
 
@@ -509,7 +509,7 @@ def test_calls_outside_of_the_targets_go_to_their_debug_model_or_fail(open_episo
         ("scripted", True),
         ("big", False),
     ]
-    assert isinstance(episode.error, ConfigError) and "trainable_targets" in str(episode.error)
+    assert isinstance(episode.errors[0], ConfigError) and "trainable_targets" in str(episode.errors[0])
     assert episode.calls[2].policy_version is None
 
 
@@ -540,7 +540,7 @@ def test_two_models_and_no_policy_named_is_an_error_that_lists_both(open_episode
     refused = httpx.post(captured, json={"model": "large", "messages": USER}, headers=headers)
     assert refused.status_code == 400
     assert "'small'" in refused.json()["error"]["message"] and "'large'" in refused.json()["error"]["message"]
-    assert isinstance(episode.error, ModelAmbiguous)
+    assert isinstance(episode.errors[0], ModelAmbiguous)
 
 
 def test_which_captured_models_are_the_policys(open_episode: Opener) -> None:

@@ -75,10 +75,6 @@ class PromptBuilder:
     def __len__(self) -> int:
         return len(self.merged.timelines)
 
-    def timeline_of(self, call_id: str) -> int | None:
-        """The timeline in which a call's tokens are its own."""
-        return self.homes.get(call_id)
-
     @cached_property
     def calls(self) -> Mapping[str, Call]:
         return {call.call_id: call for call in self.facts.episode.calls}

@@ -250,7 +250,7 @@ def test_tokens_come_with_their_probability(qwen3: Any) -> None:
     run(qwen3, body)
 
 
-@settings(max_examples=12)
+@settings(max_examples=6)
 @given(st.integers(0, 10_000), st.sampled_from([0.0, 1.0]))
 def test_a_reply_does_not_depend_on_company_or_cache(seed: int, temperature: float) -> None:
     model = _shared_model()
@@ -278,7 +278,7 @@ def test_a_reply_does_not_depend_on_company_or_cache(seed: int, temperature: flo
     run(model, crowded, max_batch=7, kv_bytes=1)
 
 
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(st.integers(0, 10_000))
 def test_any_walk_of_turns_and_forks_is_exact_in_little_memory(seed: int) -> None:
     """Sessions extend, rewind, fork and end at random; whatever was cached or evicted, the numbers are the model's."""

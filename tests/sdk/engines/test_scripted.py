@@ -14,10 +14,7 @@ from hypothesis import strategies as st
 from ajet_sdk.dialects.table import CHAT
 from ajet_sdk.engines.scripted import SPECIALS, ByteTokenizer, ScriptedEngine
 from ajet_sdk.errors import EngineError
-from ajet_sdk.gateway.episode import EpisodeSpec
-from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.protocols import Answer, Ask
-from ajet_sdk.types import Call
 
 USER = [{"role": "user", "content": "hi"}]
 TOOLS = [{"type": "function", "function": {"name": "calc", "parameters": {}}}]
@@ -100,42 +97,6 @@ def test_logprobs_are_as_told() -> None:
     engine = ScriptedEngine(lambda ask: "ab", logprob=lambda ids: [-0.5 * n for n in range(len(ids))])
     (choice,) = ask(engine, logprobs=True).choices
     assert choice.logprobs == [0.0, -0.5, -1.0] and choice.tokens == [b"a", b"b", b"<|im_end|>"]
-
-
-def recorded(engine: ScriptedEngine, turns: int) -> tuple[Call, ...]:
-    async def scenario() -> tuple[Call, ...]:
-        with Gateway() as gateway:
-            episode = gateway.open(EpisodeSpec("recorded", engine))
-            model, messages = episode.model("solver"), list(USER)
-            for _ in range(turns):
-                messages = [*messages, await model.chat(messages, n=2), {"role": "user", "content": "go on"}]
-            return await episode.finish()
-
-    return asyncio.run(scenario())
-
-
-def test_recorded_calls_replay_to_the_same_tokens() -> None:
-    numbers = iter(range(100))
-    engine = ScriptedEngine(lambda ask: [f"reply {next(numbers)}", "other"], logprob=-0.25)
-    calls = recorded(engine, 3)
-    replayed = recorded(ScriptedEngine.replaying(calls), 3)
-    assert len(calls) == 6
-    for one, two in zip(calls, replayed, strict=True):
-        assert one.prompt_ids is not None and one.output_ids is not None and one.logprobs is not None
-        assert two.prompt_ids is not None and two.output_ids is not None and two.logprobs is not None
-        assert one.prompt_ids.tolist() == two.prompt_ids.tolist()
-        assert one.output_ids.tolist() == two.output_ids.tolist() and one.logprobs.tolist() == two.logprobs.tolist()
-        assert one.response["choices"] == two.response["choices"] and one.model == two.model
-
-
-def test_what_was_not_recorded_cannot_be_replayed() -> None:
-    replay = ScriptedEngine.replaying(recorded(ScriptedEngine(lambda ask: "x"), 1))
-    with pytest.raises(EngineError, match="not recorded"):
-        ask(replay, agent="solver", messages=[{"role": "user", "content": "something else"}])
-    ask(replay, agent="solver")
-    with pytest.raises(EngineError, match="have been used"):
-        ask(replay, agent="solver")
-    ask(replay, episode_id="another", agent="solver")
 
 
 def test_a_reply_that_blocks_holds_up_no_other() -> None:

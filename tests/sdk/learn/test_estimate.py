@@ -31,8 +31,8 @@ def sample(ids: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Sample:
     [
         (torch.float32, False, False),
         (torch.float32, True, True),
-        (torch.bfloat16, False, True),
-        (torch.bfloat16, True, False),
+        pytest.param(torch.bfloat16, False, True, marks=pytest.mark.slow),  # processors are slow at it
+        pytest.param(torch.bfloat16, True, False, marks=pytest.mark.slow),
     ],
 )
 def test_a_step_takes_the_memory_that_was_estimated(dtype: torch.dtype, lora: bool, checkpointing: bool) -> None:

@@ -48,14 +48,14 @@ def assert_no_gradient(policy: Any, tokenizer: Any, samples: list[Sample], how: 
     assert trainer.step(told, how)["grad_norm"] < 1e-3
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(ways)
 def test_a_teacher_with_the_students_weights_gives_no_gradient_under_any_sampling(how: Sampling) -> None:
     [reply] = processed.sample(how)
     assert_no_gradient(processed.model(), processed.TOKENIZER, [processed.trained(how, reply)], {"c": how})
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=2, deadline=None)
 @given(st.integers(0, 2**20), st.sampled_from([0.0, 0.6, 1.0]), st.sampled_from([1.0, 0.9]))
 def test_a_teacher_with_the_students_weights_gives_no_gradient_under_any_grammar(
     seed: int, temperature: float, top_p: float
@@ -73,7 +73,7 @@ def test_a_teacher_with_the_students_weights_gives_no_gradient_under_any_grammar
     assert_no_gradient(typed.model(), typed.TOKENIZER, samples, how)
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(processed.ways)
 def test_another_teacher_scores_by_the_same_definition(how: Sampling) -> None:
     """But for min_p, whose tokens are the student's."""
@@ -113,6 +113,7 @@ def opd_job(folder: Path, model: Path, teacher: str) -> Config:
     return local_job(folder, model, algorithm=algorithm, **common)
 
 
+@pytest.mark.slow
 def test_a_run_whose_teacher_is_the_student_has_no_divergence(tmp_path: Path, tiny_model: Path) -> None:
     config = opd_job(tmp_path, tiny_model, str(tiny_model))
     tuned = train(config, workflow=typed_talk)

@@ -13,13 +13,13 @@ from typer.testing import CliRunner
 
 from ajet_sdk.errors import QueryError
 from ajet_sdk.trace.feedback import give
-from ajet_sdk.trace.owner import owners
-from ajet_sdk.trace.reader import calls_of, episodes, ledger_balance, open_trace
+from ajet_sdk.trace.owner import owners, settled_owners
+from ajet_sdk.trace.reader import calls_of, episodes, ledger_balance, open_trace, trace_files
 from ajet_sdk.types import Feedback
 from ajet_tools.cli.app import app
 from ajet_tools.trace import queries
 from ajet_tools.trace.files.check import check
-from ajet_tools.trace.locate import is_live, open_located, open_named
+from ajet_tools.trace.locate import open_located, open_named
 from ajet_tools.trace.queries.listing import open_listing
 from ajet_tools.trace.queries.search import search
 from ajet_tools.tui.trace.app import TraceApp
@@ -73,7 +73,7 @@ def test_processes_that_live_are_read_as_one_run_and_followed(tmp_path: Path, no
     head.tell("run finished")
     head.end()
     three.end()
-    assert not is_live(tmp_path)
+    assert not settled_owners(trace_files(tmp_path))
     assert {**_overview(reader), "rewards": None}.items() >= {"status": "finished", "episodes": 5, "tokens": 9}.items()
     assert len(calls_of(reader, "e")) == 2
 
