@@ -24,7 +24,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _quiet = [HealthCheck.too_slow, HealthCheck.data_too_large]
-settings.register_profile("default", max_examples=40, deadline=None, suppress_health_check=_quiet)
+settings.register_profile("default", max_examples=25, deadline=None, suppress_health_check=_quiet)
 settings.register_profile("thorough", max_examples=10_000, deadline=None, suppress_health_check=_quiet)
 settings.load_profile("default")
 

@@ -24,12 +24,12 @@ def test_the_order_in_which_calls_arrive_changes_nothing(
 ) -> None:
     found = []
     for name in ("one", "two"):
-        config = repeating_job(tmp_path / name, tiny_model, 2)
+        config = repeating_job(tmp_path / name, tiny_model, 2, attempts=2)
         repeat(config)
         found.append(numbers_of(config))
     assert found[0] == found[1]
     calls, hashes, weights = found[0]
-    assert len(calls) == 2 * CALLS and set(hashes) == {1, 2} and weights
+    assert len(calls) == 2 * CALLS * 2 // 3 and set(hashes) == {1, 2} and weights
     assert f"hash {hashes[2]:.0f}" in capsys.readouterr().out
 
 

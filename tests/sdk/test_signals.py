@@ -94,6 +94,7 @@ def stored_runs(directory: Path) -> list[tuple[str, str, bool]]:
         return file.execute("SELECT status, error, ended_at IS NOT NULL FROM runs").fetchall()
 
 
+@pytest.mark.slow
 def test_sigterm_ends_a_training_in_order(tmp_path: Path, tiny_model: Path) -> None:
     """As Ctrl-C does, also where a shell started the process with Ctrl-C ignored."""
     with training(tmp_path, tiny_model, background=True) as child:

@@ -53,6 +53,7 @@ def test_a_run_without_an_update_says_so_and_has_an_exit_code_of_its_own(tmp_pat
     assert output.count("the rewards have no variance") == 1, "the second step says nothing new"
 
 
+@pytest.mark.slow
 def test_a_run_that_got_worse_says_so_last_and_offers_its_start(tmp_path: Path, tiny_model: Path) -> None:
     code, output = run_command(tmp_path, tiny_model, "length")
     assert code == 0, output
@@ -65,8 +66,8 @@ def test_a_run_that_got_worse_says_so_last_and_offers_its_start(tmp_path: Path, 
     ("scores", "best", "warning"),
     [
         ([0.5, 0.9, 0.2, 0.3], 1, "worse than the start; best was step 1 (val/reward 0.500 at step 0, 0.300 at step 3"),
-        ([0.5, 0.6, 0.9, 0.7], 2, ""),
-        ([0.5, 0.6, 0.7, 0.7], 3, ""),
+        pytest.param([0.5, 0.6, 0.9, 0.7], 2, "", marks=pytest.mark.slow),
+        pytest.param([0.5, 0.6, 0.7, 0.7], 3, "", marks=pytest.mark.slow),
     ],
 )
 def test_the_checkpoint_with_the_best_validation_is_kept_and_offered(
@@ -99,6 +100,7 @@ def test_tokens_that_were_sampled_and_not_trained_are_told(
     assert not TunedModel(tuned.path, outcomes={"trained": 100, "truncated": 5}).warning()
 
 
+@pytest.mark.slow
 def test_a_policy_that_an_update_broke_gets_other_advice(
     tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -65,10 +65,10 @@ def _open_grid(size: tuple[float, float], rows: int = 1, columns: int = 1) -> It
         matplotlib.rcdefaults()
         matplotlib.rcParams.update(_STYLE)
         figure = Figure(figsize=size, dpi=120, layout="constrained")
-        FigureCanvasAgg(figure)
+        canvas = FigureCanvasAgg(figure)
         out = io.BytesIO()
         yield list(figure.subplots(rows, columns, squeeze=False).flatten()), out
-        figure.savefig(out, format="png", metadata={"Software": None})
+        canvas.print_png(out, metadata={"Software": None})  # `savefig` draws twice
 
 
 @contextmanager

@@ -74,6 +74,7 @@ def test_a_card_says_what_the_rows_are(tmp_path: Path) -> None:
     assert f"mean pass rate of 200 measured rows is {mean:.2f}" in text
 
 
+@pytest.mark.usefixtures("pictures")
 def test_its_pictures_are_there_and_shown(tmp_path: Path) -> None:
     from PIL import Image
 
@@ -84,6 +85,7 @@ def test_its_pictures_are_there_and_shown(tmp_path: Path) -> None:
             assert picture.width > 600 and len(picture.convert("RGB").getcolors(1 << 20) or []) > 10
 
 
+@pytest.mark.usefixtures("pictures")
 def test_the_same_rows_give_the_same_bytes_also_in_another_process(tmp_path: Path) -> None:
     write_card(tmp_path / "a", iter(rows(100)), FACTS)
     code = (
@@ -107,6 +109,7 @@ def test_a_readme_of_somebody_elses_is_left_alone(tmp_path: Path) -> None:
     assert write_card(tmp_path, rows(3), Facts(title="two")) == one and "# two" in one.read_text()
 
 
+@pytest.mark.usefixtures("pictures")
 def test_pictures_of_an_earlier_card_do_not_stay(tmp_path: Path) -> None:
     write_card(tmp_path, rows(100), FACTS)
     bare = [{"main_query": "a b c"}]
@@ -115,6 +118,7 @@ def test_pictures_of_an_earlier_card_do_not_stay(tmp_path: Path) -> None:
     assert "too few" in text and "Difficulty" not in text and "Similarity" not in text
 
 
+@pytest.mark.usefixtures("pictures")
 @pytest.mark.parametrize(
     "made",
     [

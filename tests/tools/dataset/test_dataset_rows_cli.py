@@ -214,6 +214,7 @@ def test_export_counts_what_has_not_what_a_form_needs(tasks: Path, tmp_path: Pat
     assert "there is no export format 'x'" in ajet("export", path, "-f", "x", code=2).stderr
 
 
+@pytest.mark.usefixtures("pictures")
 def test_stats_are_printed_drawn_and_json(tasks: Path, tmp_path: Path) -> None:
     out = ajet("stats", tasks, "--by", "metadata.level", "--out", tmp_path / "pictures").stdout
     assert "30 rows, 30 distinct, 0 duplicates, 4 forms, 30 with an answer" in out
@@ -226,6 +227,7 @@ def test_stats_are_printed_drawn_and_json(tasks: Path, tmp_path: Path) -> None:
     assert figures["languages"] == {"en": 30}
 
 
+@pytest.mark.usefixtures("pictures")
 def test_stats_of_nothing_and_hostile_text(tmp_path: Path) -> None:
     empty = tmp_path / "empty.jsonl"
     empty.touch()

@@ -49,7 +49,7 @@ def test_edits_are_levenshtein_distance_up_to_the_limit(one: str, other: str, mo
     assert edits(one, other, most) == expected
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.none() | st.text("aB \t\n\x1c\x1f\0äİ²", max_size=6), max_size=6), st.integers(0, 3))
 def test_a_column_has_the_normal_forms_of_its_texts(texts: list[str | None], start: int) -> None:
     column = pl.concat([pl.Series(texts, dtype=pl.String)[start:], pl.Series(texts, dtype=pl.String)], rechunk=False)

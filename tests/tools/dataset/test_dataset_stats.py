@@ -65,6 +65,7 @@ def test_fields_and_values_beyond_the_limit_are_counted_and_not_kept() -> None:
     assert found.fields["metadata.n"].present == 3000
 
 
+@pytest.mark.usefixtures("pictures")
 def test_pictures_are_drawn_and_repeat_to_the_byte() -> None:
     values = [{"main_query": "x" * (i % 50 + 1), "metadata": {"level": i % 3, "note": "cost $5"}} for i in range(100)]
     values += [{"main_query": "漢" * 40_000}]

@@ -69,7 +69,7 @@ _json = st.recursive(
 )  # fmt: skip
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(st.dictionaries(st.sampled_from("abcd"), _json, min_size=1), max_size=5))
 def test_parquet_loses_nothing_of_any_rows(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
     assert values(write(tmp_path / "rows.parquet", rows)) == rows

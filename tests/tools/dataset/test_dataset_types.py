@@ -369,7 +369,7 @@ def _printed(column: Any) -> str:
     return str(decoded.to_string(window=100, container_window=100))
 
 
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @example(
     table=pa.table({"a": [None, [-(2**63)]], "b": [2**63 - 1, -(2**63)]}, metadata={"mine": "kept"}), keep={1}, add=True
 )
@@ -408,7 +408,7 @@ _json = st.recursive(
 )
 
 
-@settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.lists(st.dictionaries(st.sampled_from("abcd"), _json, min_size=1), min_size=1, max_size=5))
 def test_text_that_went_through_tables_comes_back_as_it_was(tmp_path: Path, rows: list[dict[str, Any]]) -> None:
     names = ["1.jsonl", "2.parquet", "3.parquet", "4.jsonl"]
