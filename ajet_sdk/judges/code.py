@@ -11,6 +11,7 @@ import ast
 import asyncio
 import functools
 import json
+import marshal
 import re
 import secrets
 import socket
@@ -176,18 +177,20 @@ async def _run_apart(code: str, tests: str, limits: Limits, *, unfenced: bool) -
 
 
 @functools.cache
-def _sources() -> dict[str, str]:
+def _modules() -> bytes:
+    """Both sides' code, compiled: each program and its tests would compile it again."""
     folder = files("ajet_sdk.sandbox")
-    return {
-        f"ajet_sdk.sandbox.{name}": (folder / f"{name}.py").read_text(encoding="utf-8") for name in ("peer", "tester")
-    }
+    sources = {name: (folder / f"{name}.py").read_text(encoding="utf-8") for name in ("peer", "tester")}
+    return marshal.dumps(
+        {f"ajet_sdk.sandbox.{name}": compile(text, "<string>", "exec") for name, text in sources.items()}
+    )
 
 
 def _side(call: str) -> str:
-    return f"""import sys, types
-for name, source in {_sources()!r}.items():
+    return f"""import marshal, sys, types
+for name, code in marshal.loads({_modules()!r}).items():
     module = sys.modules[name] = types.ModuleType(name)
-    exec(source, vars(module))
+    exec(code, vars(module))
 module.{call}
 """
 

@@ -269,7 +269,7 @@ def test_traceback_shows_where_an_error_was_raised(starter: Path) -> None:
     assert "load_object" in done.stderr
 
 
-@pytest.mark.parametrize("who", ["agent", "reply"])
+@pytest.mark.parametrize("who", ["agent", pytest.param("reply", marks=pytest.mark.slow)])
 def test_ctrl_c_is_130(starter: Path, who: str) -> None:
     """At once, also where the scripted reply is what waits."""
     if who == "agent":
@@ -690,6 +690,7 @@ def test_a_thread_that_an_agent_leaves_running_does_not_hold_up_the_end(
     assert "leaked" not in done.stderr, "and no library has anything to say"
 
 
+@pytest.mark.slow
 def test_a_thread_that_ends_by_itself_is_waited_for(starter: Path) -> None:
     """Also the idle ones of an executor that nobody shut down."""
     agent = (starter / "agent.py").read_text()
