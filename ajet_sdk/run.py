@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.agent.workflow import check_signature
 from ajet_sdk.config.api_keys import placeholder_keys
+from ajet_sdk.engines.fetch import with_fetched_model
 from ajet_sdk.engines.open import at_endpoint, open_engine, ready
 from ajet_sdk.errors import ConfigError, MissingExtra
 from ajet_sdk.gateway.episode import SamplingOverride
@@ -26,6 +27,7 @@ from ajet_sdk.judges.load import load_judge, named_judge
 from ajet_sdk.learn.recipe import with_model
 from ajet_sdk.protocols import Engine, Job
 from ajet_sdk.reporting.html import progress_in_cell
+from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_sdk.reporting.results import Report, TaskScore, TunedModel
 from ajet_sdk.rollout.attempts import Attempt, check_models, seed_of
 from ajet_sdk.rollout.episode import run_batch
@@ -96,6 +98,8 @@ def train(
         check_models(config, workflow, training=config.backbone != "debug")
     judge = _find_judge(config, judge)
     _check_signatures(workflow, judge, [*sets.train, *sets.val], config)
+    if config.backbone != "debug":  # which may ask an endpoint for a model of that name
+        config = _fetch_model(config)
     if debug_tags and config.rollout.runner == "ray":
         log.warning("With breakpoints the agent runs in this process; rollout.runner is ignored")
         config = config.model_copy(update={"rollout": config.rollout.model_copy(update={"runner": "thread"})})
@@ -155,6 +159,11 @@ def _find_judge(config: Config, given: Any) -> Any:
     if given is not None:
         return given(config) if isinstance(given, type) else given
     return load_judge(config)
+
+
+def _fetch_model(config: Config) -> Config:
+    with ProgressBar("Fetching the model") as bar:
+        return with_fetched_model(config, bar.show)
 
 
 def _check_signatures(workflow: Any, judge: Any, tasks: Sequence[Task], config: Config) -> None:
@@ -298,6 +307,7 @@ def open_run(
         workflow, judge = _find_workflow(config, workflow), _find_judge(config, judge)
         _check_signatures(workflow, judge, tasks, config)
         check_models(config, workflow, training=False)
+        config = _fetch_model(config)
         with Session(config, backbone="run", ray=ray, code=(workflow, judge), of_validation=of_validation) as session:
             yield OpenRun(session, workflow, judge, tasks)
             session.check_ledger()

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ajet_sdk.config.named_models import gguf_files, named_model
 from ajet_sdk.errors import ConfigError, MissingExtra
 
 if TYPE_CHECKING:
@@ -38,12 +39,17 @@ def check_source(path: str | Path) -> None:
     The hub is asked once, for ten seconds at most: transformers asks it six times, and a mistyped path takes a minute.
     """
     name = str(path)
+    if files := gguf_files(Path(path)):
+        what = f"{name} is a GGUF file" if files == [Path(path)] else f"{name} is a directory with GGUF files"
+        raise ConfigError(f"model.path: {what}; make a checkpoint of it: ajet model fetch {files[0]}")
     if Path(path).is_dir():
         return
     if Path(path).exists():
         raise ConfigError(f"model.path: {name} is a file; name the checkpoint's directory")
     if is_cached(name):
         return
+    if named_model(name) is not None:
+        raise ConfigError(f"model.path: {name} is not on this machine yet; fetch it: ajet model fetch {name}")
     what = f"model.path: there is no directory {name}"
     hint = (
         "for a model behind an endpoint, also give its address (--base-url URL, model.base_url, or "

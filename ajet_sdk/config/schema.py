@@ -110,7 +110,9 @@ class Lora(Section):
 
 class ModelSource(Section):
     path: str | None = key(
-        None, "Model to train: a local directory or a Hugging Face name such as Qwen/Qwen2.5-0.5B-Instruct."
+        None,
+        "Model to train: a local directory, a Hugging Face name such as Qwen/Qwen2.5-0.5B-Instruct, or a short name of "
+        "`ajet model list`, which is fetched if need be.",
     )
     recipe: str | None = key(
         None,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ajet_sdk.config.api_keys import api_key
 from ajet_sdk.config.model_source import check_source, is_cached
 from ajet_sdk.config.objects import load_object
+from ajet_sdk.engines.fetch import with_fetched_model
 from ajet_sdk.engines.remote import RemoteEngine
 from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.engines.vllm.engine import samples_with_vllm, vllm_engine
@@ -67,7 +68,9 @@ def open_engine(config: Config) -> Engine:
         return RemoteEngine(model.base_url, key or "none", str(name), key_source=source)
     if not model.path:
         raise ConfigError("no model given: set model.path (weights), model.base_url (an endpoint) or model.scripted")
-    check_source(config.resolve(model.path) if config.resolve(model.path).exists() else model.path)
+    config = with_fetched_model(config)
+    path = str(config.model.path)
+    check_source(config.resolve(path) if config.resolve(path).exists() else path)
     try:
         if samples_with_vllm(config):
             return vllm_engine(config)

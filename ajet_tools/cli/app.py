@@ -69,6 +69,7 @@ class _Root(LazyGroup):
             "Search for a better prompt with GEPA, and measure its gain on held-out tasks.",
         ),
         "serve": ("train", "Serve a checkpoint as an OpenAI-compatible endpoint, until Ctrl-C."),
+        "model": ("model", "Fetch models to train, and list those with a short name."),
         "trace": ("trace", "Inspect, compare, convert and export traces."),
         "dataset": ("dataset", "Build, clean, inspect and convert datasets."),
         "judge": ("judge", "Try a judge before it gives rewards."),
@@ -86,7 +87,7 @@ class _Root(LazyGroup):
         "Start": ("demo", "init", "run", "baseline", "train", "serve"),
         "Look": ("trace", "dataset"),
         "Compare": ("league", "bench", "judge", "tune-prompt"),
-        "Set up": ("config", "rehearse", "env", "install", "doctor"),
+        "Set up": ("model", "config", "rehearse", "env", "install", "doctor"),
     }
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

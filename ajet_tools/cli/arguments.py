@@ -162,7 +162,8 @@ class AgentOptions:
     model: Annotated[
         str | None,
         typer.Option(
-            help="Model name at the endpoint (or at OPENAI_BASE_URL), or a local directory or Hugging Face name."
+            help="Model name at the endpoint (or at OPENAI_BASE_URL), a local directory, a Hugging Face name, or a "
+            "name of `ajet model list`."
         ),
     ] = None
     api_key_env: Annotated[str | None, typer.Option(help="Environment variable with the endpoint's API key.")] = None

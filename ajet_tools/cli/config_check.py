@@ -15,6 +15,8 @@ from ajet_sdk.agent.workflow import check_signature
 from ajet_sdk.config.api_keys import api_key, placeholder_keys
 from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.config.model_source import is_cached
+from ajet_sdk.config.named_models import named_model
+from ajet_sdk.engines.fetch import fetched
 from ajet_sdk.errors import AjetError, EnvironmentUnavailable, MissingResource, TaskError
 from ajet_sdk.judges.load import load_judge
 from ajet_sdk.tasks.load import TaskSets, load_tasks
@@ -171,7 +173,10 @@ def _model(config: Config, resources: Part) -> None:
     if model.base_url:
         _endpoint("model", model.base_url, model.api_key_env, resources)
     elif model.path and not model.recipe and not config.resolve(model.path).is_dir():
-        if _HUB_NAME.fullmatch(model.path):
+        if (known := named_model(model.path)) is not None:
+            there = "fetched" if fetched(known) else f"to be fetched ({known.megabytes:,} MB)"
+            resources.found["model"] = f"{known.name} ({known.source}), {there}"
+        elif _HUB_NAME.fullmatch(model.path):
             there = "downloaded" if is_cached(model.path) else "to be downloaded"
             resources.found["model"] = f"{model.path} of the Hugging Face hub, {there}"
         else:

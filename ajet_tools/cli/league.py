@@ -11,10 +11,10 @@ from ajet_sdk.config.config import Config
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.league import League, Score, draw_league, play_league, saved_players, short_names
 from ajet_sdk.reporting.output import echo
+from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_sdk.tasks.load import load_tasks
 from ajet_tools.cli.arguments import Arguments, MostTasks, split_arguments
 from ajet_tools.cli.options import AsJson, print_json
-from ajet_tools.cli.output import ProgressBar
 from ajet_tools.text.tables import console, table
 
 __all__ = ["app"]

@@ -21,7 +21,9 @@ CORE = (
     "starlette", "uvicorn", "httpx", "aiohttp", "openai",
 )  # fmt: skip
 EXTRAS = {
-    "local": ("torch", "transformers", "tokenizers", "safetensors", "peft", "llguidance", "matplotlib", "tensorboard"),
+    "local": (
+        "torch", "transformers", "tokenizers", "safetensors", "peft", "llguidance", "gguf", "matplotlib", "tensorboard",
+    ),
     "tools": ("textual", "textual-plotext", "textual-serve"),
     "documents": ("pypdf", "python-docx", "beautifulsoup4"),
     "math": ("math-verify",),

@@ -10,11 +10,11 @@ from ajet_sdk import run as sdk
 from ajet_sdk.config.config import Config
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo
+from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_sdk.reporting.results import Report
 from ajet_sdk.tasks.load import load_tasks
 from ajet_tools.cli.arguments import AgentAndOverrides, AgentOptions, MostTasks, WithLogview, split_arguments
 from ajet_tools.cli.options import AsJson, SkipBadRows, expand_options, pick, print_json
-from ajet_tools.cli.output import ProgressBar
 from ajet_tools.cli.viewer import logview
 
 __all__ = ["app"]

@@ -169,7 +169,10 @@ def train(
     ] = None,
     val_tasks: Annotated[str | None, typer.Option(help="Validation tasks: a .jsonl file.")] = None,
     model: Annotated[
-        str | None, typer.Option(help="The model to train: a local directory or a Hugging Face name.")
+        str | None,
+        typer.Option(
+            help="The model to train: a local directory, a Hugging Face name, or a name of `ajet model list`."
+        ),
     ] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the newest checkpoint.")] = False,
     debug: Annotated[str, typer.Option(metavar="TAGS", help='Tags of the breakpoints to stop at:  "TAG1|TAG2".')] = "",

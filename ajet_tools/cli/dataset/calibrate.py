@@ -10,10 +10,10 @@ import typer
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo
+from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_tools.cli.arguments import AgentOptions
 from ajet_tools.cli.dataset.options import Out, RowOptions, Source, check_apart, counted
 from ajet_tools.cli.options import expand_options, pick
-from ajet_tools.cli.output import ProgressBar
 from ajet_tools.dataset.calibrate import Band, Calibration
 from ajet_tools.dataset.calibrate import calibrate as measure
 from ajet_tools.dataset.files.tables import read

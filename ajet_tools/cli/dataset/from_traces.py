@@ -11,10 +11,10 @@ from typing import Annotated, Any
 import typer
 
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_tools.cli.dataset.generation import ModelOptions
 from ajet_tools.cli.dataset.options import Out, SkipBad, check_apart, counted, print_summary, write_report
 from ajet_tools.cli.options import AsJson, IncludeValidation, expand_options
-from ajet_tools.cli.output import ProgressBar
 from ajet_tools.dataset.from_traces import run as loop
 from ajet_tools.dataset.from_traces.choice import Choice
 from ajet_tools.dataset.from_traces.grader import Grader, read_rubric

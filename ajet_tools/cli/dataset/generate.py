@@ -19,6 +19,7 @@ import typer
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.learn.recipe import with_model
 from ajet_sdk.reporting.output import echo
+from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_sdk.run import open_run
 from ajet_tools.cli.arguments import JUDGE_HELP, AgentOptions
 from ajet_tools.cli.dataset.generation import (
@@ -33,7 +34,6 @@ from ajet_tools.cli.dataset.generation import (
 from ajet_tools.cli.dataset.options import SOURCE_HELP, counted
 from ajet_tools.cli.dataset.progress import progress, report
 from ajet_tools.cli.options import AsJson, expand_options
-from ajet_tools.cli.output import ProgressBar
 from ajet_tools.dataset.calibrate import Band, task_of_row
 from ajet_tools.dataset.documents.corpus import Corpus
 from ajet_tools.dataset.files.tables import Row

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from ajet_sdk.errors import ConfigError, NoReward
+from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_sdk.tasks.json_rows import BadRows
 from ajet_tools.cli.dataset.options import (
     Map,
@@ -26,7 +27,6 @@ from ajet_tools.cli.dataset.options import (
     to_place,
 )
 from ajet_tools.cli.options import AsJson, expand_options
-from ajet_tools.cli.output import ProgressBar
 from ajet_tools.dataset.files.tables import read_blocks, tables_of
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.rows.combine import blocks, parse_part, plan

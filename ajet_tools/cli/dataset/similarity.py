@@ -16,6 +16,7 @@ import numpy as np
 import typer
 
 from ajet_sdk.errors import ConfigError
+from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_sdk.tasks.rows import SPLITS
 from ajet_tools.cli.dataset.options import (
     Embeddings,
@@ -33,7 +34,6 @@ from ajet_tools.cli.dataset.options import (
     write_report,
 )
 from ajet_tools.cli.options import expand_options
-from ajet_tools.cli.output import ProgressBar
 from ajet_tools.dataset.files.sources import splits_of
 from ajet_tools.dataset.files.writer import Shape, Writer
 from ajet_tools.dataset.rows.combine import Splitter, check_fractions, keys_of

@@ -12,8 +12,8 @@ import typer
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import echo, visible
+from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_tools.cli.options import AsJson, IncludeValidation, SkipBadRows, print_json
-from ajet_tools.cli.output import ProgressBar
 from ajet_tools.cli.trace.options import OfRun, WhereOrRun
 from ajet_tools.dataset.similarity.held_out import export_rows
 from ajet_tools.text.clean import counted

@@ -12,10 +12,10 @@ from ajet_sdk.config.trainer_schema import RewardEstimator
 from ajet_sdk.errors import ConfigError, QueryError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import echo
+from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_sdk.trace.reader import episodes
 from ajet_sdk.types import Episode
 from ajet_tools.cli.options import AsJson, print_json
-from ajet_tools.cli.output import ProgressBar
 from ajet_tools.cli.trace.options import Newest, OfRun, WhereOrRun
 from ajet_tools.text import tables as render
 from ajet_tools.text.clean import one_line

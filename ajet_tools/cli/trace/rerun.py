@@ -13,9 +13,9 @@ from ajet_sdk.errors import ConfigError, QueryError
 from ajet_sdk.judges.load import named_judge
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import visible
+from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_tools.cli.arguments import JUDGE_HELP
 from ajet_tools.cli.options import AsJson, pick, print_json
-from ajet_tools.cli.output import ProgressBar
 from ajet_tools.cli.trace.options import Fitting, OfRun, Where, WhereOrRun
 from ajet_tools.text import tables as render
 from ajet_tools.text.clean import one_line

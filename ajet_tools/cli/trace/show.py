@@ -12,10 +12,10 @@ from rich.console import Console
 
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import visible
+from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_sdk.trace.reader import calls_of, episodes, ledger_balance
 from ajet_sdk.types import Episode
 from ajet_tools.cli.options import AsJson, print_json
-from ajet_tools.cli.output import ProgressBar
 from ajet_tools.cli.trace.options import Fitting, NoPager, OfRun, Where, WhereOrRun
 from ajet_tools.text import tables as render
 from ajet_tools.text.clean import counted, one_line, short_ids

@@ -12,11 +12,11 @@ import typer
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.reporting.output import echo
+from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_sdk.samples.timelines import merge
 from ajet_sdk.trace.reader import calls_of, episodes
 from ajet_sdk.types import Episode
 from ajet_tools.cli.options import AsJson, print_json
-from ajet_tools.cli.output import ProgressBar
 from ajet_tools.cli.trace.options import Fitting, Newest, NoPager, OfRun, WhereOrRun
 from ajet_tools.text import tables as render
 from ajet_tools.text.tables import paged

