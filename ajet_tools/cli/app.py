@@ -49,7 +49,10 @@ class _Root(LazyGroup):
             "start",
             "Train a small model to use a calculator, on this machine's CPU, in about a minute and without a network.",
         ),
-        "init": ("start", "Write a starter project that runs at once, or one of the tutorials."),
+        "init": (
+            "start",
+            "Write a starter project that runs at once, one of the tutorials, or a job around an agent of yours.",
+        ),
         "run": ("run", "Run an agent over tasks and score it; nothing is trained."),
         "baseline": (
             "baseline",

@@ -10,7 +10,7 @@ import re
 from importlib import resources
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -20,14 +20,23 @@ from ajet_sdk.config.config import load_config
 from ajet_sdk.errors import ConfigError, MissingExtra
 from ajet_sdk.reporting.output import echo
 from ajet_sdk.reporting.results import view_command
+from ajet_sdk.tasks.load import load_tasks
+from ajet_sdk.trace.reader import episodes, open_trace
+from ajet_tools.cli.from_agent import Agent, job_files, read_agent
 from ajet_tools.cli.trace.view import view as open_viewer
 from ajet_tools.cli.viewer import check_terminal, load_viewer
+from ajet_tools.text.tables import console, table
+from ajet_tools.trace.compare.diff import paired
+
+if TYPE_CHECKING:
+    from ajet_sdk.config.config import Config
+    from ajet_sdk.reporting.results import TunedModel
 
 __all__ = ["app"]
 
 app = typer.Typer(add_completion=False)
 
-DEMO = "math_agent"
+DEMO, PRETRAINED = "math_agent", "pretrained"
 _SHORTER = (
     "ajet.experiment_name=demo",
     "ajet.data.train_batch_size=8",
@@ -37,6 +46,9 @@ _SHORTER = (
     "ajet.trainer_common.val_tasks=64",
 )
 """What makes the tutorial's run one of a minute."""
+_SHORTER_PRETRAINED = ("ajet.experiment_name=demo", "ajet.trainer_common.val_tasks=32")
+_REPLIES = 8
+"""Held-out questions whose replies are printed: the first, whatever the model said."""
 
 
 def _examples() -> dict[str, Path]:
@@ -62,8 +74,22 @@ def init(
             autocompletion=_example_names,
         ),
     ] = None,
+    agent: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="FILE.py[:FUNCTION]",
+            help="Write a job around this agent instead: judge, tasks, config. The file is read and not changed.",
+        ),
+    ] = None,
+    tasks: Annotated[
+        Path | None, typer.Option("--tasks", metavar="FILE", help="--from: a few tasks as JSON lines.")
+    ] = None,
+    trace: Annotated[
+        Path | None, typer.Option("--trace", metavar="TRACE", help="--from: take the tasks from recorded calls.")
+    ] = None,
 ) -> None:
-    """Write a starter project that runs at once, or one of the tutorials.
+    """Write a starter project that runs at once, one of the tutorials, or a job around an agent of yours.
 
     \b
     ajet init demo
@@ -71,7 +97,15 @@ def init(
     ajet run agent.py:solve --judge agent.py:exact --tasks tasks.jsonl \\
       --scripted replies.py:reply
     ajet init --example frozenlake
+    ajet init --from agent.py --tasks examples.jsonl job
     """
+    if agent is not None:
+        if example is not None:
+            raise ConfigError("give either --from or --example")
+        _init_job(read_agent(agent), tasks, trace, name)
+        return
+    if tasks is not None or trace is not None:
+        raise ConfigError("--tasks and --trace belong to --from FILE.py")
     if example is not None:
         _init_example(example, name)
         return
@@ -89,6 +123,21 @@ def init(
     echo(
         f"Now run it, without a model:\n{_enter(name)}"
         "  ajet run agent.py:solve --judge agent.py:exact --tasks tasks.jsonl --scripted replies.py:reply"
+    )
+
+
+def _init_job(agent: Agent, tasks: Path | None, trace: Path | None, name: Path | None) -> None:
+    files = {file: text.encode() for file, text in job_files(agent, tasks, trace).items()}
+    name = name or Path(f"{agent.file.stem}-job")
+    _write(name, files)
+    for file in files:
+        echo(f"  {name / file}")
+    judge = "Write the judge in job.py" if b"NotImplementedError" in files["job.py"] else "Look at the judge in job.py"
+    echo(
+        f"The agent is {agent.file.name}:{agent.name}, which is as it was. {judge}, then measure a baseline, and "
+        f"train:\n{_enter(name)}"
+        "  ajet run --conf config.yaml -k 8\n"
+        "  ajet train --conf config.yaml"
     )
 
 
@@ -164,36 +213,51 @@ def _enter(folder: Path) -> str:
 
 @app.command()
 def demo(
-    directory: Annotated[Path, typer.Argument(help="Directory for its files and its run.")] = Path("ajet-demo"),
+    directory: Annotated[
+        Path | None,
+        typer.Argument(help="Directory for its files and its run. Default: ajet-demo.", show_default=False),
+    ] = None,
+    pretrained: Annotated[
+        bool,
+        typer.Option("--pretrained", help="Train SmolLM2-135M-Instruct, a pretrained model (a download of 93 MB)."),
+    ] = False,
     view: Annotated[bool, typer.Option("--view", help="Open the viewer at the end.")] = False,
 ) -> None:
     """Train a small model to use a calculator, on this machine's CPU, in about a minute and without a network.
 
-    The agent, its judge and its tasks are written to the directory, to be read and changed.
+    With --pretrained a pretrained model learns to answer with a number and nothing else, and its replies to held-out
+    questions are printed, before and after. The agent, its judge and its tasks are written to the directory, to be read
+    and changed.
 
     \b
     ajet demo
     ajet demo --view
+    ajet demo --pretrained
     """
     if view:
         check_terminal("ajet demo --view", "leave out --view, and view the run later with `ajet trace view --web`")
         load_viewer("trace.app")
-    for package in ("torch", "transformers", "safetensors"):  # before anything is written
-        if find_spec(package) is None:
+    for package in ("torch", "transformers", "safetensors", *(("peft", "gguf") if pretrained else ())):
+        if find_spec(package) is None:  # before anything is written
             raise MissingExtra(package, "local")
-    files = _files(_examples()[DEMO])
-    if not (directory / f"{DEMO}.yaml").exists():
-        _write(directory, files)
+    name = PRETRAINED if pretrained else DEMO
+    directory = directory or Path("ajet-demo-pretrained" if pretrained else "ajet-demo")
+    if not (directory / f"{name}.yaml").exists():
+        _write(directory, _files(_examples()[name]))
     record = directory / "launcher_record"
-    config = load_config(
-        directory / f"{DEMO}.yaml",
-        _SHORTER,
-        {"experiment_dir": str(record / "demo"), "model": {"path": str((record / "model").resolve())}},
-    )
+    values: dict[str, Any] = {"experiment_dir": str(record / "demo")}
+    if not pretrained:
+        values["model"] = {"path": str((record / "model").resolve())}
+    config = load_config(directory / f"{name}.yaml", _SHORTER_PRETRAINED if pretrained else _SHORTER, values)
     echo(f"The agent is {directory / 'agent.py'}: the OpenAI SDK and two decorators.")
-    echo("Its model is made from scratch, then trained on the judge's rewards:")
+    if pretrained:
+        echo(f"{config.model.path} answers held-out questions first, and is then trained on the judge's rewards:")
+    else:
+        echo("Its model is made from scratch, then trained on the judge's rewards:")
     tuned = run.train(config)
     echo(f"\n{tuned}")
+    if pretrained:
+        _print_replies(config, tuned)
     echo(
         f"""
 What to look at:
@@ -202,7 +266,30 @@ What to look at:
   ajet trace ledger {config.directory}  # what became of every sampled token
 Then change {directory / "agent.py"}, and run the whole job, which takes a few minutes:
   cd {directory}
-  ajet --conf {DEMO}.yaml"""
+  ajet --conf {name}.yaml"""
     )
     if view:
         open_viewer(str(config.directory))
+
+
+def _print_replies(config: Config, tuned: TunedModel) -> None:
+    """The replies to the first held-out questions before and after training, and the paired difference of rewards."""
+    with open_trace(config.directory) as reader:
+        sampled = [e for e in episodes(reader, run_id=tuned.run_id) if e.split == "val" and e.decoding == "sampled"]
+    last = max(episode.step for episode in sampled)
+    before, after = ({e.task_id: e for e in sampled if e.step == step} for step in (0, last))
+    tasks = [task for task in load_tasks(config).val if task.task_id in before.keys() & after.keys()]
+    shown = []
+    for task in tasks[:_REPLIES]:
+        quoted = re.search('"(.+)"', task.main_query)
+        replies = {name: str(of[task.task_id].output) for name, of in (("before", before), ("after", after))}
+        shown.append({"held-out question": quoted[1] if quoted else task.main_query, **replies})
+    out = console()
+    out.print(table(shown, out.width))
+    rewards = [(before[task.task_id].reward, after[task.task_id].reward) for task in tasks]
+    pairs = [(first, then) for first, then in rewards if first is not None and then is not None]
+    means = [sum(values) / len(pairs) for values in zip(*pairs, strict=True)]
+    gain = paired([then - first for first, then in pairs])
+    interval = "" if gain.low is None else f" [{gain.low:+.2f}, {gain.high:+.2f}]"
+    change = f"{means[0]:.2f} → {means[1]:.2f}, paired difference {gain.mean:+.2f}{interval}"
+    echo(f"Reward on {len(pairs)} held-out questions: {change}")

@@ -1,0 +1,257 @@
+"""`ajet init --from agent.py`: a job around an agent that exists. Its file is read and not changed."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from ajet_sdk.config.named_models import NAMED_MODELS, NamedModel
+from ajet_sdk.errors import ConfigError
+from ajet_tools.cli.readiness import gpus
+from ajet_tools.dataset.from_traces.run import task_rows
+from ajet_tools.dataset.from_traces.sources import opened_sources
+
+__all__ = ["Agent", "job_files", "read_agent"]
+
+_LLM_CALLS = (
+    "chat.completions.create", "chat.completions.parse", "completions.create", "responses.create", "responses.parse",
+    "messages.create", "messages.stream", "generate_content", "litellm.completion", "litellm.acompletion", "Runner.run",
+    "Runner.run_sync", "ainvoke", "invoke", "run_sync", "kickoff", "chat.send", "ollama.chat",
+)  # fmt: skip
+"""Ends of dotted names that ask a model, in the SDKs and frameworks of docs/frameworks.md."""
+_GIVEN = ("model", "env", "self")
+"""Parameters that are filled by ajet, and not by a task's columns."""
+_MOST_TASKS = 2_000
+_GIB = 2**30
+_BYTES_OF_A_WEIGHT, _BESIDE = 4, 4 * _GIB
+"""Float32 on a CPU, bfloat16 with its adapter and activations on a GPU; and what a LoRA step of 1,024 tokens takes
+beside the weights (smollm2-135m was measured at 4.9 GB in all)."""
+
+
+@dataclass(frozen=True)
+class Agent:
+    """The function of a file that is the agent."""
+
+    file: Path
+    name: str
+    parameters: tuple[str, ...]
+    """What a task's columns have to fill."""
+    is_workflow: bool
+    """It has ajet's decorator."""
+
+
+def read_agent(source: str) -> Agent:
+    """The agent in `FILE.py` or `FILE.py:FUNCTION`, by reading its text: nothing of it is run.
+
+    Raises ConfigError where the file cannot be read or parsed, or it isn't clear which function is the agent.
+    """
+    place, _, wanted = source.partition(":")
+    file = Path(place)
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"), filename=place)
+    except OSError as error:
+        raise ConfigError(f"--from: cannot read {place}: {error.strerror or error}") from error
+    except (SyntaxError, ValueError) as error:
+        line = f" line {error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
+        raise ConfigError(f"--from: {place}{line} is not Python: {error}") from error
+    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
+    decorated = [name for name, node in functions.items() if any("workflow" in d for d in _decorators(node))]
+    if wanted:
+        if wanted not in functions:
+            raise ConfigError(f"--from: {place} has no function {wanted}; it has {', '.join(functions) or 'none'}")
+        chosen = [wanted]
+    else:
+        chosen = decorated or _outermost(functions)
+    if not chosen:
+        raise ConfigError(
+            f"--from: no function of {place} is seen to call a model; name the one that is the agent: {place}:FUNCTION"
+        )
+    if len(chosen) > 1:
+        raise ConfigError(f"--from: {place} has several agents; name one: {', '.join(f'{place}:{n}' for n in chosen)}")
+    node = functions[chosen[0]]
+    named = [*node.args.posonlyargs, *node.args.args]
+    needed = [*named[: len(named) - len(node.args.defaults)]]
+    needed += [a for a, d in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if d is None]
+    parameters = tuple(a.arg for a in needed if a.arg not in _GIVEN)
+    return Agent(file.resolve(), chosen[0], parameters, chosen[0] in decorated)
+
+
+def _decorators(node: ast.FunctionDef | ast.AsyncFunctionDef) -> list[str]:
+    return [ast.unparse(one) for one in node.decorator_list]
+
+
+def _outermost(functions: dict[str, Any]) -> list[str]:
+    """The functions that call a model, themselves or by another one of the file, and that no such function calls."""
+    calls = {
+        name: [ast.unparse(n.func) for n in ast.walk(node) if isinstance(n, ast.Call)]
+        for name, node in functions.items()
+    }
+    asks = re.compile(rf"(^|[.])({'|'.join(map(re.escape, _LLM_CALLS))})$")
+    asking = {name for name, called in calls.items() if any(map(asks.search, called))}
+    while more := {name for name, called in calls.items() if name not in asking and asking & {*called}}:
+        asking |= more
+    with_input = {name for name in asking if functions[name].args.args or functions[name].args.kwonlyargs}
+    inner = {called for name in with_input for called in calls[name] if called != name}
+    return [name for name in functions if name in with_input - inner]
+
+
+def job_files(agent: Agent, tasks: Path | None, trace: Path | None) -> dict[str, str]:
+    """The files of a job: agent and judge, tasks to train on and to validate on, config.
+
+    Raises ConfigError where there are too few tasks, or one of them does not fill the agent's parameters.
+    """
+    rows = list(_rows(agent, tasks, trace))
+    if len(rows) < 2:
+        raise ConfigError("at least two different tasks are needed: one to train on and one to validate on")
+    every = 4 if len(rows) >= 4 else 2
+    held_out = rows[every - 1 :: every]
+    train = [row for place, row in enumerate(rows) if place % every != every - 1]
+    columns = set.intersection(*(set(row) for row in rows)) - {*agent.parameters}
+    answer = next((name for name in ("answer", "expected", "label", "target", "solution") if name in columns), None)
+    model = fitting_model()
+    return {
+        "job.py": _program(agent, answer),
+        "tasks.jsonl": "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in train),
+        "val.jsonl": "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in held_out),
+        "config.yaml": _CONFIG.format(
+            workflow=agent.name, model=model.name, batch=min(8, len(train)),
+            about=f"{model.parameters}M parameters, {model.licence}, {model.megabytes:,} MB",
+        ),
+    }  # fmt: skip
+
+
+def _rows(agent: Agent, tasks: Path | None, trace: Path | None) -> Iterator[dict[str, Any]]:
+    """The tasks, each once."""
+    seen: set[str] = set()
+    for place, row in _traced(agent, trace) if trace is not None else _examples(tasks):
+        missing = [name for name in agent.parameters if name not in row]
+        if missing:
+            raise ConfigError(
+                f"{place}: the task has no {', '.join(missing)}, which {agent.name}() of {agent.file.name} takes; its "
+                f"columns are {', '.join(row)}"
+            )
+        key = json.dumps([row[name] for name in agent.parameters] or row, sort_keys=True, default=str)
+        if key not in seen:
+            seen.add(key)
+            yield row
+
+
+def _examples(tasks: Path | None) -> Iterator[tuple[str, dict[str, Any]]]:
+    if tasks is None:
+        raise ConfigError("give some tasks: --tasks FILE.jsonl (a few examples), or --trace FILE (recorded calls)")
+    try:
+        lines = tasks.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--tasks: cannot read {tasks}: {error}") from error
+    for number, line in enumerate(lines, 1):
+        if line.strip():
+            try:
+                row = json.loads(line)
+            except json.JSONDecodeError as error:
+                raise ConfigError(f"--tasks: {tasks} line {number} is not JSON: {error}") from error
+            if not isinstance(row, dict):
+                raise ConfigError(f"--tasks: {tasks} line {number} is no JSON object")
+            yield f"{tasks} line {number}", row
+
+
+def _traced(agent: Agent, trace: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Tasks of recorded calls; the question is the agent's only parameter where they have no column of that name."""
+    with opened_sources([trace]) as sources:
+        for row in islice(task_rows(sources)[1], _MOST_TASKS):
+            row = {**row.get("metadata", {}), **row}
+            row.pop("metadata", None)
+            if len(agent.parameters) == 1 and agent.parameters[0] not in row and "main_query" in row:
+                row[agent.parameters[0]] = row["main_query"]
+            yield str(trace), row
+
+
+def fitting_model() -> NamedModel:
+    """The largest model of the table that a LoRA step fits beside, on this machine's GPU or in half of its memory."""
+    found = gpus()
+    memory = max((gib for _, gib, _ in found), default=0.0) * _GIB
+    half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2
+    most = memory or half
+    fits = [
+        model
+        for model in NAMED_MODELS.values()
+        if model.parameters * 1e6 * _BYTES_OF_A_WEIGHT + _BESIDE <= most and (memory or model.parameters < 1_000)
+    ]
+    return max(fits, key=lambda model: model.parameters, default=next(iter(NAMED_MODELS.values())))
+
+
+def _program(agent: Agent, answer: str | None) -> str:
+    function = f"agent.{agent.name}"
+    wrapped = f"{agent.name} = {function if agent.is_workflow else f'ajet.workflow({function})'}"
+    judge = _EXACT.format(answer=answer) if answer else _OPEN
+    return _PROGRAM.format(file=agent.file, name=agent.file.name, stem=agent.file.stem, wrapped=wrapped, judge=judge)
+
+
+_PROGRAM = '''"""The agent of {name} as ajet runs it, and its judge. {name} itself is as it was."""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import ajet
+
+FILE = Path("{file}")
+sys.path.insert(0, str(FILE.parent))  # for its own imports
+spec = importlib.util.spec_from_file_location("{stem}", FILE)
+agent = importlib.util.module_from_spec(spec)
+sys.modules["{stem}"] = agent
+spec.loader.exec_module(agent)
+
+{wrapped}
+
+{judge}'''
+_EXACT = '''
+@ajet.judge
+def judge(output: str, {answer}: str) -> float:
+    """1 where the output is the expected one to the letter; see what a looser one lets through: `ajet judge attack`."""
+    return float(str(output).strip() == str({answer}).strip())
+'''
+_OPEN = '''
+@ajet.judge
+def judge(output: str) -> float:
+    """Return 1 for an output that does the task, 0 for one that doesn't; raise where it can't be judged.
+
+    `output` is what the agent returned. A parameter with the name of a task's column gets that column.
+    """
+    raise NotImplementedError("write the judge in job.py")
+'''
+_CONFIG = """# `ajet config schema` explains every key; `ajet config check config.yaml` checks this file.
+ajet:
+  backbone: local
+  model:
+    path: {model}   # {about}; `ajet model list` has others
+    lora: {{enabled: true}}
+  rollout:
+    user_workflow: job.py->{workflow}
+    num_repeat: 8                      # attempts per task: the size of a group
+    temperature: 1.0
+    max_model_len: 2048
+    max_response_length_in_one_turn: 256
+  task_reader:
+    type: jsonl_dataset_file
+    jsonl_dataset_file:
+      training: {{file_path: tasks.jsonl}}
+      validation: {{file_path: val.jsonl}}
+  task_judge:
+    judge_protocol: job.py->judge
+  data:
+    train_batch_size: {batch}                # tasks per step
+  trainer_common:
+    total_steps: 20
+    val_before_train: true
+    test_freq: 10
+    save_freq: 10
+    use_kl_loss: false
+    micro_batch_tokens: 1024
+"""
