@@ -9,12 +9,12 @@ import typer
 
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.reporting.output import echo
+from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_sdk.reporting.results import Report
 from ajet_sdk.run import score_tasks
 from ajet_sdk.tasks.load import load_tasks
 from ajet_tools.cli.arguments import AgentAndOverrides, AgentOptions, split_arguments
 from ajet_tools.cli.options import AsJson, SkipBadRows, expand_options, pick, print_json
-from ajet_tools.cli.output import ProgressBar
 
 __all__ = ["advice", "app"]
 

@@ -136,7 +136,7 @@ def _init_job(agent: Agent, tasks: Path | None, trace: Path | None, name: Path |
     echo(
         f"The agent is {agent.file.name}:{agent.name}, which is as it was. {judge}, then measure a baseline, and "
         f"train:\n{_enter(name)}"
-        "  ajet run --conf config.yaml -k 8\n"
+        "  ajet baseline --conf config.yaml\n"
         "  ajet train --conf config.yaml"
     )
 
