@@ -113,7 +113,9 @@ def use_tool(question: str) -> str:
     messages.append(reply.choices[0].message.model_dump(exclude_none=True))
     messages.append({"role": "tool", "tool_call_id": call.id, "content": "Rome, row 2"})
     form: Any = {"type": "json_schema", "json_schema": {"name": "place", "schema": PLACE}}
-    typed = client.chat.completions.create(model="m", messages=messages, tools=[CALC], response_format=form, n=1)
+    typed = client.chat.completions.create(
+        model="m", messages=messages, tools=[CALC], tool_choice="none", response_format=form
+    )
     return typed.choices[0].message.content or ""
 
 
