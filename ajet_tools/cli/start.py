@@ -277,7 +277,7 @@ def _print_replies(config: Config, tuned: TunedModel) -> None:
     with open_trace(config.directory) as reader:
         sampled = [e for e in episodes(reader, run_id=tuned.run_id) if e.split == "val" and e.decoding == "sampled"]
     last = max(episode.step for episode in sampled)
-    before, after = ({e.task_id: e for e in sampled if e.step == step} for step in (0, last))
+    before, after = ({e.task.task_id: e for e in sampled if e.step == step} for step in (0, last))
     tasks = [task for task in load_tasks(config).val if task.task_id in before.keys() & after.keys()]
     shown = []
     for task in tasks[:_REPLIES]:
