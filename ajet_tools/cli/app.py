@@ -72,7 +72,7 @@ class _Root(LazyGroup):
             "Search for a better prompt with GEPA, and measure its gain on held-out tasks.",
         ),
         "serve": ("train", "Serve a checkpoint as an OpenAI-compatible endpoint, until Ctrl-C."),
-        "model": ("model", "Fetch models to train, and list those with a short name."),
+        "model": ("model", "Fetch models to train."),
         "trace": ("trace", "Inspect, compare, convert and export traces."),
         "dataset": ("dataset", "Build, clean, inspect and convert datasets."),
         "judge": ("judge", "Try a judge before it gives rewards."),
