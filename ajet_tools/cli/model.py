@@ -21,7 +21,12 @@ app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 @app.callback()
 def model() -> None:
-    """Fetch models to train."""
+    """Fetch models to train.
+
+    \b
+    ajet model list
+    ajet model fetch smollm2-135m
+    """
 
 
 @app.command()
@@ -58,7 +63,12 @@ def fetch(
 
 @app.command("list")
 def list_models(as_json: AsJson = False) -> None:
-    """List the models that have a short name, and where they are on this machine."""
+    """List the models that have a short name, and where they are on this machine.
+
+    \b
+    ajet model list
+    ajet model list --json
+    """
     rows = [
         {
             **pick(model, "name", "licence"),
