@@ -187,6 +187,7 @@ def test_spiders_and_birds_files_are_tasks(tutorial: Import, tmp_path: Path, mon
         monkeypatch.setenv("SPIDER_DEV", str(root))
         [task] = reader.Spider.get_validation_tasks(None)
         assert ("over 10" in task.main_query) == bool(more) and task.metadata["family"] == "zoo"
+        assert task.task_id == "dev-1"  # not that of a training task
         given = {"answer": task.metadata["answer"], "database": task.metadata["database"]}
         assert judge.right(output="select name from animals where name = 'Al'", **given) == 1.0
         for cheat in (

@@ -53,4 +53,4 @@ def tasks(folder: Path, names: Sequence[str]) -> Iterator[Task]:
             raise TaskError(f"{file} row {number}: there is no {files[0]}")
         asked = f"{row['question']} ({row['evidence']})" if row.get("evidence") else row["question"]
         metadata = {"question": asked, "answer": query, "database": str(database.resolve()), "family": row["db_id"]}
-        yield Task(main_query=asked, task_id=f"{row['db_id']}-{number}", metadata=metadata)
+        yield Task(main_query=asked, task_id=f"{file.stem}-{number}", metadata=metadata)
