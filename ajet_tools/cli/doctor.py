@@ -83,9 +83,13 @@ def doctor(
 def _print(checks: list[Check]) -> None:
     width = max(len(check.name) for check in checks)
     colours = {"ok": "green", "miss": "yellow", "fail": "red"}
+    room = max(30, shutil.get_terminal_size().columns - width - 8) if sys.stdout.isatty() else sys.maxsize
     for check in checks:
         status = style(f"{check.status:<4}", fg=colours[check.status], bold=True)
-        echo(f"{status}  {check.name:<{width}}  {check.detail}" + (f"; {check.fix}" if check.fix else ""))
+        lines = [check.detail + (f"; {check.fix}" if check.fix else "")]
+        if len(lines[0]) > room:  # what is to be typed keeps a line of its own
+            lines = [*textwrap.wrap(check.detail, room, break_on_hyphens=False), *filter(None, [check.fix])]
+        echo(f"{status}  {check.name:<{width}}  " + ("\n" + " " * (width + 8)).join(lines))
 
 
 def _summary(name: str, checks: list[Check]) -> Check:

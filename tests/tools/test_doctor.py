@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from ajet_tools.cli import readiness
 from ajet_tools.cli.app import app
 from ajet_tools.cli.readiness import TARGETS, check_target, target_of, usable
 from ajet_tools.cli.stacks import STACKS
+from tests.tools.dataset.terminal import at_a_terminal
 
 
 def doctor(*args: str) -> Any:
@@ -162,3 +164,12 @@ def test_whether_programs_of_a_model_are_fenced_in_is_tried(tmp_path: Path, monk
         assert said()["status"] == "miss"
     else:
         assert said()["status"] == "ok" and "no network" in said()["detail"]
+
+
+def test_at_a_terminal_lines_fit_and_commands_stay_whole(tmp_path: Path) -> None:
+    code, shown = at_a_terminal([sys.executable, "-m", "ajet", "doctor"], columns=80, cwd=tmp_path)
+    lines = re.sub(r"\x1b\[[0-9;]*m", "", shown).splitlines()
+    commands = [line for line in lines if re.search(r"^ *(pip|ajet) install", line)]
+    assert code == 0 and lines[0].startswith("ok    python   ")
+    assert not [line for line in lines if len(line) > 80 and line not in commands]
+    assert all(line.count('"') in (0, 2) for line in commands)
