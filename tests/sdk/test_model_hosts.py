@@ -206,6 +206,7 @@ SHAPES: list[Callable[[], Any]] = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:deprecated", "ignore:The Assistants API")  # they are called all the same
 @pytest.mark.parametrize("shape", SHAPES, ids=range(len(SHAPES)))
 def test_a_call_that_slips_past_ends_the_episode_though_others_were_captured(shape: Callable[[], Any]) -> None:
     """And though the agent's framework swallows the error. No name is looked up: there is no network here."""

@@ -45,7 +45,7 @@ def test_a_step_takes_the_memory_that_was_estimated(dtype: torch.dtype, lora: bo
     if lora:
         model = peft.get_peft_model(model, peft.LoraConfig(r=8, target_modules="all-linear"))
     if checkpointing:
-        model.gradient_checkpointing_enable()
+        (getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable)()
         model.enable_input_require_grads()
     trainer = Trainer(model, TrainerSettings(lr=1e-4))
     draw = np.random.default_rng(0)
