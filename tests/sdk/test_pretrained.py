@@ -93,7 +93,7 @@ def test_a_lora_step_on_ten_turns_merged_into_one_timeline(smollm2: Path, tmp_pa
     lora = config.model.model_copy(update={"lora": config.model.lora.model_copy(update={"enabled": True})})
     config = config.model_copy(update={"model": lora})
     tuned = train(config, workflow=chat, judge=capitals, tasks=[{"question": "Count."}])
-    assert tuned.metrics["train/logprob_gap_max"] < 3e-5
+    assert tuned.metrics["train/logprob_gap_max"] < 1e-4
     assert tuned.outcomes["trained"] == tuned.trained_tokens > 2 * TURNS
     for merged in timelines(config.directory):
         [timeline] = merged
