@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ajet_sdk.learn.batches import collate, micro_batches, trained_length
+from ajet_sdk.learn.batches import collate, micro_batches, trained_inputs
 from ajet_sdk.learn.losses import score
 from ajet_sdk.learn.objective import policy_loss
 from ajet_sdk.learn.trainer import TrainerSettings
@@ -64,10 +64,10 @@ def local_loss(
     """As the local trainer: micro-batches, and the sum over tokens divided by their number. Leaves gradients."""
     settings = TrainerSettings.of(config, 1e-3, 4).loss
     total, loss = sum(int(sample.timeline.loss_mask.sum()) for sample in samples), 0.0
-    groups = micro_batches([trained_length(sample) for sample in samples], 128)
+    groups = micro_batches([trained_inputs(sample) for sample in samples], 128)
     assert len(groups) > 1
     for group in groups:
-        batch = collate([samples[i] for i in group], Sampling(temperature))
+        batch = collate([samples[i] for i in group.members], Sampling(temperature))
         reference_N = None
         if settings.kl_coef:
             with torch.no_grad():

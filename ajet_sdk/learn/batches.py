@@ -1,4 +1,4 @@
-"""Samples as padded micro-batches, with the positions that are trained."""
+"""Samples as micro-batches: rows of samples that begin alike, padded, with the positions that are trained."""
 
 from __future__ import annotations
 
@@ -13,10 +13,21 @@ import torch
 
 from ajet_sdk.engines.local.logits import LogitsProcessor, processors
 from ajet_sdk.errors import TrainingError
+from ajet_sdk.learn.trees import Rows, Tokens, grid, trees_of
 from ajet_sdk.protocols import Sampling, Tokenizer
 from ajet_sdk.types import Sample
 
-__all__ = ["Limits", "MicroBatch", "collate", "micro_batches", "trained_length", "trained_positions"]
+__all__ = ["Group", "Limits", "MicroBatch", "collate", "micro_batches", "trained_inputs", "trained_positions"]
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The samples of a micro-batch, row by row."""
+
+    members: list[int]
+    """Their indices."""
+    row_sizes: list[int]
+    """How many of them each row holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,12 +53,12 @@ class Processing:
 
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
-    """Rows padded on the right, and the trained tokens picked out of them.
+    """Rows padded on the right, each the tree of its samples' tokens, and the trained tokens picked out of them.
 
     `positions_N` indexes the flattened (B, T) grid at the token before each trained one, whose logits predict it.
     """
 
-    ids_BT: torch.Tensor
+    rows: Rows
     positions_N: torch.Tensor
     targets_N: torch.Tensor
     sampler_N: torch.Tensor
@@ -59,6 +70,8 @@ class MicroBatch:
     processing: tuple[Processing, ...] = ()
     pairs_N: torch.Tensor | None = None
     """Which of the batch's P pairs a token belongs to (`Sample.group_id`)."""
+    samples_N: torch.Tensor | None = None
+    """Which of the batch's samples a token belongs to."""
     turns_N: torch.Tensor | None = None
     """Which of the batch's trained calls a token belongs to."""
     weights_N: torch.Tensor | None = None
@@ -67,30 +80,40 @@ class MicroBatch:
     """The trainer's log-probabilities before the step's first update; None: the same as those of this pass."""
 
     def segments_N(self, level: Literal["turn", "sequence"]) -> torch.Tensor:
-        """The number of the turn, or of the row, of each trained token."""
-        if level == "sequence":
-            return torch.div(self.positions_N, self.ids_BT.shape[1], rounding_mode="floor")
-        assert self.turns_N is not None
-        return self.turns_N
+        """The number of the turn, or of the sample, of each trained token."""
+        segments_N = self.samples_N if level == "sequence" else self.turns_N
+        assert segments_N is not None
+        return segments_N
 
 
 def micro_batches(
-    lengths: Sequence[int], budget: int, together: Sequence[Sequence[int]] | None = None
-) -> list[list[int]]:
-    """Indices grouped so that rows × longest row stays within `budget` tokens and rows of one group are of like length.
+    inputs: Sequence[Tokens],
+    budget: int,
+    together: Sequence[Sequence[int]] | None = None,
+    pairs_per_token: int = 0,
+) -> list[Group]:
+    """The samples, by their `inputs`, in rows of those that begin alike (`trees.trees_of`), and rows of like length in
+    groups of which rows × longest row stays within `budget` tokens.
 
-    A row longer than the budget stands alone. Indices of one list of `together` stay in one group, however large.
+    A row longer than the budget stands alone. Samples of one list of `together` stay in one group, however large, and
+    share rows with each other only.
     """
-    units = [(max(lengths[i] for i in unit), unit) for unit in together or [[i] for i in range(len(lengths))]]
-    groups: list[list[int]] = []
-    longest = 0
-    for length, unit in sorted(units, key=lambda pair: (-pair[0], pair[1][0])):
-        if groups and (len(groups[-1]) + len(unit)) * longest <= budget:
-            groups[-1] += unit
+    units: list[tuple[int, list[list[int]]]] = []
+    for which in together or [range(len(inputs))]:
+        trees = list(trees_of(inputs, which, budget, pairs_per_token))
+        if together is None:
+            units += [(size, [row]) for size, row in trees]
         else:
-            groups.append([*unit])
+            units.append((max(size for size, _ in trees), [row for _, row in trees]))
+    groups: list[list[list[int]]] = []
+    longest = 0
+    for length, rows in sorted(units, key=lambda unit: (-unit[0], unit[1][0][0])):
+        if groups and (len(groups[-1]) + len(rows)) * longest <= budget:
+            groups[-1] += rows
+        else:
+            groups.append([*rows])
             longest = length
-    return groups
+    return [Group([i for row in rows for i in row], [len(row) for row in rows]) for rows in groups]
 
 
 def trained_positions(sample: Sample) -> npt.NDArray[np.intp]:
@@ -99,10 +122,10 @@ def trained_positions(sample: Sample) -> npt.NDArray[np.intp]:
     return at[at > 0]
 
 
-def trained_length(sample: Sample) -> int:
-    """Number of input tokens that the loss of a sample needs: up to the one before its last trained token."""
+def trained_inputs(sample: Sample) -> Tokens:
+    """The input tokens that the loss of a sample needs: up to the one before its last trained token."""
     trained = np.flatnonzero(sample.timeline.loss_mask)
-    return int(trained[-1]) if len(trained) else 0
+    return sample.timeline.token_ids[: int(trained[-1]) if len(trained) else 0]
 
 
 def collate(
@@ -110,15 +133,22 @@ def collate(
     sampling: Sampling | Mapping[str, Sampling] = Sampling(),  # noqa: B008, it is frozen
     device: torch.device | str = "cpu",
     tokenizer: Tokenizer | None = None,
+    row_sizes: Sequence[int] | None = None,
 ) -> MicroBatch:
-    """Pad the samples on the right; `sampling` says how they were sampled, a mapping each call by `call_id`.
-    `tokenizer` is needed where a call's sampling is `processed`.
+    """Lay the samples out in rows, padded on the right.
 
-    A causal model never looks right, so that padding there needs no attention mask. Tokens after the last trained
-    one are left out, and a trained token at position 0 has no context and is left out too.
+    Tokens after the last trained one are left out, and a trained token at position 0 has no context and is left out
+    too.
+
+    Args:
+        samples: row by row.
+        sampling: how they were sampled; a mapping has each call by `call_id`.
+        device: where the tensors go.
+        tokenizer: needed where a call's sampling is `processed`.
+        row_sizes: how many samples each row holds; None: one.
     """
-    width = max(1, max(trained_length(s) for s in samples))
-    ids_BT = np.zeros((len(samples), width), dtype=np.int64)
+    inputs = [trained_inputs(sample) for sample in samples]
+    rows, places = grid(inputs, row_sizes or [1] * len(samples), device)
     positions, targets, sampler, advantages, drawn = [], [], [], [], []
     processing: list[Processing] = []
     pairs: dict[str, int] = {}
@@ -126,12 +156,10 @@ def collate(
     turns: list[npt.NDArray[np.int64]] = []
     calls = 0
     trained = 0
-    for row, sample in enumerate(samples):
+    for number, sample in enumerate(samples):
         line = sample.timeline
-        used = min(width, len(line.token_ids))
-        ids_BT[row, :used] = line.token_ids[:used]
         at = trained_positions(sample)
-        positions.append(row * width + at - 1)
+        positions.append(places[number][at - 1])
         targets.append(line.token_ids[at])
         sampler.append(line.logprobs[at])
         advantages.append(sample.advantages[at])
@@ -146,7 +174,7 @@ def collate(
     limited = np.flatnonzero((top_k > 0) | (top_p < 1) | (min_p > 0))
     top_k = np.where(top_k > 0, top_k, np.inf)
     return MicroBatch(
-        ids_BT=torch.from_numpy(ids_BT).to(device),
+        rows=rows,
         positions_N=torch.from_numpy(np.concatenate(positions)).to(device),
         targets_N=torch.from_numpy(np.concatenate(targets).astype(np.int64)).to(device),
         sampler_N=torch.from_numpy(np.concatenate(sampler)).to(device),
@@ -157,6 +185,7 @@ def collate(
         ) if len(limited) else None,
         processing=tuple(processing),
         pairs_N=torch.from_numpy(np.concatenate(paired)).to(device),
+        samples_N=torch.from_numpy(np.repeat(np.arange(len(positions)), [len(part) for part in positions])).to(device),
         turns_N=torch.from_numpy(np.concatenate(turns)).to(device),
     )  # fmt: skip
 

@@ -26,9 +26,10 @@ from ajet_sdk.engines.frozen import source_of
 from ajet_sdk.engines.http import Endpoint
 from ajet_sdk.engines.local.loading import load_model
 from ajet_sdk.errors import ConfigError, EngineError, RequestRefused
-from ajet_sdk.learn.batches import MicroBatch, collate, micro_batches, trained_length, trained_positions
+from ajet_sdk.learn.batches import MicroBatch, collate, micro_batches, trained_inputs, trained_positions
 from ajet_sdk.learn.losses import score
 from ajet_sdk.learn.trainer import policy_pass
+from ajet_sdk.learn.trees import pairs_per_token
 from ajet_sdk.protocols import Sampling, Tokenizer
 from ajet_sdk.samples.build import Batch
 from ajet_sdk.tokens.huggingface import HFTokenizer
@@ -127,6 +128,7 @@ class LocalTeacher:
 
     def __init__(self, model: Any, micro_batch_tokens: int, tokenizer: Tokenizer, student: Any) -> None:
         self.model, self._tokens, self._tokenizer, self._student = model, micro_batch_tokens, tokenizer, student
+        self._pairs_per_token = min(pairs_per_token(model), pairs_per_token(student))  # both score the same rows
 
     async def logprobs(self, samples: Sequence[Sample], sampling: Mapping[str, Sampling]) -> list[Floats]:
         return await asyncio.to_thread(self._logprobs, samples, sampling)
@@ -134,14 +136,16 @@ class LocalTeacher:
     def _logprobs(self, samples: Sequence[Sample], sampling: Mapping[str, Sampling]) -> list[Floats]:
         found: list[Floats] = [np.zeros(0, np.float32)] * len(samples)
         device = next(self.model.parameters()).device
-        for group in micro_batches([trained_length(sample) for sample in samples], self._tokens):
-            batch = collate([samples[i] for i in group], sampling, device, self._tokenizer)
+        inputs = [trained_inputs(sample) for sample in samples]
+        for group in micro_batches(inputs, self._tokens, pairs_per_token=self._pairs_per_token):
+            members = [samples[i] for i in group.members]
+            batch = collate(members, sampling, device, self._tokenizer, group.row_sizes)
             with torch.no_grad():
                 support_MV = None if batch.limits is None else self._support(batch)
                 scored_N = score(self.model, batch, entropy=False, support_MV=support_MV).logprobs_N
                 scored_N = scored_N.float().cpu().numpy()
             begin = 0
-            for i in group:
+            for i in group.members:
                 end = begin + len(trained_positions(samples[i]))
                 found[i], begin = scored_N[begin:end], end
         return found

@@ -15,10 +15,11 @@ import numpy as np
 import torch
 
 from ajet_sdk.errors import ConfigError, TrainingError
-from ajet_sdk.learn.batches import MicroBatch, collate, micro_batches, trained_length, trained_positions
+from ajet_sdk.learn.batches import Group, MicroBatch, collate, micro_batches, trained_inputs, trained_positions
 from ajet_sdk.learn.losses import loss_of, score, units
 from ajet_sdk.learn.objective import LossSettings, Scored, token_weights
 from ajet_sdk.learn.scores import TokenScores
+from ajet_sdk.learn.trees import pairs_per_token
 from ajet_sdk.protocols import Sampling, Tokenizer
 from ajet_sdk.types import Sample
 
@@ -48,7 +49,8 @@ class TrainerSettings:
     """Optimiser updates per step and epoch; each takes its share of the samples."""
     ppo_epochs: int = 1
     micro_batch_tokens: int = 8192
-    """Padded tokens in one forward and backward pass; bounds memory and changes no result."""
+    """Tokens in one forward and backward pass, padding included and those that samples share counted once; bounds
+    memory and changes no result."""
     seed: int = 0
 
     @classmethod
@@ -166,6 +168,7 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             self.masters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
         )
+        self._pairs_per_token = pairs_per_token(model)
         self._adapter, self._threads = hasattr(model, "disable_adapter"), torch.get_num_threads()
         self._reference = self._freeze() if settings.loss.has_reference and not self._adapter else None
 
@@ -243,14 +246,24 @@ class Trainer:
         if self.settings.loss.ratio_base != "trainer" or self.updates_of(samples) == 1:
             return None
         old = [torch.empty(0)] * len(samples)
-        for group in micro_batches([trained_length(s) for s in samples], self.settings.micro_batch_tokens):
-            batch = collate([samples[i] for i in group], sampling, self.device, self.tokenizer)
+        for group in self._groups(samples):
+            batch = self._collate(samples, group, sampling)
             with torch.no_grad():
                 logprobs_N = score(self.model, batch, entropy=False).logprobs_N
-            counts = [len(trained_positions(samples[i])) for i in group]
-            for i, values in zip(group, logprobs_N.split(counts), strict=True):
+            counts = [len(trained_positions(samples[i])) for i in group.members]
+            for i, values in zip(group.members, logprobs_N.split(counts), strict=True):
                 old[i] = values
         return old
+
+    def _groups(self, samples: Sequence[Sample], together: Sequence[Sequence[int]] | None = None) -> list[Group]:
+        inputs = [trained_inputs(sample) for sample in samples]
+        return micro_batches(inputs, self.settings.micro_batch_tokens, together, self._pairs_per_token)
+
+    def _collate(
+        self, samples: Sequence[Sample], group: Group, sampling: Sampling | Mapping[str, Sampling]
+    ) -> MicroBatch:
+        members = [samples[i] for i in group.members]
+        return collate(members, sampling, self.device, self.tokenizer, group.row_sizes)
 
     def _update(
         self,
@@ -264,19 +277,18 @@ class Trainer:
         """One optimiser update. Returns the samples' positions in each micro-batch and their scores, detached."""
         seen: list[tuple[list[int], Scored]] = []
         together = units(samples, self.settings.loss)
-        groups = micro_batches([trained_length(s) for s in samples], self.settings.micro_batch_tokens, together)
         paired = self.settings.loss.objective == "preference"
         weights = [] if paired else token_weights(samples, self.settings.loss)
         total = torch.zeros((), device=self.device)
-        for group in groups:
-            batch = collate([samples[i] for i in group], sampling, self.device, self.tokenizer)
+        for group in self._groups(samples, together if paired else None):
+            batch = self._collate(samples, group, sampling)
             if weights:
-                weights_N = torch.from_numpy(np.concatenate([weights[i] for i in group])).to(self.device)
-                old_N = None if old is None else torch.cat([old[i] for i in group])
+                weights_N = torch.from_numpy(np.concatenate([weights[i] for i in group.members])).to(self.device)
+                old_N = None if old is None else torch.cat([old[i] for i in group.members])
                 batch = replace(batch, weights_N=weights_N, old_N=old_N)
             loss, scored = self._backward(batch, len(together), tally, first=first)
             total += loss
-            seen.append((group, scored))
+            seen.append((group.members, scored))
         tally.add("loss", total)
         tally.add("grad_norm", torch.tensor([self._apply()]))
         return seen

@@ -19,6 +19,7 @@ from ajet_sdk.config.trainer_schema import LOSS_TYPES
 from ajet_sdk.learn.batches import MicroBatch
 from ajet_sdk.learn.objective import LossSettings, Scored, policy_loss, token_weights
 from ajet_sdk.learn.trainer import TrainerSettings
+from ajet_sdk.learn.trees import Rows
 from ajet_sdk.samples.build import build
 from ajet_sdk.types import Call, Episode, Reward, Sample, Span, Timeline
 
@@ -72,7 +73,8 @@ def ours(batch: Stored, settings: LossSettings) -> tuple[float, torch.Tensor]:
             Sample(timeline=line, episode_id=f"e{row}", group_id="g", reward=0.0, advantages=[0.0] * (n + 1))
         )
     micro = MicroBatch(
-        ids_BT=torch.zeros(B, T, dtype=torch.long),
+        rows=Rows(torch.zeros(B, T, dtype=torch.long)),
+        samples_N=rows,
         positions_N=rows * T + columns,
         targets_N=torch.zeros_like(rows),
         sampler_N=batch.sampler[rows, columns],

@@ -27,7 +27,9 @@ __all__ = [
     "check_rope",
     "distance",
     "forward_of",
+    "rope_kinds",
     "tolerance",
+    "unsupported_reason",
 ]
 
 _log = logging.getLogger(__name__)
@@ -261,7 +263,7 @@ def _small(model: Any) -> bool:
 def forward_of(model: Any, cache: RowCache) -> Forward:
     """The shortest pass that gives the model's own logits. Raises Unsuited where rows cannot be told apart by masks."""
     bare = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if reason := _unsupported_reason(model.config.get_text_config()):
+    if reason := unsupported_reason(model.config.get_text_config()):
         raise UnsupportedModel(f"{type(bare).__name__} has {reason}.")
     if _is_llama_family(bare):
         short = LlamaForward(bare, cache)
@@ -279,7 +281,7 @@ def forward_of(model: Any, cache: RowCache) -> Forward:
     return own
 
 
-def _unsupported_reason(config: Any) -> str | None:
+def unsupported_reason(config: Any) -> str | None:
     """What keeps a model's layers from seeing the whole context, as far as its config tells."""
     kinds = set(getattr(config, "layer_types", None) or ()) - {"full_attention"}
     if kinds:
@@ -289,6 +291,13 @@ def _unsupported_reason(config: Any) -> str | None:
     return None
 
 
+def rope_kinds(text_config: Any) -> list[tuple[str, dict[str, Any]]]:
+    """The kinds of rotary embedding that a model has, with their parameters."""
+    rope = getattr(text_config, "rope_parameters", None) or {}
+    nested = [one for one in rope.values() if isinstance(one, dict)]
+    return [(str(one.get("rope_type", "")), one) for one in (rope, *nested)]
+
+
 def check_rope(config: Any, max_model_len: int) -> None:
     """Refuse lengths at which a model turns positions by other angles than below.
 
@@ -296,9 +305,7 @@ def check_rope(config: Any, max_model_len: int) -> None:
     that length, and what shares a batch with it, would not be the model's. Raises ConfigError.
     """
     text = config.get_text_config()
-    found = getattr(text, "rope_parameters", None) or {}
-    for rope in [found, *(one for one in found.values() if isinstance(one, dict))]:
-        kind = str(rope.get("rope_type", ""))
+    for kind, rope in rope_kinds(text):
         steady = text.max_position_embeddings if "dynamic" in kind else None
         if kind == "longrope":
             steady = rope.get("original_max_position_embeddings") or text.max_position_embeddings

@@ -15,9 +15,10 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from ajet_sdk.engines.local.requests import TokenDraw, draw
 from ajet_sdk.errors import ConfigError
-from ajet_sdk.learn.batches import MicroBatch, collate, micro_batches, trained_length
+from ajet_sdk.learn.batches import MicroBatch, collate, micro_batches, trained_inputs
 from ajet_sdk.learn.losses import score
 from ajet_sdk.learn.objective import LossSettings, Scored, kl_estimate, policy_loss
+from ajet_sdk.learn.trees import Rows
 from ajet_sdk.protocols import Sampling
 from ajet_sdk.types import Sample, Span, Timeline
 
@@ -54,7 +55,7 @@ def sample(ids: list[int], mask: list[int], advantage: float = 1.0, logprob: flo
 
 def batch_of(logprobs: list[float], sampler: list[float], advantages: list[float]) -> tuple[Scored, MicroBatch]:
     n = len(logprobs)
-    nothing = torch.zeros(1, 1, dtype=torch.long)
+    nothing = Rows(torch.zeros(1, 1, dtype=torch.long))
     batch = MicroBatch(nothing, torch.zeros(n), torch.zeros(n), torch.tensor(sampler), torch.tensor(advantages), None)
     return Scored(torch.tensor(logprobs), torch.full((n,), 2.0)), batch
 
@@ -186,8 +187,8 @@ def test_how_one_call_was_sampled_does_not_matter_to_another(how: list[Sampling]
 
 def test_a_token_without_context_is_not_trained_and_what_follows_the_last_one_is_not_computed() -> None:
     batch = collate([sample([1, 2, 3], [1, 1, 0]), sample([4, 5, 6], [1, 0, 0])])
-    assert (batch.ids_BT.tolist(), batch.positions_N.tolist(), batch.targets_N.tolist()) == ([[1], [4]], [0], [2])
-    assert trained_length(sample([1, 2, 3], [0, 0, 0])) == 0
+    assert (batch.rows.ids_BT.tolist(), batch.positions_N.tolist(), batch.targets_N.tolist()) == ([[1], [0]], [0], [2])
+    assert len(trained_inputs(sample([1, 2, 3], [0, 0, 0]))) == 0
 
 
 def test_a_token_outside_of_what_the_weights_of_now_would_draw_has_a_gradient_all_the_same() -> None:
@@ -208,7 +209,7 @@ def test_a_greedy_call_is_scored_at_temperature_one() -> None:
 
 @given(st.lists(st.integers(1, 50), min_size=1, max_size=40), st.integers(10, 200))
 def test_micro_batches_hold_every_row_once_and_keep_the_budget(lengths: list[int], budget: int) -> None:
-    groups = micro_batches(lengths, budget)
+    groups = [group.members for group in micro_batches([np.arange(length) for length in lengths], budget)]
     assert sorted(i for g in groups for i in g) == list(range(len(lengths)))
     for group in groups:
         assert len(group) == 1 or len(group) * max(lengths[i] for i in group) <= budget
@@ -219,8 +220,8 @@ def test_micro_batches_hold_every_row_once_and_keep_the_budget(lengths: list[int
 
 def gradient(model: GPT2LMHeadModel, samples: list[Sample], budget: int) -> dict[str, torch.Tensor]:
     model.zero_grad()
-    for group in micro_batches([trained_length(s) for s in samples], budget):
-        batch = collate([samples[i] for i in group])
+    for group in micro_batches([trained_inputs(s) for s in samples], budget):
+        batch = collate([samples[i] for i in group.members])
         loss_N, _ = policy_loss(score(model, batch, entropy=True), batch, LossSettings())
         loss_N.sum().backward()
     return {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
@@ -270,6 +271,6 @@ def test_log_probabilities_of_a_model_in_half_precision_are_taken_in_single() ->
     model, batch = tiny().to(torch.bfloat16), collate([sample([1, 2, 3, 4], [0, 0, 1, 1])])
     scored = score(model, batch, entropy=True)
     assert scored.logprobs_N.dtype == torch.float32
-    logits = model(input_ids=batch.ids_BT).logits[0].float().log_softmax(-1)
+    logits = model(input_ids=batch.rows.ids_BT).logits[0].float().log_softmax(-1)
     expected = logits[batch.positions_N].gather(1, batch.targets_N[:, None])[:, 0]
     torch.testing.assert_close(scored.logprobs_N, expected)

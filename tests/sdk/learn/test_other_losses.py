@@ -12,7 +12,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ajet_sdk.learn.batches import collate, micro_batches, trained_length
+from ajet_sdk.learn.batches import collate, micro_batches, trained_inputs
 from ajet_sdk.learn.losses import loss_of, score, units
 from ajet_sdk.learn.objective import LossSettings
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings
@@ -97,7 +97,8 @@ def both_sides(found: list[tuple[Row, Row]]) -> list[Sample]:
 @given(pairs, st.integers(1, 64))
 def test_a_pair_is_never_parted(found: list[tuple[Row, Row]], budget: int) -> None:
     samples = both_sides(found)
-    groups = micro_batches([trained_length(s) for s in samples], budget, units(samples, PREFERENCE))
+    inputs = [trained_inputs(s) for s in samples]
+    groups = [group.members for group in micro_batches(inputs, budget, units(samples, PREFERENCE), 1)]
     assert sorted(i for group in groups for i in group) == list(range(len(samples)))
     for group in groups:
         assert sorted(i ^ 1 for i in group) == sorted(group)

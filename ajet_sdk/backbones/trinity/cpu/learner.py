@@ -28,6 +28,7 @@ from ajet_sdk.learn.checkpoint import export, read_weights, replace
 from ajet_sdk.learn.losses import score
 from ajet_sdk.learn.objective import Scored, kl_estimate
 from ajet_sdk.learn.trainer import TrainerSettings
+from ajet_sdk.learn.trees import grid, pairs_per_token
 from ajet_sdk.tokens.huggingface import HFTokenizer
 
 __all__ = ["Adam", "Learner", "Sequences", "logprobs_of"]
@@ -84,27 +85,24 @@ class _Group:
     places: npt.NDArray[np.intp]
 
 
-def _groups(sequences: Sequences, temperature: float) -> list[_Group]:
-    """Micro-batches of like lengths; a sequence is cut behind the last token whose logits are needed."""
+def _groups(sequences: Sequences, temperature: float, pairs: int = 0) -> list[_Group]:
+    """Micro-batches; a sequence is cut behind the last token whose logits are needed. `pairs`: see `trees_of`."""
     starts = np.cumsum(sequences.lengths_B) - sequences.lengths_B
     needed = [
         np.flatnonzero(sequences.needed_N[start : start + length])
         for start, length in zip(starts, sequences.lengths_B, strict=True)
     ]
-    rows = [row for row, at in enumerate(needed) if len(at)]
+    which = [row for row, at in enumerate(needed) if len(at)]
+    inputs = [sequences.ids_N[starts[row] :][: int(needed[row][-1]) + 1] for row in which]
     groups = []
-    for indices in micro_batches([int(needed[row][-1]) + 1 for row in rows], _MICRO_BATCH_TOKENS):
-        chosen = [rows[i] for i in indices]
-        width = max(int(needed[row][-1]) + 1 for row in chosen)
-        ids_BT = np.zeros((len(chosen), width), np.int64)
-        for i, row in enumerate(chosen):
-            used = min(width, int(sequences.lengths_B[row]))
-            ids_BT[i, :used] = sequences.ids_N[starts[row] : starts[row] + used]
+    for group in micro_batches(inputs, _MICRO_BATCH_TOKENS, pairs_per_token=pairs):
+        rows, at = grid([inputs[i] for i in group.members], group.row_sizes)
+        chosen = [which[i] for i in group.members]
         places = np.concatenate([starts[row] + needed[row] for row in chosen])
         none = torch.zeros(len(places))
         batch = MicroBatch(
-            ids_BT=torch.from_numpy(ids_BT),
-            positions_N=torch.from_numpy(np.concatenate([i * width + needed[row] for i, row in enumerate(chosen)])),
+            rows=rows,
+            positions_N=torch.from_numpy(np.concatenate([a[needed[row]] for a, row in zip(at, chosen, strict=True)])),
             targets_N=torch.from_numpy(sequences.targets_N[places]),
             sampler_N=none,
             advantages_N=none,
@@ -146,6 +144,7 @@ class Learner:
     def start(self) -> None:
         """Begin with the base model's weights and a fresh optimiser."""
         self.model = load_model(self.model_path, dtype="float32", device="cpu")
+        self._pairs_per_token = pairs_per_token(self.model)
         self._reference: Any = None
         self.optimiser = torch.optim.AdamW(self.model.parameters())
         self.updates = 0
@@ -161,7 +160,7 @@ class Learner:
     def forward(self, sequences: Sequences) -> Floats:
         """Log-probabilities under the sampling temperature, shape N; 0 where none is needed."""
         sequences.check(_vocabulary(self.model))
-        groups = _groups(sequences, self.temperature)
+        groups = _groups(sequences, self.temperature, self._pairs_per_token)
         self._groups, self._graph = groups, None
         logprobs_N = np.zeros(len(sequences.ids_N), np.float32)
         for group in groups:
