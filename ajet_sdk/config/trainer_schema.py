@@ -188,7 +188,12 @@ class TrainerCommon(Section):
     algorithm: Algorithm = section(Algorithm, "Learning algorithm and its data.")
     mini_batch_num: int = key(1, "Optimizer steps per batch.", ge=1)
     ppo_epochs: int = key(1, "Passes over each batch.", ge=1)
-    micro_batch_tokens: int = key(8192, "Tokens per forward pass; gradients are accumulated over several passes.", ge=1)
+    micro_batch_tokens: int | None = key(
+        None,
+        "Tokens per forward pass; gradients are accumulated over several passes. null: `local` 512 to 8192, by model "
+        "and memory; clusters 8192.",
+        ge=1,
+    )
     loss_type: LossType | None = key(
         None, "Named loss: sets each of the keys below, and the advantage estimator, that the config does not set."
     )

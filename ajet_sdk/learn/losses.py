@@ -42,7 +42,10 @@ def score(
 
     def gather(_module: Any, args: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         hidden_BTH = args[0]
-        return (hidden_BTH.reshape(-1, hidden_BTH.shape[-1])[batch.positions_N].unsqueeze(0), *args[1:])
+        # Gradients of samples that share a position add up there; in bfloat16 the sum would stand still.
+        exact = torch.promote_types(hidden_BTH.dtype, torch.float32)
+        hidden_NH = hidden_BTH.reshape(-1, hidden_BTH.shape[-1]).to(exact)[batch.positions_N].to(hidden_BTH.dtype)
+        return (hidden_NH.unsqueeze(0), *args[1:])
 
     hook = model.get_output_embeddings().register_forward_pre_hook(gather)
     try:
@@ -63,7 +66,7 @@ def score(
         return Scored(logprobs_N, None, support_MV)
     if not entropy_grad:
         all_logprobs_NV = all_logprobs_NV.detach()
-    return Scored(logprobs_N, -(all_logprobs_NV.exp() * all_logprobs_NV).sum(-1), support_MV)
+    return Scored(logprobs_N, -torch.linalg.vecdot(all_logprobs_NV.exp(), all_logprobs_NV), support_MV)
 
 
 def _processed(logits_NV: torch.Tensor, batch: MicroBatch) -> torch.Tensor:

@@ -27,6 +27,7 @@ from ajet_sdk.engines.http import Endpoint
 from ajet_sdk.engines.local.loading import load_model
 from ajet_sdk.errors import ConfigError, EngineError, RequestRefused
 from ajet_sdk.learn.batches import MicroBatch, collate, micro_batches, trained_inputs, trained_positions
+from ajet_sdk.learn.estimate import tokens_of_a_pass
 from ajet_sdk.learn.losses import score
 from ajet_sdk.learn.trainer import policy_pass
 from ajet_sdk.learn.trees import pairs_per_token
@@ -85,7 +86,8 @@ def _load(config: Config, path: str, tokenizer: HFTokenizer, student: Any) -> Lo
             "log-probabilities are not comparable; use a teacher of the same family"
         )
     model = load_model(path, dtype=config.model.dtype, device=config.model.device)
-    return LocalTeacher(model.requires_grad_(False), config.trainer_common.micro_batch_tokens, tokenizer, student)
+    tokens = config.trainer_common.micro_batch_tokens or tokens_of_a_pass(model, checkpointing=False)
+    return LocalTeacher(model.requires_grad_(False), tokens, tokenizer, student)
 
 
 async def distill(
@@ -128,7 +130,8 @@ class LocalTeacher:
 
     def __init__(self, model: Any, micro_batch_tokens: int, tokenizer: Tokenizer, student: Any) -> None:
         self.model, self._tokens, self._tokenizer, self._student = model, micro_batch_tokens, tokenizer, student
-        self._pairs_per_token = min(pairs_per_token(model), pairs_per_token(student))  # both score the same rows
+        with policy_pass(student):
+            self._pairs_per_token = min(pairs_per_token(model), pairs_per_token(student))  # both score the same rows
 
     async def logprobs(self, samples: Sequence[Sample], sampling: Mapping[str, Sampling]) -> list[Floats]:
         return await asyncio.to_thread(self._logprobs, samples, sampling)

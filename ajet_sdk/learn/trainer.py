@@ -16,6 +16,7 @@ import torch
 
 from ajet_sdk.errors import ConfigError, TrainingError
 from ajet_sdk.learn.batches import Group, MicroBatch, collate, micro_batches, trained_inputs, trained_positions
+from ajet_sdk.learn.estimate import tokens_of_a_pass
 from ajet_sdk.learn.losses import loss_of, score, units
 from ajet_sdk.learn.objective import LossSettings, Scored, token_weights
 from ajet_sdk.learn.scores import TokenScores
@@ -48,9 +49,9 @@ class TrainerSettings:
     mini_batch_num: int = 1
     """Optimiser updates per step and epoch; each takes its share of the samples."""
     ppo_epochs: int = 1
-    micro_batch_tokens: int = 8192
+    micro_batch_tokens: int | None = None
     """Tokens in one forward and backward pass, padding included and those that samples share counted once; bounds
-    memory and changes no result."""
+    memory and changes no result. None: what fits the device (`estimate.tokens_of_a_pass`)."""
     seed: int = 0
 
     @classmethod
@@ -168,7 +169,10 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             self.masters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay
         )
-        self._pairs_per_token = pairs_per_token(model)
+        checkpointing = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
+        self.micro_batch_tokens = settings.micro_batch_tokens or tokens_of_a_pass(model, checkpointing=checkpointing)
+        with policy_pass(model):
+            self._pairs_per_token = pairs_per_token(model)
         self._adapter, self._threads = hasattr(model, "disable_adapter"), torch.get_num_threads()
         self._reference = self._freeze() if settings.loss.has_reference and not self._adapter else None
 
@@ -212,7 +216,7 @@ class Trainer:
         except torch.OutOfMemoryError as error:
             raise TrainingError(
                 f"out of GPU memory in a training step ({str(error).partition('. ')[0]}); lower "
-                f"trainer_common.micro_batch_tokens ({self.settings.micro_batch_tokens}), or set "
+                f"trainer_common.micro_batch_tokens ({self.micro_batch_tokens}), or set "
                 "model.gradient_checkpointing: true or model.lora.enabled: true"
             ) from error
         finally:
@@ -257,7 +261,7 @@ class Trainer:
 
     def _groups(self, samples: Sequence[Sample], together: Sequence[Sequence[int]] | None = None) -> list[Group]:
         inputs = [trained_inputs(sample) for sample in samples]
-        return micro_batches(inputs, self.settings.micro_batch_tokens, together, self._pairs_per_token)
+        return micro_batches(inputs, self.micro_batch_tokens, together, self._pairs_per_token)
 
     def _collate(
         self, samples: Sequence[Sample], group: Group, sampling: Sampling | Mapping[str, Sampling]

@@ -136,7 +136,8 @@ def pairs_per_token(model: Any) -> int:
     cannot take a tree.
 
     That is where attention takes no mask (flash), does not see the whole context (sliding windows, state spaces), or
-    turns positions by the length of a pass; and where a trial gives other logits than sequence by sequence.
+    turns positions by the length of a pass; and where a trial gives other logits than sequence by sequence, for which
+    the model must be in the mode of passes without dropout.
     """
     config = model.config.get_text_config()
     by_length = any("dynamic" in kind or kind == "longrope" for kind, _ in rope_kinds(config))
@@ -151,8 +152,6 @@ def _trial(model: Any) -> bool:
     ids = (np.arange(12) * 7919 + 13) % model.config.get_text_config().vocab_size
     sequences = [ids[[0, 1, 2, 3, 4, 5]], ids[[0, 1, 2, 6, 7]], ids[[0, 1, 2, 6, 8, 9, 10]]]
     rows, places = grid(sequences, [len(sequences)], model.device)
-    was_training = model.training
-    model.eval()
     try:
         with torch.no_grad():
             logits = model(**rows.inputs(model.dtype), use_cache=False).logits[0]
@@ -162,6 +161,4 @@ def _trial(model: Any) -> bool:
                     return False
     except Exception:  # noqa: BLE001  (a model may refuse such a pass in any way)
         return False
-    finally:
-        model.train(was_training)
     return True

@@ -133,7 +133,7 @@ async def _figures(setting: Setting, config: Config, learner: Learner, case: str
     yield Figure(case, "share of matmul", rate / best)
     yield Figure(case, "share of peak", rate / promised if promised else "not known")
     share = reply / (prompt + reply)
-    tokens = min(config.trainer_common.micro_batch_tokens, rows * (prompt + reply))
+    tokens = min(trainer.micro_batch_tokens, rows * (prompt + reply))
     guess = memory_bytes(trainer, tokens, checkpointing=False, trained=int(tokens * share))
     yield Figure(case, "estimated, MiB", guess / 2**20)
     near = None if setting.dry else 0.6 < guess / (held + peak) < 1.6

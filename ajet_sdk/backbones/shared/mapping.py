@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DUAL_CLIP_OFF",
+    "MICRO_BATCH_TOKENS",
     "Place",
     "dtype",
     "merge_root",
@@ -36,6 +37,8 @@ __all__ = [
 
 log = logging.getLogger("ajet")
 
+MICRO_BATCH_TOKENS = 8192
+"""Of a GPU's pass where the config names no number."""
 DUAL_CLIP_OFF = 1e9
 """Trinity and verl clip the loss of tokens with a negative advantage at this multiple; the local loss does not."""
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ajet_sdk.backbones.shared.mapping import (
     DUAL_CLIP_OFF,
+    MICRO_BATCH_TOKENS,
     Place,
     dtype,
     merge_root,
@@ -334,7 +335,7 @@ def _trainer(config: Config, place: TrinityPlace) -> dict[str, Any]:
         "save_hf_checkpoint": "last",
         "grad_clip": common.optim.grad_clip,
         "max_checkpoints_to_keep": common.keep_checkpoints,
-        "max_token_len_per_gpu": max(config.rollout.max_model_len, common.micro_batch_tokens),
+        "max_token_len_per_gpu": max(config.rollout.max_model_len, common.micro_batch_tokens or MICRO_BATCH_TOKENS),
         "ulysses_sequence_parallel_size": common.ulysses_sequence_parallel_size,
         "param_offload": common.fsdp_config.param_offload,
         "optimizer_offload": common.fsdp_config.optimizer_offload,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from ajet_sdk.backbones.shared.mapping import (
     DUAL_CLIP_OFF,
+    MICRO_BATCH_TOKENS,
     Place,
     dtype,
     merge_root,
@@ -165,7 +166,8 @@ def _actor(config: Config, place: VerlPlace, rows: int) -> dict[str, Any]:
         "data_loader_seed": common.seed,
         "use_dynamic_bsz": True,
         "ppo_max_token_len_per_gpu": max(
-            math.ceil(config.rollout.max_model_len / common.ulysses_sequence_parallel_size), common.micro_batch_tokens
+            math.ceil(config.rollout.max_model_len / common.ulysses_sequence_parallel_size),
+            common.micro_batch_tokens or MICRO_BATCH_TOKENS,
         ),
         "ulysses_sequence_parallel_size": common.ulysses_sequence_parallel_size,
         "policy_loss": {"loss_mode": "vanilla"},

@@ -137,7 +137,7 @@ def test_an_endpoint_without_prompt_logprobs_says_so(tiny_model: Path) -> None:
 
 
 def test_a_tokens_advantage_is_how_much_likelier_the_teacher_finds_it(teacher_model: Any) -> None:
-    told, metrics = asyncio.run(distill(SAMPLES, LocalTeacher(teacher_model, 10**6, None, None), {}))
+    told, metrics = asyncio.run(distill(SAMPLES, LocalTeacher(teacher_model, 10**6, None, teacher_model), {}))
     expected = [[value + 2.0 for value in by_hand(teacher_model, one)] for one in SAMPLES]
     for one, advantages in zip(told, expected, strict=True):
         assert one.advantages[one.timeline.loss_mask].tolist() == pytest.approx(advantages, abs=1e-5)
@@ -146,12 +146,14 @@ def test_a_tokens_advantage_is_how_much_likelier_the_teacher_finds_it(teacher_mo
 
 
 def test_a_token_that_the_teacher_cannot_say_is_an_error() -> None:
-    class Silent(LocalTeacher):
+    class Silent:
         async def logprobs(self, samples: Any, sampling: Any) -> Any:
             return [np.full(int(one.timeline.loss_mask.sum()), -np.inf, np.float32) for one in samples]
 
+        async def aclose(self) -> None: ...
+
     with pytest.raises(EngineError, match="is not finite"):
-        asyncio.run(distill(SAMPLES, Silent(None, 1, None, None), {}))
+        asyncio.run(distill(SAMPLES, Silent(), {}))
 
 
 def mean_gradient(student: Any, teacher: Any, prompt: list[int]) -> dict[str, torch.Tensor]:

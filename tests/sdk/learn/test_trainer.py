@@ -152,7 +152,9 @@ def test_the_policy_is_trained_as_it_was_sampled_from_without_dropout(kind: str,
     kept = {name: value for m in model.modules() for name, value in vars(m).items() if "drop" in name}
     layer = next(m for name, m in model.named_modules() if name.endswith((".0.mlp", ".0.fc1")))
     layer.register_forward_pre_hook(lambda *_: passes.append(1))
-    metrics = Trainer(model, TrainerSettings(lr=1e-3, loss=LossSettings(kl_coef=0.1))).step(samples)
+    trainer = Trainer(model, TrainerSettings(lr=1e-3, loss=LossSettings(kl_coef=0.1)))
+    passes.clear()
+    metrics = trainer.step(samples)
     assert metrics["logprob_gap_max"] < 1e-5 and metrics["kl"] == pytest.approx(0.0, abs=1e-6)
     assert metrics["clip_share"] == 0
     policys = len(passes) - 1  # without the one of the reference
@@ -223,8 +225,11 @@ def test_lower_precision_weights_have_masters() -> None:
 
 
 @pytest.mark.slow
-def test_gradients_of_many_passes_add_up_in_bfloat16() -> None:
-    """The mean over a thousand copies of a sample, one a pass, has the gradient of the sample."""
+@pytest.mark.parametrize("shared", [False, True])
+def test_gradients_of_many_samples_add_up_in_bfloat16(shared: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The mean over a thousand copies of a sample, one a pass or all in one row, has the gradient of the sample."""
+    if not shared:
+        monkeypatch.setattr("ajet_sdk.learn.trainer.pairs_per_token", lambda _: 0)
     model = tiny(dtype=torch.bfloat16)
     one = batch(model, 4, rows=1)
 
