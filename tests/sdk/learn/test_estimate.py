@@ -53,7 +53,8 @@ def test_a_step_takes_the_memory_that_was_estimated(
         model.enable_input_require_grads()
     trainer = Trainer(model, TrainerSettings(lr=1e-4, micro_batch_tokens=ROWS * LENGTH))
     draw = np.random.default_rng(0)
-    samples = [sample(draw.integers(0, vocabulary, LENGTH)) for _ in range(2 * ROWS)]  # gradients are there in the second pass
+    # Two passes: in the second one gradients are there.
+    samples = [sample(draw.integers(0, vocabulary, LENGTH)) for _ in range(2 * ROWS)]
     trainer.step(samples)
     held = sum(p.numel() * p.element_size() for p in model.parameters()) + sum(8 * m.numel() for m in trainer.masters)
     held += sum(4 * m.numel() for m, p in zip(trainer.masters, trainer.parameters, strict=True) if m is not p)
