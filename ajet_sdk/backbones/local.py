@@ -34,7 +34,7 @@ from ajet_sdk.reporting.gap import GAPS, LARGE_GAP, gap_by_cause, gap_message
 from ajet_sdk.reporting.loggers import Loggers
 from ajet_sdk.reporting.metrics import add_prefix, episode_metrics, reason_for_no_samples, staleness
 from ajet_sdk.reporting.results import TunedModel
-from ajet_sdk.rollout.outcomes import check_sound, failure_messages
+from ajet_sdk.rollout.outcomes import check_sound, failure_messages, solved
 from ajet_sdk.samples.build import Batch, balance
 from ajet_sdk.samples.draft import sampled_tokens
 from ajet_sdk.trace.schema import SAMPLED
@@ -49,6 +49,9 @@ __all__ = ["local"]
 log = logging.getLogger("ajet")
 
 T = TypeVar("T")
+
+_SOLVED_STEPS = 3
+"""In a row, after which tasks count as solved."""
 
 _CALLS_AT_ONCE = 1024
 """Rows of `trained` that wait to be written before the step waits for the disk."""
@@ -115,6 +118,8 @@ class _LocalRun:
         self.saved = -1
         self.has_samples = True
         """Whether the newest step left samples to train on."""
+        self.solved = 0
+        """Newest steps in a row of which every attempt solved its task."""
         self.ahead: Rollout | StoredBatch | None = None
         """The next batch, begun before its turn."""
 
@@ -128,7 +133,7 @@ class _LocalRun:
             while self.done < self.total:
                 await self._grow()
                 await self._train_step(self.done + 1)
-                last = self.done == self.total
+                last = self.done == self.total or self._is_solved()
                 if last or due(self.done, self.common.test_freq):
                     await self.validation.run(self.done)
                 if last or due(self.done, self.common.save_freq) or self.loggers.best_step() == self.done:
@@ -247,6 +252,7 @@ class _LocalRun:
                 estimator = self.common.algorithm.adv_estimator
                 self.loggers.say(f"step {step}: {reason_for_no_samples(batch, episodes, estimator, earlier)}")
         self.has_samples = bool(samples)
+        self.solved = self.solved + 1 if episodes and all(map(solved, episodes)) else 0
         if self.stored is None:
             sampled = sum(sampled_tokens(call) for episode in episodes for call in episode.calls)
             metrics["train/sampled_tokens_per_second"] = sampled / rollout_seconds
@@ -330,12 +336,18 @@ class _LocalRun:
             rows = self.writer.query(GAPS, [self.job.run_id, step]).to_pylist()
             self.loggers.say(f"step {step}: {gap_message(gap_by_cause(rows))}")
 
+    def _is_solved(self) -> bool:
+        by_reward = self.stored is None and self.teacher is None
+        return by_reward and "solved" in self.common.stop_when and self.solved >= _SOLVED_STEPS
+
     def _reason_to_stop(self) -> str:
         """Why the run ends early (`trainer_common.stop_when`); empty where it goes on."""
         if "drop" in self.common.stop_when and self.validation.dropped:
             return "the validation reward fell (trainer_common.stop_when: drop)"
         if "unstable" in self.common.stop_when and self.loggers.unstable:
             return f"{self.loggers.unstable} (trainer_common.stop_when: unstable)"
+        if self._is_solved():
+            return f"solved, every attempt of {_SOLVED_STEPS} steps (trainer_common.stop_when: solved)"
         return ""
 
     # Checkpoints

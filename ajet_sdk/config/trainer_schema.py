@@ -169,11 +169,12 @@ class TrainerCommon(Section):
         "Metadata keys of validation tasks, e.g. [family]: the tasks of each value are a set whose rewards are "
         "reported apart, and watched for a drop. Files that are named apart (validation.file_path) are sets too.",
     )
-    stop_when: list[Literal["drop", "unstable"]] = key(
+    stop_when: list[Literal["drop", "unstable", "solved"]] = key(
         [],
         "backbone local: end the run early, with the checkpoint of the best validation. drop: the validation reward of "
         "a set of tasks, or of all, fell below that of the first validation by more than chance explains. unstable: "
-        "entropy, gradient or the gap between sampler and trainer left its range.",
+        "entropy, gradient or the gap between sampler and trainer left its range. solved: every attempt of three steps "
+        "in a row solved its task; the run validates once more.",
     )
     save_freq: int = key(20, "Steps between checkpoints; 0 or less: only at the end.")
     test_freq: int = key(20, "Steps between validations; 0 or less: only at the end.")

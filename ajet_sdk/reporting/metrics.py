@@ -86,6 +86,8 @@ def reason_for_no_samples(
             "ajet captures?"
         )
     if set(outcomes) == {"zero_advantage"}:
+        if all(map(solved, episodes)):
+            return f"solved: every attempt solved its task ({_solved_at(episodes)}); to go on, choose harder tasks"
         same = "episodes of the batch" if estimator == "reinforce_plus_plus" else "attempts at each task"
         what = f"the rewards have no variance: all {same} got the same reward, so there is nothing to learn from"
         return f"{what} ({_solved_at(episodes)}); {_advice_without_variance(episodes, estimator, earlier or {})}"
@@ -115,8 +117,6 @@ def _advice_without_variance(episodes: Sequence[Episode], estimator: str, earlie
             "no attempt solved its task: choose easier tasks or a stronger model, teach it with demonstrations first "
             "(trainer_common.algorithm.adv_estimator: sft), or let the judge give partial credit"
         )
-    if count == len(episodes):
-        return "every attempt solved its task: choose harder tasks"
     size = "data.train_batch_size" if estimator == "reinforce_plus_plus" else "rollout.num_repeat"
     return f"raise {size} or rollout.temperature, or choose tasks of medium difficulty (ajet dataset calibrate)"
 

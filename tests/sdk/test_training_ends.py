@@ -111,3 +111,20 @@ def test_a_policy_that_an_update_broke_gets_other_advice(
     train(job(tmp_path, tiny_model, total_steps=3), workflow=talk, judge=broken)
     said = capsys.readouterr().out.replace("\n", " ")
     assert "so an update broke the policy: lower trainer_common.optim.lr" in said
+
+
+def test_a_run_ends_once_its_tasks_are_solved(
+    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three steps in a row, and one more validation; a step that is not solved in between starts the count anew."""
+
+    @ajet.judge
+    def from_step_3(output: str, episode: Episode) -> float:
+        return 1.0 if episode.split == "val" or episode.step in (1, 3, 4, 5) else length(output)
+
+    train(job(tmp_path, tiny_model, total_steps=9, stop_when=["solved"]), workflow=talk, judge=from_step_3)
+    output = " ".join(capsys.readouterr().out.split())
+    assert "step 1: solved: every attempt solved its task (mean reward 1" in output
+    assert "nothing to learn from" not in output
+    assert "stopped after step 5 of 9: solved, every attempt of 3 steps" in output
+    assert "step 5/9 val" in output or "val/reward" in output
