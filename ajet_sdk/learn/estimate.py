@@ -1,27 +1,17 @@
-"""What a run will take, as far as it can be known before it starts: its episodes, and memory from the model's size.
-
-How many tokens a training pass may have.
-"""
+"""What a run will take, as far as it can be known before it starts: its episodes, and memory from the model's size."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import torch
+from ajet_sdk.learn.activations import bytes_of_a_token
 
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
     from ajet_sdk.learn.trainer import Trainer
 
-__all__ = ["Estimate", "estimate", "memory_bytes", "tokens_of_a_pass"]
-
-_FEWEST, _MOST = 512, 8192
-"""Tokens of a pass: fewer lose speed, more gain none."""
-_CPU_BYTES = 2 << 30
-_SHARE = 0.25
-"""Of the device's memory, for what a pass keeps."""
+__all__ = ["Estimate", "estimate", "memory_bytes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,29 +31,6 @@ class Estimate:
         return f"{self.episodes:,} episodes, {memory}; the time is estimated after the first step"
 
 
-def tokens_of_a_pass(model: Any, *, checkpointing: bool) -> int:
-    """How many tokens a training pass has where the config names no number: what a pass keeps of them takes at most a
-    quarter of the device's memory, and on a CPU at most 2 GiB."""
-    if model.device.type == "cuda":
-        limit = torch.cuda.mem_get_info(model.device)[1] * _SHARE
-    else:
-        limit = min(_CPU_BYTES, os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") * _SHARE)
-    kept, once, scored = _bytes_of_a_token(model, checkpointing=checkpointing)
-    return max(_FEWEST, min(_MOST, int(limit / (kept + once + scored)) // 64 * 64))
-
-
-def _bytes_of_a_token(model: Any, *, checkpointing: bool) -> tuple[int, int, int]:
-    """What a pass keeps of a token in all layers, what it needs once, and what it keeps of a trained token's logits."""
-    shape, size = model.config.get_text_config(), model.dtype.itemsize
-    hidden, layers = shape.hidden_size, shape.num_hidden_layers
-    inner = getattr(shape, "intermediate_size", None) or 4 * hidden
-    layer = size * (10 * hidden + 4 * inner)  # two norms, attention, gate and up with their product
-    if hasattr(model, "disable_adapter") and size < 4:
-        layer += 4 * (6 * hidden + inner)  # an adapter is of float32, and so is its copy of each input
-    logits = shape.vocab_size * (12 if size == 4 else 16)  # with gradient and log-probabilities, in float32
-    return (layers * hidden * size, layer, logits) if checkpointing else (layers * layer, 0, logits)
-
-
 def memory_bytes(trainer: Trainer, tokens: int, *, checkpointing: bool, trained: int | None = None) -> int:
     """Bytes of weights, gradients, AdamW's two moments, master weights, reference, and the activations of `tokens`.
 
@@ -74,7 +41,7 @@ def memory_bytes(trainer: Trainer, tokens: int, *, checkpointing: bool, trained:
     moved = sum(m.numel() for m in trainer.masters)
     copied = sum(m.numel() for m, p in zip(trainer.masters, trainer.parameters, strict=True) if m is not p)
     reference = weights if trainer.settings.loss.has_reference and not hasattr(model, "disable_adapter") else 0
-    kept, once, logits = _bytes_of_a_token(model, checkpointing=checkpointing)
+    kept, once, logits = bytes_of_a_token(model, checkpointing=checkpointing)
     scored = tokens if trained is None else trained
     return int(weights + 12 * moved + 4 * copied + reference + tokens * (kept + once) + scored * logits)
 

@@ -26,8 +26,8 @@ from ajet_sdk.engines.frozen import source_of
 from ajet_sdk.engines.http import Endpoint
 from ajet_sdk.engines.local.loading import load_model
 from ajet_sdk.errors import ConfigError, EngineError, RequestRefused
+from ajet_sdk.learn.activations import tokens_of_a_pass
 from ajet_sdk.learn.batches import MicroBatch, collate, micro_batches, trained_inputs, trained_positions
-from ajet_sdk.learn.estimate import tokens_of_a_pass
 from ajet_sdk.learn.losses import score
 from ajet_sdk.learn.trainer import policy_pass
 from ajet_sdk.learn.trees import pairs_per_token

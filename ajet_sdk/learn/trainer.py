@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from ajet_sdk.errors import ConfigError, TrainingError
+from ajet_sdk.learn.activations import tokens_of_a_pass
 from ajet_sdk.learn.batches import Group, MicroBatch, collate, micro_batches, trained_inputs, trained_positions
-from ajet_sdk.learn.estimate import tokens_of_a_pass
 from ajet_sdk.learn.losses import loss_of, score, units
 from ajet_sdk.learn.objective import LossSettings, Scored, token_weights
 from ajet_sdk.learn.scores import TokenScores
@@ -51,7 +51,7 @@ class TrainerSettings:
     ppo_epochs: int = 1
     micro_batch_tokens: int | None = None
     """Tokens in one forward and backward pass, padding included and those that samples share counted once; bounds
-    memory and changes no result. None: what fits the device (`estimate.tokens_of_a_pass`)."""
+    memory and changes no result. None: what fits the device (`tokens_of_a_pass`)."""
     seed: int = 0
 
     @classmethod

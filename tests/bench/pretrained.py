@@ -1,0 +1,131 @@
+"""A real pretrained model on a CPU: a training step and sampling, beside plain torch and transformers' `generate`.
+
+Four prompts of 88 tokens with 8 attempts of 16 tokens each, float32, one thread. Tokens per processor second; of
+training, all tokens of all samples are counted, however often they are computed. Needs `ajet model fetch smollm2-135m`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from ajet_sdk.config.named_models import NAMED_MODELS
+from ajet_sdk.engines.local.loading import load_model
+from ajet_sdk.engines.local.sampler import LocalSampler
+from ajet_sdk.learn.trainer import Trainer, TrainerSettings
+from ajet_sdk.protocols import Sampling
+from ajet_sdk.tokens.huggingface import HFTokenizer
+from ajet_sdk.types import Sample, Span, Timeline
+from tests.bench import Figure
+from tests.bench.training import cpu_seconds
+
+TASKS, ATTEMPTS, PROMPT, REPLY = 4, 8, 88, 16
+MODEL = NAMED_MODELS["smollm2-135m"]
+
+
+def ids(draw: random.Random, length: int) -> list[int]:
+    return [draw.randrange(100, 40_000) for _ in range(length)]
+
+
+def sample(group: int, attempt: int, prompt: list[int], reply: list[int]) -> Sample:
+    mask = np.arange(PROMPT + REPLY) >= PROMPT
+    name = f"{group}.{attempt}"
+    line = Timeline(
+        agent="", token_ids=[*prompt, *reply], loss_mask=mask, logprobs=np.where(mask, -8.0, 0.0), call_ids=(name,),
+        spans=(Span(call_id=name, start=PROMPT, end=PROMPT + REPLY),),
+    )  # fmt: skip
+    advantages = np.where(mask, 1.0 if attempt % 2 else -1.0, 0.0).astype(np.float32)
+    return Sample(timeline=line, episode_id=name, group_id=str(group), reward=0.0, advantages=advantages)
+
+
+def plain_step(model: Any, optimizer: torch.optim.Optimizer, prompts: list[list[int]], replies: list[Any]) -> None:
+    """A policy-gradient step as one would write it by hand, each group's prompt computed once."""
+    for prompt, group in zip(prompts, replies, strict=True):
+        row, depths, owner, at, targets = [*prompt], [*range(PROMPT)], [0] * PROMPT, [], []
+        for k, reply in enumerate(group):
+            at += [PROMPT - 1, *range(len(row), len(row) + REPLY - 1)]
+            targets += reply
+            row += reply[:-1]
+            depths += range(PROMPT, PROMPT + REPLY - 1)
+            owner += [k + 1] * (REPLY - 1)
+        owns = torch.tensor(owner)
+        seen = torch.ones(len(row), len(row), dtype=torch.bool).tril() & ((owns == 0) | (owns[:, None] == owns))
+        mask = torch.zeros(seen.shape).masked_fill(~seen, -torch.inf)[None, None]
+        out = model.model(
+            input_ids=torch.tensor([row]), position_ids=torch.tensor([depths]), attention_mask=mask, use_cache=False
+        )
+        logits = model.lm_head(out.last_hidden_state[0][torch.tensor(at)])
+        (torch.log_softmax(logits, -1).gather(1, torch.tensor(targets)[:, None]).mean() / TASKS).backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def training(prompts: list[list[int]], draw: random.Random) -> list[Figure]:
+    replies = [[ids(draw, REPLY) for _ in range(ATTEMPTS)] for _ in prompts]
+    samples = [
+        sample(i, k, prompt, reply)
+        for i, (prompt, group) in enumerate(zip(prompts, replies, strict=True))
+        for k, reply in enumerate(group)
+    ]
+    tokens = len(samples) * (PROMPT + REPLY)
+    model = load_model(MODEL.directory, dtype="float32")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-9)
+    plain = cpu_seconds(lambda: plain_step(model, optimizer, prompts, replies), 2)
+    trainer = Trainer(model, TrainerSettings(lr=1e-9))
+    ours = cpu_seconds(lambda: trainer.step(samples), 2)
+    return [
+        Figure("training", tokens / ours, "tokens/CPU-s"),
+        Figure(f"the same over plain torch, prompt once ({tokens / plain:,.0f} tokens/CPU-s)", plain / ours, "×",
+               "at least 0.77", plain / ours >= 1 / 1.3),
+    ]  # fmt: skip
+
+
+def sampling(prompts: list[list[int]]) -> list[Figure]:
+    model = load_model(MODEL.directory, dtype="float32")
+    tokenizer = HFTokenizer(MODEL.directory)
+    count = len(prompts) * ATTEMPTS * REPLY
+
+    async def rate() -> float:
+        sampler = LocalSampler(model, tokenizer, model_name="m", max_model_len=256, max_batch=64)
+        how = Sampling(max_tokens=REPLY, ignore_eos=True)
+
+        async def replies() -> None:
+            await asyncio.gather(
+                *(sampler.sample(p, how, f"{i}/{k}") for i, p in enumerate(prompts) for k in range(ATTEMPTS))
+            )
+            async with sampler.exclusive():
+                pass
+
+        seconds = await asyncio.to_thread(cpu_seconds, lambda: asyncio.run(replies()), 2)
+        await sampler.aclose()
+        return count / seconds
+
+    def generate(rows: Sequence[list[int]]) -> None:
+        with torch.inference_mode():
+            model.generate(
+                torch.tensor(rows), do_sample=True, top_k=0, max_new_tokens=REPLY, min_new_tokens=REPLY, pad_token_id=2
+            )
+
+    theirs = count / cpu_seconds(lambda: generate([p for p in prompts for _ in range(ATTEMPTS)]), 2)
+    ours = asyncio.run(rate())
+    return [
+        Figure("sampling", ours, "tokens/CPU-s"),
+        Figure(f"the same over transformers generate ({theirs:,.0f} tokens/CPU-s)", ours / theirs, "×"),
+    ]
+
+
+def main() -> list[Figure]:
+    if not (MODEL.directory / "config.json").is_file():
+        print(f"pretrained: skipped, {MODEL.directory} is not there; ajet model fetch {MODEL.name}", file=sys.stderr)
+        return []
+    torch.set_num_threads(1)
+    draw = random.Random(0)
+    prompts = [ids(draw, PROMPT) for _ in range(TASKS)]
+    return training(prompts, draw) + sampling(prompts)
