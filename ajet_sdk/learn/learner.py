@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,13 +25,13 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.learn import checkpoint
 from ajet_sdk.learn.probe import Probe
 from ajet_sdk.learn.recipe import build_recipe, wants_recipe
-from ajet_sdk.learn.trainer import Trainer, TrainerSettings, default_lr
+from ajet_sdk.learn.trainer import Trainer, TrainerSettings
 from ajet_sdk.tokens.huggingface import HFTokenizer
 
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
-__all__ = ["Learner", "ServedWeights", "open_learner"]
+__all__ = ["Learner", "ServedWeights", "default_lr", "open_learner"]
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,18 @@ class Learner:
     sampler: LocalSampler | VllmSampler
     trainer: Trainer
     tokenizer: HFTokenizer
+
+
+def default_lr(parameters: int, *, lora: bool) -> float:
+    """A learning rate for a model of that many parameters in all: smaller for larger models.
+
+    Full weights go from 1e-3 at a million parameters and less to 1e-6 at a billion and more; adapters, whose best rate
+    hardly depends on the model's size (Schulman et al. 2025, "LoRA Without Regret"), from 1e-3 at 200 million and less
+    to 1e-4 at 2 billion and more. Both are straight between on logarithmic axes.
+    """
+    first, decades, falls = (math.log10(2e8), 1.0, 1.0) if lora else (6.0, 3.0, 3.0)
+    share = min(1.0, max(0.0, (math.log10(max(parameters, 1)) - first) / decades))
+    return float(f"{10.0 ** (-3.0 - falls * share):.1e}")
 
 
 async def open_learner(config: Config, probe: Probe, steps: int, say: Callable[[str], None]) -> Learner:

@@ -16,7 +16,7 @@ import torch
 
 from ajet_sdk.errors import ConfigError, TrainingError
 from ajet_sdk.learn.activations import tokens_of_a_pass
-from ajet_sdk.learn.batches import Group, MicroBatch, collate, micro_batches, trained_inputs, trained_positions
+from ajet_sdk.learn.batches import MicroBatch, collate, micro_batches, trained_inputs, trained_positions
 from ajet_sdk.learn.losses import loss_of, score, units
 from ajet_sdk.learn.objective import LossSettings, Scored, token_weights
 from ajet_sdk.learn.scores import TokenScores
@@ -27,7 +27,7 @@ from ajet_sdk.types import Sample
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
-__all__ = ["Trainer", "TrainerSettings", "default_lr", "policy_pass", "trainable_parameters"]
+__all__ = ["Trainer", "TrainerSettings", "policy_pass", "trainable_parameters"]
 
 
 _OBJECTIVES: dict[str, Literal["imitation", "preference"]] = {"sft": "imitation", "dpo": "preference"}
@@ -134,18 +134,6 @@ def policy_pass(model: Any) -> Iterator[None]:
             module.training = training
 
 
-def default_lr(parameters: int, *, lora: bool) -> float:
-    """A learning rate for a model of that many parameters in all: smaller for larger models.
-
-    Full weights go from 1e-3 at a million parameters and less to 1e-6 at a billion and more; adapters, whose best rate
-    hardly depends on the model's size (Schulman et al. 2025, "LoRA Without Regret"), from 1e-3 at 200 million and less
-    to 1e-4 at 2 billion and more. Both are straight between on logarithmic axes.
-    """
-    first, decades, falls = (math.log10(2e8), 1.0, 1.0) if lora else (6.0, 3.0, 3.0)
-    share = min(1.0, max(0.0, (math.log10(max(parameters, 1)) - first) / decades))
-    return float(f"{10.0 ** (-3.0 - falls * share):.1e}")
-
-
 class Trainer:
     """Applies a loss to a model, in place.
 
@@ -250,24 +238,25 @@ class Trainer:
         if self.settings.loss.ratio_base != "trainer" or self.updates_of(samples) == 1:
             return None
         old = [torch.empty(0)] * len(samples)
-        for group in self._groups(samples):
-            batch = self._collate(samples, group, sampling)
+        for members, batch in self._batches(samples, sampling):
             with torch.no_grad():
                 logprobs_N = score(self.model, batch, entropy=False).logprobs_N
-            counts = [len(trained_positions(samples[i])) for i in group.members]
-            for i, values in zip(group.members, logprobs_N.split(counts), strict=True):
+            counts = [len(trained_positions(samples[i])) for i in members]
+            for i, values in zip(members, logprobs_N.split(counts), strict=True):
                 old[i] = values
         return old
 
-    def _groups(self, samples: Sequence[Sample], together: Sequence[Sequence[int]] | None = None) -> list[Group]:
+    def _batches(
+        self,
+        samples: Sequence[Sample],
+        sampling: Sampling | Mapping[str, Sampling],
+        together: Sequence[Sequence[int]] | None = None,
+    ) -> Iterator[tuple[list[int], MicroBatch]]:
+        """Micro-batches, each with the positions of its samples."""
         inputs = [trained_inputs(sample) for sample in samples]
-        return micro_batches(inputs, self.micro_batch_tokens, together, self._pairs_per_token)
-
-    def _collate(
-        self, samples: Sequence[Sample], group: Group, sampling: Sampling | Mapping[str, Sampling]
-    ) -> MicroBatch:
-        members = [samples[i] for i in group.members]
-        return collate(members, sampling, self.device, self.tokenizer, group.row_sizes)
+        for group in micro_batches(inputs, self.micro_batch_tokens, together, self._pairs_per_token):
+            members = [samples[i] for i in group.members]
+            yield group.members, collate(members, sampling, self.device, self.tokenizer, group.row_sizes)
 
     def _update(
         self,
@@ -284,15 +273,14 @@ class Trainer:
         paired = self.settings.loss.objective == "preference"
         weights = [] if paired else token_weights(samples, self.settings.loss)
         total = torch.zeros((), device=self.device)
-        for group in self._groups(samples, together if paired else None):
-            batch = self._collate(samples, group, sampling)
+        for members, batch in self._batches(samples, sampling, together if paired else None):
             if weights:
-                weights_N = torch.from_numpy(np.concatenate([weights[i] for i in group.members])).to(self.device)
-                old_N = None if old is None else torch.cat([old[i] for i in group.members])
+                weights_N = torch.from_numpy(np.concatenate([weights[i] for i in members])).to(self.device)
+                old_N = None if old is None else torch.cat([old[i] for i in members])
                 batch = replace(batch, weights_N=weights_N, old_N=old_N)
             loss, scored = self._backward(batch, len(together), tally, first=first)
             total += loss
-            seen.append((group.members, scored))
+            seen.append((members, scored))
         tally.add("loss", total)
         tally.add("grad_norm", torch.tensor([self._apply()]))
         return seen

@@ -22,10 +22,11 @@ from transformers import (
 from ajet_sdk.errors import CheckpointError, ConfigError, TrainingError
 from ajet_sdk.learn import checkpoint
 from ajet_sdk.learn.batches import collate
+from ajet_sdk.learn.learner import default_lr
 from ajet_sdk.learn.losses import score
 from ajet_sdk.learn.objective import LossSettings
 from ajet_sdk.learn.scores import TokenScores
-from ajet_sdk.learn.trainer import Trainer, TrainerSettings, default_lr
+from ajet_sdk.learn.trainer import Trainer, TrainerSettings
 from ajet_sdk.protocols import Sampling
 from ajet_sdk.types import Sample, Span, Timeline
 
