@@ -122,7 +122,7 @@ def stats(
     """Summarize a dataset: rows, duplicates, lengths, languages, fields and their values.
 
     Lengths are of what a row asks, exact up to 1,024 and to 1 % above. Duplicates are the same but for case and blanks.
-    Fields, languages, forms and answers of more than 10,000 rows are estimated from the first 10,000 and each hundredth
+    Fields, languages, forms and answers of more than 10,000 rows are estimated from the first 10,000 and every 101st
     of the others (the output says so); --exact looks at all, which takes ten times as long.
 
     \b
