@@ -134,8 +134,8 @@ class Stats:
 
     rows: int = 0
     looked_at: int = 0
-    """Rows whose language, form, answer and fields were looked at: all, or the first and each hundredth of the others,
-    which then counts as a hundred."""
+    """Rows whose language, form, answer and fields were looked at: all, or the first and every 101st of the others,
+    which then counts as 101."""
     distinct: int = 0
     """Different texts, case and blanks aside."""
     diversity: Diversity = field(default_factory=lambda: Diversity(0, 0))

@@ -300,7 +300,8 @@ def test_a_reply_of_another_shape_is_a_recorded_infrastructure_fault(server: Ser
                 await episode.model().chat(USER)
             (call,) = await episode.finish()
             assert call.error is not None and call.output_ids is None and call.logprobs is None
-            assert [type(error) for error in episode.errors] == [EngineUnavailable] and str(episode.errors[0]) == call.error
+            [fault] = episode.errors
+            assert isinstance(fault, EngineUnavailable) and str(fault) == call.error
 
     asyncio.run(scenario())
 
