@@ -15,6 +15,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
+from ajet_sdk.errors import AjetError
 from ajet_sdk.trace.feedback import give
 from ajet_sdk.trace.reader import open_trace
 from ajet_sdk.types import Feedback
@@ -67,4 +68,7 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except AjetError as error:  # there is no such trace, say
+        sys.exit(f"{type(error).__name__}: {error}")
