@@ -162,7 +162,12 @@ class TrainerCommon(Section):
         None, "Maximum number of training steps, even if `total_epochs` or `total_steps` asks for more.", ge=1
     )
     val_before_train: bool = key(False, "Validate before the first training step.")
-    val_pass_n: int = key(4, "Sampled attempts per validation task, for pass@k.", ge=1)
+    val_pass_n: int = key(
+        4,
+        "Sampled attempts per validation task, for pass@k. 0: one greedy attempt only, whose reward is val/reward then "
+        "(backbone local).",
+        ge=0,
+    )
     val_tasks: int | None = key(None, "Number of tasks to validate on; null: all.", ge=1)
     val_by: list[str] = key(
         [],

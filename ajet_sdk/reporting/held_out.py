@@ -38,7 +38,7 @@ _REWARDED = """
 
 _VALIDATED = f"""
     SELECT e.step, e.task_id, avg(r.reward) AS reward {_REWARDED}
-    WHERE e.run_id = ? AND e.split = 'val' AND e.status = 'succeeded' AND e.decoding IS DISTINCT FROM 'greedy'
+    WHERE e.run_id = ? AND e.split = 'val' AND e.status = 'succeeded' AND coalesce(e.decoding = 'greedy', false) = ?
         AND NOT coalesce(e.superseded, false) AND e.step IN (?, ?)
     GROUP BY ALL"""
 
@@ -112,10 +112,12 @@ def rewards_by_set(name: str, episodes: Sequence[Episode], sets: Mapping[str, se
     return {f"{name}/{key}": fmean(values) for key, values in rewards.items() if values}
 
 
-def task_rewards(trace: TraceReader, run_id: str, first: int, last: int) -> tuple[dict[str, float], dict[str, float]]:
-    """Mean reward of each validation task, sampled, at two steps."""
+def task_rewards(
+    trace: TraceReader, run_id: str, first: int, last: int, *, greedy: bool = False
+) -> tuple[dict[str, float], dict[str, float]]:
+    """Mean reward of each validation task at two steps, of the sampled or the greedy attempts."""
     found: dict[int, dict[str, float]] = {first: {}, last: {}}
-    for row in trace.query(_VALIDATED, [run_id, first, last]).to_pylist():
+    for row in trace.query(_VALIDATED, [run_id, greedy, first, last]).to_pylist():
         found[row["step"]][row["task_id"]] = row["reward"]
     return found[first], found[last]
 

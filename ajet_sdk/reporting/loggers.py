@@ -127,17 +127,17 @@ class Loggers:
             log.warning("tensorboard failed; metrics are still written to the trace: %s: %s", self._board.path, error)
             self._board = None
 
-    def held_out(self, step: int, sets: Mapping[str, set[str]]) -> bool:
+    def held_out(self, step: int, sets: Mapping[str, set[str]], *, greedy: bool = False) -> bool:
         """Warn of what a validation shows beside its mean; return whether a set, or all tasks, fell since the first.
 
-        `sets`: ids of validation tasks by the name of their set. The trace must have the episodes of both.
+        `sets`: ids of validation tasks by the name of their set. `greedy`: compare greedy attempts, not sampled ones.
         """
         validated = self.history["val/reward"]
         first = min(validated, default=step)
         if first >= step:
             return False
         with open_trace(self._directory.parent) as trace:
-            before, after = task_rewards(trace, self._run_id, first, step)
+            before, after = task_rewards(trace, self._run_id, first, step, greedy=greedy)
             signal = without_signal(trace, self._run_id)
         fell = dropped(before, after, sets)
         carried = not_carried_over(self.history["train/reward"], paired(before, after), step)

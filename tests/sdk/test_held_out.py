@@ -156,6 +156,19 @@ def test_files_named_apart_are_sets(tmp_path: Path) -> None:
         load_tasks(config)
 
 
+def test_validation_may_be_greedy_alone(tmp_path: Path, tiny_model: Path) -> None:
+    @ajet.judge
+    def falling(output: str, episode: Episode) -> float:
+        return length(output) if episode.split == "train" else float(episode.step < 1)
+
+    config = files_by_name(tmp_path, tiny_model, total_steps=3, val_pass_n=0, stop_when=["drop"])
+    tuned = train(config, workflow=talk, judge=falling)
+    assert tuned.history["val/reward"] == tuned.history["val/greedy_reward"] == {0: 1.0, 1: 0.0}
+    with open_trace(config.directory) as trace:
+        sql = "SELECT DISTINCT decoding, count(*) AS n FROM episodes WHERE split = 'val' GROUP BY ALL"
+        assert trace.query(sql).to_pylist() == [{"decoding": "greedy", "n": 2 * 2 * MIN_TASKS}]
+
+
 def test_a_run_whose_validation_falls_ends_by_key(
     tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

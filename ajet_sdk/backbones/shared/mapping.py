@@ -125,6 +125,8 @@ def unsupported_keys(config: Config, trainer: str) -> list[str]:
                 f"trainer_common.{key}: {value}; {trainer} gets the clipped loss per token only; leave it out, or use "
                 "backbone local"
             )
+    if not config.validation_attempts:
+        wrong.append(f"trainer_common.val_pass_n: 0; {trainer} samples validation tasks; set 1, or use backbone local")
     if model.trust_remote_code:
         wrong.append(f"model.trust_remote_code: {trainer} runs no code of a checkpoint; leave it out")
     if config.rollout.sampling == "request":

@@ -49,10 +49,14 @@ def validation_sets(job: Job) -> dict[str, set[str]]:
 def validation_metrics(
     sampled: Sequence[Episode], greedy: Sequence[Episode], repeats: int, sets: Mapping[str, set[str]]
 ) -> dict[str, float]:
-    """The numbers of a validation: `repeats` attempts at each task, and those that were sampled greedily."""
-    metrics = episode_metrics("val", sampled)
+    """The numbers of a validation: `repeats` attempts at each task, and those that were sampled greedily.
+
+    Without the former (`repeats` 0) the greedy attempts stand for both.
+    """
+    chosen = sampled if repeats else greedy
+    metrics = episode_metrics("val", chosen)
     metrics |= {"val/greedy_reward": mean_reward(greedy)} if rewards(greedy) else {}
-    metrics |= rewards_by_set("val/reward", sampled, sets) | rewards_by_set("val/greedy_reward", greedy, sets)
+    metrics |= rewards_by_set("val/reward", chosen, sets) | rewards_by_set("val/greedy_reward", greedy, sets)
     metrics |= group_metrics("val", sampled, repeats) if repeats > 1 else {}
     return metrics
 
@@ -91,17 +95,18 @@ class Validation:
         return len(self.tasks) * (self.rollouts.job.config.validation_attempts + 1)
 
     async def run(self, step: int) -> None:
-        """Sample each task some times at temperature 1 (or as `val_kwargs` says), and once greedily."""
+        """Sample each task `val_pass_n` times at temperature 1 (or as `val_kwargs` says), and once greedily."""
         if not self.tasks:
             return
         config = self.rollouts.job.config
-        repeats = max(1, config.validation_attempts)
-        episodes = await self._sample(step, repeats, validation_sampling(config), "val")
+        repeats, episodes = config.validation_attempts, list[Episode]()
+        if repeats:
+            episodes = await self._sample(step, repeats, validation_sampling(config), "val")
         greedy = await self._sample(step, 1, GREEDY, "val, greedy")
         sets = validation_sets(self.rollouts.job)
         self.loggers.log(step, validation_metrics(episodes, greedy, repeats, sets))
         self.rollouts.writer.flush()
-        self.dropped = self.loggers.held_out(step, sets)
+        self.dropped = self.loggers.held_out(step, sets, greedy=not repeats)
 
     async def _sample(self, step: int, repeats: int, sampling: SamplingOverride, what: str) -> list[Episode]:
         rollout = self.rollouts.begin_validation(self.tasks, repeats, sampling, what, step)
