@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import pickle
+import sys
 from pathlib import Path
 
 import pytest
@@ -72,7 +73,10 @@ def test_each_ends_with_a_message(name: str, tmp_path: Path, monkeypatch: pytest
     Path("FOLDER").mkdir()
     for file in ("FILE.yaml", "FILE.json", "FILE.jsonl", *(f"FOLDER/{one}" for one in IN_FOLDER)):
         Path(file).write_bytes(FILES[name])
+    before = set(sys.modules)
     for command in COMMANDS:
         raised = CliRunner().invoke(app, command.split(), input="").exception
         assert raised is None or isinstance(raised, SystemExit | AjetError), f"{command}: {raised!r}"
+    for loaded in (set(sys.modules) - before) & {"agent", "judge", "replies"}:
+        del sys.modules[loaded]  # another test imports its own by these names
     assert not Path("ran").exists()
