@@ -279,7 +279,9 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_pages_do_what_they_show(pages: list[str], installed: Path, tmp_path: Path) -> None:
     clone = tmp_path / "clone"
     shutil.copytree(
-        ROOT / "tutorial", clone / "tutorial", ignore=shutil.ignore_patterns("launcher_record", "__pycache__")
+        ROOT / "tutorial",
+        clone / "tutorial",
+        ignore=shutil.ignore_patterns("launcher_record", "__pycache__", "databases"),
     )
     shutil.copytree(ROOT / "docs", clone / "docs")
     reader = Reader(clone, surroundings(installed))
