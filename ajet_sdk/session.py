@@ -9,9 +9,11 @@ import asyncio
 import logging
 import os
 import signal
+import sys
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ajet_sdk.addresses import public
@@ -21,7 +23,6 @@ from ajet_sdk.cluster.ray import LOCAL, RayCluster, cluster
 from ajet_sdk.config.config import plain_yaml
 from ajet_sdk.errors import AjetError, ConfigError, TrainingError
 from ajet_sdk.gateway.gateway import Gateway
-from ajet_sdk.reporting.loggers import log_file
 from ajet_sdk.rollout.event_loop import TERMINATED, exit_on_sigterm
 from ajet_sdk.rollout.threads import Workers
 from ajet_sdk.trace.reader import ledger_balance, open_trace
@@ -169,3 +170,37 @@ class Session:
             log.error("The run's status could not be recorded: %s", lost)
         finally:
             self._stack.close()
+
+
+class _LogFile(logging.FileHandler):
+    """A log file that is left alone, after one word, once it can't be written, as on a full disk."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        log.removeHandler(self)
+        log.warning("%s is truncated here: %s", self.baseFilename, sys.exc_info()[1])
+
+
+class _PublicText(logging.Formatter):
+    """Lines, and tracebacks below them, without the passwords and keys of addresses."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return public(super().format(record))
+
+
+@contextmanager
+def log_file(path: Path) -> Iterator[None]:
+    """Everything that ajet logs goes to the file too, while the run lasts."""
+    path.touch(mode=0o600)
+    handler = _LogFile(path, encoding="utf-8")
+    handler.setFormatter(_PublicText("%(asctime)s %(levelname)s %(message)s"))
+    log.addHandler(handler)
+    level = log.level
+    if not log.isEnabledFor(logging.INFO):
+        log.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        log.removeHandler(handler)
+        log.setLevel(level)
+        with suppress(OSError):  # what is left in its buffer has no room, which was said
+            handler.close()

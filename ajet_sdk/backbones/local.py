@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import itertools
-import json
 import logging
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ajet_sdk.backbones.shared.garbage import freeze_gc
-from ajet_sdk.backbones.shared.steps import Rollout, Rollouts, samples_of, total_steps
+from ajet_sdk.backbones.shared.steps import Rollout, Rollouts, book_unfinished, samples_of, total_steps
 from ajet_sdk.backbones.shared.stored import StoredBatch, StoredSteps, open_stored
 from ajet_sdk.backbones.shared.validation import Validation, due, validations_left
 from ajet_sdk.config.model_source import checkpoint_base, first_model, saved_steps
@@ -31,14 +28,14 @@ from ajet_sdk.learn.scores import TokenScores, trained_calls
 from ajet_sdk.learn.teacher import Teacher, distill, open_teacher, unscored
 from ajet_sdk.protocols import Sampling
 from ajet_sdk.reporting.gap import GAPS, LARGE_GAP, gap_by_cause, gap_message
+from ajet_sdk.reporting.held_out import rising
 from ajet_sdk.reporting.loggers import Loggers
 from ajet_sdk.reporting.metrics import add_prefix, episode_metrics, reason_for_no_samples, staleness
 from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.rollout.outcomes import check_sound, failure_messages, solved
 from ajet_sdk.samples.build import Batch, balance
 from ajet_sdk.samples.draft import sampled_tokens
-from ajet_sdk.trace.schema import SAMPLED
-from ajet_sdk.types import Episode, LedgerEntry, Sample
+from ajet_sdk.types import Episode, Sample
 
 if TYPE_CHECKING:
     from ajet_sdk.protocols import Job
@@ -56,13 +53,6 @@ _SOLVED_STEPS = 3
 _CALLS_AT_ONCE = 1024
 """Rows of `trained` that wait to be written before the step waits for the disk."""
 
-_UNBOOKED = f"""
-    SELECT e.step, c.episode_id, c.call_id, {SAMPLED} AS tokens,
-        if(e.split = 'train', 'failed', 'evaluation') AS outcome
-    FROM calls c JOIN episodes e USING (episode_id)
-    WHERE e.run_id = ? AND c.trainable AND c.phase = 'rollout' AND len(c.output_ids) > 0
-        AND c.call_id NOT IN (SELECT call_id FROM ledger)"""
-
 
 async def local(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
     """Train: sample a batch (or take what was said before), make samples of it, update, and validate now and then.
@@ -75,7 +65,8 @@ async def local(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
     config = job.config
     if not job.train:
         raise ConfigError("there is no training task; see task_reader")
-    stored = open_stored(job)
+    given = open_stored(job)
+    stored, replay = (given, None) if config.trainer_common.algorithm.stored else (None, given)
     total = total_steps(config, len(job.train if stored is None else stored))
     with Loggers.of(job, writer, total) as loggers, deterministic_torch(config.rollout.deterministic):
         probe = Probe(config, job.workflow, job.judge, job.train)
@@ -84,7 +75,7 @@ async def local(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
         try:
             teacher = await open_teacher(config, learner.tokenizer, learner.trainer.model)
             with freeze_gc():
-                return await _LocalRun(job, gateway, writer, learner, loggers, total, stored, teacher).run()
+                return await _LocalRun(job, gateway, writer, learner, loggers, total, stored, replay, teacher).run()
         finally:
             await learner.engine.aclose()
             if teacher is not None:
@@ -103,10 +94,11 @@ class _LocalRun:
         loggers: Loggers,
         total: int,
         stored: StoredSteps | None,
+        replay: StoredSteps | None,
         teacher: Teacher | None,
     ) -> None:
         self.job, self.writer, self.loggers, self.total = job, writer, loggers, total
-        self.stored, self.teacher = stored, teacher
+        self.stored, self.replay, self.teacher = stored, replay, teacher
         self.config = job.config
         self.common = job.config.trainer_common
         self.sampler, self.trainer, self.tokenizer = learner.sampler, learner.trainer, learner.tokenizer
@@ -129,12 +121,16 @@ class _LocalRun:
         self._announce()
         try:
             if self.done == 0 and self.common.val_before_train:
+                await self._measure_loss()
                 await self.validation.run(self.done)
             while self.done < self.total:
                 await self._grow()
                 await self._train_step(self.done + 1)
                 last = self.done == self.total or self._is_solved()
-                if last or due(self.done, self.common.test_freq):
+                validates = last or due(self.done, self.common.test_freq)
+                if validates or due(self.done, self.common.algorithm.val_loss_freq):
+                    await self._measure_loss()
+                if validates:
                     await self.validation.run(self.done)
                 if last or due(self.done, self.common.save_freq) or self.loggers.best_step() == self.done:
                     await self._save()
@@ -144,7 +140,7 @@ class _LocalRun:
         except asyncio.CancelledError:
             await self._abandon()
             self._write_checkpoint()
-            self._book_unfinished()
+            book_unfinished(self.writer, self.job.run_id)
             self.loggers.say(f"stopped after step {self.done}; continue with --resume")
             raise
         finally:
@@ -164,7 +160,8 @@ class _LocalRun:
             self.loggers.say("no checkpoint to resume from; starting at step 0")
         else:
             async with self.sampler.exclusive():  # the sampler learns of other weights at its end
-                progress = checkpoint.restore(newest, self.trainer, self._fingerprint())
+                wanted = checkpoint.fingerprint(self.config, self.trainer.settings, self.job.train)
+                progress = checkpoint.restore(newest, self.trainer, wanted)
                 self.sampler.policy_version = self.trainer.updates
             self.done = self.saved = progress.step
             self.loggers.last |= progress.metrics
@@ -178,6 +175,8 @@ class _LocalRun:
     def _announce(self) -> None:
         if self.stored is not None:
             self.loggers.say(f"{self.common.algorithm.adv_estimator}: {self.stored.origin}")
+        if self.replay is not None:
+            self.loggers.say(f"each step imitates {self.replay.size} of {self.replay.origin}")
         steps = self.total - self.done
         validations = validations_left(self.config, self.done, self.total) * self.validation.episodes
         guess = estimate(self.config, self.trainer, steps=steps, val_episodes=validations)
@@ -188,12 +187,6 @@ class _LocalRun:
         if self.ahead is not None:
             await self.ahead.stop()
             self.ahead = None
-
-    def _book_unfinished(self) -> None:
-        """Enter into the ledger what was sampled for a step or a validation that did not come to its end."""
-        self.writer.flush()
-        for row in self.writer.query(_UNBOOKED, [self.job.run_id]).to_pylist():
-            self.writer.put(LedgerEntry(run_id=self.job.run_id, **row))
 
     # Training
 
@@ -238,7 +231,8 @@ class _LocalRun:
                 async with self.sampler.exclusive():  # the student's weights say which tokens could be drawn
                     samples, said = await distill(samples, self.teacher, self._sampling(episodes))
                 metrics |= add_prefix("train", said) | {"time/teacher": time.perf_counter() - begun}
-            learnt = await self._update(step, samples, self._sampling(episodes), scores)
+            replay = () if self.replay is None else await asyncio.to_thread(self.replay.replayed, step, self.tokenizer)
+            learnt = await self._update(step, samples, self._sampling(episodes), scores, replay)
             ended = time.perf_counter()
             await asyncio.to_thread(self._record_scores, step, samples, episodes, scores)
             metrics |= add_prefix("train", learnt) | {"time/train": ended - begun}
@@ -269,11 +263,12 @@ class _LocalRun:
         samples: Sequence[Sample],
         sampling: Sampling | Mapping[str, Sampling],
         scores: TokenScores,
+        replay: Sequence[Sample],
     ) -> dict[str, float]:
         """One step of the trainer: with the model to itself, or beside the episodes of the next batch."""
         if not self.config.rollout.max_staleness:
             async with self.sampler.exclusive():
-                learnt = await asyncio.to_thread(self.trainer.step, samples, sampling, scores)
+                learnt = await asyncio.to_thread(self.trainer.step, samples, sampling, scores, None, replay)
                 self.sampler.policy_version = self.trainer.updates
             return learnt
         loop, left = asyncio.get_running_loop(), self.trainer.updates_of(samples)
@@ -289,7 +284,15 @@ class _LocalRun:
         def on_update() -> None:
             asyncio.run_coroutine_threadsafe(publish(), loop).result()
 
-        return await asyncio.to_thread(self.trainer.step, samples, sampling, scores, on_update)
+        return await asyncio.to_thread(self.trainer.step, samples, sampling, scores, on_update, replay)
+
+    async def _measure_loss(self) -> None:
+        """Log the loss on conversations of validation tasks, where there are any."""
+        if self.stored is not None and self.stored.held_out:
+            samples = await asyncio.to_thread(self.stored.held_out_samples, self.tokenizer)
+            async with self.sampler.exclusive():
+                loss = await asyncio.to_thread(self.trainer.imitation_loss, samples)
+            self.loggers.log(self.done, {"val/loss": loss})
 
     def _begin_next_batch(self, step: int, updates_left: int) -> None:
         """Begin the next batch as soon as the updates still to come leave its tokens young enough to be trained."""
@@ -344,6 +347,8 @@ class _LocalRun:
         """Why the run ends early (`trainer_common.stop_when`); empty where it goes on."""
         if "drop" in self.common.stop_when and self.validation.dropped:
             return "the validation reward fell (trainer_common.stop_when: drop)"
+        if "rise" in self.common.stop_when and rising(self.loggers.history["val/loss"]):
+            return "the loss on held-out conversations rises (trainer_common.stop_when: rise)"
         if "unstable" in self.common.stop_when and self.loggers.unstable:
             return f"{self.loggers.unstable} (trainer_common.stop_when: unstable)"
         if self._is_solved():
@@ -361,26 +366,13 @@ class _LocalRun:
         progress = checkpoint.Progress(
             step=self.done,
             policy_version=self.trainer.updates,
-            fingerprint=self._fingerprint(),
+            fingerprint=checkpoint.fingerprint(self.config, self.trainer.settings, self.job.train),
             metrics=dict(self.loggers.last),
         )
         self.writer.flush()
         keep, best = self.common.keep_checkpoints, self.loggers.best_step()
         checkpoint.save(self.checkpoints, self.trainer, self.tokenizer.hf, progress, keep=keep, best=best)
         self.saved = self.done
-
-    def _fingerprint(self) -> str:
-        """Of what a resumed run has to share with the run that it goes on with: model, tasks, seed, batch, loss."""
-        config, common = self.config, self.common
-        shared = {
-            "model": config.model.model_dump(mode="json", include={"path", "lora"}),
-            "tasks": [task.task_id for task in self.job.train],
-            "seed": common.seed,
-            "batch": [config.data.train_batch_size, config.rollout.num_repeat],
-            "settings": repr(replace(self.trainer.settings, total_updates=1)),  # a longer run may go on
-            "algorithm": common.algorithm.model_dump(mode="json"),
-        }
-        return hashlib.blake2b(json.dumps(shared, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 async def _run_in_thread(function: Callable[..., T], *arguments: Any) -> T:

@@ -194,7 +194,8 @@ class Config(Section):
             if given:
                 found.append(f"without effect with backbone local: {', '.join(given)}")
             estimator = self.trainer_common.algorithm.adv_estimator
-            read_by = {f"trainer_common.{name}": by for name, by in READ_BY.items() if estimator not in by}
+            reads = {estimator, "replay"} if self.trainer_common.algorithm.replays else {estimator}
+            read_by = {f"trainer_common.{name}": by for name, by in READ_BY.items() if not reads & {*by}}
             given = [p for p in read_by if self.is_set(p) and _at(self, p) not in (None, False, _default(p))]
             if given:
                 unread = ((path, f"only for {', '.join(read_by[path])}") for path in given)

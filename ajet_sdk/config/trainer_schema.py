@@ -56,12 +56,15 @@ READ_BY: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("use_kl_loss", "kl_loss_coef", "kl_loss_type", "entropy_coef"), _OF_REWARDS),
     **dict.fromkeys(OBJECTIVE, (*_OF_REWARDS, "opd")),
     "algorithm.normalize_std": ("grpo",),
-    **dict.fromkeys(("algorithm.data", "algorithm.per_task"), ("sft", "dpo")),
-    "algorithm.min_reward": ("sft",),
+    **dict.fromkeys(("algorithm.data", "algorithm.per_task"), ("sft", "dpo", "replay")),
+    "algorithm.min_reward": ("sft", "replay"),
+    "algorithm.val_loss_freq": ("sft",),
+    "algorithm.replay": _OF_REWARDS,
+    "algorithm.replay_coef": ("replay",),
     "algorithm.beta": ("dpo",),
     **dict.fromkeys(("algorithm.teacher", "algorithm.teacher_model", "algorithm.teacher_key_env"), ("opd",)),
 }
-"""Keys of `trainer_common` that some of the estimators read, and which do."""
+"""Keys of `trainer_common` that some of the estimators read, and which do; `replay`: any that replays."""
 
 
 class Algorithm(Section):
@@ -78,7 +81,22 @@ class Algorithm(Section):
         None,
         "sft, dpo: training data. A trace (a file or an experiment's directory): sft uses the best episodes of "
         "each task, dpo its best and worst. Or a JSON-lines file with `messages` (sft) or `prompt`, `chosen` and "
-        "`rejected` (dpo). null: sft uses the `messages` of the training tasks, dpo the attempts of each step.",
+        "`rejected` (dpo). null: sft uses the `messages` of the training tasks, dpo the attempts of each step. With "
+        "`replay`: what the steps of the other algorithms imitate, chosen as for sft.",
+    )
+    replay: int = key(
+        0,
+        "Algorithms that learn from rewards, backbone local: number of conversations of `data` that each step imitates "
+        "besides, so that what they teach is not forgotten.",
+        ge=0,
+    )
+    replay_coef: float = key(
+        0.1, "Weight of the replayed conversations' loss, their mean negative log-likelihood per token.", gt=0
+    )
+    val_loss_freq: int = key(
+        0,
+        "sft: steps between measurements of val/loss, the mean negative log-likelihood per token of the conversations "
+        "in `data` that belong to validation tasks, which are not trained on. 0 or less: at each validation.",
     )
     per_task: int = key(
         1, "sft, dpo from a trace: maximum number of episodes (sft) or pairs (dpo) per task, best first.", ge=1
@@ -121,6 +139,11 @@ class Algorithm(Section):
         return self.adv_estimator in get_args(RewardEstimator)
 
     @property
+    def replays(self) -> bool:
+        """Whether each step also imitates given conversations."""
+        return self.by_reward and self.replay > 0
+
+    @property
     def needs_reward(self) -> bool:
         """Whether an attempt without a reward is worth nothing."""
         return self.by_reward or self.adv_estimator == "dpo"
@@ -129,6 +152,8 @@ class Algorithm(Section):
     def _needs(self) -> Algorithm:
         if self.adv_estimator == "opd" and not self.teacher:
             raise wrong("teacher", "is required for opd {got}: a directory, a Hugging Face name, or an endpoint's URL")
+        if self.replays and self.data is None:
+            raise wrong("replay", "needs algorithm.data {got}: a file of conversations, or a trace")
         return self
 
 
@@ -174,12 +199,13 @@ class TrainerCommon(Section):
         "Metadata keys of validation tasks, e.g. [family]: the tasks of each value are a set whose rewards are "
         "reported apart, and watched for a drop. Files that are named apart (validation.file_path) are sets too.",
     )
-    stop_when: list[Literal["drop", "unstable", "solved"]] = key(
+    stop_when: list[Literal["drop", "unstable", "solved", "rise"]] = key(
         [],
         "backbone local: end the run early, with the checkpoint of the best validation. drop: the validation reward of "
         "a set of tasks, or of all, fell below that of the first validation by more than chance explains. unstable: "
         "entropy, gradient or the gap between sampler and trainer left its range. solved: every attempt of three steps "
-        "in a row solved its task; the run validates once more.",
+        "in a row solved its task; the run validates once more. rise: sft's val/loss was above its lowest twice in a "
+        "row; the best checkpoint is then that of the lowest.",
     )
     save_freq: int = key(20, "Steps between checkpoints; 0 or less: only at the end.")
     test_freq: int = key(20, "Steps between validations; 0 or less: only at the end.")

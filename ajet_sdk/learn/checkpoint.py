@@ -6,21 +6,28 @@
 
 from __future__ import annotations
 
+import dataclasses
+import hashlib
 import json
 import os
 import shutil
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from safetensors.torch import load_file
 
 from ajet_sdk.config.model_source import STATE, saved_steps, step_directory
 from ajet_sdk.errors import CheckpointError
-from ajet_sdk.learn.trainer import Trainer
+from ajet_sdk.learn.trainer import Trainer, TrainerSettings
 
-__all__ = ["Progress", "export", "latest", "read_weights", "replace", "restore", "save", "save_model"]
+if TYPE_CHECKING:
+    from ajet_sdk.config.config import Config
+    from ajet_sdk.types import Task
+
+__all__ = ["Progress", "export", "fingerprint", "latest", "read_weights", "replace", "restore", "save", "save_model"]
 
 _TRAINER = "trainer.pt"
 
@@ -35,6 +42,20 @@ class Progress:
     fingerprint: str
     """Of the settings that a resumed run has to share."""
     metrics: dict[str, float] = field(default_factory=dict)
+
+
+def fingerprint(config: Config, settings: TrainerSettings, tasks: Sequence[Task]) -> str:
+    """Of what a resumed run has to share with the run that it goes on with: model, tasks, seed, batch, loss."""
+    common = config.trainer_common
+    shared = {
+        "model": config.model.model_dump(mode="json", include={"path", "lora"}),
+        "tasks": [task.task_id for task in tasks],
+        "seed": common.seed,
+        "batch": [config.data.train_batch_size, config.rollout.num_repeat],
+        "settings": repr(dataclasses.replace(settings, total_updates=1)),  # a longer run may go on
+        "algorithm": common.algorithm.model_dump(mode="json"),
+    }
+    return hashlib.blake2b(json.dumps(shared, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def save(

@@ -24,6 +24,9 @@ trained tokens of a micro-batch, K that of its segments (turns or samples).
    al. 2024, arXiv:2402.03300, eq. 3), turn, or agent of an episode; constant divides a sample's sum by a fixed length
    (Dr. GRPO: Liu et al. 2025, arXiv:2503.20783).
 5. KL to the reference (`kl_loss_type`): k1, k2, k3 are Schulman's estimators (2020, "Approximating KL divergence").
+
+Replay (`algorithm.replay`) adds replay_coef · mean over the tokens of given replies of `new`: imitation beside the
+policy's objective, as Ouyang et al. 2022 mix pretraining gradients into PPO (arXiv:2203.02155, eq. 2).
 """
 
 from __future__ import annotations
@@ -71,6 +74,8 @@ class LossSettings:
     objective: Literal["policy", "imitation", "preference"] = "policy"
     beta: float = 0.1
     """Of a preference: how strongly the policy is held to the reference."""
+    replay_coef: float = 0.1
+    """Weight of the replayed conversations' mean negative log-likelihood per token."""
 
     @property
     def has_reference(self) -> bool:

@@ -1,4 +1,4 @@
-"""What an optimiser step saw of each token, and the rows of `trained` made of it."""
+"""What an optimiser step saw of each token, the rows of `trained` made of it, and its means."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from ajet_sdk.learn.batches import trained_positions
 from ajet_sdk.learn.objective import Scored
 from ajet_sdk.samples.draft import output_tokens
 from ajet_sdk.types import Episode, Floats, Sample, Trained
 
-__all__ = ["TokenScores", "trained_calls"]
+__all__ = ["Tally", "TokenScores", "trained_calls"]
 
 
 def trained_calls(
@@ -79,3 +80,23 @@ class TokenScores:
                 if entropy_N is not None:
                     self.entropy[index][at] = entropy_N[begin:end]
                 begin = end
+
+
+class Tally:
+    """Sums and maxima of per-token values over the micro-batches of a step; read once, at its end."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, tuple[torch.Tensor, int]] = {}
+        self._maxima: dict[str, torch.Tensor] = {}
+
+    def add(self, name: str, values: torch.Tensor) -> None:
+        total, count = self._sums.get(name, (torch.zeros((), device=values.device), 0))
+        self._sums[name] = (total + values.sum(), count + values.numel())
+
+    def maximum(self, name: str, values: torch.Tensor) -> None:
+        top = values.max()
+        self._maxima[name] = torch.maximum(self._maxima[name], top) if name in self._maxima else top
+
+    def means(self) -> dict[str, float]:
+        means = {name: float(total) / max(1, count) for name, (total, count) in self._sums.items()}
+        return means | {name: float(top) for name, top in self._maxima.items()}

@@ -19,7 +19,7 @@ from ajet_sdk.learn.activations import tokens_of_a_pass
 from ajet_sdk.learn.batches import MicroBatch, collate, micro_batches, trained_inputs, trained_positions
 from ajet_sdk.learn.losses import loss_of, score, units
 from ajet_sdk.learn.objective import LossSettings, Scored, token_weights
-from ajet_sdk.learn.scores import TokenScores
+from ajet_sdk.learn.scores import Tally, TokenScores
 from ajet_sdk.learn.trees import pairs_per_token
 from ajet_sdk.protocols import Sampling, Tokenizer
 from ajet_sdk.types import Sample
@@ -31,6 +31,7 @@ __all__ = ["Trainer", "TrainerSettings", "policy_pass", "trainable_parameters"]
 
 
 _OBJECTIVES: dict[str, Literal["imitation", "preference"]] = {"sft": "imitation", "dpo": "preference"}
+_IMITATION = LossSettings(objective="imitation")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +85,7 @@ class TrainerSettings:
                 entropy_coef=common.entropy_coef if by_reward else 0.0,
                 objective=_OBJECTIVES.get(common.algorithm.adv_estimator, "policy"),
                 beta=common.algorithm.beta,
+                replay_coef=common.algorithm.replay_coef,
             ),
             weight_decay=optim.weight_decay,
             betas=(optim.betas[0], optim.betas[1]),
@@ -174,8 +176,11 @@ class Trainer:
         sampling: Sampling | Mapping[str, Sampling] = Sampling(),  # noqa: B008, it is frozen
         scores: TokenScores | None = None,
         updated: Callable[[], None] | None = None,
+        replay: Sequence[Sample] = (),
     ) -> dict[str, float]:
         """Train on the samples; `sampling` says how they were sampled, or how each call was by its `call_id`.
+
+        `replay` are given replies that are imitated besides, shared out among the step's updates.
 
         `scores` is given what the first update's forward pass says of each token; only the samples of that update were
         seen by the weights as they were, so with several mini-batches the others' tokens stay unknown. `updated` is
@@ -185,9 +190,7 @@ class Trainer:
         """
         if not samples:
             raise TrainingError("there are no samples to train on")
-        torch.set_num_threads(
-            self._threads
-        )  # each thread has a number of its own, and any thread of a pool may be here
+        torch.set_num_threads(self._threads)  # a number of each thread, and any thread of a pool may be here
         started, tally = time.perf_counter(), Tally()
         try:
             with policy_pass(self.model):
@@ -196,6 +199,7 @@ class Trainer:
                     for number, share in enumerate(self._shares(samples)):
                         first = epoch == 0 and number == 0
                         shared_old = None if old is None else [old[i] for i in share]
+                        self._replay(replay[number :: self._mini_batches(samples)], tally)
                         seen = self._update([samples[i] for i in share], sampling, tally, shared_old, first=first)
                         if scores is not None and first:
                             scores.record(samples, share, seen)
@@ -220,12 +224,15 @@ class Trainer:
 
     def updates_of(self, samples: Sequence[Sample]) -> int:
         """How many updates a step on the samples makes."""
-        return self.settings.ppo_epochs * min(self.settings.mini_batch_num, len(units(samples, self.settings.loss)))
+        return self.settings.ppo_epochs * self._mini_batches(samples)
+
+    def _mini_batches(self, samples: Sequence[Sample]) -> int:
+        return min(self.settings.mini_batch_num, len(units(samples, self.settings.loss)))
 
     def _shares(self, samples: Sequence[Sample]) -> list[list[int]]:
         """Positions of the samples of each mini-batch, drawn anew from the seed for every epoch."""
         order = units(samples, self.settings.loss)
-        number = min(self.settings.mini_batch_num, len(order))
+        number = self._mini_batches(samples)
         if number > 1:
             random.Random(f"{self.settings.seed}/{self.updates}").shuffle(order)
         return [[place for unit in order[i::number] for place in unit] for i in range(number)]
@@ -284,6 +291,24 @@ class Trainer:
         tally.add("loss", total)
         tally.add("grad_norm", torch.tensor([self._apply()]))
         return seen
+
+    def _replay(self, samples: Sequence[Sample], tally: Tally) -> None:
+        """Add the gradients of imitating the samples, each token alike, to those of the update to come."""
+        weights = token_weights(samples, _IMITATION)
+        for members, batch in self._batches(samples, {}) if samples else ():
+            weights_N = torch.from_numpy(np.concatenate([weights[i] for i in members])).to(self.device)
+            loss_N, _ = loss_of(score(self.model, batch, entropy=False), batch, _IMITATION)
+            (self.settings.loss.replay_coef * (loss_N * weights_N).sum()).backward()
+            self._gather()
+            tally.add("replay_loss", loss_N.detach())
+
+    def imitation_loss(self, samples: Sequence[Sample]) -> float:
+        """The mean negative log-likelihood per trained token; nothing is trained."""
+        tally = Tally()
+        with policy_pass(self.model), torch.no_grad():
+            for _, batch in self._batches(samples, {}):
+                tally.add("loss", loss_of(score(self.model, batch, entropy=False), batch, _IMITATION)[0])
+        return tally.means()["loss"]
 
     def _backward(self, batch: MicroBatch, pairs: int, tally: Tally, *, first: bool) -> tuple[torch.Tensor, Scored]:
         """Add the micro-batch's gradients. Returns its share of the update's loss, and its scores, detached."""
@@ -373,23 +398,3 @@ class Trainer:
         torch.set_rng_state(state["rng"])
         if "device_rng" in state and self.device.type == "cuda":
             torch.cuda.set_rng_state(state["device_rng"], self.device)
-
-
-class Tally:
-    """Sums and maxima of per-token values over the micro-batches of a step; read once, at its end."""
-
-    def __init__(self) -> None:
-        self._sums: dict[str, tuple[torch.Tensor, int]] = {}
-        self._maxima: dict[str, torch.Tensor] = {}
-
-    def add(self, name: str, values: torch.Tensor) -> None:
-        total, count = self._sums.get(name, (torch.zeros((), device=values.device), 0))
-        self._sums[name] = (total + values.sum(), count + values.numel())
-
-    def maximum(self, name: str, values: torch.Tensor) -> None:
-        top = values.max()
-        self._maxima[name] = torch.maximum(self._maxima[name], top) if name in self._maxima else top
-
-    def means(self) -> dict[str, float]:
-        means = {name: float(total) / max(1, count) for name, (total, count) in self._sums.items()}
-        return means | {name: float(top) for name, top in self._maxima.items()}

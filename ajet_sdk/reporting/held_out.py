@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from ajet_sdk.protocols import TraceReader
 
 __all__ = [
-    "Change", "dropped", "not_carried_over", "paired", "rewards_by_set", "sets_of", "task_rewards", "without_signal",
+    "Change", "dropped", "not_carried_over", "paired", "rewards_by_set", "rising", "sets_of", "task_rewards",
+    "without_signal",
 ]  # fmt: skip
 
 MIN_TASKS = 8
@@ -166,6 +167,12 @@ def not_carried_over(train: Mapping[int, float], change: Change | None, step: in
         "tasks (`ajet dataset expand`), fewer passes over them, or teach it with demonstrations first "
         "(trainer_common.algorithm: sft)"
     )
+
+
+def rising(losses: Mapping[int, float]) -> bool:
+    """Whether the loss on held-out conversations, by step, was above its lowest at both of the newest measurements."""
+    values = [loss for _, loss in sorted(losses.items())]
+    return len(values) > 2 and min(values[-2:]) > min(values)
 
 
 def without_signal(trace: TraceReader, run_id: str) -> str:

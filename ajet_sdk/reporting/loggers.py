@@ -10,13 +10,11 @@ import socket
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
-from ajet_sdk.addresses import public
 from ajet_sdk.errors import ConfigError, MissingExtra
 from ajet_sdk.reporting import output
 from ajet_sdk.reporting.held_out import drop_message, dropped, not_carried_over, paired, task_rewards, without_signal
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
 
-__all__ = ["Loggers", "learning_curve", "log_file"]
+__all__ = ["Loggers", "learning_curve"]
 
 log = logging.getLogger("ajet")
 
@@ -57,6 +55,8 @@ class Loggers:
         """The step from which a sign is worth a word again, by metric."""
         self.unstable = ""
         """What left its range in the newest steps; empty where nothing did."""
+        self.best_by: Literal["val/reward", "val/loss"] = "val/reward"
+        """What tells the best step: the highest reward, or the lowest loss."""
         self._run_id, self._writer, self._directory = run_id, writer, directory
         self._board = _Board(directory / "tensorboard") if "tensorboard" in names else None
         self.display = Display(total_steps) if "console" in names else None
@@ -72,8 +72,10 @@ class Loggers:
     @classmethod
     def of(cls, job: Job, writer: TraceWriter, total_steps: int) -> Loggers:
         """Those that a job's config names."""
-        names, directory = job.config.trainer_common.logger, job.directory / "metrics"
-        return cls(names, directory=directory, run_id=job.run_id, writer=writer, total_steps=total_steps)
+        common, directory = job.config.trainer_common, job.directory / "metrics"
+        loggers = cls(common.logger, directory=directory, run_id=job.run_id, writer=writer, total_steps=total_steps)
+        loggers.best_by = "val/loss" if "rise" in common.stop_when else "val/reward"
+        return loggers
 
     def _describe_run(self) -> TrackedRun:
         """The run as its row in the trace tells it: there is no secret in that config."""
@@ -152,8 +154,8 @@ class Loggers:
 
     def best_step(self) -> int | None:
         """The step with the best validation so far, of equal ones the newest; None before the first."""
-        values = self.history.get("val/reward", {})
-        return max(values, key=lambda step: (values[step], step), default=None)
+        sign, values = -1 if self.best_by == "val/loss" else 1, self.history[self.best_by]
+        return max(values, key=lambda step: (sign * values[step], step), default=None)
 
     def tuned(self, path: Path | None, directory: Path, saved: Mapping[int, Path] = MappingProxyType({})) -> TunedModel:
         """The model at `path` with what was logged on the way to it, and say where it is.
@@ -164,7 +166,7 @@ class Loggers:
         booked = "SELECT outcome, sum(tokens)::BIGINT AS tokens FROM ledger WHERE run_id = ? GROUP BY outcome"
         with open_trace(directory) as trace:  # processes of a cluster have files of their own
             rows = trace.query(booked, [self._run_id]).to_pylist()
-        best, validated = self.best_step(), self.history.get("val/reward", {})
+        best, validated = self.best_step(), self.history[self.best_by]
         tuned = TunedModel(
             path,
             dict(self.last),
@@ -258,6 +260,7 @@ class Display:
 _TRAIN = [
     ("train/reward", "reward", "{:.3f}"),
     ("train/loss", "loss", "{:+.3f}"),
+    ("train/replay_loss", "replay", "{:.3f}"),
     ("train/dpo_accuracy", "preferred", "{:.2f}"),
     ("train/teacher_kl", "teacher kl", "{:.3f}"),
     ("train/entropy", "entropy", "{:.2f}"),
@@ -280,7 +283,7 @@ def _by_set(metrics: Mapping[str, float]) -> dict[str, str]:
 
 
 def _is_shown(name: str) -> bool:
-    return name in ("val/reward", "val/greedy_reward") or name.startswith("val/pass@")
+    return name in ("val/reward", "val/greedy_reward", "val/loss") or name.startswith("val/pass@")
 
 
 def _columns(metrics: Mapping[str, float], wanted: Sequence[tuple[str, str, str]]) -> str:
@@ -364,37 +367,3 @@ def learning_curve(place: Path, history: Mapping[str, Mapping[int, float]]) -> P
     place.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(place, dpi=120)
     return place
-
-
-class _LogFile(logging.FileHandler):
-    """A log file that is left alone, after one word, once it can't be written, as on a full disk."""
-
-    def handleError(self, record: logging.LogRecord) -> None:
-        log.removeHandler(self)
-        log.warning("%s is truncated here: %s", self.baseFilename, sys.exc_info()[1])
-
-
-class _PublicText(logging.Formatter):
-    """Lines, and tracebacks below them, without the passwords and keys of addresses."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        return public(super().format(record))
-
-
-@contextmanager
-def log_file(path: Path) -> Iterator[None]:
-    """Everything that ajet logs goes to the file too, while the run lasts."""
-    path.touch(mode=0o600)
-    handler = _LogFile(path, encoding="utf-8")
-    handler.setFormatter(_PublicText("%(asctime)s %(levelname)s %(message)s"))
-    log.addHandler(handler)
-    level = log.level
-    if not log.isEnabledFor(logging.INFO):
-        log.setLevel(logging.INFO)
-    try:
-        yield
-    finally:
-        log.removeHandler(handler)
-        log.setLevel(level)
-        with suppress(OSError):  # what is left in its buffer has no room, which was said
-            handler.close()

@@ -235,6 +235,32 @@ def test_nothing_to_learn_from_is_an_error(tmp_path: Path) -> None:
         open_stored(job({"adv_estimator": "dpo", "data": trace(tmp_path, ("yes", "yes", 1.0))}))
 
 
+def test_what_is_replayed_is_imitated_and_no_episode_of_the_run(tokenizer: HFTokenizer, tmp_path: Path) -> None:
+    place = rows(tmp_path / "said.jsonl", *({"messages": said("Say it.", word)} for word in ("yes", "no", "so")))
+    of = job({"adv_estimator": "grpo", "data": place, "replay": 2, "replay_coef": 0.5})
+    stored = open_stored(of)
+    assert stored is not None and not any("without effect" in line for line in of.config.notices())
+    samples = [sample for number in (1, 2, 3) for sample in stored.replayed(number, tokenizer)]
+    texts = [tokenizer.decode(sample.timeline.token_ids[sample.timeline.loss_mask].tolist()) for sample in samples]
+    assert sorted(texts) == sorted(2 * [f"{word}<|im_end|>" for word in ("yes", "no", "so")])
+    with pytest.raises(ConfigError, match=r"algorithm.replay needs algorithm.data"):
+        job({"adv_estimator": "grpo", "replay": 2})
+    assert any("algorithm.data" in line for line in job({"data": place}).config.notices())
+
+
+def test_conversations_of_validation_tasks_are_held_out(tokenizer: HFTokenizer, tmp_path: Path) -> None:
+    held = {"messages": said("Say no.", "no"), "task_id": "held"}
+    place = rows(tmp_path / "said.jsonl", {"messages": said("Say yes.", "yes")}, held)
+    of = job({"adv_estimator": "sft", "data": place}, val=[Task(main_query="Say no.", task_id="held")])
+    stored = open_stored(of)
+    assert stored is not None and len(stored) == 1
+    (sample,) = stored.held_out_samples(tokenizer)
+    assert tokenizer.decode(sample.timeline.token_ids[sample.timeline.loss_mask].tolist()) == "no<|im_end|>"
+    tasks = [Task(main_query=word, metadata={"messages": said(f"Say {word}.", word)}) for word in ("yes", "no")]
+    stored = open_stored(job({"adv_estimator": "sft"}, tasks[:1], tasks[1:]))
+    assert stored is not None and len(stored.held_out_samples(tokenizer)) == 1
+
+
 def test_rewards_learn_from_attempts() -> None:
     assert open_stored(job({"adv_estimator": "grpo"})) is None
     assert open_stored(job({"adv_estimator": "dpo"})) is None
@@ -280,6 +306,57 @@ def test_a_run_over_conversations_needs_no_agent_and_books_every_token(tmp_path:
     with open_trace(config.directory) as reader:
         rows = reader.query("SELECT advantages, logprobs FROM trained").to_pylist()
     assert rows and all(set(row["advantages"]) == {1.0} and max(row["logprobs"]) < 0 for row in rows)
+
+
+@pytest.mark.parametrize("staleness", [0, 1])
+def test_a_run_by_rewards_replays_conversations_in_each_step(
+    tmp_path: Path, tiny_model: Path, staleness: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = rows(tmp_path / "said.jsonl", *({"messages": said(f"Say {w}.", w)} for w in ("yes", "no", "maybe")))
+    algorithm = {"data": place, "replay": 2, "replay_coef": 1.0}
+    config = local_job(tmp_path, tiny_model, algorithm=algorithm, val_before_train=False, mini_batch_num=3)
+    rollout = config.rollout.model_copy(update={"max_staleness": staleness, "deterministic": not staleness})
+    tuned = train(config.model_copy(update={"rollout": rollout}), workflow=talk, judge=length)
+    assert tuned.history["train/replay_loss"].keys() == {1, 2} and tuned.metrics["train/replay_loss"] > 1
+    assert "each step imitates 2 of 3 conversations of " in capsys.readouterr().out
+    assert check(config.directory) == []
+
+
+def with_held_out(tmp_path: Path, tiny_model: Path, told: str, **trainer: Any) -> Config:
+    """A job of conversations, of which the held-out one contradicts the others if `told` does."""
+    config = local_job(tmp_path, tiny_model, val_before_train=False, val_pass_n=0, save_freq=0, **trainer)
+    held = json.loads((tmp_path / "val.jsonl").read_text()) | {"task_id": "held"}
+    (tmp_path / "val.jsonl").write_text(json.dumps(held) + "\n")
+    asked = ({"messages": said(f"Say {w}.", "yes")} for w in ("yes", "no", "maybe"))
+    rows(tmp_path / "said.jsonl", *asked, {"messages": said("Say never.", told), "task_id": "held"})
+    return config
+
+
+def test_the_loss_on_held_out_conversations_is_logged(
+    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    algorithm = {"adv_estimator": "sft", "data": str(tmp_path / "said.jsonl"), "val_loss_freq": 1}
+    config = with_held_out(tmp_path, tiny_model, "yes", algorithm=algorithm, test_freq=0, optim={"lr": 1e-2})
+    tuned = train(config, workflow=talk, judge=length)
+    assert tuned.history["val/loss"][2] < tuned.history["val/loss"][1] and set(tuned.history["val/reward"]) == {2}
+    assert f"validation: loss {tuned.history['val/loss'][1]:.3f}" in capsys.readouterr().out
+
+
+def test_a_run_ends_where_the_held_out_loss_rises_with_the_checkpoint_before(tmp_path: Path, tiny_model: Path) -> None:
+    """What is learnt is to answer yes; held out is another answer, so its loss rises from the first step on."""
+    algorithm = {"adv_estimator": "sft", "data": str(tmp_path / "said.jsonl"), "val_loss_freq": 1}
+    more = {"optim": {"lr": 3e-2, "warmup_steps": 0}, "total_steps": 9, "test_freq": 0, "stop_when": ["rise"]}
+    config = with_held_out(tmp_path, tiny_model, "qqqqqqqq", algorithm=algorithm, **more)
+    tuned = train(config, workflow=talk, judge=length)
+    losses = tuned.history["val/loss"]
+    assert len(losses) < 9 and min(list(losses.values())[-2:]) > min(losses.values())
+    best = min(losses, key=lambda step: losses[step])
+    assert tuned.best is not None and tuned.best.name == f"step_{best:06}"
+    (tmp_path / "said.jsonl").write_text(
+        (tmp_path / "said.jsonl").read_text().partition('{"messages": [{"role": "user", "content": "Say never')[0]
+    )
+    with pytest.raises(ConfigError, match=r"rise needs sft, and conversations of validation tasks"):
+        train(config, workflow=talk, judge=length)
 
 
 @pytest.mark.slow

@@ -166,7 +166,8 @@ def warn(config: Config, backbone: str, without_effect: Mapping[str, str]) -> No
         for name, read_by in READ_BY.items()
         if not {*read_by} & {*of_rewards}
     }
-    local = dict.fromkeys(("rollout.resample_groups", "trainer_common.stop_when"), "only backbone local has it")
+    only_local = ("rollout.resample_groups", "trainer_common.stop_when", "trainer_common.algorithm.replay")
+    local = dict.fromkeys(only_local, "only backbone local has it")
     for path, why in {"rollout.name": "clusters sample with vllm", **local, **others, **without_effect}.items():
         if config.is_set(path):
             log.warning("%s has no effect with backbone %s: %s", path, backbone, why)

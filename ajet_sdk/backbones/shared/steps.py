@@ -21,10 +21,11 @@ from ajet_sdk.reporting.loggers import Display
 from ajet_sdk.rollout.attempts import Attempt, seed_of
 from ajet_sdk.rollout.episode import run_batch
 from ajet_sdk.rollout.outcomes import untrained_entries
-from ajet_sdk.samples.build import Batch, build, has_signal
+from ajet_sdk.samples.build import Batch, Estimator, build, has_signal
 from ajet_sdk.tokens.matching import admits
 from ajet_sdk.tokens.template import ChatTemplate
-from ajet_sdk.types import Call, Episode, Task, new_id
+from ajet_sdk.trace.schema import SAMPLED
+from ajet_sdk.types import Call, Episode, LedgerEntry, Task, new_id
 from ajet_sdk.whole_file import write_whole
 
 if TYPE_CHECKING:
@@ -37,6 +38,7 @@ __all__ = [
     "Rollouts",
     "attempts_at",
     "attempts_of",
+    "book_unfinished",
     "order_of_tasks",
     "resume_at",
     "samples_of",
@@ -54,6 +56,12 @@ def total_steps(config: Config, tasks: int) -> int:
     return min(steps, common.total_training_steps or steps)
 
 
+_UNBOOKED = f"""
+    SELECT e.step, c.episode_id, c.call_id, {SAMPLED} AS tokens,
+        if(e.split = 'train', 'failed', 'evaluation') AS outcome
+    FROM calls c JOIN episodes e USING (episode_id)
+    WHERE e.run_id = ? AND c.trainable AND c.phase = 'rollout' AND len(c.output_ids) > 0
+        AND c.call_id NOT IN (SELECT call_id FROM ledger)"""
 _NEWEST = "latest_checkpointed_iteration.txt"
 """Where Trinity's trainer and verl write the step of the newest checkpoint, once that is whole."""
 
@@ -85,6 +93,13 @@ def resume_at(directory: Path) -> int:
         (directory / _NEWEST).unlink(missing_ok=True)
     (directory / "latest_state_dict_iteration.txt").unlink(missing_ok=True)
     return step
+
+
+def book_unfinished(writer: TraceWriter, run_id: str) -> None:
+    """Enter into the ledger what was sampled for a step or a validation that did not come to its end."""
+    writer.flush()
+    for row in writer.query(_UNBOOKED, [run_id]).to_pylist():
+        writer.put(LedgerEntry(run_id=run_id, **row))
 
 
 def tasks_of_step(tasks: Sequence[Task], step: int, size: int, seed: int) -> list[Task]:
@@ -151,18 +166,19 @@ def samples_of(
     max_tokens: int | None = None,
     policy_version: int | None = None,
     masks: bool = False,
+    estimator: Estimator | None = None,
 ) -> Batch:
     """The training samples of a batch, and what became of each call.
 
     Timelines are at most `max_tokens` long, by default the model's context. With a `policy_version`, the updates behind
     the trainer, what is older than `rollout.max_staleness` is left out. `masks`: the trainer applies those of
     grammars, as far as a grammar admits the reply by the tokenizer; else calls sampled under one are left out. Of `opd`
-    with a teacher at an endpoint, every call is that was not sampled plainly.
+    with a teacher at an endpoint, every call is that was not sampled plainly. `estimator`: in place of the config's.
     """
     algorithm, rollout, data = config.trainer_common.algorithm, config.rollout, config.data
     return build(
         episodes,
-        estimator=algorithm.adv_estimator,
+        estimator=estimator or algorithm.adv_estimator,
         normalize_std=algorithm.normalize_std,
         policy_version=policy_version,
         max_staleness=None if policy_version is None else rollout.max_staleness,

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ajet_sdk.backbones.shared.steps import order_of_tasks
+from ajet_sdk.backbones.shared.steps import order_of_tasks, samples_of
 from ajet_sdk.engines.retokenize import calls_of, retokenise
 from ajet_sdk.errors import ConfigError, MissingResource, TaskError, TrainingError
 from ajet_sdk.protocols import Tokenizer
@@ -28,7 +28,7 @@ from ajet_sdk.tasks.jsonl import json_rows
 from ajet_sdk.tasks.lineage import same_tasks, seeds_of
 from ajet_sdk.trace.reader import Trace, episodes, open_trace
 from ajet_sdk.trace.schema import OF_VALIDATION
-from ajet_sdk.types import Call, Episode, Reward, Task, new_id, now
+from ajet_sdk.types import Call, Episode, Reward, Sample, Task, new_id, now
 
 if TYPE_CHECKING:
     from ajet_sdk.protocols import Job
@@ -46,49 +46,62 @@ _TASKS = "SELECT task_id, any_value(task) AS task FROM episodes GROUP BY task_id
 
 
 def open_stored(job: Job) -> StoredSteps | None:
-    """What the run learns from without an attempt of its own; None where it learns from its attempts.
+    """What the run learns from without an attempt of its own, or replays beside its attempts; None without either.
 
     Raises ConfigError where there is nothing of the kind, TaskError for a row that is no conversation (with its place),
     TraceError as `open_trace` does.
     """
-    algorithm = job.config.trainer_common.algorithm
-    if not algorithm.stored:
+    common = job.config.trainer_common
+    algorithm, pairs = common.algorithm, common.algorithm.adv_estimator == "dpo"
+    if not (algorithm.stored or algorithm.replays):
         return None
-    pairs = algorithm.adv_estimator == "dpo"
+    size = job.config.data.train_batch_size if algorithm.stored else algorithm.replay
+    held_out: list[Load] = []
     if algorithm.data is None:
         found = [_of_row(f"task {task.task_id}", _row_of(task), pairs, task)[1] for task in job.train]
-        return StoredSteps(job, found, f"the messages of {len(found):,} training tasks")
-    path = job.config.resolve(algorithm.data)
-    if path.suffix in (".jsonl", ".json"):
+        kept = [] if pairs else [task for task in job.val if "messages" in task.metadata]
+        held_out = [_of_row(f"task {task.task_id}", task.metadata, pairs, task)[1] for task in kept]
+        said = f"the messages of {len(found):,} training tasks"
+    elif (path := job.config.resolve(algorithm.data)).suffix in (".jsonl", ".json"):
         if not path.is_file():
             raise MissingResource(f"trainer_common.algorithm.data: there is no file {algorithm.data}")
-        found = _of_file(path, pairs, job.val)
+        found, held_out = _of_file(path, pairs, job.val)
         said = f"{len(found):,} {'pairs' if pairs else 'conversations'} of {path}"
     else:
         found, said = _of_trace(job, path, pairs)
     if not found:
         raise ConfigError(f"trainer_common.algorithm.data: {said}; nothing to learn from")
-    return StoredSteps(job, found, said)
+    if "rise" in common.stop_when and not (held_out and algorithm.adv_estimator == "sft"):
+        raise ConfigError(
+            "trainer_common.stop_when: rise needs sft, and conversations of validation tasks, by their task_id, in the "
+            "file of trainer_common.algorithm.data: their loss is what rises"
+        )
+    return StoredSteps(job, found, said, size, held_out)
 
 
 # Files
 
 
-def _of_file(path: Path, pairs: bool, val: Sequence[Task]) -> list[Load]:
-    """Raises TaskError for a row that is no conversation, and one that a validation task is in."""
+def _of_file(path: Path, pairs: bool, val: Sequence[Task]) -> tuple[list[Load], list[Load]]:
+    """What is learnt, and what belongs to validation tasks.
+
+    Raises TaskError for a row that is no conversation, and one to be learnt that a validation task is in.
+    """
     held_out = {task.task_id for task in val}
     found: list[tuple[str, Task, Load]] = []
+    kept: list[Load] = []
     for row in json_rows(path):
         if row.error is not None or not isinstance(row.values, Mapping):
             raise TaskError(f"{row.where}: {row.error or 'a conversation is an object with keys'}")
         if row.values.get("task_id") in held_out:
+            kept += [] if pairs else [_of_row(row.where, row.values, pairs)[1]]
             continue
         if of := seeds_of(row.values) & held_out:
             raise _leak(row.where, "was made of", min(of))
         found.append((row.where, *_of_row(row.where, row.values, pairs)))
     for place, same in same_tasks([task for _, task, _ in found], val):
         raise _leak(found[place][0], "asks what is asked by", same.task_id)
-    return [load for _, _, load in found]
+    return [load for _, _, load in found], kept
 
 
 def _leak(where: str, how: str, task_id: str) -> TaskError:
@@ -204,15 +217,33 @@ class StoredSteps:
     found: Sequence[Load]
     origin: str
     """What it is and where it comes from, for people."""
+    size: int
+    """How many a step takes."""
+    held_out: Sequence[Load] = ()
+    """Conversations of validation tasks."""
 
     def __len__(self) -> int:
         return len(self.found)
 
     def begin_step(self, step: int, tokenizer: Tokenizer, writer: TraceWriter) -> StoredBatch:
         """The conversations of a step (from 1)."""
-        size = self.job.config.data.train_batch_size
-        places = order_of_tasks(len(self), range((step - 1) * size, step * size), self.job.config.trainer_common.seed)
-        return StoredBatch([self.found[at] for at in places], self.job.run_id, step, tokenizer, writer)
+        return StoredBatch(self._of_step(step), self.job.run_id, step, tokenizer, writer)
+
+    def replayed(self, step: int, tokenizer: Tokenizer) -> Sequence[Sample]:
+        """The conversations of a step as samples to imitate, beside the trace: they are no episodes of the run."""
+        return self._samples(self._of_step(step), tokenizer)
+
+    def held_out_samples(self, tokenizer: Tokenizer) -> Sequence[Sample]:
+        """The conversations of validation tasks as samples to imitate, beside the trace."""
+        return self._samples(self.held_out, tokenizer)
+
+    def _of_step(self, step: int) -> list[Load]:
+        places = range((step - 1) * self.size, step * self.size)
+        return [self.found[at] for at in order_of_tasks(len(self), places, self.job.config.trainer_common.seed)]
+
+    def _samples(self, loads: Iterable[Load], tokenizer: Tokenizer) -> Sequence[Sample]:
+        episodes = [_retold(episode, new_id(), 0, self.job.run_id, 0, tokenizer) for of in loads for episode in of()]
+        return samples_of(self.job.config, episodes, tokenizer, estimator="sft").samples
 
 
 class StoredBatch:
@@ -240,31 +271,13 @@ class StoredBatch:
         made = []
         for load in self._found:
             group = new_id()
-            made += [self._own(episode, group, number) for number, episode in enumerate(load())]
+            made += [
+                _retold(episode, group, number, self._run_id, self._step, self._tokenizer)
+                for number, episode in enumerate(load())
+            ]
             if display is not None:
                 display.advance()
         return made
-
-    def _own(self, episode: Episode, group: str, attempt: int) -> Episode:
-        """An episode as one of this run, its calls as the run's tokenizer spells them."""
-        episode_id, ids = new_id(), {call.call_id: new_id() for call in episode.calls}
-        fresh: dict[str, Any] = {
-            "episode_id": episode_id, "policy_version": None, "sampling": {},
-            "extends_call_id": None, "parent_call_id": None, "prefix_len": 0, "prefix_messages": 0,
-        }  # fmt: skip
-        calls = [call.model_copy(update={**fresh, "call_id": ids[call.call_id]}) for call in episode.calls]
-        anew = retokenise(calls, self._tokenizer)
-        if anew.refused or not anew.calls:
-            why = anew.refused[0].why if anew.refused else "it contains no chat reply"
-            raise TrainingError(f"nothing can be learned from the episode of task {episode.task.task_id}: {why}")
-        began, ordered = now(), sorted(anew.calls, key=lambda call: (call.started_at, call.index))
-        made = {
-            "episode_id": episode_id, "run_id": self._run_id, "group_id": group, "attempt": attempt,
-            "step": self._step, "split": "train", "decoding": None, "events": (), "started_at": began,
-            "calls": tuple(_dated(call, began + timedelta(microseconds=i)) for i, call in enumerate(ordered)),
-            "rewards": tuple(_renamed(reward, ids) for reward in episode.rewards),
-        }  # fmt: skip
-        return episode.model_copy(update={**made, "ended_at": now()})
 
     def overlap(self, begin: float, end: float) -> float:
         """Seconds between two times in which it ran beside the training: none."""
@@ -272,6 +285,28 @@ class StoredBatch:
 
     async def stop(self) -> None:
         """There is nothing under way."""
+
+
+def _retold(episode: Episode, group: str, attempt: int, run_id: str, step: int, tokenizer: Tokenizer) -> Episode:
+    """An episode as one of this run, its calls as the run's tokenizer spells them."""
+    episode_id, ids = new_id(), {call.call_id: new_id() for call in episode.calls}
+    fresh: dict[str, Any] = {
+        "episode_id": episode_id, "policy_version": None, "sampling": {},
+        "extends_call_id": None, "parent_call_id": None, "prefix_len": 0, "prefix_messages": 0,
+    }  # fmt: skip
+    calls = [call.model_copy(update={**fresh, "call_id": ids[call.call_id]}) for call in episode.calls]
+    anew = retokenise(calls, tokenizer)
+    if anew.refused or not anew.calls:
+        why = anew.refused[0].why if anew.refused else "it contains no chat reply"
+        raise TrainingError(f"nothing can be learned from the episode of task {episode.task.task_id}: {why}")
+    began, ordered = now(), sorted(anew.calls, key=lambda call: (call.started_at, call.index))
+    made = {
+        "episode_id": episode_id, "run_id": run_id, "group_id": group, "attempt": attempt,
+        "step": step, "split": "train", "decoding": None, "events": (), "started_at": began,
+        "calls": tuple(_dated(call, began + timedelta(microseconds=i)) for i, call in enumerate(ordered)),
+        "rewards": tuple(_renamed(reward, ids) for reward in episode.rewards),
+    }  # fmt: skip
+    return episode.model_copy(update={**made, "ended_at": now()})
 
 
 def _dated(call: Call, at: datetime) -> Call:

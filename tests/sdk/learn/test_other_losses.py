@@ -34,6 +34,12 @@ def sample(row: Row, group: str = "g", side: float = 1.0) -> Sample:
     return Sample(timeline=line, episode_id="e", group_id=group, reward=side, advantages=np.where(mask, side, 0.0))
 
 
+def policy_sample() -> Sample:
+    """An attempt whose sampler's log-probabilities are known."""
+    bare = sample([(4, False), (6, True), (2, True)], side=0.7)
+    return bare.model_copy(update={"timeline": bare.timeline.model_copy(update={"logprobs": np.full(3, -3.5)})})
+
+
 def logprob(model: Any, row: Row) -> torch.Tensor:
     """The sum over the learnt tokens, position by position."""
     ids = torch.tensor([[i for i, _ in row]])
@@ -114,6 +120,26 @@ def test_micro_batches_change_no_update(found: list[tuple[Row, Row]], budget: in
         trainer.step(samples)
         after.append(torch.cat([p.detach().flatten() for p in trainer.parameters]))
     assert torch.allclose(after[0], after[1], atol=1e-9)
+
+
+def test_replay_adds_the_weighted_gradient_of_imitation() -> None:
+    """The gradient of a step that replays is the policy's plus `replay_coef` times that of imitation alone."""
+
+    def gradient(samples: list[Sample], loss: LossSettings, replay: list[Sample]) -> torch.Tensor:
+        trainer = Trainer(tiny(), TrainerSettings(lr=1e-2, loss=loss, grad_clip=1e9, micro_batch_tokens=8))
+        taken: list[torch.Tensor] = []
+        trainer.optimizer.register_step_pre_hook(lambda *_: taken.append(flat(trainer)))
+        metrics = trainer.step(samples, replay=replay)
+        assert ("replay_loss" in metrics) == bool(replay)
+        return taken[0]
+
+    def flat(trainer: Trainer) -> torch.Tensor:
+        return torch.cat([p.grad.flatten() for p in trainer.parameters if p.grad is not None])
+
+    attempt, told = policy_sample(), [sample(CHOSEN), sample(REJECTED)]
+    both = gradient([attempt], LossSettings(replay_coef=0.3), told)
+    alone = gradient([attempt], LossSettings(), []) + 0.3 * gradient(told, IMITATION, [])
+    assert torch.allclose(both, alone, atol=1e-9)
 
 
 @pytest.mark.slow
