@@ -361,7 +361,7 @@ def test_what_has_no_effect_is_said_where_it_is_given(tmp_path: Path) -> None:
         ("sft", {"use_kl_loss": False, "entropy_coef": 0.0}, None),
         ("grpo", {"use_kl_loss": True, "clip_ratio_low": 0.1}, None),
         ({"adv_estimator": "opd", "teacher": "x", "data": "y.jsonl"}, {"clip_ratio_low": 0.1},
-         "without effect with opd: trainer_common.algorithm.data (only for sft, dpo)"),
+         "without effect with opd: trainer_common.algorithm.data (only for sft, dpo, replay)"),
         ({"adv_estimator": "rloo", "beta": 0.2}, {},
          "without effect with rloo: trainer_common.algorithm.beta (only for dpo)"),
     ],
