@@ -272,10 +272,10 @@ class TimedProtocol(H11Protocol):
                 if self._waiting(_UNACKNOWLEDGED) <= BUFFERED:
                     return True
                 continue
-            peer = self._peer()
+            peer, waiting = self._behind()
             if peer is not None and peer.closed:
                 return False
-            if self._waiting(_UNACKNOWLEDGED if peer is None else _UNSENT) or (peer is not None and peer.unread):
+            if waiting:
                 continue
             if peer is None:
                 await asyncio.sleep(AHEAD)
@@ -288,13 +288,14 @@ class TimedProtocol(H11Protocol):
         On this machine what is sent is in the client's receive queue at once, while its acknowledgement may wait for 40
         ms. A client that closes its end with bytes unread resets the connection; how many they were is not known: 1.
         """
-        peer = self._peer()
-        bytes_ = self._waiting(_UNACKNOWLEDGED) if peer is None else self._waiting(_UNSENT) + peer.unread
-        return bytes_ or int(self._reset())
+        return self._behind()[1] or int(self._reset())
 
     def confirm_by(self, confirm: Callable[[bool], None]) -> None:
         """Call `confirm` with whether the client has read what is sent now to its end, once that is known."""
-        self._confirm = confirm
+        if self.transport.is_closing():  # the client left a moment ago, having read all before: this is not sent
+            confirm(False)
+        else:
+            self._confirm = confirm
 
     def _settle(self, read: bool) -> None:
         confirm, self._confirm = self._confirm, None
@@ -323,6 +324,15 @@ class TimedProtocol(H11Protocol):
             self.transport.close()
         else:
             self._following = self.loop.call_later(LONGEST_PAUSE, self._follow)
+
+    def _behind(self) -> tuple[PeerSocket | None, int]:
+        """The client's end, and the bytes that it has not read; of a client elsewhere, those not acknowledged.
+
+        Our queue is looked at before the client's: bytes that move from one to the other are seen in one at least.
+        """
+        unsent = self._waiting(_UNSENT)
+        peer = self._peer()
+        return peer, self._waiting(_UNACKNOWLEDGED) if peer is None else unsent + peer.unread
 
     def _peer(self) -> PeerSocket | None:
         connection = self.transport.get_extra_info("socket")

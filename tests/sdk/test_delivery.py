@@ -8,8 +8,8 @@ import itertools
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
@@ -24,6 +24,7 @@ from tests.waiting import until
 
 WORDS = (30, 100, 300, 1000, 2000, 3000)
 EPISODES = itertools.count()
+T = TypeVar("T")
 
 linux_only = pytest.mark.skipif(not hasattr(socket, "AF_NETLINK"), reason="asks Linux about the client's socket")
 
@@ -127,7 +128,9 @@ def read_events(connection: socket.socket, events: int, amount: int = 512) -> by
 def read_until(connection: socket.socket, mark: bytes) -> bytes:
     text = b""
     while mark not in text:
-        text += connection.recv(16)
+        part = connection.recv(16)
+        assert part, text
+        text += part
     return text + connection.recv(200)
 
 
@@ -274,3 +277,52 @@ def test_a_call_that_is_read_just_before_its_episode_ends_is_delivered(gateway: 
 
     for _ in range(5):
         assert asyncio.run(scenario()) == [None] * 3
+
+
+def on_connection(gateway: Gateway, look: Callable[[Any], Coroutine[Any, Any, T]]) -> T:
+    """What `look` returns, in the server's loop, of a connection whose client has read a reply but its last byte."""
+    episode = gateway.open(EpisodeSpec(f"{next(EPISODES)}", Engine(30)))
+    with raw(episode, stream=False) as connection:
+        read_until(connection, b"word29")
+        client = connection.getsockname()
+        (protocol,) = (p for p in gateway._server.server_state.connections if p.client == client)
+        assert gateway._loop is not None
+        result = asyncio.run_coroutine_threadsafe(look(protocol), gateway._loop).result(30)
+    asyncio.run(finished(episode))
+    return result
+
+
+@linux_only
+def test_bytes_on_their_way_to_the_client_are_unread(gateway: Gateway) -> None:
+    """They leave our queue while the client's is looked at, and are in the client's a moment later."""
+
+    async def unread_while_sent(protocol: Any) -> int:
+        sender = protocol.transport.get_extra_info("socket")
+        sender.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
+        protocol.transport.write(b"more")
+        look = protocol._peers.look
+
+        def look_and_send(asked: socket.socket) -> object:
+            seen = look(asked)
+            sender.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 0)
+            return seen
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(protocol._peers, "look", look_and_send)
+            return int(protocol.unread())
+
+    assert on_connection(gateway, unread_while_sent) == len(b"more")
+
+
+def test_an_end_that_is_written_after_the_client_left_is_not_read(gateway: Gateway) -> None:
+    """The server has seen it leave, and drops what is written: nothing is unread, and nothing was sent."""
+
+    async def confirmed(protocol: Any) -> list[bool]:
+        outcomes: list[bool] = []
+        protocol.transport.close()
+        protocol.confirm_by(outcomes.append)
+        protocol.transport.write(b"end")
+        await protocol.gone
+        return outcomes
+
+    assert on_connection(gateway, confirmed) == [False]
