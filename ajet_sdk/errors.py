@@ -9,6 +9,7 @@
     ├── TraceError           (RuntimeError)  a trace file cannot be opened, read or written
     │   ├── TraceLocked                      another process owns the file
     │   ├── TraceVersionError                the file is newer than this ajet, or not a trace at all
+    │   │   └── NotATrace                    a DuckDB file of something else
     │   └── QueryError                       a query is not one SELECT, took too long, or failed
     ├── EngineError          (RuntimeError)  a model could not answer
     │   ├── RequestRefused                   the request itself is wrong (HTTP 400): names the parameter
@@ -54,6 +55,7 @@ __all__ = [
     "ModelAmbiguous",
     "NoCalls",
     "NoReward",
+    "NotATrace",
     "ProgramFailed",
     "QueryError",
     "RequestRefused",
@@ -131,6 +133,10 @@ class TraceLocked(TraceError):
 
 class TraceVersionError(TraceError):
     """The file was written by a newer ajet, or is not a trace file."""
+
+
+class NotATrace(TraceVersionError):
+    """A DuckDB file without the tables of a trace."""
 
 
 class QueryError(TraceError):

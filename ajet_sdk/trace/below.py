@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from ajet_sdk.errors import TraceError, TraceVersionError
+from ajet_sdk.errors import NotATrace, TraceError, TraceVersionError
 from ajet_sdk.trace.database import unborn
 from ajet_sdk.trace.owner import Owner
 
@@ -56,6 +56,7 @@ def _passed_over(name: str) -> bool:
 def readable(
     files: Sequence[Path],
     owned: Mapping[Path, Owner],
+    named: Sequence[Path],
     near: Sequence[Path],
     looked: Mapping[Path, list[str] | TraceError],
 ) -> tuple[list[Path], dict[Path, str]]:
@@ -63,8 +64,9 @@ def readable(
 
     `looked` are the runs of each file at rest, or why it cannot be read. The files `trace.duckdb` and `trace-*.duckdb`
     of a directory are parts of its runs. A run that is there again is a copy and counted once: where it was recorded,
-    else where it was written to last. A live one is no copy. Raises TraceError where none is left, or where one of
-    `near` (named, or in a directory that was) is a trace and broken.
+    else where it was written to last. A live one is no copy. A database of something else that nobody named is passed
+    over. Raises TraceError where none is left, or where one of `named`, or of `near` (in a directory that was named) is
+    a trace and broken.
     """
     found: list[Path] = []
     skipped: dict[Path, str] = {}
@@ -74,7 +76,7 @@ def readable(
     for file in files:
         part = file.stem == "trace" or file.name.startswith("trace-")  # as a run names its files
         beside.setdefault(file.parent if part else file, []).append(file)
-    close = set(near)
+    close = {*named, *near}
     first, alone = {file.parent for file in close}, set(files)
     order = sorted(
         beside,
@@ -91,7 +93,8 @@ def readable(
             if file in close and not isinstance(ids, TraceVersionError):
                 raise ids
             failure = failure or ids
-            skipped[file] = str(ids)
+            if not isinstance(ids, NotATrace) or file in named or place != file:
+                skipped[file] = str(ids)
         copied = next((run for ids in runs.values() for run in ids if run in held), None)
         for file, ids in runs.items():
             if copied is None:

@@ -14,7 +14,7 @@ from pathlib import Path
 import duckdb
 import pyarrow as pa
 
-from ajet_sdk.errors import TraceError, TraceLocked, TraceVersionError
+from ajet_sdk.errors import NotATrace, TraceError, TraceLocked, TraceVersionError
 from ajet_sdk.trace.owner import announce, retract, settled_owner
 from ajet_sdk.trace.query import SETTINGS
 from ajet_sdk.trace.schema import SAMPLED, SCHEMA_VERSION, STORAGE_VERSION, create_statements, upgrade_statements
@@ -176,12 +176,12 @@ def check_version(connection: duckdb.DuckDBPyConnection, path: Path, schema: str
     try:
         row = connection.execute(f"SELECT schema_version FROM {schema}.meta").fetchone()
     except (duckdb.CatalogException, duckdb.BinderException) as error:
-        raise TraceVersionError(
+        raise NotATrace(
             f"{path} is a DuckDB file but not an ajet trace (it has no table meta.schema_version); check the path"
         ) from error
     if row is None or not isinstance(row[0], int):
         what = repr(row[0]) if row else "missing"
-        raise TraceVersionError(f"{path} is not an ajet trace (its meta.schema_version is {what}); check the path")
+        raise NotATrace(f"{path} is not an ajet trace (its meta.schema_version is {what}); check the path")
     if row[0] > SCHEMA_VERSION:
         raise TraceVersionError(
             f"{path} was written by a newer ajet (schema {row[0]}; this version reads {SCHEMA_VERSION}); update "

@@ -152,7 +152,7 @@ class Trace(AbstractContextManager["Trace"]):
         stamps = {file: () if file in owned else stamp_of(file) for file in files}
         if self._readable is None or self._readable[0] != stamps:
             looked = self._attached.look({file: stamp for file, stamp in stamps.items() if file not in owned})
-            found, self.skipped = readable(files, owned, [*named, *near], looked)
+            found, self.skipped = readable(files, owned, named, near, looked)
             self._readable = stamps, found
         files = self._readable[1]
         return files, {file: owned[file] for file in files if file in owned} if owned else {}, stamps

@@ -124,6 +124,21 @@ def test_one_of_many_that_is_no_trace_is_named(tmp_path: Path) -> None:
         open_trace(*sorted(tmp_path.glob("*.duckdb")))
 
 
+def test_databases_of_something_else_are_passed_over_unless_they_are_named(tmp_path: Path) -> None:
+    with TraceWriter(tmp_path / "run" / "trace.duckdb") as writer:
+        writer.put(Run(run_id="run"))
+    for place in (tmp_path / "shop.duckdb", tmp_path / "run" / "shop.duckdb"):
+        duckdb.connect(str(place)).execute("CREATE TABLE t (a INTEGER)")
+    for folder in (tmp_path, tmp_path / "run"):
+        with open_trace(folder) as reader:
+            assert len(reader.files()) == 1 and not reader.skipped
+    with open_trace(tmp_path / "run", tmp_path / "shop.duckdb") as reader:
+        assert list(reader.skipped) == [tmp_path / "shop.duckdb"]
+    (tmp_path / "run" / "trace.duckdb").unlink()
+    with pytest.raises(TraceVersionError, match=r"shop\.duckdb is a DuckDB file but not an ajet trace"):
+        open_trace(tmp_path)
+
+
 def test_a_broken_file_is_skipped_below_a_directory_and_not_in_it(tmp_path: Path) -> None:
     for name in ("a", "b"):
         with TraceWriter(tmp_path / name / "trace.duckdb") as writer:
