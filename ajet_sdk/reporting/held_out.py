@@ -43,6 +43,12 @@ _VALIDATED = f"""
         AND NOT coalesce(e.superseded, false) AND e.step IN (?, ?)
     GROUP BY ALL"""
 
+_SOUND = """
+    SELECT e.step, e.task_id, avg((e.status = 'succeeded')::DOUBLE) AS reward FROM episodes e
+    WHERE e.run_id = ? AND e.split = 'val' AND NOT coalesce(e.infrastructure, false)
+        AND coalesce(e.decoding = 'greedy', false) = ? AND NOT coalesce(e.superseded, false) AND e.step IN (?, ?)
+    GROUP BY ALL"""
+
 _TRAINED = f"""
     SELECT e.task_id, count(*) AS attempts, max(r.reward) - min(r.reward) AS spread,
         bool_or(coalesce(e.is_success, r.reward >= 1 - 1e-9)) AS solved
@@ -114,11 +120,14 @@ def rewards_by_set(name: str, episodes: Sequence[Episode], sets: Mapping[str, se
 
 
 def task_rewards(
-    trace: TraceReader, run_id: str, first: int, last: int, *, greedy: bool = False
+    trace: TraceReader, run_id: str, first: int, last: int, *, greedy: bool = False, sound: bool = False
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Mean reward of each validation task at two steps, of the sampled or the greedy attempts."""
+    """Mean reward of each validation task at two steps, of the sampled or the greedy attempts.
+
+    `sound`: in its place the share of attempts that have one, those that infrastructure ended left out.
+    """
     found: dict[int, dict[str, float]] = {first: {}, last: {}}
-    for row in trace.query(_VALIDATED, [run_id, greedy, first, last]).to_pylist():
+    for row in trace.query(_SOUND if sound else _VALIDATED, [run_id, greedy, first, last]).to_pylist():
         found[row["step"]][row["task_id"]] = row["reward"]
     return found[first], found[last]
 
@@ -134,7 +143,7 @@ def dropped(before: Mapping[str, float], after: Mapping[str, float], sets: Mappi
     return fell
 
 
-def drop_message(fell: Mapping[str, Change], first: int) -> str:
+def drop_message(fell: Mapping[str, Change], first: int, what: str = "held-out reward") -> str:
     """What fell since the first validation, and what to do; empty where nothing fell."""
     if not fell:
         return ""
@@ -142,7 +151,7 @@ def drop_message(fell: Mapping[str, Change], first: int) -> str:
     listed = "; ".join(f"{name or 'all validation tasks'} {change}" for name, change in worst[:_LISTED])
     more = f"; and {len(worst) - _LISTED} more sets" if len(worst) > _LISTED else ""
     return (
-        f"held-out reward fell since step {first}: {listed}{more}. Mix such tasks into the training tasks, or lower "
+        f"{what} fell since step {first}: {listed}{more}. Mix such tasks into the training tasks, or lower "
         "trainer_common.optim.lr; trainer_common.stop_when: [drop] ends a run here"
     )
 

@@ -140,12 +140,17 @@ class Loggers:
             return False
         with open_trace(self._directory.parent) as trace:
             before, after = task_rewards(trace, self._run_id, first, step, greedy=greedy)
+            sound = task_rewards(trace, self._run_id, first, step, greedy=greedy, sound=True)
             signal = without_signal(trace, self._run_id)
-        fell = dropped(before, after, sets)
+        fell, failing = dropped(before, after, sets), dropped(*sound, sets)
         carried = not_carried_over(self.history["train/reward"], paired(before, after), step)
-        for name, text in {"drop": drop_message(fell, first), "signal": signal, "carry": carried}.items():
+        drop, failures = (
+            drop_message(fell, first),
+            drop_message(failing, first, "the share of sound validation episodes"),
+        )
+        for name, text in {"drop": drop, "failures": failures, "signal": signal, "carry": carried}.items():
             self._warn_once(step, name, text)
-        return bool(fell)
+        return bool(fell or failing)
 
     def say(self, text: str) -> None:
         """A plain word to whoever watches."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from ajet_sdk.judges.rewards import Verdict
 from ajet_sdk.protocols import Engine
+from ajet_sdk.rollout.outcomes import solved
 from ajet_sdk.samples.draft import output_tokens
 from ajet_sdk.samples.timelines import is_trained, merge
 from ajet_sdk.tokens.template import ChatTemplate
@@ -25,6 +26,7 @@ __all__ = [
     "metrics_of",
     "overlong",
     "repeats",
+    "success_without_penalty",
     "verdict_on_stopped",
     "with_rewards_of_replies",
 ]
@@ -121,6 +123,14 @@ def with_rewards_of_replies(
             calls, rollout.max_response_length_in_one_turn, rollout.overlong_buffer, rollout.overlong_penalty
         )
     return (*episode.rewards, *found)
+
+
+def success_without_penalty(episode: Episode) -> bool | None:
+    """Whether an episode whose reply was penalized for its length solved its task; None where none was."""
+    earned = tuple(reward for reward in episode.rewards if reward.name != OVERLONG)
+    if len(earned) == len(episode.rewards):
+        return None
+    return solved(episode.model_copy(update={"rewards": earned}))
 
 
 def overlong(calls: Sequence[Call], longest: int, buffer: int, penalty: float) -> list[Reward]:

@@ -19,6 +19,7 @@ from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.engines.scripted import ByteTokenizer, ScriptedEngine
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.rollout.episode import Attempt, run_batch
+from ajet_sdk.rollout.outcomes import solved
 from ajet_sdk.rollout.replies import overlong, repeats
 from ajet_sdk.samples.build import Batch, balance
 from ajet_sdk.samples.draft import output_tokens
@@ -113,7 +114,8 @@ def test_replies_lose_reward_only_within_the_buffer(buffer: int, size: int, pena
 
 def test_a_long_reply_alone_loses_reward_and_in_training_only() -> None:
     rollout = {"overlong_buffer": 8, "max_response_length_in_one_turn": 10}
-    [episode] = run(Talk, ["a", "a long one", "b"], config(rollout=rollout))
+    wrong, episode = run(Talk, ["a", "a long one", "b"], config(rollout=rollout), n=2)
+    assert episode.reward == 0.0 and solved(episode) and not solved(wrong)  # it was worth 1
     lost = [sum(r.value for r in episode.rewards if r.call_id == c.call_id) for c in episode.calls]
     sizes = [output_tokens(call) for call in episode.calls]
     assert lost == [-max(0, size - 2) / 8 for size in sizes] and min(lost) < max(lost)

@@ -133,6 +133,30 @@ def test_the_trace_tells_what_fell_and_which_tasks_teach_nothing(
     assert "2 of 3 training tasks gave every attempt the same reward so far (2 never solved; 0 always)" in signal
 
 
+def test_validation_tasks_whose_episodes_begin_to_fail_are_a_drop(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """They have no reward to be compared; a fault of the infrastructure says nothing about the policy."""
+    with TraceWriter(tmp_path / "run" / "trace.duckdb") as writer:
+        writer.put(Run(run_id="r"))
+        for step, failing in ((0, {}), (1, {"infrastructure": True}), (2, {})):
+            for i in range(2 * MIN_TASKS):
+                worth = {"status": "failed", **failing} if step and i % 2 else {"rewards": (Reward(value=1.0),)}
+                task = Task(main_query=str(i), metadata={"family": "ab"[i % 2]})
+                writer.put(Episode(run_id="r", task=task, step=step, split="val", decoding="sampled", **worth))
+    tasks = [Task(main_query=str(i), metadata={"family": "ab"[i % 2]}) for i in range(2 * MIN_TASKS)]
+    dropped_at = []
+    with TraceWriter(tmp_path / "trace.duckdb") as writer, caplog.at_level(logging.WARNING, "ajet"):
+        metrics = tmp_path / "run" / "metrics"
+        loggers = Loggers([], directory=metrics, run_id="r", writer=writer, total_steps=2)
+        for step in (0, 1, 2):
+            loggers.log(step, {"val/reward": 1.0})
+            dropped_at.append(loggers.held_out(step, sets_of(tasks, ["family"])))
+    assert dropped_at == [False, False, True]
+    (told,) = (record.getMessage() for record in caplog.records)
+    assert "the share of sound validation episodes fell since step 0: family=b 1.000 → 0.000" in told
+
+
 def files_by_name(tmp_path: Path, model: Path, **trainer: object) -> ajet.Config:
     config = job(tmp_path, model, test_freq=1, save_freq=0, **trainer)
     named = {}
