@@ -149,10 +149,12 @@ def test_the_agent_asks_for_the_schema_and_answers_with_a_query(tutorial: Import
         "ajet.rollout.max_response_length_in_one_turn=1024",
     ]
     rows = rows_of("train")[:4]
-    report = ajet.run(ajet.load_config(HERE / "sft.yaml", overrides), tasks=rows, k=1)
-    assert [episode.reward for episode in report.episodes] == [1.0] * 4, report.failures
-    call = report.episodes[0].calls[-1]
-    assert "(" in str(call.request["messages"][-1]["content"]) and len(report.episodes[0].calls) == 2
+    for name, calls in (("gpu", 2), ("sft", 1)):
+        report = ajet.run(ajet.load_config(HERE / f"{name}.yaml", overrides), tasks=rows, k=1)
+        assert [episode.reward for episode in report.episodes] == [1.0] * 4, report.failures
+        assert {len(episode.calls) for episode in report.episodes} == {calls}
+        asked = report.episodes[0].calls[-1].request["messages"]
+        assert any("products(id, name" in str(message.get("content")) for message in asked)
 
 
 def test_a_query_of_the_agent_is_read_only_and_errors_are_told(tutorial: Import) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import random
+import threading
 from functools import cache
 from pathlib import Path
 
@@ -42,6 +43,7 @@ TABLES = {
     "payments": "order_id integer, method text, amount double",
     "reviews": "product_id integer, customer_id integer, stars integer",
 }
+_BUILDING = threading.Lock()  # the episodes of a run are threads
 _NAMES = random.Random(5)
 PEOPLE = _NAMES.sample([f"{a} {b}" for a in FIRST for b in LAST], 300)
 CUSTOMERS, EMPLOYEES = PEOPLE[:180], PEOPLE[180:]
@@ -107,8 +109,9 @@ def databases() -> list[Database]:
     found = []
     for seed in range(SEEDS):
         path = FOLDER / f"shop-{seed}.duckdb"
-        if not path.exists():
-            build(path, seed)
+        with _BUILDING:
+            if not path.exists():
+                build(path, seed)
         found.append(Database(path))
     return found
 

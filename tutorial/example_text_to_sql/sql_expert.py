@@ -17,7 +17,7 @@ def queries() -> dict[str, str]:
 def reply(ask):
     """First the schema of the tables that the query needs, then the query."""
     query = queries()[ask.messages[1]["content"]]
-    if ask.messages[-1]["role"] == "tool":
+    if ask.messages[-1]["role"] == "tool" or not ask.tools:
         return query
     tables = ", ".join(dict.fromkeys(TABLE.findall(query)))
     return {
