@@ -71,11 +71,10 @@ def answer(question: str, database: str = "") -> str:
 
 @ajet.workflow
 def answer_at_once(question: str, database: str = "") -> str:
-    """As `answer`, for a model that is too small for tools: all tables are in the prompt, the first reply is the query."""
+    """As `answer`, for a model too small for tools: all tables are in the prompt, and the first reply is the query."""
     opened = Database(database) if database else databases()[0]
-    messages = [
-        {"role": "system", "content": f"Answer with one SQL query. Tables: {schema(opened, ', '.join(opened.tables()))}"},
-        {"role": "user", "content": question},
-    ]
+    tables = schema(opened, ", ".join(opened.tables()))
+    messages = [{"role": "system", "content": f"Answer with one SQL query. Tables: {tables}"}]
+    messages.append({"role": "user", "content": question})
     reply = OpenAI().chat.completions.create(model="gpt-4o-mini", messages=messages)
     return reply.choices[0].message.content or ""
