@@ -32,14 +32,7 @@ from ajet_sdk.protocols import Engine
 from ajet_sdk.rollout.attempts import Attempt, draw_models, draw_seats, frozen_model
 from ajet_sdk.rollout.judging import Member, groups_of, judge_episode
 from ajet_sdk.rollout.outcomes import WITHOUT_CALLS, EpisodeFault, fault_of_calls, untrained_entries, write_trajectory
-from ajet_sdk.rollout.replies import (
-    check_of,
-    log_replies,
-    metrics_of,
-    success_without_penalty,
-    verdict_on_stopped,
-    with_rewards_of_replies,
-)  # fmt: skip
+from ajet_sdk.rollout.replies import check_of, log_replies, metrics_of, verdict_on_stopped, with_rewards_of_replies
 from ajet_sdk.rollout.threads import Workers, current_workers
 from ajet_sdk.secret_keys import LEAVES
 from ajet_sdk.trace.encoding import storable
@@ -155,10 +148,9 @@ class EpisodeRunner:
                 check_names(verdict.rewards, self.opened.calls, self.opened.agents)
             self.settle(status="succeeded", error=None, cause=None, rewards=verdict.rewards)
             self.settle(metrics={**self.episode.metrics, **verdict.metrics})
-            self.settle(rewards=with_rewards_of_replies(self.episode, self.opened.calls, self.config, self.engine))
-            succeeded = success_without_penalty(self.episode) if verdict.is_success is None else verdict.is_success
-            if succeeded is not None:
-                self.settle(is_success=succeeded)
+            self.settle(**with_rewards_of_replies(self.episode, self.opened.calls, self.config, self.engine))
+            if verdict.is_success is not None:
+                self.settle(is_success=verdict.is_success)
         except TrainingError:
             raise
         except Exception as error:  # noqa: BLE001  the one boundary: an episode's fault is data

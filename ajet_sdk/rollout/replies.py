@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -26,7 +26,6 @@ __all__ = [
     "metrics_of",
     "overlong",
     "repeats",
-    "success_without_penalty",
     "verdict_on_stopped",
     "with_rewards_of_replies",
 ]
@@ -105,12 +104,11 @@ def verdict_on_stopped(stopped: str | None, config: Config) -> Verdict | None:
     return Verdict((Reward(name=MADNESS, value=config.rollout.agent_madness_reward, reason=stopped),), False)
 
 
-def with_rewards_of_replies(
-    episode: Episode, calls: Sequence[Call], config: Config, engine: Engine
-) -> tuple[Reward, ...]:
-    """The episode's rewards; where mad replies don't end it, each gets one that makes its worth the configured one.
+def with_rewards_of_replies(episode: Episode, calls: Sequence[Call], config: Config, engine: Engine) -> dict[str, Any]:
+    """The episode's `rewards`; where mad replies don't end it, each gets one that makes its worth the configured one.
 
-    In training, replies that reach into `overlong_buffer` lose some of theirs.
+    In training, replies that reach into `overlong_buffer` lose some of theirs; what they solve stays solved, which
+    `is_success` then says.
     """
     rollout, found = config.rollout, list[Reward]()
     for call in calls if rollout.compute_madness_checklist and not rollout.agent_madness_termination else ():
@@ -118,19 +116,12 @@ def with_rewards_of_replies(
         if fault is not None:
             value = rollout.agent_madness_reward - (episode.value(call.agent, call.call_id) or 0.0)
             found.append(Reward(name=MADNESS, value=value, reason=fault, agent=call.agent, call_id=call.call_id))
-    if episode.split == "train" and rollout.overlong_buffer:
-        found += overlong(
-            calls, rollout.max_response_length_in_one_turn, rollout.overlong_buffer, rollout.overlong_penalty
-        )
-    return (*episode.rewards, *found)
-
-
-def success_without_penalty(episode: Episode) -> bool | None:
-    """Whether an episode whose reply was penalized for its length solved its task; None where none was."""
-    earned = tuple(reward for reward in episode.rewards if reward.name != OVERLONG)
-    if len(earned) == len(episode.rewards):
-        return None
-    return solved(episode.model_copy(update={"rewards": earned}))
+    earned = (*episode.rewards, *found)
+    longest, buffer = rollout.max_response_length_in_one_turn, rollout.overlong_buffer
+    lost = overlong(calls, longest, buffer, rollout.overlong_penalty) if episode.split == "train" and buffer else []
+    if not lost:
+        return {"rewards": earned}
+    return {"rewards": (*earned, *lost), "is_success": solved(episode.model_copy(update={"rewards": earned}))}
 
 
 def overlong(calls: Sequence[Call], longest: int, buffer: int, penalty: float) -> list[Reward]:
