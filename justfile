@@ -5,7 +5,6 @@ export PYTHONDONTWRITEBYTECODE := ""
 
 default:
     @just --list
-
 # lint, types, layers; known holes in the installed packages, where pip-audit is installed
 check:
     ruff check . && ruff format --check .
@@ -28,13 +27,15 @@ test-verl *ARGS:
 # a real vLLM; needs `ajet install vllm`
 test-vllm *ARGS:
     pytest tests/vllm {{ARGS}}
+# the real SDK of the Tinker API against `ajet trainer serve`
+test-tinker *ARGS:
+    pytest tests/tinker {{ARGS}}
 # a real Ray, of several nodes on this machine; needs `pip install -e ".[dev,ray]"`
 test-ray *ARGS:
     pytest tests/sdk/test_ray_*.py {{ARGS}}
 # agents of each framework's quick start in environments of their own; needs uv: `just test-frameworks langgraph --venvs DIR`
 test-frameworks *ARGS:
     python -m tests.frameworks {{ARGS}}
-
 # what only a GPU shows: types, adapters, attentions, speed, memory, learning; `just test-gpu --json FILE`, `--dry` on a CPU
 test-gpu *ARGS:
     python -m tests.gpu {{ARGS}}

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 import hmac
-import signal
 import socket
 import sys
-import threading
 import time
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +32,7 @@ from ajet_sdk.gateway.access import (
 )
 from ajet_sdk.gateway.answer import answer
 from ajet_sdk.gateway.episode import EpisodeSpec
-from ajet_sdk.gateway.gateway import Gateway, listening_socket
+from ajet_sdk.gateway.gateway import Gateway, listening_socket, serve_until_signal
 from ajet_sdk.gateway.http_door import CONNECTION, Receive, Scope, Send, read_json, respond, send_reply
 from ajet_sdk.gateway.http_server import is_loopback, server_config
 from ajet_sdk.protocols import Engine
@@ -158,8 +155,6 @@ def _listener(host: str, port: int, api_key: str | None, variable: str = "AJET_S
 
 
 async def _serve(engine: Engine, host: str, port: int, trace: Path | None, api_key: str | None) -> None:
-    import uvicorn
-
     with ExitStack() as stack:
         try:
             listener = stack.enter_context(_listener(host, port, api_key))
@@ -170,12 +165,7 @@ async def _serve(engine: Engine, host: str, port: int, trace: Path | None, api_k
             settings = server_config(service.app, own_name=host, keyed=bool(api_key), timeout_graceful_shutdown=5)
             url = f"http://{host}:{listener.getsockname()[1]}/v1"
             output.echo(f"Serving {engine.model} at {url} (Ctrl-C stops)")
-            server = uvicorn.Server(settings)
-            server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]  # it would raise them again at the end
-            main = threading.current_thread() is threading.main_thread()  # in a notebook the interrupt cancels
-            for number in (signal.SIGINT, signal.SIGTERM) if main else ():
-                asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
-            await server.serve(sockets=[listener])
+            await serve_until_signal(settings, listener)
             if writer is not None:
                 writer.put(run.model_copy(update={"status": "finished", "ended_at": now()}))
         finally:

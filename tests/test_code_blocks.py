@@ -28,6 +28,7 @@ NEEDS_A_RUN = (
     'ajet.trace("served")',
     'Path("launcher_record',
     "open_trace(",
+    "tinker.ServiceClient()",
 )
 """Blocks that train, serve, or read a file that the page shows: other tests run those programs."""
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import signal
 import socket
 import threading
 from collections.abc import Coroutine
 from concurrent.futures import Future
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +29,7 @@ from ajet_sdk.trace.owner import announce, retract
 if TYPE_CHECKING:
     from ajet_sdk.trace.writer import TraceWriter
 
-__all__ = ["EpisodeSpec", "Gateway", "OpenEpisode", "SamplingOverride", "listening_socket"]
+__all__ = ["EpisodeSpec", "Gateway", "OpenEpisode", "SamplingOverride", "listening_socket", "serve_until_signal"]
 
 BACKLOG = 2048
 KEEP_ALIVE = 120
@@ -158,3 +159,13 @@ def listening_socket(host: str, port: int) -> socket.socket:
         listener.close()
         raise
     return listener
+
+
+async def serve_until_signal(settings: uvicorn.Config, listener: socket.socket) -> None:
+    """Serve until Ctrl-C or SIGTERM, on which the server ends in order."""
+    server = uvicorn.Server(settings)
+    server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]  # it would raise them again at the end
+    main = threading.current_thread() is threading.main_thread()  # in a notebook the interrupt cancels
+    for number in (signal.SIGINT, signal.SIGTERM) if main else ():
+        asyncio.get_running_loop().add_signal_handler(number, server.handle_exit, number, None)
+    await server.serve(sockets=[listener])

@@ -72,6 +72,7 @@ class _Root(LazyGroup):
             "Search for a better prompt with GEPA, and measure its gain on held-out tasks.",
         ),
         "serve": ("train", "Serve a checkpoint as an OpenAI-compatible endpoint, until Ctrl-C."),
+        "trainer": ("trainer", "Serve the learner to clients of the Tinker API: a laptop, other tools."),
         "model": ("model", "Fetch models to train."),
         "trace": ("trace", "Inspect, compare, convert and export traces."),
         "dataset": ("dataset", "Build, clean, inspect and convert datasets."),
@@ -90,7 +91,7 @@ class _Root(LazyGroup):
         "Start": ("demo", "init", "run", "baseline", "train", "serve"),
         "Look": ("trace", "dataset"),
         "Compare": ("league", "bench", "judge", "tune-prompt"),
-        "Set up": ("model", "config", "rehearse", "env", "install", "doctor"),
+        "Set up": ("model", "config", "rehearse", "trainer", "env", "install", "doctor"),
     }
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -1,0 +1,200 @@
+"""Protobuf messages of the Tinker API as arrays, and results as messages. The classes are those of the SDK.
+
+Letters of shapes: B sequences of a request, T the length of one, N tokens of all of them, K alternatives of a token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ajet_sdk.errors import MissingExtra, RequestRefused
+from ajet_sdk.protocols import Sampled
+from ajet_sdk.types import Floats
+
+__all__ = [
+    "LOSSES",
+    "Batch",
+    "PromptScores",
+    "messages",
+    "pass_address",
+    "pass_result",
+    "read_batch",
+    "sample_result",
+]
+
+LOSSES: Mapping[str, Mapping[str, float]] = {
+    "cross_entropy": {},
+    "importance_sampling": {},
+    "ppo": {"clip_low_threshold": 0.8, "clip_high_threshold": 1.2},
+    "cispo": {"clip_low_threshold": 0.0, "clip_high_threshold": 4.0},
+    "dro": {"beta": 0.05},
+}
+"""Each loss with the parameters of `loss_fn_config`, at the API's defaults."""
+
+
+def messages() -> Any:
+    """The module with the API's protobuf classes. Raises MissingExtra."""
+    try:
+        from tinker.proto import tinker_public_pb2
+    except ImportError as error:
+        raise MissingExtra("tinker (it needs Python 3.11 or later)", "tinker") from error
+    return tinker_public_pb2
+
+
+def pass_address(body: bytes) -> tuple[str, int]:
+    """The policy that a `ForwardBackwardRequest` is to, and its number. Raises RequestRefused."""
+    from google.protobuf.message import DecodeError
+
+    try:
+        message = messages().ForwardBackwardRequest.FromString(body)
+    except DecodeError as error:
+        raise RequestRefused("the request is not protobuf; use the SDK (tinker 0.25 or later)") from error
+    return str(message.model_id), int(message.seq_id)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one request trains on: B sequences, and for each place of one the token to predict and its share."""
+
+    loss: str
+    config: Mapping[str, float]
+    ids: list[npt.NDArray[np.int64]]
+    targets: list[npt.NDArray[np.int64]]
+    shares: list[Floats]
+    """The weights of `cross_entropy`, the advantages of the others."""
+    sampled: list[Floats]
+    """Log-probabilities under the weights that sampled; zeros for `cross_entropy`."""
+
+    def check(self, vocabulary: int, longest: int) -> None:
+        """Raises RequestRefused where the model can't take the tokens."""
+        for place, (ids_T, targets_T) in enumerate(zip(self.ids, self.targets, strict=True)):
+            if len(ids_T) > longest:
+                raise RequestRefused(
+                    f"datum {place} has {len(ids_T)} tokens, but this server takes {longest}; shorten it, or start the "
+                    "server with a larger --max-model-len"
+                )
+            both = np.concatenate([ids_T, targets_T])
+            if not 0 <= both.min() <= both.max() < vocabulary:
+                raise RequestRefused(
+                    f"datum {place} has the token id {both.max() if both.max() >= vocabulary else both.min()}, but the "
+                    f"model's ids are below {vocabulary}; tokenize with the tokenizer of the base model"
+                )
+
+
+def read_batch(message: Any) -> Batch:
+    """The data of a `ForwardBackwardRequest`. Raises RequestRefused, which names the datum and the input."""
+    if message.loss_fn not in LOSSES:
+        raise RequestRefused(
+            f"the loss {message.loss_fn!r} is not computed here; use one of {', '.join(LOSSES)}, or "
+            "forward_backward_custom, which computes it in the client",
+            "loss_fn",
+        )
+    given = {name: value.number for name, value in message.loss_fn_config_v2.items()} or dict(message.loss_fn_config)
+    if unknown := set(given) - set(LOSSES[message.loss_fn]):
+        known = ", ".join(LOSSES[message.loss_fn]) or "no parameters"
+        raise RequestRefused(f"{message.loss_fn} has no parameter {sorted(unknown)[0]!r}; it has {known}")
+    if not len(message.data):
+        raise RequestRefused("the request has no data")
+    imitates = message.loss_fn == "cross_entropy"
+    batch = Batch(message.loss_fn, {**LOSSES[message.loss_fn], **given}, [], [], [], [])
+    for place, datum in enumerate(message.data):
+        ids_T = _ids(datum, place)
+        allowed = {"target_tokens", "weights"} if imitates else {"target_tokens", "logprobs", "advantages"}
+        if unknown := set(datum.loss_fn_inputs) - allowed:
+            raise RequestRefused(
+                f"datum {place}: {message.loss_fn} takes no input {sorted(unknown)[0]!r}; it takes "
+                f"{', '.join(sorted(allowed))}"
+            )
+        size = len(ids_T)
+        batch.ids.append(ids_T)
+        batch.targets.append(_input(datum, "target_tokens", place, size).astype(np.int64))
+        if imitates:
+            ones = np.ones(size, np.float32)
+            shares = _input(datum, "weights", place, size) if "weights" in datum.loss_fn_inputs else ones
+            batch.sampled.append(np.zeros(size, np.float32))
+        else:
+            shares = _input(datum, "advantages", place, size)
+            batch.sampled.append(_input(datum, "logprobs", place, size).astype(np.float32))
+        batch.shares.append(shares.astype(np.float32))
+    return batch
+
+
+def _ids(datum: Any, place: int) -> npt.NDArray[np.int64]:
+    parts = []
+    for chunk in datum.model_input:
+        if chunk.WhichOneof("chunk") != "encoded_text":
+            raise RequestRefused(f"datum {place} has an image or audio; this server trains on text alone")
+        parts.append(np.frombuffer(chunk.encoded_text.tokens, np.int32).astype(np.int64))
+    ids_T = np.concatenate([*parts, np.zeros(0, np.int64)])
+    if not len(ids_T):
+        raise RequestRefused(f"datum {place} has no tokens")
+    return ids_T
+
+
+def _input(datum: Any, name: str, place: int, size: int) -> npt.NDArray[Any]:
+    """One of a datum's inputs, of as many values as it has tokens."""
+    if name not in datum.loss_fn_inputs:
+        raise RequestRefused(f"datum {place} lacks the input {name!r}; it needs a value for each token of model_input")
+    tensor, pb = datum.loss_fn_inputs[name], messages()
+    if tensor.HasField("sparse_csr") or len(tensor.shape) > 1:
+        raise RequestRefused(f"datum {place}: {name} must be a dense tensor of one dimension, {size} values")
+    kind = {pb.DTYPE_FLOAT32: np.float32, pb.DTYPE_INT64: np.int64, pb.DTYPE_INT32: np.int32}.get(tensor.dtype)
+    if kind is None:
+        raise RequestRefused(f"datum {place}: {name} must be of float32 or int64")
+    values_T: npt.NDArray[Any] = np.frombuffer(tensor.dense, kind)
+    if len(values_T) != size:
+        raise RequestRefused(f"datum {place}: {name} has {len(values_T)} values for {size} tokens of model_input")
+    if not np.isfinite(values_T).all():
+        raise RequestRefused(f"datum {place}: {name} has a value that is not finite")
+    return values_T
+
+
+def pass_result(logprobs: Sequence[Floats], loss: float) -> bytes:
+    """A `ForwardBackwardOutput`: the log-probability of each target, and the loss, summed over all tokens."""
+    pb = messages()
+    ends = np.cumsum([0, *(array.nbytes for array in logprobs)], dtype=np.int64)
+    field = pb.BatchedTensor(
+        data=b"".join(array.tobytes() for array in logprobs), offsets=ends.tobytes(), dtype=pb.DTYPE_FLOAT32
+    )
+    record = pb.ArrayRecord(fields={"logprobs": field}, num_datums=len(logprobs))
+    output = pb.ForwardBackwardOutput(
+        loss_fn_output_type="ArrayRecord", loss_fn_outputs=[record], metrics={"loss:sum": loss}
+    )
+    return bytes(output.SerializeToString(deterministic=True))
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Log-probabilities of a prompt's T tokens, NaN for those that were not scored; with the K likeliest of each."""
+
+    logprobs_T: Floats
+    ids_TK: npt.NDArray[np.int32]
+    logprobs_TK: Floats
+
+
+def sample_result(sampled: Sequence[Sampled], prompt: PromptScores | None) -> bytes:
+    """A `SampleResponse`."""
+    pb = messages()
+    response = pb.SampleResponse()
+    for one in sampled:
+        response.sequences.append(
+            pb.SampledSequence(
+                stop_reason=pb.STOP_REASON_LENGTH if one.finish_reason == "length" else pb.STOP_REASON_STOP,
+                tokens=np.asarray(one.output_ids, np.int32).tobytes(),
+                logprobs=np.asarray(one.logprobs, np.float32).tobytes(),
+            )
+        )
+    if prompt is not None:
+        response.prompt_logprobs = prompt.logprobs_T.tobytes()
+        length, k = prompt.ids_TK.shape
+        if k:
+            top = pb.TopkLogprobs(
+                token_ids=prompt.ids_TK.tobytes(), logprobs=prompt.logprobs_TK.tobytes(), k=k, length=length
+            )
+            response.topk_prompt_logprobs.CopyFrom(top)
+    return bytes(response.SerializeToString())

@@ -1,0 +1,293 @@
+"""One base model in memory, and over its weights as many policies as there are clients, each with a LoRA adapter.
+
+The loss is the API's: a plain sum over the tokens of all sequences, so that what a client sends in several requests
+adds up. Gradients gather until the next step. Letters of shapes: B sequences, T the length of one, N tokens of a
+micro-batch, V the vocabulary.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import math
+import warnings
+from collections import defaultdict
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ajet_sdk.engines.local.loading import load_model
+from ajet_sdk.errors import CheckpointError, MissingExtra, RequestRefused, TrainingError
+from ajet_sdk.learn.activations import tokens_of_a_pass
+from ajet_sdk.learn.batches import MicroBatch, micro_batches
+from ajet_sdk.learn.checkpoint import read_weights, save_model
+from ajet_sdk.learn.losses import score
+from ajet_sdk.learn.objective import LossSettings, Scored, policy_loss
+from ajet_sdk.learn.trees import grid, pairs_per_token
+from ajet_sdk.trainer_service.data import Batch, PromptScores
+from ajet_sdk.types import Floats
+
+__all__ = ["Adam", "BaseModel", "Lora", "Policy", "adam_of", "prompt_scores", "read_lora"]
+
+_ALPHA = 32
+"""Of every adapter: what it adds is scaled by `_ALPHA / rank`, so that a learning rate suits all ranks."""
+_LORA, _OPTIMISER = "lora.json", "optimiser.pt"
+
+
+@dataclass(frozen=True, slots=True)
+class Lora:
+    """Which adapter: its rank, and which kinds of layers it changes."""
+
+    rank: int
+    seed: int | None = None
+    train_attn: bool = True
+    train_mlp: bool = True
+    train_unembed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Adam:
+    """The parameters of one AdamW step. `grad_clip_norm` 0 clips nothing."""
+
+    learning_rate: float = 1e-4
+    beta1: float = 0.9
+    beta2: float = 0.95
+    eps: float = 1e-12
+    weight_decay: float = 0.0
+    grad_clip_norm: float = 0.0
+
+
+class BaseModel:
+    """The frozen weights that all policies share."""
+
+    def __init__(self, path: str, *, device: str = "auto", max_model_len: int | None = None) -> None:
+        """Raises ConfigError where there is no model at `path`."""
+        self.path = path
+        self.model = load_model(path, device=device).requires_grad_(False)
+        shape = self.model.config.get_text_config()
+        longest = getattr(shape, "max_position_embeddings", None)
+        self.max_model_len: int = min(filter(None, (max_model_len, longest)), default=8192)
+        self.vocabulary = int(self.model.get_input_embeddings().num_embeddings)
+        self.threads = torch.get_num_threads()
+        self.pairs_per_token = pairs_per_token(self.model)
+        self._kinds = _layers(self.model)
+
+    def policy_module(self, lora: Lora | None) -> Any:
+        """Another module over the same weights, with an adapter of its own: two threads may not use one module."""
+        weights = {id(parameter): parameter for parameter in self.model.parameters()}
+        module = copy.deepcopy(self.model, dict[int, Any](weights)).eval()
+        return module if lora is None else self._with_adapter(module, lora)
+
+    def _with_adapter(self, module: Any, lora: Lora) -> Any:
+        try:
+            import peft
+        except ImportError as error:
+            raise MissingExtra("peft", "local") from error
+        chosen = {"attn": lora.train_attn, "mlp": lora.train_mlp, "unembed": lora.train_unembed}
+        targets = sorted({name for kind, names in self._kinds.items() if chosen[kind] for name in names})
+        if not targets:
+            raise RequestRefused("the LoRA changes no layer; set one of train_attn, train_mlp and train_unembed")
+        devices = [module.device] if module.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "`is_gradient_checkpointing`", FutureWarning)
+            warnings.filterwarnings("ignore", "Model has `tie_word_embeddings", UserWarning)  # nothing is merged here
+            if lora.seed is not None:
+                torch.manual_seed(lora.seed)
+            return peft.get_peft_model(
+                module,
+                peft.LoraConfig(task_type="CAUSAL_LM", r=lora.rank, lora_alpha=_ALPHA, target_modules=targets),
+            ).eval()
+
+    def sampling_module(self, place: Path | None) -> Any:
+        """A module with the adapter that was saved at `place`, or the base model."""
+        if place is None:
+            return self.policy_module(None)
+        module = self.policy_module(read_lora(place))
+        read_weights(place, module)
+        return module.requires_grad_(False)
+
+
+def _layers(model: Any) -> dict[str, set[str]]:
+    """The names of a model's linear layers by kind, as an adapter's config has them."""
+    head = model.get_output_embeddings()
+    kinds: dict[str, set[str]] = defaultdict(set)
+    for name, layer in model.named_modules():
+        if layer is head:
+            kinds["unembed"].add(name)
+        elif isinstance(layer, torch.nn.Linear):
+            parts = name.split(".")
+            kinds["attn" if any("attn" in part or "attention" in part for part in parts) else "mlp"].add(parts[-1])
+    return kinds
+
+
+def read_lora(place: Path) -> Lora:
+    """The kind of adapter that is saved at `place`. Raises CheckpointError."""
+    try:
+        return Lora(**json.loads((place / _LORA).read_text())["lora"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{place.name} is no checkpoint of this server: {error}") from error
+
+
+class Policy:
+    """The weights that one client trains, with their optimiser. Not for several threads at once."""
+
+    def __init__(self, base: BaseModel, lora: Lora) -> None:
+        self.base, self.lora = base, lora
+        self.module = base.policy_module(lora)
+        self.parameters = [p for p in self.module.parameters() if p.requires_grad]
+        self._optimiser = torch.optim.AdamW(self.parameters)
+        self._pass_tokens = tokens_of_a_pass(self.module, checkpointing=False)
+
+    @classmethod
+    def load(cls, base: BaseModel, place: Path, *, optimiser: bool) -> Policy:
+        """What `save` wrote at `place`. Raises CheckpointError."""
+        policy = cls(base, read_lora(place))
+        policy.restore(place, optimiser=optimiser)
+        return policy
+
+    def restore(self, place: Path, *, optimiser: bool) -> None:
+        """Take up saved weights, with their optimiser or a fresh one. Raises CheckpointError."""
+        if replace(lora := read_lora(place), seed=None) != replace(self.lora, seed=None):
+            raise CheckpointError(
+                f"{place.name} is another kind of adapter ({lora}; this one is {self.lora}); make a training client of "
+                "it with create_training_client_from_state"
+            )
+        if optimiser and not (place / _OPTIMISER).is_file():
+            raise CheckpointError(f"{place.name} was saved for a sampler and has no optimiser; load its weights alone")
+        self.drop_gradients()
+        try:
+            read_weights(place, self.module)
+            self._optimiser = torch.optim.AdamW(self.parameters)
+            if optimiser:
+                device = self.parameters[0].device
+                self._optimiser.load_state_dict(torch.load(place / _OPTIMISER, weights_only=True, map_location=device))
+        except Exception as error:  # what damaged bytes raise in pickle and torch has no common class
+            raise CheckpointError(f"{place.name} cannot be read: {type(error).__name__}: {error}") from error
+
+    def save(self, place: Path, *, optimiser: bool, about: dict[str, Any] | None = None) -> None:
+        """Write adapter and optimiser to the directory `place`; the adapter is in peft's own format."""
+        place.mkdir(parents=True)
+        save_model(self.module, place, save_embedding_layers=False)
+        (place / _LORA).write_text(json.dumps({"lora": asdict(self.lora), **(about or {})}))
+        if optimiser:
+            torch.save(self._optimiser.state_dict(), place / _OPTIMISER)
+
+    def score(self, batch: Batch, *, backward: bool) -> tuple[list[Floats], float]:
+        """The log-probabilities of all targets, and the sum of the loss; `backward` adds its gradient.
+
+        Raises RequestRefused for tokens that the model has not, TrainingError where the loss is not finite.
+        """
+        batch.check(self.base.vocabulary, self.base.max_model_len)
+        torch.set_num_threads(self.base.threads)  # each thread has a number of its own
+        logprobs: list[Floats] = [np.zeros(0, np.float32)] * len(batch.ids)
+        total = 0.0
+        for group in micro_batches(batch.ids, self._pass_tokens, pairs_per_token=self.base.pairs_per_token):
+            micro = self._micro_batch(batch, group.members, group.row_sizes)
+            with torch.set_grad_enabled(backward):
+                scored = score(self.module, micro, entropy=False)
+                loss = _token_losses(batch, scored, micro).sum()
+                if backward:
+                    loss.backward()
+            total += float(loss.detach())
+            sizes = [len(batch.ids[i]) for i in group.members]
+            for i, values in zip(group.members, scored.logprobs_N.detach().float().cpu().split(sizes), strict=True):
+                logprobs[i] = values.numpy()
+        if not math.isfinite(total):
+            raise TrainingError(
+                f"the loss is not finite ({total}); look at the advantages and sampled log-probabilities"
+            )
+        return logprobs, total
+
+    def _micro_batch(self, batch: Batch, members: list[int], row_sizes: list[int]) -> MicroBatch:
+        device = self.parameters[0].device
+        rows, places = grid([batch.ids[i] for i in members], row_sizes, device)
+        joined = (np.concatenate([part[i] for i in members]) for part in (batch.targets, batch.sampled, batch.shares))
+        targets_N, sampler_N, advantages_N = (torch.from_numpy(array).to(device) for array in joined)
+        return MicroBatch(
+            rows=rows,
+            positions_N=torch.from_numpy(np.concatenate(places)).to(device),
+            targets_N=targets_N,
+            sampler_N=sampler_N,
+            advantages_N=advantages_N,
+            temperatures_N=None,
+        )
+
+    def step(self, adam: Adam) -> float:
+        """One AdamW step with the gradients at hand. Returns their norm before clipping; raises TrainingError."""
+        torch.set_num_threads(self.base.threads)
+        limit = adam.grad_clip_norm if adam.grad_clip_norm > 0 else math.inf
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, limit))
+        if not math.isfinite(norm):
+            raise TrainingError("the gradient is not finite and was dropped; the weights are as they were before")
+        for group in self._optimiser.param_groups:
+            group.update(
+                lr=adam.learning_rate,
+                betas=(adam.beta1, adam.beta2),
+                eps=adam.eps,
+                weight_decay=adam.weight_decay,
+            )
+        self._optimiser.step()
+        self.drop_gradients()
+        return norm
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether passes have added something since the last step."""
+        return any(parameter.grad is not None for parameter in self.parameters)
+
+    def drop_gradients(self) -> None:
+        """Forget what passes have added since the last step."""
+        self._optimiser.zero_grad(set_to_none=True)
+
+
+def _token_losses(batch: Batch, scored: Scored, micro: MicroBatch) -> torch.Tensor:
+    """The API's losses of each token, before they are summed up. DRO: Richemond et al. 2024, arXiv:2405.19107."""
+    if batch.loss == "cross_entropy":
+        return -scored.logprobs_N * micro.advantages_N
+    if batch.loss == "dro":
+        apart_N = scored.logprobs_N - micro.sampler_N
+        return -scored.logprobs_N * micro.advantages_N + 0.5 * batch.config["beta"] * apart_N.square()
+    settings = LossSettings(clip_type="none")
+    if batch.loss != "importance_sampling":
+        settings = LossSettings(
+            clip_type="two_sided" if batch.loss == "ppo" else "one_sided",
+            clip_ratio_low=1.0 - batch.config["clip_low_threshold"],
+            clip_ratio_high=batch.config["clip_high_threshold"] - 1.0,
+        )
+    return policy_loss(scored, micro, settings)[0]
+
+
+def adam_of(given: dict[str, Any]) -> Adam:
+    """The parameters of a step as JSON has them. Raises RequestRefused."""
+    names = {field.name for field in fields(Adam)}
+    if unknown := set(given) - names - {"type"}:
+        raise RequestRefused(f"AdamW has no parameter {sorted(unknown)[0]!r}; it has {', '.join(sorted(names))}")
+    adam = Adam(**{name: float(value) for name, value in given.items() if name != "type"})
+    if (
+        not all(math.isfinite(value) and value >= 0 for value in asdict(adam).values())
+        or max(adam.beta1, adam.beta2) >= 1
+    ):
+        raise RequestRefused(f"the parameters of AdamW must be finite and not negative, betas below 1 (got {adam})")
+    return adam
+
+
+def prompt_scores(module: Any, ids_T: Any, top: int, last: int | None, threads: int) -> PromptScores:
+    """Log-probabilities of a prompt's own tokens, but the first, and the `top` likeliest at each place."""
+    torch.set_num_threads(threads)
+    size = len(ids_T)
+    begin = max(1, size - last if last is not None else 1)
+    logprobs_T = np.full(size, np.nan, np.float32)
+    ids_TK, logprobs_TK = np.zeros((size, top), np.int32), np.full((size, top), -99999.0, np.float32)
+    if size > begin:
+        tokens = torch.as_tensor(ids_T, device=module.device)
+        with torch.inference_mode():
+            logits_TV = module(input_ids=tokens[None], use_cache=False).logits[0, begin - 1 : -1].float()
+            all_TV = torch.log_softmax(logits_TV, dim=-1)
+            logprobs_T[begin:] = all_TV.gather(1, tokens[begin:, None])[:, 0].cpu().numpy()
+            if top:
+                best = all_TV.topk(top, dim=-1)
+                ids_TK[begin:], logprobs_TK[begin:] = best.indices.cpu().numpy(), best.values.cpu().numpy()
+    return PromptScores(logprobs_T, ids_TK, logprobs_TK)

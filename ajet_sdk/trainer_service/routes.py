@@ -1,0 +1,318 @@
+"""The Tinker API's HTTP routes over a `Service`.
+
+Bodies are JSON but for passes and their results and samples, which are protobuf. Work is promised at once and its
+result fetched by `retrieve_future`, which waits for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import hmac
+import json
+import secrets
+import shutil
+import tarfile
+import tempfile
+import time
+from collections.abc import Awaitable, Callable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from starlette.applications import Starlette
+from starlette.background import BackgroundTask
+from starlette.requests import Request
+from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.routing import Route
+
+from ajet_sdk.errors import AjetError, RequestRefused
+from ajet_sdk.trainer_service.checkpoints import EXPORT, SAVE, SNAPSHOT
+from ajet_sdk.trainer_service.data import pass_address
+from ajet_sdk.trainer_service.policies import read_lora
+from ajet_sdk.trainer_service.service import CREATE, LOAD, PASS, STEP, Service, Unknown
+from ajet_sdk.types import new_id
+
+__all__ = ["application"]
+
+_POLL = 30.0
+"""Seconds that `retrieve_future` waits; the SDK waits for 45."""
+_LINK = 24 * 3600
+"""Seconds for which a link to a file is good."""
+_KINDS = {"weights": "training", "sampler_weights": "sampler", "external_weights": "external"}
+
+
+def application(service: Service, api_key: str | None = None, poll: float = _POLL) -> Any:
+    """The ASGI application; with `api_key` only who sends it is answered."""
+    return _keyed(_Routes(service, poll).app(), api_key) if api_key else _Routes(service, poll).app()
+
+
+def _keyed(app: Any, api_key: str) -> Any:
+    """The application behind a key, as the SDK sends it. A link to a file has a signature of its own."""
+
+    async def keyed(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] == "http" and scope["path"] != "/api/v1/healthz" and not scope["path"].startswith("/files/"):
+            headers = {name: value for name, value in scope["headers"] if name in (b"x-api-key", b"authorization")}
+            given = headers.get(b"x-api-key") or headers.get(b"authorization", b"").removeprefix(b"Bearer ")
+            if not hmac.compare_digest(given, api_key.encode()):
+                refusal = {"detail": "the API key is missing or wrong; set TINKER_API_KEY to the server's key"}
+                await JSONResponse(refusal, 401)(scope, receive, send)
+                return
+        await app(scope, receive, send)
+
+    return keyed
+
+
+class _Routes:
+    def __init__(self, service: Service, poll: float) -> None:
+        self.service, self._poll = service, poll
+        self._secret = secrets.token_bytes(32)
+
+    def app(self) -> Starlette:
+        posts: dict[str, Callable[[Request], Awaitable[Response]]] = {
+            "client/config": _constant(parallel_fwdbwd_chunks=True),
+            "client/dynamic_config": _constant(sample_cancel_enabled=True),
+            "telemetry": _constant(status="accepted"),
+            "session_heartbeat": _constant(type="session_heartbeat"),
+            "create_session": self.create_session,
+            "sessions/{session}/finish": self.finish,
+            "create_model": self.create_model,
+            "load_weights": self.load_weights,
+            "get_info": self.get_info,
+            "forward_backward": self.forward_backward,
+            **dict.fromkeys((STEP, SAVE, SNAPSHOT, EXPORT), self.numbered),
+            "create_sampling_session": self.create_sampling_session,
+            "asample": self.sample,
+            "retrieve_future": self.retrieve_future,
+            "cancel_future": self.cancel_future,
+            "weights_info": self.weights_info,
+        }
+        run = "training_runs/{run}"
+        gets: dict[str, Callable[[Request], Awaitable[Response]]] = {
+            "healthz": _constant(status="ok"),
+            "get_server_capabilities": self.capabilities,
+            "samplers/{sampler}": self.sampler,
+            "training_runs": self.runs,
+            run: self.run,
+            f"{run}/checkpoints": self.checkpoints,
+            "checkpoints": self.checkpoints,
+            f"{run}/checkpoints/{{checkpoint:path}}/archive": self.archive,
+            f"{run}/checkpoints/{{checkpoint:path}}/external_weights_urls": self.file_links,
+        }
+        routes = [Route(f"/api/v1/{path}", answer, methods=["POST"]) for path, answer in posts.items()]
+        routes += [Route(f"/api/v1/{path}", answer) for path, answer in gets.items()]
+        routes += [
+            Route(f"/api/v1/{run}/checkpoints/{{checkpoint:path}}", self.delete, methods=["DELETE"]),
+            Route("/files/{file:path}", self.file),
+            Route("/{path:path}", _no_route, methods=["GET", "POST", "PUT", "DELETE"]),
+        ]
+        return Starlette(routes=routes, exception_handlers={AjetError: _refuse, Exception: _fail})
+
+    # Sessions and what the server has
+
+    async def create_session(self, request: Request) -> Response:
+        return JSONResponse({"type": "create_session", "session_id": new_id()})
+
+    async def finish(self, request: Request) -> Response:
+        self.service.finish(request.path_params["session"])
+        return Response(status_code=204)
+
+    async def capabilities(self, request: Request) -> Response:
+        longest = self.service.base.max_model_len
+        model = {"model_name": self.service.name, "max_context_length": longest, "trainable": True, "sampleable": True}
+        return JSONResponse({"supported_models": [model]})
+
+    async def get_info(self, request: Request) -> Response:
+        return JSONResponse({"type": "get_info", **self.service.about((await _json(request))["model_id"])})
+
+    # Requests to a policy
+
+    async def create_model(self, request: Request) -> Response:
+        return self._create(CREATE, await _json(request))
+
+    async def load_weights(self, request: Request) -> Response:
+        """Into a policy, or as the first request of a new one."""
+        asked = await _json(request)
+        return self._create(LOAD, asked) if asked.get("model_id") is None else self._accept(LOAD, asked)
+
+    def _create(self, kind: str, asked: Mapping[str, Any]) -> Response:
+        return _promise(self.service.create(kind, asked["session_id"], asked["model_seq_id"], asked))
+
+    async def numbered(self, request: Request) -> Response:
+        return self._accept(request.url.path.rpartition("/")[2], await _json(request))
+
+    def _accept(self, kind: str, asked: Mapping[str, Any]) -> Response:
+        body = json.dumps(asked).encode()
+        return _promise(self.service.accept(kind, asked["model_id"], asked.get("seq_id"), body))
+
+    async def forward_backward(self, request: Request) -> Response:
+        body = await request.body()
+        return _promise(self.service.accept(PASS, *pass_address(body), body))
+
+    async def retrieve_future(self, request: Request) -> Response:
+        """A result, or 408 where there is none yet, on which the SDK asks again."""
+        promise = (await _json(request))["request_id"]
+        try:
+            reply = await self.service.reply(promise, self._poll)
+        except Unknown as error:  # on 410 the SDK samples again; what trains may not be done again
+            return JSONResponse({"detail": str(error)}, 410 if ":sample:" in promise else 404)
+        if reply is not None:
+            return Response(reply.body, media_type=reply.media)
+        waits = self.service.holds_up(promise)
+        state = {"queue_state": "paused_capacity", "queue_state_reason": waits} if waits else {"queue_state": "active"}
+        return JSONResponse({"type": "try_again", "request_id": promise, **state}, 408)
+
+    # Sampling
+
+    async def create_sampling_session(self, request: Request) -> Response:
+        asked = await _json(request)
+        sampler = self.service.open_sampler(
+            asked["session_id"], asked["sampling_session_seq_id"], asked.get("base_model"), asked.get("model_path")
+        )
+        return JSONResponse({"type": "create_sampling_session", "sampling_session_id": sampler})
+
+    async def sample(self, request: Request) -> Response:
+        asked = await _json(request)
+        promise = self.service.sample(asked["sampling_session_id"], asked["seq_id"], asked)
+        ids = [f"{promise}:{i}" for i in range(int(asked.get("num_samples") or 1))]
+        return _promise(promise, sample_sequence_ids=ids)
+
+    async def cancel_future(self, request: Request) -> Response:
+        self.service.cancel((await _json(request))["request_id"])
+        return Response(status_code=204)
+
+    async def sampler(self, request: Request) -> Response:
+        sampler = request.path_params["sampler"]
+        path = self.service.sampler(sampler)
+        return JSONResponse({"sampler_id": sampler, "base_model": self.service.name, "model_path": path})
+
+    # Checkpoints
+
+    async def runs(self, request: Request) -> Response:
+        begin, limit = (
+            int(request.query_params.get(name, default)) for name, default in (("offset", 0), ("limit", 20))
+        )
+        ids = self.service.policies()[::-1]
+        runs = [self._run(id_) for id_ in ids[begin : begin + limit]]
+        cursor = {"offset": begin, "limit": limit, "total_count": len(ids)}
+        return JSONResponse({"training_runs": runs, "cursor": cursor})
+
+    async def run(self, request: Request) -> Response:
+        return JSONResponse(self._run(request.path_params["run"]))
+
+    def _run(self, policy_id: str) -> dict[str, Any]:
+        about = self.service.about(policy_id)
+        names = ("is_lora", "lora_rank", "user_metadata")
+        mine = {"training_run_id": policy_id, "base_model": self.service.name, "model_owner": "local"}
+        return {**mine, **{name: about[name] for name in names}, "last_request_time": _iso(time.time())}
+
+    async def checkpoints(self, request: Request) -> Response:
+        found = self.service.checkpoints.named(self.service.policies(request.path_params.get("run")))
+        return JSONResponse({"checkpoints": [_checkpoint(path, place) for path, place in found.items()]})
+
+    async def weights_info(self, request: Request) -> Response:
+        lora = read_lora(self.service.checkpoints.find((await _json(request))["tinker_path"]))
+        kinds = {name: getattr(lora, name) for name in ("train_attn", "train_mlp", "train_unembed")}
+        return JSONResponse({"base_model": self.service.name, "is_lora": True, "lora_rank": lora.rank, **kinds})
+
+    def _place(self, request: Request) -> Path:
+        return self.service.checkpoints.find("tinker://{run}/{checkpoint}".format(**request.path_params))
+
+    async def delete(self, request: Request) -> Response:
+        await asyncio.to_thread(shutil.rmtree, self._place(request))
+        return Response(status_code=204)
+
+    async def file_links(self, request: Request) -> Response:
+        """A link for each file of the adapter, which peft and vLLM load; the optimiser stays here."""
+        files = sorted(self._place(request).glob("adapter_*"))
+        return JSONResponse({"urls": {file.name: self._link(request, file) for file in files}, "expires": _iso(_end())})
+
+    async def archive(self, request: Request) -> Response:
+        return JSONResponse({"url": self._link(request, self._place(request)), "expires": _iso(_end())})
+
+    def _link(self, request: Request, place: Path) -> str:
+        name, end = str(place.relative_to(self.service.checkpoints.state)), int(_end())
+        return f"{request.base_url}files/{quote(name)}?expires={end}&signature={self._signature(name, end)}"
+
+    def _signature(self, name: str, end: int) -> str:
+        return hmac.new(self._secret, f"{end} {name}".encode(), hashlib.sha256).hexdigest()
+
+    async def file(self, request: Request) -> Response:
+        """What a link leads to: a file, or a directory as a tar archive."""
+        name, end = request.path_params["file"], int(request.query_params.get("expires", 0))
+        if end < time.time() or not hmac.compare_digest(
+            self._signature(name, end), request.query_params.get("signature", "")
+        ):
+            return JSONResponse({"detail": "the link is no longer good; ask for a new one"}, 403)
+        place = self.service.checkpoints.state / name
+        if place.is_file():
+            return FileResponse(place)
+        with tempfile.NamedTemporaryFile(suffix=".tar", delete=False) as draft:
+            await asyncio.to_thread(_pack, place, Path(draft.name))
+        return FileResponse(draft.name, background=BackgroundTask(Path(draft.name).unlink))
+
+
+def _pack(place: Path, archive: Path) -> None:
+    with tarfile.open(archive, "w") as tar:
+        for file in sorted(place.glob("adapter_*")):
+            tar.add(file, file.name)
+
+
+def _end() -> float:
+    return time.time() + _LINK
+
+
+def _iso(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, timezone.utc).isoformat()
+
+
+def _checkpoint(path: str, place: Path) -> dict[str, Any]:
+    part, name = path.split("/")[-2:]
+    about = json.loads((place / "lora.json").read_text())
+    return {
+        "checkpoint_id": f"{part}/{name}",
+        "checkpoint_type": _KINDS[part],
+        "time": _iso(place.stat().st_mtime),
+        "tinker_path": path,
+        "size_bytes": sum(file.stat().st_size for file in place.iterdir()),
+        "public": False,
+        "user_metadata": about.get("user_metadata"),
+    }
+
+
+def _constant(**value: Any) -> Callable[[Request], Awaitable[Response]]:
+    async def answer(request: Request) -> Response:
+        return JSONResponse(value)
+
+    return answer
+
+
+def _promise(promise: str, **more: Any) -> Response:
+    return JSONResponse({"request_id": promise, **more})
+
+
+async def _json(request: Request) -> dict[str, Any]:
+    try:
+        body = json.loads(await request.body())
+    except ValueError as error:
+        raise RequestRefused(f"the request is not JSON: {error}") from error
+    if not isinstance(body, dict):
+        raise RequestRefused("the request must be a JSON object")
+    return body
+
+
+async def _no_route(request: Request) -> Response:
+    about = f"this server has no {request.method} {request.url.path}; see docs/guide/trainer-serve.md"
+    return JSONResponse({"detail": about}, 404)
+
+
+async def _refuse(request: Request, error: Exception) -> Response:
+    return JSONResponse({"detail": str(error)}, 404 if isinstance(error, Unknown) else 400)
+
+
+async def _fail(request: Request, error: Exception) -> Response:
+    """Anything unforeseen: told to the client, and kept whole in the log (Starlette raises it again)."""
+    if isinstance(error, KeyError):
+        return JSONResponse({"detail": f"the request lacks {error}"}, 400)
+    return JSONResponse({"detail": f"{type(error).__name__}: {error}"}, 500)

@@ -1,0 +1,132 @@
+"""Sampling sessions: each over the base model or saved weights, which are loaded when they are first asked."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from ajet_sdk.engines.local.sampler import LocalSampler
+from ajet_sdk.errors import RequestRefused
+from ajet_sdk.protocols import Sampling, Tokenizer
+from ajet_sdk.trainer_service.data import sample_result
+from ajet_sdk.trainer_service.policies import BaseModel, prompt_scores
+
+__all__ = ["Samplers"]
+
+_LOADED = 4
+"""Sets of weights that are kept ready to sample from."""
+
+
+class _Loaded:
+    """Weights ready to sample from, and a second module over them for the scores of prompts."""
+
+    def __init__(self, base: BaseModel, tokenizer: Tokenizer, place: Path | None, seed: int) -> None:
+        self.module = base.sampling_module(place)
+        self.sampler = LocalSampler(
+            self.module,
+            tokenizer,
+            model_name="the policy",
+            max_model_len=base.max_model_len,
+            seed=seed,
+            policy_version=None,
+            apart=True,
+        )
+        self.users = 0
+        self.scoring = asyncio.Lock()
+
+
+class Samplers:
+    """The weights that sessions sample from; the least recently used are unloaded."""
+
+    def __init__(self, base: BaseModel, tokenizer: Tokenizer, seed: int = 0) -> None:
+        self._base, self._tokenizer, self._seed = base, tokenizer, seed
+        self._loaded: OrderedDict[Path | None, asyncio.Task[_Loaded]] = OrderedDict()
+
+    async def sample(self, place: Path | None, body: Mapping[str, Any]) -> bytes:
+        """Answer a request to sample. Raises RequestRefused, ContextOverflow, CheckpointError."""
+        prompt, sampling = _prompt(body), _sampling(body)
+        if len(prompt) >= self._base.max_model_len:
+            raise RequestRefused(
+                f"the prompt has {len(prompt)} tokens, but this server takes {self._base.max_model_len} with the "
+                "reply; shorten it, or start the server with a larger --max-model-len"
+            )
+        last = body.get("prompt_logprobs_last_n")
+        if last is not None and not 1 <= last < len(prompt):
+            raise RequestRefused(f"prompt_logprobs_last_n must be between 1 and {len(prompt) - 1} (got {last})")
+        async with self._use(place) as loaded:
+            scores = None
+            if body.get("prompt_logprobs") or body.get("topk_prompt_logprobs"):
+                sampled = await loaded.sampler.sample(prompt, sampling, "")  # checks the prompt's ids and length
+                top = min(int(body.get("topk_prompt_logprobs") or 0), self._base.vocabulary)
+                async with loaded.scoring:
+                    scores = await asyncio.to_thread(
+                        prompt_scores, loaded.module, prompt, top, last, self._base.threads
+                    )
+            else:
+                sampled = await loaded.sampler.sample(prompt, sampling, "")
+        return sample_result(sampled, scores)
+
+    @asynccontextmanager
+    async def _use(self, place: Path | None) -> AsyncIterator[_Loaded]:
+        if place not in self._loaded:
+            self._loaded[place] = asyncio.create_task(
+                asyncio.to_thread(_Loaded, self._base, self._tokenizer, place, self._seed)
+            )
+        self._loaded.move_to_end(place)
+        try:
+            loaded = await asyncio.shield(self._loaded[place])
+        except Exception:
+            self._loaded.pop(place, None)
+            raise
+        loaded.users += 1
+        try:
+            await self._unload(_LOADED)
+            yield loaded
+        finally:
+            loaded.users -= 1
+
+    async def _unload(self, keep: int) -> None:
+        """Unload those that nobody uses, until so many are left."""
+        idle = [place for place, task in self._loaded.items() if task.done() and not task.result().users]
+        for place in idle[: max(0, len(self._loaded) - keep)]:
+            await self._loaded.pop(place).result().sampler.aclose()
+
+    async def aclose(self) -> None:
+        for task in self._loaded.values():
+            if task.done() and task.exception() is None:
+                await task.result().sampler.aclose()
+
+
+def _prompt(body: Mapping[str, Any]) -> list[int]:
+    prompt: list[int] = []
+    for chunk in body["prompt"]["chunks"]:
+        if chunk.get("type", "encoded_text") != "encoded_text":
+            raise RequestRefused("the prompt has an image or audio; this server samples from text alone", "prompt")
+        prompt += chunk["tokens"]
+    return prompt
+
+
+def _sampling(body: Mapping[str, Any]) -> Sampling:
+    for name in ("topk_sample_logprobs", "target_prompt_logprobs", "prompt_alt_tokens_k", "record_stability_info"):
+        if body.get(name):
+            raise RequestRefused(f"{name} is not supported by this server; leave it out", name)
+    asked = body["sampling_params"]
+    stop = asked.get("stop")
+    stops = [stop] if isinstance(stop, str) else stop or []
+    if asked.get("temperature", 1.0) < 0 or not 0 < asked.get("top_p", 1.0) <= 1:
+        raise RequestRefused("temperature must not be negative, and top_p above 0 and at most 1", "sampling_params")
+    return Sampling(
+        temperature=float(asked.get("temperature", 1.0)),
+        top_p=float(asked.get("top_p", 1.0)),
+        top_k=int(asked.get("top_k", -1)),
+        max_tokens=asked.get("max_tokens"),
+        seed=asked.get("seed"),
+        n=int(body.get("num_samples") or 1),
+        stop=tuple(text for text in stops if isinstance(text, str)),
+        stop_token_ids=tuple(int(token) for token in stops if not isinstance(token, str)),
+        ignore_eos=stop is not None,  # the API's: a list of stops takes the place of the end-of-turn token
+    )

@@ -1,0 +1,99 @@
+"""`serve_trainer()`: a base model to train and sample over the network, until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+from ajet_sdk.config.model_source import check_source
+from ajet_sdk.errors import ConfigError
+from ajet_sdk.gateway.gateway import KEEP_ALIVE, listening_socket, serve_until_signal
+from ajet_sdk.gateway.http_server import is_loopback, server_config
+from ajet_sdk.reporting.output import echo
+from ajet_sdk.rollout.event_loop import run_to_end
+from ajet_sdk.tokens.huggingface import HFTokenizer
+from ajet_sdk.trainer_service.policies import BaseModel
+from ajet_sdk.trainer_service.routes import application
+from ajet_sdk.trainer_service.service import Service
+
+__all__ = ["serve_trainer"]
+
+_PREFIX = "tml-"
+"""What the SDK wants every key to begin with."""
+
+
+def serve_trainer(
+    model: str,
+    host: str = "127.0.0.1",
+    port: int = 8900,
+    *,
+    state: Path,
+    name: str | None = None,
+    api_key: str | None = None,
+    key_variable: str = "AJET_TRAINER_KEY",
+    tls: tuple[Path, Path] | None = None,
+    max_model_len: int | None = None,
+) -> None:
+    """Serve the Tinker API over the base model at `model`, a directory or a Hugging Face name.
+
+    Args:
+        state: directory of adapters, optimisers and checkpoints, which the next server on it takes up.
+        name: what clients call the model, and where they find its tokenizer; None: `model`.
+        api_key: only who sends it is answered.
+        tls: certificate and key. With `api_key` required where other machines can connect.
+
+    Raises:
+        ConfigError: the model cannot be loaded, another server has `state`, or others could listen in.
+        OSError: the port is taken.
+    """
+    if api_key and not api_key.startswith(_PREFIX):
+        raise ConfigError(
+            f"{key_variable}: the Tinker SDK sends only keys that begin with {_PREFIX}; for example: "
+            f"export {key_variable}={_PREFIX}$(openssl rand -hex 16)"
+        )
+    check_source(model)
+    run_to_end(_serve(model, host, port, state, name or model, api_key, tls, max_model_len))
+
+
+async def _serve(
+    model: str,
+    host: str,
+    port: int,
+    state: Path,
+    name: str,
+    api_key: str | None,
+    tls: tuple[Path, Path] | None,
+    max_model_len: int | None,
+) -> None:
+    with _listener(host, port, secure=bool(api_key and tls)) as listener:
+        base = await asyncio.to_thread(BaseModel, model, max_model_len=max_model_len)
+        service = Service(base, HFTokenizer(model), state, name)
+        service.resume()
+        settings = server_config(
+            application(service, api_key),
+            own_name=host,
+            keyed=bool(api_key),
+            timeout_keep_alive=KEEP_ALIVE,
+            timeout_graceful_shutdown=1,
+            ssl_certfile=tls and tls[0],
+            ssl_keyfile=tls and tls[1],
+        )
+        url = f"{'https' if tls else 'http'}://{host}:{listener.getsockname()[1]}"
+        echo(f"Serving {name} at {url} (Ctrl-C stops). In the client: export TINKER_BASE_URL={url}")
+        try:
+            await serve_until_signal(settings, listener)
+        finally:
+            await service.aclose()
+
+
+def _listener(host: str, port: int, *, secure: bool) -> socket.socket:
+    listener = listening_socket(host, port)
+    if secure or is_loopback(listener):
+        return listener
+    listener.close()
+    raise ConfigError(
+        f"other machines can connect to {host or 'an empty host'}, and could read and train what is yours: listen on "
+        "127.0.0.1 and reach it through an SSH tunnel (on the client: ssh -N -L 8900:127.0.0.1:8900 USER@SERVER), or "
+        "give a key (--key-env) together with --tls-cert and --tls-key"
+    )

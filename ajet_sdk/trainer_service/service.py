@@ -1,0 +1,364 @@
+"""The policies of all clients: requests to each in the order of their numbers, each applied once.
+
+A client sends requests ahead, over several connections, and again where an answer was lost. What it gets at once is a
+promise: the policy's id and the request's number. A request waits for all numbers before its own. The computing is one
+at a time; sampling goes on beside it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import shutil
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ajet_sdk.errors import AjetError, EngineUnavailable, RequestRefused
+from ajet_sdk.protocols import Tokenizer
+from ajet_sdk.trainer_service.checkpoints import SNAPSHOT, Checkpoints
+from ajet_sdk.trainer_service.data import messages, pass_result, read_batch
+from ajet_sdk.trainer_service.journal import Entry, Journal, Reply
+from ajet_sdk.trainer_service.policies import BaseModel, Lora, Policy, adam_of, read_lora
+from ajet_sdk.trainer_service.sampling import Samplers
+
+__all__ = ["Service", "Unknown"]
+
+_log = logging.getLogger("ajet.trainer")
+_SAMPLES = 4096
+"""Samples that are kept for clients that have not taken them."""
+_IN_MEMORY = 8
+"""Policies that are kept in memory; others are read again when they are asked."""
+
+PASS, STEP, CREATE, LOAD = "forward_backward", "optim_step", "create_model", "load_weights"
+
+
+class Unknown(AjetError):
+    """No such session, policy, checkpoint or promise."""
+
+
+@dataclass(slots=True)
+class _Run:
+    """One policy and the requests to it."""
+
+    policy_id: str
+    session_id: str
+    about: dict[str, Any]
+    place: Path | None = None
+    next: int = 0
+    policy: Policy | None = None
+    incomplete: str = ""
+    """Why the gradient lacks a part, until the next step."""
+    waiting: dict[int, tuple[Entry, bool]] = field(default_factory=dict)
+    done: dict[int, asyncio.Event] = field(default_factory=dict)
+    working: asyncio.Task[None] | None = None
+    used: float = 0.0
+
+
+class Service:
+    """All that the routes do."""
+
+    def __init__(self, base: BaseModel, tokenizer: Tokenizer, state: Path, name: str, seed: int = 0) -> None:
+        """`name` is what clients call the base model. Raises ConfigError where `state` is used by another server."""
+        self.base, self.name = base, name
+        messages()
+        state.mkdir(parents=True, exist_ok=True)
+        self.checkpoints = Checkpoints(state)
+        self.journal = Journal(state / "journal.sqlite")
+        self.samplers = Samplers(base, tokenizer, seed)
+        self._computing = asyncio.Lock()
+        self._runs = {
+            id_: _Run(id_, session, about, place, applied + 1)
+            for id_, (session, about, applied, place) in self.journal.policies().items()
+        }
+        self._sessions = self.journal.samplers()
+        self._samples: dict[str, asyncio.Task[Reply]] = {}
+
+    def resume(self) -> None:
+        """Apply what was accepted before the server was last ended."""
+        for entry, replied in self.journal.unapplied():
+            self._runs[entry.policy_id].waiting[entry.seq] = (entry, replied)
+        for run in self._runs.values():
+            self._work_on(run)
+
+    async def aclose(self) -> None:
+        """End; what is not done is done when a server is next started on this state."""
+        tasks = [run.working for run in self._runs.values() if run.working is not None]
+        tasks += self._samples.values()  # type: ignore[arg-type]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        async with self._computing:  # a thread can't be cancelled
+            self.journal.close()
+        await self.samplers.aclose()
+
+    # Requests to a policy
+
+    def accept(self, kind: str, policy_id: str, seq: int | None, body: bytes) -> str:
+        """Keep a request, once; returns its promise. Raises Unknown, RequestRefused."""
+        run = self._run(policy_id)
+        if seq is None:
+            raise RequestRefused("the request has no seq_id; use the SDK (tinker 0.25 or later)", "seq_id")
+        known = self.journal.kind(policy_id, seq)
+        if known is not None and known != kind:
+            raise RequestRefused(f"request {seq} of {policy_id} was {known} and can't be {kind} now", "seq_id")
+        if known is None and seq < run.next:
+            raise RequestRefused(f"request {seq} of {policy_id} was answered long ago", "seq_id")
+        if known is None:
+            entry = Entry(policy_id, seq, kind, body)
+            self.journal.add(entry)
+            run.waiting[seq] = (entry, False)
+            self._work_on(run)
+        return f"{policy_id}:{seq}"
+
+    def create(self, kind: str, session_id: str, number: int, asked: Mapping[str, Any]) -> str:
+        """Accept the first request of a new policy."""
+        policy_id = f"{session_id}:train:{number}"
+        if policy_id not in self._runs:
+            about = {"user_metadata": asked.get("user_metadata")}
+            self.journal.add_policy(policy_id, session_id, about)
+            self._runs[policy_id] = _Run(policy_id, session_id, about)
+        return self.accept(kind, policy_id, 0, json.dumps(asked).encode())
+
+    def _run(self, policy_id: str) -> _Run:
+        run = self._runs.get(policy_id)
+        if run is None:
+            raise Unknown(
+                f"there is no model {policy_id} on this server; was it started with another --state? Make a new "
+                "training client, of a checkpoint with create_training_client_from_state"
+            )
+        return run
+
+    def _work_on(self, run: _Run) -> None:
+        if run.next in run.waiting and (run.working is None or run.working.done()):
+            run.working = asyncio.create_task(self._work(run))
+
+    async def _work(self, run: _Run) -> None:
+        """Do the requests that may be done now."""
+        while run.next in run.waiting:
+            entry, replied = run.waiting[run.next]
+            if not replied or entry.kind == PASS:  # the gradient of a pass was lost with the process
+                async with self._computing:
+                    await self._do(run, entry, replied)
+            del run.waiting[run.next]
+            run.next += 1
+            if (event := run.done.pop(entry.seq, None)) is not None:
+                event.set()
+        run.used = time.monotonic()
+        idle = [one for one in self._runs.values() if one.policy and not one.waiting and not one.policy.has_gradient]
+        for other in sorted(idle, key=lambda one: one.used)[:-_IN_MEMORY]:
+            other.policy = None
+
+    async def _do(self, run: _Run, entry: Entry, replied: bool) -> None:
+        changes, place = entry.kind in (STEP, CREATE, LOAD), None
+        try:
+            place, reply = await asyncio.to_thread(self._apply, run, entry)
+        except Exception as error:  # noqa: BLE001  (kept and handed to the client that it concerns)
+            reply = _failure(entry.kind, error)
+            if changes:
+                run.policy = None  # what is in memory may be half changed; what is on disk is whole
+            elif entry.kind == PASS and not messages().ForwardBackwardRequest.FromString(entry.body).forward_only:
+                run.incomplete = str(error)
+        if replied:
+            return
+        old = run.place
+        if entry.kind == SNAPSHOT and (sampler_id := json.loads(reply.body).get("sampling_session_id")):
+            self._add_sampler(sampler_id, run.session_id, json.loads(reply.body)["path"])
+        self.journal.finish(entry, reply, place, applied=changes)
+        if changes:
+            run.place, run.incomplete = place or old, ""
+        if place is not None and old is not None:
+            await asyncio.to_thread(shutil.rmtree, old, ignore_errors=True)
+
+    def _apply(self, run: _Run, entry: Entry) -> tuple[Path | None, Reply]:
+        """In a thread: the new place of the weights where they changed, and the reply."""
+        if entry.kind == PASS:
+            message = messages().ForwardBackwardRequest.FromString(entry.body)
+            batch, policy = read_batch(message), self._policy(run)
+            logprobs, loss = policy.score(batch, backward=not message.forward_only)
+            return None, Reply(pass_result(logprobs, loss), "application/x-protobuf")
+        asked = json.loads(entry.body)
+        if entry.kind == CREATE:
+            run.policy = Policy(self.base, self._lora(asked))
+            return self._keep(run, entry.seq), Reply.json(type=CREATE, model_id=run.policy_id)
+        if entry.kind == LOAD:
+            self._load(run, asked)
+            return self._keep(run, entry.seq), Reply.json(type=LOAD, path=asked["path"])
+        policy = self._policy(run)
+        if entry.kind == STEP:
+            if run.incomplete:
+                raise RequestRefused(
+                    f"no step was made: a forward_backward before it failed ({run.incomplete}), so that the gradient "
+                    "lacks a part; it was dropped, send the step's data again"
+                )
+            adam = adam_of(asked.get("adam_params") or _no_other_optimiser(asked.get("optimizer_params")))
+            norm = policy.step(adam)
+            return self._keep(run, entry.seq), Reply.json(
+                type=STEP, metrics={"grad_norm": norm, "learning_rate": adam.learning_rate}
+            )
+        path, session = (
+            self.checkpoints.save(run.policy_id, policy, entry.kind, asked),
+            asked.get("sampling_session_seq_id"),
+        )
+        more = {} if session is None else {"sampling_session_id": f"{run.session_id}:sample:{session}"}
+        return None, Reply.json(type=entry.kind, path=path, **more)
+
+    def _policy(self, run: _Run) -> Policy:
+        if run.policy is None:
+            if run.place is None:
+                raise RequestRefused(f"{run.policy_id} could not be made; see the error of its first request")
+            run.policy = Policy.load(self.base, run.place, optimiser=True)
+        return run.policy
+
+    def _keep(self, run: _Run, seq: int) -> Path:
+        assert run.policy is not None
+        return self.checkpoints.keep(run.policy_id, seq, run.policy)
+
+    def _lora(self, asked: Mapping[str, Any]) -> Lora:
+        self.check_base(asked.get("base_model"))
+        _no_other_optimiser(asked.get("optimizer_config"))
+        lora = asked.get("lora_config")
+        if not lora or not 1 <= lora.get("rank", 0) <= 1024:
+            raise RequestRefused("this server trains LoRA adapters of a rank from 1 to 1024", "lora_config")
+        known = {one.name for one in fields(Lora)}
+        return Lora(**{name: value for name, value in lora.items() if name in known})
+
+    def check_base(self, base_model: str | None) -> None:
+        """Raises RequestRefused where another base model is asked for."""
+        same = base_model in (None, self.name, self.base.path)
+        if not same and Path(str(base_model)).resolve() != Path(self.base.path).resolve():
+            raise RequestRefused(
+                f"this server has the base model {self.name!r} (asked for {base_model!r})", "base_model"
+            )
+
+    def _load(self, run: _Run, asked: Mapping[str, Any]) -> None:
+        if asked.get("weights_access_token"):
+            raise RequestRefused("this server has no access tokens; all its checkpoints are its clients'")
+        self.check_base(asked.get("base_model"))
+        _no_other_optimiser(asked.get("optimizer_config"))
+        place = self.checkpoints.find(asked["path"])
+        if asked.get("model_id") is None:
+            run.policy = Policy.load(self.base, place, optimiser=bool(asked["optimizer"]))
+        else:
+            self._policy(run).restore(place, optimiser=bool(asked["optimizer"]))
+
+    # Promises, sampling, sessions
+
+    async def reply(self, promise: str, seconds: float) -> Reply | None:
+        """What a request led to; None where that takes longer. Raises Unknown."""
+        if (sample := self._samples.get(promise)) is not None:
+            await asyncio.wait({sample}, timeout=seconds)
+            return sample.result() if sample.done() else None
+        policy_id, _, number = promise.rpartition(":")
+        run = self._runs.get(policy_id)
+        if run is None or not number.isdigit():
+            raise Unknown(f"there is no request {promise} on this server; was it started anew?")
+        seq = int(number)
+        if (reply := self.journal.reply(policy_id, seq)) is not None:
+            return reply
+        if seq < run.next:
+            raise Unknown(f"the reply of {promise} is no longer kept")
+        event = run.done.setdefault(seq, asyncio.Event())
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(event.wait(), seconds)
+        return self.journal.reply(policy_id, seq)
+
+    def holds_up(self, promise: str) -> str:
+        """What a request waits for that is the client's to do; nothing where it is being worked on."""
+        run = self._runs.get(promise.rpartition(":")[0])
+        if run is None or run.next in run.waiting or not run.waiting:
+            return ""
+        return f"request {run.next} of {run.policy_id} has not arrived, for which {len(run.waiting)} others wait"
+
+    def open_sampler(self, session_id: str, number: int, base_model: str | None, path: str | None) -> str:
+        """A sampling session. Raises RequestRefused, CheckpointError."""
+        if path is None:
+            self.check_base(base_model)
+        else:
+            self.checkpoints.find(path)
+        return self._add_sampler(f"{session_id}:sample:{number}", session_id, path)
+
+    def _add_sampler(self, sampler_id: str, session_id: str, path: str | None) -> str:
+        self.journal.add_sampler(sampler_id, session_id, path)
+        self._sessions.setdefault(sampler_id, (session_id, path))
+        return sampler_id
+
+    def sampler(self, sampler_id: str) -> str | None:
+        """The path of what a sampling session samples from; None: the base model. Raises Unknown."""
+        if sampler_id not in self._sessions:
+            raise Unknown(f"there is no sampling session {sampler_id} on this server; make a new sampling client")
+        return self._sessions[sampler_id][1]
+
+    def sample(self, sampler_id: str, seq: int, body: Mapping[str, Any]) -> str:
+        """Begin to sample, once; returns the promise. Raises Unknown."""
+        promise = f"{sampler_id}:{seq}"
+        if promise not in self._samples:
+            path = self.sampler(sampler_id)
+            self._samples[promise] = asyncio.create_task(self._sample(path, body))
+            done = [id_ for id_, task in self._samples.items() if task.done()]
+            for old in done[: max(0, len(self._samples) - _SAMPLES)]:
+                del self._samples[old]
+        return promise
+
+    async def _sample(self, path: str | None, body: Mapping[str, Any]) -> Reply:
+        try:
+            place = None if path is None else self.checkpoints.find(path)
+            return Reply(await self.samplers.sample(place, body), "application/x-protobuf")
+        except Exception as error:  # noqa: BLE001  (kept and handed to the client that it concerns)
+            return _failure("asample", error)
+
+    def cancel(self, promise: str) -> None:
+        """Stop sampling what nobody waits for any more."""
+        if (task := self._samples.pop(promise, None)) is not None:
+            task.cancel()
+
+    def finish(self, session_id: str) -> None:
+        """A client is done: its policies leave memory, and stay on disk."""
+        for run in self._runs.values():
+            if run.session_id == session_id and not run.waiting:
+                run.policy = None
+        for promise in [one for one in self._samples if one.startswith(f"{session_id}:")]:
+            self.cancel(promise)
+
+    def about(self, policy_id: str) -> dict[str, Any]:
+        """A policy as the API describes it. Raises Unknown."""
+        run = self._run(policy_id)
+        lora = read_lora(run.place) if run.place else None
+        return {
+            "model_id": policy_id,
+            "is_lora": True,
+            "lora_rank": lora and lora.rank,
+            "model_name": self.name,
+            "model_data": {"arch": type(self.base.model).__name__, "model_name": self.name, "tokenizer_id": self.name},
+            "user_metadata": run.about.get("user_metadata"),
+        }
+
+    def policies(self, policy_id: str | None = None) -> list[str]:
+        """All that the state has, oldest first, or the one of this id. Raises Unknown."""
+        return list(self._runs) if policy_id is None else [self._run(policy_id).policy_id]
+
+
+def _no_other_optimiser(config: Mapping[str, Any] | None) -> dict[str, Any]:
+    if config and config.get("type", "adamw") != "adamw":
+        raise RequestRefused(f"the optimizer {config['type']!r} is not here; this server has AdamW", "optimizer_config")
+    return dict(config or {})
+
+
+def _failure(kind: str, error: Exception) -> Reply:
+    """What the SDK raises of a request that failed: the client's own mistake, or the server's."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return Reply.error(
+            "out of GPU memory; send shorter sequences, or start the server with --max-model-len", "server"
+        )
+    if isinstance(error, KeyError):
+        return Reply.error(f"the request lacks {error}", "user")
+    if isinstance(error, AjetError) and not isinstance(error, EngineUnavailable):
+        return Reply.error(str(error), "user")
+    _log.exception("%s failed.", kind)
+    return Reply.error(f"{type(error).__name__}: {error}", "server")

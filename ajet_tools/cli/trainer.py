@@ -1,0 +1,93 @@
+"""`ajet trainer`: our learner as a service for other machines and other tools."""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ajet_sdk.errors import ConfigError, MissingExtra
+
+__all__ = ["app"]
+
+app = typer.Typer(no_args_is_help=True, add_completion=False)
+
+_SERVER = "ajet_sdk.trainer_service.server"
+"""Loaded where it is needed: it imports torch."""
+
+
+@app.callback()
+def trainer() -> None:
+    """Serve the learner to other machines, and to other tools' trainers.
+
+    \b
+    ajet trainer serve --model ./model
+    """
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        str, typer.Option(help="The base model: a directory, or a Hugging Face name.", show_default=False)
+    ],
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="What clients call the model, and where they find its tokenizer, such as a Hugging Face name. "
+            "Default: as in --model."
+        ),
+    ] = None,
+    state: Annotated[
+        Path, typer.Option(help="Directory of adapters, optimizers and checkpoints; a new server goes on from it.")
+    ] = Path("trainer_state"),
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 chooses a free one and prints it.")] = 8900,
+    key_env: Annotated[
+        str | None,
+        typer.Option(help="Environment variable with the API key that clients must send; it begins with tml-."),
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate, to be reached by other machines.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Key of the certificate.")] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(min=2, help="Longest sequence in tokens. Default: the model's own.")
+    ] = None,
+) -> None:
+    """Train and sample a base model for clients of the Tinker API, until Ctrl-C.
+
+    Each training client has a LoRA adapter of its own on the one base model. The official SDK, tinker-cookbook and
+    other tools that speak the API work unmodified. Needs the extras `local` and `tinker`, and Python 3.11 or later.
+
+    \b
+    ajet trainer serve --model ./model
+    ajet trainer serve --model Qwen/Qwen3-0.6B --key-env AJET_TRAINER_KEY
+    ssh -N -L 8900:127.0.0.1:8900 me@gpu-box                 # on the laptop, then
+    TINKER_BASE_URL=http://127.0.0.1:8900 TINKER_API_KEY=tml-any python train.py
+    """
+    key = os.environ.get(key_env) if key_env else None
+    if key_env and not key:
+        raise ConfigError(f"--key-env: the environment has no {key_env}; export {key_env}=tml-$(openssl rand -hex 16)")
+    if (tls_cert is None) != (tls_key is None):
+        raise ConfigError("--tls-cert and --tls-key belong together; give both, or neither")
+    try:
+        server = import_module(_SERVER)
+    except ModuleNotFoundError as error:
+        raise MissingExtra(str(error.name), "local") from error
+    try:
+        server.serve_trainer(
+            model,
+            host,
+            port,
+            state=state,
+            name=name,
+            api_key=key,
+            key_variable=key_env or "",
+            tls=(tls_cert, tls_key) if tls_cert and tls_key else None,
+            max_model_len=max_model_len,
+        )
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {host}:{port}: {error.strerror or error}; choose another --port"
+        ) from error
