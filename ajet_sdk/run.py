@@ -50,6 +50,7 @@ log = logging.getLogger("ajet")
 _BACKBONES = {
     "debug": "ajet_sdk.backbones.debug.debug",
     "local": "ajet_sdk.backbones.local.local",
+    "tinker": "ajet_sdk.backbones.tinker.tinker",
     "trinity": "ajet_sdk.backbones.trinity.backbone.trinity",
     "verl": "ajet_sdk.backbones.verl.backbone.verl",
 }
@@ -98,7 +99,7 @@ def train(
         check_models(config, workflow, training=config.backbone != "debug")
     judge = _find_judge(config, judge)
     _check_signatures(workflow, judge, [*sets.train, *sets.val], config)
-    if config.backbone != "debug":  # which may ask an endpoint for a model of that name
+    if config.backbone not in ("debug", "tinker"):  # who may ask a service for a model of that name
         config = _fetch_model(config)
     if debug_tags and config.rollout.runner == "ray":
         log.warning("With breakpoints the agent runs in this process; rollout.runner is ignored")
@@ -142,7 +143,7 @@ def _backbone(name: str) -> Callable[[Job, Gateway, TraceWriter], Coroutine[Any,
     except ModuleNotFoundError as error:
         if error.name and error.name.partition(".")[0] in ("ajet_sdk", "ajet"):
             raise
-        raise MissingExtra(str(error.name), "trinity" if name in ("trinity", "verl") else "local") from error
+        raise MissingExtra(str(error.name), {"verl": "trinity", "debug": "local"}.get(name, name)) from error
 
 
 def _find_workflow(config: Config, given: Any) -> Any:

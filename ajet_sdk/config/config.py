@@ -26,12 +26,14 @@ from ajet_sdk.config.objects import load_object
 from ajet_sdk.config.rollout_schema import Rollout
 from ajet_sdk.config.schema import (
     CLUSTERS,
+    HERE,
     IDLE,
     ContextTracker,
     Data,
     Debug,
     ModelSource,
     Section,
+    Tinker,
     key,
     section,
     wrong,
@@ -47,7 +49,7 @@ __all__ = ["Config", "Roots", "is_idle", "keys", "load_config", "load_object", "
 log = logging.getLogger("ajet.config")
 
 _QUIET_ON_ONE_MACHINE = tuple(path for path in CLUSTERS if path != "rollout.multi_turn.expected_steps")
-BackboneName = Literal["debug", "local", "trinity", "verl"]
+BackboneName = Literal["debug", "local", "tinker", "trinity", "verl"]
 
 
 class Config(Section):
@@ -64,9 +66,10 @@ class Config(Section):
     backbone: BackboneName = key(
         "local",
         "What runs the job: debug (a few episodes in one process, with breakpoints, no training), local "
-        "(training in this process), trinity or verl (training on a Ray cluster).",
+        "(training in this process), tinker (training at a service), trinity or verl (training on a Ray cluster).",
     )
     model: ModelSource = section(ModelSource, "The model to train, and how it is loaded.")
+    tinker: Tinker = section(Tinker, "Backbone tinker: the service that trains the model.")
     data: Data = section(Data, "Sequence lengths and batch size.")
     rollout: Rollout = section(Rollout, "How the agent runs and how its model samples.")
     task_reader: TaskReader = section(TaskReader, "Where tasks come from.")
@@ -189,10 +192,11 @@ class Config(Section):
         idle = [path for path in idle if path.rpartition(".")[0] not in idle]
         if idle:
             found.append("without effect in this version: " + with_reasons((p, _why_idle(p)) for p in sorted(idle)))
-        if self.backbone == "local":
-            given = [path for path in _QUIET_ON_ONE_MACHINE if self.is_set(path) and _at(self, path) != _default(path)]
+        if self.backbone in ("local", "tinker"):
+            quiet = (*_QUIET_ON_ONE_MACHINE, *(HERE if self.backbone == "tinker" else ()))
+            given = [path for path in quiet if self.is_set(path) and _at(self, path) != _default(path)]
             if given:
-                found.append(f"without effect with backbone local: {', '.join(given)}")
+                found.append(f"without effect with backbone {self.backbone}: {', '.join(given)}")
             estimator = self.trainer_common.algorithm.adv_estimator
             reads = {estimator, "replay"} if self.trainer_common.algorithm.replays else {estimator}
             read_by = {f"trainer_common.{name}": by for name, by in READ_BY.items() if not reads & {*by}}
@@ -212,6 +216,15 @@ class Config(Section):
         if not isinstance(rollout, Mapping) or rollout.get("force_disable_toolcalls") is not True:
             return data
         return {**data, "model": {**model, "tool_call_parser": "none"}} if isinstance(model, Mapping) else data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _sampled_as_trained(cls, data: Any) -> Any:
+        """A service trains the model's own distribution, so that is what backbone tinker samples unless told not to."""
+        if not isinstance(data, Mapping) or data.get("backbone") != "tinker":
+            return data
+        rollout = data.get("rollout") or {}
+        return {**data, "rollout": {"temperature": 1.0, **rollout}} if isinstance(rollout, Mapping) else data
 
     @model_validator(mode="after")
     def _across_sections(self) -> Config:
@@ -234,11 +247,13 @@ class Config(Section):
                 "must be 0 with rollout.deterministic {got}: otherwise timing decides which weights sample a call",
             )
         drawn = (rollout.temperature, rollout.top_p, max(rollout.top_k, 0))
-        if self.trainer_common.algorithm.remote_teacher and rollout.sampling == "run" and drawn != (1.0, 1.0, 0):
+        remote, service = self.trainer_common.algorithm.remote_teacher, self.backbone == "tinker"
+        if (remote or service) and rollout.sampling == "run" and drawn != (1.0, 1.0, 0):
+            who = "backbone tinker: the service" if service else "opd with a teacher at an endpoint: it"
             raise wrong(
                 "rollout.temperature",
-                "must be 1.0 {got}, and top_p and top_k without effect, for opd with a teacher at an endpoint: it "
-                "returns log-probabilities of that distribution only. Or name the teacher as a directory",
+                f"must be 1.0 {{got}}, and top_p and top_k without effect, for {who} returns log-probabilities of that "
+                "distribution only" + ("" if service else ". Or name the teacher as a directory"),
             )
         both = {"max_model_len", "max_response_length_in_one_turn"} <= rollout.model_fields_set
         if both and rollout.max_response_length_in_one_turn > rollout.max_model_len:

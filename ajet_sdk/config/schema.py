@@ -17,12 +17,15 @@ from pydantic_core import PydanticCustomError
 
 __all__ = [
     "CLUSTERS",
+    "HERE",
     "IDLE",
     "ContextTracker",
     "Data",
     "Debug",
     "ModelSource",
+    "Prices",
     "Section",
+    "Tinker",
     "key",
     "section",
     "wrong",
@@ -95,10 +98,23 @@ CLUSTERS = (
 )
 """Keys and sections that the backbones of clusters read, and the others do not."""
 
+HERE = (
+    "model.dtype",
+    "model.attn_implementation",
+    "model.gradient_checkpointing",
+    "model.device",
+    "model.lora.enabled",
+    "model.lora.alpha",
+    "model.lora.dropout",
+    "model.lora.target_modules",
+    "trainer_common.micro_batch_tokens",
+)
+"""Keys of a model in this process; a training service decides such things itself."""
+
 
 class Lora(Section):
     enabled: bool = key(False, "Train a LoRA adapter (peft) instead of all weights.")
-    r: int = key(16, "Rank of the adapter.", ge=1)
+    r: int = key(16, "Rank of the adapter; also with backbone tinker, which always trains an adapter.", ge=1)
     alpha: int = key(32, "Scaling of the adapter: its update is multiplied by alpha / r.", ge=1)
     dropout: float = key(
         0.0, "Accepted, but has no effect: dropout would make training differ from sampling.", ge=0, lt=1
@@ -112,7 +128,7 @@ class ModelSource(Section):
     path: str | None = key(
         None,
         "Model to train: a local directory, a Hugging Face name such as Qwen/Qwen2.5-0.5B-Instruct, or a short name of "
-        "`ajet model list`, which is fetched if need be.",
+        "`ajet model list`, which is fetched if need be. Backbone tinker: the service's name of it.",
     )
     recipe: str | None = key(
         None,
@@ -148,6 +164,35 @@ class ModelSource(Section):
         "logs a warning; template: as auto, but requests with tools are refused there.",
     )
     lora: Lora = section(Lora, "LoRA adapters.")
+
+
+class Prices(Section):
+    prefill: float = key(0.0, "Tokens of prompts, and of forward passes without a backward pass.", ge=0)
+    sample: float = key(0.0, "Sampled tokens.", ge=0)
+    train: float = key(0.0, "Tokens of forward and backward passes.", ge=0)
+
+
+class Tinker(Section):
+    base_url: str | None = key(
+        None, "Address of a service that speaks the Tinker API, e.g. `http://127.0.0.1:8901`; null: the hosted service."
+    )
+    api_key_env: str = key(
+        "TINKER_API_KEY", "Environment variable that holds the service's API key; not needed at 127.0.0.1."
+    )
+    prices: Prices = section(Prices, "Dollars per million tokens, for `max_cost`, the progress lines and the trace.")
+    max_cost: float | None = key(
+        None, "Dollars after which the run ends, with a checkpoint, once the step is done (`--max-cost`).", gt=0
+    )
+    stall_timeout: float = key(
+        600.0, "Seconds after which a request that the service has not answered counts as failed.", gt=0
+    )
+    telemetry: bool = key(False, "Let the package `tinker` report on its use to its makers.")
+
+    @model_validator(mode="after")
+    def _priced(self) -> Tinker:
+        if self.max_cost is not None and not any(self.prices.model_dump().values()):
+            raise wrong("max_cost", "needs tinker.prices {got}: without prices nothing costs anything")
+        return self
 
 
 class Data(Section):

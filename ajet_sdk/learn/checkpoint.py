@@ -11,7 +11,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -27,7 +27,10 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
     from ajet_sdk.types import Task
 
-__all__ = ["Progress", "export", "fingerprint", "latest", "read_weights", "replace", "restore", "save", "save_model"]
+__all__ = [
+    "Progress", "export", "fingerprint", "latest", "read_trainer", "read_weights", "replace", "restore", "save",
+    "save_model", "write_trainer",
+]  # fmt: skip
 
 _TRAINER = "trainer.pt"
 
@@ -59,9 +62,9 @@ def fingerprint(config: Config, settings: TrainerSettings, tasks: Sequence[Task]
 
 
 def save(
-    directory: Path, trainer: Trainer, tokenizer: Any, progress: Progress, keep: int, best: int | None = None
+    directory: Path, write: Callable[[Path], None], progress: Progress, keep: int, best: int | None = None
 ) -> Path:
-    """Write a checkpoint of this step, and remove all but the newest `keep` and that of step `best`.
+    """Have `write` fill a checkpoint of this step, and remove all but the newest `keep` and that of step `best`.
 
     Returns its path.
     """
@@ -71,8 +74,7 @@ def save(
     if fresh.exists():
         shutil.rmtree(fresh)
     fresh.mkdir()
-    _write_model(fresh, trainer.model, tokenizer)
-    torch.save(trainer.state(), fresh / _TRAINER)
+    write(fresh)
     (fresh / STATE).write_text(json.dumps(asdict(progress), indent=1))
     replace(fresh, place)
     for step, old in [*saved_steps(directory).items()][: -max(1, keep)]:
@@ -94,14 +96,26 @@ def read(path: Path) -> Progress:
         raise CheckpointError(f"{path} is incomplete or damaged: {error}") from error
 
 
-def restore(path: Path, trainer: Trainer, fingerprint: str) -> Progress:
-    """Put model and trainer back as they were. Raises CheckpointError where the checkpoint is of another job."""
+def restore(path: Path, take_up: Callable[[Path], None], fingerprint: str) -> Progress:
+    """Have `take_up` put model and trainer back as they were. Raises CheckpointError where it is of another job."""
     progress = read(path)
     if progress.fingerprint != fingerprint:
         raise CheckpointError(
             f"{path} was made with other settings (model, data, seed or optimizer); start without --resume, or "
             "restore the config"
         )
+    take_up(path)
+    return progress
+
+
+def write_trainer(place: Path, trainer: Trainer, tokenizer: Any) -> None:
+    """Write the model, and beside it what else the trainer's next step depends on."""
+    _write_model(place, trainer.model, tokenizer)
+    torch.save(trainer.state(), place / _TRAINER)
+
+
+def read_trainer(path: Path, trainer: Trainer) -> None:
+    """Put model and trainer back as `write_trainer` wrote them. Raises CheckpointError."""
     try:
         read_weights(path, trainer.model)
         trainer.restore(torch.load(path / _TRAINER, weights_only=True, map_location="cpu"))
@@ -109,7 +123,6 @@ def restore(path: Path, trainer: Trainer, fingerprint: str) -> Progress:
         raise
     except Exception as error:  # what damaged bytes raise in pickle and torch has no common class
         raise CheckpointError(f"{path} cannot be restored: {type(error).__name__}: {error}") from error
-    return progress
 
 
 def export(place: Path, model: Any, tokenizer: Any) -> Path:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,8 +23,10 @@ from ajet_sdk.engines.vllm.engine import samples_with_vllm, settings_of
 from ajet_sdk.engines.vllm.sampler import VllmSampler
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.learn import checkpoint
+from ajet_sdk.learn.estimate import estimate
 from ajet_sdk.learn.probe import Probe
 from ajet_sdk.learn.recipe import build_recipe, wants_recipe
+from ajet_sdk.learn.reload import check_export
 from ajet_sdk.learn.trainer import Trainer, TrainerSettings
 from ajet_sdk.tokens.huggingface import HFTokenizer
 
@@ -42,6 +44,32 @@ class Learner:
     sampler: LocalSampler | VllmSampler
     trainer: Trainer
     tokenizer: HFTokenizer
+
+    def estimate(self, config: Config, *, steps: int, val_episodes: int) -> str:
+        """What the rest of a run will take, in words."""
+        return str(estimate(config, self.trainer, steps=steps, val_episodes=val_episodes))
+
+    def write(self, place: Path) -> None:
+        """Put into a directory what the next step depends on."""
+        checkpoint.write_trainer(place, self.trainer, self.tokenizer.hf)
+
+    def read(self, place: Path) -> None:
+        """Take up what `write` wrote. Raises CheckpointError."""
+        checkpoint.read_trainer(place, self.trainer)
+
+    def export(self, run: Path) -> Path:
+        """Write the model as a Hugging Face checkpoint, and check that it can be loaded."""
+        path = checkpoint.export(run / "model", self.trainer.model, self.tokenizer.hf)
+        check_export(path)
+        return path
+
+    def metrics(self) -> Mapping[str, float]:
+        """Nothing beside what the trainer reports."""
+        return {}
+
+    def reason_to_stop(self) -> str:
+        """Training here costs nothing that runs out."""
+        return ""
 
 
 def default_lr(parameters: int, *, lora: bool) -> float:

@@ -61,7 +61,7 @@ class TrainerSettings:
         common, optim = config.trainer_common, config.trainer_common.optim
         if common.algorithm.use_kl_in_reward:
             raise ConfigError(
-                "trainer_common.algorithm.use_kl_in_reward is not supported by backbone local; set it to false "
+                "trainer_common.algorithm.use_kl_in_reward is not supported; set it to false "
                 "and use trainer_common.use_kl_loss with kl_loss_coef"
             )
         by_reward = common.algorithm.by_reward
@@ -106,6 +106,21 @@ class TrainerSettings:
         falling = {"constant": 1.0, "linear": 1.0 - gone, "cosine": (1.0 + math.cos(math.pi * gone)) / 2}
         return self.lr * risen * falling[self.lr_scheduler_type]
 
+    def mini_batches(self, samples: Sequence[Sample]) -> int:
+        """How many mini-batches the samples make."""
+        return min(self.mini_batch_num, len(units(samples, self.loss)))
+
+    def updates_of(self, samples: Sequence[Sample]) -> int:
+        """How many updates a step on the samples makes."""
+        return self.ppo_epochs * self.mini_batches(samples)
+
+    def shares(self, samples: Sequence[Sample], updates: int) -> list[list[int]]:
+        """Positions of the samples of each mini-batch, drawn anew from the seed for every epoch."""
+        order, number = units(samples, self.loss), self.mini_batches(samples)
+        if number > 1:
+            random.Random(f"{self.seed}/{updates}").shuffle(order)
+        return [[place for unit in order[i::number] for place in unit] for i in range(number)]
+
 
 def trainable_parameters(model: Any) -> list[torch.nn.Parameter]:
     """The parameters that training moves: all of a full model, the adapter's of a LoRA model."""
@@ -143,6 +158,8 @@ class Trainer:
     and for preferences a full model is copied once, as it is now, to be the frozen reference; a LoRA model is its own
     with the adapter off.
     """
+
+    plain_only = False
 
     def __init__(self, model: Any, settings: TrainerSettings, tokenizer: Tokenizer | None = None) -> None:
         self.model = model
@@ -196,10 +213,10 @@ class Trainer:
             with policy_pass(self.model):
                 old = self._old_logprobs(samples, sampling)
                 for epoch in range(self.settings.ppo_epochs):
-                    for number, share in enumerate(self._shares(samples)):
+                    for number, share in enumerate(self.settings.shares(samples, self.updates)):
                         first = epoch == 0 and number == 0
                         shared_old = None if old is None else [old[i] for i in share]
-                        self._replay(replay[number :: self._mini_batches(samples)], tally)
+                        self._replay(replay[number :: self.settings.mini_batches(samples)], tally)
                         seen = self._update([samples[i] for i in share], sampling, tally, shared_old, first=first)
                         if scores is not None and first:
                             scores.record(samples, share, seen)
@@ -216,33 +233,15 @@ class Trainer:
         means = tally.means()  # waits for the GPU, which runs behind
         seconds = time.perf_counter() - started
         tokens = sum(len(s.timeline.token_ids) for s in samples)
-        return means | {
-            "lr": self.optimizer.param_groups[0]["lr"],
-            "seconds": seconds,
-            "tokens_per_second": tokens / seconds,
-        }
-
-    def updates_of(self, samples: Sequence[Sample]) -> int:
-        """How many updates a step on the samples makes."""
-        return self.settings.ppo_epochs * self._mini_batches(samples)
-
-    def _mini_batches(self, samples: Sequence[Sample]) -> int:
-        return min(self.settings.mini_batch_num, len(units(samples, self.settings.loss)))
-
-    def _shares(self, samples: Sequence[Sample]) -> list[list[int]]:
-        """Positions of the samples of each mini-batch, drawn anew from the seed for every epoch."""
-        order = units(samples, self.settings.loss)
-        number = self._mini_batches(samples)
-        if number > 1:
-            random.Random(f"{self.settings.seed}/{self.updates}").shuffle(order)
-        return [[place for unit in order[i::number] for place in unit] for i in range(number)]
+        lr = self.optimizer.param_groups[0]["lr"]
+        return means | {"lr": lr, "seconds": seconds, "tokens_per_second": tokens / seconds}
 
     def _old_logprobs(
         self, samples: Sequence[Sample], sampling: Sampling | Mapping[str, Sampling]
     ) -> list[torch.Tensor] | None:
         """Log-probabilities of each sample's trained tokens before the step's first update; None where a step has one
         update, whose own pass gives them, and where the loss asks for none."""
-        if self.settings.loss.ratio_base != "trainer" or self.updates_of(samples) == 1:
+        if self.settings.loss.ratio_base != "trainer" or self.settings.updates_of(samples) == 1:
             return None
         old = [torch.empty(0)] * len(samples)
         for members, batch in self._batches(samples, sampling):

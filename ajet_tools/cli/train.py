@@ -161,7 +161,7 @@ def _judge(found: dict[str, int], tuned: Any, directory: Path) -> None:
 def train(
     arguments: AgentAndOverrides = None,
     conf: Conf = None,
-    backbone: Annotated[str | None, typer.Option(help="debug, local, trinity or verl.")] = None,
+    backbone: Annotated[str | None, typer.Option(help="debug, local, tinker, trinity or verl.")] = None,
     judge: Annotated[str | None, typer.Option(help=JUDGE_HELP)] = None,
     tasks: Annotated[
         str | None,

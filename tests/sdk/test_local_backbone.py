@@ -14,8 +14,8 @@ import pytest
 import torch
 
 import ajet
-from ajet_sdk.backbones.local import _complete
 from ajet_sdk.backbones.shared.steps import tasks_of_step, total_steps
+from ajet_sdk.backbones.shared.training import _complete
 from ajet_sdk.backbones.shared.validation import validations_left
 from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.errors import CheckpointError, ConfigError, TrainingError

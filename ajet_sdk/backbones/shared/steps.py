@@ -166,14 +166,16 @@ def samples_of(
     max_tokens: int | None = None,
     policy_version: int | None = None,
     masks: bool = False,
+    plain_only: bool = False,
     estimator: Estimator | None = None,
 ) -> Batch:
     """The training samples of a batch, and what became of each call.
 
     Timelines are at most `max_tokens` long, by default the model's context. With a `policy_version`, the updates behind
     the trainer, what is older than `rollout.max_staleness` is left out. `masks`: the trainer applies those of
-    grammars, as far as a grammar admits the reply by the tokenizer; else calls sampled under one are left out. Of `opd`
-    with a teacher at an endpoint, every call is that was not sampled plainly. `estimator`: in place of the config's.
+    grammars, as far as a grammar admits the reply by the tokenizer; else calls sampled under one are left out.
+    `plain_only`, and of `opd` with a teacher at an endpoint: every call is that was not sampled plainly.
+    `estimator`: in place of the config's.
     """
     algorithm, rollout, data = config.trainer_common.algorithm, config.rollout, config.data
     return build(
@@ -189,13 +191,12 @@ def samples_of(
         failure_reward=rollout.failure_reward,
         decode=tokenizer.decode,
         template=ChatTemplate.known(tokenizer),
-        scorable=partial(_scorable, tokenizer, masks, algorithm.remote_teacher),
+        scorable=partial(_scorable, tokenizer, masks, plain_only or algorithm.remote_teacher),
     )
 
 
 def _scorable(tokenizer: Tokenizer, masks: bool, plain_only: bool, call: Call) -> bool:
-    """Whether a call's tokens can be scored as they were sampled, by the trainer and, with `plain_only`, a teacher that
-    applies nothing."""
+    """Whether a call's tokens can be scored as they were sampled."""
     if plain_only and not Sampling.of(call.sampling).plain:
         return False
     grammar = call.sampling.get("grammar")

@@ -108,7 +108,7 @@ def _unbalanced(reader: TraceReader) -> Iterator[Broken]:
     runs = rows(
         reader,
         "SELECT run_id FROM runs WHERE status = 'finished' AND (run_id IN (SELECT run_id FROM ledger) "
-        "OR backbone IN ('local', 'trinity', 'verl')) ORDER BY started_at",
+        "OR backbone IN ('local', 'tinker', 'trinity', 'verl')) ORDER BY started_at",
     )
     for row in runs:
         lines = ledger_balance(reader, row["run_id"])

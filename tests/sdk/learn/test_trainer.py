@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -198,7 +199,9 @@ def test_mini_batches_and_epochs_are_updates_and_count_as_versions() -> None:
     trainer = Trainer(model, TrainerSettings(lr=1e-3, mini_batch_num=2, ppo_epochs=3))
     trainer.step(batch(model, 3))
     assert trainer.updates == 6
-    assert sorted(i for share in trainer._shares(batch(model, 3, rows=7)) for i in share) == list(range(7))
+    assert sorted(
+        i for share in trainer.settings.shares(batch(model, 3, rows=7), trainer.updates) for i in share
+    ) == list(range(7))
 
 
 @pytest.mark.parametrize(
@@ -334,11 +337,13 @@ def test_a_restored_run_goes_on_to_the_same_numbers(
     batches = [batch(straight.model, seed) for seed in range(3)]
     torch.manual_seed(8)
     straight.step(batches[0])
-    place = checkpoint.save(tmp_path, straight, tokenizer, progress(1), keep=2)
+    place = checkpoint.save(
+        tmp_path, partial(checkpoint.write_trainer, trainer=straight, tokenizer=tokenizer), progress(1), keep=2
+    )
     expected = [straight.step(b) for b in batches[1:]]
 
     again = made()
-    assert checkpoint.restore(place, again, "job") == progress(1)
+    assert checkpoint.restore(place, partial(checkpoint.read_trainer, trainer=again), "job") == progress(1)
     numbers = [again.step(b) for b in batches[1:]]
     for one, other in zip(expected, numbers, strict=True):
         assert {k: v for k, v in one.items() if "seconds" not in k and "per_second" not in k} == {
@@ -350,7 +355,9 @@ def test_a_restored_run_goes_on_to_the_same_numbers(
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     trainer = Trainer(tiny(), TrainerSettings(lr=1e-3))
     for step in (1, 2, 3, 3):
-        checkpoint.save(tmp_path, trainer, tokenizer, progress(step), keep=2)
+        checkpoint.save(
+            tmp_path, partial(checkpoint.write_trainer, trainer=trainer, tokenizer=tokenizer), progress(step), keep=2
+        )
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step_000002", "step_000003"]
     newest = checkpoint.latest(tmp_path)
     assert newest is not None and newest.name == "step_000003"
@@ -364,20 +371,24 @@ def test_a_half_written_checkpoint_is_never_the_latest(tmp_path: Path) -> None:
 
 def test_a_checkpoint_of_another_job_is_refused(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     trainer = Trainer(tiny(), TrainerSettings(lr=1e-3))
-    place = checkpoint.save(tmp_path, trainer, tokenizer, progress(1), keep=1)
+    place = checkpoint.save(
+        tmp_path, partial(checkpoint.write_trainer, trainer=trainer, tokenizer=tokenizer), progress(1), keep=1
+    )
     with pytest.raises(CheckpointError, match="other settings"):
-        checkpoint.restore(place, trainer, "another job")
+        checkpoint.restore(place, partial(checkpoint.read_trainer, trainer=trainer), "another job")
 
 
 def test_a_spoilt_checkpoint_says_so(tmp_path: Path, tokenizer: PreTrainedTokenizerFast) -> None:
     trainer = Trainer(tiny(), TrainerSettings(lr=1e-3))
-    place = checkpoint.save(tmp_path, trainer, tokenizer, progress(1), keep=1)
+    place = checkpoint.save(
+        tmp_path, partial(checkpoint.write_trainer, trainer=trainer, tokenizer=tokenizer), progress(1), keep=1
+    )
     (place / "model.safetensors").write_bytes(b"not weights")
     with pytest.raises(CheckpointError, match="cannot be restored"):
-        checkpoint.restore(place, trainer, "job")
+        checkpoint.restore(place, partial(checkpoint.read_trainer, trainer=trainer), "job")
     (place / "state.json").write_text("{")
     with pytest.raises(CheckpointError, match="incomplete or damaged"):
-        checkpoint.restore(place, trainer, "job")
+        checkpoint.restore(place, partial(checkpoint.read_trainer, trainer=trainer), "job")
 
 
 def test_the_result_of_lora_is_a_merged_model_with_its_adapter(

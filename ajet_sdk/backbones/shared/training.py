@@ -1,0 +1,360 @@
+"""The loop of the backbones that sample, train and validate from this process: `local`, and `tinker` at a service."""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+import time
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ajet_sdk.backbones.shared.learner import Learner
+from ajet_sdk.backbones.shared.steps import Rollout, Rollouts, book_unfinished, samples_of
+from ajet_sdk.backbones.shared.stored import StoredBatch, StoredSteps
+from ajet_sdk.backbones.shared.validation import Validation, due, validations_left
+from ajet_sdk.config.model_source import checkpoint_base, first_model, saved_steps
+from ajet_sdk.errors import TrainingError
+from ajet_sdk.gateway.gateway import Gateway
+from ajet_sdk.learn import checkpoint
+from ajet_sdk.learn.determinism import in_order, step_hash
+from ajet_sdk.learn.scores import TokenScores, trained_calls
+from ajet_sdk.learn.teacher import Teacher, distill, unscored
+from ajet_sdk.protocols import Sampling
+from ajet_sdk.reporting.gap import GAPS, LARGE_GAP, gap_by_cause, gap_message
+from ajet_sdk.reporting.held_out import rising
+from ajet_sdk.reporting.loggers import Loggers
+from ajet_sdk.reporting.metrics import add_prefix, episode_metrics, reason_for_no_samples, staleness
+from ajet_sdk.reporting.results import TunedModel
+from ajet_sdk.rollout.outcomes import check_sound, failure_messages, solved
+from ajet_sdk.samples.build import Batch, balance
+from ajet_sdk.samples.draft import sampled_tokens
+from ajet_sdk.types import Episode, Sample
+
+if TYPE_CHECKING:
+    from ajet_sdk.protocols import Job
+    from ajet_sdk.trace.writer import TraceWriter
+
+__all__ = ["TrainingRun"]
+
+log = logging.getLogger("ajet")
+
+T = TypeVar("T")
+
+_SOLVED_STEPS = 3
+"""In a row, after which tasks count as solved."""
+
+_CALLS_AT_ONCE = 1024
+"""Rows of `trained` that wait to be written before the step waits for the disk."""
+
+
+class TrainingRun:
+    """One run of the loop. What changes is the step, the weights (in the trainer) and what the loggers hold."""
+
+    def __init__(
+        self,
+        job: Job,
+        gateway: Gateway,
+        writer: TraceWriter,
+        learner: Learner,
+        loggers: Loggers,
+        total: int,
+        stored: StoredSteps | None,
+        replay: StoredSteps | None,
+        teacher: Teacher | None,
+    ) -> None:
+        self.job, self.writer, self.loggers, self.total = job, writer, loggers, total
+        self.stored, self.replay, self.teacher = stored, replay, teacher
+        self.config = job.config
+        self.common = job.config.trainer_common
+        self.learner = learner
+        self.sampler, self.trainer, self.tokenizer = learner.sampler, learner.trainer, learner.tokenizer
+        self.rollouts = Rollouts(job, gateway, writer, learner.engine)
+        self.validation = Validation(self.rollouts, loggers, total)
+        self.checkpoints = checkpoint_base(job.config) / job.run_id
+        self.done = 0
+        """Whole steps behind us."""
+        self.saved = -1
+        self.has_samples = True
+        """Whether the newest step left samples to train on."""
+        self.solved = 0
+        """Newest steps in a row of which every attempt solved its task."""
+        self.ahead: Rollout | StoredBatch | None = None
+        """The next batch, begun before its turn."""
+
+    async def run(self) -> TunedModel:
+        if self.job.resume:
+            await self._resume()
+        self._announce()
+        try:
+            if self.done == 0 and self.common.val_before_train:
+                await self._measure_loss()
+                await self.validation.run(self.done)
+            while self.done < self.total:
+                await self._grow()
+                await self._train_step(self.done + 1)
+                last = self.done == self.total or self._is_solved()
+                validates = last or due(self.done, self.common.test_freq)
+                if validates or due(self.done, self.common.algorithm.val_loss_freq):
+                    await self._measure_loss()
+                if validates:
+                    await self.validation.run(self.done)
+                why = self._reason_to_stop()
+                if last or why or due(self.done, self.common.save_freq) or self.loggers.best_step() == self.done:
+                    await self._save()
+                if why:
+                    self.loggers.say(f"stopped after step {self.done} of {self.total}: {why}")
+                    break
+        except asyncio.CancelledError:
+            await self._abandon()
+            self._write_checkpoint()
+            book_unfinished(self.writer, self.job.run_id)
+            self.loggers.say(f"stopped after step {self.done}; continue with --resume")
+            raise
+        finally:
+            await self._abandon()
+        async with self.sampler.exclusive():
+            path = await _run_in_thread(self.learner.export, self.checkpoints)
+        return self.loggers.tuned(
+            path, self.job.directory, {0: Path(first_model(self.config)), **saved_steps(self.checkpoints)}
+        )
+
+    async def _resume(self) -> None:
+        newest = checkpoint.latest(self.checkpoints)
+        if newest is None:
+            self.loggers.say("no checkpoint to resume from; starting at step 0")
+        else:
+            async with self.sampler.exclusive():  # the sampler learns of other weights at its end
+                wanted = checkpoint.fingerprint(self.config, self.trainer.settings, self.job.train)
+                progress = await asyncio.to_thread(checkpoint.restore, newest, self.learner.read, wanted)
+                self.sampler.policy_version = self.trainer.updates
+            self.done = self.saved = progress.step
+            self.loggers.last |= progress.metrics
+            self.loggers.say(f"resuming from {newest}: {self.done} of {self.total} steps done")
+        self.writer.supersede(self.job.run_id, self.done if newest is not None else -1)
+        if newest is not None:
+            sql = "SELECT name, step, value FROM metrics WHERE run_id = ? AND step <= ?"
+            for row in self.writer.query(sql, [self.job.run_id, self.done]).to_pylist():
+                self.loggers.history[row["name"]][row["step"]] = row["value"]
+
+    def _announce(self) -> None:
+        if self.stored is not None:
+            self.loggers.say(f"{self.common.algorithm.adv_estimator}: {self.stored.origin}")
+        if self.replay is not None:
+            self.loggers.say(f"each step imitates {self.replay.size} of {self.replay.origin}")
+        steps = self.total - self.done
+        validations = validations_left(self.config, self.done, self.total) * self.validation.episodes
+        guess = self.learner.estimate(self.config, steps=steps, val_episodes=validations)
+        self.loggers.say(f"{steps} {'step' if steps == 1 else 'steps'}: {guess}")
+
+    async def _abandon(self) -> None:
+        """Stop the batch that was begun before its turn."""
+        if self.ahead is not None:
+            await self.ahead.stop()
+            self.ahead = None
+
+    # Training
+
+    async def _grow(self) -> None:
+        """Add tasks, where they are due."""
+        growth = self.job.growth
+        if growth is not None and growth.due(self.done):
+            self.writer.flush()
+            said, metrics = await growth.grow(self.done, partial(self.rollouts.make_trials, self.done))
+            self.loggers.say(said)
+            self.loggers.log(self.done, metrics)
+
+    async def _train_step(self, step: int) -> None:
+        started = time.perf_counter()
+        rollout, self.ahead = self.ahead or self._begin_step(step), None
+        episodes = await rollout.episodes(self.loggers.display, f"step {step}/{self.total} train")
+        seconds = rollout.seconds
+        for _ in range(self.config.rollout.resample_groups if self.common.algorithm.grouped else 0):
+            if (more := self.rollouts.begin_more(step, episodes)) is None:
+                break
+            episodes = [*episodes, *await more.episodes(self.loggers.display, f"step {step}/{self.total} more tasks")]
+            seconds += more.seconds
+        for line in failure_messages(episodes):
+            self.loggers.say(f"step {step}: {line}")
+        check_sound(episodes, self.config.rollout.min_sound_share)
+        await _complete(self._learn(step, episodes, started, seconds))
+
+    def _begin_step(self, step: int) -> Rollout | StoredBatch:
+        if self.stored is not None:
+            return self.stored.begin_step(step, self.tokenizer, self.writer)
+        return self.rollouts.begin_step(step)
+
+    async def _learn(self, step: int, episodes: Sequence[Episode], started: float, rollout_seconds: float) -> None:
+        """Update the weights, and book the step as done: whoever stops the run stops it before or after all of this."""
+        batch = self._samples(episodes)
+        metrics = episode_metrics("train", episodes) | add_prefix("train", batch.metrics)
+        metrics |= staleness(episodes, self.trainer.updates)
+        samples: Sequence[Sample] = in_order(batch.samples) if self.config.rollout.deterministic else batch.samples
+        if samples:
+            scores, begun = TokenScores(), time.perf_counter()
+            if self.teacher is not None:
+                async with self.sampler.exclusive():  # the student's weights say which tokens could be drawn
+                    samples, said = await distill(samples, self.teacher, self._sampling(episodes))
+                metrics |= add_prefix("train", said) | {"time/teacher": time.perf_counter() - begun}
+            replay = () if self.replay is None else await asyncio.to_thread(self.replay.replayed, step, self.tokenizer)
+            learnt = await self._update(step, samples, self._sampling(episodes), scores, replay)
+            ended = time.perf_counter()
+            await asyncio.to_thread(self._record_scores, step, samples, episodes, scores)
+            metrics |= add_prefix("train", learnt) | {"time/train": ended - begun}
+            if self.ahead is not None:
+                metrics["time/overlap"] = self.ahead.overlap(begun, ended) / (ended - started)
+            self._warn_of_gap(step, learnt)
+        else:
+            self._begin_next_batch(step + 1, 0)
+            if self.has_samples:  # of steps without samples behind one another, the first says why
+                earlier = self.loggers.history["train/reward"] if self.trainer.updates else {}
+                estimator = self.common.algorithm.adv_estimator
+                self.loggers.say(f"step {step}: {reason_for_no_samples(batch, episodes, estimator, earlier)}")
+        self.has_samples = bool(samples)
+        self.solved = self.solved + 1 if episodes and all(map(solved, episodes)) else 0
+        if self.stored is None:
+            sampled = sum(sampled_tokens(call) for episode in episodes for call in episode.calls)
+            metrics["train/sampled_tokens_per_second"] = sampled / rollout_seconds
+        if self.config.rollout.deterministic:
+            metrics["train/hash"] = step_hash(episodes, self.trainer.parameters)
+        metrics |= {"train/policy_version": self.trainer.updates, **self.learner.metrics()}
+        metrics |= {"time/rollout": rollout_seconds, "time/step": time.perf_counter() - started}
+        self.loggers.log(step, metrics)
+        self.done = step
+
+    async def _update(
+        self,
+        step: int,
+        samples: Sequence[Sample],
+        sampling: Sampling | Mapping[str, Sampling],
+        scores: TokenScores,
+        replay: Sequence[Sample],
+    ) -> dict[str, float]:
+        """One step of the trainer: with the model to itself, or beside the episodes of the next batch."""
+        if not self.config.rollout.max_staleness:
+            async with self.sampler.exclusive():
+                learnt = await asyncio.to_thread(self.trainer.step, samples, sampling, scores, None, replay)
+                self.sampler.policy_version = self.trainer.updates
+            return learnt
+        loop, left = asyncio.get_running_loop(), self.trainer.settings.updates_of(samples)
+        self._begin_next_batch(step + 1, left)
+
+        async def publish() -> None:
+            nonlocal left
+            left -= 1
+            async with self.sampler.exclusive():  # the sampler takes over the weights at its end
+                self.sampler.policy_version = self.trainer.updates
+            self._begin_next_batch(step + 1, left)
+
+        def on_update() -> None:
+            asyncio.run_coroutine_threadsafe(publish(), loop).result()
+
+        return await asyncio.to_thread(self.trainer.step, samples, sampling, scores, on_update, replay)
+
+    async def _measure_loss(self) -> None:
+        """Log the loss on conversations of validation tasks, where there are any."""
+        if self.stored is not None and self.stored.held_out:
+            samples = await asyncio.to_thread(self.stored.held_out_samples, self.tokenizer)
+            async with self.sampler.exclusive():
+                loss = await asyncio.to_thread(self.trainer.imitation_loss, samples)
+            self.loggers.log(self.done, {"val/loss": loss})
+
+    def _begin_next_batch(self, step: int, updates_left: int) -> None:
+        """Begin the next batch as soon as the updates still to come leave its tokens young enough to be trained."""
+        bound = self.config.rollout.max_staleness
+        if bound and updates_left <= bound and self.ahead is None and step <= self.total:
+            self.ahead = self._begin_step(step)
+
+    def _record_scores(
+        self, step: int, samples: Sequence[Sample], episodes: Sequence[Episode], scores: TokenScores
+    ) -> None:
+        """Put what the step saw of each trained token into the trace, a few calls at a time: it can be much."""
+        rows = trained_calls(self.job.run_id, step, samples, episodes, scores.logprobs, scores.entropy)
+        while chunk := list(itertools.islice(rows, _CALLS_AT_ONCE)):
+            self.writer.put(*chunk)
+            if len(chunk) == _CALLS_AT_ONCE:
+                self.writer.flush()
+
+    def _samples(self, episodes: Sequence[Episode]) -> Batch:
+        batch = samples_of(
+            self.config,
+            episodes,
+            self.tokenizer,
+            max_tokens=self.sampler.max_model_len,
+            policy_version=self.trainer.updates,
+            masks=not self.trainer.plain_only,
+            plain_only=self.trainer.plain_only,
+        )
+        self.writer.put(*batch.ledger)
+        wrong = balance(batch.ledger, [c for e in episodes for c in e.calls])
+        if wrong:
+            raise TrainingError("the ledger does not balance: " + "; ".join(wrong[:5]))
+        if not self.loggers.history["train/tokens_unmaskable"] and (line := unscored(self.common.algorithm, batch)):
+            self.loggers.say(line)
+        return batch
+
+    def _sampling(self, episodes: Sequence[Episode]) -> Mapping[str, Sampling]:
+        """How each call was drawn, which is how it is scored; what is imitated or preferred, as the model says it."""
+        if self.common.algorithm.adv_estimator in ("sft", "dpo"):
+            return {}
+        return {c.call_id: Sampling.of(c.sampling) for e in episodes for c in e.calls}
+
+    def _warn_of_gap(self, step: int, learnt: Mapping[str, float]) -> None:
+        if learnt.get("logprob_gap_mean", 0.0) > LARGE_GAP:
+            self.writer.flush()
+            rows = self.writer.query(GAPS, [self.job.run_id, step]).to_pylist()
+            self.loggers.say(f"step {step}: {gap_message(gap_by_cause(rows))}")
+
+    def _is_solved(self) -> bool:
+        by_reward = self.stored is None and self.teacher is None
+        return by_reward and "solved" in self.common.stop_when and self.solved >= _SOLVED_STEPS
+
+    def _reason_to_stop(self) -> str:
+        """Why the run ends early (`trainer_common.stop_when`); empty where it goes on."""
+        if "drop" in self.common.stop_when and self.validation.dropped:
+            return "the validation reward fell (trainer_common.stop_when: drop)"
+        if "rise" in self.common.stop_when and rising(self.loggers.history["val/loss"]):
+            return "the loss on held-out conversations rises (trainer_common.stop_when: rise)"
+        if "unstable" in self.common.stop_when and self.loggers.unstable:
+            return f"{self.loggers.unstable} (trainer_common.stop_when: unstable)"
+        if reason := self.learner.reason_to_stop():
+            return reason
+        if self._is_solved():
+            return f"solved, every attempt of {_SOLVED_STEPS} steps (trainer_common.stop_when: solved)"
+        return ""
+
+    # Checkpoints
+
+    async def _save(self) -> None:
+        await _run_in_thread(self._write_checkpoint)
+
+    def _write_checkpoint(self) -> None:
+        if self.saved == self.done:
+            return
+        progress = checkpoint.Progress(
+            step=self.done,
+            policy_version=self.trainer.updates,
+            fingerprint=checkpoint.fingerprint(self.config, self.trainer.settings, self.job.train),
+            metrics=dict(self.loggers.last),
+        )
+        self.writer.flush()
+        keep, best = self.common.keep_checkpoints, self.loggers.best_step()
+        checkpoint.save(self.checkpoints, self.learner.write, progress, keep=keep, best=best)
+        self.saved = self.done
+
+
+async def _run_in_thread(function: Callable[..., T], *arguments: Any) -> T:
+    """Run in a thread, to its end even when cancelled: a checkpoint is whole or not begun."""
+    return await _complete(asyncio.to_thread(function, *arguments))
+
+
+async def _complete(work: Coroutine[Any, Any, T]) -> T:
+    """Await to the end even when cancelled, and be cancelled only then."""
+    task = asyncio.ensure_future(work)
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        await asyncio.wait([task])
+        raise

@@ -1,0 +1,126 @@
+"""`TinkerSampler`: continues token ids with the weights that a service serves, and an engine of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from ajet_sdk.engines.chat import TokenEngine
+from ajet_sdk.engines.local.requests import StopWatch
+from ajet_sdk.engines.tinker.costs import Costs
+from ajet_sdk.engines.tinker.sdk import Session
+from ajet_sdk.engines.tinker.service import Continued, ServedWeights
+from ajet_sdk.errors import ContextOverflow, RequestRefused
+from ajet_sdk.protocols import Sampled, Sampling, Tokenizer
+from ajet_sdk.tokens.huggingface import HFTokenizer
+
+if TYPE_CHECKING:
+    from ajet_sdk.config.config import Config
+
+__all__ = ["TinkerSampler", "tinker_engine"]
+
+SCHEME = "tinker://"
+"""How a path of weights at a service begins."""
+
+
+class TinkerSampler:
+    """Implements `protocols.Sampler` over `ServedWeights`.
+
+    A trainer sets `policy_version` inside `exclusive()`; as that ends, `publish` gives the weights of that version.
+    Calls under way keep the ones they began with, and say which.
+    """
+
+    def __init__(
+        self,
+        weights: ServedWeights,
+        tokenizer: Tokenizer,
+        costs: Costs,
+        *,
+        model_name: str,
+        max_model_len: int,
+        publish: Callable[[], ServedWeights] | None = None,
+        close: Callable[[], None] | None = None,
+    ) -> None:
+        self.model, self.max_model_len = model_name, max_model_len
+        self.policy_version: int | None = None if publish is None else 0
+        self._current: tuple[ServedWeights, int | None] = (weights, self.policy_version)
+        self._tokenizer, self._costs = tokenizer, costs
+        self._publish, self._close = publish, close
+
+    @asynccontextmanager
+    async def exclusive(self) -> AsyncIterator[None]:
+        """The weights may change; new calls get them from the end of the block on."""
+        yield
+        if self._publish is not None and self._current[1] != self.policy_version:
+            self._current = (await asyncio.to_thread(self._publish), self.policy_version)
+
+    async def sample(self, prompt_ids: Sequence[int], sampling: Sampling, session: str) -> list[Sampled]:
+        """`sampling.n` continuations. Raises ContextOverflow, RequestRefused, EngineUnavailable."""
+        room = self.max_model_len - len(prompt_ids)
+        if not len(prompt_ids) or room < 1:
+            raise ContextOverflow(
+                f"the prompt has {len(prompt_ids)} tokens, and {self.model} takes {self.max_model_len} with the reply; "
+                "shorten the conversation or raise rollout.max_model_len"
+            )
+        _refuse(sampling)
+        ends = [] if sampling.ignore_eos else sorted(self._tokenizer.eos_ids)
+        ids = [*ends, *sampling.stop_token_ids]
+        # The API takes ids or strings; with strings the service ends replies at the end of a turn by its text.
+        stop = [*sampling.stop, *map(self._tokenizer.decode, ([one] for one in ids))] if sampling.stop else ids
+        weights, version = self._current
+        replies = await weights.sample(
+            prompt_ids, sampling.n, max_tokens=min(room, sampling.max_tokens or room),
+            temperature=max(0.0, sampling.temperature), top_p=sampling.top_p, top_k=sampling.top_k,
+            seed=sampling.seed, stop=stop,
+        )  # fmt: skip
+        self._costs.sampled(len(prompt_ids), [len(one.output_ids) for one in replies], replies[0].cached)
+        return [self._cut(one, sampling, frozenset(ids), version) for one in replies]
+
+    def _cut(self, reply: Continued, sampling: Sampling, ends: frozenset[int], version: int | None) -> Sampled:
+        """The reply up to the first thing that ends it, whether or not the service ended it there."""
+        watch = StopWatch(sampling.stop, self._tokenizer.token_bytes)
+        for place, token in enumerate(map(int, reply.output_ids), 1):
+            if token in ends or watch.feed(token):
+                ids, logprobs = list(reply.output_ids[:place]), list(reply.logprobs[:place])
+                return Sampled(ids, logprobs, "stop", version, watch.text)
+        text = self._tokenizer.decode(reply.output_ids) if reply.stopped and sampling.stop else None
+        return Sampled(reply.output_ids, reply.logprobs, "stop" if reply.stopped else "length", version, text)
+
+    def forget(self, session: str) -> None:
+        """The service keeps its own prefix cache."""
+
+    async def aclose(self) -> None:
+        """End the session."""
+        if self._close is not None:
+            await asyncio.to_thread(self._close)
+
+
+def _refuse(sampling: Sampling) -> None:
+    """Raise RequestRefused for what the Tinker API has no parameter for."""
+    plain = Sampling()
+    for name in ("min_p", "grammar", "top_logprobs"):
+        if getattr(sampling, name) != getattr(plain, name):
+            what = "A structured output or a forced tool call" if name == "grammar" else name
+            raise RequestRefused(f"{what} is not supported by a service of the Tinker API; leave it out", name)
+
+
+def tinker_engine(config: Config) -> TokenEngine:
+    """An engine over weights that a service keeps (`model.path: tinker://…`), to sample from and not to train."""
+    path = str(config.model.path)
+    session = Session(config)
+    base = config.model.name or session.base_of(path)
+    tokenizer = HFTokenizer(str(config.resolve(base)) if config.resolve(base).exists() else base)
+    sampler = TinkerSampler(
+        session.weights(path),
+        tokenizer,
+        Costs.of(config),
+        model_name=base,
+        max_model_len=min(config.rollout.max_model_len, session.max_model_len(base) or config.rollout.max_model_len),
+        close=session.close,
+    )
+    return TokenEngine(sampler, tokenizer, tool_call_parser=config.model.tool_call_parser, rescored=False)
+
+
+__all__ += ["SCHEME"]

@@ -1,0 +1,287 @@
+"""`TrainingService` over the official SDK of the Tinker API (the package `tinker`, 0.22 and later).
+
+The SDK retries what was lost on the way (429, 5xx, cut connections) under the number of the request, so that the
+service does it once. Its telemetry is off unless the config asks for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import io
+import os
+import sys
+import tarfile
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+import numpy as np
+
+from ajet_sdk.addresses import public
+from ajet_sdk.config.api_keys import api_key
+from ajet_sdk.engines.loop_calls import in_thread
+from ajet_sdk.engines.tinker.service import Adam, Continued, Datum, Loss, wait
+from ajet_sdk.errors import ConfigError, EngineUnavailable, MissingExtra, TrainingError
+from ajet_sdk.types import Floats
+
+if TYPE_CHECKING:
+    from ajet_sdk.config.config import Config
+
+__all__ = ["SdkService", "SdkWeights", "Session"]
+
+T = TypeVar("T")
+U = TypeVar("U")
+
+_LOCAL_KEY = "tml-local"
+"""For a server on this machine that asks for no key: the SDK wants one that begins so."""
+
+
+class Session:
+    """A connection to the service that the config names. Raises ConfigError, MissingExtra, TrainingError."""
+
+    def __init__(self, config: Config) -> None:
+        if sys.version_info < (3, 11):
+            raise ConfigError(
+                f"backbone tinker needs Python 3.11 or later, for the package tinker does (this is "
+                f"{sys.version_info.major}.{sys.version_info.minor})"
+            )
+        settings = config.tinker
+        self.url, self.stall = settings.base_url, settings.stall_timeout
+        self.model, self.rank, self.seed = str(config.model.path), config.model.lora.r, config.trainer_common.seed
+        key = api_key(settings.api_key_env)
+        if key is None and not _is_here(self.url):
+            raise ConfigError(f"{settings.api_key_env} (tinker.api_key_env) is not set; it has the service's API key")
+        os.environ["TINKER_TELEMETRY"] = str(int(settings.telemetry))  # read as the client is made
+        try:
+            import tinker
+        except ModuleNotFoundError as error:
+            raise MissingExtra(str(error.name), "tinker") from error
+        self.tinker: Any = tinker
+        self.errors = (tinker.TinkerError, httpx.HTTPError, ValueError, RuntimeError, OSError)
+        self.client = self.call("opening a session", lambda: tinker.ServiceClient(
+            base_url=self.url, api_key=key or _LOCAL_KEY))  # fmt: skip
+
+    @property
+    def name(self) -> str:
+        """The service, to be named in messages."""
+        return public(self.url) if self.url else "the hosted service"
+
+    def call(self, what: str, function: Callable[[], Any]) -> Any:
+        """What the SDK answers, waited for. In a context without an episode: its requests are not an agent's."""
+        started = in_thread(lambda: _future(contextvars.Context().run(function)).result(), f"ajet-tinker {what}")
+        try:
+            return wait(started, self.stall, what)
+        except self.errors as error:
+            if isinstance(error, TrainingError):
+                raise
+            raise self.failed(what, error) from error
+
+    def send(self, what: str, function: Callable[[], Any], read: Callable[[Any], T]) -> Future[T]:
+        """What the SDK will answer, read by `read`."""
+        outcome: Future[T] = Future()
+
+        def done(future: Future[Any]) -> None:
+            try:
+                outcome.set_result(read(future.result()))
+            except self.errors as error:
+                outcome.set_exception(self.failed(what, error))
+            except BaseException as error:  # noqa: BLE001  raised where it is waited for
+                outcome.set_exception(error)
+
+        try:
+            _future(contextvars.Context().run(function)).add_done_callback(done)
+        except self.errors as error:
+            raise self.failed(what, error) from error
+        return outcome
+
+    def failed(self, what: str, error: BaseException) -> TrainingError:
+        return TrainingError(f"{self.name} failed at {what}: {type(error).__name__}: {error}")
+
+    def max_model_len(self, model: str) -> int | None:
+        """The context of a model as the service tells it. Raises ConfigError where it does not have the model."""
+        known = self.call("get_server_capabilities", self.client.get_server_capabilities).supported_models
+        names = [one.model_name for one in known]
+        if names and model not in names:
+            raise ConfigError(f"model.path: {self.name} has no model {model}; it has {', '.join(map(str, names))}")
+        return next((getattr(one, "max_context_length", None) for one in known if one.model_name == model), None)
+
+    def base_of(self, path: str) -> str:
+        """The base model of weights that the service keeps."""
+        rest = self.call("a REST client", self.client.create_rest_client)
+        return str(self.call(f"looking up {path}", lambda: rest.get_weights_info_by_tinker_path(path)).base_model)
+
+    def weights(self, path: str | None = None) -> SdkWeights:
+        """Kept weights of the service, or the base model's, to sample from."""
+        which = {"model_path": path} if path else {"base_model": self.model}
+        made = self.call(f"opening {path or self.model}", lambda: self.client.create_sampling_client(**which))
+        return SdkWeights(self, made)
+
+    def close(self) -> None:
+        """End the session; the service may be gone, or know no such call."""
+        close = getattr(self.client, "close", None)  # not in older SDKs
+        if close is not None:
+            try:
+                self.call("finishing the session", lambda: close("success"))
+            except TrainingError:
+                return
+
+
+class SdkService:
+    """Implements `TrainingService`."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._tinker = session, session.tinker
+        self.max_model_len = session.max_model_len(session.model)
+        self._training = self._new()
+        self._count = 0
+
+    def _new(self) -> Any:
+        one, client = self._session, self._session.client
+        return one.call(
+            "create_model",
+            lambda: client.create_lora_training_client(
+                base_model=one.model, rank=one.rank, seed=one.seed, train_unembed=False
+            ),
+        )
+
+    def forward(self, data: Sequence[Datum]) -> Future[list[Floats]]:
+        batch = [self._datum(one, "cross_entropy") for one in data]
+        return self._session.send("forward", lambda: self._training.forward(batch, "cross_entropy"), _logprobs)
+
+    def forward_backward(
+        self, data: Sequence[Datum], loss: Loss, bounds: tuple[float, float] | None = None
+    ) -> Future[list[Floats]]:
+        batch = [self._datum(one, loss) for one in data]
+        settings = dict(zip(("clip_low_threshold", "clip_high_threshold"), bounds, strict=True)) if bounds else None
+        return self._session.send(
+            "forward_backward", lambda: self._training.forward_backward(batch, loss, settings), _logprobs
+        )
+
+    def optim_step(self, adam: Adam) -> Future[Mapping[str, float]]:
+        parameters = self._tinker.AdamParams(
+            learning_rate=adam.lr, beta1=adam.betas[0], beta2=adam.betas[1], eps=1e-8,
+            weight_decay=adam.weight_decay, grad_clip_norm=adam.grad_clip,
+        )  # fmt: skip
+        return self._session.send(
+            "optim_step", lambda: self._training.optim_step(parameters), lambda answer: answer.metrics or {}
+        )
+
+    def publish(self) -> SdkWeights:
+        sampling = self._session.call("save_weights_for_sampler", self._training.save_weights_and_get_sampling_client)
+        return SdkWeights(self._session, sampling)
+
+    def base(self) -> SdkWeights:
+        return self._session.weights()
+
+    def save(self, name: str) -> str:
+        return str(self._session.call("save_state", lambda: self._training.save_state(name)).path)
+
+    def load(self, path: str) -> None:
+        create = self._session.client.create_training_client_from_state_with_optimizer
+        try:
+            self._training = self._session.call("loading a state", lambda: create(path))
+        except TrainingError:  # servers that know only the older way of the wire
+            load = getattr(self._training, "load_state_with_optimizer", self._training.load_state)
+            self._session.call("load_weights", lambda: load(path))
+
+    def trial(self) -> SdkService:
+        return SdkService(self._session)
+
+    def keep_sampler(self, name: str) -> str:
+        answer = self._session.call("save_weights_for_sampler", lambda: self._training.save_weights_for_sampler(name))
+        return str(answer.path)
+
+    def download(self, path: str, place: Path) -> None:
+        run, _, rest = path.removeprefix("tinker://").partition("/")
+        name = rest.removeprefix("sampler_weights/")
+        rest_client = self._session.call("a REST client", self._session.client.create_rest_client)
+        try:
+            ask = f"sampler_weights/{name}"
+            answer = self._session.call("the adapter", lambda: rest_client.get_checkpoint_archive_url(run, ask))
+        except TrainingError:  # a server that names checkpoints without their kind
+            answer = self._session.call("the adapter", lambda: rest_client.get_checkpoint_archive_url(run, name))
+        try:
+            archive = httpx.get(answer.url, timeout=self._session.stall, follow_redirects=True).raise_for_status()
+            with tarfile.open(fileobj=io.BytesIO(archive.content)) as files:
+                files.extractall(place, filter="data")
+        except (httpx.HTTPError, tarfile.TarError, OSError) as error:
+            raise self._session.failed(f"downloading {path}", error) from error
+
+    def close(self) -> None:
+        self._session.close()
+
+    def _datum(self, one: Datum, loss: str) -> Any:
+        ids = [int(i) for i in one.token_ids]
+        weights, policy = np.asarray(one.weights, np.float32), loss != "cross_entropy"
+        inputs = {"target_tokens": np.array(ids[1:], np.int64), "advantages" if policy else "weights": weights}
+        if policy and one.logprobs is not None:
+            inputs["logprobs"] = np.asarray(one.logprobs, np.float32)
+        tensor = self._tinker.TensorData.from_numpy
+        return self._tinker.Datum(
+            model_input=self._tinker.ModelInput.from_ints(ids[:-1]),
+            loss_fn_inputs={name: tensor(values) for name, values in inputs.items()},
+        )
+
+
+class SdkWeights:
+    """Implements `ServedWeights`."""
+
+    def __init__(self, session: Session, sampling: Any) -> None:
+        self._session, self._sampling, self._tinker = session, sampling, session.tinker
+
+    async def sample(
+        self, prompt_ids: Sequence[int], count: int, *, max_tokens: int, temperature: float, top_p: float, top_k: int,
+        seed: int | None, stop: Sequence[str] | Sequence[int],
+    ) -> list[Continued]:  # fmt: skip
+        prompt = self._tinker.ModelInput.from_ints([int(i) for i in prompt_ids])
+        parameters = self._tinker.SamplingParams(
+            max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, stop=list(stop),
+            seed=None if seed is None else seed % 2**31,
+        )  # fmt: skip
+        session = self._session
+        try:
+            future = contextvars.Context().run(self._sampling.sample, prompt, count, parameters)
+            answer = await asyncio.wait_for(asyncio.wrap_future(_future(future)), session.stall)
+        except (asyncio.TimeoutError, TimeoutError) as error:
+            raise EngineUnavailable(
+                f"{session.name} has not answered a sample request for {session.stall:g} s (tinker.stall_timeout)"
+            ) from error
+        except session.errors as error:
+            raise EngineUnavailable(f"{session.name} failed at sampling: {type(error).__name__}: {error}") from error
+        cached = int(getattr(answer, "prompt_cache_hit_tokens", 0) or 0)
+        sequences = answer.sequences
+        if any(one.logprobs is None or len(one.logprobs) != len(one.tokens) for one in sequences):
+            raise EngineUnavailable(f"{session.name} sent a sample without a log-probability for each token")
+        return [Continued(list(s.tokens), list(s.logprobs), s.stop_reason == "stop", cached) for s in sequences]
+
+    def logprobs(self, token_ids: Sequence[int]) -> Future[Floats]:
+        prompt = self._tinker.ModelInput.from_ints([int(i) for i in token_ids])
+
+        def read(values: Sequence[float | None]) -> Floats:  # some servers leave out the first, which has none
+            return np.array(list(values)[-(len(token_ids) - 1) :], np.float32)
+
+        return self._session.send("compute_logprobs", lambda: self._sampling.compute_logprobs(prompt), read)
+
+
+def _future(value: Any) -> Future[Any]:
+    """What the SDK returned as a future of the standard library: newer SDKs return futures in more places."""
+    if isinstance(value, Future):
+        return value
+    if hasattr(value, "future"):
+        inner: Future[Any] = value.future()
+        return inner
+    outcome: Future[Any] = Future()
+    outcome.set_result(value)
+    return outcome
+
+
+def _logprobs(answer: Any) -> list[Floats]:
+    return [np.asarray(one["logprobs"].to_numpy(), np.float32) for one in answer.loss_fn_outputs]
+
+
+def _is_here(url: str | None) -> bool:
+    return url is not None and urlsplit(url).hostname in ("127.0.0.1", "::1", "localhost")

@@ -1,0 +1,216 @@
+"""`TinkerLearner`: a model at a service with what samples from it and trains it, its checkpoints, and its adapter."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors import safe_open
+
+from ajet_sdk.config.model_source import is_cached
+from ajet_sdk.engines.chat import TokenEngine
+from ajet_sdk.engines.local.loading import load_model
+from ajet_sdk.engines.tinker.costs import Costs
+from ajet_sdk.engines.tinker.sampler import TinkerSampler
+from ajet_sdk.engines.tinker.sdk import SdkService, Session
+from ajet_sdk.engines.tinker.service import wait
+from ajet_sdk.errors import CheckpointError, ConfigError, TrainingError
+from ajet_sdk.learn import checkpoint
+from ajet_sdk.learn.tinker.scaling import measure_scaling
+from ajet_sdk.learn.tinker.trainer import TinkerTrainer
+from ajet_sdk.learn.trainer import TrainerSettings
+from ajet_sdk.tokens.huggingface import HFTokenizer
+from ajet_sdk.types import new_id
+
+if TYPE_CHECKING:
+    from ajet_sdk.config.config import Config
+
+__all__ = ["TinkerLearner", "open_tinker_learner"]
+
+_LR = 1e-4
+"""Where none is set: a service's models are large, and the best rate of an adapter hardly depends on the size
+(Schulman et al. 2025, "LoRA Without Regret")."""
+_STATE = "tinker.json"
+_TEXT = "The quick brown fox jumps over the lazy dog. 12 + 30 = 42."
+"""What the service's scaling is measured on, and an adapter is compared on."""
+_FAR = 0.3
+"""Nats, in the mean over tokens, that two computations of one adapter may lie apart."""
+
+
+@dataclass(frozen=True)
+class TinkerLearner:
+    """Implements `backbones.shared.learner.Learner`."""
+
+    config: Config
+    service: SdkService
+    engine: TokenEngine
+    sampler: TinkerSampler
+    trainer: TinkerTrainer
+    tokenizer: HFTokenizer
+    costs: Costs
+    say: Callable[[str], None]
+
+    def estimate(self, config: Config, *, steps: int, val_episodes: int) -> str:
+        """The episodes; what they cost is known after the first step."""
+        stored = config.trainer_common.algorithm.stored
+        per_step = 0 if stored else config.data.train_batch_size * config.rollout.num_repeat
+        return f"{steps * per_step + val_episodes:,} episodes; time and cost are known after the first step"
+
+    def write(self, place: Path) -> None:
+        """Have the service keep weights and optimiser, and write down where."""
+        path = self.service.save(f"{place.name.strip('.').partition('.')[0]}-{new_id()[:8]}")
+        (place / _STATE).write_text(json.dumps({"state": path, "updates": self.trainer.updates}, indent=1))
+
+    def read(self, place: Path) -> None:
+        """Have the service take up what `write` had it keep. Raises CheckpointError, TrainingError."""
+        try:
+            state = json.loads((place / _STATE).read_text())
+            path, updates = str(state["state"]), int(state["updates"])
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise CheckpointError(f"{place / _STATE} is incomplete or damaged: {error}") from error
+        self.service.load(path)
+        self.trainer.updates = updates
+
+    def export(self, run: Path) -> Path:
+        """Fetch the adapter as peft keeps it into `adapter/`, and check it; where the service does not give it, only
+        its path at the service is written there."""
+        path = self.service.keep_sampler(f"final-{new_id()[:8]}")
+        self.say(f"the service keeps the adapter at {path}")
+        fresh = run / f".adapter.{new_id()[:8]}"
+        fresh.mkdir(parents=True)
+        try:
+            self.service.download(path, fresh)
+        except TrainingError as error:
+            self.say(f"{error}; sample from it there: ajet serve --model {path}")
+        else:
+            modules = complete_adapter(fresh, _base(self.config))
+            self.say(f"adapter of {', '.join(modules)}: {self._compare(fresh)}")
+        (fresh / _STATE).write_text(json.dumps({"sampler": path, "updates": self.trainer.updates}, indent=1))
+        checkpoint.replace(fresh, run / "adapter")
+        return run / "adapter"
+
+    def _compare(self, adapter: Path) -> str:
+        """Load base model and adapter here, where the former is here, and score a text as the service does.
+
+        Raises CheckpointError where the log-probabilities are another model's.
+        """
+        base = _base(self.config)
+        if not (Path(base).is_dir() or is_cached(base)):
+            return f"not compared with the service, for {base} is not on this machine"
+        ids = self.tokenizer.encode(_TEXT)
+        theirs = torch.from_numpy(wait(self.service.publish().logprobs(ids), self.trainer.seconds, "log-probabilities"))
+        model = load_model(adapter, device="cpu", dtype="float32")
+        with torch.no_grad():
+            logits = model(torch.tensor([ids])).logits[0, :-1].float()
+        ours = torch.log_softmax(logits, -1).gather(1, torch.tensor(ids)[1:, None])[:, 0]
+        gap = float((ours - theirs).abs().mean())
+        if gap > _FAR:
+            raise CheckpointError(
+                f"the adapter in {adapter} is not the one that the service samples from: log-probabilities differ by "
+                f"{gap:.2f} in the mean"
+            )
+        return f"loaded, log-probabilities within {float((ours - theirs).abs().max()):.1e} of the service's"
+
+    def metrics(self) -> Mapping[str, float]:
+        """Tokens and dollars so far."""
+        return self.costs.metrics()
+
+    def reason_to_stop(self) -> str:
+        """Where `max_cost` is reached, or another step like the dearest one would pass it."""
+        limit = self.config.tinker.max_cost
+        if limit is None or self.costs.dollars + self.costs.step <= limit:
+            return ""
+        return (
+            f"${self.costs.dollars:.2f} spent, and another step may cost ${self.costs.step:.2f} "
+            f"(tinker.max_cost: {limit:g})"
+        )
+
+
+async def open_tinker_learner(config: Config, steps: int, say: Callable[[str], None]) -> TinkerLearner:
+    """Open a session, make an adapter, measure how the service scales. Raises ConfigError, TrainingError."""
+    _check(config)
+    return await asyncio.to_thread(_open, config, steps, say)
+
+
+def _open(config: Config, steps: int, say: Callable[[str], None]) -> TinkerLearner:
+    base, lr = _base(config), config.trainer_common.optim.lr
+    tokenizer = HFTokenizer(base)
+    session = Session(config)
+    try:
+        service = SdkService(session)
+        if lr is None:
+            lr = _LR
+            say(f"trainer_common.optim.lr is not set; using {lr:g}")
+        settings = TrainerSettings.of(config, lr, steps)
+        scaling = measure_scaling(service, tokenizer.encode(_TEXT)[:12], session.stall)
+        say(f"{session.name}: {config.model.path}, LoRA of rank {config.model.lora.r}; {scaling}")
+        costs = Costs.of(config)
+        trainer = TinkerTrainer(service, settings, scaling, costs, session.stall)
+        say(_route(trainer))
+        limit = min(config.rollout.max_model_len, service.max_model_len or config.rollout.max_model_len)
+        sampler = TinkerSampler(
+            service.publish(), tokenizer, costs,
+            model_name=config.model_name, max_model_len=limit, publish=service.publish, close=session.close,
+        )  # fmt: skip
+    except BaseException:
+        session.close()
+        raise
+    engine = TokenEngine(sampler, tokenizer, tool_call_parser=config.model.tool_call_parser, rescored=False)
+    return TinkerLearner(config, service, engine, sampler, trainer, tokenizer, costs, say)
+
+
+def _route(trainer: TinkerTrainer) -> str:
+    if trainer.loss is not None:
+        return f"the loss is the service's {trainer.loss[0]}"
+    why = "; without trainer_common.use_kl_loss the reference is not asked" if trainer.settings.loss.kl_coef else ""
+    return f"the service has no such loss: its gradient is computed here, at about 1.5 times the compute{why}"
+
+
+def _check(config: Config) -> None:
+    """Raise ConfigError for what a service cannot do."""
+    common, model = config.trainer_common, config.model
+    algorithm = common.algorithm
+    refused = {
+        "model.path is not set: backbone tinker needs the service's name of the model": not model.path,
+        "model.base_url: backbone tinker samples from the service that trains": bool(model.base_url),
+        "model.scripted: backbone tinker samples from the service that trains": bool(model.scripted),
+        "model.recipe: a service trains models that it has": bool(model.recipe),
+        "rollout.deterministic is not supported by backbone tinker": config.rollout.deterministic,
+        "trainer_common.entropy_coef: a service gives no entropy; set it to 0": bool(common.entropy_coef),
+        "trainer_common.algorithm.teacher: with backbone tinker it must be an endpoint's URL": (
+            algorithm.adv_estimator == "opd" and not algorithm.remote_teacher
+        ),
+        "trainer_common.algorithm.replay is not supported by backbone tinker": algorithm.replays,
+    }
+    if wrong := [what for what, holds in refused.items() if holds]:
+        raise ConfigError("\n".join(wrong))
+
+
+def _base(config: Config) -> str:
+    """The directory of the base model, or its name."""
+    place = config.resolve(str(config.model.path))
+    return str(place) if place.exists() else str(config.model.path)
+
+
+def complete_adapter(place: Path, base: str) -> list[str]:
+    """Write into an adapter's config what peft needs to load all of it; returns the modules that it changes.
+
+    Some servers leave `target_modules` empty, and peft then loads a part, in silence. Raises CheckpointError.
+    """
+    try:
+        with safe_open(place / "adapter_model.safetensors", framework="pt") as file:
+            keys = list(file.keys())
+        known: dict[str, Any] = json.loads((place / "adapter_config.json").read_text())
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"the adapter that the service gave cannot be read: {error}") from error
+    modules = sorted({key.partition(".lora_")[0].rpartition(".")[2] for key in keys if ".lora_" in key})
+    if not modules:
+        raise CheckpointError(f"the adapter that the service gave has no LoRA weights: {', '.join(keys[:3])}")
+    fixed = {**known, "target_modules": modules, "base_model_name_or_path": base}
+    (place / "adapter_config.json").write_text(json.dumps(fixed, indent=1))
+    return modules

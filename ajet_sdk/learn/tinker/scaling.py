@@ -1,0 +1,105 @@
+"""How a service weighs the sequences of a request, measured; and the factors that undo it.
+
+By the API's contract a loss is the plain sum over tokens. Some servers average each sequence over its tokens and a
+request over its sequences, which is another objective where lengths differ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ajet_sdk.engines.tinker.service import Adam, Datum, TrainingService, wait
+from ajet_sdk.errors import TrainingError
+
+__all__ = ["Scaling", "grad_norm", "measure_scaling"]
+
+_SIGN_STEP = Adam(lr=1e-3, betas=(1e-3, 1e-3))
+"""AdamW without a memory moves each weight by the sign of its gradient, whatever the gradient's size."""
+_NO_STEP = Adam(lr=1e-12)
+_NEAR = 1.25
+"""Two sequences pull at the same token, one up and one down, the latter by this factor weaker or stronger."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scaling:
+    """What the service divides by."""
+
+    by_tokens: bool = False
+    """The loss of each sequence by its number of targets."""
+    by_sequences: bool = False
+    """The gradient of an update by its number of sequences."""
+
+    def factors(self, targets: Sequence[int]) -> list[float]:
+        """What to multiply the loss of each sequence with, by its number of targets, so that the gradient is a sum."""
+        count = len(targets) if self.by_sequences else 1
+        return [float(count * (size if self.by_tokens else 1)) for size in targets]
+
+    def __str__(self) -> str:
+        if not self.by_tokens and not self.by_sequences:
+            return "the service adds up the losses of tokens, as the API has it"
+        parts = ["each sequence over its tokens"] if self.by_tokens else []
+        parts += ["an update over its sequences"] if self.by_sequences else []
+        return f"the service averages {' and '.join(parts)}; advantages are scaled so that its gradient is the same sum"
+
+
+def measure_scaling(service: TrainingService, token_ids: Sequence[int], seconds: float) -> Scaling:
+    """Try it with a new adapter of the service, on a few tokens. Raises TrainingError where it does neither."""
+    trial = service.trial()
+    for by_tokens in (False, True):
+        scaling = Scaling(by_tokens)
+        tests = [(1 / _NEAR, True), (_NEAR, False)]
+        if all(_rises(trial, token_ids, pull, scaling, seconds) == rises for pull, rises in tests):
+            return Scaling(by_tokens, _averages(trial, token_ids, scaling, seconds))
+    raise TrainingError(
+        "the service weighs the sequences of a request neither alike nor by their lengths, so that training there "
+        "would not follow the loss of the config; report its name and version to the authors of ajet"
+    )
+
+
+def _rises(trial: TrainingService, ids: Sequence[int], pull: float, scaling: Scaling, seconds: float) -> bool:
+    """Whether the last token of `ids` gets likelier by a step in which it has advantage 1 in a sequence of its own and
+    -`pull` within one that goes on."""
+    sequences = [list(ids), [*ids, *ids, *ids]]
+    place = len(ids) - 2
+
+    def data(advantages: Sequence[float], logprob: float = 0.0) -> list[Datum]:
+        factors = scaling.factors([len(one) - 1 for one in sequences])
+        return [
+            Datum(one, _at(place, len(one) - 1, advantage * factor), _at(place, len(one) - 1, logprob))
+            for one, advantage, factor in zip(sequences, advantages, factors, strict=True)
+        ]
+
+    before = float(wait(trial.forward(data([0.0, 0.0])), seconds, "a forward pass")[0][place])
+    learnt = trial.forward_backward(data([1.0, -pull], before), "importance_sampling")
+    applied = trial.optim_step(_SIGN_STEP)
+    wait(learnt, seconds, "forward_backward of the probe")
+    wait(applied, seconds, "optim_step of the probe")
+    return float(wait(trial.forward(data([0.0, 0.0])), seconds, "a forward pass")[0][place]) > before
+
+
+def _averages(trial: TrainingService, ids: Sequence[int], scaling: Scaling, seconds: float) -> bool:
+    """Whether a second sequence without a loss makes the gradient smaller, where the service tells its norm."""
+    size, place = len(ids) - 1, len(ids) - 2
+    pulled = Datum(ids, _at(place, size, scaling.factors([size])[0]), _at(place, size, 0.0))
+    idle = Datum(ids, _at(place, size, 0.0), _at(place, size, 0.0))
+    norms = []
+    for data in ([pulled], [pulled, idle]):
+        learnt, applied = trial.forward_backward(data, "importance_sampling"), trial.optim_step(_NO_STEP)
+        wait(learnt, seconds, "forward_backward of the probe")
+        norms.append(grad_norm(wait(applied, seconds, "optim_step of the probe")))
+    first, second = norms
+    return first is not None and second is not None and second < 0.75 * first
+
+
+def grad_norm(metrics: Mapping[str, float]) -> float | None:
+    """The gradient's norm among what a service said of a step; None where it does not say."""
+    return next((float(value) for name, value in metrics.items() if name.endswith("grad_norm")), None)
+
+
+def _at(place: int, size: int, value: float) -> np.ndarray[tuple[int], np.dtype[np.float32]]:
+    array = np.zeros(size, np.float32)
+    array[place] = value
+    return array

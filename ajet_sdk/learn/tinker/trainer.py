@@ -1,0 +1,231 @@
+"""`TinkerTrainer`: the objective of the config, applied by a service.
+
+Where the service has the loss, it computes it: one pass. Any other is folded into advantages: a forward pass gives the
+log-probabilities, our own objective their gradient g, and importance sampling at a ratio of 1 with the advantage -g has
+that gradient. That is about 1.5 times the compute. What needs more than log-probabilities (entropy) is refused.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+
+from ajet_sdk.engines.tinker.costs import Costs
+from ajet_sdk.engines.tinker.service import Adam, Datum, Loss, ServedWeights, TrainingService, wait
+from ajet_sdk.errors import TrainingError
+from ajet_sdk.learn.batches import collate, trained_positions
+from ajet_sdk.learn.losses import loss_of, units
+from ajet_sdk.learn.objective import LossSettings, Scored, token_weights
+from ajet_sdk.learn.scores import Tally, TokenScores
+from ajet_sdk.learn.tinker.scaling import Scaling, grad_norm
+from ajet_sdk.learn.trainer import TrainerSettings
+from ajet_sdk.protocols import Sampling
+from ajet_sdk.types import Floats, Sample
+
+__all__ = ["TinkerTrainer", "loss_of_service"]
+
+
+def loss_of_service(settings: LossSettings, scaling: Scaling) -> tuple[Loss, tuple[float, float] | None] | None:
+    """The service's loss that is this one, and its bounds of the ratio; None where it has none."""
+    if settings.objective == "imitation":  # what averages by weights cannot be scaled by weights
+        return None if scaling.by_tokens else ("cross_entropy", None)
+    odd = (
+        settings.objective != "policy", settings.ratio_level != "token", settings.ratio_base != "sampler",
+        settings.importance_weights != "none", settings.kl_coef, settings.clip_ratio_max is not None,
+    )  # fmt: skip
+    if any(odd):
+        return None
+    bounds = (1.0 - settings.clip_ratio_low, 1.0 + settings.clip_ratio_high)
+    losses: dict[str, tuple[Loss, tuple[float, float] | None]] = {
+        "none": ("importance_sampling", None), "two_sided": ("ppo", bounds), "one_sided": ("cispo", bounds),
+    }  # fmt: skip
+    return losses.get(settings.clip_type)
+
+
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """The samples of one update."""
+
+    samples: list[Sample]
+    at: list[np.ndarray[tuple[int], np.dtype[np.intp]]]
+    """Where the trained tokens of each stand."""
+    weights: list[np.ndarray[tuple[int], np.dtype[np.float32]]] | None
+    """Of the trained tokens of each in the update's loss; None for pairs."""
+
+    def datum(self, i: int, values: Floats, logprobs: Floats | None = None) -> Datum:
+        """Sample `i` up to its last trained token; the values and log-probabilities are those of trained tokens."""
+        ids, at = self.samples[i].timeline.token_ids, self.at[i]
+        size = int(at[-1])
+        places = [np.zeros(size, np.float32) for _ in range(2)]
+        for array, trained in zip(places, (values, logprobs), strict=True):
+            if trained is not None:
+                array[at - 1] = trained
+        return Datum(ids[: size + 1].tolist(), places[0], None if logprobs is None else places[1])
+
+    @property
+    def targets(self) -> list[int]:
+        """Of each datum."""
+        return [int(at[-1]) for at in self.at]
+
+
+class TinkerTrainer:
+    """Trains the adapter of a service; `updates` are those that were applied."""
+
+    plain_only = True
+    parameters: Sequence[torch.Tensor] = ()
+
+    def __init__(
+        self, service: TrainingService, settings: TrainerSettings, scaling: Scaling, costs: Costs, seconds: float
+    ) -> None:
+        self.service, self.settings, self.scaling, self.costs = service, settings, scaling, costs
+        self.updates = 0
+        self.seconds = seconds
+        """How long a request may take."""
+        self.loss = loss_of_service(settings.loss, scaling)
+        self._base: ServedWeights | None = None
+
+    def step(
+        self,
+        samples: Sequence[Sample],
+        sampling: Sampling | Mapping[str, Sampling] = Sampling(),  # noqa: B008, it is frozen
+        scores: TokenScores | None = None,
+        updated: Callable[[], None] | None = None,
+        replay: Sequence[Sample] = (),
+    ) -> dict[str, float]:
+        """Train on the samples, all sampled at temperature 1 without limits; as `Trainer.step` without `replay`.
+
+        Raises TrainingError where the service fails, or the loss is not finite.
+        """
+        started, tally, lr = time.perf_counter(), Tally(), self.settings.lr
+        old = self._old_logprobs(samples)
+        for epoch in range(self.settings.ppo_epochs):
+            for number, members in enumerate(self.settings.shares(samples, self.updates)):
+                first = epoch == 0 and number == 0
+                chosen = [i for i in members if len(trained_positions(samples[i]))]
+                lr = self.settings.lr_after(self.updates)
+                seen = self._update(
+                    self._share([samples[i] for i in chosen]), None if old is None else [old[i] for i in chosen],
+                    tally, first=first,
+                )  # fmt: skip
+                if scores is not None and first:
+                    scores.record(samples, chosen, [(range(len(chosen)), Scored(seen, None))])
+                if updated is not None:
+                    updated()
+        seconds = time.perf_counter() - started
+        tokens = sum(len(sample.timeline.token_ids) for sample in samples)
+        return tally.means() | {"lr": lr, "seconds": seconds, "tokens_per_second": tokens / seconds}
+
+    def imitation_loss(self, samples: Sequence[Sample]) -> float:
+        """The mean negative log-likelihood per trained token; nothing is trained."""
+        share = self._share([sample for sample in samples if len(trained_positions(sample))])
+        return -float(np.concatenate(self._forward(share)).mean())
+
+    def _share(self, samples: list[Sample]) -> _Share:
+        paired = self.settings.loss.objective == "preference"
+        weights = None if paired else token_weights(samples, self.settings.loss)
+        return _Share(samples, [trained_positions(sample) for sample in samples], weights)
+
+    def _old_logprobs(self, samples: Sequence[Sample]) -> list[Floats] | None:
+        """Of each sample's trained tokens before the step's first update; None where nothing asks for them."""
+        if self.settings.loss.ratio_base != "trainer" or self.settings.updates_of(samples) == 1:
+            return None
+        share = self._share([sample for sample in samples if len(trained_positions(sample))])
+        scored = iter(self._forward(share))
+        return [next(scored) if len(trained_positions(one)) else np.empty(0, np.float32) for one in samples]
+
+    def _forward(self, share: _Share) -> list[Floats]:
+        """Log-probabilities of the trained tokens of each sample."""
+        data = [share.datum(i, np.ones(len(at), np.float32)) for i, at in enumerate(share.at)]
+        self.costs.scored(sum(share.targets))
+        return _trained(share, wait(self.service.forward(data), self.seconds, f"forward of update {self.updates + 1}"))
+
+    def _update(self, share: _Share, old: list[Floats] | None, tally: Tally, *, first: bool) -> torch.Tensor:
+        """One optimiser update. Returns the log-probabilities of the trained tokens before it."""
+        factors = self.scaling.factors(share.targets)
+        logprobs: list[Floats] | None = None
+        if self.loss is None:
+            logprobs = self._forward(share)
+            gradients = self._measure(share, logprobs, old, tally, first=first)
+            values = [-gradient * factor for gradient, factor in zip(gradients, factors, strict=True)]
+            data = [share.datum(i, value, logprobs[i]) for i, value in enumerate(values)]
+            loss: Loss = "importance_sampling"
+            bounds: tuple[float, float] | None = None
+        else:
+            loss, bounds = self.loss
+            assert share.weights is not None
+            data = []
+            for i, (sample, at) in enumerate(zip(share.samples, share.at, strict=True)):
+                weights, imitates = share.weights[i] * factors[i], loss == "cross_entropy"
+                values_i = weights if imitates else weights * sample.advantages[at]
+                data.append(share.datum(i, values_i, None if imitates else sample.timeline.logprobs[at]))
+        self.costs.trained(sum(share.targets))
+        learnt = self.service.forward_backward(data, loss, bounds)
+        settings = self.settings
+        adam = Adam(settings.lr_after(self.updates), settings.betas, settings.weight_decay, settings.grad_clip)
+        applied = self.service.optim_step(adam)  # sent before the gradient is there
+        scored = _trained(share, wait(learnt, self.seconds, f"forward_backward of update {self.updates + 1}"))
+        if logprobs is None:
+            logprobs = scored
+            self._measure(share, logprobs, old, tally, first=first)
+        norm = grad_norm(wait(applied, self.seconds, f"optim_step of update {self.updates + 1}"))
+        if norm is not None:
+            tally.add("grad_norm", torch.tensor([norm]))
+        self.updates += 1
+        return torch.from_numpy(np.concatenate(logprobs))
+
+    def _measure(
+        self, share: _Share, logprobs: list[Floats], old: list[Floats] | None, tally: Tally, *, first: bool
+    ) -> list[Floats]:
+        """Gradients of the update's loss by the log-probabilities of each sample's trained tokens."""
+        new_N = torch.from_numpy(np.concatenate(logprobs)).requires_grad_()
+        batch = collate(share.samples)
+        if share.weights is not None:
+            batch = replace(batch, weights_N=torch.from_numpy(np.concatenate(share.weights)))
+        if old is not None:
+            batch = replace(batch, old_N=torch.from_numpy(np.concatenate(old)))
+        settings = self.settings.loss
+        reference_N = self._reference(share) if settings.has_reference else None
+        loss_N, seen = loss_of(Scored(new_N, None), batch, settings, reference_N)
+        pairs = len(units(share.samples, settings))
+        total = loss_N.sum() / pairs if batch.weights_N is None else (loss_N * batch.weights_N).sum()
+        if not math.isfinite(total.item()):
+            raise TrainingError(
+                f"the loss of update {self.updates + 1} is not finite; try a smaller trainer_common.optim.lr"
+            )
+        total.backward()
+        tally.add("loss", total.detach())
+        gap_N = seen.pop("gap", None)
+        if first and gap_N is not None:
+            tally.add("logprob_gap_mean", gap_N)
+            tally.maximum("logprob_gap_max", gap_N)
+        for name, value_N in seen.items():
+            tally.add(name, value_N)
+        assert new_N.grad is not None
+        ends = np.cumsum([len(at) for at in share.at])[:-1]
+        return np.split(new_N.grad.numpy(), ends)
+
+    def _reference(self, share: _Share) -> torch.Tensor:
+        """Log-probabilities of the trained tokens under the base model."""
+        if self._base is None:
+            self._base = self.service.base()
+        base = self._base
+        self.costs.scored(sum(share.targets))
+        asked = [
+            base.logprobs(sample.timeline.token_ids[: size + 1].tolist())
+            for sample, size in zip(share.samples, share.targets, strict=True)
+        ]
+        return torch.from_numpy(
+            np.concatenate(
+                _trained(share, [wait(one, self.seconds, "log-probabilities of the reference") for one in asked])
+            )
+        )
+
+
+def _trained(share: _Share, logprobs: list[Floats]) -> list[Floats]:
+    """Of all targets, those that are trained."""
+    return [values[at - 1] for values, at in zip(logprobs, share.at, strict=True)]
