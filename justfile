@@ -10,9 +10,9 @@ check:
     ruff check . && ruff format --check .
     mypy && lint-imports
     ! command -v pip-audit > /dev/null || pip-audit --skip-editable --progress-spinner off
-# the main test suite, in parallel (tests wait much, so more workers than processors); `-m slow` for the rest
+# the main test suite, in parallel (tests wait now and then, so one worker more than processors); `-m slow` for the rest
 test *ARGS:
-    pytest -n $(({{num_cpus()}} + 2)) --dist worksteal -m "not slow" {{ARGS}}
+    pytest -n $(({{num_cpus()}} + 1)) --dist worksteal -m "not slow" {{ARGS}}
 
 # install Ray, Trinity-RFT, and on GPUs vLLM and verl, in versions that agree: `just install-trinity --cpu`, `--cuda`
 install-trinity *ARGS:

@@ -66,7 +66,7 @@ def _find(place: str, relative_to: Path | None, class_path: str) -> Path:
 def _import_file(path: Path, class_path: str) -> ModuleType:
     for module in list(sys.modules.values()):
         file = getattr(module, "__file__", None)
-        if file and module.__name__ != "__main__" and Path(file).name == path.name and Path(file).resolve() == path:
+        if file and file.endswith(path.name) and module.__name__ != "__main__" and Path(file).resolve() == path:
             return module
     name = path.stem
     taken = name in sys.modules or (_importable(name) and not _same_folder_first(path))

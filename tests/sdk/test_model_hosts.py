@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-import anthropic
 import grpc
 import httpx
 import httpx2
@@ -24,7 +23,6 @@ import openai
 import pytest
 import requests
 import urllib3
-from google import genai
 from websockets.asyncio.client import connect
 from websockets.sync.client import connect as connect_sync
 
@@ -36,8 +34,11 @@ from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import UncapturedTraffic
 from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway
+from tests.later import Later
 from tests.sdk.episodes import episode_of, swallow_refusal
 from tests.sdk.test_capture import run_in
+
+anthropic, genai = Later("anthropic"), Later("google.genai")
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "input": "hi", "contents": []}
 MESSAGE = {"role": "user", "content": "hi"}

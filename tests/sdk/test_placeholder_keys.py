@@ -11,12 +11,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import anthropic
 import httpx
 import openai
 import pytest
 import requests
-from google import genai
 
 import ajet
 from ajet_sdk import run
@@ -24,7 +22,10 @@ from ajet_sdk.config.api_keys import KEYS, api_key, placeholder_in, placeholder_
 from ajet_sdk.config.config import Config, load_object
 from ajet_sdk.engines.open import open_engine
 from ajet_sdk.errors import MissingResource
+from tests.later import Later
 from tests.sdk.episodes import episode_of
+
+anthropic, genai = Later("anthropic"), Later("google.genai")
 
 PRINT = "import json, os; print(json.dumps({name: os.environ.get(name) for name in os.environ if 'KEY' in name}))"
 

@@ -10,6 +10,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,8 @@ from ajet_sdk.types import Task
 from tests.sdk.environments.test_service import hosted, job, run, say
 from tests.waiting import is_running, until
 
-pytest.importorskip("mcp")
-_SECOND = int(importlib.metadata.version("mcp").partition(".")[0]) >= 2
+pytestmark = pytest.mark.skipif(find_spec("mcp") is None, reason="needs mcp")
+_SECOND = find_spec("mcp") is not None and int(importlib.metadata.version("mcp").partition(".")[0]) >= 2
 _IMPORT = f"from mcp.server.{'mcpserver import MCPServer' if _SECOND else 'fastmcp import FastMCP'} as Server"
 
 TILL = f"""
