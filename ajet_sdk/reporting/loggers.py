@@ -359,7 +359,8 @@ def learning_curve(place: Path, history: Mapping[str, Mapping[int, float]]) -> P
         from matplotlib.figure import Figure
     except ImportError:
         return None
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = Figure(figsize=(7, 4))  # a layout that is worked out draws it three times over
+    figure.subplots_adjust(left=0.1, right=0.98, top=0.97, bottom=0.13)
     FigureCanvasAgg(figure)
     axes = figure.add_subplot()
     for name, (label, colour, style) in present.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Iterator
 
 import pytest
 
@@ -17,6 +18,15 @@ class Node:
         self.me = self
 
 
+@pytest.fixture
+def thawed() -> Iterator[None]:
+    """`conftest.py` has frozen what the tests import."""
+    gc.unfreeze()
+    yield
+    gc.freeze()
+
+
+@pytest.mark.usefixtures("thawed")
 def test_what_was_there_is_left_out_of_collections_and_what_is_new_is_not() -> None:
     old = Node()
     seen = weakref.ref(old)
@@ -30,6 +40,7 @@ def test_what_was_there_is_left_out_of_collections_and_what_is_new_is_not() -> N
     assert seen() is None
 
 
+@pytest.mark.usefixtures("thawed")
 def test_a_run_that_fails_gives_everything_back() -> None:
     before = gc.get_threshold()
     with pytest.raises(ValueError), freeze_gc():
@@ -47,3 +58,11 @@ def test_a_program_without_collections_gets_none() -> None:
             assert gc.get_threshold()[0] == 0
     finally:
         gc.set_threshold(*before)
+
+
+def test_what_a_program_has_frozen_itself_stays_frozen() -> None:
+    gc.freeze()
+    before = gc.get_freeze_count()
+    with freeze_gc():
+        assert gc.get_freeze_count() == before > 0
+    assert gc.get_freeze_count() == before

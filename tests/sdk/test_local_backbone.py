@@ -44,7 +44,7 @@ def job(tmp_path: Path, model: Path, **trainer: Any) -> Config:
             "rollout": {"num_repeat": 4, "temperature": 1.0, "max_model_len": 128, "deterministic": True,
                         "max_response_length_in_one_turn": 6},
             "trainer_common": {"total_steps": 2, "val_before_train": True, "val_pass_n": 2, "test_freq": 2,
-                               "save_freq": 1, "use_kl_loss": False, "logger": ["console", "tensorboard"], **trainer},
+                               "save_freq": 1, "use_kl_loss": False, "logger": ["console"], **trainer},
         }
     )  # fmt: skip
 
@@ -78,7 +78,7 @@ def outcomes(config: Config) -> dict[str, int]:
 def test_a_run_ends_with_a_model_a_trace_and_a_curve(tmp_path: Path, tiny_model: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    config = job(tmp_path, tiny_model)
+    config = job(tmp_path, tiny_model, logger=["console", "tensorboard"])
     tuned = train(config, workflow=talk, judge=length)
     assert tuned.path is not None
     trained = AutoModelForCausalLM.from_pretrained(tuned.path).state_dict()
@@ -150,21 +150,6 @@ def test_lora_trains_an_adapter_against_itself(tmp_path: Path, tiny_model: Path)
     assert tuned.metrics["train/kl"] == pytest.approx(0.0, abs=1e-5)
 
 
-@pytest.mark.slow
-def test_a_reward_without_variance_is_said_plainly(
-    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    @ajet.judge
-    def always(output: str) -> float:
-        return 0.5
-
-    config = job(tmp_path, tiny_model, total_steps=1)
-    tuned = train(config, workflow=talk, judge=always)
-    assert "the rewards have no variance" in capsys.readouterr().out
-    assert tuned.metrics["train/policy_version"] == 0
-    assert set(outcomes(config)) == {"zero_advantage", "evaluation"}
-
-
 def test_an_agent_that_never_calls_the_model_stops_the_run(tmp_path: Path, tiny_model: Path) -> None:
     @ajet.workflow
     async def silent(question: str) -> str:
@@ -183,6 +168,7 @@ def test_a_broken_agent_stops_the_run_with_its_first_cause(tmp_path: Path, tiny_
         train(job(tmp_path, tiny_model, val_before_train=False), workflow=broken, judge=length)
 
 
+@pytest.mark.slow
 def test_some_failures_are_left_out_and_said(
     tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -201,7 +187,8 @@ def test_some_failures_are_left_out_and_said(
     assert outcomes(config)["failed"] > 0
 
 
-@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_leaves_a_checkpoint_to_resume_from(tmp_path: Path, tiny_model: Path, number: signal.Signals) -> None:
     config = job(tmp_path, tiny_model, total_steps=3, save_freq=100, val_before_train=False)
     stop_at = threading.Event()

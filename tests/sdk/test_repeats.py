@@ -19,22 +19,11 @@ CALLS = 3 * 3 * 7
 """Of a step."""
 
 
-def test_the_order_in_which_calls_arrive_changes_nothing(
-    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    found = []
-    for name in ("one", "two"):
-        config = repeating_job(tmp_path / name, tiny_model, 2, attempts=2)
-        repeat(config)
-        found.append(numbers_of(config))
-    assert found[0] == found[1]
-    calls, hashes, weights = found[0]
-    assert len(calls) == 2 * CALLS * 2 // 3 and set(hashes) == {1, 2} and weights
-    assert f"hash {hashes[2]:.0f}" in capsys.readouterr().out
-
-
 @pytest.mark.slow
-def test_a_run_under_load_that_is_killed_twenty_times_repeats_to_the_bit(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_run_under_load_that_is_killed_twenty_times_repeats_to_the_bit(
+    tmp_path: Path, tiny_model: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And whenever calls arrive: `repeat` lets them come in another order every time."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["tests.sdk.repeating", "ajet_sdk.backbones.local"])
 
@@ -61,7 +50,9 @@ def test_a_run_under_load_that_is_killed_twenty_times_repeats_to_the_bit(tmp_pat
             process.terminate()
     straight = repeating_job(tmp_path / "straight", tiny_model, steps)
     assert start(straight) == 0
-    assert numbers_of(finished) == numbers_of(straight)
+    calls, hashes, weights = numbers_of(straight)
+    assert numbers_of(finished) == (calls, hashes, weights) and calls and weights
+    assert set(hashes) == set(range(1, steps + 1)) and f"hash {hashes[steps]:.0f}" in capfd.readouterr().out
 
 
 def _spin() -> None:

@@ -12,7 +12,7 @@ from ajet_sdk.reporting.results import TunedModel
 from ajet_sdk.run import train
 from ajet_sdk.types import Episode
 from ajet_tools.cli.app import app
-from tests.sdk.test_local_backbone import job, length, talk
+from tests.sdk.test_local_backbone import job, length, outcomes, talk
 
 AGENT = """
 import ajet
@@ -51,6 +51,7 @@ def test_a_run_without_an_update_says_so_and_has_an_exit_code_of_its_own(tmp_pat
     assert f"{first}, so there is nothing to learn from (mean reward 0, pass@1 0.00, pass@4 0.00)" in output
     assert "no attempt solved its task: choose easier tasks" in output
     assert output.count("the rewards have no variance") == 1, "the second step says nothing new"
+    assert set(outcomes(job(tmp_path, tiny_model))) == {"zero_advantage", "evaluation"}
 
 
 @pytest.mark.slow
@@ -62,12 +63,13 @@ def test_a_run_that_got_worse_says_so_last_and_offers_its_start(tmp_path: Path, 
     assert last == "worse than the start; best was step 0 (val/reward 1.000 at step 0, 0.800 at step 2)"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("scores", "best", "warning"),
     [
         ([0.5, 0.9, 0.2, 0.3], 1, "worse than the start; best was step 1 (val/reward 0.500 at step 0, 0.300 at step 3"),
-        pytest.param([0.5, 0.6, 0.9, 0.7], 2, "", marks=pytest.mark.slow),
-        pytest.param([0.5, 0.6, 0.7, 0.7], 3, "", marks=pytest.mark.slow),
+        ([0.5, 0.6, 0.9, 0.7], 2, ""),
+        ([0.5, 0.6, 0.7, 0.7], 3, ""),
     ],
 )
 def test_the_checkpoint_with_the_best_validation_is_kept_and_offered(
@@ -86,6 +88,7 @@ def test_the_checkpoint_with_the_best_validation_is_kept_and_offered(
     assert f"ajet serve {tuned.best}" in repr(tuned)
 
 
+@pytest.mark.slow
 def test_tokens_that_were_sampled_and_not_trained_are_told(
     tmp_path: Path, tiny_model: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -113,6 +116,7 @@ def test_a_policy_that_an_update_broke_gets_other_advice(
     assert "so an update broke the policy: lower trainer_common.optim.lr" in said
 
 
+@pytest.mark.slow
 def test_a_run_ends_once_its_tasks_are_solved(
     tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

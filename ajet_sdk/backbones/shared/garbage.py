@@ -10,6 +10,8 @@ __all__ = ["freeze_gc"]
 
 SELDOM = 50_000
 """New containers, less those freed, between two collections of the youngest; Python's own number is 700."""
+FROZEN = 10_000
+"""As many objects are frozen by a program that freezes its own; Python 3.12 starts with some hundred."""
 
 
 @contextmanager
@@ -18,14 +20,18 @@ def freeze_gc() -> Iterator[None]:
 
     A run makes small objects by the million, and with libraries of half a million objects loaded each full collection
     stops all threads for a third of a second: a tenth of a step of a small model's time. What it makes in a step lives
-    until the step is trained, so that each early look at it finds nothing to free: another tenth.
+    until the step is trained, so that each early look at it finds nothing to free: another tenth. What the program has
+    frozen itself stays frozen.
     """
-    gc.collect()
-    gc.freeze()
+    ours = gc.get_freeze_count() < FROZEN
+    if ours:
+        gc.collect()
+        gc.freeze()
     before = gc.get_threshold()
     gc.set_threshold(max(before[0], SELDOM) if before[0] else 0, *before[1:])
     try:
         yield
     finally:
         gc.set_threshold(*before)
-        gc.unfreeze()
+        if ours:
+            gc.unfreeze()

@@ -41,6 +41,7 @@ def test_no_text_earns_a_reward_of_a_judge_that_compares(name: str, tmp_path: Pa
     assert all(one["reward"] == 0 for one in found["outcomes"])
 
 
+@pytest.mark.slow
 def test_no_program_earns_a_reward_of_the_code_judge(tmp_path: Path) -> None:
     tests = ["from math import isclose", "assert isclose(half(3), 1.5)", "assert half(4) == 2"]
     (tmp_path / "tasks.jsonl").write_text(json.dumps({"query": "halve", "metadata": {"test_list": tests}}))

@@ -187,8 +187,8 @@ def _has_fence() -> bool:
 UNFENCED = not _has_fence()
 
 
-async def rewarded(form: str, **options: Any) -> dict[str, float]:
-    """The cheats that earn something."""
+async def rewarded(form: str, every: int = 1, **options: Any) -> dict[str, float]:
+    """The cheats that earn something, of each `every`th."""
     judge = CodeJudge(unfenced=UNFENCED, seconds=2, **options)
     running = asyncio.Semaphore(4)
 
@@ -197,13 +197,15 @@ async def rewarded(form: str, **options: Any) -> dict[str, float]:
             verdict = await judge(f"```python\n{code}\n```", Task(metadata=FORMS[form]))
             return float(verdict.rewards[0].value)
 
-    values = await asyncio.gather(*map(value, CHEATS.values()))
-    return {name: earned for name, earned in zip(CHEATS, values, strict=True) if earned}
+    names = list(CHEATS)[::every]
+    values = await asyncio.gather(*(value(CHEATS[name]) for name in names))
+    return {name: earned for name, earned in zip(names, values, strict=True) if earned}
 
 
-def test_no_cheat_earns_a_reward() -> None:
+@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
+def test_no_cheat_earns_a_reward(every: int) -> None:
     """As asserts, by the command: `test_attack.py`."""
-    assert asyncio.run(rewarded("check")) == {}
+    assert asyncio.run(rewarded("check", every)) == {}
 
 
 @pytest.mark.slow
