@@ -4,6 +4,7 @@ import atexit
 import gc
 import os
 import signal
+import ssl
 from collections.abc import Generator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -18,6 +19,10 @@ from hypothesis import HealthCheck, settings
 # httpx gives up after five seconds unless it is told otherwise: on a busy machine a test would fail for that alone
 for _phase in ("connect", "read", "write", "pool"):
     setattr(DEFAULT_TIMEOUT_CONFIG, _phase, None)
+
+# each HTTP client reads the system's certificates: 40 ms of processor time, and no test leaves this machine
+for _reads in ("load_default_certs", "load_verify_locations"):
+    setattr(ssl.SSLContext, _reads, lambda *_, **__: None)
 
 # a shell starts what runs in the background with Ctrl-C ignored, and commands that tests start would inherit that
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
