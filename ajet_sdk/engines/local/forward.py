@@ -7,6 +7,7 @@ logits on a trial. Shapes: B rows, T tokens each, N = B * T, W places seen, H he
 
 from __future__ import annotations
 
+import inspect
 import logging
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -23,6 +24,7 @@ __all__ = [
     "LlamaForward",
     "ModelForward",
     "UnsupportedModel",
+    "cache_name",
     "causal_mask",
     "check_rope",
     "distance",
@@ -59,7 +61,7 @@ class ModelForward:
     """The model's own pass. `last_B` None: each row's last token is its T-th."""
 
     def __init__(self, model: Any, cache: RowCache) -> None:
-        self._model, self._cache = model, cache
+        self._model, self._cache = model, {cache_name(model): cache}
 
     def refresh(self) -> None:
         return
@@ -79,15 +81,21 @@ class ModelForward:
                 input_ids=ids_BT,
                 position_ids=places_BT,
                 attention_mask=mask,
-                past_key_values=self._cache,
                 use_cache=True,
                 logits_to_keep=keep,
+                **self._cache,
             ).logits
         finally:
             config._attn_implementation = chosen
         if last_B is None:
             return logits[:, -1]
         return logits[torch.arange(len(ids_BT), device=logits.device), which_B]
+
+
+def cache_name(model: Any) -> str:
+    """What the model's forward pass calls its cache: `cache` in newer versions of transformers."""
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return "cache" if "cache" in inspect.signature(inner.forward).parameters else "past_key_values"
 
 
 def causal_mask(places_BT: torch.Tensor, window: int, dtype: torch.dtype) -> torch.Tensor:

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from transformers import DynamicCache
 
-from ajet_sdk.engines.local.forward import distance, tolerance
+from ajet_sdk.engines.local.forward import cache_name, distance, tolerance
 from ajet_sdk.engines.local.logits import process
 from ajet_sdk.engines.local.requests import Continuation, TokenDraw, draw, most_likely, uniform
 
@@ -77,9 +77,10 @@ class SingleConversation:
 
     def _logits(self, conversation: _Conversation, known: list[int]) -> torch.Tensor:
         """The logits behind the last id, [1, V]."""
-        cache = {"past_key_values": conversation.cache, "use_cache": True} if self._cached else {"use_cache": False}
         fresh = known[len(conversation.ids) :] if self._cached else known
-        logits: torch.Tensor = self.model(input_ids=torch.tensor([fresh], device=self._device), **cache).logits
+        ids = torch.tensor([fresh], device=self._device)
+        cache = {cache_name(self.model): conversation.cache} if self._cached else {}
+        logits: torch.Tensor = self.model(input_ids=ids, use_cache=self._cached, **cache).logits
         conversation.ids = known
         return logits[:, -1]
 

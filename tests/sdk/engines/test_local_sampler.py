@@ -184,6 +184,7 @@ def test_logprobs_are_those_of_a_full_pass_over_two_turns(
     run(model, body)
 
 
+@pytest.mark.filterwarnings("error:.*past_key_values:FutureWarning")
 def test_eager_attention_and_lora_give_the_same_logprobs() -> None:
     peft = pytest.importorskip("peft")
     for architecture, changes in (("qwen3", {}), ("llama", {"mlp_bias": True})):
