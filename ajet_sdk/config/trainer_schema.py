@@ -91,7 +91,7 @@ class Algorithm(Section):
         ge=0,
     )
     replay_coef: float = key(
-        0.1, "Weight of the replayed conversations' loss, their mean negative log-likelihood per token.", gt=0
+        1.0, "Weight of the replayed conversations' loss, their mean negative log-likelihood per token.", gt=0
     )
     val_loss_freq: int = key(
         0,

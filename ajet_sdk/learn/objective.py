@@ -74,7 +74,7 @@ class LossSettings:
     objective: Literal["policy", "imitation", "preference"] = "policy"
     beta: float = 0.1
     """Of a preference: how strongly the policy is held to the reference."""
-    replay_coef: float = 0.1
+    replay_coef: float = 1.0
     """Weight of the replayed conversations' mean negative log-likelihood per token."""
 
     @property
