@@ -180,6 +180,7 @@ def test_files_named_apart_are_sets(tmp_path: Path) -> None:
         load_tasks(config)
 
 
+@pytest.mark.slow
 def test_validation_may_be_greedy_alone(tmp_path: Path, tiny_model: Path) -> None:
     @ajet.judge
     def falling(output: str, episode: Episode) -> float:
@@ -193,6 +194,7 @@ def test_validation_may_be_greedy_alone(tmp_path: Path, tiny_model: Path) -> Non
         assert trace.query(sql).to_pylist() == [{"decoding": "greedy", "n": 2 * 2 * MIN_TASKS}]
 
 
+@pytest.mark.slow
 def test_a_run_whose_validation_falls_ends_by_key(
     tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

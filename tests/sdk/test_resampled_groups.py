@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 import ajet
 from ajet_sdk.run import train
 from ajet_sdk.trace.reader import open_trace
@@ -37,6 +39,7 @@ def groups(tmp_path: Path, model: Path, rounds: int) -> dict[int, list[tuple[str
     return {step: [(row["asked"], row["used"]) for row in rows if row["step"] == step] for step in (1, 2)}
 
 
+@pytest.mark.slow
 def test_groups_without_signal_are_replaced_until_the_batch_is_full(tmp_path: Path, tiny_model: Path) -> None:
     without, replaced = (groups(tmp_path / str(rounds), tiny_model, rounds) for rounds in (0, 5))
     for step, before in without.items():

@@ -308,6 +308,7 @@ def test_a_run_over_conversations_needs_no_agent_and_books_every_token(tmp_path:
     assert rows and all(set(row["advantages"]) == {1.0} and max(row["logprobs"]) < 0 for row in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("staleness", [0, 1])
 def test_a_run_by_rewards_replays_conversations_in_each_step(
     tmp_path: Path, tiny_model: Path, staleness: int, capsys: pytest.CaptureFixture[str]
@@ -332,6 +333,7 @@ def with_held_out(tmp_path: Path, tiny_model: Path, told: str, **trainer: Any) -
     return config
 
 
+@pytest.mark.slow
 def test_the_loss_on_held_out_conversations_is_logged(
     tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -342,6 +344,7 @@ def test_the_loss_on_held_out_conversations_is_logged(
     assert f"validation: loss {tuned.history['val/loss'][1]:.3f}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_run_ends_where_the_held_out_loss_rises_with_the_checkpoint_before(tmp_path: Path, tiny_model: Path) -> None:
     """What is learnt is to answer yes; held out is another answer, so its loss rises from the first step on."""
     algorithm = {"adv_estimator": "sft", "data": str(tmp_path / "said.jsonl"), "val_loss_freq": 1}

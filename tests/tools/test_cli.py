@@ -661,7 +661,7 @@ def test_a_full_disk_is_a_few_lines(starter: Path) -> None:
     """A limit on the size of files fails each write beyond it, of the trace, the log and the rest."""
     limit = "import resource; resource.setrlimit(resource.RLIMIT_FSIZE, (30_000, 30_000)); "
     main = "from ajet_tools.cli.app import main; import sys; sys.argv[0] = 'ajet'; main()"
-    command = [sys.executable, "-c", limit + main, "run", "agent.py:solve", *SCRIPTED, "-k", "5"]
+    command = [sys.executable, "-c", limit + main, "run", "agent.py:solve", *SCRIPTED, "-k", "1"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(command, cwd=starter, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 1 and "trace.duckdb" in done.stderr and "Traceback" not in done.stderr

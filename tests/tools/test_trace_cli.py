@@ -123,17 +123,16 @@ def test_an_id_that_fits_several_or_none_is_an_error(experiment: Path) -> None:
 
 def test_sql(experiment: Path) -> None:
     where = str(experiment)
-    assert json.loads(ajet("sql", "SELECT 'nan'::FLOAT AS a, 1 AS a, [1] AS b", where, "--json")) == [
-        {"a": None, "a:1": 1, "b": [1]}
+    tokens = "(SELECT sum(tokens) FROM ledger) AS n, (SELECT [sum(tokens)] FROM ledger) AS l"
+    assert json.loads(ajet("sql", f"SELECT 'nan'::FLOAT AS a, 1 AS a, [1] AS b, {tokens}", where, "--json")) == [
+        {"a": None, "a:1": 1, "b": [1], "n": 4, "l": [4]}
     ]
-    assert "3 of 4 rows" in ajet("sql", "FROM metrics", where, "-n", "3")
-    wide = ajet("sql", "SELECT * FROM calls", where)
-    assert all(len(line) <= 100 for line in wide.splitlines()) and "no room for" in wide
-    assert "\x1b" not in ajet("sql", "SELECT output, error FROM episodes", where)
-    assert json.loads(ajet("sql", "SELECT sum(tokens) AS n, [sum(tokens)] AS l FROM ledger", where, "--json")) == [
-        {"n": 4, "l": [4]}
-    ]
-    assert '"' not in ajet("sql", "SELECT sum(tokens) FROM ledger", where)
+    some = ajet("sql", f"SELECT step, name, value, {tokens} FROM metrics", where, "-n", "3")
+    assert "3 of 4 rows" in some and '"' not in some
+    wide = ajet(
+        "sql", "SELECT episodes.output, episodes.error, calls.* FROM episodes JOIN calls USING (episode_id)", where
+    )
+    assert all(len(line) <= 100 for line in wide.splitlines()) and "no room for" in wide and "\x1b" not in wide
     assert "no rows" in ajet("sql", "SELECT 1 AS one WHERE false", where)
     assert "projection" in ajet("sql", "EXPLAIN SELECT 1", where).lower()
     assert "exactly one SELECT" in ajet("sql", "DELETE FROM runs", where, code=2)

@@ -194,6 +194,7 @@ def test_that_gradient_is_trls_of_the_reverse_divergence() -> None:
             assert torch.allclose(sampled[name], parameter.grad, atol=1e-6), name
 
 
+@pytest.mark.slow
 def test_a_student_learns_of_its_teacher_without_a_reward(tmp_path: Path, tiny_model: Path, teacher_model: Any) -> None:
     """A run of two steps: no judge, every sampled token in the ledger, the teacher's word in the trace."""
     teacher = tmp_path / "teacher"

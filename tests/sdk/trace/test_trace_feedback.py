@@ -107,6 +107,7 @@ def test_the_route_takes_feedback_and_nothing_else(tmp_path: Path) -> None:
         assert writer.query("SELECT comment FROM feedback").to_pylist() == [{"comment": "hi"}]
 
 
+@pytest.mark.slow
 def test_readers_and_givers_wait_for_the_moment_that_it_takes(tmp_path: Path) -> None:
     path = a_trace(tmp_path / "trace.duckdb")
     failed: list[Exception] = []
