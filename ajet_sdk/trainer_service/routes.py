@@ -303,7 +303,7 @@ async def _json(request: Request) -> dict[str, Any]:
 
 
 async def _no_route(request: Request) -> Response:
-    about = f"this server has no {request.method} {request.url.path}; see docs/guide/trainer-serve.md"
+    about = f"this server has no {request.method} {request.url.path}; docs/tinker-conformance.md has what works"
     return JSONResponse({"detail": about}, 404)
 
 
