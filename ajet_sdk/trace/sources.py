@@ -96,13 +96,27 @@ class Attached:
     def look(self, stamps: _Stamps) -> dict[Path, list[str] | TraceError]:
         """The runs of each file at rest, or why it cannot be read; of many, what queries read of them is kept."""
         if len(stamps) <= FEW:
-            return runs_of(list(stamps))
+            try:
+                return self._runs_of(tuple(stamps))
+            except (TraceError, duckdb.Error, OSError):  # then each file is looked at by itself
+                return runs_of(list(stamps))
         with self._free:
             while self._users:
                 self._free.wait()
             self.close()
             self._gathered = self._new_gathered(stamps)
             return self._gathered.look()
+
+    def _runs_of(self, files: tuple[Path, ...]) -> dict[Path, list[str] | TraceError]:
+        """The runs of each file; the next query most likely reads the same files, and finds them attached."""
+        runs: dict[Path, list[str] | TraceError] = {}
+        with self._opened(files, {}, {}, {}) as connection:
+            cursor = connection.cursor()
+            for i, file in enumerate(files):
+                rows = cursor.execute(f"SELECT run_id FROM t{i}.main.runs").fetchall() if self._versions[file] else []
+                runs[file] = [run for (run,) in rows]
+            cursor.close()
+        return runs
 
     def close(self) -> None:
         """Let go of the files, unless a query is running. What was copied of them stays."""
