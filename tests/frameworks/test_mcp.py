@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import importlib
 import importlib.metadata
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,15 @@ from ajet_sdk.rollout.episode import Attempt, run_episode
 from ajet_sdk.trace.reader import episodes, open_trace
 from ajet_sdk.trace.writer import TraceWriter
 
-mcp = pytest.importorskip("mcp")
+if find_spec("mcp") is None:
+    pytest.skip("needs mcp", allow_module_level=True)
+
+
+def mcp() -> Any:
+    """The package, imported where a test uses it: each worker of pytest-xdist imports every module of tests."""
+    return importlib.import_module("mcp")
+
+
 pytestmark = pytest.mark.slow
 
 TWO = int(importlib.metadata.version("mcp").partition(".")[0]) >= 2
@@ -84,13 +94,13 @@ def url(server: Path) -> Iterator[str]:
 
 @contextlib.asynccontextmanager
 async def session(streams: Any) -> AsyncIterator[Any]:
-    async with streams as (read, write, *_), mcp.ClientSession(read, write) as opened:
+    async with streams as (read, write, *_), mcp().ClientSession(read, write) as opened:
         await opened.initialize()
         yield opened
 
 
 def by_stdio(server: Path) -> Any:
-    return mcp.stdio_client(mcp.StdioServerParameters(command=sys.executable, args=[str(server)]))
+    return mcp().stdio_client(mcp().StdioServerParameters(command=sys.executable, args=[str(server)]))
 
 
 def by_http(url: str) -> Any:
@@ -198,10 +208,10 @@ def test_outside_of_an_episode_nothing_changes(server: Path) -> None:
             return await opened.call_tool("add", {"a": 2, "b": 3})
 
     plain = asyncio.run(main())
-    original = mcp.ClientSession.call_tool
+    original = mcp().ClientSession.call_tool
     with installed():
-        assert asyncio.run(main()) == plain and mcp.ClientSession.call_tool is not original
-    assert mcp.ClientSession.call_tool is original
+        assert asyncio.run(main()) == plain and mcp().ClientSession.call_tool is not original
+    assert mcp().ClientSession.call_tool is original
 
 
 def test_spans_of_the_agent_survive_and_are_named(server: Path) -> None:

@@ -34,11 +34,14 @@ from ajet_sdk.engines.scripted import ScriptedEngine
 from ajet_sdk.errors import UncapturedTraffic
 from ajet_sdk.gateway.episode import EpisodeSpec, OpenEpisode
 from ajet_sdk.gateway.gateway import Gateway
-from tests.later import Later
 from tests.sdk.episodes import episode_of, swallow_refusal
 from tests.sdk.test_capture import run_in
 
-anthropic, genai = Later("anthropic"), Later("google.genai")
+
+def sdk(name: str) -> Any:
+    """A vendor's package, imported where a test uses it: each worker of pytest-xdist imports every module of tests."""
+    return importlib.import_module(name)
+
 
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "prompt": "hi", "input": "hi", "contents": []}
 MESSAGE = {"role": "user", "content": "hi"}
@@ -187,8 +190,8 @@ SHAPES: list[Callable[[], Any]] = [
     lambda: openai.OpenAI(max_retries=0).responses.compact(model="m", input="hi"),
     lambda: openai.OpenAI(max_retries=0).images.generate(model="m", prompt="hi"),
     lambda: openai.OpenAI(max_retries=0).post("/chat/completions", body=[1], cast_to=object),
-    lambda: anthropic.Anthropic(max_retries=0).messages.batches.create(requests=[]),
-    lambda: genai.Client().interactions.create(model="m", input="hi"),
+    lambda: sdk("anthropic").Anthropic(max_retries=0).messages.batches.create(requests=[]),
+    lambda: sdk("google.genai").Client().interactions.create(model="m", input="hi"),
     posting(requests, "https://api.mistral.ai/v1/conversations"),
     posting(httpx2, "https://router.huggingface.co/hf-inference/models/m"),
     posting(httpx, "https://us-central1-aiplatform.googleapis.com/v1/projects/p/endpoints/1:predict"),

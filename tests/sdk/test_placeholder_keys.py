@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -22,10 +23,13 @@ from ajet_sdk.config.api_keys import KEYS, api_key, placeholder_in, placeholder_
 from ajet_sdk.config.config import Config, load_object
 from ajet_sdk.engines.open import open_engine
 from ajet_sdk.errors import MissingResource
-from tests.later import Later
 from tests.sdk.episodes import episode_of
 
-anthropic, genai = Later("anthropic"), Later("google.genai")
+
+def sdk(name: str) -> Any:
+    """A vendor's package, imported where a test uses it: each worker of pytest-xdist imports every module of tests."""
+    return importlib.import_module(name)
+
 
 PRINT = "import json, os; print(json.dumps({name: os.environ.get(name) for name in os.environ if 'KEY' in name}))"
 
@@ -71,10 +75,12 @@ CLIENTS: list[Callable[[], Any]] = [
     lambda: openai.AzureOpenAI(
         api_version="2024-10-21", azure_endpoint="https://a.openai.azure.com"
     ).completions.create(model="m", prompt="hi"),
-    lambda: anthropic.Anthropic().messages.create(
-        model="m", max_tokens=9, messages=[{"role": "user", "content": "hi"}]
+    lambda: (
+        sdk("anthropic")
+        .Anthropic()
+        .messages.create(model="m", max_tokens=9, messages=[{"role": "user", "content": "hi"}])
     ),
-    lambda: genai.Client().models.generate_content(model="m", contents="hi"),
+    lambda: sdk("google.genai").Client().models.generate_content(model="m", contents="hi"),
 ]
 
 
@@ -119,8 +125,8 @@ def by_header(url: str, **headers: str) -> Callable[[], Any]:
     [
         (lambda: openai.OpenAI(max_retries=0).embeddings.create(model="m", input="x"), "OPENAI_API_KEY"),
         (lambda: openai.OpenAI(max_retries=0).models.list(), "OPENAI_API_KEY"),
-        (lambda: anthropic.Anthropic(max_retries=0).models.list(), "ANTHROPIC_API_KEY"),
-        (lambda: genai.Client().models.embed_content(model="m", contents="x"), "GOOGLE_API_KEY"),
+        (lambda: sdk("anthropic").Anthropic(max_retries=0).models.list(), "ANTHROPIC_API_KEY"),
+        (lambda: sdk("google.genai").Client().models.embed_content(model="m", contents="x"), "GOOGLE_API_KEY"),
         (lambda: httpx.get(f"https://api.mistral.ai/v1/models?key={os.environ['MISTRAL_API_KEY']}"), "MISTRAL_API_KEY"),
     ],
 )
@@ -129,7 +135,7 @@ def test_what_would_carry_one_to_a_provider_ends_the_episode(send: Callable[[], 
 
     def act() -> None:
         CLIENTS[0]()
-        with pytest.raises((MissingResource, openai.APIConnectionError, anthropic.APIConnectionError)):
+        with pytest.raises((MissingResource, openai.APIConnectionError, sdk("anthropic").APIConnectionError)):
             send()
 
     episode = episode_of(act)
