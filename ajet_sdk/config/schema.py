@@ -174,7 +174,9 @@ class Prices(Section):
 
 class Tinker(Section):
     base_url: str | None = key(
-        None, "Address of a service that speaks the Tinker API, e.g. `http://127.0.0.1:8901`; null: the hosted service."
+        None,
+        "Address of a service that speaks the Tinker API, e.g. `http://127.0.0.1:8900`; null: TINKER_BASE_URL, else "
+        "the hosted service.",
     )
     api_key_env: str = key(
         "TINKER_API_KEY", "Environment variable that holds the service's API key; not needed at 127.0.0.1."

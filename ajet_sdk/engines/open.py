@@ -24,6 +24,8 @@ __all__ = ["at_endpoint", "open_engine", "ready"]
 
 log = logging.getLogger("ajet")
 
+AT_SERVICE = "tinker://"
+"""How the path of weights begins that a training service keeps."""
 LOCAL = "ajet_sdk.engines.local.loading"
 """By name, for it loads torch."""
 
@@ -34,7 +36,8 @@ def at_endpoint(config: Config) -> Config:
     A name without a directory here and without weights in the hub's cache is then one that the endpoint knows.
     """
     model, url = config.model, os.environ.get("OPENAI_BASE_URL")
-    if not url or not model.path or model.base_url or model.scripted or model.recipe:
+    named = model.base_url or model.scripted or model.recipe or str(model.path).startswith(AT_SERVICE)
+    if not url or not model.path or named:
         return config
     if config.resolve(model.path).exists() or model.path.startswith((".", "/", "~")) or _has_weights(model.path):
         return config
@@ -66,6 +69,9 @@ def open_engine(config: Config) -> Engine:
             raise ConfigError(f"model.base_url is {model.base_url}, but no model is named; set model.name (--model)")
         source = f"{model.api_key_env} (model.api_key_env)" + ("" if key else ", which is not set")
         return RemoteEngine(model.base_url, key or "none", str(name), key_source=source)
+    if str(model.path).startswith(AT_SERVICE):
+        served: Engine = importlib.import_module("ajet_sdk.engines.tinker.sampler").tinker_engine(config)
+        return served
     if not model.path:
         raise ConfigError("no model given: set model.path (weights), model.base_url (an endpoint) or model.scripted")
     config = with_fetched_model(config)

@@ -271,6 +271,10 @@ _TRAIN = [
     ("train/entropy", "entropy", "{:.2f}"),
     ("train/logprob_gap_max", "gap", "{:.1e}"),
     ("train/tokens_per_second", "tokens/s", "{:,.0f}"),
+    ("cost/prefilled_tokens", "prefilled", "{:,.0f}"),
+    ("cost/sampled_tokens", "sampled", "{:,.0f}"),
+    ("cost/trained_tokens", "trained", "{:,.0f}"),
+    ("cost/dollars", "$", "{:,.2f}"),
     ("time/step", "s", "{:.1f}"),
     ("train/hash", "hash", "{:.0f}"),
 ]

@@ -179,6 +179,10 @@ def train(
     exp_dir: Annotated[
         Path | None, typer.Option(help="Directory in which to create the experiment's directory.")
     ] = None,
+    max_cost: Annotated[
+        float | None,
+        typer.Option(help="Dollars after which backbone tinker stops (tinker.max_cost).", show_default=False),
+    ] = None,
     skip_bad_rows: SkipBadRows = False,
     with_ray: Annotated[
         bool, typer.Option("--with-ray", help="Start Ray on this machine for the run, and stop it afterwards.")
@@ -217,6 +221,7 @@ def train(
         model=model,
         skip_bad_rows=skip_bad_rows,
         exp_dir=exp_dir,
+        more={"tinker.max_cost": max_cost},
     ).config()
     if with_ray and with_ray_cluster is not None:
         raise ConfigError("--with-ray starts a local Ray and --with-ray-cluster joins a cluster; give only one of them")
@@ -241,7 +246,7 @@ def train(
 def _check_flags(config: Config, ray: bool, appworld: bool, prefix: str) -> None:
     if appworld:
         raise ConfigError("--with-appworld is not implemented; start the environment service yourself and give its URL")
-    if ray and config.backbone in ("debug", "local") and config.rollout.runner != "ray":
+    if ray and config.backbone in ("debug", "local", "tinker") and config.rollout.runner != "ray":
         echo(
             f"Note: backbone {config.backbone} needs no Ray; to run the agent on it, set ajet.rollout.runner=ray.",
             err=True,

@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
 __all__ = ["TinkerSampler", "tinker_engine"]
 
-SCHEME = "tinker://"
-"""How a path of weights at a service begins."""
-
 
 class TinkerSampler:
     """Implements `protocols.Sampler` over `ServedWeights`.
@@ -121,6 +118,3 @@ def tinker_engine(config: Config) -> TokenEngine:
         close=session.close,
     )
     return TokenEngine(sampler, tokenizer, tool_call_parser=config.model.tool_call_parser, rescored=False)
-
-
-__all__ += ["SCHEME"]

@@ -50,7 +50,7 @@ class Session:
                 f"{sys.version_info.major}.{sys.version_info.minor})"
             )
         settings = config.tinker
-        self.url, self.stall = settings.base_url, settings.stall_timeout
+        self.url, self.stall = settings.base_url or os.environ.get("TINKER_BASE_URL"), settings.stall_timeout
         self.model, self.rank, self.seed = str(config.model.path), config.model.lora.r, config.trainer_common.seed
         key = api_key(settings.api_key_env)
         if key is None and not _is_here(self.url):
@@ -61,9 +61,13 @@ class Session:
         except ModuleNotFoundError as error:
             raise MissingExtra(str(error.name), "tinker") from error
         self.tinker: Any = tinker
-        self.errors = (tinker.TinkerError, httpx.HTTPError, ValueError, RuntimeError, OSError)
-        self.client = self.call("opening a session", lambda: tinker.ServiceClient(
-            base_url=self.url, api_key=key or _LOCAL_KEY))  # fmt: skip
+        self.errors = (tinker.TinkerError, httpx.HTTPError, ValueError, RuntimeError, OSError, AttributeError)
+        where = {"base_url": self.url, "api_key": key or _LOCAL_KEY}
+        self.client = self.call("opening a session", lambda: tinker.ServiceClient(**where))
+        self.newer = hasattr(tinker.RestClient, "get_server_capabilities")
+        """The SDK of 0.38: a REST client needs no session, and adapters are given file by file."""
+        rest = (lambda: tinker.RestClient(**where)) if self.newer else self.client.create_rest_client
+        self.rest = self.call("opening a connection", rest)
 
     @property
     def name(self) -> str:
@@ -103,7 +107,8 @@ class Session:
 
     def max_model_len(self, model: str) -> int | None:
         """The context of a model as the service tells it. Raises ConfigError where it does not have the model."""
-        known = self.call("get_server_capabilities", self.client.get_server_capabilities).supported_models
+        asked = self.rest if self.newer else self.client
+        known = self.call("get_server_capabilities", asked.get_server_capabilities).supported_models
         names = [one.model_name for one in known]
         if names and model not in names:
             raise ConfigError(f"model.path: {self.name} has no model {model}; it has {', '.join(map(str, names))}")
@@ -111,8 +116,8 @@ class Session:
 
     def base_of(self, path: str) -> str:
         """The base model of weights that the service keeps."""
-        rest = self.call("a REST client", self.client.create_rest_client)
-        return str(self.call(f"looking up {path}", lambda: rest.get_weights_info_by_tinker_path(path)).base_model)
+        found = self.call(f"looking up {path}", lambda: self.rest.get_weights_info_by_tinker_path(path))
+        return str(found.base_model)
 
     def weights(self, path: str | None = None) -> SdkWeights:
         """Kept weights of the service, or the base model's, to sample from."""
@@ -195,20 +200,37 @@ class SdkService:
         answer = self._session.call("save_weights_for_sampler", lambda: self._training.save_weights_for_sampler(name))
         return str(answer.path)
 
-    def download(self, path: str, place: Path) -> None:
+    def download(self, name: str, place: Path) -> str:
+        if self._session.newer:
+            save = self._training.save_weights_external
+            path = str(self._session.call("save_weights_external", lambda: save(name)).path)
+            rest = self._session.rest
+            links = self._session.call(f"looking up {path}", lambda: rest.get_external_weights_urls(path)).urls
+            for file, url in links.items():
+                target = (place / file).resolve()
+                if not target.is_relative_to(place.resolve()):
+                    raise self._session.failed(f"downloading {path}", ValueError(f"a file named {file}"))
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_bytes(self._fetch(url, path))
+            return path
+        path = self.keep_sampler(name)
+        with tarfile.open(fileobj=io.BytesIO(self._fetch(self._archive(path), path))) as files:
+            files.extractall(place, filter="data")
+        return path
+
+    def _archive(self, path: str) -> str:
+        """The address of a sampler's archive."""
         run, _, rest = path.removeprefix("tinker://").partition("/")
-        name = rest.removeprefix("sampler_weights/")
-        rest_client = self._session.call("a REST client", self._session.client.create_rest_client)
+        name, ask = rest.removeprefix("sampler_weights/"), self._session.rest.get_checkpoint_archive_url
         try:
-            ask = f"sampler_weights/{name}"
-            answer = self._session.call("the adapter", lambda: rest_client.get_checkpoint_archive_url(run, ask))
+            return str(self._session.call("the adapter", lambda: ask(run, f"sampler_weights/{name}")).url)
         except TrainingError:  # a server that names checkpoints without their kind
-            answer = self._session.call("the adapter", lambda: rest_client.get_checkpoint_archive_url(run, name))
+            return str(self._session.call("the adapter", lambda: ask(run, name)).url)
+
+    def _fetch(self, url: str, path: str) -> bytes:
         try:
-            archive = httpx.get(answer.url, timeout=self._session.stall, follow_redirects=True).raise_for_status()
-            with tarfile.open(fileobj=io.BytesIO(archive.content)) as files:
-                files.extractall(place, filter="data")
-        except (httpx.HTTPError, tarfile.TarError, OSError) as error:
+            return httpx.get(url, timeout=self._session.stall, follow_redirects=True).raise_for_status().content
+        except httpx.HTTPError as error:
             raise self._session.failed(f"downloading {path}", error) from error
 
     def close(self) -> None:
@@ -269,11 +291,11 @@ class SdkWeights:
 
 def _future(value: Any) -> Future[Any]:
     """What the SDK returned as a future of the standard library: newer SDKs return futures in more places."""
-    if isinstance(value, Future):
-        return value
     if hasattr(value, "future"):
         inner: Future[Any] = value.future()
         return inner
+    if isinstance(value, Future):
+        return value
     outcome: Future[Any] = Future()
     outcome.set_result(value)
     return outcome

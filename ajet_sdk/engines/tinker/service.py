@@ -130,8 +130,8 @@ class TrainingService(Protocol):
         """Keep the weights at the service to be sampled from later; returns their path there."""
         ...
 
-    def download(self, path: str, place: Path) -> None:
-        """Put the adapter at a path of `keep_sampler` into a directory, as peft keeps it."""
+    def download(self, name: str, place: Path) -> str:
+        """Put the adapter into a directory, as peft keeps it. Returns the path at which the service keeps it too."""
         ...
 
     def close(self) -> None:

@@ -84,11 +84,12 @@ class TinkerLearner:
         fresh = run / f".adapter.{new_id()[:8]}"
         fresh.mkdir(parents=True)
         try:
-            self.service.download(path, fresh)
+            self.service.download(f"adapter-{new_id()[:8]}", fresh)
         except TrainingError as error:
             self.say(f"{error}; sample from it there: ajet serve --model {path}")
         else:
             modules = complete_adapter(fresh, _base(self.config))
+            self.tokenizer.hf.save_pretrained(fresh)
             self.say(f"adapter of {', '.join(modules)}: {self._compare(fresh)}")
         (fresh / _STATE).write_text(json.dumps({"sampler": path, "updates": self.trainer.updates}, indent=1))
         checkpoint.replace(fresh, run / "adapter")

@@ -1,0 +1,190 @@
+"""`--backbone tinker` against `ajet trainer serve`: runs as those of `local`, by the official SDK and a real socket."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import ajet
+from ajet_sdk.config.config import Config, load_config
+from ajet_sdk.engines.tinker.sdk import SdkService, Session
+from ajet_sdk.errors import ConfigError, TrainingError
+from ajet_sdk.learn.tinker.scaling import Scaling, measure_scaling
+from ajet_sdk.run import run, train
+from ajet_sdk.trace.reader import ledger_balance, open_trace
+from tests.tinker.servers import IDS, Server
+
+
+def job(
+    tmp_path: Path, server: Server, model: Path, tinker: Mapping[str, Any] = {}, rollout: Mapping[str, Any] = {},
+    **trainer: Any,
+) -> Config:  # fmt: skip
+    tasks = tmp_path / "tasks.jsonl"
+    tasks.write_text("".join(f'{{"question": "Say {w}."}}\n' for w in ("yes", "no", "maybe", "so", "well")))
+    return load_config(
+        values={
+            "experiment_name": "tiny",
+            "experiment_dir": str(tmp_path / "experiment"),
+            "backbone": "tinker",
+            "model": {"path": str(model), "lora": {"r": 4}},
+            "tinker": {"base_url": server.url, "stall_timeout": 60, **tinker},
+            "task_reader": {"type": "jsonl_dataset_file",
+                            "jsonl_dataset_file": {"training": {"file_path": str(tasks)}}},
+            "data": {"train_batch_size": 2},
+            "rollout": {"num_repeat": 4, "max_model_len": 200, "max_response_length_in_one_turn": 6, **rollout},
+            "trainer_common": {"total_steps": 2, "test_freq": 0, "save_freq": 1, "use_kl_loss": False, "logger": [],
+                               "optim": {"lr": 0.01, "warmup_steps": 1}, **trainer},
+        }
+    )  # fmt: skip
+
+
+@ajet.workflow
+async def talk(question: str, model: ajet.Model) -> str:
+    first = {"role": "user", "content": question}
+    reply = await model.chat([first])
+    last = await model.chat([first, reply, {"role": "user", "content": "Again."}])
+    return last["content"] or ""
+
+
+@ajet.judge
+def length(output: str) -> float:
+    return len(output) / 10
+
+
+def values(config: Config, name: str) -> dict[int, float]:
+    with open_trace(config.directory) as reader:
+        found = reader.query("SELECT step, value FROM metrics WHERE name = ? ORDER BY step", [name]).to_pylist()
+    return {row["step"]: row["value"] for row in found}
+
+
+def test_a_run_trains_through_the_api_and_ends_with_an_adapter(tmp_path: Path, server: Server, tiny: Path) -> None:
+    prices = {"prices": {"prefill": 1.0, "sample": 3.0, "train": 2.0}}
+    config = job(tmp_path, server, tiny, prices, {"max_staleness": 0})
+    tuned = train(config, workflow=talk, judge=length)
+    assert tuned.path is not None and (tuned.path / "adapter_model.safetensors").is_file()
+    assert tuned.trained_tokens > 0
+    with open_trace(config.directory) as reader:
+        calls = reader.query("SELECT policy_version, step, logprobs FROM calls JOIN episodes USING (episode_id)")
+        assert ledger_balance(reader, tuned.run_id) == []
+    versions = {(row["step"], row["policy_version"]) for row in calls.to_pylist()}
+    assert versions == {(1, 0), (2, 1)}, "each step is sampled from the weights of the one before"
+    assert max(values(config, "train/logprob_gap_max").values()) < 1e-4
+    counted = {name: values(config, f"cost/{name}_tokens")[2] for name in ("prefilled", "sampled", "trained")}
+    dollars = (counted["prefilled"] + 3 * counted["sampled"] + 2 * counted["trained"]) / 1e6
+    assert values(config, "cost/dollars")[2] == pytest.approx(dollars) and all(counted.values())
+    # The adapter is a checkpoint like any other.
+    scored = load_config(values={"experiment_dir": str(tmp_path / "after"), "model": {"path": str(tuned.path)},
+                                 "rollout": {"max_model_len": 200, "max_response_length_in_one_turn": 6}})  # fmt: skip
+    assert run(scored, workflow=talk, judge=length, tasks=[{"question": "Say yes."}]).reward is not None
+    # So it is where the service keeps it.
+    kept = json.loads((tuned.path / "tinker.json").read_text())["sampler"]
+    there = load_config(values={"experiment_dir": str(tmp_path / "there"), "tinker": {"base_url": server.url},
+                                "model": {"path": kept, "name": str(tiny)},
+                                "rollout": {"max_model_len": 200, "max_response_length_in_one_turn": 6}})  # fmt: skip
+    assert run(there, workflow=talk, judge=length, tasks=[{"question": "Say yes."}]).reward is not None
+
+
+def test_a_resumed_run_goes_on_to_the_same_numbers(tmp_path: Path, server: Server, tiny: Path) -> None:
+    for name in ("straight", "halves"):
+        (tmp_path / name).mkdir()
+    straight = job(tmp_path / "straight", server, tiny)
+    train(straight, workflow=talk, judge=length)
+    train(job(tmp_path / "halves", server, tiny, total_training_steps=1), workflow=talk, judge=length)
+    whole = job(tmp_path / "halves", server, tiny)
+    train(whole, workflow=talk, judge=length, resume=True)
+    for name in ("train/reward", "train/loss", "train/grad_norm", "train/policy_version"):
+        assert values(whole, name) == pytest.approx(values(straight, name), rel=1e-4, abs=1e-6), name
+
+
+def test_the_run_ends_before_it_costs_more_than_it_may(tmp_path: Path, server: Server, tiny: Path) -> None:
+    config = job(tmp_path, server, tiny, {"prices": {"sample": 1000.0}, "max_cost": 0.15}, total_steps=20)
+    train(config, workflow=talk, judge=length)
+    spent = values(config, "cost/dollars")
+    assert 1 <= len(spent) < 20 and max(spent.values()) <= 0.15
+    assert (next(Path(config.directory).glob("checkpoint/*/step_*")) / "tinker.json").is_file()
+    with pytest.raises(ConfigError, match=r"tinker\.max_cost needs tinker\.prices"):
+        job(tmp_path, server, tiny, {"max_cost": 1.0})
+
+
+def test_the_next_batch_is_sampled_while_the_service_trains(tmp_path: Path, server: Server, tiny: Path) -> None:
+    config = job(tmp_path, server, tiny, rollout={"max_staleness": 1}, total_steps=3)
+    train(config, workflow=talk, judge=length)
+    assert max(values(config, "train/staleness_max").values()) == 1
+    assert any(share > 0 for share in values(config, "time/overlap").values())
+
+
+def test_a_signal_leaves_a_state_at_the_service(tmp_path: Path, server: Server, tiny: Path) -> None:
+    config, seen = job(tmp_path, server, tiny, total_steps=6, save_freq=0), threading.Event()
+
+    @ajet.workflow
+    async def interrupted(question: str, model: ajet.Model, episode: ajet.Episode) -> str:
+        if episode.step == 2 and not seen.is_set():
+            seen.set()
+            os.kill(os.getpid(), signal.SIGINT)
+        reply = await model.chat([{"role": "user", "content": question}])
+        return reply["content"] or ""
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, workflow=interrupted, judge=length)
+    assert (next(Path(config.directory).glob("checkpoint/*/step_000001")) / "tinker.json").is_file()
+    short = job(tmp_path, server, tiny, total_training_steps=2, total_steps=6, save_freq=0)
+    train(short, workflow=interrupted, judge=length, resume=True)
+    assert values(short, "train/policy_version") == {1: 1.0, 2: 2.0}
+
+
+def test_a_server_that_is_started_again_is_waited_for(tmp_path: Path, tiny: Path) -> None:
+    with Server(tiny, tmp_path / "state") as server:
+        config, once = job(tmp_path, server, tiny, save_freq=0), threading.Event()
+
+        @ajet.judge
+        def restarting(output: str) -> float:
+            if not once.is_set():
+                once.set()
+                server.stop()
+                threading.Timer(1.0, server.start).start()
+            return len(output) / 10
+
+        train(config, workflow=talk, judge=restarting)
+        assert values(config, "train/policy_version") == {1: 1.0, 2: 2.0}
+
+
+def test_what_a_service_cannot_do_is_refused_before_it_is_asked(
+    tmp_path: Path, server: Server, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for wrong, named in (
+        (job(tmp_path, server, tiny, entropy_coef=0.1), "entropy_coef"),
+        (job(tmp_path, server, tiny, rollout={"deterministic": True}), "deterministic"),
+        (job(tmp_path, server, Path("another/model")), "another/model"),
+    ):
+        with pytest.raises(ConfigError, match=named):
+            train(wrong, workflow=talk, judge=length)
+    with pytest.raises(ConfigError, match=r"rollout\.temperature must be 1\.0 .*backbone tinker"):
+        job(tmp_path, server, tiny, rollout={"temperature": 0.7})
+    monkeypatch.delenv("TINKER_API_KEY", raising=False)
+    elsewhere = job(tmp_path, server, tiny, {"base_url": "https://service.example.com", "api_key_env": "NO_SUCH_KEY"})
+    with pytest.raises(ConfigError, match=r"NO_SUCH_KEY \(tinker\.api_key_env\) is not set"):
+        train(elsewhere, workflow=talk, judge=length)
+
+
+def test_a_service_that_is_not_there_is_named(tmp_path: Path, server: Server, tiny: Path) -> None:
+    config = job(tmp_path, server, tiny, {"base_url": "http://127.0.0.1:1", "stall_timeout": 2})
+    with pytest.raises(TrainingError, match=r"opening a connection for 2 s \(tinker\.stall_timeout\)"):
+        train(config, workflow=talk, judge=length)
+
+
+def test_our_server_adds_up_losses(tmp_path: Path, server: Server, tiny: Path) -> None:
+    session = Session(job(tmp_path, server, tiny))
+    try:
+        assert measure_scaling(SdkService(session), IDS[:10], 60.0) == Scaling()
+        weights = SdkService(session).base()
+        assert np.isfinite(weights.logprobs(IDS).result(60)).all()
+    finally:
+        session.close()
