@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime, timezone
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,7 @@ from ajet_tools.cli.trace.options import Where
 from ajet_tools.text import tables as render
 from ajet_tools.text.clean import one_line
 from ajet_tools.trace import queries
+from ajet_tools.trace.files.audit import Audit, audit
 from ajet_tools.trace.files.check import INVARIANTS
 from ajet_tools.trace.files.check import check as check_trace
 from ajet_tools.trace.files.merge import merge_files as merge
@@ -196,25 +198,40 @@ def _print_pruned(gone: Sequence[tuple[Path, RunSize]]) -> None:
 
 
 @app.command()
-def check(path: Where = None, as_json: AsJson = False) -> None:
+def check(
+    path: Where = None,
+    deep: Annotated[
+        bool,
+        typer.Option("--deep", help="Also recompute prompts, texts, advantages, ledger and metrics of each training."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
     """Check a trace for consistency and list violations with their ids. Exits with 1 if there are any.
 
     Checks columns, duplicate ids, references between tables, prompts, lengths, the ledger's balance, statuses and
     times. Works on live traces.
 
+    --deep computes again what follows from calls, rewards and the recorded config, compares it with what is stored, and
+    names the first row that differs. What it cannot compute (a tokenizer that is not at hand) is listed as not checked.
+
     \b
     ajet trace check
     ajet trace check launcher_record/math --json
+    ajet trace check launcher_record/math --deep
     """
     traces = _traces(path)
-    broken = {}
+    broken, audits = {}, {}
     with _progress() as said:
         for where, files in traces.items():
             said(f"checking {where}")
             broken[where] = check_trace(*files)
+            if deep and not broken[where]:
+                audits[where] = audit(*files)
+    sound = not any(broken.values()) and not any(one.differs for one in audits.values())
     if as_json:
         listed = [{"trace": str(where), **asdict(one)} for where, found in broken.items() for one in found]
-        print_json({"traces": len(traces), "sound": not listed, "broken": listed})
+        deeply = {"audits": [{"trace": str(where), **asdict(one)} for where, one in audits.items()]} if deep else {}
+        print_json({"traces": len(traces), "sound": sound, "broken": listed, **deeply})
     for where, found in () if as_json else broken.items():
         if not found:
             echo(f"{where}: no violations ({len(INVARIANTS) + 3} invariants hold)")
@@ -225,8 +242,27 @@ def check(path: Where = None, as_json: AsJson = False) -> None:
                 echo(f"  {one_line(id)}")
             if one.count > len(one.ids):
                 echo(f"  and {one.count - len(one.ids):,} more")
-    if any(broken.values()):
+        if where in audits:
+            _print_audit(where, audits[where])
+    if not sound:
         raise typer.Exit(1)
+
+
+def _print_audit(where: Path, audited: Audit) -> None:
+    if not audited.differs:
+        echo(f"{where}: recomputed, nothing differs ({audited.checks} checks of {audited.rows['calls']:,} calls)")
+    for one in audited.differs:
+        more = f" ({one.count:,} rows)" if one.count > 1 else ""
+        echo(f"{one.check} of run {one.run[:12]}: {one_line(one.row)}{more}")
+        echo(f"  expected {_short(one.expected)}")
+        echo(f"  stored   {_short(one.stored)}")
+    for what, runs in groupby(audited.unchecked, lambda one: (one.check, one.reason)):
+        echo(f"not checked, run {', '.join(one.run[:12] for one in runs)}: {what[0]}: {one_line(what[1])}")
+
+
+def _short(text: str, most: int = 200) -> str:
+    line = one_line(text)
+    return line if len(line) <= most else f"{line[:most]}…"
 
 
 def _traces(path: Path | None) -> dict[Path, list[Path]]:

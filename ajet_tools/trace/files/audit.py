@@ -1,0 +1,268 @@
+"""What a trace says of itself, computed again from its calls, rewards and recorded config, and compared.
+
+A second implementation, written from the documentation (design, timelines, training, traces): it shares no code with
+what sampled, merged, booked and trained, so that an error there is not repeated here. Columns are DuckDB's; only texts
+and prompts are compared call by call.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import numpy as np
+import numpy.typing as npt
+
+from ajet_sdk.errors import AjetError, ConfigError
+from ajet_sdk.protocols import TraceReader
+from ajet_sdk.tokens.template import ChatTemplate
+from ajet_sdk.trace.reader import open_trace
+from ajet_tools.trace.decoding import Vocabulary, vocabulary
+from ajet_tools.trace.files.recomputed import CHECKS, TABLES
+
+__all__ = ["Audit", "Differs", "Unchecked", "audit"]
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Differs:
+    """A check of a run that finds something else than what is stored."""
+
+    check: str
+    run: str
+    row: str
+    """The id of the first row that differs: of a call, an episode, a group; or a metric's step and name."""
+    expected: str
+    stored: str
+    count: int
+    """How many rows differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Unchecked:
+    """What could not be computed again, and why."""
+
+    check: str
+    run: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Audit:
+    differs: tuple[Differs, ...]
+    unchecked: tuple[Unchecked, ...]
+    checks: int
+    """How many kinds of checks there are."""
+    rows: Mapping[str, int] = field(default_factory=dict)
+    """Table -> rows that were read."""
+
+
+def audit(path: Path, *more: Path) -> Audit:
+    """Recomputes what a trace (of one file or several) holds and names the first row of each check that differs.
+
+    Superseded steps and episodes without an end are left out. Raises TraceError where the trace cannot be read.
+    """
+    differs: list[Differs] = []
+    unchecked: list[Unchecked] = []
+    with open_trace(path, *more) as reader, duckdb.connect() as db:
+        rows = _load(reader, db)
+        for name, sql in CHECKS.items():
+            differs += _differences(name, db.execute(sql).fetchall())
+        unchecked += [Unchecked(*row) for row in db.execute(_UNCHECKED).fetchall()]
+        for (run,) in db.execute("SELECT run_id FROM runs ORDER BY started").fetchall():
+            found, reasons = _texts(reader, db, run, path)
+            differs += found
+            unchecked += reasons
+    return Audit(tuple(differs), tuple(unchecked), len(CHECKS) + len(_TEXTS), rows)
+
+
+def _load(reader: TraceReader, db: duckdb.DuckDBPyConnection) -> dict[str, int]:
+    """The tables of the trace as `s_TABLE`, and of those what the checks compare with."""
+    db.execute("SET TimeZone = 'UTC'")
+    count = {}
+    for table in ("runs", "episodes", "calls", "rewards", "metrics", "ledger", "trained"):
+        rows = reader.query(f"SELECT * FROM {table}")
+        count[table] = rows.num_rows
+        db.register("arrow", rows)
+        db.execute(f"CREATE TABLE s_{table} AS FROM arrow")
+        db.unregister("arrow")
+    for sql in TABLES:
+        db.execute(sql)
+    return count
+
+
+def _differences(name: str, rows: Sequence[tuple[Any, ...]]) -> list[Differs]:
+    """The first row of each run, of rows (run, id, expected, stored) in order."""
+    by_run: dict[str, list[tuple[Any, ...]]] = {}
+    for row in rows:
+        by_run.setdefault(row[0] or "", []).append(row)
+    return [
+        Differs(name, run, str(mine[0][1]), str(mine[0][2]), str(mine[0][3]), len(mine)) for run, mine in by_run.items()
+    ]
+
+
+_TEXTS = ("prompts", "texts", "templates")
+
+_UNCHECKED = """
+    SELECT 'ledger, advantages, metrics' AS checked, run_id, CASE
+        WHEN estimator IS NULL THEN 'the run recorded no config'
+        WHEN backbone IN ('run', 'debug') THEN 'nothing is trained by backbone ' || backbone
+        ELSE estimator || ' does not learn from rewards' END AS reason FROM runs WHERE NOT trains
+    UNION ALL SELECT 'trained rows, advantages', run_id, 'none are stored' FROM runs
+        WHERE trains AND NOT stores
+    UNION ALL SELECT 'entropy and gap', run_id, 'known of the first mini-batch only' FROM runs WHERE trains
+        AND updates > 1
+    UNION ALL SELECT 'unmaskable', run_id, 'taken as given for ' || count(*) || ' calls' FROM s_ledger
+        WHERE outcome = 'unmaskable' GROUP BY run_id
+    UNION ALL SELECT 'truncated', run_id, 'taken as given for ' || count(*)
+        || ' calls of episodes with branches or too many '
+        'timelines' FROM calls c JOIN lengths k USING (call_id) WHERE k.given AND learnt GROUP BY run_id
+    UNION ALL SELECT 'steps that are not finished', run_id, 'the run is ' || status FROM runs
+        WHERE trains AND status <> 'finished'
+    ORDER BY run_id, checked"""
+"""(check, run, reason) of what cannot be computed, or is taken as given."""
+
+
+def _texts(
+    reader: TraceReader, db: duckdb.DuckDBPyConnection, run: str, trace: Path
+) -> tuple[list[Differs], list[Unchecked]]:
+    """Prompts against the calls that they repeat; with the run's tokenizer, ids against texts."""
+    known: Vocabulary | None = None
+    unchecked = []
+    try:
+        known = vocabulary(reader, run, trace=trace)
+        if known.template is None:
+            unchecked.append(Unchecked("templates", run, f"there is no chat template beside {known.source}"))
+    except ConfigError as error:
+        unchecked += [Unchecked(name, run, f"no tokenizer: {error}") for name in ("texts", "templates")]
+    wrong: dict[str, list[tuple[Any, ...]]] = {name: [] for name in _TEXTS}
+    for calls in _episodes(db, run):
+        for call in calls:
+            for name, expected, stored in _wrong(call, calls, known):
+                wrong[name].append((run, call.row["call_id"], expected, stored))
+    return [one for name, rows in wrong.items() for one in _differences(name, rows)], unchecked
+
+
+@dataclass(slots=True)
+class _Call:
+    """A call with its whole prompt. None where ids are not known."""
+
+    row: Row
+    prompt: npt.NDArray[np.int32] | None
+    whole: npt.NDArray[np.int32] | None
+    """The prompt and what was sampled."""
+    messages: list[Any] | None
+
+
+def _episodes(db: duckdb.DuckDBPyConnection, run: str) -> Iterator[list[_Call]]:
+    """The calls of each episode of a run in the order of their index, some thousand in memory at once."""
+    cursor = db.cursor()
+    cursor.execute(
+        """SELECT call_id, episode_id, agent, phase, parent_call_id, prefix_len, prompt_suffix, prefix_messages,
+            messages_suffix, output_ids, request, response, extends_call_id, error, cut_tokens, finish_reason
+        FROM calls WHERE run_id = ? ORDER BY step, episode_id, "index" """,
+        [run],
+    )
+    names = [column[0] for column in cursor.description or ()]
+    rows = (dict(zip(names, row, strict=True)) for batch in iter(lambda: cursor.fetchmany(2000), []) for row in batch)
+    for _, mine in groupby(rows, key=lambda row: row["episode_id"]):
+        calls: dict[str, _Call] = {}
+        for row in mine:
+            calls[row["call_id"]] = _whole(row, calls.get(row["parent_call_id"] or ""))
+        yield list(calls.values())
+
+
+def _whole(row: Row, parent: _Call | None) -> _Call:
+    prompt = whole = messages = None
+    if row["prompt_suffix"] is not None:
+        suffix = np.asarray(row["prompt_suffix"], np.int32)
+        before = parent.whole if parent is not None else None
+        prompt = suffix if before is None else np.concatenate((before[: row["prefix_len"]], suffix))
+        whole = (
+            prompt if row["output_ids"] is None else np.concatenate((prompt, np.asarray(row["output_ids"], np.int32)))
+        )
+    if row["messages_suffix"] is not None:
+        earlier = (parent.messages or [])[: row["prefix_messages"] or 0] if parent is not None else []
+        messages = [*earlier, *json.loads(row["messages_suffix"])]
+    return _Call(row, prompt, whole, messages)
+
+
+def _wrong(call: _Call, calls: Sequence[_Call], known: Vocabulary | None) -> Iterator[tuple[str, str, str]]:
+    """(check, expected, stored) of what differs in a call."""
+    if call.prompt is None or call.whole is None:
+        return
+    yield from _place(call, calls)
+    if known is None or call.row["output_ids"] is None:
+        return
+    text = known.decode(call.row["output_ids"])
+    missing = _missing(call.row, text, known)
+    if missing is not None:
+        yield "texts", repr(text), missing
+    if known.template is not None and call.messages is not None:
+        rendered = _rendered(known.template, call.messages, json.loads(call.row["request"]))
+        prompt = known.decode(call.prompt.tolist())
+        if any(message.get("tool_calls") for message in call.messages):  # as the model wrote them, with its spaces
+            rendered, prompt = "".join(rendered.split()), "".join(prompt.split())
+        if rendered != prompt:
+            at = next((i for i, (a, b) in enumerate(zip(rendered, prompt, strict=False)) if a != b), 0)
+            yield "templates", f"character {at}: {rendered[at : at + 60]!r}", repr(prompt[at : at + 60])
+
+
+def _place(call: _Call, calls: Sequence[_Call]) -> Iterator[tuple[str, str, str]]:
+    """The longest earlier call of the same agent and phase that the prompt goes on from is the one that it extends."""
+    assert call.prompt is not None
+    longest, ids, shared = 0, {None}, 0
+    for other in calls:
+        if other is call:
+            break
+        if other.whole is None:
+            continue
+        common = _common(call.prompt, other.whole)
+        shared = max(shared, common)
+        mine = (other.row["agent"], other.row["phase"]) == (call.row["agent"], call.row["phase"])
+        if mine and other.row["output_ids"] is not None and common == len(other.whole) >= longest:
+            ids = {*(ids if common == longest else ()), other.row["call_id"]} - {None}
+            longest = common
+    if call.row["extends_call_id"] not in ids:
+        yield "prompts", f"extends {' or '.join(map(str, ids))}", f"extends {call.row['extends_call_id']}"
+    if call.row["prefix_len"] != shared:
+        yield "prompts", f"{shared} tokens of an earlier call", f"{call.row['prefix_len']}"
+
+
+def _common(a: npt.NDArray[np.int32], b: npt.NDArray[np.int32]) -> int:
+    size = min(len(a), len(b))
+    differs = np.flatnonzero(a[:size] != b[:size])
+    return int(differs[0]) if len(differs) else size
+
+
+def _missing(row: Row, text: str, known: Vocabulary) -> str | None:
+    """What of the stored reply is not in the text of the sampled ids; None: all of it is."""
+    choice = (json.loads(row["response"] or "{}").get("choices") or [{}])[0]
+    message = choice.get("message") or {}
+    content = message.get("content")
+    calls = message.get("tool_calls") or []
+    reasoning = message.get("reasoning_content")
+    if not calls and not reasoning and isinstance(content, str) and row["error"] is None and not row["cut_tokens"]:
+        last = row["output_ids"][-1:]
+        ended = "".join(known.decode([i]) for i in last if known.is_special(i))
+        plain = {text, text.removesuffix(ended)}
+        return None if content in plain else repr(content)
+    pieces = [content, reasoning, *(call.get("function", {}).get("name") for call in calls)]
+    return next((repr(piece) for piece in pieces if isinstance(piece, str) and piece.strip() not in text), None)
+
+
+def _rendered(template: ChatTemplate, messages: Sequence[Any], request: Row) -> str:
+    try:
+        return template.render(
+            [template.form(message) for message in messages],
+            request.get("tools"),
+            **(request.get("chat_template_kwargs") or {}),
+        )
+    except AjetError as error:
+        return f"refused: {error}"

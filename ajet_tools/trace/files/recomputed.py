@@ -1,0 +1,386 @@
+"""What follows from a trace's rows, as SQL over its tables `s_runs`, `s_calls`, ...: tables, and rows that differ."""
+
+from __future__ import annotations
+
+__all__ = ["CHECKS", "TABLES"]
+
+_ALGORITHM = "$.ajet.trainer_common.algorithm"
+_ROLLOUT = "$.ajet.rollout"
+
+TABLES = (
+    # what of a run's config decides about its tokens
+    f"""CREATE TABLE runs AS SELECT run_id, backbone, status, epoch(started_at) AS started,
+        config->>'{_ALGORITHM}.adv_estimator' AS estimator,
+        (config->>'{_ALGORITHM}.normalize_std')::BOOLEAN AS by_deviation,
+        coalesce((config->>'{_ROLLOUT}.gamma')::DOUBLE, 1) AS gamma,
+        (config->>'{_ROLLOUT}.failure_reward')::DOUBLE AS failure_reward,
+        (config->>'{_ROLLOUT}.max_staleness')::INTEGER AS max_staleness,
+        (config->>'{_ROLLOUT}.num_repeat')::INTEGER AS num_repeat,
+        (config->>'{_ROLLOUT}.max_model_len')::INTEGER AS max_model_len,
+        (config->>'{_ROLLOUT}.multi_turn.max_sample_per_task')::INTEGER AS max_samples,
+        (config->>'{_ROLLOUT}.temperature')::DOUBLE AS temperature,
+        config->>'{_ROLLOUT}.sampling' AS sampling,
+        (config->>'{_ROLLOUT}.val_kwargs.do_sample')::BOOLEAN AS val_sampled,
+        (config->>'$.ajet.data.max_prompt_length')::INTEGER AS max_prompt,
+        (config->>'$.ajet.data.max_response_length')::INTEGER AS max_response,
+        (config->>'$.ajet.trainer_common.mini_batch_num')::INTEGER
+            * (config->>'$.ajet.trainer_common.ppo_epochs')::INTEGER AS updates,
+        coalesce(backbone NOT IN ('run', 'debug')
+            AND estimator IN ('grpo', 'rloo', 'opo', 'reinforce_plus_plus'), false) AS trains,
+        backbone = 'local' OR run_id IN (SELECT run_id FROM s_trained) AS stores
+    FROM s_runs""",
+    # the policy's version before and after each step that came to the trainer
+    """CREATE TABLE steps AS
+    SELECT run_id, step, value AS whole, value::INTEGER AS after,
+        coalesce(lag(value) OVER (PARTITION BY run_id ORDER BY step), 0)::INTEGER AS before
+    FROM (SELECT run_id, step, arg_max(value, "at") AS value FROM s_metrics
+          WHERE name = 'train/policy_version' GROUP BY ALL)""",
+    """CREATE TABLE episodes AS
+    SELECT e.*, epoch(e.started_at) AS started, epoch(e.ended_at) AS ended, s.before, s.after,
+        r.trains AND e.split = 'train' AND NOT coalesce(e.superseded, false) AND s.step IS NOT NULL AS learnt,
+        r.failure_reward IS NOT NULL AND e.status = 'failed' AND NOT coalesce(e.infrastructure, false) AS given
+    FROM s_episodes e JOIN runs r USING (run_id) LEFT JOIN steps s ON s.run_id = e.run_id AND s.step = e.step""",
+    # a call with its place: the turns of its agent that come after it
+    """CREATE TABLE calls AS
+    WITH turns AS (
+        SELECT *, min("index") OVER (PARTITION BY episode_id, agent, coalesce(request_id, call_id)) AS turn
+        FROM s_calls),
+    placed AS (
+        SELECT *, dense_rank() OVER (PARTITION BY episode_id, agent, phase ORDER BY turn) AS place FROM turns)
+    SELECT p.*, e.run_id, e.step, e.split, e.group_id, e.learnt, e.given, e.status, e.before, e.after, e.superseded,
+        coalesce(p.target_tag, p.agent) AS role, len(p.output_ids) AS n,
+            p.prefix_len + len(p.prompt_suffix) AS prompt,
+        max(place) OVER (PARTITION BY p.episode_id, p.agent, p.phase) - place AS later
+    FROM placed p JOIN episodes e USING (episode_id)""",
+    # the reward of a call: its own undiscounted, of its agent or the episode by gamma for each later turn
+    """CREATE TABLE valued AS
+    SELECT c.call_id,
+        if(any_value(c.given), 1, count(w.value)) AS named,
+        if(any_value(c.given), any_value(r.failure_reward),
+           coalesce(sum(w.weight * w.value * if(w.call_id IS NULL, r.gamma ** c.later, 1)), 0)) AS value
+    FROM calls c JOIN runs r USING (run_id)
+    LEFT JOIN s_rewards w ON w.episode_id = c.episode_id AND w.weight <> 0
+        AND (w.call_id = c.call_id OR w.call_id IS NULL AND (w.agent IS NULL OR w.agent = c.agent))
+    GROUP BY c.call_id""",
+    """CREATE TABLE outcomes AS
+    SELECT c.*, v.value, CASE
+        WHEN c.superseded OR c.split = 'train' AND NOT c.learnt THEN 'superseded'
+        WHEN NOT c.learnt THEN 'evaluation'
+        WHEN NOT c.trainable OR c.error IS NULL
+            AND (c.output_ids IS NULL OR c.logprobs IS NULL OR c.prompt_suffix IS NULL) THEN 'untrainable'
+        WHEN c.error IS NOT NULL THEN 'undelivered'
+        WHEN c.status <> 'succeeded' AND NOT c.given THEN 'failed'
+        WHEN c.before - c.policy_version > r.max_staleness THEN 'stale'
+        WHEN l.call_id IS NOT NULL THEN 'unmaskable'
+        WHEN v.named = 0 THEN 'zero_advantage' END AS outcome
+    FROM calls c JOIN valued v USING (call_id) JOIN runs r USING (run_id)
+    LEFT JOIN (FROM s_ledger WHERE outcome = 'unmaskable') l USING (run_id, call_id)
+    WHERE r.trains""",
+    # each episode counts once in its role's baseline: its calls' mean value, mean square and length
+    """CREATE TABLE peers AS
+    SELECT run_id, step, group_id, role, episode_id, avg(value) AS value, avg(value ** 2) AS square, sum(n) AS tokens,
+        min(value) AS low, max(value) AS high
+    FROM outcomes WHERE outcome IS NULL GROUP BY ALL""",
+    """CREATE TABLE groups AS
+    SELECT run_id, step, group_id, role, count(*) AS size, avg(value) AS mean, max(high) - min(low) < 1e-9 AS flat,
+        sqrt(greatest(avg(square) - avg(value) ** 2, 0) * size / (size - 1)) AS deviation,
+        sum(value) AS total, sum(value * tokens) / sum(tokens) AS mean_by_length
+    FROM peers GROUP BY ALL""",
+    """CREATE TABLE batches AS
+    SELECT run_id, step, role, sum(value * n) / sum(n) AS mean, max(value) - min(value) < 1e-9 AS flat,
+        sqrt(greatest(sum(n * value ** 2) - sum(value * n) ** 2 / sum(n), 0) / (sum(n) - 1)) AS deviation
+    FROM outcomes WHERE outcome IS NULL GROUP BY ALL""",
+    """CREATE TABLE advantages AS
+    SELECT o.call_id, CASE r.estimator
+        WHEN 'grpo' THEN if(r.by_deviation, (o.value - g.mean) / (g.deviation + 1e-6), o.value - g.mean)
+        WHEN 'rloo' THEN o.value - (g.total - p.value) / (g.size - 1)
+        WHEN 'opo' THEN o.value - g.mean_by_length
+        WHEN 'reinforce_plus_plus' THEN (o.value - b.mean) / (b.deviation + 1e-6) END AS advantage,
+        if(r.estimator = 'reinforce_plus_plus', b.flat, g.flat) AS flat
+    FROM outcomes o JOIN runs r USING (run_id) JOIN peers p USING (run_id, step, group_id, role, episode_id)
+    JOIN groups g USING (run_id, step, group_id, role) JOIN batches b USING (run_id, step, role)
+    WHERE o.outcome IS NULL""",
+    # calls that begin a timeline: they extend nothing, or what an earlier call extends already
+    """CREATE TABLE heads AS
+    SELECT call_id, extends_call_id IS NULL OR row_number() OVER (
+        PARTITION BY episode_id, extends_call_id ORDER BY started_at, "index") > 1 AS head
+    FROM calls WHERE output_ids IS NOT NULL AND prompt_suffix IS NOT NULL""",
+    # Sampled tokens of a call that fit into a training sequence. Taken as given where it depends on a choice: which of
+    # several branches goes on with the first prompt, which timelines of too many are drawn.
+    """CREATE TABLE lengths AS
+    WITH RECURSIVE roots AS (
+        SELECT call_id, prompt AS root FROM calls JOIN heads USING (call_id) WHERE head
+        UNION ALL SELECT c.call_id, r.root FROM roots r JOIN calls c ON c.extends_call_id = r.call_id
+            JOIN heads h ON h.call_id = c.call_id AND NOT h.head),
+    drawn AS (
+        SELECT episode_id, bool_or(extends_call_id IS NOT NULL AND head) AS branches, count_if(head) AS timelines
+        FROM calls JOIN heads USING (call_id) WHERE trainable GROUP BY ALL)
+    SELECT c.call_id, greatest(CASE
+        WHEN d.branches AND r.max_response IS NOT NULL OR d.timelines > r.max_samples THEN coalesce(l.tokens, 0)
+        ELSE least(c.n, r.max_model_len - c.prompt,
+            least(root, coalesce(r.max_prompt, root)) + coalesce(r.max_response, r.max_model_len) - c.prompt)
+        END, 0) AS kept,
+        coalesce(d.branches AND r.max_response IS NOT NULL OR d.timelines > r.max_samples, false) AS given
+    FROM calls c JOIN runs r USING (run_id) JOIN roots USING (call_id) LEFT JOIN drawn d USING (episode_id)
+    LEFT JOIN (SELECT call_id, tokens FROM s_ledger WHERE outcome = 'trained') l USING (call_id)""",
+    """CREATE TABLE booked AS
+    WITH final AS (
+        SELECT o.*, a.advantage, coalesce(o.outcome, if(a.flat, 'zero_advantage', NULL)) AS final, coalesce(k.kept,
+            0) AS kept
+        FROM outcomes o LEFT JOIN advantages a USING (call_id) LEFT JOIN lengths k USING (call_id)
+            JOIN runs r USING (run_id)
+        WHERE (o.trainable OR o.outcome IS DISTINCT FROM 'evaluation')
+            AND (r.status = 'finished' OR coalesce(o.superseded, false) OR o.outcome IS DISTINCT FROM 'superseded'))
+    SELECT run_id, step, episode_id, call_id, "index", final AS outcome,
+        coalesce(n, 0) + coalesce(cut_tokens, 0) AS tokens FROM final WHERE final IS NOT NULL
+    UNION ALL SELECT run_id, step, episode_id, call_id, "index", 'trained', kept FROM final WHERE final IS NULL
+    UNION ALL SELECT run_id, step, episode_id, call_id, "index", 'truncated', n - kept FROM final WHERE final IS NULL
+    UNION ALL SELECT run_id, step, episode_id, call_id, "index", 'cut', coalesce(cut_tokens, 0) FROM final
+        WHERE final IS NULL""",
+    "DELETE FROM booked WHERE tokens = 0",
+    # the rewards of the episodes that have one
+    """CREATE TABLE scored AS
+    SELECT e.*, coalesce(w.reward, if(e.given, r.failure_reward, NULL)) AS reward,
+        coalesce(e.is_success, e.status = 'succeeded' AND w.reward >= 1, false) AS solved
+    FROM episodes e JOIN runs r USING (run_id)
+    LEFT JOIN (SELECT episode_id, sum(weight * value) AS reward FROM s_rewards GROUP BY ALL) w USING (episode_id)
+    WHERE r.trains""",
+    """CREATE TABLE followed AS
+    WITH learnt AS (FROM scored WHERE learnt),
+    validated AS (FROM scored WHERE split = 'val' AND NOT coalesce(superseded, false)),
+    tokens AS (SELECT b.* FROM booked b JOIN calls c USING (call_id) WHERE c.learnt),
+    fitted AS (
+        SELECT b.run_id, b.step, c.episode_id, call_id, head, prompt + kept AS length, prompt + n AS whole,
+            call_id NOT IN (SELECT extends_call_id FROM calls JOIN heads h USING (call_id) JOIN booked b2
+                USING (call_id)
+                WHERE extends_call_id IS NOT NULL AND NOT head AND b2.outcome = 'trained') AS last
+        FROM booked b JOIN calls c USING (call_id) JOIN heads USING (call_id) JOIN lengths USING (call_id)
+        WHERE b.outcome = 'trained'),
+    scores AS (
+        SELECT t.run_id, t.step, unnest(t.entropy) AS entropy, unnest(t.logprobs) AS trainer,
+            unnest(c.logprobs) AS sampler
+        FROM s_trained t JOIN calls c USING (call_id) JOIN runs r ON r.run_id = t.run_id WHERE r.updates = 1
+            AND r.trains),
+    tasks AS (
+        SELECT run_id, step, task_id, count(*) AS n, count_if(solved) AS c FROM validated
+        WHERE decoding = 'sampled' GROUP BY ALL),
+    of_step AS (
+        SELECT run_id, step, count(*) AS n, avg(reward) FILTER (status = 'succeeded' OR given) AS reward,
+            stddev_pop(reward) FILTER (status = 'succeeded' OR given) AS reward_std,
+            count_if(solved) / n AS solved_share, count_if(status <> 'succeeded') / n AS failed_share,
+            count(DISTINCT group_id) AS groups FROM learnt GROUP BY ALL),
+    of_calls AS (
+        SELECT run_id, step, count(*) AS calls, sum(if(trainable, coalesce(n, 0) + coalesce(cut_tokens, 0),
+            0)) AS sampled,
+            sum(coalesce(n, 0) + coalesce(cut_tokens, 0)) AS every,
+            avg("before" - policy_version) FILTER (trainable) AS stale,
+                max("before" - policy_version) FILTER (trainable) AS stalest
+        FROM calls WHERE learnt GROUP BY ALL)
+    SELECT run_id, step, 'train/' || name AS name, value FROM (
+    SELECT run_id, step, unnest(['episodes', 'reward', 'reward_std', 'solved_share', 'failed_share',
+        'groups']) AS name,
+        unnest([n, reward, reward_std, solved_share, failed_share, groups]) AS value FROM of_step
+    UNION ALL SELECT run_id, step, unnest(['calls_per_episode', 'tokens_sampled', 'staleness', 'staleness_max']),
+        unnest([calls / n, sampled, stale, stalest]) FROM of_calls JOIN of_step USING (run_id, step)
+    UNION ALL SELECT run_id, step, 'tokens_' || outcome, sum(tokens) FROM tokens WHERE outcome <> 'trained'
+        GROUP BY ALL
+    UNION ALL SELECT run_id, step, 'tokens_trained', coalesce(sum(tokens), 0)
+        FROM of_step LEFT JOIN (FROM tokens WHERE outcome = 'trained') USING (run_id, step) GROUP BY ALL
+    UNION ALL SELECT run_id, step, unnest(['timelines', 'tokens_in_samples', 'merge_ratio']),
+        unnest([coalesce(count_if(last), 0), coalesce(sum(length) FILTER (last), 0),
+            coalesce(sum(whole) / sum(length) FILTER (last), 1)])
+        FROM of_step LEFT JOIN fitted USING (run_id, step) GROUP BY run_id, step
+    UNION ALL SELECT run_id, step, 'splits', sum(heads - agents) FROM (
+        SELECT run_id, step, episode_id, count_if(head) AS heads, count(DISTINCT agent) AS agents
+        FROM calls JOIN heads USING (call_id) WHERE learnt AND trainable GROUP BY ALL) GROUP BY ALL
+    UNION ALL SELECT run_id, step, unnest(['entropy', 'logprob_gap_mean', 'logprob_gap_max']),
+        unnest([avg(entropy), avg(abs(trainer - sampler)), max(abs(trainer - sampler))])
+        FROM scores WHERE NOT isnan(entropy) GROUP BY run_id, step
+    UNION ALL SELECT run_id, step, 'groups_zero_variance', count_if(NOT moved) FROM (
+        SELECT e.run_id, e.step, e.group_id, bool_or(b.outcome = 'trained') AS moved
+        FROM learnt e LEFT JOIN booked b USING (episode_id) GROUP BY ALL) GROUP BY ALL)
+    UNION ALL SELECT o.run_id, o.step, 'train/sampled_tokens_per_second', every / m.value FROM of_calls o
+        JOIN s_metrics m ON m.run_id = o.run_id AND m.step = o.step AND m.name = 'time/rollout' WHERE m.value > 0
+    UNION ALL SELECT o.run_id, o.step, 'train/tokens_per_second', sum(length) FILTER (last) / any_value(m.value)
+        FROM fitted o JOIN s_metrics m ON m.run_id = o.run_id AND m.step = o.step AND m.name = 'train/seconds'
+        WHERE m.value > 0 GROUP BY o.run_id, o.step
+    UNION ALL SELECT run_id, step, 'val/' || if(decoding = 'greedy', 'greedy_reward', 'reward'), avg(reward)
+        FROM validated WHERE status = 'succeeded' GROUP BY run_id, step, decoding
+    UNION ALL SELECT run_id, step, unnest(['val/solved_share', 'val/failed_share']),
+        unnest([count_if(solved) / count(*), count_if(status <> 'succeeded') / count(*)])
+        FROM validated WHERE decoding = 'sampled' GROUP BY run_id, step
+    UNION ALL SELECT t.run_id, t.step, m.name, avg(1 - list_product(list_transform(range(k), lambda i:
+            greatest(n - c - i, 0) / (n - i))))
+        FROM tasks t JOIN (SELECT *, substr(name, 10)::INTEGER AS k FROM s_metrics WHERE name ~ 'val/pass@[0-9]+') m
+            ON m.run_id = t.run_id AND m.step = t.step WHERE k <= n GROUP BY ALL
+    UNION ALL SELECT run_id, step, 'train/' || m.key, avg(m.value::DOUBLE)
+        FROM learnt, json_each(metrics) m WHERE json_type(m.value) IN ('DOUBLE', 'UBIGINT', 'BIGINT', 'BOOLEAN')
+            GROUP BY ALL
+    """,
+)
+
+_OF_CALL = 'ORDER BY step, episode_id, "index"'
+
+CHECKS = {
+    "log-probabilities": f"""
+        SELECT run_id, call_id, 'finite and at most 0, ' || n || ' of them', logprobs FROM calls
+        WHERE logprobs IS NOT NULL AND (len(logprobs) <> n
+            OR len(list_filter(logprobs, lambda x: x IS NULL OR NOT isfinite(x) OR x > 1e-5)) > 0) {_OF_CALL}""",
+    "policy versions": """
+        WITH aged AS (SELECT c.*, r.max_staleness, coalesce(if(c.learnt, c.before, s.after), 0) AS newest,
+                if(r.backbone <> 'local', 0, if(c.learnt, newest - r.max_staleness, newest)) AS oldest
+            FROM calls c JOIN runs r USING (run_id) ASOF LEFT JOIN steps s
+                ON s.run_id = c.run_id AND s.step <= c.step
+            WHERE r.trains AND c.trainable AND NOT coalesce(c.superseded, false) AND (c.learnt OR c.split <> 'train'))
+        SELECT aged.run_id, call_id, oldest || ' to ' || newest, policy_version FROM aged
+        LEFT JOIN (FROM s_ledger WHERE outcome = 'stale') l USING (call_id)
+        WHERE policy_version IS NULL AND output_ids IS NOT NULL OR policy_version > newest
+            OR policy_version < oldest AND l.call_id IS NULL
+        ORDER BY aged.step, aged.episode_id, "index" """,
+    "ledger": """
+        SELECT coalesce(b.run_id, l.run_id), call_id, coalesce(b.tokens || ' ' || b.outcome || ' in step ' || b.step
+                || ' of episode ' || b.episode_id, 'no row'), coalesce(l.tokens || ' ' || l.outcome || ' in step '
+                || l.step || ' of episode ' || l.episode_id, 'no row')
+        FROM (FROM booked) b FULL JOIN (FROM s_ledger WHERE tokens <> 0 AND call_id IN (SELECT call_id
+            FROM outcomes o JOIN runs r
+            USING (run_id) WHERE r.status = 'finished' OR o.superseded OR o.learnt OR o.split <> 'train')) l
+            USING (call_id, outcome)
+        WHERE b.tokens IS DISTINCT FROM l.tokens OR b.step IS DISTINCT FROM l.step
+            OR b.run_id IS DISTINCT FROM l.run_id OR b.episode_id IS DISTINCT FROM l.episode_id
+        ORDER BY coalesce(b.step, l.step), coalesce(b.episode_id, l.episode_id), "index" """,
+    "trained rows": """
+        SELECT coalesce(b.run_id, t.run_id), call_id, coalesce('step ' || b.step || ' of episode ' || b.episode_id,
+            'no row'), coalesce('step ' || t.step || ' of episode ' || t.episode_id, 'no row')
+        FROM (SELECT b.* FROM booked b JOIN runs r USING (run_id) WHERE b.outcome = 'trained'
+            AND r.stores) b
+        FULL JOIN (SELECT t.* FROM s_trained t JOIN runs r USING (run_id) WHERE r.trains) t USING (call_id)
+        WHERE b.step IS DISTINCT FROM t.step
+            OR b.run_id IS DISTINCT FROM t.run_id OR b.episode_id IS DISTINCT FROM t.episode_id
+        ORDER BY coalesce(b.step, t.step), call_id""",
+    "advantages": f"""
+        SELECT run_id, call_id, round(advantage, 6) || ' for ' || kept || ' of ' || n || ' tokens', t.advantages
+        FROM calls c JOIN advantages a USING (call_id) JOIN lengths k USING (call_id)
+        JOIN (SELECT call_id, advantages FROM s_trained) t USING (call_id)
+        WHERE a.advantage IS NOT NULL AND (len(t.advantages) IS DISTINCT FROM n
+            OR len(list_filter(t.advantages[:kept], lambda x: x IS NULL OR isnan(x)
+                OR abs(x - a.advantage) > 1e-4 * (1 + abs(a.advantage)))) > 0
+            OR len(list_filter(t.advantages[kept + 1:], lambda x: NOT isnan(x))) > 0) {_OF_CALL}""",
+    "trainer's values": f"""
+        SELECT c.run_id, call_id, 'log-probabilities at most 0, entropies at least 0, where ' || kept
+            || ' tokens were trained', [t.lp, t.entropy]
+        FROM calls c JOIN lengths k USING (call_id) JOIN runs r USING (run_id)
+        JOIN (SELECT call_id, logprobs AS lp, entropy FROM s_trained) t USING (call_id)
+        WHERE r.trains AND (len(lp) IS DISTINCT FROM n OR len(entropy) IS DISTINCT FROM n
+            OR len(list_filter(lp, lambda x: x IS NULL OR NOT isnan(x) AND x > 1e-5 OR isinf(x))) > 0
+            OR len(list_filter(entropy, lambda x: x IS NULL OR x < -1e-5 AND NOT isnan(x) OR isinf(x))) > 0
+            OR r.updates = 1 AND r.backbone = 'local' AND (len(list_filter(lp[:kept], lambda x: isnan(x))) > 0
+                OR len(list_filter(entropy[:kept], lambda x: isnan(x))) > 0)) {_OF_CALL}""",
+    "metrics": """
+        SELECT coalesce(f.run_id, m.run_id), name || ' in step ' || step, coalesce(f.value::VARCHAR, 'no row'),
+            coalesce(m.value::VARCHAR, 'no row')
+        FROM followed f FULL JOIN (SELECT m.* FROM s_metrics m JOIN runs r USING (run_id)
+            WHERE r.trains AND (name IN (SELECT name FROM followed) OR name ~ 'train/tokens_(superseded|untrainable|'
+                'undelivered|failed|stale|unmaskable|zero_advantage|cut|truncated)' AND value <> 0))
+            m USING (run_id, step, name)
+        WHERE f.value IS DISTINCT FROM m.value AND NOT (f.value IS NULL AND name LIKE 'train/tokens%' AND m.value = 0)
+            AND coalesce(abs(f.value - m.value) > 1e-6 * (1 + abs(f.value)), true)
+        UNION ALL SELECT run_id, name || ' in step ' || step, 'one finite value', string_agg(value, ', ')
+        FROM s_metrics WHERE name ~ '(train|val)/.*' GROUP BY run_id, step, name HAVING count(*) > 1
+            OR bool_or(value IS NULL OR NOT isfinite(value))
+        UNION ALL SELECT run_id, name || ' in step ' || step, 'logged after ' || before, "at" FROM (
+            SELECT *, lag("at") OVER (PARTITION BY run_id, name ORDER BY step) AS before FROM s_metrics
+            WHERE name ~ '(train|val)/.*')
+        WHERE before > "at"
+        UNION ALL SELECT s.run_id, 'train/policy_version in step ' || s.step, 'updates: at most ' || r.updates,
+            after - before
+        FROM steps s JOIN runs r USING (run_id) WHERE after < before OR whole <> after OR r.backbone = 'local'
+            AND after - before > r.updates
+        ORDER BY 2""",
+    "order": """
+        WITH seen AS (
+            SELECT c.*, row_number() OVER (PARTITION BY c.episode_id ORDER BY c."index", c.call_id) - 1 AS nth,
+                max(c.started_at) OVER (PARTITION BY c.episode_id
+                    ORDER BY c."index" ROWS UNBOUNDED PRECEDING) AS latest,
+                p."index" AS extended, p.ended_at AS extended_at, e.started_at AS began, e.ended_at AS over
+            FROM calls c JOIN s_episodes e USING (episode_id)
+            LEFT JOIN s_calls p ON p.call_id = c.extends_call_id AND p.episode_id = c.episode_id)
+        SELECT run_id, call_id, CASE WHEN "index" IS DISTINCT FROM nth THEN 'index ' || nth
+            WHEN extends_call_id IS NOT NULL AND extended IS NULL THEN 'extends a call of its episode'
+            WHEN extended >= "index" THEN 'extends an earlier call' WHEN extended_at > started_at
+            THEN 'starts after ' || extended_at WHEN latest > ended_at THEN 'ends after ' || latest
+                || ', when an earlier call began'
+            ELSE 'within ' || began || ' and ' || over END,
+            'index ' || "index" || ', ' || started_at || ' to ' || ended_at || coalesce(', extends '
+                || extends_call_id, '')
+        FROM seen WHERE epoch(began) <> 0 AND ("index" IS DISTINCT FROM nth OR extends_call_id IS NOT NULL
+            AND extended IS NULL
+            OR extended >= "index" OR extended_at > started_at OR latest > ended_at OR ended_at < started_at
+            OR started_at < began - INTERVAL 1 SECOND OR ended_at > over + INTERVAL 1 SECOND AND phase = 'rollout')
+        ORDER BY step, episode_id, "index" """,
+    "groups": """
+        SELECT run_id, group_id, 'one task, step and split; attempts 0 to ' || (CASE WHEN learnt
+            THEN n ELSE size END - 1),
+            [tasks, steps, splits] || list_transform(attempts, lambda a: a::VARCHAR) FROM (
+            SELECT run_id, group_id, any_value(r.num_repeat) AS n, bool_or(learnt) AS learnt,
+                bool_or(learnt OR split <> 'train' AND r.status = 'finished') AS whole,
+                list(DISTINCT attempt ORDER BY attempt) AS attempts, len(attempts) AS size,
+                string_agg(DISTINCT task_id) AS tasks, string_agg(DISTINCT step) AS steps,
+                string_agg(DISTINCT split || coalesce(decoding, '')) AS splits,
+                count(DISTINCT (task_id, task::VARCHAR, step, split, decoding)) AS kinds
+            FROM episodes e JOIN runs r USING (run_id) WHERE r.trains AND NOT coalesce(superseded, false)
+                GROUP BY ALL)
+        WHERE kinds <> 1 OR whole AND attempts <> range(size) OR learnt AND size <> n ORDER BY steps, group_id""",
+    "episodes": """
+        SELECT e.run_id, episode_id, CASE WHEN e.status = 'succeeded'
+            THEN 'no error, a reward' ELSE 'an error, no reward' END
+            || ', its task, rewards of its agents', concat_ws(', ', e.status, cause, e.error, infrastructure, w.n
+                || ' rewards',
+            e.task_id, e.started_at, e.ended_at)
+        FROM episodes e JOIN runs r USING (run_id) LEFT JOIN (
+            SELECT w.episode_id, count(*) AS n, bool_or(w.value IS NULL OR w.weight IS NULL OR w.name IS NULL
+                OR NOT isfinite(w.value) OR NOT isfinite(w.weight)
+                OR w.call_id IS NOT NULL AND (c.call_id IS NULL OR w.agent IS NOT NULL AND w.agent <> c.agent)
+                OR w.agent IS NOT NULL AND w.agent NOT IN (SELECT agent FROM s_calls)) AS odd
+            FROM s_rewards w LEFT JOIN s_calls c USING (call_id, episode_id) GROUP BY ALL) w USING (episode_id)
+        WHERE coalesce(odd, false) OR task->>'task_id' <> task_id OR e.ended_at < e.started_at
+            OR e.split = 'train' AND decoding <> 'sampled'
+            OR r.trains AND (attempt IS NULL OR group_id IS NULL OR infrastructure IS NULL
+            OR CASE WHEN e.status = 'succeeded' THEN cause IS NOT NULL OR e.error IS NOT NULL OR infrastructure
+                OR w.n IS NULL
+            ELSE cause IS NULL OR e.error IS NULL OR w.n IS NOT NULL OR e.status = 'failed'
+                AND NOT contains(e.error, cause) END)
+        ORDER BY step, e.started_at, episode_id""",
+    "replies": """
+        SELECT c.run_id, call_id, concat_ws(', ', c.model, c.finish_reason, prompt || ' + '
+            || (n + coalesce(cut_tokens, 0))),
+            concat_ws(', ', response->>'$.model', response->>'$.choices[0].finish_reason',
+                response->>'$.usage.prompt_tokens', response->>'$.usage.completion_tokens')
+        FROM calls c WHERE c.output_ids IS NOT NULL AND c.prompt_suffix IS NOT NULL AND c.error IS NULL
+            AND coalesce((sampling->>'$.n')::INTEGER, 1) = 1 AND (response->>'$.model' <> c.model
+            OR response->>'$.choices[0].finish_reason' IS DISTINCT FROM c.finish_reason
+            OR (response->>'$.usage.prompt_tokens')::INTEGER <> prompt
+            OR (response->>'$.usage.completion_tokens')::INTEGER <> n + coalesce(cut_tokens, 0))
+        ORDER BY step, episode_id, "index" """,
+    "requests": """
+        SELECT run_id, min(call_id), 'one prompt, agent and target tag', concat_ws(', ', list(DISTINCT prompt),
+            list(DISTINCT agent), list(DISTINCT target_tag), list(DISTINCT started_at)) FROM calls
+        WHERE request_id IS NOT NULL GROUP BY run_id, request_id
+        HAVING count(DISTINCT (episode_id, prompt, agent, coalesce(target_tag, ''), started_at)) > 1
+        UNION ALL SELECT run_id, min(call_id), 'one target tag of agent ' || agent, list(DISTINCT target_tag)::VARCHAR
+        FROM calls GROUP BY run_id, episode_id, agent HAVING count(DISTINCT coalesce(target_tag, '')) > 1
+        ORDER BY 2""",
+    "sampling": """
+        WITH asked AS (
+            SELECT c.*, r.max_model_len, (c.sampling->>'$.temperature')::DOUBLE AS asked,
+                (c.sampling->>'$.max_tokens')::INTEGER AS most,
+                CASE WHEN e.decoding = 'greedy' THEN 0 WHEN c.split = 'train' AND r.sampling = 'run'
+                    THEN r.temperature
+                WHEN c.split = 'val' AND NOT r.val_sampled THEN 1 END AS temperature
+            FROM calls c JOIN runs r USING (run_id) JOIN s_episodes e USING (episode_id)
+            WHERE r.trains AND c.trainable AND c.phase = 'rollout' AND c.output_ids IS NOT NULL)
+        SELECT run_id, call_id, concat_ws(', ', 'temperature ' || temperature, 'at most ' || most || ' tokens'),
+            concat_ws(', ', 'temperature ' || asked, n || ' tokens', finish_reason)
+        FROM asked WHERE abs(asked - temperature) > 1e-9 OR asked IS NULL OR n > most OR prompt + n > max_model_len
+            OR finish_reason = 'length' AND most > n AND prompt + n < max_model_len ORDER BY step, episode_id,
+                "index" """,
+}

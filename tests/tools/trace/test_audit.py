@@ -1,0 +1,313 @@
+"""`ajet trace check --deep`: what a training wrote passes; an edit from which something follows is found."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pytest
+from typer.testing import CliRunner
+
+from ajet_sdk.trace.schema import COLUMNS
+from ajet_tools.cli.trace.files import app
+from ajet_tools.trace.files.audit import audit
+from ajet_tools.trace.files.rewrite import pack
+from tests.tiny_models import save_tiny
+from tests.tools.trace.audited_runs import trained
+
+pytestmark = pytest.mark.slow
+
+ROOT = Path(__file__).parents[3]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    return trained(tmp_path_factory.mktemp("run"), model) / "trace.duckdb"
+
+
+@pytest.fixture
+def path(sound: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copy(sound, tmp_path))
+
+
+CALL = (
+    "(SELECT min(call_id) FROM trained JOIN calls USING (call_id) WHERE agent = 'solver' AND extends_call_id IS NULL)"
+)
+"""A first call that was trained."""
+LATER = "(SELECT min(call_id) FROM trained JOIN calls USING (call_id) WHERE extends_call_id IS NOT NULL)"
+OTHER = "(SELECT max(call_id) FROM trained JOIN calls USING (call_id) WHERE agent = 'critic')"
+EPISODE = f"(SELECT episode_id FROM calls WHERE call_id = {CALL})"
+FAILED = "(SELECT min(episode_id) FROM episodes WHERE status = 'failed' AND split = 'train')"
+
+EDITS: dict[str, list[str]] = {
+    "calls.call_id": [f"call_id = 'x' WHERE call_id = {CALL}"],
+    "calls.episode_id": [f"episode_id = {FAILED} WHERE call_id = {CALL}"],
+    "calls.index": [
+        f"index = CASE index WHEN 0 THEN 1 WHEN 1 THEN 0 ELSE index END WHERE episode_id = {EPISODE}",
+        f"index = 9 WHERE call_id = {CALL}",
+    ],
+    "calls.agent": [f"agent = 'critic' WHERE call_id = {CALL}", f"agent = 'solver' WHERE call_id = {OTHER}"],
+    "calls.target_tag": [f"target_tag = 'judge' WHERE call_id = {CALL}", f"target_tag = NULL WHERE call_id = {OTHER}"],
+    "calls.trainable": [f"trainable = false WHERE call_id = {CALL}", "trainable = true WHERE agent = 'fixed'"],
+    "calls.model": [f"model = 'another' WHERE call_id = {CALL}"],
+    "calls.policy_version": [
+        f"policy_version = policy_version + 1 WHERE call_id = {CALL}",
+        f"policy_version = policy_version - 1 WHERE call_id = {CALL}",
+        "policy_version = 0 WHERE episode_id IN (SELECT episode_id FROM episodes WHERE step = 2 AND split = 'val')",
+    ],
+    "calls.request": [f"""request = '{{"tools": [{{"type": "function"}}]}}' WHERE call_id = {CALL}"""],
+    "calls.response": [
+        f"response = replace(response::VARCHAR, '\"content\": \"', '\"content\": \"x') WHERE call_id = {CALL}",
+        f"response = regexp_replace(response::VARCHAR, 'completion_tokens\": [0-9]+', 'completion_tokens\": 9') "
+        f"WHERE call_id = {CALL}",
+    ],
+    "calls.parent_call_id": [f"parent_call_id = NULL WHERE call_id = {LATER}"],
+    "calls.prefix_len": [f"prefix_len = prefix_len - 1 WHERE call_id = {LATER}"],
+    "calls.prompt_suffix": [
+        f"prompt_suffix = list_concat([7], prompt_suffix[2:]) WHERE call_id = {CALL}",
+        f"prompt_suffix = list_concat(prompt_suffix, [7]) WHERE call_id = {LATER}",
+    ],
+    "calls.prefix_messages": [f"prefix_messages = prefix_messages - 1 WHERE call_id = {LATER}"],
+    "calls.messages_suffix": [
+        f"messages_suffix = replace(messages_suffix::VARCHAR, 'Answer', 'Guess') WHERE call_id = {CALL}"
+    ],
+    "calls.output_ids": [
+        f"output_ids = list_concat([40], output_ids[2:]) WHERE call_id = {CALL}",
+        f"output_ids = output_ids[:-2], logprobs = logprobs[:-2] WHERE call_id = {CALL}",
+    ],
+    "calls.logprobs": [
+        f"logprobs = list_concat([0.5], logprobs[2:]) WHERE call_id = {CALL}",
+        f"logprobs = list_concat(['nan'::FLOAT], logprobs[2:]) WHERE call_id = {CALL}",
+        f"logprobs = list_concat([logprobs[1] - 0.01], logprobs[2:]) WHERE call_id = {CALL}",
+        f"logprobs = NULL WHERE call_id = {CALL}",
+    ],
+    "calls.finish_reason": [f"finish_reason = 'content_filter' WHERE call_id = {CALL}"],
+    "calls.started_at": [f"started_at = ended_at + INTERVAL 1 MINUTE WHERE call_id = {CALL}"],
+    "calls.ended_at": [f"ended_at = ended_at + INTERVAL 1 MINUTE WHERE call_id = {CALL}"],
+    "calls.error": [f"error = 'undelivered' WHERE call_id = {CALL}"],
+    "calls.request_id": [f"request_id = (SELECT request_id FROM calls WHERE call_id = {CALL}) WHERE call_id = {LATER}"],
+    "calls.sampling": [f"sampling = replace(sampling::VARCHAR, '1.0', '0.7') WHERE call_id = {CALL}"],
+    "calls.phase": [f"phase = 'judge' WHERE call_id = {LATER}"],
+    "calls.extends_call_id": [f"extends_call_id = NULL WHERE call_id = {LATER}"],
+    "calls.cut_tokens": [f"cut_tokens = 2 WHERE call_id = {CALL}"],
+    "episodes.episode_id": [f"episode_id = 'x' WHERE episode_id = {EPISODE}"],
+    "episodes.run_id": [f"run_id = 'x' WHERE episode_id = {EPISODE}"],
+    "episodes.group_id": [f"group_id = 'x' WHERE episode_id = {EPISODE}"],
+    "episodes.attempt": [f"attempt = 7 WHERE episode_id = {EPISODE}"],
+    "episodes.step": [f"step = 3 - step WHERE episode_id = {EPISODE}"],
+    "episodes.split": [f"split = 'val' WHERE episode_id = {EPISODE}"],
+    "episodes.task_id": [f"task_id = 'x' WHERE episode_id = {EPISODE}"],
+    "episodes.task": [f"task = replace(task::VARCHAR, 'Say', 'Do not say') WHERE episode_id = {EPISODE}"],
+    "episodes.status": [
+        f"status = 'failed' WHERE episode_id = {EPISODE}",
+        f"status = 'succeeded' WHERE episode_id = {FAILED}",
+    ],
+    "episodes.error": [f"error = NULL WHERE episode_id = {FAILED}", f"error = 'x' WHERE episode_id = {EPISODE}"],
+    "episodes.cause": [f"cause = 'TypeError' WHERE episode_id = {FAILED}"],
+    "episodes.infrastructure": [f"infrastructure = true WHERE episode_id = {EPISODE}"],
+    "episodes.is_success": [
+        f"is_success = NOT (SELECT sum(weight * value) >= 1 FROM rewards WHERE episode_id = {EPISODE}) "
+        f"WHERE episode_id = {EPISODE}"
+    ],
+    "episodes.metrics": [f"""metrics = '{{"speed": 1.5}}' WHERE episode_id = {EPISODE}"""],
+    "episodes.started_at": [f"started_at = started_at + INTERVAL 1 HOUR WHERE episode_id = {EPISODE}"],
+    "episodes.ended_at": [f"ended_at = ended_at - INTERVAL 1 HOUR WHERE episode_id = {EPISODE}"],
+    "episodes.superseded": [f"superseded = true WHERE episode_id = {EPISODE}"],
+    "episodes.decoding": [f"decoding = 'greedy' WHERE episode_id = {EPISODE}"],
+    "rewards.episode_id": [f"episode_id = {FAILED} WHERE episode_id = {EPISODE}"],
+    "rewards.value": [f"value = -value WHERE episode_id = {EPISODE}", f"value = 'nan' WHERE episode_id = {EPISODE}"],
+    "rewards.weight": [
+        f"weight = 0 WHERE episode_id = {EPISODE} AND weight = 1",
+        f"weight = 1 WHERE episode_id = {EPISODE} AND weight = 0",
+    ],
+    "rewards.name": [f"name = NULL WHERE episode_id = {EPISODE}"],
+    "rewards.agent": [f"agent = 'critic' WHERE episode_id = {EPISODE} AND name = 'length'"],
+    "rewards.call_id": [f"call_id = {CALL} WHERE episode_id = {EPISODE} AND name = 'length'"],
+    "metrics.run_id": ["run_id = 'x' WHERE name = 'train/reward' AND step = 1"],
+    "metrics.step": ["step = step + 1 WHERE name = 'train/tokens_trained'"],
+    "metrics.name": ["name = 'train/tokens_stale' WHERE name = 'train/tokens_trained' AND step = 1"],
+    "metrics.value": ["value = 'nan' WHERE name = 'train/loss' AND step = 1"],
+    "metrics.at": ["\"at\" = \"at\" + INTERVAL 1 DAY WHERE step = 1"],
+    "ledger.run_id": [f"run_id = 'x' WHERE call_id = {CALL}"],
+    "ledger.step": [f"step = 3 - step WHERE call_id = {CALL}"],
+    "ledger.episode_id": [f"episode_id = {FAILED} WHERE call_id = {CALL}"],
+    "ledger.call_id": [f"call_id = {OTHER} WHERE call_id = {CALL}"],
+    "ledger.outcome": [
+        f"outcome = 'stale' WHERE call_id = {CALL}",
+        "outcome = 'failed' WHERE outcome = 'zero_advantage'",
+        "outcome = 'trained' WHERE outcome = 'evaluation' AND step = 2",
+    ],
+    "ledger.tokens": [f"tokens = tokens + 1 WHERE call_id = {CALL}"],
+    "trained.run_id": [f"run_id = 'x' WHERE call_id = {CALL}"],
+    "trained.step": [f"step = 3 - step WHERE call_id = {CALL}"],
+    "trained.episode_id": [f"episode_id = {FAILED} WHERE call_id = {CALL}"],
+    "trained.call_id": [f"call_id = {OTHER} WHERE call_id = {CALL}"],
+    "trained.advantages": [
+        "advantages = list_transform(advantages, lambda a: -a) WHERE step = 1",
+        f"advantages = list_concat([0], advantages[2:]) WHERE call_id = {CALL}",
+        f"advantages = list_concat(['nan'::FLOAT], advantages[2:]) WHERE call_id = {CALL}",
+        "advantages = list_transform(advantages, lambda a: a * 2)",
+    ],
+    "trained.logprobs": [
+        f"logprobs = list_concat([0.5], logprobs[2:]) WHERE call_id = {CALL}",
+        f"logprobs = list_concat([logprobs[1] - 0.01], logprobs[2:]) WHERE call_id = {CALL}",
+    ],
+    "trained.entropy": [f"entropy = list_concat([entropy[1] + 1], entropy[2:]) WHERE call_id = {CALL}"],
+}  # fmt: skip
+"""Column -> edits of it, each of which is found."""
+
+FOLLOWING = (
+    "train/reward",
+    "train/reward_std",
+    "train/solved_share",
+    "train/failed_share",
+    "train/entropy",
+    "train/logprob_gap_mean",
+    "train/merge_ratio",
+    "train/timelines",
+    "train/splits",
+    "train/groups",
+    "train/groups_zero_variance",
+    "train/staleness",
+    "train/tokens_failed",
+    "train/tokens_sampled",
+    "train/calls_per_episode",
+    "train/policy_version",
+    "train/tokens_per_second",
+    "val/reward",
+    "val/greedy_reward",
+    "val/pass@1",
+    "val/pass@2",
+    "val/failed_share",
+    "val/solved_share",
+)
+"""Metrics that follow from rows."""
+
+NOTHING_FOLLOWS = {"episodes.output", "episodes.events", "rewards.reason"}
+"""Columns from which nothing else in a trace follows; of a reward's name only that it has one."""
+
+
+def test_each_column_has_an_edit() -> None:
+    tables = ("calls", "episodes", "rewards", "metrics", "ledger", "trained")
+    assert {f"{table}.{column}" for table in tables for column in COLUMNS[table]} == set(EDITS) | NOTHING_FOLLOWS
+
+
+def test_what_a_training_wrote_passes(sound: Path) -> None:
+    audited = audit(sound)
+    assert (audited.differs, audited.unchecked) == ((), ())
+    with duckdb.connect(str(sound), read_only=True) as connection:
+        outcomes = {row[0] for row in connection.execute("SELECT DISTINCT outcome FROM ledger").fetchall()}
+    assert outcomes >= {"trained", "failed", "zero_advantage", "evaluation", "untrainable"}
+
+
+@pytest.mark.parametrize("edit", [f"{column}: {edit}" for column, edits in EDITS.items() for edit in edits])
+def test_an_edit_is_found(path: Path, edit: str) -> None:
+    column, change = edit.split(": ", 1)
+    with duckdb.connect(str(path)) as connection:
+        before = connection.execute(f"SELECT md5(string_agg(t::VARCHAR, ' ' ORDER BY t::VARCHAR)) "
+                                    f"FROM {column.split('.')[0]} t").fetchall()  # fmt: skip
+        connection.execute(f"UPDATE {column.split('.')[0]} SET {change}")
+        after = connection.execute(f"SELECT md5(string_agg(t::VARCHAR, ' ' ORDER BY t::VARCHAR)) "
+                                   f"FROM {column.split('.')[0]} t").fetchall()  # fmt: skip
+    assert before != after, "the edit changes nothing"
+    assert audit(path).differs
+
+
+@pytest.mark.parametrize("factor", [1.001, -1])
+def test_an_edit_of_a_metric_is_found(path: Path, factor: float) -> None:
+    with duckdb.connect(str(path)) as connection:
+        edit = "UPDATE metrics SET value = value * ? + 1e-4 WHERE step = 2 AND list_contains(?, name)"
+        assert connection.execute(edit, [factor, FOLLOWING]).fetchall() == [(len(FOLLOWING),)]
+    [differs] = audit(path).differs
+    assert (differs.check, differs.count) == ("metrics", len(FOLLOWING))
+
+
+def test_the_command_names_the_row_and_exits_with_1(path: Path) -> None:
+    run = CliRunner()
+    passed = run.invoke(app, ["check", "--deep", str(path)])
+    assert passed.exit_code == 0 and "recomputed, nothing differs" in passed.output
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("UPDATE trained SET advantages = list_transform(advantages, lambda a: -a)")
+        [(first,)] = connection.execute(
+            "SELECT arg_min(call_id, (c.step, c.episode_id, c.index)) FROM trained JOIN ("
+            "SELECT call_id, e.step, episode_id, index FROM calls JOIN episodes e USING (episode_id)) c USING (call_id)"
+        ).fetchall()
+    assert run.invoke(app, ["check", str(path)]).exit_code == 0
+    failed = run.invoke(app, ["check", "--deep", str(path)])
+    assert failed.exit_code == 1
+    assert first in failed.output and "expected" in failed.output and "stored" in failed.output
+    told = json.loads(run.invoke(app, ["check", "--deep", "--json", str(path)]).output)
+    [differs] = told["audits"][0]["differs"]
+    assert not told["sound"] and (differs["check"], differs["row"]) == ("advantages", first)
+
+
+def test_without_the_tokenizer_texts_are_not_checked(path: Path) -> None:
+    with duckdb.connect(str(path)) as connection:
+        connection.execute('UPDATE runs SET config = replace(config::VARCHAR, \'"path": "/\', \'"path": "/absent/\')')
+    audited = audit(path)
+    assert audited.differs == ()
+    assert {one.check for one in audited.unchecked} == {"texts", "templates"}
+    assert all("/absent/" in one.reason for one in audited.unchecked)
+
+
+def test_a_packed_copy_passes(path: Path) -> None:
+    pack(path)
+    assert audit(path).differs == ()
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "discounted": {"algorithm": {"adv_estimator": "grpo"}, "rollout": {"gamma": 0.9}},
+    "a batch": {
+        "algorithm": {"adv_estimator": "reinforce_plus_plus"},
+        "rollout": {"failure_reward": 0.1, "gamma": 0.5},
+    },
+    "others": {"algorithm": {"adv_estimator": "rloo"}, "rollout": {"max_staleness": 1}, "mini_batch_num": 2},
+    "cut": {"algorithm": {"adv_estimator": "opo"}, "data": {"max_response_length": 24}, "ppo_epochs": 2},
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_other_estimators_and_limits_pass(tmp_path: Path, model: Path, name: str) -> None:
+    directory = trained(tmp_path, model, **SETTINGS[name])
+    assert audit(directory).differs == ()
+    with duckdb.connect(str(directory / "trace.duckdb")) as connection:
+        connection.execute("UPDATE trained SET advantages = list_transform(advantages, lambda a: -a)")
+    assert [one.check for one in audit(directory).differs] == ["advantages"]
+
+
+_KILLED = """
+import sys
+from pathlib import Path
+from tests.tools.trace.audited_runs import trained
+trained(Path(sys.argv[1]), Path(sys.argv[2]), resume=len(sys.argv) > 3, total_steps=4, save_freq=2, val_pass_n=0)
+"""
+
+
+def test_a_run_that_was_killed_and_resumed_passes(tmp_path: Path, model: Path) -> None:
+    command = [sys.executable, "-u", "-c", _KILLED, str(tmp_path), str(model)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment) as run:
+        assert run.stdout is not None
+        assert any(line.startswith("step 3/4") for line in run.stdout)
+        run.send_signal(signal.SIGKILL)
+    directory = tmp_path / "experiment"
+    interrupted = audit(directory)
+    assert interrupted.differs == ()
+    assert [one.check for one in interrupted.unchecked] == ["steps that are not finished"]
+    subprocess.run([*command, "resume"], check=True, capture_output=True, env=environment)
+    resumed = audit(directory)
+    assert (resumed.differs, resumed.unchecked) == ((), ())
+    with duckdb.connect(str(directory / "trace.duckdb"), read_only=True) as connection:
+        assert connection.execute("SELECT count(*) FROM ledger WHERE outcome = 'superseded'").fetchall() != [(0,)]
