@@ -129,7 +129,7 @@ TABLES = (
             0) AS kept
         FROM outcomes o LEFT JOIN advantages a USING (call_id) LEFT JOIN lengths k USING (call_id)
             JOIN runs r USING (run_id)
-        WHERE (o.trainable OR o.outcome IS DISTINCT FROM 'evaluation')
+        WHERE (o.trainable OR coalesce(o.outcome, '') NOT IN ('evaluation', 'superseded'))
             AND (r.status = 'finished' OR coalesce(o.superseded, false) OR o.outcome IS DISTINCT FROM 'superseded'))
     SELECT run_id, step, episode_id, call_id, "index", final AS outcome,
         coalesce(n, 0) + coalesce(cut_tokens, 0) AS tokens FROM final WHERE final IS NOT NULL
@@ -243,7 +243,8 @@ CHECKS = {
                 || l.step || ' of episode ' || l.episode_id, 'no row')
         FROM (FROM booked) b FULL JOIN (FROM s_ledger WHERE tokens <> 0 AND call_id IN (SELECT call_id
             FROM outcomes o JOIN runs r
-            USING (run_id) WHERE r.status = 'finished' OR o.superseded OR o.learnt OR o.split <> 'train')) l
+            USING (run_id) WHERE (o.trainable OR o.outcome IS DISTINCT FROM 'superseded')
+                AND (r.status = 'finished' OR o.superseded OR o.learnt OR o.split <> 'train'))) l
             USING (call_id, outcome)
         WHERE b.tokens IS DISTINCT FROM l.tokens OR b.step IS DISTINCT FROM l.step
             OR b.run_id IS DISTINCT FROM l.run_id OR b.episode_id IS DISTINCT FROM l.episode_id
