@@ -75,7 +75,9 @@ def outcomes(config: Config) -> dict[str, int]:
     return {r["outcome"]: int(r["n"]) for r in rows}
 
 
-def test_a_run_ends_with_a_model_a_trace_and_a_curve(tmp_path: Path, tiny_model: Path) -> None:
+def test_a_run_ends_with_a_model_a_trace_and_a_curve(
+    tmp_path: Path, tiny_model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     config = job(tmp_path, tiny_model, logger=["console", "tensorboard"])
@@ -92,6 +94,7 @@ def test_a_run_ends_with_a_model_a_trace_and_a_curve(tmp_path: Path, tiny_model:
     assert [measured[step, "train/staleness"] for step in (1, 2)] == [0, 0]
     assert "train/failed_share" in {name for _, name in measured}
     assert measured[1, "train/logprob_gap_max"] < 1e-3
+    assert f"hash {measured[2, 'train/hash']:.0f}" in capsys.readouterr().out
     assert (config.directory / "metrics" / "learning_curve.png").stat().st_size > 1000
     assert list((config.directory / "metrics" / "tensorboard").iterdir())
     assert set(outcomes(config)) <= {"trained", "evaluation", "zero_advantage"}
