@@ -186,7 +186,8 @@ class TimedProtocol(H11Protocol):
         self._watch(None)
         super().connection_lost(exc)
         self.gone.set_result(None)
-        self._settle(exc is None and not self.unread())
+        if self._confirm is not None:  # a transport of TLS says nothing any more
+            self._settle(exc is None and not self.unread())
         if self._following is not None:
             self._following.cancel()
 

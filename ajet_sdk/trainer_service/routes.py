@@ -71,7 +71,8 @@ class _Routes:
 
     def app(self) -> Starlette:
         posts: dict[str, Callable[[Request], Awaitable[Response]]] = {
-            "client/config": _constant(parallel_fwdbwd_chunks=True),
+            # httpx's own transport takes a certificate of one's own from SSL_CERT_FILE, the SDK's other one does not
+            "client/config": _constant(parallel_fwdbwd_chunks=True, use_pyqwest_transport=False),
             "client/dynamic_config": _constant(sample_cancel_enabled=True),
             "telemetry": _constant(status="accepted"),
             "session_heartbeat": _constant(type="session_heartbeat"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ _LOADED = 4
 """Sets of weights that are kept ready to sample from."""
 
 
-class _Loaded:
+class _Weights:
     """Weights ready to sample from, and a second module over them for the scores of prompts."""
 
     def __init__(self, base: BaseModel, tokenizer: Tokenizer, place: Path | None, seed: int) -> None:
@@ -35,8 +35,15 @@ class _Loaded:
             policy_version=None,
             apart=True,
         )
-        self.users = 0
         self.scoring = asyncio.Lock()
+
+
+class _Slot:
+    """Weights that are loaded or being loaded, and how many requests use or await them."""
+
+    def __init__(self, loading: Awaitable[_Weights]) -> None:
+        self.loading = asyncio.ensure_future(loading)
+        self.users = 0
 
 
 class Samplers:
@@ -44,7 +51,7 @@ class Samplers:
 
     def __init__(self, base: BaseModel, tokenizer: Tokenizer, seed: int = 0) -> None:
         self._base, self._tokenizer, self._seed = base, tokenizer, seed
-        self._loaded: OrderedDict[Path | None, asyncio.Task[_Loaded]] = OrderedDict()
+        self._slots: OrderedDict[Path | None, _Slot] = OrderedDict()
 
     async def sample(self, place: Path | None, body: Mapping[str, Any]) -> bytes:
         """Answer a request to sample. Raises RequestRefused, ContextOverflow, CheckpointError."""
@@ -57,48 +64,46 @@ class Samplers:
         last = body.get("prompt_logprobs_last_n")
         if last is not None and not 1 <= last < len(prompt):
             raise RequestRefused(f"prompt_logprobs_last_n must be between 1 and {len(prompt) - 1} (got {last})")
-        async with self._use(place) as loaded:
+        async with self._use(place) as weights:
             scores = None
             if body.get("prompt_logprobs") or body.get("topk_prompt_logprobs"):
-                sampled = await loaded.sampler.sample(prompt, sampling, "")  # checks the prompt's ids and length
+                sampled = await weights.sampler.sample(prompt, sampling, "")  # checks the prompt's ids and length
                 top = min(int(body.get("topk_prompt_logprobs") or 0), self._base.vocabulary)
-                async with loaded.scoring:
+                async with weights.scoring:
                     scores = await asyncio.to_thread(
-                        prompt_scores, loaded.module, prompt, top, last, self._base.threads
+                        prompt_scores, weights.module, prompt, top, last, self._base.threads
                     )
             else:
-                sampled = await loaded.sampler.sample(prompt, sampling, "")
+                sampled = await weights.sampler.sample(prompt, sampling, "")
         return sample_result(sampled, scores)
 
     @asynccontextmanager
-    async def _use(self, place: Path | None) -> AsyncIterator[_Loaded]:
-        if place not in self._loaded:
-            self._loaded[place] = asyncio.create_task(
-                asyncio.to_thread(_Loaded, self._base, self._tokenizer, place, self._seed)
-            )
-        self._loaded.move_to_end(place)
+    async def _use(self, place: Path | None) -> AsyncIterator[_Weights]:
+        if place not in self._slots:
+            self._slots[place] = _Slot(asyncio.to_thread(_Weights, self._base, self._tokenizer, place, self._seed))
+        slot = self._slots[place]
+        self._slots.move_to_end(place)
+        slot.users += 1
         try:
-            loaded = await asyncio.shield(self._loaded[place])
-        except Exception:
-            self._loaded.pop(place, None)
-            raise
-        loaded.users += 1
-        try:
+            weights = await asyncio.shield(slot.loading)
             await self._unload(_LOADED)
-            yield loaded
+            yield weights
         finally:
-            loaded.users -= 1
+            slot.users -= 1
+            if slot.loading.done() and slot.loading.exception() is not None:
+                self._slots.pop(place, None)
 
     async def _unload(self, keep: int) -> None:
         """Unload those that nobody uses, until so many are left."""
-        idle = [place for place, task in self._loaded.items() if task.done() and not task.result().users]
-        for place in idle[: max(0, len(self._loaded) - keep)]:
-            await self._loaded.pop(place).result().sampler.aclose()
+        idle = [place for place, slot in self._slots.items() if not slot.users and slot.loading.done()]
+        for slot in [self._slots.pop(place) for place in idle[: max(0, len(self._slots) - keep)]]:
+            await slot.loading.result().sampler.aclose()
 
     async def aclose(self) -> None:
-        for task in self._loaded.values():
-            if task.done() and task.exception() is None:
-                await task.result().sampler.aclose()
+        """Unload all; what is being sampled fails."""
+        for slot in self._slots.values():
+            if slot.loading.done() and slot.loading.exception() is None:
+                await slot.loading.result().sampler.aclose()
 
 
 def _prompt(body: Mapping[str, Any]) -> list[int]:
