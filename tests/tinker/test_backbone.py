@@ -22,6 +22,8 @@ from ajet_sdk.run import run, train
 from ajet_sdk.trace.reader import ledger_balance, open_trace
 from tests.tinker.servers import IDS, Server
 
+pytestmark = pytest.mark.slow
+
 
 def job(
     tmp_path: Path, server: Server, model: Path, tinker: Mapping[str, Any] = {}, rollout: Mapping[str, Any] = {},

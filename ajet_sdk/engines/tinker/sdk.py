@@ -214,8 +214,11 @@ class SdkService:
                 target.write_bytes(self._fetch(url, path))
             return path
         path = self.keep_sampler(name)
-        with tarfile.open(fileobj=io.BytesIO(self._fetch(self._archive(path), path))) as files:
-            files.extractall(place, filter="data")
+        try:
+            with tarfile.open(fileobj=io.BytesIO(self._fetch(self._archive(path), path))) as files:
+                files.extractall(place, filter="data")
+        except (tarfile.TarError, OSError) as error:
+            raise self._session.failed(f"downloading {path}", error) from error
         return path
 
     def _archive(self, path: str) -> str:

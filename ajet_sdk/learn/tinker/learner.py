@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from ajet_sdk.config.model_source import is_cached
 from ajet_sdk.engines.chat import TokenEngine
@@ -207,7 +207,7 @@ def complete_adapter(place: Path, base: str) -> list[str]:
         with safe_open(place / "adapter_model.safetensors", framework="pt") as file:
             keys = list(file.keys())
         known: dict[str, Any] = json.loads((place / "adapter_config.json").read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, SafetensorError) as error:
         raise CheckpointError(f"the adapter that the service gave cannot be read: {error}") from error
     modules = sorted({key.partition(".lora_")[0].rpartition(".")[2] for key in keys if ".lora_" in key})
     if not modules:
