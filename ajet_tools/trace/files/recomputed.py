@@ -279,7 +279,9 @@ CHECKS = {
     "metrics": """
         SELECT coalesce(f.run_id, m.run_id), name || ' in step ' || step, coalesce(f.value::VARCHAR, 'no row'),
             coalesce(m.value::VARCHAR, 'no row')
-        FROM followed f FULL JOIN (SELECT m.* FROM s_metrics m JOIN runs r USING (run_id)
+        FROM (SELECT f.* FROM followed f JOIN runs r USING (run_id) WHERE r.backbone = 'local'
+            OR (run_id, name) IN (SELECT (run_id, name) FROM s_metrics)) f
+        FULL JOIN (SELECT m.* FROM s_metrics m JOIN runs r USING (run_id)
             WHERE r.trains AND (name IN (SELECT name FROM followed) OR name ~ 'train/tokens_(superseded|untrainable|'
                 'undelivered|failed|stale|unmaskable|zero_advantage|cut|truncated)' AND value <> 0))
             m USING (run_id, step, name)
