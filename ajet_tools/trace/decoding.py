@@ -79,9 +79,9 @@ def vocabulary(
     """
     if tokenizer is not None:
         return _load(tokenizer)
-    rows = reader.query("SELECT config FROM runs WHERE run_id = ?", [run_id]).to_pylist()
-    config = json.loads(rows[0]["config"] or "{}") if rows else {}
-    model = (config.get("ajet") or {}).get("model") or {}
+    job = recorded_config(reader, run_id).get("ajet")
+    model = job.get("model") if isinstance(job, dict) else None
+    model = model if isinstance(model, dict) else {}
     if model.get("scripted"):
         return _bytes()
     path = model.get("path")

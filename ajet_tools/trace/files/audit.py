@@ -116,6 +116,8 @@ _UNCHECKED = """
         ELSE estimator || ' does not learn from rewards' END AS reason FROM runs WHERE NOT trains
     UNION ALL SELECT 'trained rows, advantages', run_id, 'none are stored' FROM runs
         WHERE trains AND NOT stores
+    UNION ALL SELECT 'groups, sampling, staleness', run_id, 'values of the recorded config cannot be read' FROM runs
+        WHERE trains AND (num_repeat IS NULL OR temperature IS NULL OR max_staleness IS NULL OR updates IS NULL)
     UNION ALL SELECT 'entropy and gap', run_id, 'known of the first mini-batch only' FROM runs WHERE trains
         AND updates > 1
     UNION ALL SELECT 'unmaskable', run_id, 'taken as given for ' || count(*) || ' calls' FROM s_ledger
@@ -181,16 +183,27 @@ def _episodes(db: duckdb.DuckDBPyConnection, run: str) -> Iterator[list[_Call]]:
 def _whole(row: Row, parent: _Call | None) -> _Call:
     prompt = whole = messages = None
     if row["prompt_suffix"] is not None:
-        suffix = np.asarray(row["prompt_suffix"], np.int32)
+        suffix = _ids(row["prompt_suffix"])
         before = parent.whole if parent is not None else None
         prompt = suffix if before is None else np.concatenate((before[: row["prefix_len"]], suffix))
-        whole = (
-            prompt if row["output_ids"] is None else np.concatenate((prompt, np.asarray(row["output_ids"], np.int32)))
-        )
+        whole = prompt if row["output_ids"] is None else np.concatenate((prompt, _ids(row["output_ids"])))
     if row["messages_suffix"] is not None:
         earlier = (parent.messages or [])[: row["prefix_messages"] or 0] if parent is not None else []
-        messages = [*earlier, *json.loads(row["messages_suffix"])]
+        added = json.loads(row["messages_suffix"])
+        if isinstance(added, list) and all(isinstance(message, dict) for message in added):
+            messages = [*earlier, *added]
     return _Call(row, prompt, whole, messages)
+
+
+def _ids(ids: Sequence[int | None]) -> npt.NDArray[np.int32]:
+    """Token ids; -1, which no tokenizer has, for a NULL."""
+    return np.asarray([-1 if id is None else id for id in ids], np.int32)
+
+
+def _object(text: str | None) -> Row:
+    """A JSON object; an empty one for anything else."""
+    value = json.loads(text or "{}")
+    return value if isinstance(value, dict) else {}
 
 
 def _wrong(call: _Call, calls: Sequence[_Call], known: Vocabulary | None) -> Iterator[tuple[str, str, str]]:
@@ -200,12 +213,14 @@ def _wrong(call: _Call, calls: Sequence[_Call], known: Vocabulary | None) -> Ite
     yield from _place(call, calls)
     if known is None or call.row["output_ids"] is None:
         return
-    text = known.decode(call.row["output_ids"])
+    text = known.decode(_ids(call.row["output_ids"]).tolist())
     missing = _missing(call.row, text, known)
     if missing is not None:
         yield "texts", repr(text), missing
+    if call.messages is None and call.row["messages_suffix"] is not None:
+        yield "templates", "a list of messages", str(call.row["messages_suffix"])
     if known.template is not None and call.messages is not None:
-        rendered = _rendered(known.template, call.messages, json.loads(call.row["request"]))
+        rendered = _rendered(known.template, call.messages, _object(call.row["request"]))
         prompt = known.decode(call.prompt.tolist())
         if any(message.get("tool_calls") for message in call.messages):  # as the model wrote them, with its spaces
             rendered, prompt = "".join(rendered.split()), "".join(prompt.split())
@@ -243,18 +258,26 @@ def _common(a: npt.NDArray[np.int32], b: npt.NDArray[np.int32]) -> int:
 
 def _missing(row: Row, text: str, known: Vocabulary) -> str | None:
     """What of the stored reply is not in the text of the sampled ids; None: all of it is."""
-    choice = (json.loads(row["response"] or "{}").get("choices") or [{}])[0]
-    message = choice.get("message") or {}
+    choices = _object(row["response"]).get("choices")
+    choice = choices[0] if isinstance(choices, list) and choices else None
+    message = choice.get("message") if isinstance(choice, dict) else None
+    if not isinstance(message, dict):
+        return repr(choice) if row["error"] is None else None
     content = message.get("content")
     calls = message.get("tool_calls") or []
     reasoning = message.get("reasoning_content")
     if not calls and not reasoning and isinstance(content, str) and row["error"] is None and not row["cut_tokens"]:
-        last = row["output_ids"][-1:]
+        last = _ids(row["output_ids"][-1:]).tolist()
         ended = "".join(known.decode([i]) for i in last if known.is_special(i))
         plain = {text, text.removesuffix(ended)}
         return None if content in plain else repr(content)
-    pieces = [content, reasoning, *(call.get("function", {}).get("name") for call in calls)]
+    pieces = [content, reasoning, *map(_name, calls)]
     return next((repr(piece) for piece in pieces if isinstance(piece, str) and piece.strip() not in text), None)
+
+
+def _name(call: Any) -> str:
+    function = call.get("function") if isinstance(call, dict) else None
+    return str(function.get("name")) if isinstance(function, dict) else repr(call)
 
 
 def _rendered(template: ChatTemplate, messages: Sequence[Any], request: Row) -> str:
@@ -262,7 +285,7 @@ def _rendered(template: ChatTemplate, messages: Sequence[Any], request: Row) -> 
         return template.render(
             [template.form(message) for message in messages],
             request.get("tools"),
-            **(request.get("chat_template_kwargs") or {}),
+            **(options if isinstance(options := request.get("chat_template_kwargs"), dict) else {}),
         )
-    except AjetError as error:
+    except (AjetError, TypeError, AttributeError) as error:  # tools that are none
         return f"refused: {error}"

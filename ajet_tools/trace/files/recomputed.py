@@ -11,28 +11,28 @@ TABLES = (
     # what of a run's config decides about its tokens
     f"""CREATE TABLE runs AS SELECT run_id, backbone, status, epoch(started_at) AS started,
         config->>'{_ALGORITHM}.adv_estimator' AS estimator,
-        (config->>'{_ALGORITHM}.normalize_std')::BOOLEAN AS by_deviation,
-        coalesce((config->>'{_ROLLOUT}.gamma')::DOUBLE, 1) AS gamma,
-        (config->>'{_ROLLOUT}.failure_reward')::DOUBLE AS failure_reward,
-        (config->>'{_ROLLOUT}.max_staleness')::INTEGER AS max_staleness,
-        (config->>'{_ROLLOUT}.num_repeat')::INTEGER AS num_repeat,
-        (config->>'{_ROLLOUT}.max_model_len')::INTEGER AS max_model_len,
-        (config->>'{_ROLLOUT}.multi_turn.max_sample_per_task')::INTEGER AS max_samples,
-        (config->>'{_ROLLOUT}.temperature')::DOUBLE AS temperature,
+        try_cast(config->>'{_ALGORITHM}.normalize_std' AS BOOLEAN) AS by_deviation,
+        coalesce(try_cast(config->>'{_ROLLOUT}.gamma' AS DOUBLE), 1) AS gamma,
+        try_cast(config->>'{_ROLLOUT}.failure_reward' AS DOUBLE) AS failure_reward,
+        try_cast(config->>'{_ROLLOUT}.max_staleness' AS INTEGER) AS max_staleness,
+        try_cast(config->>'{_ROLLOUT}.num_repeat' AS INTEGER) AS num_repeat,
+        try_cast(config->>'{_ROLLOUT}.max_model_len' AS INTEGER) AS max_model_len,
+        try_cast(config->>'{_ROLLOUT}.multi_turn.max_sample_per_task' AS INTEGER) AS max_samples,
+        try_cast(config->>'{_ROLLOUT}.temperature' AS DOUBLE) AS temperature,
         config->>'{_ROLLOUT}.sampling' AS sampling,
-        (config->>'{_ROLLOUT}.val_kwargs.do_sample')::BOOLEAN AS val_sampled,
-        (config->>'$.ajet.data.max_prompt_length')::INTEGER AS max_prompt,
-        (config->>'$.ajet.data.max_response_length')::INTEGER AS max_response,
-        (config->>'$.ajet.trainer_common.mini_batch_num')::INTEGER
-            * (config->>'$.ajet.trainer_common.ppo_epochs')::INTEGER AS updates,
+        try_cast(config->>'{_ROLLOUT}.val_kwargs.do_sample' AS BOOLEAN) AS val_sampled,
+        try_cast(config->>'$.ajet.data.max_prompt_length' AS INTEGER) AS max_prompt,
+        try_cast(config->>'$.ajet.data.max_response_length' AS INTEGER) AS max_response,
+        try_cast(config->>'$.ajet.trainer_common.mini_batch_num' AS INTEGER)
+            * try_cast(config->>'$.ajet.trainer_common.ppo_epochs' AS INTEGER) AS updates,
         coalesce(backbone NOT IN ('run', 'debug')
             AND estimator IN ('grpo', 'rloo', 'opo', 'reinforce_plus_plus'), false) AS trains,
         backbone = 'local' OR run_id IN (SELECT run_id FROM s_trained) AS stores
     FROM s_runs""",
     # the policy's version before and after each step that came to the trainer
     """CREATE TABLE steps AS
-    SELECT run_id, step, value AS whole, value::INTEGER AS after,
-        coalesce(lag(value) OVER (PARTITION BY run_id ORDER BY step), 0)::INTEGER AS before
+    SELECT run_id, step, value AS whole, try_cast(value AS INTEGER) AS after,
+        coalesce(lag(after) OVER (PARTITION BY run_id ORDER BY step), 0) AS before
     FROM (SELECT run_id, step, arg_max(value, "at") AS value FROM s_metrics
           WHERE name = 'train/policy_version' GROUP BY ALL)""",
     """CREATE TABLE episodes AS
@@ -211,9 +211,10 @@ TABLES = (
         FROM validated WHERE decoding = 'sampled' GROUP BY run_id, step
     UNION ALL SELECT t.run_id, t.step, m.name, avg(1 - list_product(list_transform(range(k), lambda i:
             greatest(n - c - i, 0) / (n - i))))
-        FROM tasks t JOIN (SELECT *, substr(name, 10)::INTEGER AS k FROM s_metrics WHERE name ~ 'val/pass@[0-9]+') m
+        FROM tasks t JOIN (SELECT *, try_cast(substr(name, 10) AS INTEGER) AS k FROM s_metrics
+            WHERE name ~ 'val/pass@[0-9]+') m
             ON m.run_id = t.run_id AND m.step = t.step WHERE k <= n GROUP BY ALL
-    UNION ALL SELECT run_id, step, 'train/' || m.key, avg(m.value::DOUBLE)
+    UNION ALL SELECT run_id, step, 'train/' || m.key, avg(try_cast(m.value AS DOUBLE))
         FROM learnt, json_each(metrics) m WHERE json_type(m.value) IN ('DOUBLE', 'UBIGINT', 'BIGINT', 'BOOLEAN')
             GROUP BY ALL
     """,
@@ -296,7 +297,8 @@ CHECKS = {
         WHERE before > "at"
         UNION ALL SELECT s.run_id, 'train/policy_version in step ' || s.step, 'updates: at most ' || r.updates,
             after - before
-        FROM steps s JOIN runs r USING (run_id) WHERE after < before OR whole <> after OR r.backbone = 'local'
+        FROM steps s JOIN runs r USING (run_id) WHERE after < before OR after IS NULL OR whole <> after
+            OR r.backbone = 'local'
             AND after - before > r.updates
         ORDER BY 2""",
     "order": """
@@ -318,6 +320,7 @@ CHECKS = {
         FROM seen WHERE epoch(began) <> 0 AND ("index" IS DISTINCT FROM nth OR extends_call_id IS NOT NULL
             AND extended IS NULL
             OR extended >= "index" OR extended_at > started_at OR latest > ended_at OR ended_at < started_at
+                OR started_at IS NULL OR ended_at IS NULL
             OR started_at < began - INTERVAL 1 SECOND OR ended_at > over + INTERVAL 1 SECOND AND phase = 'rollout')
         ORDER BY step, episode_id, "index" """,
     "groups": """
@@ -345,7 +348,8 @@ CHECKS = {
                 OR w.call_id IS NOT NULL AND (c.call_id IS NULL OR w.agent IS NOT NULL AND w.agent <> c.agent)
                 OR w.agent IS NOT NULL AND w.agent NOT IN (SELECT agent FROM s_calls)) AS odd
             FROM s_rewards w LEFT JOIN s_calls c USING (call_id, episode_id) GROUP BY ALL) w USING (episode_id)
-        WHERE coalesce(odd, false) OR task->>'task_id' <> task_id OR e.ended_at < e.started_at
+        WHERE coalesce(odd, false) OR task->>'task_id' <> task_id OR r.trains AND task->>'task_id' IS NULL
+            OR e.ended_at < e.started_at
             OR e.split = 'train' AND decoding <> 'sampled'
             OR r.trains AND (attempt IS NULL OR group_id IS NULL OR infrastructure IS NULL
             OR CASE WHEN e.status = 'succeeded' THEN cause IS NOT NULL OR e.error IS NOT NULL OR infrastructure
@@ -359,10 +363,10 @@ CHECKS = {
             concat_ws(', ', response->>'$.model', response->>'$.choices[0].finish_reason',
                 response->>'$.usage.prompt_tokens', response->>'$.usage.completion_tokens')
         FROM calls c WHERE c.output_ids IS NOT NULL AND c.prompt_suffix IS NOT NULL AND c.error IS NULL
-            AND coalesce((sampling->>'$.n')::INTEGER, 1) = 1 AND (response->>'$.model' <> c.model
+            AND coalesce(try_cast(sampling->>'$.n' AS INTEGER), 1) = 1 AND (response->>'$.model' <> c.model
             OR response->>'$.choices[0].finish_reason' IS DISTINCT FROM c.finish_reason
-            OR (response->>'$.usage.prompt_tokens')::INTEGER <> prompt
-            OR (response->>'$.usage.completion_tokens')::INTEGER <> n + coalesce(cut_tokens, 0))
+            OR try_cast(response->>'$.usage.prompt_tokens' AS INTEGER) <> prompt
+            OR try_cast(response->>'$.usage.completion_tokens' AS INTEGER) <> n + coalesce(cut_tokens, 0))
         ORDER BY step, episode_id, "index" """,
     "requests": """
         SELECT run_id, min(call_id), 'one prompt, agent and target tag', concat_ws(', ', list(DISTINCT prompt),
@@ -374,8 +378,8 @@ CHECKS = {
         ORDER BY 2""",
     "sampling": """
         WITH asked AS (
-            SELECT c.*, r.max_model_len, (c.sampling->>'$.temperature')::DOUBLE AS asked,
-                (c.sampling->>'$.max_tokens')::INTEGER AS most,
+            SELECT c.*, r.max_model_len, try_cast(c.sampling->>'$.temperature' AS DOUBLE) AS asked,
+                try_cast(c.sampling->>'$.max_tokens' AS INTEGER) AS most,
                 CASE WHEN e.decoding = 'greedy' THEN 0 WHEN c.split = 'train' AND r.sampling = 'run'
                     THEN r.temperature
                 WHEN c.split = 'val' AND NOT r.val_sampled THEN 1 END AS temperature

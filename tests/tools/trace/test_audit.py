@@ -261,6 +261,19 @@ def test_without_the_tokenizer_texts_are_not_checked(path: Path) -> None:
     assert all("/absent/" in one.reason for one in audited.unchecked)
 
 
+def test_values_of_another_shape_are_differences_or_named(path: Path) -> None:
+    with duckdb.connect(str(path)) as connection:
+        connection.execute("UPDATE calls SET response = '[3]', request = '3', messages_suffix = '[3]', sampling = '3'")
+        connection.execute("UPDATE calls SET output_ids = [NULL, -5]")
+        connection.execute("UPDATE metrics SET value = 'nan'")
+    checks = {one.check for one in audit(path).differs}
+    assert checks >= {"texts", "templates", "metrics", "log-probabilities", "sampling"}
+    for config in ("[]", '{"ajet": 3}'):
+        with duckdb.connect(str(path)) as connection:
+            connection.execute("UPDATE runs SET config = ?", [config])
+        assert "ledger, advantages, metrics" in {one.check for one in audit(path).unchecked}
+
+
 def test_a_packed_copy_passes(path: Path) -> None:
     pack(path)
     assert audit(path).differs == ()
