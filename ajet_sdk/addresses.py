@@ -12,8 +12,6 @@ from collections.abc import Iterator
 from functools import lru_cache
 from urllib.parse import unquote_plus
 
-__all__ = ["below", "entropy", "is_address", "looks_random", "names_secret", "public", "secrets_in"]
-
 _SECRET = re.compile(
     r"(.*_)?(authori[sz]ation|api_?keys?|access_?keys?|account_?keys?|private_?keys?|secret_?keys?|secrets?|passwords?"
     r"|passwd|passphrase|pwd|credentials?|(set_)?cookies?|bearer|(api|auth|access|refresh|session|id|bearer)_?tokens?"

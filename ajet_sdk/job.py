@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
     from ajet_sdk.tasks.given import GivenTasks
 
-__all__ = ["AgentJetJob", "AjetJob", "AstunerJob"]
-
 _DATA_TYPES = {
     "hf": "huggingface_dat_repo",
     "huggingface": "huggingface_dat_repo",

@@ -21,8 +21,6 @@ from ajet_sdk.types import Episode, Task
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
-__all__ = ["League", "Score", "draw_league", "play_league", "saved_players", "short_names"]
-
 log = logging.getLogger("ajet.league")
 
 _SHOWN = 20

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
     from ajet_sdk.tasks.given import GivenTasks
 
-__all__ = ["OpenRun", "open_run", "run", "run_async", "train", "train_async"]
-
 log = logging.getLogger("ajet")
 
 

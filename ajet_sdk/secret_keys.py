@@ -7,8 +7,6 @@ from typing import Any
 
 from ajet_sdk.addresses import names_secret, public
 
-__all__ = ["LEAVES", "is_secret", "masked"]
-
 LEAVES = frozenset((str, int, float, bool, type(None)))
 """Types of JSON values that hold no others."""
 

@@ -44,8 +44,6 @@ from ajet_sdk.types import Episode, Run, Task, new_id, now
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
-__all__ = ["serve", "serve_engine", "serve_environment", "wait_for_server"]
-
 
 def serve(
     checkpoint: str | Path,

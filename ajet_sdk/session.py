@@ -32,8 +32,6 @@ from ajet_sdk.types import Run, now
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
-__all__ = ["Session", "make_workers", "open_cluster"]
-
 log = logging.getLogger("ajet")
 
 

@@ -14,8 +14,6 @@ from ajet_sdk.engines.reply_schema import read_reply
 from ajet_sdk.errors import ConfigError, EngineUnavailable
 from ajet_sdk.types import Task
 
-__all__ = ["BaseTaskReader", "EnvServiceJudge", "create_external_llm_fn", "dynamic_import"]
-
 _DASHSCOPE = "https://dashscope.aliyuncs.com/compatible-mode/v1"
 
 dynamic_import = load_object

@@ -21,8 +21,6 @@ from ajet_sdk.types import Task
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
-__all__ = ["TaskRow", "arguments", "chat_model", "dashscope_keys", "is_output", "plain"]
-
 
 def chat_model(model: Model, *, context_size: int) -> Any:
     """An AgentScope `OpenAIChatModel` that asks `model`, whole replies and one try a call. Raises MissingExtra."""

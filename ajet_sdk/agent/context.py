@@ -15,19 +15,6 @@ from urllib.parse import parse_qsl, quote, unquote
 from ajet_sdk.errors import AjetError, MissingResource, UncapturedTraffic
 from ajet_sdk.types import Event, Phase
 
-__all__ = [
-    "ActiveEpisode",
-    "AgentIdentity",
-    "Fault",
-    "HostGuard",
-    "Observed",
-    "ObservedExchange",
-    "Observer",
-    "Recorder",
-    "current_episode",
-    "observer",
-]
-
 Verdict = Literal["policy", "other", "ambiguous"]
 
 log = logging.getLogger("ajet")

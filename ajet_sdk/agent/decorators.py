@@ -29,8 +29,6 @@ from ajet_sdk.errors import SignatureError
 from ajet_sdk.tasks.rows import QUERY_COLUMNS
 from ajet_sdk.types import Task
 
-__all__ = ["GROUP_NAMES", "JUDGE_NAMES", "WORKFLOW_NAMES", "Spec", "bind", "judge", "spec_of", "workflow"]
-
 Kind = Literal["workflow", "judge"]
 F = TypeVar("F", bound=Callable[..., Any])
 

@@ -32,8 +32,6 @@ from ajet_sdk.errors import EngineError, EngineUnavailable, RequestRefused
 if TYPE_CHECKING:
     from openai import AsyncOpenAI, OpenAI
 
-__all__ = ["Message", "Model"]
-
 TIMEOUT = 600.0
 """Seconds that a handle waits for one reply."""
 

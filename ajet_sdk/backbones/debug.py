@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from ajet_sdk.protocols import Engine, Job
     from ajet_sdk.trace.writer import TraceWriter
 
-__all__ = ["bp", "debug", "stop_at_tags"]
-
 _A_WEEK = 7 * 24 * 3600.0
 _tags: ContextVar[frozenset[str]] = ContextVar("ajet_debug_tags", default=frozenset())
 

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
 
-__all__ = ["local"]
-
 
 async def local(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
     """Train: sample a batch (or take what was said before), make samples of it, update, and validate now and then.

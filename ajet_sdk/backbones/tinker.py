@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
 
-__all__ = ["tinker"]
-
 
 async def tinker(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
     """As `local`, with a LoRA adapter that the service of `config.tinker` samples from and trains.

@@ -11,8 +11,6 @@ from ajet_sdk.capture.patches import Patches
 from ajet_sdk.capture.routing import Fallback, PassThrough, Reroute, active_episode, decide, sending
 from ajet_sdk.dialects.json import json_bytes
 
-__all__ = ["patch_aiohttp"]
-
 
 class _ContentTee:
     """An aiohttp stream reader that is read along."""

@@ -29,8 +29,6 @@ from ajet_sdk.capture.routing import Fallback
 from ajet_sdk.capture.uncaptured import patch_grpc, patch_sockets
 from ajet_sdk.capture.urllib3 import patch_requests, patch_urllib3
 
-__all__ = ["HOOKS", "installed"]
-
 LIBRARIES: dict[str, Callable[[ModuleType, Patches, Fallback], None]] = {
     "httpx": patch_httpx,
     "httpx2": patch_httpx,

@@ -12,8 +12,6 @@ from ajet_sdk.capture.patches import Patches
 from ajet_sdk.capture.routing import Fallback, PassThrough, Reroute, active_episode, decide, sending
 from ajet_sdk.capture.uncaptured import refuse_unread
 
-__all__ = ["patch_http_client", "read_along"]
-
 READS = ("read", "read1", "readline", "readinto")
 
 

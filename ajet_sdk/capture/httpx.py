@@ -33,8 +33,6 @@ from ajet_sdk.engines.http import without_certificates
 from ajet_sdk.engines.loop_calls import LoopCalls
 from ajet_sdk.gateway.process_door import Part, ProcessClient
 
-__all__ = ["asking", "patch_httpx"]
-
 Ask = Callable[[Reroute, Any, bool], Any]
 
 

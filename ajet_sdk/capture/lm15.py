@@ -10,8 +10,6 @@ from typing import Any
 from ajet_sdk.capture.patches import OwnClient, Patches
 from ajet_sdk.capture.routing import Fallback, PassThrough, Reroute, active_episode, decide, sending
 
-__all__ = ["patch_lm15"]
-
 
 def patch_lm15(module: Any, patches: Patches, fallback: Fallback) -> None:
     transport, atransport = module.StdlibTransport, module.StdlibAsyncTransport

@@ -14,8 +14,6 @@ from ajet_sdk.capture.remote import in_this_process, never_raise
 from ajet_sdk.capture.routing import Fallback
 from ajet_sdk.types import Event, now
 
-__all__ = ["patch_mcp"]
-
 _LONGEST = 100_000
 """Characters of one text of a result that are kept: pictures come as text too."""
 

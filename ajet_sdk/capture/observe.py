@@ -25,8 +25,6 @@ from ajet_sdk.trace.encoding import REMOVED, scrub
 from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Event, Run, Task, new_id, now
 
-__all__ = ["Observation", "ObservedEpisode", "trace"]
-
 log = logging.getLogger("ajet")
 
 _FIRST_WRITE = 5.0

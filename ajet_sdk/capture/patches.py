@@ -6,8 +6,6 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["OwnClient", "Patches"]
-
 _INHERITED = object()
 
 

@@ -17,8 +17,6 @@ from ajet_sdk.capture.patches import Patches
 from ajet_sdk.capture.remote import for_other_process
 from ajet_sdk.config.api_keys import without_placeholders
 
-__all__ = ["endpoint_variables", "patch_threads_and_processes"]
-
 Hooks = Callable[[], AbstractContextManager[None]]
 
 VERSIONED = ("OPENAI_BASE_URL", "OPENAI_API_BASE")

@@ -25,8 +25,6 @@ from ajet_sdk.capture.processes import endpoint_variables
 from ajet_sdk.config.api_keys import without_placeholders
 from ajet_sdk.errors import ConfigError, EpisodeError, EpisodeTimeout, ProgramFailed
 
-__all__ = ["PolicyEndpoint", "ProgramResult", "child_env", "end_programs", "run_program"]
-
 _TAIL = 2000
 """Characters of a program's output that an error quotes."""
 

@@ -15,8 +15,6 @@ from ajet_sdk.dialects.json import json_bytes
 from ajet_sdk.errors import AjetError
 from ajet_sdk.types import Event
 
-__all__ = ["RemoteRecorder", "for_other_process", "in_this_process", "never_raise"]
-
 REPORT_TIMEOUT = 10.0
 
 log = logging.getLogger("ajet")

@@ -31,17 +31,6 @@ from ajet_sdk.engines.http import is_loopback
 from ajet_sdk.gateway.access import Place, locate
 from ajet_sdk.gateway.process_door import ProcessDoor
 
-__all__ = [
-    "Discarded",
-    "Fallback",
-    "PassThrough",
-    "Reroute",
-    "active_episode",
-    "decide",
-    "reads_body",
-    "sending",
-]
-
 SUBJECTS = frozenset(("model", "messages", "prompt", "input", "contents", "generateContentRequest"))
 """An LLM request has one of these."""
 ENDED = (

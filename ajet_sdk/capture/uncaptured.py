@@ -24,18 +24,6 @@ from ajet_sdk.capture.remote import in_this_process
 from ajet_sdk.engines.http import is_loopback
 from ajet_sdk.errors import MissingResource
 
-__all__ = [
-    "LLM_HOSTS",
-    "TELEMETRY",
-    "is_local_inference",
-    "patch_grpc",
-    "patch_sockets",
-    "refuse_inference",
-    "refuse_unread",
-    "unset_key",
-    "watches",
-]
-
 LLM_HOSTS = (
     "api.openai.com", "openai.azure.com", "services.ai.azure.com", "models.inference.ai.azure.com",
     "api.anthropic.com", "generativelanguage.googleapis.com", "aiplatform.googleapis.com",

@@ -9,8 +9,6 @@ from ajet_sdk.capture.http_client import read_along
 from ajet_sdk.capture.patches import OwnClient, Patches
 from ajet_sdk.capture.routing import Fallback, PassThrough, Reroute, active_episode, decide, sending
 
-__all__ = ["patch_requests", "patch_urllib3"]
-
 
 def patch_urllib3(module: Any, patches: Patches, fallback: Fallback) -> None:
     pool = module.connectionpool.HTTPConnectionPool

@@ -22,8 +22,6 @@ from typing import Any
 
 from ajet_sdk.errors import ConfigError
 
-__all__ = ["CodePackage", "InstalledCode", "install_code", "installed_code", "is_library_file", "package_code"]
-
 _OURS = ("ajet", "ajet_sdk", "ajet_tools")
 _HERE = "here"
 """What the working directory is called in a package."""

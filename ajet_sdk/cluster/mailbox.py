@@ -12,8 +12,6 @@ from typing import Any
 
 from ajet_sdk.types import Episode
 
-__all__ = ["Mailbox", "group_message", "mailbox_of", "namespace_of", "open_mailbox"]
-
 _NAME = "ajet-mailbox"
 _HEAVY: dict[str, Any] = {"request": {}, "response": {}, "prompt_ids": None, "output_ids": None, "logprobs": None}
 

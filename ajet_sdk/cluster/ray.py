@@ -22,8 +22,6 @@ from typing import Any
 from ajet_sdk.cluster.code import CodePackage
 from ajet_sdk.errors import ConfigError, MissingExtra
 
-__all__ = ["LOCAL", "Node", "RayCluster", "cluster"]
-
 log = logging.getLogger("ajet")
 
 LOCAL = "local"

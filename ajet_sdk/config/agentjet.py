@@ -13,8 +13,6 @@ from typing import Any
 from ajet_sdk.config.source import Source
 from ajet_sdk.errors import ConfigError
 
-__all__ = ["IGNORED_ROOTS", "RENAMED", "WITHOUT_EFFECT", "Translation", "translate", "with_reasons"]
-
 RENAMED = {
     "rollout.tensor_model_parallel_size": "rollout.tensor_parallel_size",
     "task_reader.dataset_file": "task_reader.jsonl_dataset_file",

@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-__all__ = ["KEYS", "api_key", "placeholder_in", "placeholder_keys", "without_placeholders"]
-
 KEYS: dict[str, tuple[str, ...]] = {
     "OPENAI_API_KEY": (),
     "ANTHROPIC_API_KEY": ("ANTHROPIC_AUTH_TOKEN", "ANTHROPIC_PROFILE", "ANTHROPIC_FEDERATION_RULE_ID"),

@@ -10,8 +10,6 @@ from pydantic import ValidationError
 
 from ajet_sdk.config.source import Source
 
-__all__ = ["explain"]
-
 
 def explain(error: ValidationError, source: Source, known: Sequence[str], default: Callable[[str], Any]) -> list[str]:
     """A line for each thing that is wrong: the key, what it must be, what it is and where.

@@ -12,11 +12,6 @@ from ajet_sdk.errors import ConfigError, MissingExtra
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
-__all__ = [
-    "STATE", "check_source", "checkpoint_base", "first_model", "is_cached", "made_for_seed", "refuse_code",
-    "saved_steps", "step_directory", "steps_of_experiment",
-]  # fmt: skip
-
 _HUB_SECONDS = 10.0
 
 

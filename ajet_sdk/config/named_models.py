@@ -6,8 +6,6 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["NAMED_MODELS", "NamedModel", "gguf_files", "model_cache", "named_model"]
-
 
 @dataclass(frozen=True, slots=True)
 class NamedModel:

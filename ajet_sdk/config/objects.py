@@ -15,8 +15,6 @@ from typing import Any
 from ajet_sdk.config.api_keys import placeholder_keys
 from ajet_sdk.errors import ConfigError
 
-__all__ = ["load_object"]
-
 
 def load_object(class_path: str, relative_to: Path | None = None) -> Any:
     """Import what a class path names.

@@ -9,8 +9,6 @@ from pydantic import model_validator
 
 from ajet_sdk.config.schema import ModelSource, Section, key, section, wrong
 
-__all__ = ["Rollout"]
-
 
 class MultiTurn(Section):
     max_sample_per_task: int = key(

@@ -15,22 +15,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticCustomError
 
-__all__ = [
-    "CLUSTERS",
-    "HERE",
-    "IDLE",
-    "ContextTracker",
-    "Data",
-    "Debug",
-    "ModelSource",
-    "Prices",
-    "Section",
-    "Tinker",
-    "key",
-    "section",
-    "wrong",
-]
-
 
 def wrong(key: str, message: str) -> PydanticCustomError:
     """A value that is wrong beside another one; `key` is relative to the section that raises it.

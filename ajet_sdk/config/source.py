@@ -14,8 +14,6 @@ import yaml
 
 from ajet_sdk.errors import ConfigError
 
-__all__ = ["Roots", "Source", "load_yaml", "read_document", "read_override"]
-
 
 class Roots(Mapping[str, Any]):
     """A mapping whose keys are attributes too: `roots.frozen_lake.map_size`."""

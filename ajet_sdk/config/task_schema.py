@@ -9,8 +9,6 @@ from pydantic_core import PydanticCustomError
 
 from ajet_sdk.config.schema import Section, key, section, wrong
 
-__all__ = ["TaskJudge", "TaskReader"]
-
 
 class DataFile(Section):
     file_path: str | None = key(None, "JSON-lines file with one task per line; null: none.")

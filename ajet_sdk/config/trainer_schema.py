@@ -9,12 +9,6 @@ from pydantic import model_validator
 
 from ajet_sdk.config.schema import Section, key, section, wrong
 
-__all__ = [
-    "LOSS_TYPES", "OBJECTIVE", "READ_BY", "Aggregation", "Algorithm", "ClipType", "Estimator", "ImportanceWeights",
-    "LossType", "RatioLevel", "RewardEstimator", "TrainerCommon",
-]  # fmt: skip
-
-
 RewardEstimator = Literal["grpo", "rloo", "opo", "reinforce_plus_plus"]
 Estimator = Literal[RewardEstimator, "sft", "dpo", "opd"]
 

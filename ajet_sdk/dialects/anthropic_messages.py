@@ -10,8 +10,6 @@ from ajet_sdk.dialects.finish import Finish
 from ajet_sdk.dialects.json import Json, Stored, arguments_of, json_bytes, json_text
 from ajet_sdk.dialects.openai_chat import ChatDialect, pieces
 
-__all__ = ["COUNT", "MESSAGES", "Messages"]
-
 STOP_REASONS: dict[Finish, str] = {
     "stop": "end_turn",
     "length": "max_tokens",

@@ -9,8 +9,6 @@ from ajet_sdk.dialects.fields import Field, Fields, fields, refuse
 from ajet_sdk.dialects.json import joined, json_text
 from ajet_sdk.errors import RequestRefused
 
-__all__ = ["MESSAGE_FIELDS", "read"]
-
 MESSAGE_FIELDS: Fields = {
     **fields("honoured", "model messages system max_tokens temperature top_p top_k stop_sequences stream"),
     **fields("honoured", "tools", "client tools only; tools that Anthropic runs or defines are refused by name"),

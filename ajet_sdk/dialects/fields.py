@@ -10,8 +10,6 @@ from typing import Any, Literal
 
 from ajet_sdk.errors import RequestRefused
 
-__all__ = ["COMPLETIONS", "WITHOUT_EFFECT", "Effect", "Field", "Fields", "fields", "refuse", "without_effect"]
-
 WITHOUT_EFFECT = "x_without_effect"
 """Under this name a recorded request has the fields that only its dialect has and that change nothing of the reply."""
 

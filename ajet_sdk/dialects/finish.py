@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-__all__ = ["FINISH", "Finish", "finish_of"]
-
 Finish = Literal["stop", "length", "tool_calls", "function_call", "content_filter"]
 """OpenAI's words, which engines, calls and the trace have."""
 

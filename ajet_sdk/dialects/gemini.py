@@ -13,8 +13,6 @@ from ajet_sdk.dialects.gemini_requests import GEMINI_FIELDS, SIGNED, read, shows
 from ajet_sdk.dialects.json import Json, Stored, arguments_of, json_bytes
 from ajet_sdk.dialects.openai_chat import CHAT, Completions, pieces
 
-__all__ = ["Gemini"]
-
 FINISH: dict[Finish, str] = {
     "stop": "STOP",
     "length": "MAX_TOKENS",

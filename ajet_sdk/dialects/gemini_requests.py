@@ -12,8 +12,6 @@ from ajet_sdk.dialects.fields import Field, Fields, fields, refuse
 from ajet_sdk.dialects.json import joined, json_text
 from ajet_sdk.errors import RequestRefused
 
-__all__ = ["CONFIG_FIELDS", "GEMINI_FIELDS", "SIGNED", "read", "shows_thoughts"]
-
 GEMINI_FIELDS: Fields = {
     **fields("honoured", "contents systemInstruction", "text, functionCall, functionResponse, thought"),
     **fields("honoured", "model", "the model is named in the path"),

@@ -8,8 +8,6 @@ from typing import Any
 
 from pydantic_core import from_json
 
-__all__ = ["Json", "Stored", "arguments_of", "joined", "json_bytes", "json_text", "json_value"]
-
 Json = dict[str, Any]
 Stored = MutableMapping[str, Any]
 """What dialects keep of an open episode's responses, by their ids."""

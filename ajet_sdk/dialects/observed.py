@@ -6,8 +6,6 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-__all__ = ["FINAL", "join_events", "join_parts"]
-
 FINAL = ("response.completed", "response.incomplete", "response.failed")
 """The last event of a stream of OpenAI's Responses."""
 CUT = "the stream ended before the reply did"

@@ -15,8 +15,6 @@ from ajet_sdk.dialects.json import Json, Stored, json_bytes
 from ajet_sdk.errors import RequestRefused
 from ajet_sdk.protocols import Answer, Ask, Choice, Sampling
 
-__all__ = ["CHAT", "TEXT", "Completions", "error_body", "pieces", "read_sampling", "remove_secrets"]
-
 PIECE = 48
 """Characters of one streamed piece of text."""
 

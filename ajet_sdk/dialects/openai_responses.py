@@ -12,8 +12,6 @@ from ajet_sdk.dialects.openai_chat import PIECE, ChatDialect
 from ajet_sdk.dialects.response_items import ItemReader, items_of, qualified
 from ajet_sdk.errors import RequestRefused
 
-__all__ = ["RESPONSES", "RESPONSE_FIELDS", "Responses"]
-
 _OTHERWISE = (
     "messages", "prompt", "tools", "n", "max_tokens", "max_completion_tokens", "response_format", "logprobs",
     "reasoning_effort", "stream_options", "continue_final_message", "return_tokens_as_token_ids",

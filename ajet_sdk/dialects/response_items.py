@@ -10,8 +10,6 @@ from typing import Any
 
 from ajet_sdk.errors import RequestRefused
 
-__all__ = ["ItemReader", "items_of", "qualified"]
-
 OURS = "ajet:"
 """How reasoning begins that was encrypted here; nobody but its provider reads another's."""
 REPLY_ID = re.compile(r"(?:msg|fc|ctc|rs)_([0-9a-f]{32})")

@@ -21,8 +21,6 @@ from ajet_sdk.tokens.pieces import CutPoints
 from ajet_sdk.tokens.probing import call_id, learn
 from ajet_sdk.tokens.template import ChatTemplate
 
-__all__ = ["Chat", "Conversation", "TokenEngine", "refuse_processing"]
-
 _log = logging.getLogger("ajet")
 
 NO_LIMIT = 2**31

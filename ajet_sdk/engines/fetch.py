@@ -27,8 +27,6 @@ from ajet_sdk.errors import ConfigError, MissingExtra, MissingResource
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
-__all__ = ["fetch_model", "fetched", "with_fetched_model"]
-
 log = logging.getLogger("ajet")
 
 Show = Callable[[str, int, int], None]

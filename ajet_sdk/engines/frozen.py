@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
     from ajet_sdk.protocols import Answer, Ask, Engine
 
-__all__ = ["POLICY", "FrozenModel", "FrozenModels", "before_training", "check_frozen", "source_of"]
-
 POLICY = "policy"
 """The name of the policy itself, as it is now, which answers without being trained."""
 

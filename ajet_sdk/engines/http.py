@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     import aiohttp
     import httpx
 
-__all__ = ["Endpoint", "Refusals", "check_url", "is_loopback", "pause", "without_certificates"]
-
 FIRST_WAIT = 0.5
 """Seconds before the second attempt; doubled for each further one, up to 16 times."""
 

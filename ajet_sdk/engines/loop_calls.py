@@ -15,8 +15,6 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
-__all__ = ["LoopCalls", "in_thread"]
-
 T = TypeVar("T")
 
 

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
     from ajet_sdk.protocols import Engine
 
-__all__ = ["at_endpoint", "open_engine", "ready"]
-
 log = logging.getLogger("ajet")
 
 AT_SERVICE = "tinker://"

@@ -9,8 +9,6 @@ from ajet_sdk.dialects.finish import finish_of
 from ajet_sdk.engines.reply_schema import SHOWN, has_content, read_reply
 from ajet_sdk.errors import EngineUnavailable
 
-__all__ = ["fault_in"]
-
 
 def fault_in(route: str, request: Mapping[str, Any], response: Mapping[str, Any], source: str) -> str | None:
     """Why a response of status 200 is no reply; None where it is one, or no model was asked.

@@ -35,8 +35,6 @@ from ajet_sdk.tokens.jinja import Shown
 from ajet_sdk.tokens.pieces import CutPoints, PieceEncoder
 from ajet_sdk.tokens.template import ChatTemplate, Message, clean, meaning
 
-__all__ = ["Prompt", "PromptBuilder"]
-
 
 @dataclass(eq=False)
 class Prompt:

@@ -14,8 +14,6 @@ from ajet_sdk.engines.reply_schema import ReplyChoice, read_reply
 from ajet_sdk.errors import EngineError, RequestRefused
 from ajet_sdk.protocols import Answer, Ask, Choice
 
-__all__ = ["RemoteEngine"]
-
 log = logging.getLogger("ajet")
 
 

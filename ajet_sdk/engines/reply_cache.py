@@ -17,8 +17,6 @@ from typing import Any, Generic, TypeVar
 
 from ajet_sdk.errors import AjetError, ConfigError
 
-__all__ = ["CacheError", "Price", "ReplyCache", "Shared", "Usage", "tokens_of"]
-
 T = TypeVar("T")
 
 

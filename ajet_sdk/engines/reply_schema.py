@@ -22,8 +22,6 @@ from ajet_sdk.dialects.finish import FINISH, finish_of
 from ajet_sdk.errors import EngineUnavailable
 from ajet_sdk.protocols import Answer, Ask, Choice
 
-__all__ = ["ReplyChoice", "ReplyJson", "checked_answer", "read_reply"]
-
 LARGEST_ID = 2**31 - 1
 LARGEST_LOGPROB = 1e-3
 """A log-probability is at most 0; what rounding adds is far less than this."""

@@ -21,8 +21,6 @@ from ajet_sdk.samples.prefixes import place_all
 from ajet_sdk.tokens.template import ChatTemplate, clean
 from ajet_sdk.types import Call, now
 
-__all__ = ["Refusal", "Retokenised", "by_request", "calls_of", "retokenise"]
-
 
 @dataclass(frozen=True)
 class Refusal:

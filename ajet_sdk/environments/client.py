@@ -22,8 +22,6 @@ from ajet_sdk.types import new_id
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["GymEnv", "service_health", "task_ids"]
-
 _TRIES = 3
 _TIMEOUT = 60.0
 _FULL = 503

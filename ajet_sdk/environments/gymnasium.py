@@ -13,8 +13,6 @@ from typing import Any
 
 from ajet_sdk.environments.hosted import Spec, UnknownTask, WrongTarget, answer, messages_of, split_of
 
-__all__ = ["Played", "load"]
-
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 

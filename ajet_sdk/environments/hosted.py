@@ -31,19 +31,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-__all__ = [
-    "Hosted",
-    "Instance",
-    "Spec",
-    "UnknownTask",
-    "WrongTarget",
-    "answer",
-    "load",
-    "messages_of",
-    "resolved",
-    "split_of",
-]
-
 KINDS = ("gymnasium", "mcp", "openenv", "verifiers")
 """Prefixes of a target, each the name of a module beside this one."""
 

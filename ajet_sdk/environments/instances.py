@@ -21,8 +21,6 @@ from ajet_sdk.environments.hosted import Spec
 from ajet_sdk.environments.process import START
 from ajet_sdk.errors import ConfigError
 
-__all__ = ["Instances", "Limits", "Refused"]
-
 _LONGEST_LINE = 2**28
 """Bytes of one answer of an instance."""
 

@@ -21,8 +21,6 @@ from typing import Any
 
 from ajet_sdk.environments.hosted import Spec, WrongTarget, answer, split_of
 
-__all__ = ["load"]
-
 _INVALID_PARAMS = -32602
 """The JSON-RPC error that arguments have which do not fit the tool's schema."""
 

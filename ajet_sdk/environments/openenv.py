@@ -17,8 +17,6 @@ from typing import Any
 
 from ajet_sdk.environments.hosted import Spec, UnknownTask, WrongTarget, answer, messages_of, resolved, split_of
 
-__all__ = ["load"]
-
 
 def load(name: str, spec: Spec) -> _Package:
     """Raises WrongTarget where the package holds no environment or several, ImportError where it is not installed."""

@@ -21,8 +21,6 @@ from typing import Any
 
 from ajet_sdk.environments.hosted import Hosted, Spec, UnknownTask, WrongTarget, load, resolved
 
-__all__ = ["START", "main"]
-
 START = (
     "import sys, types; package = sys.modules['ajet_sdk'] = types.ModuleType('ajet_sdk'); "
     "package.__path__ = [sys.argv[1]]; from ajet_sdk.environments.process import main; main(int(sys.argv[2]))"

@@ -23,8 +23,6 @@ from starlette.routing import Route
 from ajet_sdk.environments.instances import Instances, Refused
 from ajet_sdk.types import new_id
 
-__all__ = ["service_app"]
-
 log = logging.getLogger("ajet.environments")
 
 _UNNAMED = "default"

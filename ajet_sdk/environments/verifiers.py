@@ -17,8 +17,6 @@ from typing import Any
 
 from ajet_sdk.environments.hosted import Spec, UnknownTask, answer, split_of
 
-__all__ = ["load"]
-
 
 def load(name: str, spec: Spec) -> _Environment:
     """Raises ImportError where verifiers or the package is not installed, ValueError where its config does not fit."""

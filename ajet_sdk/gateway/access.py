@@ -22,24 +22,6 @@ from ajet_sdk.gateway.episode import OpenEpisode
 from ajet_sdk.protocols import Client
 from ajet_sdk.types import Phase
 
-__all__ = [
-    "Access",
-    "ClientGone",
-    "HTTPError",
-    "KeyGrant",
-    "Place",
-    "Request",
-    "check_size",
-    "count",
-    "headers_of",
-    "is_of_models",
-    "joined",
-    "locate",
-    "models",
-    "parse_body",
-    "unknown_route",
-]
-
 REMEMBERED_KEYS = 200_000
 """Keys of finished episodes that are still told apart from foreign ones."""
 LARGEST_BODY = 16 * 2**20

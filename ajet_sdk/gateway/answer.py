@@ -32,8 +32,6 @@ from ajet_sdk.gateway.episode import OpenEpisode, mix_seed, override
 from ajet_sdk.protocols import Answer, Ask, Engine, Sampling
 from ajet_sdk.types import Call, new_id, now
 
-__all__ = ["CallInFlight", "Reply", "answer", "refuse_unread"]
-
 HEARTBEAT = 10.0
 """Seconds of waiting between two comments on a stream."""
 LARGE = 32 * 2**10

@@ -24,8 +24,6 @@ from ajet_sdk.gateway.open_calls import OpenCalls
 from ajet_sdk.protocols import Answer, Client, Engine, Sampling
 from ajet_sdk.types import Call, Event, Phase, new_id
 
-__all__ = ["EpisodeSpec", "InFlight", "OpenEpisode", "SamplingOverride", "mix_seed", "observed_call", "override"]
-
 CANCELLING = 2.0
 """Seconds that engines get to let go of cancelled calls."""
 

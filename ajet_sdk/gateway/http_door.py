@@ -33,8 +33,6 @@ from ajet_sdk.types import Event
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-__all__ = ["CONNECTION", "HttpDoor", "Receive", "Scope", "Send", "read_json", "respond", "send_reply"]
-
 CONNECTION = "ajet.connection"
 """In the `state` of a scope: the `http_server.TimedProtocol` that the request came over."""
 

@@ -34,8 +34,6 @@ from ajet_sdk.dialects.openai_chat import error_body
 from ajet_sdk.gateway.http_door import CONNECTION
 from ajet_sdk.gateway.peer_socket import PeerSocket, PeerSockets
 
-__all__ = ["BODY_SECONDS", "HEADER_SECONDS", "foreign", "is_loopback", "server_config"]
-
 HEADER_SECONDS = 20.0
 """From the connection, or on one that is kept open from the first byte of a request, to the end of its headers."""
 

@@ -18,8 +18,6 @@ import numpy.typing as npt
 from ajet_sdk.samples.prefixes import IdRun, PrefixIndex
 from ajet_sdk.types import Call
 
-__all__ = ["OpenCalls"]
-
 SHORT = 64
 """Characters of a text that is not worth sharing."""
 SPELLING = 2

@@ -11,8 +11,6 @@ import struct
 from contextlib import suppress
 from typing import NamedTuple
 
-__all__ = ["PeerSocket", "PeerSockets"]
-
 _HEADER = struct.Struct("=IHHII")
 """`nlmsghdr`: length, type, flags, sequence, port."""
 _REQUEST = struct.Struct("=BBBBI")

@@ -28,8 +28,6 @@ from ajet_sdk.gateway.access import (
 )
 from ajet_sdk.gateway.answer import answer, refuse_unread
 
-__all__ = ["Part", "ProcessClient", "ProcessDoor"]
-
 log = logging.getLogger("ajet.gateway")
 
 

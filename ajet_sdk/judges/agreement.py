@@ -9,9 +9,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-__all__ = ["Interval", "bootstrap", "concordance", "kappa", "rank_correlation", "wilson"]
-
-
 _NORMAL = 1.959964
 """Standard deviations of a normal distribution that hold 95 % of it."""
 

@@ -23,8 +23,6 @@ from ajet_sdk.judges.rubric import RubricJudge
 from ajet_sdk.protocols import Ask
 from ajet_sdk.types import Episode, Task
 
-__all__ = ["TASKS", "Attack", "Outcome", "attack_environment", "attack_judge", "gullible"]
-
 TASKS = (
     Task(task_id="text", main_query="What is the capital of Mongolia?", metadata={"answer": "Ulaanbaatar"}),
     Task(task_id="number", main_query="What is 1723 times 4?", metadata={"answer": "6892"}),

@@ -17,8 +17,6 @@ from ajet_sdk.agent.decorators import bind, spec_of
 from ajet_sdk.agent.workflow import WorkflowOutput, WorkflowTask
 from ajet_sdk.types import Episode, Task
 
-__all__ = ["JudgeCall", "answer_of", "call_group_judge", "call_judge", "is_group_judge", "output_of", "workflow_task"]
-
 
 @dataclass(frozen=True)
 class JudgeCall:

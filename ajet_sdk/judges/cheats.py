@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-__all__ = ["MESSAGES", "PROGRAMS", "TEXTS", "Cheat"]
-
 
 @dataclass(frozen=True)
 class Cheat:

@@ -28,8 +28,6 @@ from ajet_sdk.sandbox.fence import fenced
 from ajet_sdk.sandbox.run import Limits, Ran, run_code
 from ajet_sdk.types import Reward, Task
 
-__all__ = ["TESTS", "CodeJudge", "Tested", "code_in", "run_tests"]
-
 TESTS = ("tests", "test_list", "unit_tests", "test")
 """Where a task's metadata may have its tests."""
 _TESTER_SECONDS = 5.0

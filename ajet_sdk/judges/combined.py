@@ -13,8 +13,6 @@ from ajet_sdk.judges.call import answer_of, call_group_judge, call_judge, is_gro
 from ajet_sdk.judges.rewards import Verdict, judged, judged_group
 from ajet_sdk.types import Episode, Reward
 
-__all__ = ["CombinedJudge", "Part"]
-
 log = logging.getLogger("ajet")
 
 

@@ -22,8 +22,6 @@ from ajet_sdk.judges.rewards import Verdict, judged, judged_group
 from ajet_sdk.judges.rubric import RubricJudge
 from ajet_sdk.types import Episode, Task
 
-__all__ = ["Evaluation", "Labelled", "evaluate", "labelled_row", "value_of", "verdicts_on"]
-
 _QUERY = ("query", "main_query", "question", "prompt")
 _OUTPUT = ("output", "response", "final_answer", "answer")
 _LABEL = ("score", "label", "reward")

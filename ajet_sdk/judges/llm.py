@@ -29,8 +29,6 @@ from ajet_sdk.judges.rewards import Verdict
 from ajet_sdk.judges.text import text_of
 from ajet_sdk.types import Episode, Reward, Task
 
-__all__ = ["Grade", "LlmJudge", "Mode", "material_of"]
-
 log = logging.getLogger("ajet")
 T = TypeVar("T")
 Mode = Literal["pointwise", "listwise", "pairwise"]

@@ -14,24 +14,6 @@ from typing import Any
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.judges.model import object_schema
 
-__all__ = [
-    "GRADES_SCHEMA",
-    "GRADE_SCHEMA",
-    "PREFERENCES",
-    "PREFERENCE_SCHEMA",
-    "Example",
-    "Material",
-    "check_prompt",
-    "has_bare_answer",
-    "listwise",
-    "messages",
-    "pairwise",
-    "pointwise",
-    "revision",
-    "rubric_question",
-    "texts_of",
-]
-
 Range = tuple[float, float]
 """The least and the highest score."""
 

@@ -16,8 +16,6 @@ from typing import Any
 from ajet_sdk.errors import MissingExtra, NoReward
 from ajet_sdk.judges.text import text_of
 
-__all__ = ["final_answer", "math", "number", "require_math"]
-
 LONGEST = 300
 """Characters of an expression that is still parsed."""
 ROUNDING = 6

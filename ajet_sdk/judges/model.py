@@ -36,8 +36,6 @@ from ajet_sdk.errors import (
 )
 from ajet_sdk.judges.reply_objects import object_in
 
-__all__ = ["Asked", "JudgeModel", "ScriptedModel", "number_in", "object_schema", "open_model"]
-
 T = TypeVar("T")
 
 DASHSCOPE = "https://dashscope.aliyuncs.com/compatible-mode/v1"

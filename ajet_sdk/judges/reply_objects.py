@@ -7,8 +7,6 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-__all__ = ["object_in"]
-
 _BROKEN = re.compile(r"\{\s*\"")
 _TAGGED = re.compile(
     r"<(task|query|question|answer|response|output|reference|rubric|example|quote)\b[^>]*>.*?</\1>", re.DOTALL

@@ -15,9 +15,6 @@ from ajet_sdk.agent.workflow import WorkflowOutput
 from ajet_sdk.errors import NoReward
 from ajet_sdk.types import Call, Reward
 
-__all__ = ["Verdict", "check_names", "judged", "judged_group", "numbers", "returned"]
-
-
 _LISTED = 10
 """Ids of calls that a message lists."""
 

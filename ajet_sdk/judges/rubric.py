@@ -26,8 +26,6 @@ from ajet_sdk.judges.model import object_schema
 from ajet_sdk.judges.rewards import Verdict
 from ajet_sdk.types import Episode, Task
 
-__all__ = ["BUILDING_TIMEOUT", "Built", "RubricJudge"]
-
 BUILDING_TIMEOUT = 900.0
 """Seconds that the first verdict may take: the rubric is made before it."""
 _LEAST = 4

@@ -15,8 +15,6 @@ from ajet_sdk.errors import ConfigError, NoReward
 if TYPE_CHECKING:
     from ajet_sdk.types import Task
 
-__all__ = ["answer_of", "compile_pattern", "exact", "matches", "text_of"]
-
 
 def text_of(output: Any) -> str:
     """The text of what a workflow returned: itself, or a number's digits.

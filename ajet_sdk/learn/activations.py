@@ -7,8 +7,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["bytes_of_a_token", "tokens_of_a_pass"]
-
 _FEWEST, _MOST = 512, 8192
 """Tokens of a pass: fewer lose speed, more gain none."""
 _CPU_BYTES = 2 << 30

@@ -17,8 +17,6 @@ from ajet_sdk.learn.trees import Rows, Tokens, grid, trees_of
 from ajet_sdk.protocols import Sampling, Tokenizer
 from ajet_sdk.types import Sample
 
-__all__ = ["Group", "Limits", "MicroBatch", "collate", "micro_batches", "trained_inputs", "trained_positions"]
-
 
 @dataclass(frozen=True, slots=True)
 class Group:

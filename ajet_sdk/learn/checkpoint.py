@@ -27,11 +27,6 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
     from ajet_sdk.types import Task
 
-__all__ = [
-    "Progress", "export", "fingerprint", "latest", "read_trainer", "read_weights", "replace", "restore", "save",
-    "save_model", "write_trainer",
-]  # fmt: skip
-
 _TRAINER = "trainer.pt"
 
 

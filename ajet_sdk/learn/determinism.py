@@ -12,8 +12,6 @@ import torch
 from ajet_sdk.samples.timelines import is_trained
 from ajet_sdk.types import Episode, Sample
 
-__all__ = ["deterministic_torch", "in_order", "step_hash"]
-
 _BITS = 52
 """Of a hash: a metric is a float, which holds no more of an integer."""
 

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
     from ajet_sdk.learn.trainer import Trainer
 
-__all__ = ["Estimate", "estimate", "memory_bytes"]
-
 
 @dataclass(frozen=True, slots=True)
 class Estimate:

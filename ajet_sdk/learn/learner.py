@@ -33,8 +33,6 @@ from ajet_sdk.tokens.huggingface import HFTokenizer
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
-__all__ = ["Learner", "ServedWeights", "default_lr", "open_learner"]
-
 
 @dataclass(frozen=True)
 class Learner:

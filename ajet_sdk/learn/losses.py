@@ -19,8 +19,6 @@ from ajet_sdk.learn.batches import MicroBatch
 from ajet_sdk.learn.objective import LossSettings, Scored, policy_loss
 from ajet_sdk.types import Sample
 
-__all__ = ["loss_of", "score", "units"]
-
 
 def score(
     model: Any,

@@ -45,8 +45,6 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.learn.batches import MicroBatch, trained_positions
 from ajet_sdk.types import Sample
 
-__all__ = ["LossSettings", "Scored", "kl_estimate", "policy_loss", "token_weights"]
-
 _MAX_LOG_RATIO = 20.0
 """Bound of log-ratios, so that exp() stays finite: the one that verl has."""
 

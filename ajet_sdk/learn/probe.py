@@ -25,8 +25,6 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
     from ajet_sdk.types import Task
 
-__all__ = ["Probe"]
-
 
 class Probe:
     """Runs a workflow on some training tasks against a model in memory. Nothing of it enters the trace."""

@@ -15,8 +15,6 @@ from ajet_sdk.errors import CheckpointError
 from ajet_sdk.protocols import Sampling
 from ajet_sdk.types import Call
 
-__all__ = ["check_export"]
-
 _FAR = 0.3
 """Nats, in the mean over tokens, that the probabilities of one model may lie apart: bfloat16 and other kernels give
 some hundredths, another model's weights give whole nats."""

@@ -13,8 +13,6 @@ from ajet_sdk.learn.objective import Scored
 from ajet_sdk.samples.draft import output_tokens
 from ajet_sdk.types import Episode, Floats, Sample, Trained
 
-__all__ = ["Tally", "TokenScores", "trained_calls"]
-
 
 def trained_calls(
     run_id: str,

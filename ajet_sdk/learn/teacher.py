@@ -40,8 +40,6 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
     from ajet_sdk.config.trainer_schema import Algorithm
 
-__all__ = ["LocalTeacher", "RemoteTeacher", "Teacher", "distill", "open_teacher"]
-
 _AT_ONCE = 16
 """Requests to an endpoint."""
 _SECONDS = 600.0

@@ -27,9 +27,6 @@ from ajet_sdk.types import Sample
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
-__all__ = ["Trainer", "TrainerSettings", "policy_pass", "trainable_parameters"]
-
-
 _OBJECTIVES: dict[str, Literal["imitation", "preference"]] = {"sft": "imitation", "dpo": "preference"}
 _IMITATION = LossSettings(objective="imitation")
 

@@ -17,8 +17,6 @@ import torch
 
 from ajet_sdk.engines.local.forward import distance, rope_kinds, tolerance, unsupported_reason
 
-__all__ = ["Rows", "Tokens", "Tree", "grid", "lay_out", "pairs_per_token", "trees_of"]
-
 Tokens = npt.NDArray[np.int32] | npt.NDArray[np.int64]
 _Places = npt.NDArray[np.int64]
 

@@ -27,8 +27,6 @@ from ajet_sdk.samples.timelines import merge
 from ajet_sdk.tokens.huggingface import HFTokenizer
 from ajet_sdk.types import Sample, Timeline
 
-__all__ = ["make_model", "new_model", "tokenize_demonstrations", "train_tokenizer"]
-
 SPECIAL = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<tool_call>", "</tool_call>",
            "<tool_response>", "</tool_response>")  # fmt: skip
 

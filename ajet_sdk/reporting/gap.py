@@ -13,8 +13,6 @@ from typing import Any
 
 from ajet_sdk.protocols import Sampling
 
-__all__ = ["GAPS", "LARGE_GAP", "gap_by_cause", "gap_message"]
-
 LARGE_GAP = 0.1
 """Mean absolute difference per token from which it is reported, in nats."""
 _TURNS = 4

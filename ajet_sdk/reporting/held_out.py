@@ -18,11 +18,6 @@ from ajet_sdk.types import Episode, Task
 if TYPE_CHECKING:
     from ajet_sdk.protocols import TraceReader
 
-__all__ = [
-    "Change", "dropped", "not_carried_over", "paired", "rewards_by_set", "rising", "sets_of", "task_rewards",
-    "without_signal",
-]  # fmt: skip
-
 MIN_TASKS = 8
 """Tasks from which the mean of a difference has an interval worth showing."""
 MIN_ATTEMPTS = 16

@@ -12,8 +12,6 @@ from ajet_sdk.reporting.output import visible
 if TYPE_CHECKING:
     from ajet_sdk.types import Episode
 
-__all__ = ["curves", "paragraph", "progress_in_cell", "table"]
-
 
 def paragraph(text: str, *, bold: bool = False) -> str:
     """Lines of text as they are."""

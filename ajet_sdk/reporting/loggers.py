@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
 
-__all__ = ["Loggers", "learning_curve"]
-
 log = logging.getLogger("ajet")
 
 _KNOWN = ("console", "tensorboard", *TRACKERS)

@@ -10,16 +10,6 @@ from ajet_sdk.samples.build import Batch
 from ajet_sdk.samples.timelines import is_trained
 from ajet_sdk.types import Episode
 
-__all__ = [
-    "add_prefix",
-    "episode_metrics",
-    "group_metrics",
-    "mean_reward",
-    "reason_for_no_samples",
-    "rewards",
-    "staleness",
-]
-
 
 def add_prefix(prefix: str, metrics: Mapping[str, float]) -> dict[str, float]:
     """The metrics with `prefix/` before each name that has none."""

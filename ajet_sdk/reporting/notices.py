@@ -18,8 +18,6 @@ import numpy as np
 
 from ajet_sdk.types import Episode
 
-__all__ = ["STEPS", "answer_metrics", "discarded", "unstable", "warning_signs"]
-
 STEPS = 8
 """Steps of each of the two spans that are compared."""
 _SURE = 2.0

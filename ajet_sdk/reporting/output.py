@@ -17,8 +17,6 @@ from datetime import date, datetime, time
 from decimal import Decimal
 from typing import Any
 
-__all__ = ["console", "echo", "json_default", "json_line", "style", "visible"]
-
 _KEPT = "\n\t"
 _HIDDEN = frozenset(("Cc", "Cf", "Cs", "Co", "Zl", "Zp"))
 _JOINERS = "\u200c\u200d"

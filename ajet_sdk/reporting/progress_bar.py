@@ -10,8 +10,6 @@ from ajet_sdk.reporting import output
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-__all__ = ["ProgressBar"]
-
 
 class ProgressBar:
     """A bar on stderr, where that is a terminal, for as long as the block runs."""

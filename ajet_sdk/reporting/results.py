@@ -21,8 +21,6 @@ from ajet_sdk.types import Episode, Task
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["Report", "TaskScore", "TunedModel", "view_command"]
-
 SHOWN = 40
 """Rows of a printed table; `to_arrow` has all."""
 

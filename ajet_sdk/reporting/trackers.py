@@ -16,8 +16,6 @@ from typing import Any, Protocol, TypeVar
 from ajet_sdk.engines.loop_calls import in_thread
 from ajet_sdk.errors import ConfigError, MissingExtra
 
-__all__ = ["TRACKERS", "TrackedRun", "Tracker"]
-
 T = TypeVar("T")
 
 _BEGIN_SECONDS = 40.0

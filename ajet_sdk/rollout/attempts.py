@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from ajet_sdk.config.rollout_schema import Rollout
     from ajet_sdk.config.schema import ModelSource
 
-__all__ = ["Attempt", "OtherModels", "check_models", "draw_models", "draw_seats", "frozen_model", "seed_of"]
-
 
 @dataclass(frozen=True)
 class Attempt:

@@ -20,8 +20,6 @@ from typing import Any, NoReturn, TypeVar
 
 from ajet_sdk.engines.loop_calls import in_thread
 
-__all__ = ["TERMINATED", "call_to_end", "exit_on_sigterm", "run_to_end"]
-
 log = logging.getLogger("ajet")
 
 T = TypeVar("T")

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from ajet_sdk.agent.workflow import WorkflowTask
     from ajet_sdk.config.config import Config
 
-__all__ = ["Group", "Member", "groups_of", "judge_episode"]
-
 
 class Runner(Protocol):
     """What judging needs of an episode under way."""

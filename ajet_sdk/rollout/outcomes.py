@@ -25,23 +25,6 @@ from ajet_sdk.rollout.threads import is_library_code
 from ajet_sdk.samples.draft import sampled_tokens
 from ajet_sdk.types import Episode, LedgerEntry, Outcome, Phase, Status
 
-__all__ = [
-    "WITHOUT_CALLS",
-    "EpisodeFault",
-    "UserError",
-    "check_sound",
-    "describe_error",
-    "failure_messages",
-    "failures_by_cause",
-    "fault_of_calls",
-    "is_infrastructure_error",
-    "is_last_call_lost",
-    "pass_at_k",
-    "solved",
-    "untrained_entries",
-    "write_trajectory",
-]
-
 log = logging.getLogger("ajet")
 
 WITHOUT_CALLS = (

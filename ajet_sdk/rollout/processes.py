@@ -33,8 +33,6 @@ from ajet_sdk.errors import ConfigError, EpisodeTimeout, TrainingError, WorkerLo
 from ajet_sdk.rollout.remote_call import ObjectStore, RemoteCall, Reply, dump_object, dump_outcome, dumps, loads
 from ajet_sdk.rollout.threads import Outcome, Workers
 
-__all__ = ["AgentProcess", "RayWorkers"]
-
 log = logging.getLogger("ajet")
 
 _PER_CPU = 4

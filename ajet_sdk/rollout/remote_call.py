@@ -27,8 +27,6 @@ from ajet_sdk.errors import AjetError, ConfigError
 from ajet_sdk.rollout.outcomes import UserError, describe_error, is_infrastructure_error
 from ajet_sdk.rollout.threads import Outcome
 
-__all__ = ["ObjectStore", "RemoteCall", "Reply", "dump_object", "dump_outcome", "dumps", "loads"]
-
 
 @dataclass(frozen=True)
 class RemoteCall:

@@ -19,17 +19,6 @@ from ajet_sdk.types import Call, Episode, Reward
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
-__all__ = [
-    "check_of",
-    "fault_in",
-    "log_replies",
-    "metrics_of",
-    "overlong",
-    "repeats",
-    "verdict_on_stopped",
-    "with_rewards_of_replies",
-]
-
 log = logging.getLogger("ajet")
 
 MADNESS = "agent_madness"

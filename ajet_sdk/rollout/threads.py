@@ -31,14 +31,6 @@ from ajet_sdk.capture.programs import end_programs
 from ajet_sdk.engines.loop_calls import in_thread
 from ajet_sdk.errors import EpisodeTimeout, TrainingError
 
-__all__ = [
-    "Outcome",
-    "WorkerBlocked",
-    "Workers",
-    "current_workers",
-    "is_library_code",
-]
-
 log = logging.getLogger("ajet")
 T = TypeVar("T")
 _BEAT = 0.1

@@ -15,8 +15,6 @@ from ajet_sdk import errors
 from ajet_sdk.samples.timelines import Merged, is_trained
 from ajet_sdk.types import UNTAGGED, Call, Episode, LedgerEntry, Outcome, Sample, Span, Timeline
 
-__all__ = ["Draft", "Lengths", "output_tokens", "sampled_tokens"]
-
 Lengths = tuple[int | None, int | None]
 
 _NOT_THE_AGENTS = set(errors.__all__) - {"ContextOverflow", "RequestRefused"}

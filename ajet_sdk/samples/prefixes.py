@@ -25,21 +25,6 @@ import numpy.typing as npt
 
 from ajet_sdk.types import Call
 
-__all__ = [
-    "DIGEST",
-    "PLACE",
-    "Ends",
-    "IdHash",
-    "IdRun",
-    "Place",
-    "PrefixIndex",
-    "common_prefix",
-    "common_start",
-    "is_trained",
-    "place_all",
-    "rank",
-]
-
 T = TypeVar("T")
 Ids = npt.NDArray[np.int32]
 _LEAVES = 64

@@ -28,8 +28,6 @@ from ajet_sdk.errors import RequestRefused
 from ajet_sdk.samples.prefixes import common_start
 from ajet_sdk.tokens.template import ChatTemplate, Message, meaning
 
-__all__ = ["HINTS", "REPLACEMENT", "Side", "Texts", "align", "explain"]
-
 HINTS: Mapping[str, str] = {
     "think_stripped": "Earlier reasoning was dropped from the history: send `reasoning_content` back with each "
     "reply, or use a chat template that keeps the reasoning of earlier turns.",

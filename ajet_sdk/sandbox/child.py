@@ -20,8 +20,6 @@ import sys
 import time
 from typing import Any
 
-__all__ = ["main"]
-
 DEATH_SIGNAL, DUMPABLE, ADOPT_ORPHANS, NO_NEW_PRIVILEGES = 1, 4, 36, 38
 LOOK_EVERY = 0.02
 FILES = 10_000

@@ -27,8 +27,6 @@ from pathlib import Path
 
 from ajet_sdk.errors import ConfigError
 
-__all__ = ["FOLDERS", "SCRATCH", "Fence", "NoFence", "fence", "fenced", "system_calls"]
-
 log = logging.getLogger("ajet.dataset")
 
 SCRATCH = "/scratch"

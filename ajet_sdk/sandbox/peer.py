@@ -24,8 +24,6 @@ import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
-__all__ = ["Gone", "Peer", "Remote"]
-
 SCALARS = (type(None), bool, int, float, str)
 LONG = 10_000
 """Bits of an integer that has more digits than Python likes to write."""

@@ -29,8 +29,6 @@ from typing import Any
 from ajet_sdk.errors import AjetError, ConfigError
 from ajet_sdk.sandbox.fence import FOLDERS, SCRATCH, fence, system_calls
 
-__all__ = ["Limits", "Ran", "SandboxError", "run_code"]
-
 _MIB = 1 << 20
 _CHUNK = 1 << 16
 _LIMITED = (

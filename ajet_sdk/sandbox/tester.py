@@ -21,8 +21,6 @@ from typing import Any
 
 from ajet_sdk.sandbox.peer import Gone, Peer, Remote
 
-__all__ = ["serve", "test"]
-
 MODULES = {name: name for name in (*sys.stdlib_module_names, "numpy", "pandas")} | {"np": "numpy", "pd": "pandas"}
 """What tests may use without an import of theirs, as many do: the tests' own, whatever the program has by that name."""
 

@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     GivenTasks: TypeAlias = Iterable[Task | Mapping[str, Any]] | str | os.PathLike[str] | Any
     """Tasks, or rows as a file of tasks has them; a table (pandas, polars, pyarrow); a `datasets.Dataset`; a path."""
 
-__all__ = ["GivenTasks", "given_rows"]
-
 _ACCEPTED = "a list of dicts or Tasks, a DataFrame (pandas or polars), a datasets.Dataset, or the path of a file"
 
 

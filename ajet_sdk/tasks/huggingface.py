@@ -14,8 +14,6 @@ from ajet_sdk.errors import ConfigError, MissingExtra, MissingResource, TaskErro
 from ajet_sdk.tasks.jsonl import json_rows
 from ajet_sdk.tasks.rows import Row, by_split, decoder, partitions
 
-__all__ = ["path_rows", "read_huggingface"]
-
 log = logging.getLogger("ajet.tasks")
 
 SECTION = "task_reader.huggingface_dat_repo"

@@ -10,8 +10,6 @@ from typing import Any, BinaryIO
 
 from ajet_sdk.errors import TaskError
 
-__all__ = ["BadRows", "Row", "bounded", "json_rows", "parse_line", "scan"]
-
 _WHOLE = 1 << 30
 """The largest file that is read as one piece, where it is not JSON lines."""
 LONGEST = 1 << 28

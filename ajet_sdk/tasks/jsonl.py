@@ -11,8 +11,6 @@ from ajet_sdk.errors import ConfigError, MissingResource, TaskError
 from ajet_sdk.tasks.json_rows import bounded, scan
 from ajet_sdk.tasks.rows import Row
 
-__all__ = ["VALIDATION_SET", "json_rows", "read_jsonl"]
-
 VALIDATION_SET = "validation_set"
 """The metadata key with the name of the file that a validation task is of, where files are named."""
 

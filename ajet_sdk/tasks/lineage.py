@@ -14,8 +14,6 @@ from typing import Any
 from ajet_sdk.tasks.rows import SHARD, SPLITS
 from ajet_sdk.types import Task
 
-__all__ = ["HELD_OUT", "clash", "plain_text", "question_of", "same_tasks", "seeds_of", "split_named", "splits_of"]
-
 HELD_OUT = "val"
 
 _NAMES = {name: "train" if name in ("train", "training") else HELD_OUT for name in SPLITS} | {"trial": "trial"}

@@ -26,8 +26,6 @@ from ajet_sdk.types import Task
 if TYPE_CHECKING:
     from ajet_sdk.tasks.given import GivenTasks
 
-__all__ = ["TaskSets", "load_tasks", "open_growth", "read_random"]
-
 log = logging.getLogger("ajet.tasks")
 
 

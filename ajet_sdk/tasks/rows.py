@@ -24,20 +24,6 @@ from ajet_sdk.errors import TaskError
 if TYPE_CHECKING:
     from ajet_sdk.types import Task
 
-__all__ = [
-    "FIELDS",
-    "KEY",
-    "QUERY_COLUMNS",
-    "SHARD",
-    "SPLITS",
-    "Row",
-    "by_split",
-    "decoded",
-    "decoder",
-    "partitions",
-    "to_task",
-]
-
 _TYPES = "ajet_sdk.types"
 """Loaded when a task is made: pydantic's models take a tenth of a second, and commands of rows make none."""
 

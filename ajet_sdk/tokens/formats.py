@@ -16,8 +16,6 @@ from functools import lru_cache
 from itertools import takewhile
 from typing import Any
 
-__all__ = ["ID", "PARSERS", "CallFormat", "Pairs", "Parsed", "ReplyFormat", "json_at", "named"]
-
 ID = "zqid00000"
 """Stands in a mark for the id of a call, which the model writes."""
 

@@ -18,8 +18,6 @@ from ajet_sdk.tokens.formats import ID, CallFormat, Pairs, ReplyFormat
 from ajet_sdk.tokens.matching import library, problem
 from ajet_sdk.tokens.probing import KEY, NAME, VALUE
 
-__all__ = ["TYPED", "allowed_tools", "forces_calls", "reply_grammar"]
-
 _JSON = {"whitespace_flexible": True, "whitespace_pattern": r"(\n {0,20}| )", "coerce_one_of": True}
 """Between two parts of a value stands nothing, a blank, or a line break with its indent: a reply that is all blanks
 would never end."""

@@ -12,8 +12,6 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["about_tools", "with_calls_as_text", "with_tools_as_text"]
-
 Message = dict[str, Any]
 Show = Callable[[Any], str]
 

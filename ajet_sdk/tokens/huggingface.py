@@ -13,8 +13,6 @@ from ajet_sdk.errors import ConfigError
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-__all__ = ["HFTokenizer", "byte_alphabet"]
-
 _PROBE = "Qx7"
 
 

@@ -24,8 +24,6 @@ from jinja2.visitor import NodeTransformer
 
 from ajet_sdk.errors import ConfigError
 
-__all__ = ["Shown", "compile_template", "render", "to_json"]
-
 MOST_STEPS = 500_000
 """Steps of loops and calls in one rendering."""
 LONGEST = 50_000_000

@@ -12,8 +12,6 @@ import numpy.typing as npt
 from ajet_sdk.errors import MissingExtra, RequestRefused
 from ajet_sdk.protocols import Tokenizer
 
-__all__ = ["Matcher", "admits", "library", "problem"]
-
 
 class Matcher:
     """The state of one reply under a grammar."""

@@ -9,8 +9,6 @@ from collections.abc import Sequence
 
 from ajet_sdk.protocols import Tokenizer
 
-__all__ = ["CutPoints", "PieceEncoder"]
-
 
 class CutPoints:
     """The special tokens of a tokenizer before which a text may be cut, learnt as they are met, by any thread.

@@ -16,8 +16,6 @@ from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.tokens.formats import ID, PARSERS, CallFormat, Pairs, ReplyFormat, json_at, named
 from ajet_sdk.tokens.template import ChatTemplate
 
-__all__ = ["call_id", "learn", "renderer"]
-
 NAME, OTHER, KEY, KEY_2, VALUE, NUMBER = "zqname", "zqother", "zqkey", "zqsecond", "zqvalue", 70707
 TEXT, REASON = "zqtext", "zqreason"
 

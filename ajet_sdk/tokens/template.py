@@ -21,8 +21,6 @@ from ajet_sdk.protocols import Tokenizer
 from ajet_sdk.tokens.hermes import about_tools, with_calls_as_text, with_tools_as_text
 from ajet_sdk.tokens.jinja import Shown, compile_template, render, to_json
 
-__all__ = ["Arguments", "ChatTemplate", "Message", "clean", "meaning", "same_reply"]
-
 Message = dict[str, Any]
 
 _REASONING = ("reasoning_content", "reasoning", "thinking")

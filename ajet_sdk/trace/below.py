@@ -10,9 +10,6 @@ from ajet_sdk.errors import NotATrace, TraceError, TraceVersionError
 from ajet_sdk.trace.database import unborn
 from ajet_sdk.trace.owner import Owner
 
-__all__ = ["distinct", "in_and_below", "readable"]
-
-
 _DEPTH = 6
 _SKIPPED = frozenset({"node_modules", "__pycache__", "site-packages", "checkpoint"})
 

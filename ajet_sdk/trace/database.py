@@ -19,19 +19,6 @@ from ajet_sdk.trace.owner import announce, retract, settled_owner
 from ajet_sdk.trace.query import SETTINGS
 from ajet_sdk.trace.schema import SAMPLED, SCHEMA_VERSION, STORAGE_VERSION, create_statements, upgrade_statements
 
-__all__ = [
-    "check_version",
-    "check_whole",
-    "explain",
-    "has_tables",
-    "insert",
-    "keep_private",
-    "locked",
-    "open_to_write",
-    "supersede",
-    "unborn",
-]
-
 _LOG = logging.getLogger("ajet.trace")
 _READER_WAIT = 5.0
 _WRITING = {**SETTINGS, "checkpoint_threshold": "128MB", "storage_compatibility_version": STORAGE_VERSION}

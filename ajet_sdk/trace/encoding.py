@@ -18,8 +18,6 @@ from ajet_sdk.secret_keys import LEAVES, masked
 from ajet_sdk.trace.schema import COLUMNS
 from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Metric, Reward, Run, Trained
 
-__all__ = ["REMOVED", "Record", "StoredCalls", "encode", "scrub", "size_of", "storable"]
-
 Record = Run | Episode | Call | Metric | LedgerEntry | Trained | Feedback
 
 REMOVED = "[removed by ajet]"

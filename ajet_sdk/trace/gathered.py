@@ -17,8 +17,6 @@ from ajet_sdk.trace.database import check_version, check_whole, explain, has_tab
 from ajet_sdk.trace.query import SETTINGS, Scan
 from ajet_sdk.trace.schema import COLUMNS, SCHEMA_VERSION, selected
 
-__all__ = ["AT_ONCE", "FEW", "Gathered", "Stamp", "attach", "quoted", "runs_of", "stamp_of"]
-
 FEW = 16
 """So many files are read where they lie."""
 AT_ONCE = 32

@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from ajet_sdk.trace.writer import TraceWriter
 
-__all__ = ["COST_HEADER", "FEEDBACK_PATH", "live_routes", "post", "refusal"]
-
 FEEDBACK_PATH = "/trace/feedback"
 
 COST_HEADER = "x-ajet-processor-seconds"

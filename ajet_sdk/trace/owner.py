@@ -16,18 +16,6 @@ from pathlib import Path
 from ajet_sdk.trace.rows import VERSION
 from ajet_sdk.whole_file import write_whole
 
-__all__ = [
-    "ROWS_PATH",
-    "Owner",
-    "announce",
-    "owner_of",
-    "owners",
-    "process_started",
-    "retract",
-    "settled_owner",
-    "settled_owners",
-]
-
 ROWS_PATH = "/trace/rows"
 
 _MOMENT = 5.0

@@ -20,8 +20,6 @@ from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import Stop
 from ajet_sdk.trace.schema import COLUMNS, create_statements
 
-__all__ = ["RESULT_BYTES", "SETTINGS", "TIMEOUT", "Planner", "Scan", "only_statement", "select"]
-
 TIMEOUT = 30.0
 
 RESULT_BYTES = 512 << 20

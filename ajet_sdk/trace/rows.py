@@ -18,8 +18,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-__all__ = ["MOST", "VERSION", "RowsOf"]
-
 MOST = 20_000
 """Rows in one answer."""
 _BYTES = 64 << 20

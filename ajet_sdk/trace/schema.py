@@ -4,24 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = [
-    "CALLS_FULL",
-    "COLUMNS",
-    "OF_VALIDATION",
-    "SAMPLED",
-    "SCHEMA_VERSION",
-    "SINCE",
-    "STORAGE_VERSION",
-    "TABLES",
-    "WHOLE_CALLS",
-    "at_rest",
-    "columns_of",
-    "create_statements",
-    "empty",
-    "selected",
-    "upgrade_statements",
-]
-
 SCHEMA_VERSION = 6
 
 OF_VALIDATION = """e.split = 'val' AND e.run_id NOT IN (

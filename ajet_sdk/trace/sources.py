@@ -26,8 +26,6 @@ from ajet_sdk.trace.query import SETTINGS, Planner, Scan, select
 from ajet_sdk.trace.rows import VERSION, RowsOf
 from ajet_sdk.trace.schema import CALLS_FULL, COLUMNS, TABLES, at_rest, columns_of, empty
 
-__all__ = ["Attached", "Mirror"]
-
 Owned = Mapping[Path, Owner]
 
 _Scans = Mapping[str, Scan]

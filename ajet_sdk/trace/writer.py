@@ -23,8 +23,6 @@ from ajet_sdk.trace.encoding import Record, StoredCalls, encode, size_of
 from ajet_sdk.trace.owner import retract
 from ajet_sdk.trace.query import RESULT_BYTES, select
 
-__all__ = ["TraceWriter"]
-
 _LOG = logging.getLogger("ajet.trace")
 _QUEUE_BYTES = 256 << 20
 _QUEUE_RECORDS = 65_536

@@ -11,8 +11,6 @@ from typing import Any
 from ajet_sdk.errors import CheckpointError, RequestRefused
 from ajet_sdk.trainer_service.policies import Policy
 
-__all__ = ["EXPORT", "SAVE", "SNAPSHOT", "Checkpoints"]
-
 SAVE, SNAPSHOT, EXPORT = "save_weights", "save_weights_for_sampler", "save_weights_external"
 _PARTS = {SAVE: "weights", SNAPSHOT: "sampler_weights", EXPORT: "external_weights"}
 _SESSIONS = "sessions"

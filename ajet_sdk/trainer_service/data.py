@@ -16,17 +16,6 @@ from ajet_sdk.errors import MissingExtra, RequestRefused
 from ajet_sdk.protocols import Sampled
 from ajet_sdk.types import Floats
 
-__all__ = [
-    "LOSSES",
-    "Batch",
-    "PromptScores",
-    "messages",
-    "pass_address",
-    "pass_result",
-    "read_batch",
-    "sample_result",
-]
-
 LOSSES: Mapping[str, Mapping[str, float]] = {
     "cross_entropy": {},
     "importance_sampling": {},

@@ -16,8 +16,6 @@ from typing import Any
 
 from ajet_sdk.errors import ConfigError
 
-__all__ = ["Entry", "Journal", "Reply"]
-
 _KEPT = 256
 """Replies of a policy that are kept behind its newest step."""
 

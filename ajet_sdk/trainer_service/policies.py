@@ -30,8 +30,6 @@ from ajet_sdk.learn.trees import grid, pairs_per_token
 from ajet_sdk.trainer_service.data import Batch, PromptScores
 from ajet_sdk.types import Floats
 
-__all__ = ["Adam", "BaseModel", "Lora", "Policy", "adam_of", "prompt_scores", "read_lora"]
-
 _ALPHA = 32
 """Of every adapter: what it adds is scaled by `_ALPHA / rank`, so that a learning rate suits all ranks."""
 _LORA, _OPTIMISER = "lora.json", "optimiser.pt"

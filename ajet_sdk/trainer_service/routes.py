@@ -34,8 +34,6 @@ from ajet_sdk.trainer_service.policies import read_lora
 from ajet_sdk.trainer_service.service import CREATE, LOAD, PASS, STEP, Service, Unknown
 from ajet_sdk.types import new_id
 
-__all__ = ["application"]
-
 _POLL = 30.0
 """Seconds that `retrieve_future` waits; the SDK waits for 45."""
 _LINK = 24 * 3600

@@ -15,8 +15,6 @@ from ajet_sdk.protocols import Sampling, Tokenizer
 from ajet_sdk.trainer_service.data import sample_result
 from ajet_sdk.trainer_service.policies import BaseModel, prompt_scores
 
-__all__ = ["Samplers"]
-
 _LOADED = 4
 """Sets of weights that are kept ready to sample from."""
 

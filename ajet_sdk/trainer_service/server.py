@@ -17,8 +17,6 @@ from ajet_sdk.trainer_service.policies import BaseModel
 from ajet_sdk.trainer_service.routes import application
 from ajet_sdk.trainer_service.service import Service
 
-__all__ = ["serve_trainer"]
-
 _PREFIX = "tml-"
 """What the SDK wants every key to begin with."""
 

@@ -28,8 +28,6 @@ from ajet_sdk.trainer_service.journal import Entry, Journal, Reply
 from ajet_sdk.trainer_service.policies import BaseModel, Lora, Policy, adam_of, read_lora
 from ajet_sdk.trainer_service.sampling import Samplers
 
-__all__ = ["Service", "Unknown"]
-
 _log = logging.getLogger("ajet.trainer")
 _SAMPLES = 4096
 """Samples that are kept for clients that have not taken them."""

@@ -28,8 +28,6 @@ from ajet_sdk.errors import AjetError, ConfigError, MissingExtra, QueryError, Si
 from ajet_sdk.reporting.output import echo, style
 from ajet_tools.cli.lazy import LazyGroup
 
-__all__ = ["app", "main"]
-
 USAGE_ERRORS = (ConfigError, SignatureError, TaskError, MissingExtra, QueryError)
 _LONGEST = 4000
 """Characters of a message."""

@@ -17,17 +17,6 @@ from ajet_sdk.config.config import Config, load_config
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.judges.load import judge_section
 
-__all__ = [
-    "JUDGE_HELP",
-    "AgentAndOverrides",
-    "AgentOptions",
-    "Arguments",
-    "Conf",
-    "MostTasks",
-    "WithLogview",
-    "split_arguments",
-]
-
 JUDGE_HELP = "file.py:function, module->Name, exact, math, regex:PATTERN, code, llm:FILE, rubric:FILE or combined:FILE."
 
 

@@ -16,8 +16,6 @@ from ajet_sdk.tasks.load import load_tasks
 from ajet_tools.cli.arguments import AgentAndOverrides, AgentOptions, split_arguments
 from ajet_tools.cli.options import AsJson, SkipBadRows, expand_options, pick, print_json
 
-__all__ = ["advice", "app"]
-
 app = typer.Typer(add_completion=False)
 
 _NEARLY_ALL = 0.95

@@ -26,8 +26,6 @@ from ajet_tools.cli.bench_report import Library, Point, Record, compared, write_
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.text.tables import console, table
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 

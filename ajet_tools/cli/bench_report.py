@@ -15,8 +15,6 @@ import ajet
 from ajet_sdk.errors import ConfigError, MissingExtra
 from ajet_sdk.whole_file import write_whole
 
-__all__ = ["Comparison", "Library", "Point", "Record", "compared", "page", "write_report"]
-
 LEAST_CHANGE = 0.02
 """Of a mean reward: a smaller loss is no regression."""
 

@@ -23,8 +23,6 @@ from ajet_tools.cli.config_check import Checked, check_file
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.text.clean import flat_keys
 
-__all__ = ["app", "describe_keys"]
-
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 

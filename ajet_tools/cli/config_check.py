@@ -21,8 +21,6 @@ from ajet_sdk.errors import AjetError, EnvironmentUnavailable, MissingResource, 
 from ajet_sdk.judges.load import load_judge
 from ajet_sdk.tasks.load import TaskSets, load_tasks
 
-__all__ = ["Checked", "check_file"]
-
 _PATIENCE = 2.0
 """Seconds for an endpoint to accept a connection."""
 _HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")

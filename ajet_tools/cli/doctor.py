@@ -29,8 +29,6 @@ from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.cli.readiness import CORE, EXTRAS, TARGETS, Check, check_target, gpus, target_of, usable
 from ajet_tools.cli.stacks import STACKS, Stack, installed_version, same_version
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 

@@ -18,8 +18,6 @@ from ajet_tools.cli.readiness import gpus
 from ajet_tools.dataset.from_traces.run import task_rows
 from ajet_tools.dataset.from_traces.sources import opened_sources
 
-__all__ = ["Agent", "job_files", "read_agent"]
-
 _LLM_CALLS = (
     "chat.completions.create", "chat.completions.parse", "completions.create", "responses.create", "responses.parse",
     "messages.create", "messages.stream", "generate_content", "litellm.completion", "litellm.acompletion", "Runner.run",

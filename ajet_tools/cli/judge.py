@@ -29,8 +29,6 @@ from ajet_tools.text.tables import console, table
 from ajet_tools.trace.locate import open_located
 from ajet_tools.trace.queries.base import rows
 
-__all__ = ["app"]
-
 _MOST_SHOWN = 20
 
 app = typer.Typer(no_args_is_help=True, add_completion=False)

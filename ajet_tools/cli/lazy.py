@@ -16,8 +16,6 @@ from typing import Any, ClassVar
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-__all__ = ["EARLIER_OPTIONS", "LazyGroup"]
-
 EARLIER_OPTIONS = {
     "--workers": ("--concurrency",),
     "--output": ("--out",),

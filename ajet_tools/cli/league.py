@@ -17,8 +17,6 @@ from ajet_tools.cli.arguments import Arguments, MostTasks, split_arguments
 from ajet_tools.cli.options import AsJson, print_json
 from ajet_tools.text.tables import console, table
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 

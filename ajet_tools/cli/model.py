@@ -14,8 +14,6 @@ from ajet_sdk.reporting.progress_bar import ProgressBar
 from ajet_tools.cli.options import AsJson, pick, print_json
 from ajet_tools.text.tables import console, table
 
-__all__ = ["app"]
-
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 

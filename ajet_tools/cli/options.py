@@ -13,8 +13,6 @@ import typer
 
 from ajet_sdk.reporting.output import echo, json_line
 
-__all__ = ["AsJson", "IncludeValidation", "SkipBadRows", "expand_options", "pick", "print_json"]
-
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 IncludeValidation = Annotated[
     bool, typer.Option("--include-validation", help="Also use validation tasks and tasks that nearly repeat one.")

@@ -14,8 +14,6 @@ from typing import Literal
 
 from ajet_tools.cli.stacks import STACKS, Stack, installed_version, same_version
 
-__all__ = ["CORE", "EXTRAS", "TARGETS", "Check", "check_target", "gpus", "target_of", "usable"]
-
 CORE = (
     "pydantic", "numpy", "duckdb", "pyarrow", "polars", "rapidfuzz", "pytz", "typer", "rich", "pyyaml", "jinja2",
     "starlette", "uvicorn", "httpx", "aiohttp", "openai",

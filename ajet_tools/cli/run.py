@@ -17,8 +17,6 @@ from ajet_tools.cli.arguments import AgentAndOverrides, AgentOptions, MostTasks,
 from ajet_tools.cli.options import AsJson, SkipBadRows, expand_options, pick, print_json
 from ajet_tools.cli.viewer import logview
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 

@@ -32,8 +32,6 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
     from ajet_sdk.reporting.results import TunedModel
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 DEMO, PRETRAINED = "math_agent", "pretrained"

@@ -30,8 +30,6 @@ from ajet_tools.cli.arguments import JUDGE_HELP, AgentAndOverrides, Arguments, C
 from ajet_tools.cli.options import SkipBadRows
 from ajet_tools.cli.viewer import logview
 
-__all__ = ["app", "newest_experiment"]
-
 app = typer.Typer(add_completion=False)
 
 NO_UPDATE = 3

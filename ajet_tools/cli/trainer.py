@@ -11,8 +11,6 @@ import typer
 
 from ajet_sdk.errors import ConfigError, MissingExtra
 
-__all__ = ["app"]
-
 app = typer.Typer(no_args_is_help=True, add_completion=False)
 
 _SERVER = "ajet_sdk.trainer_service.server"

@@ -19,8 +19,6 @@ from ajet_tools.cli.options import AsJson, expand_options, print_json
 from ajet_tools.trace.compare.diff import Paired
 from ajet_tools.tuning.prompts import Reflect, Tuned, tune
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 

@@ -15,8 +15,6 @@ from typing import Any
 from ajet_sdk.errors import ConfigError, MissingExtra
 from ajet_sdk.reporting.output import echo, style
 
-__all__ = ["check_terminal", "load_viewer", "logview"]
-
 _EXTRA = ("textual", "textual_plotext", "plotext", "textual_serve", "aiohttp_jinja2")
 _PATIENCE = 10.0
 

@@ -30,10 +30,6 @@ from ajet_tools.dataset.files.tables import Row
 from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.measurements import Measurement, Measurements, conditions
 
-__all__ = [
-    "Band", "Calibration", "Inconclusive", "calibrate", "measurement", "outside_band", "task_of_row", "with_difficulty",
-]  # fmt: skip
-
 _SHORT = 300
 _MODULE = re.compile(r"^(?:[a-z_]\w*\.)+(?=[A-Z]\w+:)")
 _FRUITLESS = 64

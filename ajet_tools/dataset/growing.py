@@ -38,8 +38,6 @@ from ajet_tools.dataset.model.budget import Budget, BudgetSpent
 from ajet_tools.dataset.readers import Rows, file_of, generation_config, job_rows, open_writer
 from ajet_tools.dataset.verify import Verify
 
-__all__ = ["Growing", "grow", "read_growing"]
-
 _GENERATION = "task_reader.data_generation"
 
 

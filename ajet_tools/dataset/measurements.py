@@ -20,8 +20,6 @@ from ajet_sdk.config.config import Config
 from ajet_sdk.errors import AjetError, TaskError
 from ajet_sdk.types import Task
 
-__all__ = ["Measurement", "Measurements", "conditions"]
-
 _ELSEWHERE = {"model": ("api_key_env", "scripted"), "rollout": ("user_workflow", "max_env_worker"), "task_judge": ()}
 """Keys of the config that change nothing, or for which a content is hashed instead."""
 

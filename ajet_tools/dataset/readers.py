@@ -39,8 +39,6 @@ from ajet_tools.dataset.similarity.meaning import MeaningIndex
 from ajet_tools.dataset.similarity.near import NearIndex, check_threshold
 from ajet_tools.dataset.verify.combined import Verify
 
-__all__ = ["file_of", "generation_config", "job_rows", "open_writer", "read_generated", "read_traced"]
-
 log = logging.getLogger("ajet.tasks")
 
 Rows = tuple[Iterator[Row], Iterator[Row]]

@@ -18,8 +18,6 @@ from typing import Literal, TypeVar
 
 from ajet_sdk.errors import QueryError
 
-__all__ = ["BareWord", "Comparison", "FilterError", "Node", "Token", "Tree", "fold", "tree"]
-
 T = TypeVar("T")
 
 _LONGEST = 10_000

@@ -12,8 +12,6 @@ from ajet_sdk.errors import TraceError
 from ajet_sdk.whole_file import write_whole
 from ajet_tools.trace.queries.filters import Condition, Filter, Joined
 
-__all__ = ["bookmarked", "bookmarks_file", "only_bookmarked", "set_bookmark"]
-
 _NAME = "bookmarks.json"
 
 

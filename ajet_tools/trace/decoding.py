@@ -26,18 +26,6 @@ from ajet_sdk.tokens.template import ChatTemplate
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer
 
-__all__ = [
-    "Spelled",
-    "Vocabulary",
-    "decoder",
-    "recorded_config",
-    "run_config",
-    "shown",
-    "spell",
-    "token_text",
-    "vocabulary",
-]
-
 _SPACE = "\u2581"
 """SentencePiece's letter for a space."""
 

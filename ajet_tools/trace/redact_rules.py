@@ -9,8 +9,6 @@ from dataclasses import dataclass
 
 from ajet_sdk.addresses import entropy, looks_random
 
-__all__ = ["DIGITS", "KINDS", "RULES", "Rule"]
-
 _Check = Callable[[re.Match[str]], bool]
 
 

@@ -14,18 +14,6 @@ from typing import Any
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.whole_file import write_whole
 
-__all__ = [
-    "EXAMPLES",
-    "SavedQueries",
-    "Settings",
-    "load_queries",
-    "load_settings",
-    "queries_file",
-    "save_queries",
-    "save_settings",
-    "settings_file",
-]
-
 _MAX_QUERIES = 100
 
 EXAMPLES: Mapping[str, str] = {

@@ -20,8 +20,6 @@ from textual_serve.server import Server
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.gateway.http_server import foreign
 
-__all__ = ["serve"]
-
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 _HOST = "127.0.0.1"
 _FONTS = "https://fonts.googleapis.com"

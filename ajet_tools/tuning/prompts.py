@@ -28,8 +28,6 @@ from ajet_tools.tuning.source import Prompts, placeholders, prompts_of
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
-__all__ = ["Reflect", "Tuned", "tune"]
-
 log = logging.getLogger("ajet")
 
 Reflect = Callable[[str], str]

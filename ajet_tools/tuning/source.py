@@ -18,8 +18,6 @@ from typing import Any
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.whole_file import write_whole
 
-__all__ = ["Prompts", "placeholders", "prompts_of"]
-
 
 @dataclass(frozen=True)
 class Prompts:

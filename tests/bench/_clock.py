@@ -12,8 +12,6 @@ import time
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
-__all__ = ["run"]
-
 T = TypeVar("T")
 
 _ON_ITS_WAY = 0.002

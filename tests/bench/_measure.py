@@ -8,8 +8,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Stopwatch", "Taken", "paired"]
-
 
 @dataclass(frozen=True)
 class Taken:

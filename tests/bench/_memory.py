@@ -7,8 +7,6 @@ import resource
 import sys
 from pathlib import Path
 
-__all__ = ["peak_megabytes"]
-
 
 def peak_megabytes() -> float:
     """Since the program began. Linux's `ru_maxrss` is no help: a child starts with what its parent had."""

@@ -16,8 +16,6 @@ from ajet_sdk.tokens.huggingface import HFTokenizer
 from tests.bench._lake import REPEAT, TASKS, TURNS, Lake
 from tests.bench._measure import Stopwatch, Taken
 
-__all__ = ["LakeEnvironment", "their_steps", "their_trainer"]
-
 
 class LakeEnvironment:
     """The same walk, as TRL's `environment_factory` wants it."""

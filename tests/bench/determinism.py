@@ -13,8 +13,6 @@ from tests.bench import Figure
 from tests.sdk.repeating import repeat, repeating_job
 from tests.tiny_models import save_tiny
 
-__all__ = ["main"]
-
 STEPS, ATTEMPTS = 6, 16
 
 

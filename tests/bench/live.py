@@ -25,8 +25,6 @@ from ajet_sdk.types import now
 from ajet_tools.tui.trace.app import TraceApp
 from tests.bench import Figure
 
-__all__ = ["main"]
-
 WINDOW = 20.0
 PATIENCE = 600.0
 _TUTORIAL = Path(__file__).parents[2] / "tutorial" / "example_math_agent" / "math_agent.yaml"

@@ -24,8 +24,6 @@ from ajet_sdk.protocols import Sampling
 from ajet_sdk.tokens.huggingface import HFTokenizer
 from tests.bench import Figure
 
-__all__ = ["main"]
-
 BATCH, PROMPT, NEW = 128, 84, 64
 TURNS, OBSERVATION, ACTION, EPISODES = 20, 25, 4, 16
 CONCURRENCY, REQUESTS, REPLY = 16, 320, 24

@@ -26,8 +26,6 @@ from ajet_sdk.samples.timelines import merge
 from ajet_sdk.types import Episode, Task
 from tests.frameworks.table import CASES, DIALECTS
 
-__all__ = ["Cell", "Script", "main"]
-
 CELL = re.compile(rf"({'|'.join(DIALECTS)})_({'|'.join(CASES)})(_\w+)?")
 FORECAST = {"city": "Paris", "degrees": 21}
 """What a typed agent is to return, as the fields of its type."""

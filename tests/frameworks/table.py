@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["CASES", "DIALECTS", "FRAMEWORKS", "Framework"]
-
 DIALECTS = {"chat": "Chat completions", "responses": "Responses", "messages": "Messages", "gemini": "Gemini"}
 CASES = ("plain", "stream", "tools", "typed", "parallel")
 

@@ -13,8 +13,6 @@ from ajet_sdk.run import train
 from ajet_sdk.trace.reader import open_trace
 from tests.gpu import Figure, Setting, Skipped
 
-__all__ = ["calculator", "trinity"]
-
 _TUTORIAL = Path(__file__).parents[2] / "tutorial" / "example_math_agent"
 _QUICK = """import dataclasses, sys
 sys.path.insert(0, {folder!r})

@@ -24,8 +24,6 @@ from tests.gpu import Figure, Setting, Skipped
 from tests.gpu.machine import clock, free, matmul_rate, peak_memory, peak_rate
 from tests.gpu.made_model import operations, save
 
-__all__ = ["flash_attention", "learn_and_sample", "local", "merged", "model_of"]
-
 _LARGEST_GAP = {"float32": 1e-4, "bfloat16": 0.05}
 """Mean difference of a token's log-probability between sampler and trainer that is taken for rounding."""
 

@@ -11,8 +11,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["clock", "describe", "free", "matmul_rate", "peak_memory", "peak_rate"]
-
 _TERAFLOPS = {  # by the makers' data sheets: dense bfloat16, float32 without TF32
     "H100 PCIe": (756, 51),
     "H100 NVL": (835, 60),

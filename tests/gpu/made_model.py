@@ -13,8 +13,6 @@ from ajet_sdk.learn.checkpoint import save_model
 from ajet_sdk.learn.recipe import Demonstration, Recipe
 from ajet_sdk.types import Sample
 
-__all__ = ["operations", "save"]
-
 _HALF_BILLION = {
     "vocab_size": 151_936,
     "hidden_size": 896,

@@ -8,8 +8,6 @@ from importlib.util import find_spec
 from tests.gpu import Figure, Setting, Skipped
 from tests.gpu.local import case
 
-__all__ = ["vllm"]
-
 
 def vllm(setting: Setting) -> Iterator[Figure]:
     """Full weights and LoRA in bfloat16, sampled by a vLLM server that gets them anew after each step."""

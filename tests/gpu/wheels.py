@@ -19,8 +19,6 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-__all__ = ["collected", "main"]
-
 HEAVY = frozenset({"numpy", "pyarrow"})
 """What the other machine has: with them the folder would be twice as large."""
 LIMIT = 60_000_000

@@ -16,8 +16,6 @@ from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.rollout.episode import Attempt, run_episode
 from ajet_sdk.types import Episode, Task
 
-__all__ = ["episode_of", "swallow_refusal"]
-
 
 def episode_of(act: Callable[..., Any], *, must_call: bool = False, **rollout: Any) -> Episode:
     """The episode of `act`, a function or coroutine function, rewarded with 1; `rollout` are keys of the config."""

@@ -46,17 +46,6 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
     from ajet_sdk.protocols import Job
 
-__all__ = [
-    "ClusterRun",
-    "check_installed",
-    "close_books",
-    "config_for_cluster",
-    "export",
-    "open_run",
-    "roll_back",
-]
-
-
 P = TypeVar("P", bound=Place)
 
 

@@ -11,8 +11,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["Failure", "failure_of"]
-
 _COLOURS = re.compile(r"\x1b\[\d*m")
 _TASK = re.compile(r"ray::(?P<actor>[^\s()]+)\(\) \(pid=(?P<pid>\d+), ip=(?P<node>[^,)]+)")
 _RAISED = re.compile(r"(?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:\([\w.]+\))?(?:: .*)?")

@@ -6,8 +6,6 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["freeze_gc"]
-
 SELDOM = 50_000
 """New containers, less those freed, between two collections of the youngest; Python's own number is 700."""
 FROZEN = 10_000

@@ -19,8 +19,6 @@ from ajet_sdk.types import Sample
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
-__all__ = ["Learner"]
-
 
 class _Sampler(Protocol):
     policy_version: int | None

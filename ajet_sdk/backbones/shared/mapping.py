@@ -18,23 +18,6 @@ from ajet_sdk.errors import ConfigError
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
-__all__ = [
-    "DUAL_CLIP_OFF",
-    "MICRO_BATCH_TOKENS",
-    "Place",
-    "dtype",
-    "merge_root",
-    "merged",
-    "mixed_precision",
-    "optimizer",
-    "refuse",
-    "refuse_lora",
-    "reply_and_prompt",
-    "unsupported_keys",
-    "value_at",
-    "warn",
-]  # fmt: skip
-
 log = logging.getLogger("ajet")
 
 MICRO_BATCH_TOKENS = 8192

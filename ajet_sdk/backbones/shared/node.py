@@ -36,8 +36,6 @@ from ajet_sdk.types import Episode
 if TYPE_CHECKING:
     from ajet_sdk.protocols import Job
 
-__all__ = ["Node", "deserialize_job", "serialize_job"]
-
 S = TypeVar("S", bound=Sampler)
 
 

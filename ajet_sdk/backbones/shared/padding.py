@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 
-__all__ = ["unpad_without_flash_attention"]
-
 
 def unpad_without_flash_attention() -> None:
     """Where flash-attn is not installed let verl 0.8, in this process, use its own functions for it.

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
 
-__all__ = ["Progress"]
-
 _WAIT = 1.0
 _SUMS = ("tokens", "splits", "timelines", "groups", "episodes")
 

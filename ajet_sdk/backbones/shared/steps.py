@@ -33,21 +33,6 @@ if TYPE_CHECKING:
     from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
 
-__all__ = [
-    "Rollout",
-    "Rollouts",
-    "attempts_at",
-    "attempts_of",
-    "book_unfinished",
-    "order_of_tasks",
-    "resume_at",
-    "samples_of",
-    "saved_step",
-    "tasks_of_step",
-    "total_steps",
-    "training_sampling",
-]
-
 
 def total_steps(config: Config, tasks: int) -> int:
     """Training steps of a run: `total_steps`, else as many as the epochs hold; at most `total_training_steps`."""

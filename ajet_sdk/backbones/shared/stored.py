@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
 
-__all__ = ["StoredBatch", "StoredSteps", "open_stored"]
-
 Load = Callable[[], Sequence[Episode]]
 """The episodes of one thing to learn: a conversation to imitate, or the better and the worse attempt of a pair."""
 

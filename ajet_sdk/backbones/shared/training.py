@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
 
-__all__ = ["TrainingRun"]
-
 log = logging.getLogger("ajet")
 
 T = TypeVar("T")

@@ -19,11 +19,6 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
     from ajet_sdk.protocols import Job
 
-__all__ = [
-    "GREEDY", "Validation", "due", "validation_metrics", "validation_sampling", "validation_sets",
-    "validation_tasks", "validations_left",
-]  # fmt: skip
-
 GREEDY = SamplingOverride(temperature=0.0, greedy=True)
 """How the attempts of val/greedy_reward sample."""
 

@@ -24,8 +24,6 @@ from ajet_sdk.backbones.shared.failure import failure_of
 from ajet_sdk.backbones.shared.padding import unpad_without_flash_attention
 from ajet_sdk.cluster.mailbox import mailbox_of
 
-__all__ = ["SteadyExplorer", "WholeBatchTrainer", "set_mini_batch_size"]
-
 _LIVES = 4
 """Runners that one task may cost; then the fault is the task's, and it counts as failed."""
 

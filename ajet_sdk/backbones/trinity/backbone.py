@@ -49,8 +49,6 @@ if TYPE_CHECKING:
     from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
 
-__all__ = ["TrinityProgress", "trinity"]
-
 
 async def trinity(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
     """Train with Trinity-RFT on the Ray cluster of `job.ray`, or one that is started here.

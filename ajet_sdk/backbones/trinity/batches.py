@@ -22,8 +22,6 @@ from ajet_sdk.backbones.shared.steps import order_of_tasks
 from ajet_sdk.cluster.mailbox import mailbox_of
 from ajet_sdk.samples.build import token_metrics
 
-__all__ = ["GivenAdvantages", "OrderOfLocal", "WholeSteps", "WithReference", "WithoutReference", "blank"]
-
 
 class WithReference(MultiStepGRPOAlgorithm):  # type: ignore[misc]
     """Trinity's multi-step GRPO, its KL term against the first model."""

@@ -22,16 +22,6 @@ from ajet_sdk.backbones.shared.failure import failure_of
 from ajet_sdk.backbones.shared.steps import saved_step
 from ajet_sdk.errors import ConfigError, TrainingError
 
-__all__ = [
-    "environment",
-    "explore_and_train",
-    "explore_only",
-    "first_error",
-    "last_checkpoint",
-    "parse_config",
-    "validate_config",
-]
-
 _ACTORS = "ajet_sdk.backbones.trinity.actors"
 """Loaded once Trinity is known to be installed."""
 _POLL_SECONDS = 2.0

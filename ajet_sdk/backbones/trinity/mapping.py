@@ -34,8 +34,6 @@ from ajet_sdk.errors import ConfigError
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
-__all__ = ["ALTERNATING", "TrinityPlace", "check", "is_on_cpu", "schedule_is_trinitys", "to_trinity"]
-
 ALTERNATING = "rehearsal"
 """The root of a config under which rewards of 0 and 1 in turn stand in for the judge's, so that something is learnt."""
 _HERE = "ajet_sdk.backbones.trinity"

@@ -7,8 +7,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
-__all__ = ["engines", "misplaced", "trainer_gpus"]
-
 
 def engines(config: Config) -> int:
     """How many engines sample: as many as are asked for, else the fewest that fit."""

@@ -21,8 +21,6 @@ from trinity.utils.monitor import Monitor
 from ajet_sdk.cluster.mailbox import mailbox_of
 from ajet_sdk.learn.objective import kl_estimate
 
-__all__ = ["BatchEntropy", "BatchLoss", "BatchLossWithKL", "DriverMonitor"]
-
 
 def _share(action_mask: torch.Tensor, returns: torch.Tensor) -> torch.Tensor:
     """What a mean over this micro-batch's tokens counts in the mean over the batch's."""

@@ -25,8 +25,6 @@ from ajet_sdk.trace.reader import episodes, open_trace
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
-__all__ = ["Stopwatch", "check_mapping", "findings", "rehearse", "tiny_model"]
-
 _TASKS, _STEPS, _REPEATS, _REPLY = 2, 2, 2, 24
 _TURNS = 4096
 _WARM_UP = "ajet_sdk.learn.warm_up"

@@ -12,8 +12,6 @@ from ajet_sdk.engines.http import Endpoint
 from ajet_sdk.engines.vllm.completions import choices_of, request_body
 from ajet_sdk.protocols import Sampled, Sampling
 
-__all__ = ["ServerSampler"]
-
 _TIMEOUT = 1800.0
 
 

@@ -27,8 +27,6 @@ from ajet_sdk.samples.build import Batch
 from ajet_sdk.tokens.huggingface import HFTokenizer
 from ajet_sdk.types import Episode, Reward, Sample, Task
 
-__all__ = ["AjetWorkflow", "to_experience"]
-
 
 def to_experience(sample: Sample, episode: Episode, step: int) -> Experience:
     """A training sample as Trinity's experience: ids, mask, log-probabilities and advantages exactly as they are.

@@ -39,8 +39,6 @@ if TYPE_CHECKING:
     from ajet_sdk.protocols import Job
     from ajet_sdk.trace.writer import TraceWriter
 
-__all__ = ["VerlProgress", "compose_config", "fit", "validate_config", "verl"]
-
 
 async def verl(job: Job, gateway: Gateway, writer: TraceWriter) -> TunedModel:
     """Train with verl on the Ray cluster of `job.ray`, or one that is started here.

@@ -34,8 +34,6 @@ from ajet_sdk.samples.build import balance, token_metrics
 from ajet_sdk.tokens.huggingface import HFTokenizer
 from ajet_sdk.types import Episode, Task
 
-__all__ = ["AjetManager", "given"]
-
 _LOSSES = 3
 """How often a group is run again whose node was lost."""
 

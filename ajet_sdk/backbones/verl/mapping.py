@@ -26,8 +26,6 @@ from ajet_sdk.backbones.shared.mapping import (
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
-__all__ = ["ESTIMATOR", "VerlPlace", "check", "rows_of", "to_verl"]
-
 log = logging.getLogger("ajet")
 
 ESTIMATOR = "ajet_given"

@@ -23,8 +23,6 @@ from verl import DataProto
 from ajet_sdk.samples.build import Batch
 from ajet_sdk.types import LedgerEntry, Sample
 
-__all__ = ["BatchPositions", "reward_rows", "training_rows", "truncate"]
-
 
 def training_rows(samples: Sequence[Sample], count: int, padding: int) -> DataProto:
     """`count` rows: the samples, and blanks of which no token is trained.

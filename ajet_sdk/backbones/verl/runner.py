@@ -26,8 +26,6 @@ from ajet_sdk.whole_file import write_whole
 if TYPE_CHECKING:
     from ajet_sdk.protocols import Job
 
-__all__ = ["ClientSampler", "Runner", "read_job", "write_job"]
-
 _BARE: dict[str, Any] = {"request": {}, "response": {}}
 
 

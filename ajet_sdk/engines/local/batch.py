@@ -21,8 +21,6 @@ from ajet_sdk.engines.local.requests import Continuation, StopWatch, TokenDraw, 
 from ajet_sdk.engines.local.rows import RESTING, RUNNING, CacheRows, RowCache
 from ajet_sdk.errors import EngineError
 
-__all__ = ["RunningBatch"]
-
 _PREFILL_TOKENS = 8192
 """Tokens of one prefill pass, padding included."""
 _PADDING = 256

@@ -19,21 +19,6 @@ from torch import nn
 from ajet_sdk.engines.local.rows import RowCache
 from ajet_sdk.errors import ConfigError
 
-__all__ = [
-    "Forward",
-    "LlamaForward",
-    "ModelForward",
-    "UnsupportedModel",
-    "cache_name",
-    "causal_mask",
-    "check_rope",
-    "distance",
-    "forward_of",
-    "rope_kinds",
-    "tolerance",
-    "unsupported_reason",
-]
-
 _log = logging.getLogger(__name__)
 _FAMILY = frozenset({"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM"})
 _STATIC_ROPE = frozenset({"default", "linear", "llama3", "yarn"})

@@ -12,8 +12,6 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-__all__ = ["convert"]
-
 
 def convert(file: Path, place: Path) -> None:
     """Write weights in float32, tokenizer and chat template of a GGUF file to the directory `place`."""

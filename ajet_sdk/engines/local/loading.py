@@ -24,8 +24,6 @@ from ajet_sdk.tokens.huggingface import HFTokenizer
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
-__all__ = ["load_model", "local_engine"]
-
 _SMALL = 20_000_000
 """Parameters below which one thread beats several."""
 

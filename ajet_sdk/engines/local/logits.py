@@ -19,8 +19,6 @@ from ajet_sdk.errors import EngineError
 from ajet_sdk.protocols import Sampling, Tokenizer
 from ajet_sdk.tokens.matching import Matcher
 
-__all__ = ["LogitsProcessor", "process", "processors"]
-
 
 class LogitsProcessor(Protocol):
     """Changes the logits of one reply.

@@ -21,18 +21,6 @@ import torch
 from ajet_sdk.engines.local.logits import LogitsProcessor
 from ajet_sdk.protocols import Sampled, Sampling
 
-__all__ = [
-    "Continuation",
-    "SamplingRequest",
-    "StopWatch",
-    "TokenDraw",
-    "draw",
-    "limit",
-    "mix",
-    "most_likely",
-    "uniform",
-]
-
 _GOLDEN, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 
 _MASK = (1 << 64) - 1

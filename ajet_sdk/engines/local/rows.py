@@ -22,8 +22,6 @@ from transformers import Cache
 
 from ajet_sdk.engines.local.requests import Continuation
 
-__all__ = ["FREE", "RESTING", "RUNNING", "CacheRows", "RowCache"]
-
 FREE, RESTING, RUNNING = 0, 1, 2
 
 _SHARE_AT_LEAST = 16

@@ -30,8 +30,6 @@ from ajet_sdk.engines.loop_calls import LoopCalls
 from ajet_sdk.errors import ContextOverflow, EngineUnavailable, RequestRefused
 from ajet_sdk.protocols import Sampled, Sampling, Tokenizer
 
-__all__ = ["LocalSampler", "SamplingCopy"]
-
 _log = logging.getLogger(__name__)
 
 

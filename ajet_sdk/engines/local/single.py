@@ -20,8 +20,6 @@ from ajet_sdk.engines.local.forward import cache_name, distance, tolerance
 from ajet_sdk.engines.local.logits import process
 from ajet_sdk.engines.local.requests import Continuation, TokenDraw, draw, most_likely, uniform
 
-__all__ = ["SingleConversation"]
-
 _log = logging.getLogger(__name__)
 
 

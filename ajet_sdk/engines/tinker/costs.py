@@ -10,8 +10,6 @@ if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
     from ajet_sdk.config.schema import Prices
 
-__all__ = ["Costs"]
-
 
 class Costs:
     """Counts tokens; calls come from several threads. `prices` are dollars per million tokens."""

@@ -19,8 +19,6 @@ from ajet_sdk.tokens.huggingface import HFTokenizer
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
-__all__ = ["TinkerSampler", "tinker_engine"]
-
 
 class TinkerSampler:
     """Implements `protocols.Sampler` over `ServedWeights`.

@@ -31,8 +31,6 @@ from ajet_sdk.types import Floats
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
-__all__ = ["SdkService", "SdkWeights", "Session"]
-
 T = TypeVar("T")
 U = TypeVar("U")
 

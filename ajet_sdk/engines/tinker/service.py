@@ -16,8 +16,6 @@ from typing import Literal, Protocol, TypeVar
 from ajet_sdk.errors import TrainingError
 from ajet_sdk.types import Floats
 
-__all__ = ["Adam", "Continued", "Datum", "Loss", "ServedWeights", "TrainingService", "wait"]
-
 T = TypeVar("T")
 
 Loss = Literal["cross_entropy", "importance_sampling", "ppo", "cispo"]

@@ -12,8 +12,6 @@ from ajet_sdk.engines.reply_schema import ReplyChoice, read_reply
 from ajet_sdk.errors import ContextOverflow, EngineError, EngineUnavailable, RequestRefused
 from ajet_sdk.protocols import Sampled, Sampling
 
-__all__ = ["choices_of", "request_body"]
-
 _ID = "token_id:"
 
 

@@ -23,8 +23,6 @@ from ajet_sdk.engines.vllm.server import Server, Settings
 from ajet_sdk.errors import EngineError, EngineUnavailable
 from ajet_sdk.protocols import Sampled, Sampling
 
-__all__ = ["VllmSampler"]
-
 log = logging.getLogger("ajet")
 T = TypeVar("T")
 

@@ -24,8 +24,6 @@ from ajet_sdk.errors import EngineError
 if TYPE_CHECKING:
     import httpx
 
-__all__ = ["Server", "Settings", "cause_in"]
-
 START_SECONDS = 1800.0
 """How long a start may take: large weights are read, or downloaded, in it."""
 _REPLY_SECONDS = 24 * 3600.0

@@ -30,8 +30,6 @@ from ajet_sdk.types import new_id
 if TYPE_CHECKING:
     from ajet_sdk.config.config import Config
 
-__all__ = ["TinkerLearner", "open_tinker_learner"]
-
 _LR = 1e-4
 """Where none is set: a service's models are large, and the best rate of an adapter hardly depends on the size
 (Schulman et al. 2025, "LoRA Without Regret")."""

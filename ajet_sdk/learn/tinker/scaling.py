@@ -14,8 +14,6 @@ import numpy as np
 from ajet_sdk.engines.tinker.service import Adam, Datum, TrainingService, wait
 from ajet_sdk.errors import TrainingError
 
-__all__ = ["Scaling", "grad_norm", "measure_scaling"]
-
 _SIGN_STEP = Adam(lr=1e-3, betas=(1e-3, 1e-3))
 """AdamW without a memory moves each weight by the sign of its gradient, whatever the gradient's size."""
 _NO_STEP = Adam(lr=1e-12)

@@ -27,8 +27,6 @@ from ajet_sdk.learn.trainer import TrainerSettings
 from ajet_sdk.protocols import Sampling
 from ajet_sdk.types import Floats, Sample
 
-__all__ = ["TinkerTrainer", "loss_of_service"]
-
 
 def loss_of_service(settings: LossSettings, scaling: Scaling) -> tuple[Loss, tuple[float, float] | None] | None:
     """The service's loss that is this one, and its bounds of the ratio; None where it has none."""

@@ -18,8 +18,6 @@ from ajet_tools.dataset.calibrate import Band, Calibration
 from ajet_tools.dataset.calibrate import calibrate as measure
 from ajet_tools.dataset.files.tables import read
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 _BAR = 40

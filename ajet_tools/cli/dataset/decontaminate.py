@@ -35,8 +35,6 @@ from ajet_tools.dataset.model.open import open_named
 from ajet_tools.dataset.similarity.decontaminate import Leak, Leaks
 from ajet_tools.dataset.similarity.paraphrase import find_paraphrases
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 _SHOWN = 3

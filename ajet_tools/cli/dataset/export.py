@@ -28,8 +28,6 @@ from ajet_tools.dataset.files.writer import Shape, Writer
 from ajet_tools.dataset.rows.formats import OPENING, Unfit, check_format, converter
 from ajet_tools.dataset.rows.messages import as_messages
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 _FORMAT_HELP = "tasks (as they are), messages, sharegpt, trl-prompt or trl-preference."

@@ -22,8 +22,6 @@ from ajet_tools.dataset.from_traces.run import Options, TraceRun
 from ajet_tools.dataset.from_traces.sources import Sources, opened_sources
 from ajet_tools.trace.imports import SOURCES
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 _PATHS = (

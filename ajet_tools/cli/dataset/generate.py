@@ -53,8 +53,6 @@ from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.similarity.decontaminate import Leaks
 from ajet_tools.dataset.similarity.held_out import leaks_of, validation_tasks
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 

@@ -30,16 +30,6 @@ from ajet_tools.dataset.prompts import Prompt
 from ajet_tools.dataset.similarity.meaning import MeaningIndex
 from ajet_tools.dataset.verify.combined import Verify
 
-__all__ = [
-    "ModelOptions",
-    "OutputOptions",
-    "Temperature",
-    "VerifyHow",
-    "VerifyOptions",
-    "confirm",
-    "show_prompts",
-]
-
 VerifyHow = Annotated[
     str,
     typer.Option(

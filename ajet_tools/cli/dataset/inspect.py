@@ -29,8 +29,6 @@ from ajet_tools.dataset.rows.validate import validate as run_validate
 from ajet_tools.text import tables as render
 from ajet_tools.text.clean import one_line
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 

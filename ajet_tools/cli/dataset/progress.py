@@ -24,8 +24,6 @@ from ajet_tools.dataset.generate.runs import GenerationRun
 from ajet_tools.dataset.model.budget import Budget
 from ajet_tools.dataset.review.estimate import error_lines, errors_of
 
-__all__ = ["progress", "progress_lines", "report"]
-
 
 @contextmanager
 def progress(

@@ -34,8 +34,6 @@ from ajet_tools.dataset.rows.filter import parse
 from ajet_tools.dataset.rows.keep import Keep
 from ajet_tools.dataset.rows.sql import Where, is_sql, select
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 

@@ -45,8 +45,6 @@ from ajet_tools.dataset.similarity.near import OnProgress, together
 if TYPE_CHECKING:
     from ajet_tools.dataset.similarity.meaning import Vectors
 
-__all__ = ["IgnoreNumbers", "Report", "Seed", "Similarity", "app", "embedded"]
-
 app = typer.Typer(add_completion=False)
 log = logging.getLogger("ajet.dataset")
 

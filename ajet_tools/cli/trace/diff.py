@@ -22,8 +22,6 @@ from ajet_tools.trace.compare.diff import EpisodeDiff, Paired, Part, RunDiff, Sa
 from ajet_tools.trace.compare.requests import message_diff
 from ajet_tools.trace.locate import open_named
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 _SHOWN = 10

@@ -25,8 +25,6 @@ from ajet_tools.trace.queries.episodes import exported_ids
 from ajet_tools.trace.queries.filters import parse
 from ajet_tools.trace.queries.listing import open_listing
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 _FORMAT_HELP = "tasks, messages, sharegpt, trl-prompt, trl-preference, tokens, otlp, native or html."

@@ -34,8 +34,6 @@ from ajet_tools.trace.files.rewrite import Said, bytes_of, refuse_live
 from ajet_tools.trace.files.rewrite import pack as pack_file
 from ajet_tools.trace.locate import located_files
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 

@@ -27,8 +27,6 @@ from ajet_tools.trace.rerun.preflight import preflight as run_preflight
 from ajet_tools.trace.rerun.remerge import Remerge, Totals, changed, policy_of, steps_of
 from ajet_tools.trace.rerun.remerge import remerge as run_remerge
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 _CHUNK = 50

@@ -31,8 +31,6 @@ from ajet_tools.trace.rerun.rejudge import rejudge as run_rejudge
 from ajet_tools.trace.rerun.replay import Replay, recorded_episode
 from ajet_tools.trace.rerun.replay import replay as run_replay
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 _SHOWN = 10

@@ -26,8 +26,6 @@ from ajet_tools.trace.queries.filters import parse
 from ajet_tools.trace.queries.listing import Listing, open_listing
 from ajet_tools.trace.queries.runs import MEANS
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 _CHUNK = 1000

@@ -25,8 +25,6 @@ from ajet_tools.trace.decoding import Vocabulary, vocabulary
 from ajet_tools.trace.locate import open_named
 from ajet_tools.trace.queries.filters import parse
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 _CHUNK = 100

@@ -21,8 +21,6 @@ from ajet_tools.trace.locate import located_files
 from ajet_tools.trace.sql.console import save_result
 from ajet_tools.trace.sql.process import SqlProcess
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 
 

@@ -18,8 +18,6 @@ from ajet_tools.cli.viewer import check_terminal, load_viewer
 from ajet_tools.trace import queries
 from ajet_tools.trace.locate import Named, open_named
 
-__all__ = ["app"]
-
 app = typer.Typer(add_completion=False)
 _PATIENCE = 60.0
 

@@ -24,8 +24,6 @@ from ajet_tools.dataset.files.tables import text_of
 from ajet_tools.dataset.files.values import answer_of
 from ajet_tools.dataset.rows.forms import LEAST, Forms, NGrams
 
-__all__ = ["Facts", "write_card"]
-
 NAME, OTHER_NAME = "README.md", "CARD.md"
 MARK = "<!-- Written by ajet; rewritten with the dataset. -->"
 FOLDER = "card"

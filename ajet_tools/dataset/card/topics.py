@@ -16,8 +16,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Topic", "Topics", "map_topics"]
-
 Matrix = npt.NDArray[np.float64]
 _WORD = re.compile(r"[^\W\d_]+|\d+|[-+*/^=<>%×÷√$€£]")
 _UNSPACED = re.compile(r"[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff]")

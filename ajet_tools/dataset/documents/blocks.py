@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Block", "Headings", "is_page_number", "markdown_blocks", "plain_blocks", "table_text"]
-
 Kind = Literal["heading", "text", "table", "code"]
 
 _ATX = re.compile(r" {0,3}(#{1,6})(?:[ \t]+(.*?))?(?:[ \t]+#+)?[ \t]*$")

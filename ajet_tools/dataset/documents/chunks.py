@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from ajet_tools.dataset.documents.blocks import Block
 from ajet_tools.dataset.documents.read import Document
 
-__all__ = ["Chunk", "chunks_of", "sentences_of"]
-
 WHOLE = 4
 """A table or code may be so many times as long as a chunk before it is cut between its lines."""
 _SMALL = 0.25

@@ -18,8 +18,6 @@ from ajet_tools.dataset.documents.read import Document, Unreadable
 from ajet_tools.dataset.similarity.near import Clusters
 from ajet_tools.dataset.similarity.text import normal
 
-__all__ = ["Corpus", "Held", "prepare"]
-
 RELATED = 0.3
 """Two documents belong together from this share of the smaller one's sentences on."""
 SMALL = 5

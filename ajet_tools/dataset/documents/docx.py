@@ -16,8 +16,6 @@ from typing import Any
 from ajet_sdk.errors import MissingExtra, TaskError
 from ajet_tools.dataset.documents.blocks import Block, Headings, is_page_number, table_text
 
-__all__ = ["docx_blocks"]
-
 _OLE = b"\xd0\xcf\x11\xe0\xa1\xb1\x1a\xe1"
 _LARGEST = 1 << 30
 _HEADING = re.compile(r"heading (\d)$", re.IGNORECASE)

@@ -13,8 +13,6 @@ from typing import Any
 from ajet_sdk.errors import MissingExtra, TaskError
 from ajet_tools.dataset.documents.blocks import Block, Headings, table_text
 
-__all__ = ["html_blocks"]
-
 _LEFT_OUT = (
     "script", "style", "noscript", "template", "svg", "nav", "form", "button", "select", "iframe", "object", "canvas",
     "head",

@@ -21,8 +21,6 @@ from ajet_tools.dataset.documents.blocks import Block, Headings, is_page_number,
 if TYPE_CHECKING:
     from pypdf import PdfReader
 
-__all__ = ["pdf_blocks"]
-
 _REPEATED_FROM = 4
 """Pages from which on a running head can be told."""
 _LARGER = 1.15

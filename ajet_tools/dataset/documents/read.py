@@ -22,8 +22,6 @@ from ajet_tools.dataset.documents.docx import docx_blocks
 from ajet_tools.dataset.documents.html import html_blocks
 from ajet_tools.dataset.documents.pdf import pdf_blocks
 
-__all__ = ["SUFFIXES", "Document", "Unreadable", "find_documents", "read_document", "read_documents"]
-
 SUFFIXES = {
     ".pdf": "pdf",
     ".docx": "docx",

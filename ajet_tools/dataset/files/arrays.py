@@ -20,8 +20,6 @@ from ajet_sdk.tasks.rows import decoded
 from ajet_tools.dataset.files.places import DEEPEST, MOST_FIELDS, Columns, Place
 from ajet_tools.dataset.files.values import json_value, values_of
 
-__all__ = ["ABSENT", "NOWHERE", "Misfit", "batch_of", "change", "convert", "find", "look_at", "not_finite", "objects"]
-
 _MOST_COLUMNS = 10_000
 EXACT = 1 << 53
 ABSENT = type("_Absent", (), {})()

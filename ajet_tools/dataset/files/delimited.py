@@ -14,8 +14,6 @@ from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.json_rows import LONGEST, BadRows, bounded
 from ajet_sdk.tasks.rows import QUERY_COLUMNS
 
-__all__ = ["count_regular", "csv_rows", "dialect_of"]
-
 _SNIFFED = 1 << 16
 """Bytes that delimiter and quote are found from."""
 

@@ -24,8 +24,6 @@ from ajet_tools.dataset.files.sources import columns_of, explain_errors, is_tabl
 from ajet_tools.dataset.files.tables import is_lines, schema_of
 from ajet_tools.dataset.files.tables import read as rows_of
 
-__all__ = ["column", "read", "types_of"]
-
 _BYTES = 4 << 20
 _HALF_PAIR = re.compile(HALF_PAIR.pattern.encode())
 _FIRST = 1000

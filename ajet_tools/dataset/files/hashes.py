@@ -11,8 +11,6 @@ from typing import Any
 
 from ajet_sdk.errors import ConfigError
 
-__all__ = ["digest", "digest_of", "digest_of_path", "digest_of_values", "normalize"]
-
 
 def normalize(text: str) -> str:
     """A text without what does not make it another: case, kinds of blanks, forms of one character."""

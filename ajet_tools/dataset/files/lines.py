@@ -20,23 +20,6 @@ from ajet_tools.dataset.files.arrays import ABSENT, EXACT, NOWHERE, objects
 from ajet_tools.dataset.files.places import DEEPEST, MOST_FIELDS, Place
 from ajet_tools.dataset.files.values import kind_of
 
-__all__ = [
-    "HALF_PAIR",
-    "OnlyRows",
-    "Path",
-    "Structure",
-    "array_of",
-    "as_json",
-    "asking",
-    "decode",
-    "kind_at",
-    "kind_in",
-    "kinds_of",
-    "leaves",
-    "structures",
-    "types_at",
-]
-
 Structure = Mapping[str, Any]
 """Field -> the kind of its value, as `kind_of` names it, or the structure of an object; integers past 64 bits are
 `number`."""

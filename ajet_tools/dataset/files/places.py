@@ -25,8 +25,6 @@ import pyarrow as pa
 from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.rows import KEY
 
-__all__ = ["Columns", "Place", "merge", "merged", "wish"]
-
 FEATURES = b"huggingface"
 MOST_FIELDS, DEEPEST = 256, 16
 """An object with more fields, and what lies deeper, is written as JSON text."""

@@ -19,8 +19,6 @@ from ajet_tools.dataset.files.arrays import Misfit, convert, look_at
 from ajet_tools.dataset.files.blocks import Block, as_table
 from ajet_tools.dataset.files.places import Columns, Place, merged, wish
 
-__all__ = ["Segments", "Shape"]
-
 _BYTES = 64 << 20
 _GROUP = 1 << 16
 

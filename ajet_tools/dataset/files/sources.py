@@ -22,17 +22,6 @@ from ajet_sdk.errors import ConfigError, TaskError
 from ajet_sdk.tasks.json_rows import bounded
 from ajet_sdk.tasks.rows import by_split, partitions
 
-__all__ = [
-    "columns_of",
-    "explain_errors",
-    "files_of",
-    "is_table",
-    "open_text",
-    "splits_of",
-    "unpacked",
-    "unpacked_name",
-]
-
 log = logging.getLogger("ajet.dataset")
 
 _TEXT = (".jsonl", ".json", ".csv", ".tsv")

@@ -14,19 +14,6 @@ from ajet_sdk.errors import TaskError
 from ajet_sdk.tasks.rows import decoded
 from ajet_tools.dataset.files.places import Columns
 
-__all__ = [
-    "ABSENT",
-    "KINDS",
-    "POSITION",
-    "answer_of",
-    "find_at",
-    "json_value",
-    "kind_of",
-    "objects_of",
-    "value_at",
-    "values_of",
-]
-
 ABSENT = object()
 POSITION = re.compile(r"-?[0-9]{1,9}")
 

@@ -22,8 +22,6 @@ from ajet_tools.trace.queries.fields import REWARD
 from ajet_tools.trace.queries.filters import parse
 from ajet_tools.trace.queries.listing import open_listing
 
-__all__ = ["FEEDBACK", "Choice", "Chosen", "Opinion", "choose", "opinion", "opinions"]
-
 
 @dataclass(frozen=True)
 class Opinion:

@@ -10,8 +10,6 @@ from ajet_sdk.tasks.lineage import plain_text
 from ajet_tools.dataset.from_traces.tasks import has_placeholder, traced_tasks
 from ajet_tools.trace.export.job import Record
 
-__all__ = ["REDACTED", "Corrections"]
-
 REDACTED = "corrections with personal data or a secret, now redacted"
 _REPLACED = "corrections that their author replaced"
 _OUTVOTED = "corrections that most people contradict"

@@ -14,8 +14,6 @@ from ajet_tools.trace.export.conversations import exchange_of, exchanges
 from ajet_tools.trace.export.job import Job, Record
 from ajet_tools.trace.queries.base import rows
 
-__all__ = ["AttemptsJob", "ConversationsJob"]
-
 
 @dataclass
 class ConversationsJob(Job):

@@ -20,8 +20,6 @@ from ajet_tools.text.clean import spoken
 from ajet_tools.trace.export.conversations import conversations
 from ajet_tools.trace.export.job import Record
 
-__all__ = ["Grader", "read_rubric"]
-
 A = TypeVar("A")
 T = TypeVar("T")
 

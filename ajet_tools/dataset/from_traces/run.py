@@ -32,8 +32,6 @@ from ajet_tools.trace.export.messages import write_messages
 from ajet_tools.trace.export.target import opened
 from ajet_tools.trace.export.trl import write_preferences
 
-__all__ = ["KINDS", "Kind", "Options", "TraceRun", "from_traces", "task_rows"]
-
 Kind = Literal["tasks", "messages", "preferences", "tokens"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 _CHUNK = 64

@@ -19,8 +19,6 @@ from ajet_tools.trace.queries.base import rows
 if TYPE_CHECKING:
     from ajet_tools.trace.imports import Imported, SourceFormat
 
-__all__ = ["Sources", "opened_sources"]
-
 
 @dataclass(frozen=True)
 class Sources:

@@ -22,8 +22,6 @@ from ajet_tools.trace.export.conversations import Conversation, conversations
 from ajet_tools.trace.export.job import Record
 from ajet_tools.trace.redact_rules import KINDS
 
-__all__ = ["TaskPool", "has_placeholder", "rejected_row", "task_key", "traced_tasks"]
-
 Message = Mapping[str, Any]
 _PLACEHOLDER = re.compile(rf"\[(?:{'|'.join(KINDS)}) \d+\]|\[removed by ajet\]")
 _MOST_EPISODES = 16

@@ -26,8 +26,6 @@ from ajet_tools.dataset.generate.records import (
 from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.rows.schema import Misfit, RowShape
 
-__all__ = ["Expansion"]
-
 SMALL = 5
 """With fewer seeds, none is kept apart for validation unless that is asked for."""
 

@@ -30,8 +30,6 @@ from ajet_tools.dataset.rows.schema import RowShape
 if TYPE_CHECKING:
     from ajet_tools.dataset.verify.verdict import Verifier
 
-__all__ = ["ChunksExhausted", "FromDocs"]
-
 ROW_TOKENS = 110
 """What an estimate takes a question with its answer and its quotation to be long."""
 

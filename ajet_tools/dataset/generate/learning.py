@@ -17,8 +17,6 @@ from ajet_tools.dataset.model.endpoint import Endpoint, Halted
 from ajet_tools.dataset.verify.combined import Combined, Part, single_verdicts
 from ajet_tools.dataset.verify.verdict import Verdict
 
-__all__ = ["LearningValue", "Policy", "with_pass_rate"]
-
 _FRUITLESS = 8
 """So many tasks of which the attempts say nothing, and none of which they do: no more are tried."""
 

@@ -42,8 +42,6 @@ if TYPE_CHECKING:
     from ajet_tools.dataset.similarity.meaning import Vectors
     from ajet_tools.dataset.verify.verdict import Verdict, Verifier
 
-__all__ = ["FAILED", "NO_PROGRESS", "PROBE", "Generation"]
-
 log = logging.getLogger("ajet.dataset")
 
 PROBE = 4

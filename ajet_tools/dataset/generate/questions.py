@@ -19,8 +19,6 @@ from ajet_tools.dataset.generate.records import Attempt, Unusable
 from ajet_tools.dataset.rows.schema import Misfit, RowShape, query_of
 from ajet_tools.dataset.verify.verdict import question_of
 
-__all__ = ["DocsAttempt", "Searchable", "Span", "long_enough", "open_book", "read_question"]
-
 _ABOUT_TEXT = re.compile(
     r"\b(according to|(stated|mentioned|described|given|shown|listed|discussed) in) (the|this|that) "
     r"((above|given|provided) )?(passage|text|excerpt|document|section|article|author|table)\b"

@@ -23,8 +23,6 @@ from ajet_tools.dataset.similarity.paraphrase import IN_EVALUATION
 if TYPE_CHECKING:
     from ajet_tools.dataset.similarity.meaning import Vectors
 
-__all__ = ["Screen"]
-
 _REPEATED = {"exact": "exact duplicate", "near": "near duplicate", "meaning": "semantic duplicate"}
 
 

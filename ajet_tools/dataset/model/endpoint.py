@@ -22,8 +22,6 @@ from ajet_sdk.engines.reply_schema import read_reply
 from ajet_sdk.errors import AjetError, ContextOverflow, EngineError, EngineUnavailable, RequestRefused
 from ajet_tools.dataset.model.budget import Budget
 
-__all__ = ["Endpoint", "EndpointError", "Halted", "local_url"]
-
 Message = Mapping[str, Any]
 
 

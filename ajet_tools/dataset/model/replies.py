@@ -6,8 +6,6 @@ import json
 import re
 from typing import Any
 
-__all__ = ["rows_in"]
-
 _THOUGHT_END = "</think>"
 _DECODER = json.JSONDecoder(strict=False)
 _SPACE = re.compile(r"[\s,]*")

@@ -13,8 +13,6 @@ from ajet_tools.dataset.files.writer import json_line
 from ajet_tools.dataset.review.journal import Journal, Mark, digest_of_line, journal_beside
 from ajet_tools.dataset.review.save import BY_HAND, rejected_beside
 
-__all__ = ["ErrorEstimate", "error_lines", "errors_of", "estimate_errors", "wilson"]
-
 _Z = 1.959964
 """Of a 95 % interval."""
 

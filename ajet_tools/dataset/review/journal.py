@@ -14,8 +14,6 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.whole_file import write_whole
 from ajet_tools.dataset.files.writer import json_line
 
-__all__ = ["Decision", "Journal", "Mark", "Sample", "digest_of_line", "journal_beside"]
-
 Mark = Literal["accepted", "rejected"]
 
 

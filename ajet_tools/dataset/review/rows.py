@@ -20,8 +20,6 @@ from ajet_tools.dataset.files.writer import json_line
 from ajet_tools.dataset.rows.filter import task_id_of
 from ajet_tools.dataset.rows.schema import OURS
 
-__all__ = ["RowFile", "check_row", "edited"]
-
 _TOGETHER = 256
 """Rows that are written at a time; those that wait can't be read yet."""
 

@@ -14,8 +14,6 @@ from ajet_tools.dataset.files.writer import Writer, json_line
 from ajet_tools.dataset.review.journal import Decision, digest_of_line
 from ajet_tools.dataset.review.review import Review
 
-__all__ = ["BY_HAND", "Plan", "proposed", "rejected_beside", "save"]
-
 _WRITTEN = (".jsonl", ".jsonl.gz", ".csv", ".parquet")
 _TOGETHER = 256
 BY_HAND = {"reason": "rejected by hand"}

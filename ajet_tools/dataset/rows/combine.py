@@ -29,19 +29,6 @@ from ajet_tools.dataset.files.values import value_at
 from ajet_tools.dataset.rows.filter import has_dotted_key
 from ajet_tools.dataset.similarity.text import normal, normals
 
-__all__ = [
-    "Part",
-    "Share",
-    "Splitter",
-    "blocks",
-    "check_fractions",
-    "key_of",
-    "keys_of",
-    "parse_part",
-    "plan",
-    "stable",
-]
-
 
 @dataclass(frozen=True)
 class Part:

@@ -24,8 +24,6 @@ from ajet_tools.dataset.files.hashes import digest_of
 from ajet_tools.dataset.files.tables import Row, read_blocks, text_of
 from ajet_tools.text.clean import flat_keys
 
-__all__ = ["Changed", "Difference", "diff"]
-
 _MISSING = object()
 _LOOKED_AT = 100
 """Rows with one text among which an equal one is looked for."""

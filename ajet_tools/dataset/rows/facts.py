@@ -28,8 +28,6 @@ from ajet_tools.dataset.similarity.text import normals
 if TYPE_CHECKING:
     from ajet_sdk.types import Task
 
-__all__ = ["WANTED", "Facts", "facts_of", "facts_of_rows"]
-
 _ANSWERS = [*(("metadata", name) for name in ANSWERS), *((name,) for name in ANSWERS)]
 WANTED = [*QUERIES, ("task_id",), *_ANSWERS]
 """The fields that are looked at."""

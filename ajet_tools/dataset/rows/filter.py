@@ -29,8 +29,6 @@ from ajet_tools.dataset.files.values import ABSENT, POSITION, find_at
 from ajet_tools.dataset.rows.language import language_of
 from ajet_tools.text.grammar import BareWord, Comparison, FilterError, Node, Token, fold, tree
 
-__all__ = ["DERIVED", "Filter", "field_names", "has_dotted_key", "parse", "task_id_of", "unknown_field"]
-
 DERIVED = {
     "text": "what the row asks: its query, else its last user message, else all its strings",
     "chars": "characters of that text",

@@ -22,8 +22,6 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.tasks.rows import QUERY_COLUMNS
 from ajet_tools.dataset.rows.filter import task_id_of
 
-__all__ = ["FORMATS", "OPENING", "Format", "Unfit", "check_format", "converter"]
-
 Format = Literal["tasks", "messages", "sharegpt", "trl-prompt", "trl-preference"]
 FORMATS: tuple[Format, ...] = get_args(Format)
 

@@ -25,8 +25,6 @@ from ajet_tools.dataset.rows.language import language_of
 from ajet_tools.dataset.rows.schema import ANSWERS
 from ajet_tools.dataset.similarity.text import normals
 
-__all__ = ["LEAST", "Diversity", "Forms", "NGrams", "diversity_of", "form_of", "given_away", "may_give_away"]
-
 _NUMBER = re.compile(
     r"(?<![\w)])-?\d+(?:[.,:/]\d+)*|\d+(?:[.,:/]\d+)*|\b(?:two|three|four|five|six|seven|eight|nine|ten|eleven|twelve|"
     r"(?:thir|four|fif|six|seven|eigh|nine)teen|(?:twen|thir|for|fif|six|seven|eigh|nine)ty|hundred|thousand)\b",

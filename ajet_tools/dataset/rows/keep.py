@@ -20,8 +20,6 @@ from ajet_tools.dataset.rows.sql import Where
 if TYPE_CHECKING:
     from ajet_tools.dataset.verify.verdict import Verdict, Verifier
 
-__all__ = ["Keep"]
-
 Kept = tuple[Block, Any]
 
 _AT_ONCE = 64

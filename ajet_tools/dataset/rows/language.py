@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["LANGUAGES", "language_of"]
-
 _SAMPLE = 500
 """Characters that are looked at."""
 

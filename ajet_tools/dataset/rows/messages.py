@@ -17,8 +17,6 @@ from ajet_tools.dataset.files.blocks import Irregular, LineBlock, json_line
 from ajet_tools.dataset.files.lines import Structure, as_json, asking, kind_at, kind_in, leaves, structures
 from ajet_tools.dataset.rows.formats import Unfit, converter
 
-__all__ = ["as_messages"]
-
 _CHATS = (
     "messages",
     "conversations",

@@ -27,8 +27,6 @@ from ajet_tools.dataset.files.tables import read_blocks
 if TYPE_CHECKING:
     from ajet_sdk.types import Task
 
-__all__ = ["Tasks"]
-
 _MADE_ID = r"^[0-9a-f]{24}$"
 """The form of an id that a task's content gives it."""
 

@@ -14,8 +14,6 @@ from ajet_sdk.tasks.rows import QUERY_COLUMNS
 from ajet_tools.dataset.files.tables import Row
 from ajet_tools.dataset.files.values import KINDS, kind_of
 
-__all__ = ["Misfit", "RowShape", "query_of"]
-
 OURS = ("task_id", "provenance")
 """What is written for a row, never asked for."""
 ANSWERS = ("answer", "solution", "target", "label", "expected")

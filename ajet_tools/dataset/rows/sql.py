@@ -28,8 +28,6 @@ from ajet_tools.dataset.files.writer import Writer
 from ajet_tools.dataset.rows.filter import unknown_field
 from ajet_tools.dataset.rows.language import language_of
 
-__all__ = ["Where", "is_sql", "select"]
-
 _ROWS = 8192
 _QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"")
 _SIGNS = re.compile(

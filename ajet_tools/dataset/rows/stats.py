@@ -18,8 +18,6 @@ from ajet_tools.dataset.rows.forms import Diversity, Forms
 from ajet_tools.dataset.rows.language import language_of
 from ajet_tools.dataset.similarity.text import normals
 
-__all__ = ["Field", "Lengths", "Stats", "gather"]
-
 _MOST_FIELDS = 500
 _MOST_VALUES = 1000
 _LONGEST_VALUE = 80

@@ -18,8 +18,6 @@ from ajet_tools.dataset.rows.facts import facts_of
 from ajet_tools.dataset.rows.repeats import Tasks
 from ajet_tools.dataset.similarity.near import NearIndex
 
-__all__ = ["Problem", "Report", "validate"]
-
 Level = Literal["error", "warning"]
 
 KINDS: dict[str, tuple[Level, str]] = {

@@ -25,8 +25,6 @@ from ajet_tools.dataset.files.tables import read, text_of
 from ajet_tools.dataset.similarity.near import NearIndex, OnProgress, Vectors
 from ajet_tools.dataset.similarity.text import MARKED, normal
 
-__all__ = ["Leak", "Leaks", "nearest", "words"]
-
 LEAST_WORDS = 6
 LEAST_WITH_NUMBER = 3
 """Words of a short evaluation row with a number in it, such as `What is 12 + 34?`."""

@@ -21,8 +21,6 @@ from ajet_tools.dataset.files.values import value_at
 from ajet_tools.dataset.similarity.near import Clusters, OnProgress, Pair, check_threshold, close_pairs, near_pairs
 from ajet_tools.dataset.similarity.text import likeness, normal
 
-__all__ = ["KEEP", "Duplicate", "Facts", "Found", "find"]
-
 Kind = Literal["exact", "near", "meaning"]
 KEEP = ("first", "last", "longest", "shortest", "answered", "max:FIELD", "min:FIELD")
 

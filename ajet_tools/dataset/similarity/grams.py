@@ -17,8 +17,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["GRAM", "Postings", "postings"]
-
 U64 = npt.NDArray[np.uint64]
 Ints = npt.NDArray[np.int64]
 

@@ -22,8 +22,6 @@ from ajet_tools.trace.export import SUFFIXES, TRAINING, Exported, Format, export
 from ajet_tools.trace.export.target import refuse_trace
 from ajet_tools.trace.queries.base import rows
 
-__all__ = ["INCLUDE", "export_rows", "leaks_of", "near_copies", "training_ids", "validation_tasks"]
-
 INCLUDE = "--include-validation keeps them"
 _WHOLE = 1_000_000
 """Words: a run of them is a whole question, since the phrases that tasks of one template share say nothing."""

@@ -18,21 +18,6 @@ from ajet_sdk.errors import ConfigError
 from ajet_tools.dataset.similarity.grams import GRAM, Postings, postings
 from ajet_tools.dataset.similarity.text import FULL, MARKED, least_part, likeness, marks, normal, shortest, unmarked
 
-__all__ = [
-    "ROUNDING",
-    "Clusters",
-    "Match",
-    "NearIndex",
-    "OnProgress",
-    "Pair",
-    "Vectors",
-    "check_threshold",
-    "close_pairs",
-    "near_pairs",
-    "numbers_of",
-    "together",
-]
-
 Vectors = npt.NDArray[np.float32]
 
 ROUNDING = 1e-6

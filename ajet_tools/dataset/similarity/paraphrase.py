@@ -19,8 +19,6 @@ from ajet_tools.dataset.similarity.decontaminate import Leak, words
 from ajet_tools.dataset.similarity.near import OnProgress, Vectors
 from ajet_tools.dataset.verify.verdict import Verdict, required
 
-__all__ = ["IN_EVALUATION", "Paraphrases", "find_paraphrases"]
-
 IN_EVALUATION = "in the evaluation set"
 SHOWN = 5
 """Evaluation rows that the model is shown with a row."""

@@ -28,21 +28,6 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-__all__ = [
-    "LONG",
-    "MARKED",
-    "allowed",
-    "edits",
-    "least_part",
-    "likeness",
-    "marks",
-    "masked",
-    "normal",
-    "normals",
-    "shortest",
-    "unmarked",
-]
-
 FULL = 100
 """From this length on the threshold is meant as it stands; below it, it grows stricter."""
 

@@ -15,8 +15,6 @@ from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.prompts import load
 from ajet_tools.dataset.verify.verdict import Verdict, independent, question_of
 
-__all__ = ["Agreement", "Votes", "final_of", "same", "stands_in", "votes"]
-
 LONGEST = 400
 """Characters of a reply without any mark of its answer that is still taken for an answer."""
 _MARKED = re.compile(r"^[\s*_`#>]*ANSWER\s*[*_`]*\s*:[ \t]*[*_`]*[ \t]*(\S.*?)\s*$", re.MULTILINE)

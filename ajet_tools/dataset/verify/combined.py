@@ -15,8 +15,6 @@ from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.model.open import open_named
 from ajet_tools.dataset.verify.verdict import Verdict, Verifier
 
-__all__ = ["Check", "Combined", "Part", "Verify", "checks_of", "endpoints_of", "single_verdicts", "split_spec"]
-
 KINDS = ("agreement", "judge", "code", "llm", "none")
 PARTS = (*KINDS, "paraphrase")
 _JOINED = re.compile(rf"([+|])(?=(?:{'|'.join(KINDS)})(?:[:+|]|$))")

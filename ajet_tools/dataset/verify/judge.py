@@ -24,8 +24,6 @@ from ajet_tools.dataset.model.endpoint import Endpoint
 from ajet_tools.dataset.prompts import load
 from ajet_tools.dataset.verify.verdict import Verdict, independent, question_of, required
 
-__all__ = ["Grader", "Judged"]
-
 log = logging.getLogger("ajet")
 
 _HANGING = 8

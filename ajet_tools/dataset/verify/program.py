@@ -17,8 +17,6 @@ from ajet_tools.dataset.prompts import load
 from ajet_tools.dataset.verify.agreement import final_of, same
 from ajet_tools.dataset.verify.verdict import Verdict, independent, question_of
 
-__all__ = ["Programs"]
-
 SOLUTIONS = ("solution", "canonical_solution")
 PROGRAMS = ("program", "code")
 _LONGEST = 500

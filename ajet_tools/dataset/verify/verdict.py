@@ -10,8 +10,6 @@ from ajet_sdk.errors import ConfigError
 from ajet_sdk.tasks.rows import QUERY_COLUMNS
 from ajet_tools.dataset.model.endpoint import Endpoint
 
-__all__ = ["Verdict", "Verifier", "independent", "question_of", "required"]
-
 
 @dataclass(frozen=True)
 class Verdict:

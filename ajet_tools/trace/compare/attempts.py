@@ -24,20 +24,6 @@ from ajet_tools.trace.queries.tokens import EpisodeFacts, episode_facts, recompu
 from ajet_tools.trace.tokens.layout import lay_out
 from ajet_tools.trace.tokens.view import episode_tokens
 
-__all__ = [
-    "Attempt",
-    "Cell",
-    "Columns",
-    "Divergence",
-    "Kind",
-    "Said",
-    "align",
-    "attempt_of",
-    "columns_of",
-    "read_attempts",
-    "said",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Said:

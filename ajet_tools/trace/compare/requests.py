@@ -18,8 +18,6 @@ from ajet_sdk.samples.prefixes import common_start
 from ajet_sdk.types import Call
 from ajet_tools.text.clean import message_text
 
-__all__ = ["Asked", "Difference", "compare", "likeness", "message_diff", "requests_of"]
-
 Kind = Literal["changed", "missing", "extra"]
 
 _CONTEXT = 2

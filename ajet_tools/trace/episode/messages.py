@@ -16,20 +16,6 @@ from typing import Any
 from ajet_sdk.types import Call
 from ajet_tools.text.clean import reply_of
 
-__all__ = [
-    "CUT",
-    "Fingerprints",
-    "Message",
-    "ToolCall",
-    "conversation",
-    "cut",
-    "fingerprint",
-    "gist",
-    "pretty",
-    "reply_messages",
-    "request_messages",
-]
-
 CUT = 12_000
 """Characters of a message that are shown before it is opened whole."""
 _CUT_LINES = 400

@@ -20,8 +20,6 @@ from ajet_tools.trace.queries.base import Row
 from ajet_tools.trace.queries.calls import episode_pulse, episode_row, feedback_of, ledger_of_episode, rewards_of
 from ajet_tools.trace.queries.episodes import attempts_of
 
-__all__ = ["EpisodeOverview", "explain_forks", "read_overview", "refresh_overview"]
-
 
 @dataclass(frozen=True, eq=False)
 class EpisodeOverview:

@@ -19,8 +19,6 @@ from ajet_sdk.tokens.template import ChatTemplate, clean
 from ajet_sdk.types import Call, Phase, Split, Timeline
 from ajet_tools.trace.episode.messages import Fingerprints, fingerprint, reply_messages, request_messages
 
-__all__ = ["Branch", "EpisodeTree", "Fork", "TreeRow", "episode_tree"]
-
 _DIFFERENCE = 6
 """Tokens of each side that are shown where two calls part."""
 

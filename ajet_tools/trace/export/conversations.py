@@ -14,8 +14,6 @@ from ajet_sdk.tokens.template import same_reply
 from ajet_sdk.types import Call, Episode
 from ajet_tools.text.clean import reply_of
 
-__all__ = ["Conversation", "Exchange", "conversations", "exchange_of", "exchanges"]
-
 Message = Mapping[str, Any]
 
 

@@ -28,8 +28,6 @@ from ajet_tools.trace.decoding import Vocabulary, shown, token_text, vocabulary
 from ajet_tools.trace.export.conversations import Conversation, conversations
 from ajet_tools.trace.export.job import Job, Record
 
-__all__ = ["END", "START", "cell", "write"]
-
 _Floats = npt.NDArray[np.float32]
 
 

@@ -20,8 +20,6 @@ from ajet_sdk.types import Call, Episode, Event, Feedback, LedgerEntry, Reward, 
 from ajet_tools.trace.queries.base import rows
 from ajet_tools.trace.redact import Redactor
 
-__all__ = ["Cancelled", "Job", "Record", "redacted_record"]
-
 _CHUNK = 64
 
 _LOOKUP = 5_000

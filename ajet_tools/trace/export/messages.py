@@ -15,8 +15,6 @@ from ajet_tools.trace.export.conversations import conversations
 from ajet_tools.trace.export.job import Job
 from ajet_tools.trace.export.target import json_line
 
-__all__ = ["about", "write_messages", "write_sharegpt", "write_tasks"]
-
 NO_CHAT = "episodes without a chat reply"
 
 

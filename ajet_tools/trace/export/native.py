@@ -21,8 +21,6 @@ from ajet_tools.trace.export.target import json_line
 from ajet_tools.trace.queries.base import rows
 from ajet_tools.trace.redact import Redactor
 
-__all__ = ["HEADER", "VERSION", "numbers", "write"]
-
 VERSION = 1
 HEADER = "ajet_trace"
 _CHUNK = 500

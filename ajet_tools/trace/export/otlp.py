@@ -23,8 +23,6 @@ from ajet_tools.text.clean import reply_of
 from ajet_tools.trace.export.job import Job
 from ajet_tools.trace.export.target import json_line
 
-__all__ = ["SEMCONV", "any_value", "call_attributes", "from_message", "nanos", "to_message", "write"]
-
 SEMCONV = "1.38.0"
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)

@@ -12,8 +12,6 @@ from typing import Any, BinaryIO
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.whole_file import remove_draft
 
-__all__ = ["json_line", "opened", "refuse_trace"]
-
 _ENCODER = json.JSONEncoder(ensure_ascii=False, default=str, allow_nan=False)
 
 

@@ -17,8 +17,6 @@ from ajet_tools.trace.export.job import Job, Record
 from ajet_tools.trace.export.messages import about
 from ajet_tools.trace.queries.tokens import recomputed_advantages
 
-__all__ = ["SCHEMA", "write"]
-
 _Floats = npt.NDArray[np.float32]
 
 SCHEMA = pa.schema(

@@ -14,8 +14,6 @@ from ajet_tools.trace.export.job import Job, Record
 from ajet_tools.trace.export.messages import NO_CHAT, about
 from ajet_tools.trace.export.target import json_line
 
-__all__ = ["pairs_of_group", "write_preferences", "write_prompts"]
-
 _KEPT = ("name", "tool_call_id", "reasoning_content", "thinking")
 
 

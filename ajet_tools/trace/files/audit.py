@@ -25,8 +25,6 @@ from ajet_sdk.trace.reader import open_trace
 from ajet_tools.trace.decoding import Vocabulary, vocabulary
 from ajet_tools.trace.files.recomputed import CHECKS, TABLES
 
-__all__ = ["Audit", "Differs", "Unchecked", "audit"]
-
 Row = dict[str, Any]
 
 

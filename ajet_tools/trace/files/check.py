@@ -18,8 +18,6 @@ from ajet_sdk.trace.schema import TABLES, columns_of
 from ajet_sdk.types import Call
 from ajet_tools.trace.queries.base import rows
 
-__all__ = ["INVARIANTS", "Broken", "check"]
-
 _NAMED = 20
 _SAMPLED = 32
 """Episodes whose prompts are compared."""

@@ -15,8 +15,6 @@ from ajet_sdk.whole_file import remove_draft
 from ajet_tools.trace.files.placing import PLACES, prompts_of, same
 from ajet_tools.trace.files.rewrite import Said, bytes_of, copy_rows, draft_of, fresh_trace, has, refuse_live
 
-__all__ = ["Merged", "merge_files"]
-
 _IDS = {"runs": "run_id", "episodes": "episode_id", "calls": "call_id", "feedback": "feedback_id"}
 """Tables whose rows have an id of their own."""
 _KEYS = {"rewards": "episode_id", "ledger": "episode_id", "trained": "episode_id", "metrics": "run_id"}

@@ -16,8 +16,6 @@ from ajet_sdk.samples.prefixes import Place, PrefixIndex
 from ajet_sdk.trace.reader import Stored, Whole, rebuild, stored_calls
 from ajet_sdk.types import Call
 
-__all__ = ["PLACES", "compare", "place_again", "prompts_of", "same"]
-
 PLACES = ("extends_call_id", "parent_call_id", "prefix_len", "prompt_suffix", "prefix_messages", "messages_suffix")
 """The columns of `calls` that say where it stands and how its prompt is stored."""
 

@@ -15,8 +15,6 @@ from ajet_sdk.trace.schema import TABLES
 from ajet_tools.trace.files.rewrite import Said, bytes_of, copy_rows, equal, fingerprint, has, rewriting
 from ajet_tools.trace.queries.base import rows
 
-__all__ = ["RunSize", "age", "beyond_size", "older_than", "prune", "run_sizes", "size"]
-
 _UNITS = {"m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _SIZES = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 

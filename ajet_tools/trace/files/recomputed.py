@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["CHECKS", "TABLES"]
-
 _ALGORITHM = "$.ajet.trainer_common.algorithm"
 _ROLLOUT = "$.ajet.rollout"
 

@@ -24,21 +24,6 @@ from ajet_sdk.trace.schema import COLUMNS, SCHEMA_VERSION, SINCE, STORAGE_VERSIO
 from ajet_sdk.whole_file import remove_draft
 from ajet_tools.trace.files.placing import PLACES, compare, place_again
 
-__all__ = [
-    "Packed",
-    "Said",
-    "bytes_of",
-    "copy_rows",
-    "draft_of",
-    "equal",
-    "fingerprint",
-    "fresh_trace",
-    "has",
-    "pack",
-    "refuse_live",
-    "rewriting",
-]
-
 Said = Callable[[str], None]
 """Told what is being done, in a few words."""
 

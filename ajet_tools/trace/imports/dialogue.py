@@ -15,8 +15,6 @@ from typing import Any
 from ajet_tools.trace.export.otlp import to_message
 from ajet_tools.trace.imports.spans import Span
 
-__all__ = ["Dialogue", "dialogue_of", "parsed"]
-
 Message = dict[str, Any]
 
 

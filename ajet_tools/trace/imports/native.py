@@ -14,8 +14,6 @@ from ajet_sdk.types import Call, Episode, Feedback, LedgerEntry, Metric, Run, Tr
 from ajet_tools.trace.export.native import HEADER, VERSION
 from ajet_tools.trace.imports.sink import Parsed
 
-__all__ = ["read"]
-
 
 def read(rows: Iterable[Row], bad: BadRows) -> Iterator[Parsed]:
     """Runs, metrics and episodes, equal to those that were exported. Raises TraceVersionError for a newer file."""

@@ -17,8 +17,6 @@ from ajet_sdk.tasks.json_rows import BadRows, Row
 from ajet_sdk.types import Call, Episode, Reward
 from ajet_tools.trace.imports.sink import UNKNOWN_TIME, Parsed, stable_id, task_of, text_of
 
-__all__ = ["LANGFUSE", "NOT_READ", "read"]
-
 _OURS = (
     "episode_id",
     "run_id",

@@ -19,8 +19,6 @@ from ajet_tools.trace.imports.dialogue import Dialogue, dialogue_of, parsed
 from ajet_tools.trace.imports.sink import UNKNOWN_TIME, Parsed, stable_id, task_of, text_of
 from ajet_tools.trace.imports.spans import Span, Spool, spans_of
 
-__all__ = ["episode_of", "parse_traces", "read"]
-
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 _NOT_A_CALL = ("invoke_agent", "create_agent", "execute_tool", "embeddings", "invoke_workflow", "retrieval")

@@ -21,8 +21,6 @@ from ajet_sdk.trace.writer import TraceWriter
 from ajet_sdk.types import Episode, Feedback, LedgerEntry, Metric, Run, Task, Trained
 from ajet_tools.text.clean import message_text
 
-__all__ = ["UNKNOWN_TIME", "Parsed", "Sink", "stable_id", "task_of", "text_of"]
-
 _CHUNK = 64
 
 

@@ -21,8 +21,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Span", "Spool", "flat", "spans_of"]
-
 KEPT_WHOLE = (
     "gen_ai.input.messages", "gen_ai.output.messages", "gen_ai.system_instructions", "gen_ai.tool.definitions",
     "gen_ai.tool.call.arguments", "gen_ai.tool.call.result", "agentscope.function.input", "agentscope.function.output",

@@ -21,8 +21,6 @@ from ajet_tools.trace.imports.otlp import parse_traces
 from ajet_tools.trace.imports.sink import UNKNOWN_TIME, Parsed, text_of
 from ajet_tools.trace.imports.spans import Span, flat
 
-__all__ = ["is_sqlite", "read"]
-
 
 def is_sqlite(start: bytes) -> bool:
     """Whether a file begins as an SQLite database does."""

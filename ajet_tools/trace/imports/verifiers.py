@@ -17,8 +17,6 @@ from ajet_sdk.tasks.json_rows import BadRows, Row
 from ajet_sdk.types import Call, Episode, Reward, Task
 from ajet_tools.trace.imports.sink import UNKNOWN_TIME, Parsed, stable_id
 
-__all__ = ["read"]
-
 _KNOWN = {
     "example_id", "prompt", "completion", "answer", "info", "task", "env_id", "reward", "error", "timing", "metrics",
     "is_completed", "is_truncated", "stop_condition", "tool_defs", "oai_tools", "token_usage", "error_chain",

@@ -13,8 +13,6 @@ from ajet_sdk.errors import QueryError
 from ajet_sdk.protocols import TraceReader
 from ajet_sdk.trace.values import rows_of
 
-__all__ = ["Found", "Row", "among", "episode_of_call", "find", "find_run", "rows"]
-
 Kind = Literal["run", "episode", "call"]
 
 

@@ -6,16 +6,6 @@ from ajet_sdk.protocols import TraceReader
 from ajet_sdk.trace.schema import WHOLE_CALLS
 from ajet_tools.trace.queries.base import Row, episode_of_call, rows
 
-__all__ = [
-    "call_row",
-    "call_rows",
-    "episode_pulse",
-    "episode_row",
-    "feedback_of",
-    "ledger_of_episode",
-    "rewards_of",
-]
-
 
 def call_row(reader: TraceReader, call_id: str) -> Row:
     """One call with its whole prompt and request, and what the ledger says of it."""

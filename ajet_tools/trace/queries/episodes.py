@@ -22,17 +22,6 @@ from ajet_tools.trace.queries.base import Row, rows
 if TYPE_CHECKING:
     from ajet_tools.trace.queries.filters import Filter
 
-__all__ = [
-    "attempts_of",
-    "episode_facts",
-    "episode_ids",
-    "exported_ids",
-    "feedback_rows",
-    "last_steps",
-    "step_of",
-    "unended_rows",
-]
-
 
 def episode_ids(reader: TraceReader, run_id: str, *, filter: Filter | None = None) -> Sequence[str]:
     """The episodes of a run that have calls and fit a filter, newest first; without those that a resume rolled back."""

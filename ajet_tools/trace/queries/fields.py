@@ -21,28 +21,6 @@ from ajet_sdk.protocols import TraceReader
 from ajet_sdk.types import OUTCOMES
 from ajet_tools.trace.queries.base import Row, rows
 
-__all__ = [
-    "ALIASES",
-    "FIELDS",
-    "IN_CALL",
-    "IN_EPISODE",
-    "SQL",
-    "Field",
-    "Span",
-    "any_text",
-    "call_parameters",
-    "call_spans",
-    "calls_with",
-    "contains",
-    "episode_parameters",
-    "episodes_with",
-    "equals",
-    "matches",
-    "of_span",
-    "pattern",
-    "within",
-]
-
 Kind = Literal["number", "seconds", "age", "word", "id", "choice", "flag", "text"]
 
 SQL = tuple[str, tuple[Any, ...]]

@@ -18,17 +18,6 @@ from ajet_tools.text.grammar import BareWord, Comparison, FilterError, Token, fo
 from ajet_tools.trace.queries import fields
 from ajet_tools.trace.queries.fields import ALIASES, Field
 
-__all__ = [
-    "FIELDS",
-    "Condition",
-    "Filter",
-    "Joined",
-    "Node",
-    "conditions",
-    "parse",
-    "sql_of",
-]
-
 FIELDS: dict[str, str] = {name: field.about for name, field in fields.FIELDS.items()}
 """Field -> what it means, in a few words."""
 

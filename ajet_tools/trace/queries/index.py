@@ -23,8 +23,6 @@ from ajet_sdk.protocols import TraceReader
 from ajet_tools.trace.queries.base import among
 from ajet_tools.trace.queries.fields import call_spans, of_span
 
-__all__ = ["COUNTED", "Cancelled", "EpisodeIndex", "counted"]
-
 Positions = npt.NDArray[np.int64]
 
 _PLAIN: dict[str, str] = {

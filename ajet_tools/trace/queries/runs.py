@@ -17,21 +17,6 @@ from ajet_tools.trace.queries.base import Row, rows
 if TYPE_CHECKING:
     from ajet_tools.trace.queries.filters import Filter
 
-__all__ = [
-    "MEANS",
-    "Curve",
-    "Panel",
-    "failures",
-    "ledger_totals",
-    "metric_points",
-    "metrics",
-    "overview",
-    "panels",
-    "run_rows",
-    "staleness",
-    "thin",
-]
-
 MEANS: dict[str, str] = {
     "train_reward": "split = 'train'",
     "val_reward": "split = 'val' AND decoding = 'sampled'",

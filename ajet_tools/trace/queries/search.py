@@ -18,8 +18,6 @@ from ajet_tools.text.clean import reply_of, spoken
 from ajet_tools.trace.queries.base import Row
 from ajet_tools.trace.queries.fields import call_spans, calls_with, episodes_with
 
-__all__ = ["Hit", "search"]
-
 _SPAN = 10_000
 _KEPT = 5
 _AROUND = 40

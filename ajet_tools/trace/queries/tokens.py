@@ -18,8 +18,6 @@ from ajet_sdk.types import Episode
 from ajet_tools.trace.queries.base import rows
 from ajet_tools.trace.queries.episodes import attempts_of, step_of
 
-__all__ = ["Booked", "EpisodeFacts", "Scores", "episode_facts", "mark_of", "recomputed_advantages"]
-
 _Floats = npt.NDArray[np.float32]
 
 

@@ -23,8 +23,6 @@ from ajet_sdk.tokens.huggingface import HFTokenizer
 from ajet_sdk.tokens.template import ChatTemplate
 from ajet_sdk.types import Call, Episode, Split
 
-__all__ = ["Example", "LoadedTokenizer", "Merging", "Preflight", "SplitKind", "load_tokenizer", "preflight"]
-
 _BEFORE, _AFTER = 8, 24
 """Tokens shown around the place where two texts part."""
 

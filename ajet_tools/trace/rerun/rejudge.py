@@ -24,8 +24,6 @@ from ajet_sdk.samples.build import Estimator, build
 from ajet_sdk.trace.reader import episodes
 from ajet_sdk.types import Call, Episode, Reward
 
-__all__ = ["Changes", "Verdict", "advantages", "compared_over", "groups_of", "rejudge", "workflow_returned"]
-
 _CHUNK = 256
 """Episodes, about, that are held at once."""
 _EQUAL = 1e-9

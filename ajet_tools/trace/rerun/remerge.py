@@ -19,9 +19,6 @@ from ajet_sdk.types import Call, Episode
 from ajet_tools.trace.queries.base import rows
 from ajet_tools.trace.queries.runs import ledger_totals
 
-__all__ = ["Policy", "Remerge", "Totals", "changed", "policy_of", "remerge", "steps_of"]
-
-
 _OF_TRAINING = ("trained", "truncated", "cut", "zero_advantage", "stale", "unmaskable")
 
 

@@ -25,8 +25,6 @@ from ajet_sdk.types import Call, Episode
 from ajet_tools.trace.compare.requests import Asked, Difference, compare, likeness, requests_of
 from ajet_tools.trace.rerun.rejudge import workflow_returned
 
-__all__ = ["Recording", "RecordingGateway", "Replay", "recorded_episode", "replay"]
-
 _UNDELIVERED = "undelivered"
 
 _TOO_LONG = "maximum context length"

@@ -17,8 +17,6 @@ from ajet_sdk.protocols import TraceReader
 from ajet_tools.trace.locate import open_located
 from ajet_tools.trace.sql.console import result_of
 
-__all__ = ["main"]
-
 _LOOK_EVERY = 0.02
 
 

@@ -18,8 +18,6 @@ from ajet_sdk.trace.schema import COLUMNS
 from ajet_sdk.trace.values import rows_of
 from ajet_sdk.whole_file import remove_draft
 
-__all__ = ["FORMATS", "distinct", "result_of", "save_result", "spelled", "tables"]
-
 FORMATS = ("csv", "jsonl", "parquet")
 
 

@@ -23,8 +23,6 @@ from ajet_sdk.protocols import Stop
 if TYPE_CHECKING:
     import pyarrow as pa
 
-__all__ = ["MEMORY", "SqlProcess"]
-
 MEMORY = 1536 << 20
 """Bytes of address space that a question may take, beside the libraries."""
 _NO_MEMORY = ("bad_alloc", "MemoryError", "can't start new thread")

@@ -11,8 +11,6 @@ import numpy.typing as npt
 from ajet_sdk.types import OUTCOMES
 from ajet_tools.trace.tokens.view import TokenView
 
-__all__ = ["SHADINGS", "ColorScale", "Level", "shade"]
-
 _Codes = npt.NDArray[np.int8]
 
 

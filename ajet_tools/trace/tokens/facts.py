@@ -14,8 +14,6 @@ from ajet_sdk.types import OUTCOMES
 from ajet_tools.trace.decoding import shown
 from ajet_tools.trace.tokens.view import Fork, TokenView
 
-__all__ = ["Fact", "facts_of", "fork_words", "found", "lowest", "next_place", "next_ranked", "why", "widest_gaps"]
-
 Fact = tuple[str, str]
 """A name and a value, both as text that can be shown."""
 

@@ -12,8 +12,6 @@ from rich.cells import cell_len, chop_cells
 from ajet_tools.trace.decoding import shown
 from ajet_tools.trace.tokens.view import TokenView
 
-__all__ = ["FORK", "Layout", "Piece", "labels", "lay_out"]
-
 FORK = "◆"
 """Stands before a token at which timelines part."""
 

@@ -21,17 +21,6 @@ from ajet_sdk.types import OUTCOMES, Call, Episode, Split, Timeline
 from ajet_tools.trace.decoding import Spelled, Vocabulary, token_text, vocabulary
 from ajet_tools.trace.queries.tokens import EpisodeFacts, episode_facts
 
-__all__ = [
-    "Fork",
-    "Opened",
-    "PromptBuilder",
-    "TokenView",
-    "Turn",
-    "episode_tokens",
-    "open_tokens",
-    "timeline_view",
-]
-
 _Floats = npt.NDArray[np.float32]
 _Ints = npt.NDArray[np.int32]
 

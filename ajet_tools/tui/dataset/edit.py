@@ -21,8 +21,6 @@ from ajet_tools.dataset.rows.schema import OURS
 from ajet_tools.tui.base import Dialog
 from ajet_tools.tui.dataset.screen import DatasetViewer
 
-__all__ = ["EditScreen"]
-
 _MAX_FIELDS = 12
 """Fields of a form; a row of more is edited as JSON."""
 

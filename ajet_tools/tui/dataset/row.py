@@ -31,8 +31,6 @@ from ajet_tools.tui.widgets.lines import KeyLine, TitleLine
 from ajet_tools.tui.widgets.long_text import FindInText, LongText, drop_zero_width
 from ajet_tools.tui.widgets.prompt import Prompt
 
-__all__ = ["RowPane", "RowScreen", "Section", "build_sections", "join_sections"]
-
 
 class RowScreen(FindInText, Screen[None]):
     """The row under the cursor of the table behind, which goes along."""

@@ -29,8 +29,6 @@ from ajet_tools.tui.widgets.lines import KeyLine, TitleLine
 from ajet_tools.tui.widgets.listing import ListingTable
 from ajet_tools.tui.widgets.prompt import Prompt
 
-__all__ = ["RowsScreen"]
-
 _GROW_SECONDS = 0.2
 """Seconds between two checks of how many rows have been read."""
 _ONLY: tuple[Only, ...] = get_args(Only)

@@ -23,8 +23,6 @@ from ajet_tools.dataset.review.save import Plan, proposed, save
 from ajet_tools.tui.base import Dialog
 from ajet_tools.tui.dataset.screen import DatasetViewer
 
-__all__ = ["SaveScreen", "UnsavedScreen"]
-
 _ROWS = {False: "rows: all but the rejected", True: "rows: the accepted only"}
 
 

@@ -12,8 +12,6 @@ from ajet_tools.dataset.review.review import Review
 from ajet_tools.text.clean import one_line
 from ajet_tools.tui.base import ViewerApp
 
-__all__ = ["DatasetViewer", "ReviewScreen"]
-
 
 class DatasetViewer(ViewerApp):
     """The viewer of one dataset. `failure` is why it ended by itself, where it did."""

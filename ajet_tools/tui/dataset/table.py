@@ -28,8 +28,6 @@ from ajet_tools.tui.widgets.lines import PartsLine
 from ajet_tools.tui.widgets.listing import ListingTable
 from ajet_tools.tui.widgets.listing_rows import Column, Rows, step_to
 
-__all__ = ["ReviewStatus", "RowsTable", "SearchHits", "ShownRows", "pick_columns", "source_of", "verification_of"]
-
 _WIDEST = 16
 
 _MORE = 3

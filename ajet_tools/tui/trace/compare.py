@@ -30,8 +30,6 @@ from ajet_tools.trace.queries.tokens import mark_of
 from ajet_tools.tui.trace.screen import TraceScreen
 from ajet_tools.tui.widgets.long_text import LineView, fit_text
 
-__all__ = ["MIN_COLUMN_WIDTH", "ColumnHeads", "CompareScreen", "SideBySide", "fit_columns"]
-
 
 class CompareScreen(TraceScreen):
     """The first episode is the reference: it stays on the left, and each other is aligned to it."""

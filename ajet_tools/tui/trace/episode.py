@@ -24,8 +24,6 @@ from ajet_tools.tui.widgets.lines import KeyLine
 from ajet_tools.tui.widgets.messages import Messages
 from ajet_tools.tui.widgets.prompt import Prompt
 
-__all__ = ["EpisodeScreen"]
-
 _WIDE = 100
 
 

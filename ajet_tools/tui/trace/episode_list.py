@@ -24,8 +24,6 @@ from ajet_tools.tui.widgets.listing import ListingTable
 from ajet_tools.tui.widgets.listing_rows import Column, step_to
 from ajet_tools.tui.widgets.prompt import Prompt
 
-__all__ = ["CAUSE_COLUMN", "EPISODE_COLUMNS", "Finder", "UnfinishedRows"]
-
 _MAX_HITS = 10_000
 
 

@@ -25,8 +25,6 @@ from ajet_tools.trace.episode.tree import Branch, TreeRow
 from ajet_tools.tui.widgets.blocks import branch_title, format_tokens
 from ajet_tools.tui.widgets.long_text import LineView, drop_zero_width
 
-__all__ = ["CallTree", "summarize"]
-
 _DEEPEST = 6
 
 _OUTCOMES = {"trained": "green", "failed": "red", "undelivered": "yellow", "stale": "yellow", "truncated": "yellow"}

@@ -30,8 +30,6 @@ from ajet_tools.tui.widgets.listing import ListingTable
 from ajet_tools.tui.widgets.listing_rows import Rows
 from ajet_tools.tui.widgets.prompt import Prompt
 
-__all__ = ["EpisodesScreen"]
-
 _BY_TIME = "ended_at"
 _FILTER_EXAMPLE = 'reward<0.5 status=failed agent=werewolf step>10 text~"calc"'
 _ASCENDING_FIRST = frozenset(("task", "attempt", "status", "cause"))

@@ -29,8 +29,6 @@ from ajet_tools.tui.settings import Settings, load_settings, save_settings
 from ajet_tools.tui.trace.screen import TraceScreen, TraceViewer
 from ajet_tools.tui.widgets.listing import ListingTable
 
-__all__ = ["ExportScreen", "SelectionScreen"]
-
 
 class ExportScreen(Dialog[None]):
     """Writes episodes to a file, with progress; escape stops, and then nothing is written.

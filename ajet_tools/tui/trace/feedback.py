@@ -25,8 +25,6 @@ from ajet_tools.trace.queries.episodes import feedback_rows
 from ajet_tools.tui.base import Dialog
 from ajet_tools.tui.trace.screen import TraceViewer
 
-__all__ = ["FeedbackScreen"]
-
 UP, DOWN = 1.0, 0.0
 """A thumb is a score: the table has no other place for it, and a score is what datasets are filtered by."""
 

@@ -24,8 +24,6 @@ from ajet_tools.tui.trace.runs import STATUS_STYLES
 from ajet_tools.tui.trace.screen import FittedTable, TraceScreen
 from ajet_tools.tui.widgets.chart import Chart, sparkline
 
-__all__ = ["RunScreen"]
-
 _VIEWS = {"curves": "c", "ledger": "l", "metrics": "m", "config": "o"}
 _CHART = (38, 8)
 """The least columns and rows of one picture among several."""

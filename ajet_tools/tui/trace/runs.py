@@ -26,8 +26,6 @@ from ajet_tools.trace import queries
 from ajet_tools.tui.trace.screen import FittedTable, TraceScreen
 from ajet_tools.tui.widgets.chart import sparkline
 
-__all__ = ["STATUS_STYLES", "RunsScreen"]
-
 STATUS_STYLES = {"running": "bold cyan", "finished": "green", "failed": "bold red", "interrupted": "yellow"}
 _COLUMNS = ("run", "status", "step", "reward", "curve", "episodes", "failed", "tokens", "time", "name")
 _RIGHT = frozenset({"reward", "episodes", "tokens", "time", "failed"})

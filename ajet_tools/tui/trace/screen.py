@@ -31,8 +31,6 @@ from ajet_tools.trace.locate import State, state_of
 from ajet_tools.tui.base import ViewerApp
 from ajet_tools.tui.widgets.lines import KeyLine, TitleLine
 
-__all__ = ["FittedTable", "RefreshRate", "TraceChanged", "TraceScreen", "TraceViewer"]
-
 P = ParamSpec("P")
 T = TypeVar("T")
 

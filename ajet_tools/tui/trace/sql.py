@@ -37,8 +37,6 @@ from ajet_tools.tui.trace.text import TextScreen
 from ajet_tools.tui.widgets.arrow_table import ArrowTable
 from ajet_tools.tui.widgets.prompt import Prompt
 
-__all__ = ["QueriesScreen", "SqlEditor", "SqlScreen"]
-
 _FIRST = "SELECT * FROM runs"
 
 _IDS = ("run_id", "episode_id", "call_id", "parent_call_id")

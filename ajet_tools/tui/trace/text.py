@@ -18,8 +18,6 @@ from ajet_tools.tui.trace.screen import TraceViewer
 from ajet_tools.tui.widgets.long_text import FindInText, LongText
 from ajet_tools.tui.widgets.prompt import Prompt
 
-__all__ = ["TextScreen"]
-
 
 class TextScreen(FindInText, Dialog[None]):
     """A text that its place had no room for. `text` is called in a thread, for it may take long to make."""

@@ -29,8 +29,6 @@ from ajet_tools.tui.trace.screen import TraceScreen
 from ajet_tools.tui.widgets.prompt import Prompt
 from ajet_tools.tui.widgets.token_text import TokenText, tone_styles
 
-__all__ = ["Legend", "TokenPanel", "TokensScreen"]
-
 
 class TokensScreen(TraceScreen):
     """One timeline of an episode at a time; the cursor on `token`, where it is given."""

@@ -21,8 +21,6 @@ from ajet_tools.text.clean import one_line
 from ajet_tools.text.tables import number
 from ajet_tools.tui.widgets.long_text import RowView, fit_text
 
-__all__ = ["ArrowTable"]
-
 _WIDEST = 48
 _MEASURED = 100
 """Rows of each end that say how wide a column is."""

@@ -21,8 +21,6 @@ from ajet_tools.trace.episode.tree import Branch, Fork
 from ajet_tools.tui.widgets.long_text import drop_zero_width
 from ajet_tools.tui.widgets.markdown import render_markdown
 
-__all__ = ["Block", "Part", "branch_title", "conversation_blocks", "find_blocks", "format_tokens", "overview_blocks"]
-
 Kind = Literal["text", "markdown", "reasoning", "tool", "error", "note"]
 _ROLES = {"system": "dim", "user": "green", "assistant": "cyan", "tool": "magenta", "?": "red"}
 _STYLES: Mapping[Kind, str] = {"reasoning": "italic dim", "error": "red", "note": "yellow"}

@@ -16,8 +16,6 @@ from ajet_tools.text.clean import one_line
 from ajet_tools.text.tables import compact
 from ajet_tools.trace.queries.runs import Panel, thin
 
-__all__ = ["Chart", "sparkline"]
-
 _MARKERS = ("⠒", "•", "x")
 """Curves differ in their marker too: colour alone is not seen everywhere."""
 

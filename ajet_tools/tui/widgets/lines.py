@@ -27,8 +27,6 @@ from textual.widgets import Header, Static
 from ajet_tools.text.clean import one_line
 from ajet_tools.trace.queries.search import Hit
 
-__all__ = ["KeyLine", "ListStatus", "PartsLine", "StatusLine", "TitleLine"]
-
 _LISTS = ("keys", "app.keys", "command_palette", "app.command_palette")
 
 

@@ -10,8 +10,6 @@ from textual.cache import LRUCache
 
 from ajet_tools.tui.widgets.long_text import fit_text
 
-__all__ = ["PAGE", "Column", "Pages", "Row", "Rows", "find_column", "fit_widths", "step_to"]
-
 Row = Mapping[str, Any]
 PAGE = 100
 """Rows fetched at once."""

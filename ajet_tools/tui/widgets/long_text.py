@@ -21,8 +21,6 @@ from textual.strip import Strip
 from ajet_sdk.reporting.output import visible
 from ajet_tools.tui.widgets.prompt import Prompt
 
-__all__ = ["FindInText", "LineView", "LongText", "RowView", "drop_zero_width", "fit_text"]
-
 
 class LineView(ScrollView):
     """Finds out its style once a frame and not once a line: to know it, Textual asks every widget above."""

@@ -20,8 +20,6 @@ from rich.segment import Segment
 from rich.text import Text
 from rich.theme import Theme
 
-__all__ = ["MARKDOWN_THEME", "SafeMarkdown", "render_markdown"]
-
 MARKDOWN_THEME = Theme(
     {
         "markdown.h1": "bold underline",

@@ -27,8 +27,6 @@ from ajet_tools.tui.widgets.blocks import Block
 from ajet_tools.tui.widgets.long_text import LineView
 from ajet_tools.tui.widgets.markdown import MARKDOWN_THEME
 
-__all__ = ["Messages"]
-
 _GUTTER = 2
 _CACHED_BLOCKS = 400
 """Blocks whose layout is remembered."""

@@ -18,8 +18,6 @@ from textual.widgets import Input, Label, Static
 from ajet_sdk.errors import AjetError
 from ajet_sdk.reporting.output import visible
 
-__all__ = ["Prompt"]
-
 
 class Prompt(Vertical):
     """Hidden until it is opened. Up and down go through what was asked before; escape closes it."""

@@ -20,8 +20,6 @@ from ajet_tools.trace.tokens.layout import FORK, Layout, labels, lay_out
 from ajet_tools.trace.tokens.view import TokenView
 from ajet_tools.tui.widgets.long_text import LineView
 
-__all__ = ["TokenText", "tone_styles"]
-
 _TONES: Mapping[str, tuple[str, str, str]] = {
     "prompt": ("", "", ""),
     "unknown": ("on #3a3a3a", "on #dddddd", "italic"),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pydantic import BaseModel
 
-__all__ = ["Forecast", "get_weather"]
-
 
 class Forecast(BaseModel):
     """A forecast."""

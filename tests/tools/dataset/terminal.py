@@ -11,8 +11,6 @@ import termios
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-__all__ = ["at_a_terminal"]
-
 
 def at_a_terminal(
     command: Sequence[str],

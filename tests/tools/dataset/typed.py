@@ -11,8 +11,6 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-__all__ = ["FEATURES", "ROWS", "check_kept", "typed_table", "write_typed"]
-
 ROWS = 40
 FEATURES = {
     "question": {"dtype": "string", "_type": "Value"},

@@ -8,8 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-__all__ = ["AGENT", "lock", "read_rows", "teach", "write_docx", "write_pdf", "write_rows"]
-
 AGENT = """
 from openai import AsyncOpenAI
 import ajet

@@ -31,8 +31,6 @@ from ajet_sdk.learn.trainer import TrainerSettings
 from ajet_sdk.learn.trees import grid, pairs_per_token
 from ajet_sdk.tokens.huggingface import HFTokenizer
 
-__all__ = ["Adam", "Learner", "Sequences", "logprobs_of"]
-
 _MICRO_BATCH_TOKENS = 8192
 _OPTIMISER = "optimiser.pt"
 

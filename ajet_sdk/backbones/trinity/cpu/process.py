@@ -21,8 +21,6 @@ from ajet_sdk.errors import ConfigError, EngineUnavailable
 if TYPE_CHECKING:
     from ajet_sdk.learn.trainer import TrainerSettings
 
-__all__ = ["SHIMS", "run_service", "use_service"]
-
 SHIMS = Path(__file__).parent / "shims"
 """What Trinity imports as `tinker` and `vllm` without GPUs."""
 

@@ -50,8 +50,6 @@ from ajet_sdk.tokens.huggingface import HFTokenizer
 from ajet_sdk.types import new_id
 from ajet_sdk.whole_file import write_whole
 
-__all__ = ["Service", "main"]
-
 _SAMPLER = re.compile(r"-sampler-(\d+)$")
 """How Trinity ends the name of weights to sample from: with the number of the training step."""
 

@@ -23,8 +23,6 @@ from ajet_sdk.dialects.openai_chat import error_body
 from ajet_sdk.engines.http import is_loopback, without_certificates
 from ajet_sdk.errors import CheckpointError, ConfigError, ContextOverflow, EngineUnavailable, RequestRefused
 
-__all__ = ["SERVICE", "ServiceConnection", "array_body", "array_response", "fail", "json_body", "prompt_ids", "refuse"]
-
 Array = np.ndarray[Any, Any]
 
 SERVICE = "ajet-trinity-service"

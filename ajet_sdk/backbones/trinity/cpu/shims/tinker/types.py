@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["AdamParams", "Datum", "ModelInput", "SampleResponse", "SampledSequence", "SamplingParams"]
-
 
 @dataclass
 class AdamParams:
