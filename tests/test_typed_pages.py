@@ -302,4 +302,5 @@ def test_blocks_that_are_not_typed_say_why(record_property: Any) -> None:
     skipped = {str(block): block.notes["not run"] for block in every if "not run" in block.notes}
     for place, reason in skipped.items():
         record_property(place, reason)
-        assert re.search("GPU|network|key|terminal|environment|machine|package|server|checkpoints", reason), place
+        needs = "GPU|network|key|account|terminal|environment|machine|package|server|checkpoints"
+        assert re.search(needs, reason), place

@@ -32,10 +32,10 @@ def length(output: str, episode: ajet.Episode) -> float:
 
 
 def run_command(tmp_path: Path, model: Path, judge: str) -> tuple[int, str]:
-    (tmp_path / "agent.py").write_text(AGENT)
+    (tmp_path / "ending.py").write_text(AGENT)  # another test imports its `agent`
     config = job(tmp_path, model, save_freq=0, test_freq=1)
     (tmp_path / "job.yaml").write_text(config.dump_yaml())
-    agent = [f"{tmp_path}/agent.py:talk", "--judge", f"{tmp_path}/agent.py:{judge}"]
+    agent = [f"{tmp_path}/ending.py:talk", "--judge", f"{tmp_path}/ending.py:{judge}"]
     done = CliRunner().invoke(app, ["train", *agent, "--conf", f"{tmp_path}/job.yaml"])
     return done.exit_code, done.output
 
