@@ -19,7 +19,7 @@ _SERVER = "ajet_sdk.trainer_service.server"
 
 @app.callback()
 def trainer() -> None:
-    """Serve the learner to other machines, and to other tools' trainers.
+    """Serve the learner to clients of the Tinker API: a laptop, other tools.
 
     \b
     ajet trainer serve --model ./model

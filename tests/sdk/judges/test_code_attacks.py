@@ -187,8 +187,8 @@ def _has_fence() -> bool:
 UNFENCED = not _has_fence()
 
 
-async def rewarded(form: str, every: int = 1, **options: Any) -> dict[str, float]:
-    """The cheats that earn something, of each `every`th."""
+async def rewarded(form: str, **options: Any) -> dict[str, float]:
+    """The cheats that earn something."""
     judge = CodeJudge(unfenced=UNFENCED, seconds=2, **options)
     running = asyncio.Semaphore(4)
 
@@ -197,14 +197,12 @@ async def rewarded(form: str, every: int = 1, **options: Any) -> dict[str, float
             verdict = await judge(f"```python\n{code}\n```", Task(metadata=FORMS[form]))
             return float(verdict.rewards[0].value)
 
-    names = list(CHEATS)[::every]
-    values = await asyncio.gather(*(value(CHEATS[name]) for name in names))
-    return {name: earned for name, earned in zip(names, values, strict=True) if earned}
+    values = await asyncio.gather(*(value(code) for code in CHEATS.values()))
+    return {name: earned for name, earned in zip(CHEATS, values, strict=True) if earned}
 
 
 def test_no_cheat_earns_a_reward() -> None:
-    """Each fifth; all of them in the slow part, as asserts by the command (`test_attack.py`) and below."""
-    assert asyncio.run(rewarded("check", every=5)) == {}
+    assert asyncio.run(rewarded("check")) == {}
 
 
 @pytest.mark.slow
