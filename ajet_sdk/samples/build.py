@@ -166,9 +166,8 @@ def _group(episodes: _Values, callless: Sequence[float], estimator: Estimator, n
     """Set the advantages of one role's calls in one group, or rule them out where all are worth the same, or one has
     none to be compared with."""
     means = [_mean([value for _, value in valued]) for _, valued in episodes] + [*callless]
-    everything = [value for _, valued in episodes for _, value in valued] + [*callless]
     n = len(means)
-    varied = n > 1 and _varied(everything)
+    varied = n > 1 and _varied([*_earned(episodes), *callless])
     mean = float(np.mean(means)) if means else 0.0
     spreads = [_mean([(value - mean) ** 2 for _, value in valued]) for _, valued in episodes]
     spreads += [(value - mean) ** 2 for value in callless]
@@ -192,7 +191,7 @@ def _batch(episodes: _Values) -> None:
     them out where all tokens are worth the same."""
     values = np.array([value for _, valued in episodes for _, value in valued])
     tokens = np.array([output_tokens(call) for _, valued in episodes for call, _ in valued])
-    varied = _varied(values[tokens > 0].tolist())
+    varied = _varied(_earned(episodes, least_tokens=1))
     mean = math.fsum(tokens * values) / int(tokens.sum()) if varied else 0.0
     deviation = (math.fsum(tokens * (values - mean) ** 2) / (int(tokens.sum()) - 1)) ** 0.5 if varied else 0.0
     for draft, valued in episodes:
@@ -228,6 +227,13 @@ def _whole_pairs(samples: Sequence[Sample], drafts: Sequence[Draft]) -> list[Sam
     for draft in drafts:
         draft.outcomes |= dict.fromkeys(out & draft.advantages.keys(), "zero_advantage")
     return [sample for own in pairs.values() if own not in lone for sample in own]
+
+
+def _earned(episodes: _Values, least_tokens: int = 0) -> list[float]:
+    """The values of calls before the discount: that tells where a turn stands, not how good it is."""
+    calls = [(draft, call) for draft, valued in episodes for call, _ in valued if output_tokens(call) >= least_tokens]
+    values = [draft.value(call.agent, call.call_id, discounted=False) for draft, call in calls]
+    return [value for value in values if value is not None]
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -63,10 +63,10 @@ class Draft:
         """Whether the episode counts in its group's baseline."""
         return self.episode.split == "train" and not self.failed
 
-    def value(self, agent: str | None, call_id: str | None = None) -> float | None:
+    def value(self, agent: str | None, call_id: str | None = None, *, discounted: bool = True) -> float | None:
         succeeded = self.episode.status == "succeeded"
         value = self.episode.value(agent, call_id) if succeeded else self.failure_reward
-        if value is None or call_id is None or self.gamma == 1:
+        if value is None or call_id is None or not discounted or self.gamma == 1:
             return value
         mine = [r for r in self.episode.rewards if succeeded and r.call_id == call_id and r.agent in (None, agent)]
         own = sum(r.value * r.weight for r in mine)

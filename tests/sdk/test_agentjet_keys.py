@@ -170,6 +170,17 @@ def test_gamma_discounts_the_reward_for_each_later_turn() -> None:
     assert {float(flat.advantages[span.start]) for span in flat.timeline.spans} == {0.5}
 
 
+@pytest.mark.parametrize("estimator", ["grpo", "rloo", "opo", "reinforce_plus_plus"])
+def test_a_discount_alone_teaches_nothing(estimator: str) -> None:
+    """Attempts that earned the same differ only in where their turns stand."""
+    settings = config(rollout={"gamma": 0.5}, trainer_common={"algorithm": {"adv_estimator": estimator}})
+    episodes = run(Talk, ["a", "b", "c"], settings, n=2)
+    equal = [episode.model_copy(update={"rewards": episodes[1].rewards}) for episode in episodes]
+    assert samples(episodes, settings).samples
+    batch = samples(equal, settings)
+    assert not batch.samples and {row.outcome for row in batch.ledger} == {"zero_advantage"}
+
+
 def test_at_most_so_many_samples_of_an_episode_are_trained() -> None:
     settings = config(rollout={"multi_turn": {"max_sample_per_task": 2}})
     episodes = run(Talk(fresh=True), ["a", "b", "c"], settings, n=2)

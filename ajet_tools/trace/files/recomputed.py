@@ -50,18 +50,20 @@ TABLES = (
             p.prefix_len + len(p.prompt_suffix) AS prompt,
         max(place) OVER (PARTITION BY p.episode_id, p.agent, p.phase) - place AS later
     FROM placed p JOIN episodes e USING (episode_id)""",
-    # the reward of a call: its own undiscounted, of its agent or the episode by gamma for each later turn
+    # the reward of a call: its own undiscounted, of its agent or the episode by gamma for each later turn; `earned`
+    # without gamma, which says whether there is anything to compare
     """CREATE TABLE valued AS
     SELECT c.call_id,
         if(any_value(c.given), 1, count(w.value)) AS named,
         if(any_value(c.given), any_value(r.failure_reward),
-           coalesce(sum(w.weight * w.value * if(w.call_id IS NULL, r.gamma ** c.later, 1)), 0)) AS value
+           coalesce(sum(w.weight * w.value * if(w.call_id IS NULL, r.gamma ** c.later, 1)), 0)) AS value,
+        if(any_value(c.given), any_value(r.failure_reward), coalesce(sum(w.weight * w.value), 0)) AS earned
     FROM calls c JOIN runs r USING (run_id)
     LEFT JOIN s_rewards w ON w.episode_id = c.episode_id AND w.weight <> 0
         AND (w.call_id = c.call_id OR w.call_id IS NULL AND (w.agent IS NULL OR w.agent = c.agent))
     GROUP BY c.call_id""",
     """CREATE TABLE outcomes AS
-    SELECT c.*, v.value, CASE
+    SELECT c.*, v.value, v.earned, CASE
         WHEN c.superseded OR c.split = 'train' AND NOT c.learnt THEN 'superseded'
         WHEN NOT c.learnt THEN 'evaluation'
         WHEN NOT c.trainable OR c.error IS NULL
@@ -77,7 +79,7 @@ TABLES = (
     # each episode counts once in its role's baseline: its calls' mean value, mean square and length
     """CREATE TABLE peers AS
     SELECT run_id, step, group_id, role, episode_id, avg(value) AS value, avg(value ** 2) AS square, sum(n) AS tokens,
-        min(value) AS low, max(value) AS high
+        min(earned) AS low, max(earned) AS high
     FROM outcomes WHERE outcome IS NULL GROUP BY ALL""",
     """CREATE TABLE groups AS
     SELECT run_id, step, group_id, role, count(*) AS size, avg(value) AS mean, max(high) - min(low) < 1e-9 AS flat,
@@ -85,7 +87,7 @@ TABLES = (
         sum(value) AS total, sum(value * tokens) / sum(tokens) AS mean_by_length
     FROM peers GROUP BY ALL""",
     """CREATE TABLE batches AS
-    SELECT run_id, step, role, sum(value * n) / sum(n) AS mean, max(value) - min(value) < 1e-9 AS flat,
+    SELECT run_id, step, role, sum(value * n) / sum(n) AS mean, max(earned) - min(earned) < 1e-9 AS flat,
         sqrt(greatest(sum(n * value ** 2) - sum(value * n) ** 2 / sum(n), 0) / (sum(n) - 1)) AS deviation
     FROM outcomes WHERE outcome IS NULL GROUP BY ALL""",
     """CREATE TABLE advantages AS
