@@ -82,6 +82,7 @@ def check_file(file: Path, overrides: list[str]) -> Checked:
     with placeholder_keys():
         workflow, judge = _workflow(config, checked), _judge(config, checked)
     sets = _tasks(config, checked)
+    _given(config, checked.resources)
     _model(config, checked.resources)
     if sets is not None and workflow is not None:
         try:
@@ -161,6 +162,14 @@ def _sources(config: Config) -> list[tuple[str, str]]:
             if path
         ),
     ]
+
+
+def _given(config: Config, resources: Part) -> None:
+    """Look for the conversations that the job learns from."""
+    algorithm = config.trainer_common.algorithm
+    if algorithm.data and (algorithm.stored or algorithm.replays) and not config.resolve(algorithm.data).exists():
+        key = "trainer_common.algorithm.data"
+        resources.add(f"{key}: there is no file or directory {algorithm.data} ({config.origin(key)})")
 
 
 def _model(config: Config, resources: Part) -> None:

@@ -468,6 +468,15 @@ def test_what_is_wrong_in_each_part_is_told_apart(starter: Path, monkeypatch: py
     assert "OPENAI_API_KEY is not set" in key
 
 
+@pytest.mark.parametrize("learns", [["adv_estimator=sft"], ["replay=4"]])
+def test_conversations_to_learn_from_are_a_resource(starter: Path, learns: list[str]) -> None:
+    given = [f"ajet.trainer_common.algorithm.{value}" for value in (*learns, "data=expert.jsonl")]
+    done = ajet_("config", "check", "config.yaml", *given)
+    assert "trainer_common.algorithm.data: there is no file or directory expert.jsonl" in done.stderr, done.output
+    (starter / "expert.jsonl").write_text("")
+    assert "expert.jsonl" not in ajet_("config", "check", "config.yaml", *given).output
+
+
 def test_a_row_that_is_no_task_is_no_missing_resource(starter: Path) -> None:
     (starter / "tasks.jsonl").write_text("[1]\n")
     done = ajet_("config", "check", "config.yaml")
