@@ -6,7 +6,9 @@ import asyncio
 import socket
 from pathlib import Path
 
+from ajet_sdk.config.config import load_config
 from ajet_sdk.config.model_source import check_source
+from ajet_sdk.engines.fetch import with_fetched_model
 from ajet_sdk.errors import ConfigError
 from ajet_sdk.gateway.gateway import KEEP_ALIVE, listening_socket, serve_until_signal
 from ajet_sdk.gateway.http_server import is_loopback, server_config
@@ -33,7 +35,8 @@ def serve_trainer(
     tls: tuple[Path, Path] | None = None,
     max_model_len: int | None = None,
 ) -> None:
-    """Serve the Tinker API over the base model at `model`, a directory or a Hugging Face name.
+    """Serve the Tinker API over the base model at `model`: a directory, a short name of `ajet model list`, which is
+    fetched if need be, or a Hugging Face name.
 
     Args:
         state: directory of adapters, optimisers and checkpoints, which the next server on it takes up.
@@ -50,8 +53,9 @@ def serve_trainer(
             f"{key_variable}: the Tinker SDK sends only keys that begin with {_PREFIX}; for example: "
             f"export {key_variable}={_PREFIX}$(openssl rand -hex 16)"
         )
-    check_source(model)
-    run_to_end(_serve(model, host, port, state, name or model, api_key, tls, max_model_len))
+    source = str(with_fetched_model(load_config(values={"ajet": {"model": {"path": model}}})).model.path)
+    check_source(source)
+    run_to_end(_serve(source, host, port, state, name or model, api_key, tls, max_model_len))
 
 
 async def _serve(

@@ -29,7 +29,11 @@ def trainer() -> None:
 @app.command()
 def serve(
     model: Annotated[
-        str, typer.Option(help="The base model: a directory, or a Hugging Face name.", show_default=False)
+        str,
+        typer.Option(
+            help="The base model: a directory, a short name (ajet model list), or a Hugging Face name.",
+            show_default=False,
+        ),
     ],
     name: Annotated[
         str | None,

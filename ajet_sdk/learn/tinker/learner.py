@@ -13,7 +13,9 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from ajet_sdk.config.model_source import is_cached
+from ajet_sdk.config.named_models import named_model
 from ajet_sdk.engines.chat import TokenEngine
+from ajet_sdk.engines.fetch import fetched
 from ajet_sdk.engines.local.loading import load_model
 from ajet_sdk.engines.tinker.costs import Costs
 from ajet_sdk.engines.tinker.sampler import TinkerSampler
@@ -191,9 +193,11 @@ def _check(config: Config) -> None:
 
 
 def _base(config: Config) -> str:
-    """The directory of the base model, or its name."""
-    place = config.resolve(str(config.model.path))
-    return str(place) if place.exists() else str(config.model.path)
+    """The directory of the base model where it is on this machine, or its name."""
+    name = str(config.model.path)
+    known = named_model(name)
+    place = fetched(known) if known is not None else config.resolve(name)
+    return str(place) if place is not None and place.exists() else name
 
 
 def complete_adapter(place: Path, base: str) -> list[str]:
