@@ -156,6 +156,8 @@ class _Routes:
             reply = await self.service.reply(promise, self._poll)
         except Unknown as error:  # on 410 the SDK samples again; what trains may not be done again
             return JSONResponse({"detail": str(error)}, 410 if ":sample:" in promise else 404)
+        except asyncio.CancelledError:  # the server ends: the client asks the next one on this state
+            reply = None
         if reply is not None:
             return Response(reply.body, media_type=reply.media)
         waits = self.service.holds_up(promise)

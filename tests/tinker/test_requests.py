@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -183,7 +183,9 @@ def test_ten_kills_end_where_an_undisturbed_run_ends(service: Any, tiny: Path, t
     command = [sys.executable, "-m", "ajet", "trainer", "serve", "--model", str(tiny), "--state", str(tmp_path / "s")]
 
     def start(port: int) -> tuple[subprocess.Popen[str], str]:
-        process = subprocess.Popen([*command, "--port", str(port)], stdout=subprocess.PIPE, text=True, env=os.environ)
+        process = subprocess.Popen(
+            [*command, "--port", str(port)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line.startswith("Serving"), line
@@ -201,7 +203,14 @@ def test_ten_kills_end_where_an_undisturbed_run_ends(service: Any, tiny: Path, t
         process, _ = start(int(url.rpartition(":")[2]))
         later.result()
     np.testing.assert_array_equal(logprobs(trainer)[0], expected)
-    process.send_signal(signal.SIGINT)
+    httpx.post(f"{url}/api/v1/optim_step", json={"model_id": trainer.model_id, "seq_id": 99, "adam_params": {}})
+    with ThreadPoolExecutor(1) as pool:
+        poll = pool.submit(httpx.post, f"{url}/api/v1/retrieve_future", json={"request_id": f"{trainer.model_id}:99"})
+        until(lambda: poll.running())
+        httpx.get(f"{url}/api/v1/healthz")
+        process.send_signal(signal.SIGINT)
+        assert poll.result().status_code == 408  # not yet: ask again
+    assert process.stderr is not None and "Exception" not in process.stderr.read()
     assert process.wait() == 0
     with pytest.raises(httpx.TransportError):
         httpx.get(url)
