@@ -6,22 +6,25 @@ import asyncio
 import itertools
 import logging
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import torch
+
+from ajet_sdk.backbones.shared.garbage import freeze_gc
 from ajet_sdk.backbones.shared.learner import Learner
-from ajet_sdk.backbones.shared.steps import Rollout, Rollouts, book_unfinished, samples_of
-from ajet_sdk.backbones.shared.stored import StoredBatch, StoredSteps
+from ajet_sdk.backbones.shared.steps import Rollout, Rollouts, book_unfinished, samples_of, total_steps
+from ajet_sdk.backbones.shared.stored import StoredBatch, StoredSteps, open_stored
 from ajet_sdk.backbones.shared.validation import Validation, due, validations_left
 from ajet_sdk.config.model_source import checkpoint_base, first_model, saved_steps
-from ajet_sdk.errors import TrainingError
+from ajet_sdk.errors import ConfigError, TrainingError
 from ajet_sdk.gateway.gateway import Gateway
 from ajet_sdk.learn import checkpoint
 from ajet_sdk.learn.determinism import in_order, step_hash
 from ajet_sdk.learn.scores import TokenScores, trained_calls
-from ajet_sdk.learn.teacher import Teacher, distill, unscored
+from ajet_sdk.learn.teacher import Teacher, distill, open_teacher, unscored
 from ajet_sdk.protocols import Sampling
 from ajet_sdk.reporting.gap import GAPS, LARGE_GAP, gap_by_cause, gap_message
 from ajet_sdk.reporting.held_out import rising
@@ -40,12 +43,35 @@ if TYPE_CHECKING:
 log = logging.getLogger("ajet")
 
 T = TypeVar("T")
+OpenModel = Callable[[int, Callable[[str], None]], Awaitable[tuple[Learner, torch.nn.Module | None]]]
+"""Opens the model for so many steps, told what to say; with the module, where that is in this process."""
 
 _SOLVED_STEPS = 3
 """In a row, after which tasks count as solved."""
 
 _CALLS_AT_ONCE = 1024
 """Rows of `trained` that wait to be written before the step waits for the disk."""
+
+
+async def train(job: Job, gateway: Gateway, writer: TraceWriter, open_model: OpenModel) -> TunedModel:
+    """Open what the run learns from, the model and its teacher; train; close them. Raises ConfigError."""
+    config = job.config
+    if not job.train:
+        raise ConfigError("there is no training task; see task_reader")
+    given = open_stored(job)
+    stored, replay = (given, None) if config.trainer_common.algorithm.stored else (None, given)
+    total = total_steps(config, len(job.train if stored is None else stored))
+    with Loggers.of(job, writer, total) as loggers:
+        learner, student = await open_model(total, loggers.say)
+        teacher = None
+        try:
+            teacher = await open_teacher(config, learner.tokenizer, student)
+            with freeze_gc():
+                return await TrainingRun(job, gateway, writer, learner, loggers, total, stored, replay, teacher).run()
+        finally:
+            await learner.engine.aclose()
+            if teacher is not None:
+                await teacher.aclose()
 
 
 class TrainingRun:

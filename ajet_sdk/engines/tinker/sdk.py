@@ -279,6 +279,10 @@ class SdkWeights:
         sequences = answer.sequences
         if any(one.logprobs is None or len(one.logprobs) != len(one.tokens) for one in sequences):
             raise EngineUnavailable(f"{session.name} sent a sample without a log-probability for each token")
+        if len(sequences) != count:
+            raise EngineUnavailable(f"{session.name} sent {len(sequences)} samples of {count}")
+        if odd := {one.stop_reason for one in sequences} - {"stop", "length"}:
+            raise EngineUnavailable(f"{session.name} ended a sample for {', '.join(map(repr, odd))}, which is no end")
         return [Continued(list(s.tokens), list(s.logprobs), s.stop_reason == "stop", cached) for s in sequences]
 
     def logprobs(self, token_ids: Sequence[int]) -> Future[Floats]:

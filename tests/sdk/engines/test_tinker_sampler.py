@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from concurrent.futures import Future
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,8 +18,9 @@ from ajet_sdk.config.schema import Prices
 from ajet_sdk.engines.scripted import ByteTokenizer
 from ajet_sdk.engines.tinker.costs import Costs
 from ajet_sdk.engines.tinker.sampler import TinkerSampler
+from ajet_sdk.engines.tinker.sdk import SdkWeights
 from ajet_sdk.engines.tinker.service import Continued
-from ajet_sdk.errors import CheckpointError, ContextOverflow, RequestRefused
+from ajet_sdk.errors import CheckpointError, ContextOverflow, EngineUnavailable, RequestRefused
 from ajet_sdk.learn.tinker.learner import complete_adapter
 from ajet_sdk.protocols import Sampled, Sampling
 
@@ -97,3 +100,18 @@ def test_an_adapter_names_the_modules_that_it_changes(tmp_path: Path) -> None:
     (tmp_path / "adapter_model.safetensors").write_bytes(b"nothing")
     with pytest.raises(CheckpointError, match="cannot be read"):
         complete_adapter(tmp_path, "org/base")
+
+
+@pytest.mark.parametrize(
+    ("reasons", "fault"), [(["stop", "abort"], "'abort', which is no end"), (["stop"], "1 samples of 2"), ([], "0 sam")]
+)
+def test_a_sample_that_is_none_is_a_fault_and_no_short_reply(reasons: list[str], fault: str) -> None:
+    tinker = pytest.importorskip("tinker")
+    answer = SimpleNamespace(sequences=[SimpleNamespace(tokens=[5], logprobs=[-1.0], stop_reason=r) for r in reasons])
+    future: Future[Any] = Future()
+    future.set_result(answer)
+    session: Any = SimpleNamespace(tinker=tinker, name="the service", stall=30.0, errors=(tinker.TinkerError,))
+    weights = SdkWeights(session, SimpleNamespace(sample=lambda *_: future))
+    asked = weights.sample([1], 2, max_tokens=4, temperature=1.0, top_p=1.0, top_k=-1, seed=None, stop=[0])
+    with pytest.raises(EngineUnavailable, match=fault):
+        asyncio.run(asked)
