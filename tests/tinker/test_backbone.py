@@ -178,8 +178,9 @@ def test_what_a_service_cannot_do_is_refused_before_it_is_asked(
 
 def test_a_service_that_is_not_there_is_named(tmp_path: Path, server: Server, tiny: Path) -> None:
     config = job(tmp_path, server, tiny, {"base_url": "http://127.0.0.1:1", "stall_timeout": 2})
-    with pytest.raises(TrainingError, match=r"opening a connection for 2 s \(tinker\.stall_timeout\)"):
+    with pytest.raises(TrainingError, match=r"has not answered for 2 s \(tinker\.stall_timeout\)"):
         train(config, workflow=talk, judge=length)
+    Session(job(tmp_path, server, tiny)).close()  # which is not kept from one that is there
 
 
 def test_our_server_adds_up_losses(tmp_path: Path, server: Server, tiny: Path) -> None:

@@ -12,6 +12,7 @@ import io
 import os
 import sys
 import tarfile
+import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 U = TypeVar("U")
 
+_PAUSE = 0.25
+"""Seconds between two attempts to reach a service that is not there yet."""
 _LOCAL_KEY = "tml-local"
 """For a server on this machine that asks for no key: the SDK wants one that begins so."""
 
@@ -60,12 +63,33 @@ class Session:
             raise MissingExtra(str(error.name), "tinker") from error
         self.tinker: Any = tinker
         self.errors = (tinker.TinkerError, httpx.HTTPError, ValueError, RuntimeError, OSError, AttributeError)
+        self._reach()
         where = {"base_url": self.url, "api_key": key or _LOCAL_KEY}
         self.client = self.call("opening a session", lambda: tinker.ServiceClient(**where))
         self.newer = hasattr(tinker.RestClient, "get_server_capabilities")
         """The SDK of 0.38: a REST client needs no session, and adapters are given file by file."""
         rest = (lambda: tinker.RestClient(**where)) if self.newer else self.client.create_rest_client
         self.rest = self.call("opening a connection", rest)
+
+    def _reach(self) -> None:
+        """Wait until the service answers at all. The SDK waits for an absent one under a lock of the process, in which
+        a session with another service, or with this one once it is there, would hang too."""
+        if self.url is None:
+            return
+        deadline = time.monotonic() + self.stall
+        while True:
+            try:
+                contextvars.Context().run(httpx.get, f"{self.url.rstrip('/')}/api/v1/healthz", timeout=self.stall)
+                return
+            except (httpx.InvalidURL, httpx.UnsupportedProtocol) as error:
+                raise ConfigError(f"tinker.base_url: {self.name} is no address of a service: {error}") from error
+            except httpx.TransportError as error:
+                if time.monotonic() > deadline:
+                    raise TrainingError(
+                        f"{self.name} has not answered for {self.stall:g} s (tinker.stall_timeout): {error}; start it, "
+                        "or correct tinker.base_url"
+                    ) from error
+            time.sleep(_PAUSE)
 
     @property
     def name(self) -> str:
