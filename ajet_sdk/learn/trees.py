@@ -58,7 +58,7 @@ def trees_of(
     branches is at most `budget` tokens long, or a quarter longer than the longest sequence. `pairs_per_token` 0: each
     sequence has a row of its own.
     """
-    if not pairs_per_token:
+    if not pairs_per_token or not which:
         yield from ((len(sequences[i]), [i]) for i in which)
         return
     limit = max(budget, max(len(sequences[i]) for i in which) * 5 // 4)

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Awaitable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -97,22 +98,28 @@ def served(model: Path, work_dir: Path) -> Iterator[Served]:
     )
     url = loop.run_until_complete(context.__aenter__())
     try:
-        yield Served(url, model, work_dir, loop, stand_in(url))
+        with stand_in(url) as tinker:
+            yield Served(url, model, work_dir, loop, tinker)
     finally:
         loop.run_until_complete(context.__aexit__(None, None, None))
         loop.close()
 
 
-def stand_in(url: str | None) -> Any:
-    """Import `tinker` anew with that address in the environment."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "tinker"]:
-        del sys.modules[name]
+@contextmanager
+def stand_in(url: str | None) -> Iterator[Any]:
+    """`tinker` imported anew, with that address in the environment; afterwards the name is the SDK's again."""
     with pytest.MonkeyPatch.context() as patch:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "tinker"]:
+            patch.delitem(sys.modules, name)
         patch.syspath_prepend(str(SHIMS))
         patch.delenv("TINKER_BASE_URL", raising=False)
         if url is not None:
             patch.setenv("TINKER_BASE_URL", url)
-        return importlib.import_module("tinker")
+        try:
+            yield importlib.import_module("tinker")
+        finally:
+            for name in [name for name in sys.modules if name.partition(".")[0] == "tinker"]:
+                del sys.modules[name]
 
 
 @pytest.fixture(scope="module")
@@ -298,8 +305,8 @@ def test_a_client_that_goes_away_frees_the_sampler(service: Served) -> None:
 def test_gradients_are_those_of_autograd(model: Path, budget: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also over several micro-batches, of which all but one are computed twice."""
     monkeypatch.setattr(learning, "_MICRO_BATCH_TOKENS", budget)
-    types = stand_in("http://127.0.0.1:1").types
-    batch = data(types)
+    with stand_in("http://127.0.0.1:1") as tinker:
+        batch = data(tinker.types)
     ids = [ids_of(datum) for datum in batch]
     needed = np.concatenate([datum.loss_fn_inputs["weights"].numpy() != 0 for datum in batch])
     lengths = [len(row) - 1 for row in ids]
@@ -452,14 +459,14 @@ def test_a_deleted_snapshot_is_gone_with_the_next(service: Served) -> None:
 
 def test_the_stand_in_explains_itself_where_there_is_no_service() -> None:
     for url in (None, "https://tinker.example.com"):
-        with pytest.raises(ImportError, match="replacement for CPU runs"):
-            stand_in(url)
-    tinker = stand_in("http://127.0.0.1:1")
-    assert "ajet" in tinker.__version__
-    with pytest.raises(EngineUnavailable, match="no ajet service answers"):
-        tinker.ServiceClient(base_url="http://127.0.0.1:1")
-    with Gateway() as gateway, pytest.raises(ConfigError, match="not an ajet service"):
-        tinker.ServiceClient(base_url=gateway.url)
+        with pytest.raises(ImportError, match="replacement for CPU runs"), stand_in(url):
+            pass
+    with stand_in("http://127.0.0.1:1") as tinker:
+        assert "ajet" in tinker.__version__
+        with pytest.raises(EngineUnavailable, match="no ajet service answers"):
+            tinker.ServiceClient(base_url="http://127.0.0.1:1")
+        with Gateway() as gateway, pytest.raises(ConfigError, match="not an ajet service"):
+            tinker.ServiceClient(base_url=gateway.url)
 
 
 def test_only_the_model_that_is_served_is_supported(service: Served) -> None:
